@@ -25,7 +25,7 @@ def test_counts():
 
 
 def test_shares():
-    assert (percent(0.99434), percent(0), percent(None)) == ("99.43 %", "0.00 %", "–")
+    assert (percent(0.99434), percent(0), percent(None)) == ("99.43 %", "0.00 %", "-")
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_figures_by_loops():
     assert figures.dice == pytest.approx(
         np.mean([figures.per_class[name]["dice"] for name in "ab"])
     )
-    assert figures.table()[-1] == ("never", "-", "-", "-")
+    assert figures.table().rows[-1] == ("never", "-", "-", "-")
     json.dumps(figures.to_dict(), allow_nan=False)
 
 

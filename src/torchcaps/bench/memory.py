@@ -19,7 +19,7 @@ from torchcaps.bench.timing import MIB, Log, Row, in_fresh_process, peak_of, sil
 from torchcaps.bench.workload import Workload, image_shape, task_of, training_step
 from torchcaps.bench.workspace import GAPS, LARGE, WORKSPACE, resident
 from torchcaps.errors import check_range
-from torchcaps.evaluation.base import Figures
+from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.evaluation.forward import autocast
 from torchcaps.tasks.classify import Batch
 
@@ -28,7 +28,7 @@ _MOMENTS = 2  # numbers that Adam keeps for each parameter
 
 
 @dataclass(frozen=True)
-class MemoryEstimate(Figures):
+class MemoryEstimate(EvaluationResult):
     """Bytes at the moment of a step when most are taken, above those of a process with torch and without the model."""
 
     parameters: int  # the weights

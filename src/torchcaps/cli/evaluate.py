@@ -34,7 +34,7 @@ def evaluate(
     task, images = tc.reporting.open_run(run, data=data, root=root, split=split, device=device)
     with counting("evaluating") as progress:
         found = task.evaluate(images, progress=progress)
-    show(json, found.to_dict(), found.table(), found.summary)
+    show(json, found.to_dict(), found.table().lines, found.summary)
     folder = output if output is not None else tc.reporting.evaluation_folder(run, data, split)
     if current().is_main:
         tc.reporting.write_evaluation(folder, found, task, images)

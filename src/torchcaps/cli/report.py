@@ -97,7 +97,7 @@ def compare(
             device=device,
             progress=progress,
         )
-    show(json, found.to_dict(), found.table(), found.verdict)
+    show(json, found.to_dict(), found.table().lines, found.verdict)
     return 0
 
 

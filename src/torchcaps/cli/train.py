@@ -72,7 +72,7 @@ def train(
     show(
         json,
         evaluation.to_dict() | {"run": str(folder)},
-        evaluation.table(),
+        evaluation.table().lines,
         f"run folder: {folder}",
     )
     note_without_plots()

@@ -38,7 +38,6 @@ from torchcaps.evaluation.comparison.compare import (
     Comparison,
     RunsComparison,
     compare_answers,
-    compare_evaluations,
     compare_runs,
 )
 from torchcaps.evaluation.decoding.reconstruction import (
@@ -166,7 +165,6 @@ __all__ = [
     "capsule_activity",
     "carlini_wagner",
     "compare_answers",
-    "compare_evaluations",
     "compare_runs",
     "compare_viewpoints",
     "coupling_dynamics",

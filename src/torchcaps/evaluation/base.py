@@ -1,8 +1,9 @@
-"""What evaluations share: the types of their arguments, what they ask of them, and the base of their figures."""
+"""What evaluations share: the types of their arguments, what they ask of them, and the base of their results."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Protocol
+from math import isfinite
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float, Int64
@@ -20,20 +21,85 @@ Progress = Callable[[int, int], None]
 BATCH = 256
 
 
+class TextTable(NamedTuple):
+    """A table as text."""
+
+    heads: tuple[str, ...]  # of the columns
+    rows: Sequence[tuple[str, ...]]
+
+    @property
+    def lines(self) -> list[tuple[str, ...]]:
+        """The heading, then the rows."""
+        return [self.heads, *self.rows]
+
+
 @dataclass(frozen=True)
-class Figures:
-    """Base of the dataclasses that evaluations return; `derived` names the properties that belong in the JSON, too."""
+class EvaluationResult:
+    """Base of the dataclasses that evaluations return.
+
+    A subclass says in `derived` which of its properties belong in the JSON too, and writes its own
+    `summary` and `table` where its numbers alone do not say enough.
+    """
 
     derived: ClassVar[tuple[str, ...]] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON, with the derived figures of figures within these."""
+        """The figures, ready for JSON, with the derived ones."""
         parts = {
             name: value.to_dict()
             for name, value in vars(self).items()
-            if isinstance(value, Figures)
+            if isinstance(value, EvaluationResult)
         }
         return asdict(self) | parts | {name: getattr(self, name) for name in self.derived}
+
+    @property
+    def numbers(self) -> dict[str, float | None]:
+        """The figures that are single numbers, by name in words; None where one is not known."""
+        return {
+            name.replace("_", " "): value
+            for name, value in self.to_dict().items()
+            if value is None or isinstance(value, int | float)
+        }
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        return ", ".join(f"{name} {rounded(value)}" for name, value in self.numbers.items())
+
+    def table(self) -> TextTable:
+        """A row for each number."""
+        rows = [(name, rounded(value)) for name, value in self.numbers.items()]
+        return TextTable(("figure", "value"), rows)
+
+
+@dataclass(frozen=True)
+class MetricResult(EvaluationResult):
+    """Figures of a task that has no evaluation of its own."""
+
+    figures: dict[str, float]
+    num_samples: int
+    score: str  # name of the figure that models are chosen by
+
+    @property
+    def summary(self) -> str:
+        """`accuracy 0.9712 on 1,000 images`."""
+        score = f"{self.score.replace('_', ' ')} {self.figures[self.score]:.4f}"
+        return f"{score} on {self.num_samples:,} images"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.figures, "num_samples": self.num_samples}
+
+
+def percent(share: float | None) -> str:
+    """`99.43 %` for 0.9943; a dash for none."""
+    return "-" if share is None else f"{100 * share:.2f} %"
+
+
+def rounded(value: float | None) -> str:
+    """A number for a person, with four decimals unless it is a count; a dash for none."""
+    if value is None or not isfinite(value):
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
 class LabeledImages(Protocol):

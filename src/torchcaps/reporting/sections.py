@@ -107,9 +107,8 @@ def summary(run: FinishedRun) -> Section:
     }
     blocks: list[Block] = [Table("The run", ("What", "Value"), [*rows.items()], "words")]
     if not run.tells_classes:
-        heads, *cells = run.measured.table()
         caption = f"Figures on {len(run.images):,} test images"
-        blocks.append(Table(caption, heads, cells, "figures"))
+        blocks.append(Table(caption, *run.measured.table(), "figures"))
     return Section("summary", "Summary", [*blocks, *_notes(run)])
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchcaps.tasks.report_items import percent as percent
+from torchcaps.evaluation.base import percent as percent
 
 
 def in_words(key: str) -> str:

@@ -7,11 +7,10 @@ loop, run folders, the command line, the report, the explorer) knows tasks, neve
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from math import atan, degrees
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -29,6 +28,7 @@ from torchcaps.data import (
 )
 from torchcaps.distributed import Ranks, current
 from torchcaps.errors import ArgumentError, UnknownNameError, check_range
+from torchcaps.evaluation.base import EvaluationResult, MetricResult
 from torchcaps.evaluation.forward import Progress, autocast, device_of, evaluating
 from torchcaps.registry import Registry
 from torchcaps.settings import TrainConfig
@@ -63,41 +63,6 @@ class ReportItem(NamedTuple):
     alt: str = ""  # what the figure shows, for those who do not see it
     heads: tuple[str, ...] = ()  # of a table's columns; empty without a table
     rows: tuple[tuple[str, ...], ...] = ()
-
-
-class EvaluationResult(Protocol):
-    """What a task measures on test images, once: one sentence; the figures, ready for JSON, with "num_samples" among
-    them; and the same for a person, the first row being the heading."""
-
-    @property
-    def summary(self) -> str: ...
-    def to_dict(self) -> dict[str, Any]: ...
-    def table(self) -> list[tuple[str, ...]]: ...
-
-
-@dataclass(frozen=True)
-class MetricResult:
-    """Figures of a task that has no evaluation of its own."""
-
-    figures: dict[str, float]
-    num_samples: int
-    score: str  # name of the figure that models are chosen by
-
-    @property
-    def summary(self) -> str:
-        """`accuracy 0.9712 on 1,000 images`."""
-        return f"{self.score.replace('_', ' ')} {self.figures[self.score]:.4f} on {self.num_samples:,} images"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The figures, ready for JSON."""
-        return {**self.figures, "num_samples": self.num_samples}
-
-    def table(self) -> list[tuple[str, ...]]:
-        """A line for each figure."""
-        return [
-            ("figure", "value"),
-            *((n.replace("_", " "), f"{value:.4f}") for n, value in self.figures.items()),
-        ]
 
 
 class Task(nn.Module):

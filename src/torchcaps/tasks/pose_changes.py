@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range
-from torchcaps.evaluation.base import check_images
+from torchcaps.evaluation.base import EvaluationResult, check_images
 from torchcaps.evaluation.forward import device_of, evaluating
 from torchcaps.functional import move_by_matrix, shift_matrices
 from torchcaps.models import TransformedPairs
@@ -24,7 +24,7 @@ PRESENT = 0.01  # mean presence below which a capsule counts as dead
 
 
 @dataclass(frozen=True, eq=False)
-class TransformingEvaluation:
+class TransformingEvaluation(EvaluationResult):
     """What poses say of known transformations, and how well the outcome is drawn.
 
     Means over capsules are weighted by their presence; errors are mean squared ones per pixel."""
@@ -98,18 +98,6 @@ class TransformingEvaluation:
         }
         known = {name: value if isfinite(value) else None for name, value in figures.items()}
         return {**known, "num_samples": len(self.true)}
-
-    def table(self) -> list[tuple[str, ...]]:
-        """A line for each figure."""
-        lines = ((name.replace("_", " "), rounded(value)) for name, value in self.to_dict().items())
-        return [("figure", "value"), *lines]
-
-
-def rounded(value: float | None) -> str:
-    """A figure for a person."""
-    if value is None or not isfinite(value):
-        return "–"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
 def compared(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:

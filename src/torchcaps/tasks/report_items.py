@@ -11,6 +11,7 @@ from torchcaps.evaluation import (
     reconstructions,
     segment,
 )
+from torchcaps.evaluation.base import percent as percent
 from torchcaps.tasks._base import ReportItem
 from torchcaps.types import ModelSpec, spec_of
 
@@ -183,8 +184,3 @@ def overlaps(model: nn.Module, images: ImageSet) -> ReportItem:
 def evenly(indices: Tensor, most: int) -> Tensor:
     """At most `most` of these, spread over all of them in their order."""
     return indices[torch.linspace(0, len(indices) - 1, min(most, len(indices))).round().long()]
-
-
-def percent(share: float | None) -> str:
-    """`99.43 %` for 0.9943, and a dash for what is not known."""
-    return "–" if share is None else f"{100 * share:.2f} %"

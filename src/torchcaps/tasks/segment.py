@@ -237,7 +237,7 @@ class Segment(Task):
             ]
         predicted = _classes(torch.cat(shares)).cpu()
         shown = images.subset(some).to("cpu")
-        heads, *rows = found.table()
+        heads, rows = found.table()
         return [
             ReportItem(
                 "masks",

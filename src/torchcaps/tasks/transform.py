@@ -15,6 +15,7 @@ from torch import Generator, Tensor, nn
 
 from torchcaps.data import ImageSet
 from torchcaps.errors import ArgumentError, check_known, check_range, check_shape
+from torchcaps.evaluation.base import rounded
 from torchcaps.evaluation.forward import Progress, evaluating
 from torchcaps.functional import move_by_matrix, reconstruction_loss
 from torchcaps.functional.bounds import without_autocast
@@ -28,7 +29,6 @@ from torchcaps.tasks.pose_changes import (
     correlation,
     measured,
     predicted,
-    rounded,
 )
 
 Images = Float[Tensor, "batch channels height width"]

@@ -17,6 +17,7 @@ from torchcaps.data import ImageSet, LabelTree, label_tree
 from torchcaps.distributed import all_reduce_sum
 from torchcaps.errors import ArgumentError, check_shape
 from torchcaps.evaluation import Evaluation, score
+from torchcaps.evaluation.base import TextTable
 from torchcaps.evaluation.forward import Progress, device_of
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, register_task
@@ -45,8 +46,8 @@ class TreeEvaluation(Evaluation):
         shown = ", ".join(f"{name.replace('_', ' ')} {self.hierarchy[name]:.4f}" for name in SHOWN)
         return f"{shown}, {self.num_samples} images"
 
-    def table(self) -> list[tuple[str, ...]]:
-        heads, *rows = super().table()
+    def table(self) -> TextTable:
+        heads, rows = super().table()
         right = (self.paths == self.truth).sum(dim=0).tolist()
         pairs = enumerate(zip(self.tree.sizes, right, strict=True), start=1)
         count = self.num_samples
@@ -54,7 +55,7 @@ class TreeEvaluation(Evaluation):
             (f"level {k}: {n} classes", percent(r / count), str(r), str(count), "")
             for k, (n, r) in pairs
         ]
-        return [heads, *levels, *rows]
+        return TextTable(heads, [*levels, *rows])
 
     @property
     def truth(self) -> Paths:

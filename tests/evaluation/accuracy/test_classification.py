@@ -81,7 +81,7 @@ def test_to_dict_is_json_with_the_keys_that_users_rely_on(pets: StubData) -> Non
 
 
 def test_table_rows(pets: StubData) -> None:
-    rows = evaluate(PixelReader(4), pets).table()
+    rows = evaluate(PixelReader(4), pets).table().lines
     assert rows[0] == ("class", "accuracy", "correct", "count", "precision")
     assert rows[1] == ("cat", "66.67 %", "2", "3", "100.00 %")
     assert rows[4] == ("yak", "-", "0", "0", "-")

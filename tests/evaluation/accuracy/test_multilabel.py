@@ -49,7 +49,7 @@ def test_a_data_set_with_several_labels() -> None:
 
 def test_figures_as_text() -> None:
     found = score_multilabel(ACTIVATIONS, LABELS)
-    assert found.table()[1:] == [
+    assert found.table().rows == [
         ("all labels found", "50.00 %"),
         ("at least one", "75.00 %"),
         ("of single labels", "62.50 %"),

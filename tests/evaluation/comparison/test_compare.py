@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchcaps.evaluation import compare_answers, compare_evaluations, mcnemar, score
+from torchcaps.evaluation import compare_answers, mcnemar
 
 
 def test_only_images_on_which_models_differ_count() -> None:
@@ -102,7 +102,7 @@ def test_there_are_three_answers_and_each_gives_its_figures(
     assert found.verdict == verdict
     told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert (told["outcome"], told["verdict"], told["margin"]) == (outcome, verdict, 0.01)
-    assert [row[0] for row in found.table()] == ["model", "first", "second"]
+    assert [row[0] for row in found.table().lines] == ["model", "first", "second"]
 
 
 def test_a_large_p_never_says_that_there_is_no_difference() -> None:
@@ -123,17 +123,6 @@ def test_the_interval_is_that_of_the_difference() -> None:
     assert "first model is better" in found.verdict
     assert "second model is better" in compare_answers(second, first).verdict
     assert found == compare_answers(first, second)
-
-
-def test_evaluations_on_the_same_images() -> None:
-    labels = torch.tensor([0, 1, 0])
-    good = score(torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.7, 0.1]]), labels, ("a", "b"))
-    bad = score(torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.1, 0.7]]), labels, ("a", "b"))
-    found = compare_evaluations(good, bad)
-    assert (found.only_first, found.only_second) == (2, 0)
-    other = score(good.activations[:2], labels[:2], ("a", "b"))
-    with pytest.raises(ValueError, match="second: expected the labels of first"):
-        compare_evaluations(good, other)
 
 
 def test_arguments_that_do_not_fit() -> None:

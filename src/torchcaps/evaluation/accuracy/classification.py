@@ -12,12 +12,15 @@ from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.accuracy.calibration import Calibration, calibration
 from torchcaps.evaluation.base import (
     BATCH,
+    EvaluationResult,
     LabeledImages,
     Labels,
     Loss,
     Progress,
+    TextTable,
     check_labels,
     check_lengths,
+    percent,
 )
 from torchcaps.evaluation.forward import class_activations, proportion
 from torchcaps.functional import margin_loss
@@ -35,7 +38,7 @@ class ClassAccuracy(TypedDict):
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluation:
+class Evaluation(EvaluationResult):
     """What a model made of a labeled data set."""
 
     accuracy: float  # share of samples whose largest activation is that of their label, in [0, 1]
@@ -73,21 +76,21 @@ class Evaluation:
         calibration = self.calibration.length.error
         return f"margin loss {self.loss:.4f}, calibration error {calibration:.4f}, {self.num_samples} images"
 
-    def table(self) -> list[tuple[str, ...]]:
-        """The per-class table as text: a heading, a row for each class, and a row for all of them."""
+    def table(self) -> TextTable:
+        """A row for each class, and a row for all of them."""
         rows = [
             (
                 row["name"],
-                _percent(row["accuracy"]),
+                percent(row["accuracy"]),
                 str(row["correct"]),
                 str(row["count"]),
-                _percent(row["precision"]),
+                percent(row["precision"]),
             )
             for row in self.per_class
         ]
         correct = str(sum(row["correct"] for row in self.per_class))
-        total = ("all", _percent(self.accuracy), correct, str(self.num_samples), "")
-        return [("class", "accuracy", "correct", "count", "precision"), *rows, total]
+        total = ("all", percent(self.accuracy), correct, str(self.num_samples), "")
+        return TextTable(("class", "accuracy", "correct", "count", "precision"), [*rows, total])
 
 
 def evaluate(
@@ -191,7 +194,3 @@ def _per_class(confusion: Tensor, names: Sequence[str]) -> list[ClassAccuracy]:
 
 def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.2f} %"

@@ -13,18 +13,20 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, check_range, check_shape
 from torchcaps.evaluation.base import (
-    Figures,
+    EvaluationResult,
     LabeledImages,
     Labels,
     Progress,
+    TextTable,
     check_indices,
     check_lengths,
+    percent,
 )
 from torchcaps.evaluation.forward import class_activations
 
 
 @dataclass(frozen=True)
-class MultiLabel(Figures):
+class MultiLabel(EvaluationResult):
     """How many of an image's labels are among its k largest activations; shares are in [0, 1]."""
 
     exact: float  # share of images with all labels found; the paper's accuracy
@@ -42,14 +44,14 @@ class MultiLabel(Figures):
         """One line."""
         return f"error {self.error:.2%} ± {self.standard_error:.2%} of {self.num_samples} images"
 
-    def table(self) -> list[tuple[str, ...]]:
-        """The figures as text: a heading, and a row for each."""
+    def table(self) -> TextTable:
+        """A row for each share."""
         rows = (
             ("all labels found", self.exact),
             ("at least one", self.almost),
             ("of single labels", self.per_digit),
         )
-        return [("found", "share"), *((name, f"{100 * value:.2f} %") for name, value in rows)]
+        return TextTable(("found", "share"), [(name, percent(value)) for name, value in rows])
 
 
 def evaluate_multilabel(

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.base import Figures
+from torchcaps.evaluation.base import EvaluationResult, TextTable, rounded
 
 TOLERANCE = 2  # pixels
 
@@ -27,7 +27,7 @@ class PixelCounts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MaskFigures(Figures):
+class MaskFigures(EvaluationResult):
     """Figures of masks over all images together, so that large and small images count by their pixels."""
 
     num_samples: int  # images
@@ -45,16 +45,13 @@ class MaskFigures(Figures):
         """`mean Dice 0.9712 on 1,000 images`."""
         return f"mean Dice {self.dice:.4f}, mean IoU {self.iou:.4f} on {self.num_samples:,} images"
 
-    def table(self) -> list[tuple[str, ...]]:
-        """A line for each class, the mean first."""
+    def table(self) -> TextTable:
+        """A row for each class, the mean first."""
         heads = ("class", "Dice", "IoU", f"boundary within {self.tolerance} px")
         mean = {"dice": self.dice, "iou": self.iou, "boundary": self.boundary}
         rows: dict[str, Any] = {"mean, without background": mean, **self.per_class}
-        shown = (
-            (name, *("-" if x is None else f"{x:.4f}" for x in found.values()))
-            for name, found in rows.items()
-        )
-        return [heads, *shown]
+        cells = [(name, *map(rounded, figures.values())) for name, figures in rows.items()]
+        return TextTable(heads, cells)
 
 
 def pixel_counts(

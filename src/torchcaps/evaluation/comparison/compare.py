@@ -14,39 +14,40 @@ of them as in Student's t-test.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from torchcaps.errors import ArgumentError, check_range, check_shape
-from torchcaps.evaluation.accuracy.classification import Evaluation
-from torchcaps.evaluation.base import Figures
+from torchcaps.evaluation.base import EvaluationResult, TextTable, percent
 from torchcaps.evaluation.comparison.exact import (
     LEVEL,
     MARGIN,
+    check_margin,
     equivalence_test,
     mcnemar,
     smallest_visible,
 )
 
 RESAMPLES = 10_000  # of the bootstrap
-ADDED = 2  # images that only the first, and as many that only the second gets right, for the variance over images
+# Images that only the first, and as many that only the second gets right, for the variance over images.
+PSEUDO_COUNT = 2
 Outcome = Literal["first", "second", "equivalent", "undecided"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared(Figures):
-    """What both kinds of comparison find, and the outcome in words; differences and the margin are in [0, 1]."""
+class BaseComparison(EvaluationResult):
+    """What both kinds of comparison have in common; differences and the margin are in [0, 1]."""
 
     derived = ("outcome", "verdict")
-    words: ClassVar[tuple[str, str, str, str]]
-    """What is compared, what it is compared by, where one of the two is better, and on what sample."""
+    subject: ClassVar[str]  # what is compared: "model" or "method"
+    evidence_by: ClassVar[str]  # what decides: "images" or "runs"
+    scope: ClassVar[str]  # where one of the two is better
+    sample: ClassVar[str]  # how much was looked at
 
     difference: float  # accuracy of the first minus that of the second
     interval: tuple[float, float]  # (low, high), of the difference, at 95 %
@@ -56,56 +57,60 @@ class Compared(Figures):
     equivalence_p: float  # that they differ by the margin or more
     visible: (
         float | None
-    )  # the smallest difference that is seen in 80 % of tries, at level 0.05; None: not even 1 is
+    )  # smallest difference seen in 80 % of tries, at level 0.05; None: not even 1
 
     @property
     def outcome(self) -> Outcome:
-        """Which is better at level 0.05; else "equivalent" within the margin, at the same level; else "undecided". The
-        tests reject hypotheses that exclude each other, so that at most 5 % of outcomes claim something wrong."""
+        """Which is better at level 0.05; else "equivalent" within the margin, at the same level; else
+        "undecided". The tests reject hypotheses that exclude each other, so that at most 5 % of
+        outcomes claim something wrong."""
         if self.p_value < LEVEL:
             return "first" if self.difference > 0 else "second"
         return "equivalent" if self.equivalence_p < LEVEL else "undecided"
 
     @property
     def evidence(self) -> str:
-        """The figures behind the outcome, as words that go into brackets: the p-value is the one that counts for it."""
+        """The figures behind the outcome; the p-value is the one that counts for it."""
         low, high = (100 * bound for bound in self.interval)
-        same = self.outcome == "equivalent"
-        p = f"{self.equivalence_p:.2g} for a larger gap" if same else f"{self.p_value:.2g}"
+        p = f"{self.p_value:.2g}"
+        if self.outcome == "equivalent":
+            p = f"{self.equivalence_p:.2g} for a larger gap"
         return f"{100 * self.difference:+.2f} points, 95 % from {low:+.2f} to {high:+.2f}, p = {p}"
 
     @property
     def power(self) -> str:
         """One sentence: the smallest difference that would have been seen."""
-        where = self.words[3]
         if self.visible is None:
-            return f"{where}, no difference would be seen, however large."
-        least = points(self.visible)
-        return f"{where}, only a difference of {least} or more is seen in 80 % of tries; a smaller one may be there."
+            return f"{self.sample}, no difference would be seen, however large."
+        return (
+            f"{self.sample}, only a difference of {points(self.visible)} or more is seen in 80 % of "
+            "tries; a smaller one may be there."
+        )
 
     @property
     def verdict(self) -> str:
         """One sentence; where nothing is decided, a second one on what would have been seen."""
-        sides, by, where, _ = self.words
         within = f"equally good within {points(self.margin)}"
-        match self.outcome:
-            case "equivalent":
-                return f"The two {sides} are {within} ({self.evidence})."
-            case "undecided":
-                so = (
-                    f"These {by} do not tell the two {sides} apart, nor show that they are {within}"
-                )
-                return f"{so} ({self.evidence}). {self.power}"
-            case better:
-                little = (
-                    f", by less than {points(self.margin)}" if self.equivalence_p < LEVEL else ""
-                )
-                return f"The {better} {sides[:-1]} is better {where}{little} ({self.evidence})."
+        if self.outcome == "equivalent":
+            return f"The two {self.subject}s are {within} ({self.evidence})."
+        if self.outcome == "undecided":
+            return (
+                f"These {self.evidence_by} do not tell the two {self.subject}s apart, nor show that "
+                f"they are {within} ({self.evidence}). {self.power}"
+            )
+        small = f", by less than {points(self.margin)}" if self.equivalence_p < LEVEL else ""
+        better = f"The {self.outcome} {self.subject} is better {self.scope}"
+        return f"{better}{small} ({self.evidence})."
+
+    @property
+    def summary(self) -> str:
+        """The verdict."""
+        return self.verdict
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison(Compared):
-    """Two models on the same images; see `Compared`.
+class Comparison(BaseComparison):
+    """Two models on the same images; see `BaseComparison`.
 
     95 % of bootstrap resamples of the images lie within the interval, which has no width where no image tells the
     models apart; see `equivalence_p` then. The p-values are those of McNemar's exact test and of `equivalence_test`;
@@ -116,7 +121,8 @@ class Comparison(Compared):
     only_first: int  # images that only the first gets right
     only_second: int  # images that only the second gets right
 
-    words = ("models", "images", "on these images", "On so many images")
+    subject, evidence_by = "model", "images"
+    scope, sample = "on these images", "On so many images"
 
     @property
     def same(self) -> bool:
@@ -137,58 +143,57 @@ class Comparison(Compared):
             return f"The two models {alike}, and are {within}"
         return f"The two models {alike}; these do not show that they are {within} {self.power}"
 
-    def table(self) -> list[tuple[str, ...]]:
-        """Accuracies as text: a heading and a row for each model."""
-        rows = (("first", self.first, self.only_first), ("second", self.second, self.only_second))
-        cells = [(name, f"{100 * accuracy:.2f} %", str(alone)) for name, accuracy, alone in rows]
-        return [("model", "accuracy", "right alone"), *cells]
-
-
-def compare_evaluations(
-    first: Evaluation, second: Evaluation, *, margin: float = MARGIN
-) -> Comparison:
-    """Two evaluations, of the model in question and of the baseline, on the same images in the same order.
-
-    The margin is the smallest difference in accuracy that matters, in (0, 1). Choose it before you look: one point is
-    little at 90 % accuracy, and more than all there is to gain at 99.4 %. Raises ValueError for evaluations on other
-    images, as far as their labels show, or a margin out of range."""
-    check_same_labels(first, second, "second")
-    right = (run.predictions == run.labels for run in (first, second))
-    return compare_answers(*right, margin=margin)
+    def table(self) -> TextTable:
+        """A row for each model."""
+        rows = [
+            ("first", percent(self.first), str(self.only_first)),
+            ("second", percent(self.second), str(self.only_second)),
+        ]
+        return TextTable(("model", "accuracy", "right alone"), rows)
 
 
 def compare_answers(
     first: Bool[Tensor, " n"], second: Bool[Tensor, " n"], *, margin: float = MARGIN, seed: int = 0
 ) -> Comparison:
-    """`compare_evaluations` for `[n]` booleans, whether each model is right on the same images; n at least 1. The seed
-    is that of the bootstrap. Raises ValueError for shapes that do not fit, or a margin out of range."""
+    """Two models, the one in question and the baseline, on the same images in the same order.
+
+    Args:
+        first, second: `[n]` booleans, whether each model is right; n at least 1.
+        margin: the smallest difference in accuracy that matters, in (0, 1). Choose it before you look:
+            one point is little at 90 % accuracy, and more than all there is to gain at 99.4 %.
+        seed: of the bootstrap.
+
+    Raises:
+        ArgumentError: for shapes that do not fit, or a margin out of range.
+    """
     check_shape("first", first, ("n",))
     check_shape("second", second, ("n",), n=len(first))
     check_range("number of images", len(first), low=1)
-    n, one, two = len(first), int((first & ~second).sum()), int((second & ~first).sum())
+    n = len(first)
+    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
     # Resampling images with replacement draws the three kinds of them from a multinomial distribution.
-    drawn = np.random.default_rng(seed).multinomial(
-        n, [one / n, two / n, (n - one - two) / n], size=RESAMPLES
-    )
-    low, high = np.quantile((drawn[:, 0] - drawn[:, 1]) / n, [0.025, 0.975])
+    rng = np.random.default_rng(seed)
+    shares = [only_first / n, only_second / n, (n - only_first - only_second) / n]
+    counts = rng.multinomial(n, shares, size=RESAMPLES)
+    low, high = np.quantile((counts[:, 0] - counts[:, 1]) / n, [0.025, 0.975])
     return Comparison(
         first=float(first.double().mean()),
         second=float(second.double().mean()),
-        difference=(one - two) / n,
+        difference=(only_first - only_second) / n,
         interval=(float(low), float(high)),
-        only_first=one,
-        only_second=two,
-        p_value=mcnemar(one, two),
+        only_first=only_first,
+        only_second=only_second,
+        p_value=mcnemar(only_first, only_second),
         num_samples=n,
         margin=margin,
-        equivalence_p=equivalence_test(one, two, n, margin=margin),
-        visible=smallest_visible(n, (one + two) / n),
+        equivalence_p=equivalence_test(only_first, only_second, n, margin=margin),
+        visible=smallest_visible(n, (only_first + only_second) / n),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunsComparison(Compared):
-    """Two methods, several runs each, on the same images; see `Compared`.
+class RunsComparison(BaseComparison):
+    """Two methods, several runs each, on the same images; see `BaseComparison`.
 
     The difference is that of the means. The interval holds the true one, over seeds and images, in 95 % of comparisons;
     `visible` is at the observed standard deviation of so many runs and images."""
@@ -197,24 +202,21 @@ class RunsComparison(Compared):
     second: tuple[float, ...]  # accuracy of each run of the baseline
     paired: bool  # whether run k of one belongs to run k of the other
 
-    words = ("methods", "runs", "over seeds and images", "With so many runs and images")
+    subject, evidence_by = "method", "runs"
+    scope, sample = "over seeds and images", "With so many runs and images"
 
-    def table(self) -> list[tuple[str, ...]]:
-        """Accuracies as text: a heading and a row for each method, mean ± standard deviation over its runs."""
-        rows = [
-            (
-                name,
-                f"{100 * mean(runs):.2f} ± {100 * stdev(runs):.2f} %",
-                ", ".join(f"{100 * x:.2f}" for x in runs),
-            )
-            for name, runs in (("first", self.first), ("second", self.second))
-        ]
-        return [("method", "accuracy", "runs"), *rows]
+    def table(self) -> TextTable:
+        """A row for each method: mean and standard deviation over its runs, and the runs."""
+        rows = []
+        for name, runs in (("first", self.first), ("second", self.second)):
+            accuracy = f"{100 * mean(runs):.2f} ± {100 * stdev(runs):.2f} %"
+            rows.append((name, accuracy, ", ".join(f"{100 * run:.2f}" for run in runs)))
+        return TextTable(("method", "accuracy", "runs"), rows)
 
 
 def compare_runs(
-    first: Sequence[Evaluation] | Bool[Tensor, "runs n"],
-    second: Sequence[Evaluation] | Bool[Tensor, "other_runs n"],
+    first: Bool[Tensor, "runs n"],
+    second: Bool[Tensor, "other_runs n"],
     *,
     paired: bool = False,
     margin: float = MARGIN,
@@ -227,66 +229,50 @@ def compare_runs(
     its variance is that of the runs' accuracies, less the part which comes from the images that each run happens to
     miss (that is among the images' already). All deviations are multiplied by a factor of Student's t distribution,
     whose degrees of freedom are those of Welch and Satterthwaite for the two sources. Two images that only one method
-    gets right are added on either side for that variance, so that runs that are all right do not seem certain. Raises
-    ValueError for other images, as far as their labels show, fewer than 2 runs a method or 2 images, numbers of runs
-    that differ though paired, a margin out of range, or too few resamples.
+    gets right are added on either side for that variance, so that runs that are all right do not seem certain.
 
     Args:
-        first, second: evaluations of the runs of the method in question and of the baseline, or `[runs, n]` booleans,
-            whether each run is right on each image; at least 2 runs and 2 images. Every run counts: leave none out.
+        first, second: booleans, whether each run of the method in question and of the baseline is right on each image;
+            at least 2 runs and 2 images. Every run counts: leave none out.
         paired: whether run k of both shares what varies, such as split and order by an equal seed. Then only the
             differences within pairs count. Without it, seeds are taken as independent, equal numbers or not.
-        margin: the smallest difference in accuracy that matters, in (0, 1); see `compare_evaluations`.
+        margin: the smallest difference in accuracy that matters, in (0, 1); see `compare_answers`.
         resamples: at least 1,000, drawn by `seed`.
+
+    Raises:
+        ArgumentError: for fewer runs or images, numbers of runs that differ though paired, a margin out of range, or
+            too few resamples.
     """
-    ours, theirs = _matrix(first, "first"), _matrix(second, "second")
-    if not isinstance(first, Tensor) and not isinstance(second, Tensor):
-        check_same_labels(first[0], second[0], "second")
-    check_shape("second", theirs, ("runs", "n"), n=ours.shape[1])
-    check_range("number of images", ours.shape[1], low=2)
+    check_shape("first", first, ("runs", "n"))
+    check_shape("second", second, ("runs", "n"), n=first.shape[1])
+    check_range("first: number of runs", len(first), low=2)
+    check_range("second: number of runs", len(second), low=2)
+    check_range("number of images", first.shape[1], low=2)
     check_range("resamples", resamples, low=1000)
-    if paired and len(ours) != len(theirs):
+    check_margin(margin)
+    if paired and len(first) != len(second):
         raise ArgumentError(
-            "second", f"expected {len(ours)} runs, one for each of first, got {len(theirs)}"
+            "second", f"expected {len(first)} runs, one for each of first, got {len(second)}"
         )
-    if not 0 < margin < 1:
-        raise ArgumentError(
-            "margin", f"expected a difference in accuracy between 0 and 1, got {margin}"
-        )
-    one, two = ours.double().mean(dim=1), theirs.double().mean(dim=1)
-    difference = float(one.mean() - two.mean())
-    errors = _errors(
-        ours.double().numpy(),
-        theirs.double().numpy(),
-        paired,
-        resamples,
-        np.random.default_rng(seed),
-    )
-    low, least, most, high = (float(x) for x in np.quantile(errors, [0.025, 0.2, 0.8, 0.975]))
-    visible = (high - low) / 2 + (most - least) / 2
+    ours, theirs = first.cpu().double(), second.cpu().double()
+    accuracies, baselines = ours.mean(dim=1), theirs.mean(dim=1)
+    difference = float(accuracies.mean() - baselines.mean())
+    rng = np.random.default_rng(seed)
+    errors = _errors(ours.numpy(), theirs.numpy(), paired, resamples, rng)
+    low, lower, upper, high = map(float, np.quantile(errors, [0.025, 0.2, 0.8, 0.975]))
+    visible = (high - low) / 2 + (upper - lower) / 2
     return RunsComparison(
-        first=tuple(one.tolist()),
-        second=tuple(two.tolist()),
+        first=tuple(accuracies.tolist()),
+        second=tuple(baselines.tolist()),
         difference=difference,
         interval=(difference + low, difference + high),
         p_value=min(1.0, 2 * _tail(errors, abs(difference))),
-        num_samples=ours.shape[1],
+        num_samples=first.shape[1],
         paired=paired,
         margin=margin,
         equivalence_p=_tail(errors, margin - abs(difference)),
         visible=visible if visible <= 1 else None,
     )
-
-
-def _matrix(runs: Sequence[Evaluation] | Tensor, name: str) -> Bool[Tensor, "runs n"]:
-    if isinstance(runs, Tensor):
-        check_shape(name, runs, ("runs", "n"))
-    check_range(f"{name}: number of runs", len(runs), low=2)
-    if isinstance(runs, Tensor):
-        return runs.cpu()
-    for run in runs:
-        check_same_labels(runs[0], run, name)
-    return torch.stack([run.predictions == run.labels for run in runs])
 
 
 def _errors(
@@ -298,28 +284,36 @@ def _errors(
 ) -> Float[np.ndarray, " resamples"]:
     """How far the difference of the means may be from the truth, by images and by seeds."""
     n = first.shape[1]
-    # Images with the same difference between the methods are one kind; there are few kinds.
+
+    # Images: those with the same difference between the methods are one kind; there are few kinds.
     kinds, counts = np.unique(first.mean(axis=0) - second.mean(axis=0), return_counts=True)
-    kinds, counts = np.append(kinds, [1, -1]), np.append(counts, [ADDED, ADDED])
+    kinds = np.append(kinds, [1, -1])
+    counts = np.append(counts, [PSEUDO_COUNT, PSEUDO_COUNT])
     shares = counts / counts.sum()
-    of_images = (rng.multinomial(n, shares, size=resamples) / n - shares) @ kinds
-    methods = [first - second] if paired else [first, second]
-    seeds, doubt = map(sum, zip(*map(_seed_variance, methods), strict=True))
-    by_images = (shares @ kinds**2 - (shares @ kinds) ** 2) / n
-    total = by_images + max(0.0, seeds)
-    freedom = total**2 / (by_images**2 / (n - 1) + doubt)
-    of_seeds = math.sqrt(max(0.0, seeds)) * rng.standard_normal(resamples)
-    return np.asarray(
-        (of_images + of_seeds) * np.sqrt(freedom / rng.chisquare(freedom, size=resamples))
-    )
+    image_errors = (rng.multinomial(n, shares, size=resamples) / n - shares) @ kinds
+    image_variance = (shares @ kinds**2 - (shares @ kinds) ** 2) / n
+
+    # Seeds.
+    if paired:
+        seed_variance, doubt = _seed_variance(first - second)
+    else:
+        variances = np.array([_seed_variance(first), _seed_variance(second)])
+        seed_variance, doubt = variances.sum(axis=0).tolist()
+    seed_variance = max(0.0, seed_variance)
+    seed_errors = math.sqrt(seed_variance) * rng.standard_normal(resamples)
+
+    # Student's factor, by the degrees of freedom of Welch and Satterthwaite.
+    freedom = (image_variance + seed_variance) ** 2 / (image_variance**2 / (n - 1) + doubt)
+    factor = np.sqrt(freedom / rng.chisquare(freedom, size=resamples))
+    return np.asarray((image_errors + seed_errors) * factor)
 
 
 def _seed_variance(runs: Float[np.ndarray, "runs n"]) -> tuple[float, float]:
     """Of the mean over the runs: the variance by seeds beyond chance on single images, and the variance of that."""
     count, n = runs.shape
     means = runs.mean(axis=1, keepdims=True)
-    left = runs - means - runs.mean(axis=0) + runs.mean()
-    chance = (left**2).sum() / ((count - 1) * (n - 1)) / n
+    residuals = runs - means - runs.mean(axis=0) + runs.mean()
+    chance = (residuals**2).sum() / ((count - 1) * (n - 1)) / n
     of_means = means.var(ddof=1)
     return float(of_means - chance) / count, float(of_means / count) ** 2 / (count - 1)
 
@@ -328,16 +322,6 @@ def _tail(errors: Float[np.ndarray, " resamples"], distance: float) -> float:
     """Share of errors that reach so far, in the direction that has more of them; never 0."""
     reached = max((errors >= distance).sum(), (errors <= -distance).sum())
     return float((reached + 1) / (len(errors) + 1))
-
-
-def check_same_labels(first: Evaluation, other: Evaluation, argument: str) -> None:
-    """Raise ValueError, in the name of `argument`, unless `other` has the labels of `first`."""
-    if not torch.equal(first.labels, other.labels):
-        raise ArgumentError(
-            argument,
-            f"expected the labels of first, image for image, "
-            f"got {len(other.labels)} labels that are not those {len(first.labels)}",
-        )
 
 
 def points(difference: float) -> str:

@@ -95,29 +95,32 @@ def equivalence_test(
     check_range("only_first", only_first, low=0)
     check_range("only_second", only_second, low=0)
     check_range("num_samples", num_samples, low=max(1, only_first + only_second))
-    if not 0 < margin < 1:
-        raise ArgumentError(
-            "margin", f"expected a difference in accuracy between 0 and 1, got {margin}"
-        )
-    m, k = (
-        only_first + only_second,
-        min(only_first, only_second),
-    )  # the side on which it is harder to reject
+    check_margin(margin)
+    m = only_first + only_second
+    k = min(only_first, only_second)  # the side on which it is harder to reject
     observed = _score(np.array(m), np.array(k), num_samples, margin) - 1e-9
     worst = 0.0
     for discordant in _plausible(m / num_samples, num_samples, margin):
         sizes, probability = _sizes(num_samples, discordant)
-        least, most = (
-            np.zeros_like(sizes),
-            sizes + 1,
-        )  # the smallest k of each m whose score is as large, by bisection
-        while (least < most).any():
-            middle = (least + most) // 2
+        # The smallest k of each m whose score is as large, by bisection.
+        low = np.zeros_like(sizes)
+        high = sizes + 1
+        while (low < high).any():
+            middle = (low + high) // 2
             reached = _score(sizes, middle, num_samples, margin) >= observed
-            least, most = np.where(reached, least, middle + 1), np.where(reached, middle, most)
+            low = np.where(reached, low, middle + 1)
+            high = np.where(reached, middle, high)
         ahead = max(0.0, 1 - margin / discordant) / 2
-        worst = max(worst, float(probability @ binom.sf(least - 1, sizes, ahead)))
+        worst = max(worst, float(probability @ binom.sf(low - 1, sizes, ahead)))
     return min(1.0, worst + EXCLUDED)
+
+
+def check_margin(margin: float) -> None:
+    """Raise ArgumentError unless the margin is a difference in accuracy in (0, 1)."""
+    if not 0 < margin < 1:
+        raise ArgumentError(
+            "margin", f"expected a difference in accuracy between 0 and 1, got {margin}"
+        )
 
 
 def _score(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.accuracy.multilabel import top_labels
-from torchcaps.evaluation.base import Figures, Images, check_images
+from torchcaps.evaluation.base import EvaluationResult, Images, check_images
 from torchcaps.evaluation.decoding.reconstruction import reconstructions
 from torchcaps.evaluation.forward import image_activations
 
@@ -36,7 +36,7 @@ class Segments:
 
 
 @dataclass(frozen=True)
-class Segmentation(Figures):
+class Segmentation(EvaluationResult):
     """Decoded digits against the true single digits; means over images and digits."""
 
     error: float  # mean squared error per pixel

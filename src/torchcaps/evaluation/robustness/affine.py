@@ -18,7 +18,7 @@ from torchcaps.data.augment import inverse_map
 from torchcaps.errors import ArgumentError, check_range
 from torchcaps.evaluation.base import (
     BATCH,
-    Figures,
+    EvaluationResult,
     Images,
     Labels,
     check_images,
@@ -45,7 +45,7 @@ class AffineCurve:
 
 
 @dataclass(frozen=True)
-class AffineSweep(Figures):
+class AffineSweep(EvaluationResult):
     """Accuracy under transformations of the images, one parameter at a time."""
 
     clean: float  # accuracy on the images as they are, in [0, 1]

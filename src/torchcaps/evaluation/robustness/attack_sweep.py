@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, check_known, check_range
-from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, Loss, check_labeled
+from torchcaps.evaluation.base import BATCH, EvaluationResult, Images, Labels, Loss, check_labeled
 from torchcaps.evaluation.forward import (
     batches,
     eval_mode,
@@ -58,7 +58,7 @@ class AttackOutcome:
 
 
 @dataclass(frozen=True)
-class AttackSweep(Figures):
+class AttackSweep(EvaluationResult):
     """Accuracy against the strength of an attack."""
 
     attack: str  # "fgsm", "bim", "pgd" or "vote"
@@ -137,7 +137,7 @@ class MaskingCheck:
 
 
 @dataclass(frozen=True)
-class MaskingReport(Figures):
+class MaskingReport(EvaluationResult):
     """Accuracies under attacks of one strength, and what they say of the gradients; all shares are in [0, 1]."""
 
     eps: float  # the strength

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, check_range, check_shape
-from torchcaps.evaluation.base import Figures, Images, Labels, check_labeled
+from torchcaps.evaluation.base import EvaluationResult, Images, Labels, check_labeled
 from torchcaps.evaluation.decoding.reconstruction import reconstructions
 from torchcaps.evaluation.forward import image_activations, proportion
 
@@ -51,7 +51,7 @@ def detection_threshold(distances: Float[Tensor, " n"], false_positives: float =
 
 
 @dataclass(frozen=True)
-class Detection(Figures):
+class Detection(EvaluationResult):
     """How many adversarial images a threshold on the distance of reconstruction finds; shares are in [0, 1]."""
 
     threshold: float  # an image that is further than this from its reconstruction is flagged
@@ -94,7 +94,7 @@ def detect_adversarial(
 
 
 @dataclass(frozen=True)
-class Rejection(Figures):
+class Rejection(EvaluationResult):
     """Whether lengths tell known images from others; shares are in [0, 1]."""
 
     auroc: float  # of the largest length, known against other; 0.5 tells nothing apart

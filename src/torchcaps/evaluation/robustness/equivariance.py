@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchcaps.errors import check_range
 from torchcaps.evaluation.base import (
     BATCH,
-    Figures,
+    EvaluationResult,
     Images,
     Labels,
     capsule_model,
@@ -31,7 +31,7 @@ RIDGE = 1e-3  # for few images, and dimensions that do not vary
 
 
 @dataclass(frozen=True)
-class Equivariance(Figures):
+class Equivariance(EvaluationResult):
     """The capsule of each image's class under transformations of the image, one figure for each amount."""
 
     amounts: tuple[float, ...]  # as asked for

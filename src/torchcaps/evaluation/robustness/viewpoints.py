@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchcaps.errors import ArgumentError, check_range
-from torchcaps.evaluation.base import Figures
+from torchcaps.evaluation.base import EvaluationResult
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Matched:
 
 
 @dataclass(frozen=True)
-class ViewpointComparison(Figures):
+class ViewpointComparison(EvaluationResult):
     """Two models on novel views, at equal accuracy on familiar ones."""
 
     target: float  # the familiar accuracy both are taken at

@@ -11,7 +11,14 @@ from operator import methodcaller
 
 from torch import Tensor, nn
 
-from torchcaps.evaluation.base import BATCH, Figures, Images, Labels, check_labeled, check_labels
+from torchcaps.evaluation.base import (
+    BATCH,
+    EvaluationResult,
+    Images,
+    Labels,
+    check_labeled,
+    check_labels,
+)
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers, points
 from torchcaps.evaluation.forward import image_activations, proportion
 from torchcaps.evaluation.routing.couplings import coupling_entropy
@@ -22,7 +29,7 @@ STORED = 8  # images whose votes are in memory at once
 
 
 @dataclass(frozen=True)
-class RoutingAblation(Figures):
+class RoutingAblation(EvaluationResult):
     """Accuracy of one trained model with its own routing and with couplings that look at nothing; all in [0, 1]."""
 
     comparison: Comparison  # as trained, against the same routers with every coupling equal, at test time only
@@ -61,7 +68,7 @@ class RoutingAblation(Figures):
 
 
 @dataclass(frozen=True)
-class IterationDynamics(Figures):
+class IterationDynamics(EvaluationResult):
     """One trained model stopped after 1, 2, ... routing iterations."""
 
     iterations: tuple[int, ...]  # 1 to T

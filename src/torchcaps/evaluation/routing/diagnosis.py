@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import AblationUnsupportedError, check_range
-from torchcaps.evaluation.base import Figures, LabeledImages, check_labels
+from torchcaps.evaluation.base import EvaluationResult, LabeledImages, check_labels
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers
 from torchcaps.evaluation.forward import proportion, right_answers
 from torchcaps.evaluation.routing import ablation as ablations
@@ -47,7 +47,7 @@ class LayerDiagnosis:
 
 
 @dataclass(frozen=True)
-class Diagnosis(Figures):
+class Diagnosis(EvaluationResult):
     """What one model's routing does."""
 
     accuracy: float  # on the images looked at, in [0, 1]
