@@ -92,6 +92,10 @@ class Registry(Mapping[str, T]):
         finally:
             self._entries = before
 
+    def registered(self) -> list[T]:
+        """The entries so far, without those of plug-ins that are not loaded yet."""
+        return list(self._entries.values())
+
     def names(self) -> list[str]:
         """The names, sorted."""
         return sorted(self)

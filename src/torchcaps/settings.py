@@ -6,62 +6,21 @@ Every setting has a name of its own, so that it may be given with or without its
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from functools import cache
+from typing import Any, Literal, NamedTuple, get_type_hints
 
-from torchcaps.errors import ArgumentError, UnknownNameError, check_known, check_range
+from torchcaps.data.augment import Augmentation, ordered_augmentations
+from torchcaps.errors import UnknownNameError, check_known
+from torchcaps.groups import SettingsGroup
+from torchcaps.groups import setting as setting
 
 LARGEST_SEED = 2**31 - 1  # the random numbers of numpy, which draw the split, take seeds of 32 bits
-_WORDS = {
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    bool: "true or false",
-    dict: "options by name",
-}
-
-
-def setting(
-    default: Any,
-    about: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    name: str | None = None,
-    valid: tuple[Callable[[float], bool], str] = (lambda _: True, ""),
-) -> Any:
-    """A field of a group: its default, what it is in one line, its range, its name without the group, and a test of a
-    number with what it expects in words."""
-    known = {"about": about, "low": low, "high": high, "name": name, "valid": valid}
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata=known)
-    return field(default=default, metadata=known)
 
 
 @dataclass(frozen=True)
-class _Group:
-    """Settings that belong together. Each value is checked against its type and range."""
-
-    def __post_init__(self) -> None:
-        hints = _HINTS[type(self)]
-        for f in fields(self):
-            flat = f.metadata["name"] or f.name
-            value = _taken(flat, getattr(self, f.name), hints[f.name])
-            object.__setattr__(self, f.name, value)
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                check_range(flat, value, f.metadata["low"], f.metadata["high"])
-                test, expected = f.metadata["valid"]
-                if not test(value):
-                    raise ValueError(f"{flat}: expected {expected}, got {value}")
-
-
-@dataclass(frozen=True)
-class ModelSettings(_Group):
+class ModelSettings(SettingsGroup):
     """Which model."""
 
     name: str = setting("capsnet", "name of a registered model", name="model")
@@ -69,7 +28,7 @@ class ModelSettings(_Group):
 
 
 @dataclass(frozen=True)
-class DataSettings(_Group):
+class DataSettings(SettingsGroup):
     """Which images."""
 
     name: str = setting(
@@ -105,7 +64,7 @@ class DataSettings(_Group):
 
 
 @dataclass(frozen=True)
-class TaskSettings(_Group):
+class TaskSettings(SettingsGroup):
     """What the model is trained for."""
 
     name: str = setting(
@@ -124,7 +83,7 @@ class TaskSettings(_Group):
 
 
 @dataclass(frozen=True)
-class OptimizerSettings(_Group):
+class OptimizerSettings(SettingsGroup):
     """How weights change."""
 
     name: str = setting("adam", "adam, adamw, sgd, or a registered one", name="optimizer")
@@ -149,7 +108,7 @@ class OptimizerSettings(_Group):
 
 
 @dataclass(frozen=True)
-class ScheduleSettings(_Group):
+class ScheduleSettings(SettingsGroup):
     """Learning rate over time."""
 
     name: Literal["warmup_cosine", "cosine", "paper", "constant", "steps", "exponential"] | None = (
@@ -171,43 +130,37 @@ class ScheduleSettings(_Group):
     )
 
 
-@dataclass(frozen=True)
-class AugmentationSettings(_Group):
-    """How training images are changed at random."""
+def augmentation_settings() -> type[Any]:
+    """The group of the settings of all registered augmentations, each a field of its own name."""
+    return _augmentation_group(tuple(ordered_augmentations()))
 
-    shift: int = setting(2, "largest shift in pixels along each axis, zeros come in", low=0)
-    flip: bool = setting(False, "mirror half of the images")
-    degrees: float | None = setting(
-        None, "largest rotation either way; by default that of the task", low=0
-    )
-    zoom: float | None = setting(
-        None,
-        "largest change of size either way, as a fraction; by default that of the task",
-        low=0,
-        high=0.9,
-    )
-    shear: float | None = setting(
-        None,
-        "largest shear either way, pixels to the side for each down; by default that of the task",
-        low=0,
-    )
-    aspect: float = setting(0.0, "largest share of its width that an image loses", low=0, high=0.9)
-    morphology: float = setting(
-        0.0,
-        "share of images in which what is bright is made a pixel thicker, or thinner",
-        low=0,
-        high=1,
-    )
-    erase: int = setting(
-        0, "side of a square in pixels that is set to zero at a random place", low=0
-    )
-    color_jitter: bool = setting(
-        False, "vary brightness and contrast as in the smallNORB experiments"
+
+def _default_augmentation() -> Any:
+    return augmentation_settings()()
+
+
+@cache
+def _augmentation_group(augmentations: tuple[Augmentation, ...]) -> type[Any]:
+    columns = [
+        (
+            f.name,
+            get_type_hints(augmentation.settings)[f.name],
+            field(default=f.default, metadata=f.metadata),
+        )
+        for augmentation in augmentations
+        for f in fields(augmentation.settings)
+    ]
+    return make_dataclass(
+        "AugmentationSettings",
+        columns,
+        bases=(SettingsGroup,),
+        namespace={"__module__": __name__, "__doc__": "How training images are changed at random."},
+        frozen=True,
     )
 
 
 @dataclass(frozen=True)
-class RunSettings(_Group):
+class RunSettings(SettingsGroup):
     """How long, where, and what is kept."""
 
     epochs: int = setting(10, "passes over the training images", low=1)
@@ -245,7 +198,7 @@ class TrainConfig:
     task: TaskSettings = field(default_factory=TaskSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
-    augmentation: AugmentationSettings = field(default_factory=AugmentationSettings)
+    augmentation: Any = field(default_factory=_default_augmentation)
     run: RunSettings = field(default_factory=RunSettings)
 
     @classmethod
@@ -280,23 +233,56 @@ class TrainConfig:
         return self._with({name: value for name, value in defaults.items() if flat[name] is None})
 
     def _with(self, changes: Mapping[str, Any]) -> TrainConfig:
+        known = known_settings()
         by_group: dict[str, dict[str, Any]] = {}
         for name, value in changes.items():
-            group, key = NAMES[name][:2]
-            by_group.setdefault(group, {})[key] = value
+            by_group.setdefault(known[name].group, {})[known[name].key] = value
+        current = groups()
         return replace(
-            self, **{group: replace(getattr(self, group), **new) for group, new in by_group.items()}
+            self,
+            **{
+                group: current[group](**vars(getattr(self, group)) | values)
+                for group, values in by_group.items()
+            },
         )
 
 
-GROUPS: dict[str, type[Any]] = get_type_hints(TrainConfig)
-_HINTS: dict[type[Any], dict[str, Any]] = {kind: get_type_hints(kind) for kind in GROUPS.values()}
-# Name without a group -> group, name in it, what it is in one line, and its type.
-NAMES: dict[str, tuple[str, str, str, Any]] = {
-    f.metadata["name"] or f.name: (group, f.name, f.metadata["about"], _HINTS[kind][f.name])
-    for group, kind in GROUPS.items()
-    for f in fields(kind)
-}
+class KnownSetting(NamedTuple):
+    """What is known about one setting."""
+
+    group: str
+    key: str  # its name in the group
+    about: str
+    type: Any
+
+
+def groups() -> dict[str, type[Any]]:
+    """The classes of the groups by name. That of augmentations grows with what is registered."""
+    return get_type_hints(TrainConfig) | {"augmentation": augmentation_settings()}
+
+
+def known_settings() -> dict[str, KnownSetting]:
+    """Every setting by its name without a group. ValueError: two settings have the same name."""
+    known: dict[str, KnownSetting] = {}
+    for group, settings_class in groups().items():
+        hints = get_type_hints(settings_class)
+        for f in fields(settings_class):
+            flat = f.metadata["name"] or f.name
+            if flat in known:
+                raise ValueError(
+                    f"the setting {flat!r} of {group} is one of {known[flat].group} already; "
+                    "expected another name"
+                )
+            known[flat] = KnownSetting(group, f.name, f.metadata["about"], hints[f.name])
+    return known
+
+
+def __getattr__(name: str) -> Any:
+    if name == "AugmentationSettings":  # for pickle, which looks for the class of a value
+        return augmentation_settings()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 EARLIER: dict[
     str, Callable[[dict[str, Any]], dict[str, Any]]
 ] = {}  # "kind" of an early configuration -> settings
@@ -310,52 +296,16 @@ def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
     if "kind" in values:
         check_known("kind of run", str(values["kind"]), EARLIER)
         values = EARLIER[values["kind"]](dict(values))
-    found: dict[str, Any] = {}
+    known = known_settings()
+    settings: dict[str, Any] = {}
     for name, value in values.items():
-        if name in GROUPS and isinstance(value, Mapping):
-            known = {key: flat for flat, (group, key, *_) in NAMES.items() if group == name}
-            for key, one in value.items():
-                check_known(f"setting of {name}", key, known)
-                found[known[key]] = one
-        elif name in NAMES:
-            found[name] = value
+        if name in groups() and isinstance(value, Mapping):
+            flat_names = {one.key: flat for flat, one in known.items() if one.group == name}
+            for key, member in value.items():
+                check_known(f"setting of {name}", key, flat_names)
+                settings[flat_names[key]] = member
+        elif name in known:
+            settings[name] = value
         else:
-            raise UnknownNameError("setting", name, [*NAMES, *GROUPS])
-    return found
-
-
-def _taken(name: str, value: Any, hint: Any) -> Any:
-    """The value as `hint` asks for it: None, one of its words, or the one type that it has beside them."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-    if (value is None and NoneType in kinds) or value in words:
-        return value
-    rest = [kind for kind in kinds if kind is not NoneType and get_origin(kind) is not Literal]
-    if not rest:
-        raise UnknownNameError(name, str(value), words)
-    kind = get_origin(rest[0]) or rest[0]
-    if kind is tuple:
-        return _numbers(name, value, pair=Ellipsis not in get_args(rest[0]))
-    if isinstance(value, Path) and kind is str:
-        return str(value)
-    wanted = (int, float) if kind is float else kind
-    if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
-        raise ArgumentError(name, f"expected {_WORDS[kind]}, got {value!r}")
-    if kind is float and not math.isfinite(value):
-        raise ArgumentError(name, f"expected a finite number, got {value}")
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:  # of a dictionary
-        raise ArgumentError(name, f"expected plain values that a file can hold ({error})") from None
-    return value
-
-
-def _numbers(name: str, value: Any, pair: bool) -> tuple[int, ...]:
-    """Whole numbers above zero: a pair (or one for both), or any count."""
-    sides = (value, value) if pair and isinstance(value, int) else value
-    good = isinstance(sides, list | tuple) and all(type(side) is int and side > 0 for side in sides)
-    if not good or (pair and len(sides) != 2):
-        raise ArgumentError(
-            name, f"expected {'height and width in pixels' if pair else 'epochs'}, got {value!r}"
-        )
-    return tuple(sides)
+            raise UnknownNameError("setting", name, [*known, *groups()])
+    return settings

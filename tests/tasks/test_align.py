@@ -11,6 +11,7 @@ import torchcaps as tc
 from torchcaps.cli.main import main
 from torchcaps.data import PointSet, make_planes
 from torchcaps.data.points import standardized_points
+from torchcaps.errors import ArgumentError
 from torchcaps.explorer import open_session
 from torchcaps.models import Aligned
 from torchcaps.reporting import finish_run
@@ -183,8 +184,10 @@ def test_what_does_not_fit_gets_one_sentence():
         ValueError, match="data: expected sets of points for CanonicalCapsules, got ImageSet"
     ):
         create_task(model, TrainConfig(), digits)
-    with pytest.raises(ValueError, match="erase: expected no change of images for sets of points"):
-        create_task(model, TrainConfig.of(erase=2), some())
+    for refused in ({"erase": 2}, {"degrees": 10.0}, {"zoom": 0.1}, {"shear": 0.1}, {"shift": 3}):
+        with pytest.raises(ArgumentError) as raised:
+            create_task(model, TrainConfig.of(**refused), some())
+        assert {raised.value.argument} == refused.keys()
     with pytest.raises(
         ValueError, match="task: align takes a model of sets of points, got CapsNet"
     ):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from torchcaps.errors import UnknownNameError
-from torchcaps.settings import NAMES, TrainConfig
+from torchcaps.settings import TrainConfig, known_settings
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_ends_of_the_ranges_are_inside(values):
 
 @pytest.mark.parametrize(
     ("name", "value", "near"),
-    [("schedule", "shrot", "warmup_cosine"), ("precision", "bf32", "bf16")],
+    [("schedule", "warmup_cosien", "warmup_cosine"), ("precision", "bf32", "bf16")],
 )
 def test_an_unknown_choice_suggests_the_nearest(name, value, near):
     with pytest.raises(
@@ -136,4 +136,5 @@ def test_what_is_open_is_filled_and_what_is_given_stays():
 
 
 def test_every_setting_has_a_line_for_help():
-    assert all(len(about) > 5 and about == about.strip() for _, _, about, _ in NAMES.values())
+    abouts = [known.about for known in known_settings().values()]
+    assert all(len(about) > 5 and about == about.strip() for about in abouts)

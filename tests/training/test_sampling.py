@@ -79,6 +79,9 @@ def test_every_step_is_augmented_differently():
         {"degrees": 30.0},
         {"zoom": 0.2},
         {"shear": 0.3},
+        {"aspect": 0.3},
+        {"morphology": 1.0},
+        {"erase": 3},
         {"color_jitter": True},
     ],
 )

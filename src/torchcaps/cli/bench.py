@@ -11,7 +11,6 @@ import torchcaps as tc
 from torchcaps.cli.console import UsageError, note, print_json, print_table, progress_bar, usage
 from torchcaps.cli.settings import _options
 from torchcaps.errors import check_range
-from torchcaps.settings import ModelSettings
 
 RUNS_PER_REPEAT, QUICK_REPEATS = 20, 3
 
@@ -20,7 +19,7 @@ RUNS_PER_REPEAT, QUICK_REPEATS = 20, 3
 class BenchSettings:
     """What is measured, and how often."""
 
-    model: str = ModelSettings.name  # Of `torchcaps models`.
+    model: str = "capsnet"  # Of `torchcaps models`.
     batch: int = 128  # Images, or samples of the layer, at once.
     precision: tuple[Literal["fp32", "bf16"], ...] = (
         "fp32",

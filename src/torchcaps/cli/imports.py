@@ -1,10 +1,10 @@
 """The flag `--import` of the commands, and what runs say of the modules that they were started with."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -13,6 +13,7 @@ import tyro
 import torchcaps as tc
 from torchcaps import plugins
 from torchcaps.cli.console import UsageError, note
+from torchcaps.cli.settings import settings_class
 from torchcaps.errors import TorchcapsError, UnknownNameError, one_line
 
 HELP = "Module or .py file to import first, which registers things of your own; may be given several times."
@@ -23,17 +24,22 @@ Modules = Annotated[
 ]
 
 
-def importing(command: Callable[..., int]) -> Callable[..., int]:
-    """The command with the flag `--import` beside its own; plug-ins are loaded before it begins."""
+def importing(command: Callable[..., int], arguments: Sequence[str]) -> Callable[..., int]:
+    """The command with the flag `--import` beside its own.
+
+    Plug-ins and the modules that `arguments` name are imported first, for they may add flags. Raises UsageError for a
+    module that is not found.
+    """
+    plugins.load_entry_points(tell=lambda sentence: note(f"torchcaps: warning: {sentence}"))
+    for name in _imports(arguments):
+        try:
+            plugins.import_module(name)
+        except ModuleNotFoundError as error:
+            raise UsageError(f"--import {error}") from error
 
     @wraps(command)
     def run(*values: Any, modules: tuple[str, ...] = (), **flags: Any) -> int:
-        plugins.load_entry_points(tell=lambda sentence: note(f"torchcaps: warning: {sentence}"))
-        for name in modules:
-            try:
-                plugins.import_module(name)
-            except ModuleNotFoundError as error:
-                raise UsageError(f"--import {error}") from error
+        del modules  # which are imported already
         with hinted(*values, *flags.values()):
             return command(*values, **flags)
 
@@ -45,7 +51,28 @@ def importing(command: Callable[..., int]) -> Callable[..., int]:
         parameters=[*signature.parameters.values(), flag]
     )
     run.__annotations__ = get_type_hints(command, include_extras=True) | {"modules": Modules}
+    if run.__annotations__.get("settings") is Any:
+        run.__annotations__["settings"] = settings_class()
     del run.__wrapped__  # whose own flags tyro would look at
+    return run
+
+
+def _imports(arguments: Sequence[str]) -> list[str]:
+    """The values of `--import` in a command line."""
+    return [
+        word.removeprefix("--import=") if word.startswith("--import=") else following
+        for word, following in pairwise([*arguments, ""])
+        if word.startswith("--import=") or (word == "--import" and following)
+    ]
+
+
+def described(command: Callable[..., int]) -> Callable[[], int]:
+    """A command that is not called: its help's first line, without the flags, which would have to import torch."""
+
+    def run() -> int:
+        raise AssertionError("the command that is called has flags")
+
+    run.__doc__ = command.__doc__
     return run
 
 

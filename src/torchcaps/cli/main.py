@@ -16,7 +16,7 @@ import tyro
 
 from torchcaps.cli import bench, data, evaluate, lists, pictures, report, reproduce, train
 from torchcaps.cli.console import UsageError
-from torchcaps.cli.imports import importing
+from torchcaps.cli.imports import described, importing
 from torchcaps.cli.signals import settle, unwinding
 
 # A function's signature is its flags, beside `--import`, and its docstring is its help.
@@ -72,8 +72,12 @@ def _guarded(arguments: Sequence[str], around: AbstractContextManager[None] = nu
     try:
         _check_words(arguments)
         with unwinding(), around:
+            called = arguments[0] if arguments else ""
             status = tyro.extras.subcommand_cli_from_dict(
-                {name: importing(command) for name, command in COMMANDS.items()},
+                {
+                    name: importing(command, arguments) if name == called else described(command)
+                    for name, command in COMMANDS.items()
+                },
                 prog="torchcaps",
                 description=DESCRIPTION,
                 args=arguments,

@@ -13,31 +13,39 @@ import torchcaps as tc
 from torchcaps import plugins
 from torchcaps.cli.console import UsageError, usage
 from torchcaps.errors import UnknownNameError
-from torchcaps.settings import NAMES, TrainConfig
+
+if TYPE_CHECKING:
+    from torchcaps.settings import TrainConfig
 
 POSITIONAL = ("model", "model_options")  # given by other means than a flag of this name
 
 
-def _flag(name: str) -> tuple[str, Any, Any]:
-    """A field of `Settings`: nothing unless the flag is given."""
-    *_, about, kind = NAMES[name]
+Settings = Any  # what `settings_class` makes
+
+
+def settings_class() -> type[Any]:
+    """What a command line may change of a recipe: a field for each setting, None where no flag is given."""
+    from torchcaps.settings import known_settings
+
+    flags = [
+        _flag(name, known.about, known.type)
+        for name, known in known_settings().items()
+        if name not in POSITIONAL
+    ]
+    return make_dataclass("Settings", flags, frozen=True)
+
+
+def _flag(name: str, about: str, kind: Any) -> tuple[str, Any, Any]:
     flag_help = tyro.conf.arg(help=about[0].upper() + about[1:] + "." * (not about.endswith(".")))
     if get_origin(kind) is Literal:
         kind = Literal[tuple(str(word) for word in get_args(kind))]
     return name, Annotated[Optional[kind], flag_help], field(default=None)  # noqa: UP045 (the type is a value here)
 
 
-if TYPE_CHECKING:
-    Settings = Any
-else:
-    # What a command line may change of a recipe; what is not given stays as the recipe has it.
-    Settings = make_dataclass(
-        "Settings", [_flag(name) for name in NAMES if name not in POSITIONAL], frozen=True
-    )
-
-
 def resolve(recipe_or_model: str, settings: Settings, option: tuple[str, ...]) -> TrainConfig:
     """The recipe or model of this name, with the changes of the command line."""
+    from torchcaps.settings import TrainConfig
+
     if recipe_or_model in tc.list_models():
         config = TrainConfig.of(model=recipe_or_model)
     elif recipe_or_model in tc.training.list_recipes() or recipe_or_model.endswith(".toml"):

@@ -6,7 +6,7 @@ import shlex
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.progress import Progress
@@ -18,13 +18,15 @@ from torchcaps.cli.flags import use_threads
 from torchcaps.cli.imports import hinted
 from torchcaps.cli.settings import Settings, check_unchanged, default_folder, resolve
 from torchcaps.cli.signals import noted, settle
-from torchcaps.settings import TrainConfig
+
+if TYPE_CHECKING:
+    from torchcaps.settings import TrainConfig
 
 
 def train(
     recipe_or_model: Annotated[str, tyro.conf.Positional],
     /,
-    settings: Settings = Settings(),  # noqa: B008 (frozen)
+    settings: Settings,
     option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
     output: Path | None = None,
     resume: bool = False,

@@ -19,16 +19,14 @@ from torchcaps.data._registry import (
     register_derived,
 )
 from torchcaps.data.arrays import read_arrays
-from torchcaps.data.augment import (
-    affine,
-    center_crop,
-    random_erasing,
-    random_horizontal_flip,
-    random_crop,
-    color_jitter,
-    shift,
-    random_morphology,
-)
+from torchcaps.data.augment import Transforms, refuse_augmentations, register_augmentation
+from torchcaps.data.augment.affine import affine
+from torchcaps.data.augment.color_jitter import color_jitter
+from torchcaps.data.augment.crop import center_crop, random_crop
+from torchcaps.data.augment.erase import random_erasing
+from torchcaps.data.augment.flip import random_horizontal_flip
+from torchcaps.data.augment.morphology import random_morphology
+from torchcaps.data.augment.shift import shift
 from torchcaps.data.dataset import Drawn, ImageSet, few_labels, holdout
 from torchcaps.data.entries import LabelTree, label_tree
 from torchcaps.data.folder import read_folder, read_tar
@@ -76,6 +74,7 @@ __all__ = [
     "PointSet",
     "Preprocess",
     "Rendering",
+    "Transforms",
     "Views",
     "affine",
     "affine_copies",
@@ -93,13 +92,13 @@ __all__ = [
     "load_dataset",
     "make_pairs",
     "make_planes",
-    "morphology",
     "multi_hot",
     "placed",
     "preprocess_of",
     "random_crop",
     "random_erasing",
     "random_horizontal_flip",
+    "random_morphology",
     "read_affnist",
     "read_arrays",
     "read_cifar",
@@ -114,6 +113,8 @@ __all__ = [
     "read_svhn",
     "read_table",
     "read_tar",
+    "refuse_augmentations",
+    "register_augmentation",
     "register_dataset",
     "register_derived",
     "register_directory_format",

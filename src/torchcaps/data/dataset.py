@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Generator, Tensor
 
-from torchcaps.data.augment import center_crop
+from torchcaps.data.augment.crop import center_crop
 from torchcaps.data.pixels import Size, check_floats, fit_images, to_float
 from torchcaps.errors import (
     ArgumentError,

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Generator, Tensor
 
 from torchcaps.data._registry import register_format
-from torchcaps.data.augment import center_crop
+from torchcaps.data.augment.crop import center_crop
 from torchcaps.data.budget import Source, door, reading, spend, text_lines
 from torchcaps.data.dataset import Drawn, ImageSet
 from torchcaps.data.entries import check_sizes, in_split, natural, row_split

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from torchcaps.data.augment import center_crop
+from torchcaps.data.augment.crop import center_crop
 from torchcaps.data.budget import reading
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import natural

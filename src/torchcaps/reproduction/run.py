@@ -12,7 +12,7 @@ from torchcaps.models.cnn import parameter_count
 from torchcaps.reporting import finish_run
 from torchcaps.reporting.epochs import epochs_of, training_seconds
 from torchcaps.reproduction.measures import MEASURES, finished
-from torchcaps.settings import NAMES
+from torchcaps.settings import known_settings
 from torchcaps.training import Recipe, RunFolder, TrainConfig, train
 from torchcaps.training.checkpoint import write_json
 from torchcaps.training.environment import environment
@@ -152,9 +152,9 @@ def _one(
 
 
 def _check_same(run: RunFolder, config: TrainConfig) -> None:
-    kept = run.config().flat()
+    kept, known = run.config().flat(), known_settings()
     for name, value in config.flat().items():
-        ruled = value in OPEN and NAMES[name][0] != "data" and name not in FIXED
+        ruled = value in OPEN and known[name].group != "data" and name not in FIXED
         if name not in RESUME_OVERRIDES and not ruled and kept[name] != value:
             both = f"{name} {kept[name]!r}, and the recipe has {value!r} now"
             raise RunError(

@@ -8,24 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
-from math import atan, degrees
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Generator, Tensor, nn
 
-from torchcaps.data import (
-    ImageSet,
-    Preprocess,
-    affine,
-    color_jitter,
-    random_crop,
-    random_erasing,
-    random_horizontal_flip,
-    random_morphology,
-    shift,
-)
+from torchcaps.data import ImageSet, Preprocess, Transforms, refuse_augmentations
 from torchcaps.distributed import Ranks, current
 from torchcaps.errors import ArgumentError, UnknownNameError, check_range
 from torchcaps.evaluation.base import EvaluationResult, MetricResult
@@ -90,6 +79,7 @@ class Task(nn.Module):
         frozenset()
     )  # to ask of it: "classes", "decode", "routing", "sweep"
     labeled: ClassVar[bool] = True  # whether labels have a part in it
+    augments: ClassVar[bool] = True  # whether `transforms` change what it trains with
     is_dense: ClassVar[bool] = False  # whether its models say something of each pixel
     eval_batch_size: int = BATCH  # images in a pass of the model that are not trained with
     clip: float = 1.0  # largest norm of the gradient where the run leaves it open; 0 is any
@@ -123,7 +113,14 @@ class Task(nn.Module):
             raise UnknownNameError("loss", self.loss, known)
         filled = config.filled({**DEFAULTS, **self.defaults, **self.settings()})
         self.config = filled.updated(task=self.name, loss=self.loss)
-        self.how = self.config.augmentation
+        if self.augments:
+            self.transforms = Transforms(
+                self.config.augmentation, self.config.data.crop, masks=self.is_dense
+            )
+        else:
+            refuse_augmentations(
+                config.augmentation, f"the task {self.name}, which changes no images"
+            )
 
     def settings(self) -> dict[str, Any]:
         """Defaults that depend on the model or the loss, of settings that the run leaves open."""
@@ -199,34 +196,6 @@ class Task(nn.Module):
         return {
             name: ranks.cat(torch.cat([part[name] for part in parts]).cpu()) for name in parts[0]
         }
-
-    def changed(self, images: Tensor, generator: Generator) -> Tensor:
-        """Images `[batch, channels, height, width]` changed at random: moved, mirrored, thickened, turned, resized,
-        cropped and erased."""
-        how, crop = self.how, self.config.data.crop
-        if how.shift:
-            images = shift(images, how.shift, generator=generator)
-        if how.flip:
-            images = random_horizontal_flip(images, generator=generator)
-        if how.morphology:
-            images = random_morphology(images, how.morphology, generator=generator)
-        if how.degrees or how.zoom or how.shear or how.aspect:
-            zoom, slant = how.zoom or 0.0, degrees(atan(how.shear or 0.0))
-            images = affine(
-                images,
-                degrees=how.degrees or 0.0,
-                scale=(1 - zoom, 1 + zoom),
-                shear=slant,
-                aspect=how.aspect,
-                generator=generator,
-            )
-        images = images if crop is None else random_crop(images, crop, generator=generator)
-        return random_erasing(images, how.erase, generator=generator) if how.erase else images
-
-    def lit(self, images: Tensor, generator: Generator) -> Tensor:
-        """Images with brightness and contrast varied where the run asks for it, as convolutions like them in memory."""
-        images = color_jitter(images, generator=generator) if self.how.color_jitter else images
-        return images.contiguous(memory_format=torch.channels_last)
 
     def first(self, images: ImageSet, most: int) -> Any:
         """The first images of a set as a batch, where the model is; call it in evaluation mode."""

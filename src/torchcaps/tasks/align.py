@@ -35,7 +35,6 @@ SHAPES, SHOWN_VIEWS = 4, 3  # drawn
 NAMES = ("as it is moved", "canonical pose", "as it is drawn")  # rows of pictures
 LEAST = 0.01  # resultant length: the deviation of opposite rotations is infinite
 PIECE = 32  # sets measured at a time
-UNUSED = ("flip", "aspect", "morphology", "erase", "color_jitter")  # changes of images
 
 
 class Motions(NamedTuple):
@@ -61,6 +60,7 @@ class Align(Task):
     score = "steadiness"  # a drawing may be good in any pose
     losses = tuple(LOSSES)
     labeled = False
+    augments = False  # sets of points are moved by motions of its own
     clip = 0.0  # as in the authors' code
     eval_batch_size = PIECE
     requires = "a model of sets of points"
@@ -73,9 +73,6 @@ class Align(Task):
             raise ArgumentError(
                 "data", f"expected sets of points for {type(model).__name__}, got {images!r}"
             )
-        given = [name for name in UNUSED if getattr(config.augmentation, name)]
-        if given:
-            raise ValueError(f"{given[0]}: expected no change of images for sets of points")
 
     @classmethod
     def supports(cls, images: ImageSet) -> bool:

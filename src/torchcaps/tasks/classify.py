@@ -148,14 +148,12 @@ class Classify(Task):
                 images.float_images(indices), images.labels[indices.to(images.labels.device)]
             )
         drawn = images.draw(indices, generator=generator)
-        layers = drawn.images
-        if drawn.singles is not None:
-            layers = torch.cat([layers, drawn.singles.flatten(1, 2)], dim=1)
-        layers = self.changed(layers, generator)
-        if drawn.singles is None:
-            return Batch(self.lit(layers, generator), drawn.labels)
-        image, *singles = layers.chunk(1 + drawn.singles.shape[1], dim=1)
-        return Batch(self.lit(image, generator), drawn.labels, torch.stack(singles, dim=1))
+        singles = drawn.singles
+        layers = None if singles is None else singles.flatten(1, 2)
+        image, layers = self.transforms(drawn.images, generator, layers)
+        if singles is None or layers is None:
+            return Batch(image, drawn.labels)
+        return Batch(image, drawn.labels, layers.unflatten(1, singles.shape[1:3]).contiguous())
 
     def scores(self, images: Tensor) -> Scores:
         """What the model says of images."""

@@ -119,11 +119,6 @@ class Segment(Task):
             raise ArgumentError(
                 "task", f"{self.name} takes images with masks, and {images.name} has none"
             )
-        if self.how.morphology:
-            raise ArgumentError(
-                "morphology",
-                f"expected 0 for images with masks, which would not fit, got {self.how.morphology}",
-            )
         self.weight = (self.config.task.reconstruction or 0.0) if self.spec.decoder else 0.0
         self.rare, self.absent, self.eval_batch_size = torch.ones(1, 1, 1), [], BATCH
         if isinstance(images, MaskedSet):
@@ -153,15 +148,11 @@ class Segment(Task):
             )
         drawn = images.draw(indices, generator=generator)
         targets = _targets(drawn.masks, images.num_classes - 1)
-        channels = drawn.images.shape[1]
-        moved = self.changed(torch.cat([drawn.images, targets], dim=1), generator)
-        image, target = moved[:, :channels], moved[:, channels:]
-        ground = 1 - target.sum(dim=1, keepdim=True)
-        return Batch(
-            self.lit(image, generator),
-            drawn.labels,
-            masks=torch.cat([ground, target], dim=1).argmax(dim=1),
-        )
+        image, moved = self.transforms(drawn.images, generator, targets)
+        assert moved is not None
+        ground = 1 - moved.sum(dim=1, keepdim=True)
+        masks = torch.cat([ground, moved], dim=1).argmax(dim=1)
+        return Batch(image, drawn.labels, masks=masks)
 
     def said(self, images: Tensor) -> Said:
         """What the model says of images, in full precision."""

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
-from torchcaps.data import ImageSet
+from torchcaps.data import ImageSet, Transforms
 from torchcaps.errors import ArgumentError, check_known, check_range, check_shape
 from torchcaps.evaluation.base import rounded
 from torchcaps.evaluation.forward import Progress, evaluating
@@ -59,16 +59,17 @@ class Transform(Task):
     ) -> None:
         super().__init__(model, config, images)
         self.pose: Pose = self.model.pose
-        how = self.how
+        changes = self.config.augmentation
         for name in CHANGES if self.pose == "translation" else ():
-            if getattr(how, name):
+            if getattr(changes, name):
                 raise ArgumentError(
-                    name, f"expected 0 for poses that are moved by shifts, got {getattr(how, name)}"
+                    name,
+                    f"expected 0 for poses that are moved by shifts, got {getattr(changes, name)}",
                 )
-        self.ranges = {name: getattr(how, name) for name in ("shift", *CHANGES)}
-        self.how = replace(
-            how, shift=0, degrees=0.0, zoom=0.0, shear=0.0
-        )  # of an image, before there are two views
+        self.ranges = {name: getattr(changes, name) for name in ("shift", *CHANGES)}
+        # What is left for an image, before there are two views of it.
+        image_changes = replace(changes, shift=0, degrees=0.0, zoom=0.0, shear=0.0)
+        self.transforms = Transforms(image_changes, self.config.data.crop)
 
     def settings(self) -> dict[str, Any]:
         return dict.fromkeys(CHANGES, 0.0) if self.model.pose == "translation" else {}
@@ -85,7 +86,7 @@ class Transform(Task):
                 images.float_images(indices), self.pose, *(each[indices.cpu()] for each in drawn)
             )
         originals = images.draw(indices, generator=generator).images
-        originals = self.lit(self.changed(originals, generator), generator)
+        originals = self.transforms(originals, generator)[0]
         height, width = originals.shape[2:]
         views = _random_views(len(originals), (height, width), generator=generator, **self.ranges)
         return _pairs(originals, self.pose, *views)

@@ -86,7 +86,7 @@ class Unsupervised(Task):
     ) -> tuple[Tensor, Tensor]:
         """Images, changed at random, and their labels."""
         drawn = images.draw(indices, generator=generator)
-        return self.lit(self.changed(drawn.images, generator), generator), drawn.labels
+        return self.transforms(drawn.images, generator)[0], drawn.labels
 
     @property
     def by_views(self) -> bool:

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Generator, Tensor
 
 from torchcaps.data._registry import register_derived
-from torchcaps.data.augment import windows_at
+from torchcaps.data.augment.crop import windows_at
 from torchcaps.data.dataset import Drawn, ImageSet
 from torchcaps.data.masks import MaskedSet
 from torchcaps.data.pixels import fit_images, to_float

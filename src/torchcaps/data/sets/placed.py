@@ -14,7 +14,7 @@ from jaxtyping import UInt8
 from torch import Generator, Tensor
 
 from torchcaps.data._registry import register_derived
-from torchcaps.data.augment import inverse_map
+from torchcaps.data.augment.affine import inverse_map
 from torchcaps.data.dataset import Drawn, ImageSet
 from torchcaps.data.pixels import to_float
 from torchcaps.data.sets.mnist import DIGITS

@@ -1,0 +1,118 @@
+"""The augmentations by name, in the order in which they are applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, get_type_hints
+
+from jaxtyping import Shaped
+from torch import Generator, Tensor
+
+from torchcaps.errors import ArgumentError
+from torchcaps.registry import Registry
+
+AXES = ("batch", "channels", "height", "width")
+CROP_ORDER = 60.0  # the place of the crop in the order of augmentations
+Images = Shaped[Tensor, "batch channels height width"]
+Change = Callable[[Images, Any, Generator], Images]
+"""(images, settings, generator) -> the images changed, of the same shape and type"""
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """A random change of images, as `register_augmentation` describes it."""
+
+    name: str
+    apply: Change
+    settings: type[Any]
+    moves_pixels: bool
+    fits_masks: bool
+    order: float
+
+    def configured(self, group: Any) -> Any | None:
+        """Its own settings out of those of all augmentations; None where they switch it off."""
+        values = {f.name: getattr(group, f.name, f.default) for f in fields(self.settings)}
+        return self.settings(**values) if any(values.values()) else None
+
+    def refuse(self, group: Any, reason: str) -> None:
+        """Raise ArgumentError for the first of its settings that is on and not the default."""
+        for f in fields(self.settings):
+            value = getattr(group, f.name, f.default)
+            if value and value != f.default:
+                off = False if value is True else 0
+                raise ArgumentError(f.name, f"expected {off} for {reason}, got {value}")
+
+
+AUGMENTATIONS: Registry[Augmentation] = Registry("augmentation")
+
+
+def register_augmentation(
+    name: str,
+    settings: type[Any],
+    *,
+    moves_pixels: bool,
+    fits_masks: bool | None = None,
+    order: float = 50.0,
+    replace: bool = False,
+) -> Callable[[Change], Change]:
+    """Decorate a function that changes images at random, to make it a setting of every training.
+
+    Args:
+        name: of the augmentation.
+        settings: a dataclass whose fields are made by `torchcaps.settings.setting`. Each is a setting of the group
+            "augmentation" and a flag of `torchcaps train`. The function is called unless all of them are 0, False or
+            None.
+        moves_pixels: whether masks and single layers of an image go the same way as the image. Where it is False, the
+            image alone is changed.
+        fits_masks: whether masks, a channel for each class, may go the same way; by default, if it moves pixels. Tasks
+            with masks refuse one that moves pixels and does not fit masks.
+        order: its place, the lowest first. The library has shift 10, flip 20, morphology 30, affine 40, the crop 60,
+            erase 70 and color_jitter 80.
+        replace: whether it may take the place of one with this name.
+
+    Raises:
+        ValueError: the name is taken, or `settings` has a field of another augmentation's.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class NoiseSettings:
+        ...     noise: float = setting(0.0, "standard deviation of the noise", low=0)
+        >>> @register_augmentation("noise", NoiseSettings, moves_pixels=False)
+        ... def add_noise(images, settings, generator):
+        ...     noise = torch.randn(images.shape, generator=generator, device=generator.device)
+        ...     return images + settings.noise * noise.to(images)
+    """
+
+    def register(function: Change) -> Change:
+        own = {f.name for f in fields(settings)}
+        for other in AUGMENTATIONS.registered():
+            shared = own & {f.name for f in fields(other.settings)}
+            if other.name != name and shared:
+                raise ArgumentError(
+                    "settings", f"{min(shared)!r} is one of {other.name}; expected another name"
+                )
+        for f in fields(settings):
+            if "about" not in f.metadata:
+                raise ArgumentError("settings", f"expected {f.name} to be made by `setting`")
+        get_type_hints(settings)  # raises NameError here for a type that is not known
+        AUGMENTATIONS.add(
+            name,
+            Augmentation(
+                name,
+                function,
+                settings,
+                moves_pixels,
+                moves_pixels if fits_masks is None else fits_masks,
+                order,
+            ),
+            replace=replace,
+        )
+        return function
+
+    return register
+
+
+def ordered_augmentations() -> list[Augmentation]:
+    """All augmentations, the first to be applied first; of equal order the one registered first."""
+    return sorted(AUGMENTATIONS.values(), key=lambda augmentation: augmentation.order)

@@ -1,0 +1,33 @@
+"""Mirror images."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator
+
+from torchcaps.data.augment._registry import AXES, Images, register_augmentation
+from torchcaps.data.augment.random import uniform
+from torchcaps.errors import check_range, check_shape
+from torchcaps.groups import setting
+
+
+@dataclass(frozen=True)
+class FlipSettings:
+    """Whether images are mirrored."""
+
+    flip: bool = setting(False, "mirror half of the images")
+
+
+def random_horizontal_flip(
+    images: Images, probability: float = 0.5, *, generator: Generator
+) -> Images:
+    """Mirror each image left to right with the given probability, in [0, 1]."""
+    check_shape("images", images, AXES)
+    check_range("probability", probability, low=0, high=1)
+    chosen = uniform((len(images),), 0, 1, images, generator) < probability
+    return torch.where(chosen.view(-1, 1, 1, 1), images.flip(-1), images)
+
+
+@register_augmentation("flip", FlipSettings, moves_pixels=True, order=20)
+def _apply(images: Images, _settings: FlipSettings, generator: Generator) -> Images:
+    return random_horizontal_flip(images, generator=generator)
