@@ -1,7 +1,7 @@
 """Images beside each other: originals and reconstructions, overlapping digits, maps of votes, moved dimensions."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.colors import to_rgb
@@ -15,16 +15,26 @@ from torchcaps.viz.canvas import BELOW, BLUE, ORANGE, RED, SMALL, TEXT, Axes, Fi
 from torchcaps.viz.images import check_alike, pictures, tile_grid, tile_size
 from torchcaps.viz.names import check_length, class_indices, short_names
 
-MOST_PAIRS, MOST_OVERLAPS, MOST_MAPS, MOST_TILES = 80, 40, 40, 1024
-LINE, ROOM, GAP = (
-    0.15,
-    0.98,
-    0.06,
-)  # inches: a line of names, across for the names of an image, between images
+MAX_PAIRS, MAX_OVERLAPS, MAX_MAPS, MAX_TILES = 80, 40, 40, 1024
+# Inches: a line of names, across for the names of an image, between images.
+LINE, NAMES_WIDTH, GAP = 0.15, 0.98, 0.06
 CENTERED: dict[str, Any] = {"ha": "center", "fontsize": SMALL}
 INKS = ("#B000B0", "#007A00")  # of text; the drawings: magenta, green, to suit color-blind readers
-SHADE = 0.3  # of the input, under the drawings
-GROUND, HEAT = 0.6, 0.9  # how much of the image and of the map is seen
+INPUT_SHADE = 0.3  # of the input, under the drawings
+IMAGE_SHADE, MAP_OPACITY = 0.6, 0.9  # how much of the image and of the map is seen
+
+Pixels = NDArray[np.uint8]
+"""`[height, width, 3]`."""
+
+
+class Pair(NamedTuple):
+    """An image over another of its size, with text above and below."""
+
+    upper: Pixels
+    lower: Pixels
+    above: str
+    below: Sequence[tuple[str, str]] = ()  # lines of (text, color)
+    framed: bool = False  # the lower image and the text above are red
 
 
 def reconstructions(
@@ -37,20 +47,22 @@ def reconstructions(
 ) -> Figure:
     """Up to 80 originals over their reconstructions, ten pairs a row; a wrong prediction is named and framed in red.
     Raises ValueError for shapes that do not fit, or more images."""
-    shown, rebuilt = pictures("images", images), pictures("reconstructions", reconstructions)
-    check_alike("reconstructions", rebuilt, "the images", shown)
-    count, names = len(shown), short_names(classes, 13)
-    check_range("number of images", count, high=MOST_PAIRS)
+    originals, rebuilt = pictures("images", images), pictures("reconstructions", reconstructions)
+    check_alike("reconstructions", rebuilt, "the images", originals)
+    count = len(originals)
+    check_range("number of images", count, high=MAX_PAIRS)
     true = class_indices("labels", labels, len(classes), n=count)
-    taken = class_indices("predictions", predictions, len(classes), n=count)
-    wrong = true != taken
-    above = [
-        f"{names[k]}\n→ {names[other]}" if k != other else names[k]
-        for k, other in zip(true, taken, strict=True)
-    ]
-    mistakes = f"; {wrong.sum()} of {count} taken for another class (red)" if wrong.any() else ""
-    title = f"originals above, reconstructions below{mistakes}"
-    return draw_pairs(shown, rebuilt, above, columns=10, title=title, framed=wrong.tolist())
+    predicted = class_indices("predictions", predictions, len(classes), n=count)
+    names = short_names(classes, 13)
+    pairs = []
+    for upper, lower, label, answer in zip(originals, rebuilt, true, predicted, strict=True):
+        is_wrong = bool(label != answer)
+        above = f"{names[label]}\n→ {names[answer]}" if is_wrong else names[label]
+        pairs.append(Pair(upper, lower, above, framed=is_wrong))
+    title = "originals above, reconstructions below"
+    if mistakes := sum(pair.framed for pair in pairs):
+        title += f"; {mistakes} of {count} taken for another class (red)"
+    return draw_pairs(pairs, title, columns=10)
 
 
 def overlaps(
@@ -69,39 +81,27 @@ def overlaps(
     lengths of their capsules, `[n, 2]` in [0, 1], with a star where the class is no label. Raises ValueError for shapes
     that do not fit, more images, or an index that is no class."""
     inputs, values = pictures("images", images), np.asarray(drawn)
-    count = len(inputs)
-    check_range("number of images", count, high=MOST_OVERLAPS)
-    height, width = inputs.shape[1:3]
-    check_shape(
-        "drawn",
-        values,
-        ("n", "k", "channels", "height", "width"),
-        n=count,
-        k=2,
-        height=height,
-        width=width,
-    )
-    layers = pictures("drawn", values.reshape(-1, *values.shape[2:]))[..., 0].reshape(
-        count, 2, height, width
-    )
-    true, taken, long = _decoded(labels, shown, lengths, len(classes), n=count, k=2)
+    count, height, width, _ = inputs.shape
+    check_range("number of images", count, high=MAX_OVERLAPS)
+    axes = ("n", "k", "channels", "height", "width")
+    check_shape("drawn", values, axes, n=count, k=2, height=height, width=width)
+    flat = pictures("drawn", values.reshape(-1, *values.shape[2:]))
+    layers = flat[..., 0].reshape(count, 2, height, width)
+    sizes = {"n": count, "k": 2}
+    true = class_indices("labels", labels, len(classes), **sizes)
+    decoded = class_indices("shown", shown, len(classes), **sizes)
+    activations = _lengths(lengths, **sizes)
     names = short_names(classes, 10)
-    below = [
-        [
-            (f"{'' if k in true[i] else '*'}{names[k]}  {long[i, j]:.2f}", INKS[j])
-            for j, k in enumerate(taken[i])
-        ]
-        for i in range(count)
-    ]
-    return draw_pairs(
-        inputs,
-        np.stack([colored(image, layer) for image, layer in zip(inputs, layers, strict=True)]),
-        [" + ".join(names[k] for k in both) for both in true],
-        below=below,
-        columns=8,
-        longest=1.15,
-        title="above: input; below: decoded alone, magenta and green; *: no label",
-    )
+    pairs = []
+    for i, image in enumerate(inputs):
+        below = []
+        for k, length, ink in zip(decoded[i], activations[i], INKS, strict=True):
+            star = "" if k in true[i] else "*"
+            below.append((f"{star}{names[k]}  {length:.2f}", ink))
+        above = " + ".join(names[k] for k in true[i])
+        pairs.append(Pair(image, colored(image, layers[i]), above, below))
+    title = "above: input; below: decoded alone, magenta and green; *: no label"
+    return draw_pairs(pairs, title, columns=8, longest=1.15)
 
 
 def masks(
@@ -110,49 +110,34 @@ def masks(
     """Up to 40 images, and the same under true and under predicted masks `[n, height, width]`, with the colors of the
     classes that appear; the background is the first class. Raises ValueError for shapes that do not fit, or more
     images."""
-    shown, both = (
-        pictures("images", images),
-        [np.asarray(x, dtype=np.uint8) for x in (true, predicted)],
-    )
-    count, height, width, _ = shown.shape
-    check_range("number of images", count, high=MOST_MAPS)
-    for name, values in zip(("true", "predicted"), both, strict=True):
-        check_shape(name, values, ("n", "height", "width"), n=count, height=height, width=width)
-    rows = [
-        masked(image.transpose(2, 0, 1), mask, len(classes))
-        for values in both
-        for image, mask in zip(shown, values, strict=True)
-    ]
-    figure = tile_grid(
-        np.stack([*shown, *rows]), ["image", "true", "found"], longest=1.1, below=0.4
-    )
-    appear, colors = np.unique(np.stack(both)), palette(len(classes)) / 255
-    patches = [
-        Patch(color=tuple(colors[k]), label=short_names(classes, 13)[k]) for k in appear if k
-    ]
+    rows = [pictures("images", images)]
+    count, height, width, _ = rows[0].shape
+    check_range("number of images", count, high=MAX_MAPS)
+    present = set[int]()
+    for name, values in (("true", true), ("predicted", predicted)):
+        indices = np.asarray(values, dtype=np.uint8)
+        check_shape(name, indices, ("n", "height", "width"), n=count, height=height, width=width)
+        present.update(indices.ravel().tolist())
+        pairs = zip(rows[0], indices, strict=True)
+        rows.append(np.stack([masked(x.transpose(2, 0, 1), m, len(classes)) for x, m in pairs]))
+    figure = tile_grid(np.concatenate(rows), ["image", "true", "found"], longest=1.1, below=0.4)
+    colors, names = palette(len(classes)) / 255, short_names(classes, 13)
+    patches = [Patch(color=tuple(colors[k]), label=names[k]) for k in sorted(present - {0})]
     figure.legend(handles=patches, ncols=min(6, max(1, len(patches))), **BELOW)
     return figure
 
 
-def _decoded(
-    labels: ArrayLike, shown: ArrayLike, lengths: ArrayLike, classes: int, **sizes: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """True classes, decoded classes and the lengths of their capsules, checked."""
-    true, taken = (
-        class_indices(name, v, classes, **sizes)
-        for name, v in (("labels", labels), ("shown", shown))
-    )
-    long = np.asarray(lengths, dtype=np.float64)
-    check_shape("lengths", long, tuple(sizes), **sizes)
-    return true, taken, long
+def _lengths(lengths: ArrayLike, **sizes: int) -> NDArray[np.float64]:
+    values = np.asarray(lengths, dtype=np.float64)
+    check_shape("lengths", values, tuple(sizes), **sizes)
+    return values
 
 
-def colored(image: NDArray[np.uint8], layers: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Two drawings `[2, height, width]` in magenta and green over a dark `[height, width, 3]` input."""
-    ground = (image * SHADE).astype(np.uint8)
-    for channel, layer in enumerate((0, 1, 0)):
-        ground[..., channel] = np.maximum(ground[..., channel], layers[layer])
-    return ground
+def colored(image: Pixels, layers: NDArray[np.uint8]) -> Pixels:
+    """Two drawings `[2, height, width]` in magenta and green over a dark input."""
+    first, second = layers
+    ground = (image * INPUT_SHADE).astype(np.uint8)
+    return np.maximum(ground, np.stack([first, second, first], axis=-1))
 
 
 def coupling_map(
@@ -171,41 +156,31 @@ def coupling_map(
     not the true one. Raises ValueError for shapes that do not fit, more than 40 images, an index that is no class, or a
     map that is not finite."""
     inputs, values = pictures("images", images), np.asarray(maps, dtype=np.float64)
-    count = len(inputs)
-    check_range("number of images", count, high=MOST_MAPS)
-    check_shape(
-        "maps",
-        values,
-        ("n", "height", "width"),
-        n=count,
-        height=inputs.shape[1],
-        width=inputs.shape[2],
-    )
+    count, height, width, _ = inputs.shape
+    check_range("number of images", count, high=MAX_MAPS)
+    check_shape("maps", values, ("n", "height", "width"), n=count, height=height, width=width)
     if not np.isfinite(values).all():
         raise ArgumentError("maps", "expected finite numbers, got NaN or infinity")
-    true, taken, long = _decoded(labels, shown, lengths, len(classes), n=count)
+    true = class_indices("labels", labels, len(classes), n=count)
+    decoded = class_indices("shown", shown, len(classes), n=count)
+    activations = _lengths(lengths, n=count)
     names = short_names(classes, 13)
-    below = [
-        [(f"{names[index]}\n{length:.2f}", "black" if index == right else RED)]
-        for index, length, right in zip(taken, long, true, strict=True)
-    ]
-    return draw_pairs(
-        inputs,
-        np.stack([overlaid(image, map_) for image, map_ in zip(inputs, values, strict=True)]),
-        [names[index] for index in true],
-        below=below,
-        columns=10,
-        title="orange: votes for the class below; blue: against it",
-    )
+    pairs = []
+    for i, image in enumerate(inputs):
+        color = "black" if decoded[i] == true[i] else RED
+        below = [(f"{names[decoded[i]]}\n{activations[i]:.2f}", color)]
+        pairs.append(Pair(image, overlaid(image, values[i]), names[true[i]], below))
+    return draw_pairs(pairs, "orange: votes for the class below; blue: against it", columns=10)
 
 
-def overlaid(image: NDArray[np.uint8], values: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """`[height, width, 3]`: the image in dark gray, with the map in its colors over it."""
+def overlaid(image: Pixels, values: NDArray[np.float64]) -> Pixels:
+    """The image in dark gray, with a map `[height, width]` in its colors over it."""
     largest = np.abs(values).max()
     alpha = np.abs(values)[..., None] / largest if largest > 0 else np.zeros((*values.shape, 1))
     color = np.where(values[..., None] >= 0, to_rgb(ORANGE), to_rgb(BLUE)) * 255
-    gray = GROUND * image.mean(axis=-1, keepdims=True)
-    return (gray * (1 - HEAT * alpha) + HEAT * alpha * color + 0.5).clip(0, 255).astype(np.uint8)
+    gray = IMAGE_SHADE * image.mean(axis=-1, keepdims=True)
+    mixed = gray * (1 - MAP_OPACITY * alpha) + MAP_OPACITY * alpha * color
+    return (mixed + 0.5).clip(0, 255).astype(np.uint8)
 
 
 def perturbations(reconstructions: ArrayLike, offsets: ArrayLike, *, title: str = "") -> Figure:
@@ -217,7 +192,7 @@ def perturbations(reconstructions: ArrayLike, offsets: ArrayLike, *, title: str 
     check_shape("reconstructions", values, ("dims", "steps", "channels", "height", "width"))
     dims, steps = values.shape[:2]
     check_length("offsets", moves, steps)
-    check_range("number of reconstructions", dims * steps, high=MOST_TILES)
+    check_range("number of reconstructions", dims * steps, high=MAX_TILES)
     tiles = pictures("reconstructions", values.reshape(-1, *values.shape[2:]))
     figure = tile_grid(tiles, [str(i + 1) for i in range(dims)], title, below=0.9)
     [axes] = figure.axes
@@ -237,47 +212,36 @@ def image_rows(rows: Mapping[str, ArrayLike], *, title: str = "") -> Figure:
     check_range("number of rows", len(tiles), low=1)
     for name, row in zip(rows, tiles, strict=True):
         check_alike(name, row, "the first row", tiles[0])
-    check_range("number of images", sum(map(len, tiles)), high=MOST_TILES)
+    check_range("number of images", sum(map(len, tiles)), high=MAX_TILES)
     return tile_grid(np.concatenate(tiles), list(rows), title)
 
 
-def draw_pairs(
-    upper: NDArray[np.uint8],
-    lower: NDArray[np.uint8],
-    above: Sequence[str],
-    *,
-    columns: int,
-    title: str,
-    longest: float = 1.0,
-    below: Sequence[Sequence[tuple[str, str]]] = (),
-    framed: Sequence[bool] = (),
-) -> Figure:
-    """Images `[n, height, width, 3]` over others of their size, so many pairs a row, a longer side of `longest` inches.
-    Text stands above each pair, and `below` it lines of (text, color); a framed lower image and its text are red."""
-    height, width = tile_size(upper.shape[1:3], longest)
-    head = LINE * _lines([text] for text in above) + 0.06
-    foot = LINE * _lines([text for text, _ in some] for some in below) + 0.06
+def draw_pairs(pairs: Sequence[Pair], title: str, *, columns: int, longest: float = 1.0) -> Figure:
+    """So many pairs a row; the longer side of an image takes `longest` inches."""
+    height, width = tile_size(pairs[0].upper.shape[:2], longest)
+    head = LINE * max(pair.above.count("\n") + 1 for pair in pairs) + GAP
+    foot = LINE * max(sum(t.count("\n") + 1 for t, _ in pair.below) for pair in pairs) + GAP
     # Narrow images stand apart, so that the names do not touch.
-    across, down = max(width, ROOM) + 2 * GAP, head + 2 * height + GAP + foot
-    columns, rows = min(columns, len(upper)), -(-len(upper) // columns)
+    across = max(width, NAMES_WIDTH) + 2 * GAP
+    down = head + 2 * height + GAP + foot
+    columns = min(columns, len(pairs))
+    rows = -(-len(pairs) // columns)
     figure = new_figure(max(columns * across, 5.2) + 0.2, rows * down + 0.5)
     axes: Axes = figure.subplots()
-    for i, pair in enumerate(zip(upper, lower, strict=True)):
-        center, top = (i % columns + 0.5) * across, i // columns * down + head
-        left, under = center - width / 2, top + height + GAP
-        for image, y in zip(pair, (top, under), strict=True):
-            axes.imshow(
-                image, extent=(left, left + width, y + height, y), interpolation="antialiased"
-            )
-        red = bool(framed and framed[i])
-        axes.text(
-            center, top - 0.04, above[i], va="bottom", color=RED if red else "black", **CENTERED
-        )
-        for row, (text, color) in enumerate(below[i] if below else ()):
-            axes.text(
-                center, under + height + 0.04 + row * LINE, text, va="top", color=color, **CENTERED
-            )
-        if red:
+    for i, pair in enumerate(pairs):
+        center = (i % columns + 0.5) * across
+        left = center - width / 2
+        top = i // columns * down + head
+        under = top + height + GAP
+        for image, y in ((pair.upper, top), (pair.lower, under)):
+            extent = (left, left + width, y + height, y)
+            axes.imshow(image, extent=extent, interpolation="antialiased")
+        color = RED if pair.framed else "black"
+        axes.text(center, top - 0.04, pair.above, va="bottom", color=color, **CENTERED)
+        for row, (text, ink) in enumerate(pair.below):
+            y = under + height + 0.04 + row * LINE
+            axes.text(center, y, text, va="top", color=ink, **CENTERED)
+        if pair.framed:
             axes.add_patch(_frame(left, under, width, height, RED))
     axes.set(xlim=(0, columns * across), ylim=(rows * down, 0))
     axes.set_axis_off()
@@ -286,11 +250,5 @@ def draw_pairs(
 
 
 def _frame(left: float, top: float, width: float, height: float, color: str) -> Rectangle:
-    return Rectangle(
-        (left, top), width, height, fill=False, edgecolor=color, linewidth=2, clip_on=False
-    )
-
-
-def _lines(texts: Iterable[Sequence[str]]) -> int:
-    """The most lines that any of these have together."""
-    return max((sum(text.count("\n") + 1 for text in some) for some in texts), default=0)
+    corner = (left, top)
+    return Rectangle(corner, width, height, fill=False, edgecolor=color, linewidth=2, clip_on=False)
