@@ -1,0 +1,105 @@
+"""Faults put into copies of the library: which of them do its tests notice?
+
+    python -m tests.faults [--only GLOB] [--jobs N]      those written by hand
+    python -m tests.faults generate --count N --packages functional nn ...      those made by rule
+
+Exit status 1 where a fault survives, or its record is stale; generated faults are only counted.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from fnmatch import fnmatch
+from pathlib import Path
+
+from .mutants import package_tests, sample
+from .records import Fault, load
+from .runner import Verdict, run
+from .tree import ROOT
+
+RESULTS = ROOT / "runs" / "faults" / "generated.jsonl"
+PACKAGES = (
+    "functional",
+    "nn",
+    "models",
+    "data",
+    "tasks",
+    "training",
+    "evaluation",
+    "reporting",
+    "explorer",
+    "cli",
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--only", default="*", help="names of faults, with * and ?")
+    parser.add_argument("--jobs", type=int, default=2, help="copies of the checkout at work")
+    commands = parser.add_subparsers(dest="command")
+    generate = commands.add_parser("generate", help="faults made by rule, a sample of them")
+    generate.add_argument("--count", type=int, default=200)
+    generate.add_argument("--seed", type=int, default=0, help="which ones are drawn")
+    generate.add_argument("--packages", nargs="+", default=PACKAGES)
+    generate.add_argument("--jobs", type=int, default=argparse.SUPPRESS)
+    generate.add_argument("--results", type=Path, default=RESULTS, help="JSON lines; continued")
+    options = parser.parse_args(arguments)
+    if options.command == "generate":
+        return generated(options)
+    return written(options)
+
+
+def written(options: argparse.Namespace) -> int:
+    """Run the faults written by hand."""
+    faults = [fault for fault in load() if fnmatch(fault.name, options.only)]
+    if not faults:
+        print(f"--only {options.only}: no fault has such a name", file=sys.stderr)
+        return 2
+    verdicts = run(faults, min(options.jobs, len(faults)), show)
+    return 0 if summarize(Counter(verdict.verdict for verdict in verdicts)) else 1
+
+
+def generated(options: argparse.Namespace) -> int:
+    """Run a sample of generated faults, without those whose verdict is in the file of results already."""
+    results: Path = options.results
+    results.parent.mkdir(parents=True, exist_ok=True)
+    rows = results.read_text(encoding="utf-8").splitlines() if results.is_file() else []
+    known = {row["name"]: row["verdict"] for row in map(json.loads, rows)}
+    drawn = sample(options.packages, options.count, options.seed)
+    left = [fault for fault in drawn if fault.name not in known]
+    print(f"{len(drawn)} faults, {len(drawn) - len(left)} of them in {results}", flush=True)
+
+    def append(verdict: Verdict) -> None:
+        show(verdict)
+        with results.open("a", encoding="utf-8") as file:
+            file.write(verdict.to_json() + "\n")
+
+    def whole_package(fault: Fault) -> tuple[tuple[str, ...], ...]:
+        tests = package_tests(Path(fault.path))
+        return () if tests == fault.tests else (tests,)
+
+    verdicts = run(left, min(options.jobs, max(1, len(left))), append, whole_package)
+    known |= {verdict.name: verdict.verdict for verdict in verdicts}
+    summarize(Counter(known[fault.name] for fault in drawn))
+    return 0
+
+
+def show(verdict: Verdict) -> None:
+    """One line for a caught fault, more for another one."""
+    print(f"{verdict.verdict:9s} {verdict.seconds:6.1f} s  {verdict.name}", flush=True)
+    if verdict.verdict != "caught":
+        print(f"          {verdict.path}: {verdict.why} [{verdict.detail}]", flush=True)
+
+
+def summarize(counts: Counter[str]) -> bool:
+    """Print the counts; whether all are caught."""
+    words = [f"{count} {word}" for word, count in sorted(counts.items())]
+    print(", ".join(words) or "nothing to do")
+    return set(counts) <= {"caught"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""Faults made by rule: one operator, constant, condition, argument or statement of the sources changed at a time."""
+
+import ast
+import hashlib
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from .records import Fault
+from .tree import ROOT
+
+SOURCES = Path("src/torchcaps")
+TESTS = Path("tests")
+COMPARISONS = {
+    ast.Lt: ("<", "<="),
+    ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"),
+    ast.In: ("in", "not in"),
+    ast.NotIn: ("not in", "in"),
+}
+OPERATIONS = {ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*")}
+WORDS = {ast.And: ("and", "or"), ast.Or: ("or", "and")}
+REMOVABLE = (ast.Assign, ast.AugAssign, ast.Expr, ast.Raise)
+# What only speaks: its words are not what tests hold a program to.
+SPEECH = ("Error", "warn", "print", "say", "emit")
+# Fields of a node that are read and not run.
+SILENT = ("annotation", "returns", "decorator_list", "type_params")
+
+Change = tuple[int, int, str, str]  # first and last place in the text, what stands there instead, the rule
+
+
+def mutants(path: Path, root: Path = ROOT) -> list[Fault]:
+    """Every mutant of one file of the package, `path` from the root, that still compiles."""
+    text = (root / path).read_text(encoding="utf-8")
+    tests = mirrored(path, root)
+    faults = []
+    for start, end, replacement, rule in _changes(text):
+        changed = text[:start] + replacement + text[end:]
+        try:
+            compile(changed, str(path), "exec")
+        except SyntaxError:
+            continue
+        faults.append(_fault(path, text, (start, end, replacement, rule), tests))
+    return faults
+
+
+def sample(packages: Sequence[str], count: int, seed: int = 0, root: Path = ROOT) -> list[Fault]:
+    """`count` mutants of these packages and of all rules in turn; a larger count keeps those of a smaller one."""
+    shuffled = []
+    for package in packages:
+        place = root / SOURCES / package
+        files = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+        if not files or not files[0].is_file():
+            raise ValueError(f"packages: there is no {package!r}")
+        faults = [fault for file in files for fault in mutants(file.relative_to(root), root)]
+        random.Random(f"{seed}/{package}").shuffle(faults)
+        by_rule = defaultdict(list)
+        for fault in faults:
+            by_rule[fault.why.split(": ")[1]].append(fault)
+        shuffled.append(_in_turn([by_rule[rule] for rule in sorted(by_rule)]))
+    return _in_turn(shuffled)[:count]
+
+
+def _in_turn(groups: Sequence[Sequence[Fault]]) -> list[Fault]:
+    """The first of each group, then the second of each, and so on."""
+    rounds = range(max(map(len, groups), default=0))
+    return [group[i] for i in rounds for group in groups if i < len(group)]
+
+
+def mirrored(path: Path, root: Path = ROOT) -> tuple[str, ...]:
+    """The tests of a file of the package: those of its name in the folder of its package, or else all of that folder."""
+    inside = path.relative_to(SOURCES)
+    folders = [TESTS / inside.parent, *(TESTS / parent for parent in inside.parent.parents)]
+    for folder in folders:
+        if folder == TESTS and len(inside.parts) > 1:
+            break
+        named = sorted((root / folder).glob(f"test_{inside.stem.strip('_')}*.py"))
+        if named:
+            return tuple(str(file.relative_to(root)) for file in named)
+    return package_tests(path, root)
+
+
+def package_tests(path: Path, root: Path = ROOT) -> tuple[str, ...]:
+    """The folder of tests of a file's package; that of the kernels is `ops`, of a single module all at the top."""
+    inside = path.relative_to(SOURCES)
+    names = (inside.parts[0], "ops") if inside.parts[0] == "kernels" else inside.parts[:1]
+    folders = [TESTS / name for name in names if (root / TESTS / name).is_dir()]
+    if folders:
+        return tuple(map(str, folders))
+    return tuple(str(file.relative_to(root)) for file in sorted((root / TESTS).glob("test_*.py")))
+
+
+def _fault(path: Path, text: str, change: Change, tests: tuple[str, ...]) -> Fault:
+    """The change as a record: whole lines, and as many around them as make them stand there once."""
+    start, end, replacement, rule = change
+    first = text.rfind("\n", 0, start) + 1
+    last = text.find("\n", end)
+    last = len(text) if last < 0 else last
+    line = text.count("\n", 0, start) + 1
+    before, after = text[start:end], replacement
+    while text.count(text[first:last]) > 1:
+        first = text.rfind("\n", 0, max(0, first - 1)) + 1
+        following = text.find("\n", last + 1)
+        last = len(text) if following < 0 else following
+    find = text[first:last]
+    replace = text[first:start] + replacement + text[end:last]
+    digest = hashlib.sha256(f"{path}\0{find}\0{replace}".encode()).hexdigest()[:12]
+    why = f"{path}:{line}: {rule}: {_short(before)} -> {_short(after)}"
+    return Fault(digest, str(path), find, replace, tests, why)
+
+
+def _short(code: str) -> str:
+    line = " ".join(code.split())
+    return line if len(line) <= 60 else line[:57] + "..."
+
+
+def _changes(text: str) -> Iterator[Change]:
+    """All changes of a file, in the order of its nodes."""
+    lines = text.split("\n")
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line) + 1)
+
+    def place(line: int, column: int) -> int:
+        """From ast's line, and column in bytes, to a place in the text."""
+        return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
+
+    def span(node: ast.AST) -> tuple[int, int]:
+        return place(node.lineno, node.col_offset), place(node.end_lineno, node.end_col_offset)
+
+    def between(left: ast.AST, right: ast.AST, words: tuple[str, str], rule: str) -> Iterator[Change]:
+        start, end = span(left)[1], span(right)[0]
+        if text[start:end].count(words[0]) == 1:
+            at = start + text[start:end].index(words[0])
+            yield at, at + len(words[0]), words[1], rule
+
+    for node, in_body in _nodes(ast.parse(text)):
+        match node:
+            case ast.Compare(left=left, ops=[operator], comparators=[right]):
+                yield from between(left, right, COMPARISONS[type(operator)], "comparison")
+            case ast.BinOp(left=left, op=operator, right=right) if type(operator) in OPERATIONS:
+                yield from between(left, right, OPERATIONS[type(operator)], "operation")
+            case ast.BoolOp(op=operator, values=[left, right, *_]):
+                yield from between(left, right, WORDS[type(operator)], "condition")
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                yield (*span(node), f"({text[slice(*span(operand))]})", "not removed")
+            case ast.Constant(value=bool() as value):
+                yield (*span(node), str(not value), "constant")
+            case ast.Constant(value=(int() | float()) as value):
+                yield (*span(node), "1" if value == 0 else "0", "constant")
+            case ast.Call(args=[first, second, *_]):
+                (a, b), (c, d) = span(first), span(second)
+                if text[a:b] != text[c:d] and "*" not in (text[a], text[c]):
+                    yield a, d, text[c:d] + text[b:c] + text[a:b], "arguments swapped"
+        if in_body and isinstance(node, REMOVABLE) and not _is_needed(node):
+            yield (*span(node), "pass", "statement removed")
+
+
+def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
+    """Nodes of code that runs, and whether each is a statement of a function: no annotation, import, error or warning."""
+    waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while waiting:
+        node, in_body = waiting.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.JoinedStr) or _speaks(node):
+            continue
+        yield node, in_body
+        inside = in_body or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for name, value in ast.iter_fields(node):
+            if name not in SILENT:
+                children = value if isinstance(value, list) else [value]
+                waiting += [(child, inside) for child in children if isinstance(child, ast.AST)]
+
+
+def _speaks(node: ast.AST) -> bool:
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        return True
+    if not isinstance(node, ast.Call):
+        return False
+    name = ast.unparse(node.func)
+    return any(word in name for word in SPEECH)
+
+
+def _is_needed(statement: ast.stmt) -> bool:
+    """Whether it is a docstring, or makes a name without which nothing runs; `x = f(x)` can be left out."""
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Constant)
+    if not isinstance(statement, ast.Assign):
+        return False
+    targets = {n.id for target in statement.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+    read = {n.id for n in ast.walk(statement.value) if isinstance(n, ast.Name)}
+    return not targets & read and not any(isinstance(t, ast.Attribute | ast.Subscript) for t in statement.targets)
