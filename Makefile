@@ -11,13 +11,16 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+# Of `make faults`: which ones, such as functional/*.
+ONLY ?= *
+
 # Of `make campaign`: how many cases, or for how many minutes, and which ones are drawn.
 CASES ?= 10000
 MINUTES ?=
 SEED ?= 0
 CAMPAIGN = PYTHONPATH=tests $(BIN)/python -m campaign --seed $(SEED)
 
-.PHONY: train test pytest test-slow test-lowest campaign campaign-kills lint docs dependencies gallery picture weights install browser clean
+.PHONY: train test pytest test-slow test-lowest campaign campaign-kills faults lint docs dependencies gallery picture weights install browser clean
 
 train: $(INSTALLED)
 	$(BIN)/torchcaps train capsnet-digits
@@ -45,6 +48,10 @@ campaign: $(INSTALLED)
 # 100 kills of a CapsNet of the published size, each resumed to its end: about half an hour.
 campaign-kills: $(INSTALLED)
 	$(CAMPAIGN) --only "kills/full size" --cases 100
+
+# Faults put into a copy of the library, one at a time: do its tests notice? About half an hour.
+faults: $(INSTALLED)
+	$(BIN)/python -m tests.faults --only "$(ONLY)" --jobs $(WORKERS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -32,22 +32,16 @@ SPEECH = ("Error", "warn", "print", "say", "emit")
 # Fields of a node that are read and not run.
 SILENT = ("annotation", "returns", "decorator_list", "type_params")
 
-Change = tuple[int, int, str, str]  # first and last place in the text, what stands there instead, the rule
+Change = tuple[
+    int, int, str, str
+]  # first and last place in the text, what stands there instead, the rule
 
 
 def mutants(path: Path, root: Path = ROOT) -> list[Fault]:
-    """Every mutant of one file of the package, `path` from the root, that still compiles."""
+    """Every mutant of one file of the package, `path` from the root."""
     text = (root / path).read_text(encoding="utf-8")
     tests = mirrored(path, root)
-    faults = []
-    for start, end, replacement, rule in _changes(text):
-        changed = text[:start] + replacement + text[end:]
-        try:
-            compile(changed, str(path), "exec")
-        except SyntaxError:
-            continue
-        faults.append(_fault(path, text, (start, end, replacement, rule), tests))
-    return faults
+    return [_fault(path, text, change, tests) for change in _changes(text)]
 
 
 def sample(packages: Sequence[str], count: int, seed: int = 0, root: Path = ROOT) -> list[Fault]:
@@ -74,7 +68,7 @@ def _in_turn(groups: Sequence[Sequence[Fault]]) -> list[Fault]:
 
 
 def mirrored(path: Path, root: Path = ROOT) -> tuple[str, ...]:
-    """The tests of a file of the package: those of its name in the folder of its package, or else all of that folder."""
+    """The tests of a file of the package: those of its name in the folder of its package, or else all of them."""
     inside = path.relative_to(SOURCES)
     folders = [TESTS / inside.parent, *(TESTS / parent for parent in inside.parent.parents)]
     for folder in folders:
@@ -134,7 +128,9 @@ def _changes(text: str) -> Iterator[Change]:
     def span(node: ast.AST) -> tuple[int, int]:
         return place(node.lineno, node.col_offset), place(node.end_lineno, node.end_col_offset)
 
-    def between(left: ast.AST, right: ast.AST, words: tuple[str, str], rule: str) -> Iterator[Change]:
+    def between(
+        left: ast.AST, right: ast.AST, words: tuple[str, str], rule: str
+    ) -> Iterator[Change]:
         start, end = span(left)[1], span(right)[0]
         if text[start:end].count(words[0]) == 1:
             at = start + text[start:end].index(words[0])
@@ -163,7 +159,7 @@ def _changes(text: str) -> Iterator[Change]:
 
 
 def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
-    """Nodes of code that runs, and whether each is a statement of a function: no annotation, import, error or warning."""
+    """Nodes of code that runs, and whether each is inside a function; no annotations, imports or words of errors."""
     waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
     while waiting:
         node, in_body = waiting.pop()
@@ -192,6 +188,10 @@ def _is_needed(statement: ast.stmt) -> bool:
         return isinstance(statement.value, ast.Constant)
     if not isinstance(statement, ast.Assign):
         return False
-    targets = {n.id for target in statement.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+    targets = {
+        n.id for target in statement.targets for n in ast.walk(target) if isinstance(n, ast.Name)
+    }
     read = {n.id for n in ast.walk(statement.value) if isinstance(n, ast.Name)}
-    return not targets & read and not any(isinstance(t, ast.Attribute | ast.Subscript) for t in statement.targets)
+    return not targets & read and not any(
+        isinstance(t, ast.Attribute | ast.Subscript) for t in statement.targets
+    )

@@ -44,7 +44,7 @@ class Tree:
         for file in root.iterdir():
             if file.is_file():
                 shutil.copy2(file, path / file.name)
-        # Python takes a compiled file for current if time and size of its source fit: each version has a time of its own.
+        # Python takes a compiled file for current if time and size of its source fit.
         self._clock = int(time.time()) + 1
 
     def write(self, file: str, text: str) -> None:
