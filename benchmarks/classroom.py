@@ -79,9 +79,7 @@ class Attendance(NamedTuple):
 async def ask(port: int, body: bytes, stream: str) -> tuple[int, bytes]:
     """One request, on a connection of its own."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = (
-        f"POST /api/look HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\nx-stream: {stream}\r\n"
-    )
+    head = f"POST /api/infer HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\nx-stream: {stream}\r\n"
     try:
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         answer = await reader.read()

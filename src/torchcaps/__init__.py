@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         viz,
     )
     from torchcaps.bench import MemoryEstimate, estimate_memory
+    from torchcaps.explorer import explore
     from torchcaps.models import create_model, list_models
     from torchcaps.nn import record_routing, set_impl
     from torchcaps.training import fit, load
@@ -39,6 +40,7 @@ _HOMES = {
     "Routed": "types",
     "create_model": "models",
     "estimate_memory": "bench",
+    "explore": "explorer",
     "fit": "training",
     "list_models": "models",
     "load": "training",
@@ -56,6 +58,7 @@ __all__ = [
     "data",
     "estimate_memory",
     "evaluation",
+    "explore",
     "fit",
     "functional",
     "list_models",

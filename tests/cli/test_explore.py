@@ -36,7 +36,7 @@ def test_a_run_is_opened_with_its_test_images_and_ctrl_c_is_a_good_end(command, 
     assert outcome.err.endswith("stopped\n")
     [(sessions, options)] = served
     assert (options["host"], options["port"], options["open_page"]) == ("127.0.0.1", 9000, False)
-    assert sessions[0].describe()["examples"] == 12
+    assert len(sessions[0].examples) == 12
 
 
 def test_two_runs_are_compared(command, trained, served):
@@ -58,7 +58,7 @@ def test_a_run_without_its_data_is_explored_without_examples(command, run, serve
     config.write_text(config.read_text().replace("bars.npz", "gone.npz"))
     outcome = command("explore", run)
     assert "No test images" in outcome.err
-    assert served[0][0][0].describe()["examples"] == 0
+    assert served[0][0][0].examples is None
 
 
 @pytest.mark.parametrize(
@@ -86,14 +86,14 @@ SLOW = """
 import sys, time
 from torchcaps.cli.main import main
 from torchcaps.explorer import Session
-Session.labeled = lambda *_: time.sleep(60)  # work under way that does not end
+Session.examples_of = lambda *_: time.sleep(60)  # work under way that does not end
 sys.exit(main(["explore", sys.argv[1], "--no-open", "--port", "0"]))
 """
 UNDER_WAY = [
     b"",
     b"GET / HTTP/1.1\r\nhost: 127",
-    b"GET /api/about HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
-    b"POST /api/look HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 100\r\n\r\n{",
+    b"GET /api/describe HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
+    b"POST /api/infer HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 100\r\n\r\n{",
     b'POST /api/examples HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 11\r\n\r\n{"label":0}',
     b'POST /api/examples HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 11\r\n\r\n{"label":1}',
 ]
@@ -115,7 +115,7 @@ def test_sigterm_waits_for_no_client_and_for_no_work(trained):
                 socket.create_connection(("127.0.0.1", port), timeout=60)
             )
             connection.sendall(begun)
-            if b"about" in begun:
+            if b"describe" in begun:
                 assert b"200 OK" in connection.recv(200)
         with socket.create_connection(
             ("127.0.0.1", port), timeout=60
@@ -136,9 +136,6 @@ def test_without_a_run_a_network_of_the_package_is_shown_with_digits(command, se
     [([session], _)] = served
     about = session.describe()
     assert (about["name"], about["classes"]) == ("capsnet_small", list("0123456789"))
-    assert (about["decoder"], about["steps"], about["data"], about["note"]) == (
-        True,
-        True,
-        "digits",
-        "",
-    )
+    assert (about["data"], about["note"]) == ("digits", "")
+    assert about["views"]["pose"]["decoder"] is True
+    assert "routing" in about["views"]

@@ -4,7 +4,6 @@ import io
 import os
 import tarfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ import torchcaps
 from torchcaps.data import Preprocess, decode_image, load_dataset
 from torchcaps.data.images import FORMATS, SUFFIXES
 from torchcaps.errors import DataError
-from torchcaps.explorer.session import Session
+from torchcaps.explorer.pictures import read_picture
 from torchcaps.tasks import predict
 
 from .makers import SETS, picture
@@ -42,7 +41,7 @@ def by_preprocess(folder):
 
 
 def by_explorer(folder):
-    Session.picture(SimpleNamespace(preprocess=PREPROCESS), POSTSCRIPT)
+    read_picture(POSTSCRIPT, PREPROCESS)
 
 
 def by_set(kind, ending=".png"):

@@ -87,13 +87,13 @@ def test_every_command_takes_it(name, tmp_path, monkeypatch, capsys):
     assert status == ([0, 0] if spec.decoder else [1, 1])
     session = open_session("whole")
     picture, _ = session.example(0)
-    look = session.look(picture)
+    look = session.view("infer").run(picture)
     assert len(look.activation) == 10
     assert (look.pose is not None) == spec.pose
-    if session.steps:
-        session.routing(picture, 0)
-    if session.routes:
-        session.look(picture, routing="uniform")
+    if "routing" in session.views:
+        session.view("routing").run(picture, 0)
+    if session.has_routing:
+        session.view("infer").run(picture, uniform=True)
 
 
 # Three steps of what turns no rounding into a change of sign: after 14, EM routing has made 1e-3 of it.

@@ -201,7 +201,7 @@ def test_a_stroke_that_a_busy_server_refused_is_answered_and_nothing_moves(page,
     wait(browser, lambda: "Prediction: 7," not in browser.find_element(By.ID, "prediction").text)
     before = [place_of(browser, name) for name in ("paper", "bars", "tabs")]
     with monkeypatch.context() as full:
-        full.setattr(queue, "MOST_WAITING", 0)
+        full.setattr(queue, "MAX_WAITING", 0)
         draw(browser, SEVEN)
         wait(browser, lambda: browser.find_element(By.ID, "busy").is_displayed())
         assert [place_of(browser, name) for name in ("paper", "bars", "tabs")] == before
@@ -272,10 +272,15 @@ def test_a_walk_ends_at_the_second_pictures_pose(page, reader):
     browser = page("ex=0&ex2=3")
     start = [
         round(255 * value)
-        for value in reader.look(reader.example(0)[0]).reconstructions.flatten().tolist()
+        for value in reader.view("infer")
+        .run(reader.example(0)[0])
+        .reconstructions.flatten()
+        .tolist()
     ]
-    label = reader.look(reader.example(0)[0]).shown[0]
-    drawn = reader.decode(reader.look(reader.example(3)[0]).pose[label][None], label)
+    label = reader.view("infer").run(reader.example(0)[0]).shown[0]
+    drawn = reader.view("pose").run(
+        reader.view("infer").run(reader.example(3)[0]).pose[label][None], label
+    )
     end = [round(255 * value) for value in drawn.flatten().tolist()]
 
     def shows(wanted):
@@ -304,7 +309,9 @@ def test_two_overlaid_digits_are_the_two_longest(page, reader, digits):
     def found(pair):
         """Whether the model itself finds both; only then the page can show it."""
         both = overlay(*(reader.example(index)[0] for index in pair))
-        return set(reader.look(both, count=2).shown) == {labels[index] for index in pair}
+        return set(reader.view("infer").run(both, count=2).shown) == {
+            labels[index] for index in pair
+        }
 
     first, second = next(filter(found, pairs))
     browser = page(f"tab=overlap&ex={first}&ex2={second}")
@@ -413,9 +420,10 @@ def test_two_models_side_by_side_and_a_cnn_says_what_it_lacks(page):
     assert "probabilities, not lengths" in browser.find_element(By.ID, "compare").text
     browser.find_element(By.ID, "tab-pose").click()
     Select(browser.find_element(By.ID, "model")).select_by_value("1")
-    wait(browser, lambda: "no capsules" in browser.find_element(By.ID, "pose").text)
+    wait(browser, lambda: shown_tabs(browser) == ["Overlap", "Transform", "Compare"])
+    assert "no capsules" in browser.find_element(By.ID, "bars-help").text
     assert not browser.find_element(By.ID, "uniform-row").is_displayed()
-    for tab in ("routing", "overlap", "transform"):
+    for tab in ("overlap", "transform"):
         browser.find_element(By.ID, f"tab-{tab}").click()
     assert not browser.find_element(By.ID, "problem").is_displayed()
 

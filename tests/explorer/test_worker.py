@@ -16,8 +16,9 @@ pytest.importorskip("starlette.testclient", reason="needs starlette and httpx")
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
-from torchcaps.explorer import Session, app, worker
+from torchcaps.explorer import app, worker
 from torchcaps.explorer.server import make_app
+from torchcaps.explorer.views import Infer
 from torchcaps.explorer.worker import Superseded, Worker
 
 from .conftest import SIZE
@@ -91,9 +92,9 @@ def test_the_newest_of_a_stream_takes_the_place_of_the_older_one():
 
 
 def test_a_full_queue_refuses_newcomers_but_not_those_who_wait_in_it():
-    full = [(str(k), "a") for k in range(worker.MOST_WAITING)]
+    full = [(str(k), "a") for k in range(worker.MAX_WAITING)]
     answers, seen = asked(Worker(), [*full, ("late", "b"), ("7", "c"), ("", "d")])
-    rest = ["A"] * (worker.MOST_WAITING - 8)
+    rest = ["A"] * (worker.MAX_WAITING - 8)
     assert kinds(answers) == ["A"] * 7 + [Superseded, *rest, HTTPException, "C", HTTPException]
     assert (answers[-1].status_code, answers[-1].detail) == (
         503,
@@ -103,10 +104,10 @@ def test_a_full_queue_refuses_newcomers_but_not_those_who_wait_in_it():
 
 
 def test_what_one_pass_can_answer_leaves_the_queue_together():
-    requests = [(str(k), "a", True) for k in range(worker.MOST_TOGETHER + 2)]
+    requests = [(str(k), "a", True) for k in range(worker.MAX_TOGETHER + 2)]
     answers, seen = asked(Worker(), [*requests, ("x", "b"), ("y", "c", True)])
-    assert answers == ["A"] * (worker.MOST_TOGETHER + 2) + ["B", "C"]
-    assert seen == [["a"] * worker.MOST_TOGETHER, ["a", "a", "c"], ["b"]]
+    assert answers == ["A"] * (worker.MAX_TOGETHER + 2) + ["B", "C"]
+    assert seen == [["a"] * worker.MAX_TOGETHER, ["a", "a", "c"], ["b"]]
 
 
 def test_a_request_that_fails_takes_no_other_with_it():
@@ -168,7 +169,7 @@ def posted(client, one, requests):
     answers = [None] * len(requests)
 
     def post(k, stream, content):
-        answers[k] = client.post("/api/look", json=content, headers={"x-stream": stream})
+        answers[k] = client.post("/api/infer", json=content, headers={"x-stream": stream})
 
     threads = [
         threading.Thread(target=post, args=(k, *request)) for k, request in enumerate(requests)
@@ -189,15 +190,16 @@ def test_looks_of_several_pages_are_one_pass_and_each_gets_its_own(
     session, plain, pictures, monkeypatch
 ):
     wanted = [
-        session.look(image, classes)
+        session.view("infer").run(image, classes)
         for image, classes in zip(pictures, ([], [2], [0, 1], []), strict=True)
     ]
-    passes, looks = [], Session.looks
-    monkeypatch.setattr(
-        Session,
-        "looks",
-        lambda self, images, *rest: passes.append(len(images)) or looks(self, images, *rest),
-    )
+    passes, run_batch = [], Infer.run_batch
+
+    def counted(self, images, *rest, **options):
+        passes.append(len(images))
+        return run_batch(self, images, *rest, **options)
+
+    monkeypatch.setattr(Infer, "run_batch", counted)
     one = Worker()
     requests = [
         ("a", body(pictures[0])),
@@ -209,7 +211,7 @@ def test_looks_of_several_pages_are_one_pass_and_each_gets_its_own(
     ]
     client = TestClient(make_app([session, plain], worker=one), base_url=HOME)
     answers = [answer.json() for answer in posted(client, one, requests)]
-    assert passes == [4, 1, 1]
+    assert passes == [4, 1, 1]  # one model with and without routing, and the other model
     for answer, look in zip(answers, wanted, strict=False):
         assert answer["activation"] == pytest.approx(look.activation.tolist(), abs=1e-4)
         assert np.allclose(answer["pose"], look.pose, atol=1e-4)
@@ -232,25 +234,25 @@ def test_a_request_that_made_room_is_told_so_without_an_error(session, pictures)
     assert (first.status_code, first.json()) == (200, {"superseded": True})
     assert (wrong.status_code, newest.status_code) == (400, 200)
     assert newest.json()["activation"] == pytest.approx(
-        session.look(pictures[1]).activation.tolist(), abs=1e-4
+        session.view("infer").run(pictures[1]).activation.tolist(), abs=1e-4
     )
 
 
 def test_a_busy_server_says_so(session, pictures, monkeypatch):
     one = Worker()
-    monkeypatch.setattr(worker, "MOST_WAITING", 0)
+    monkeypatch.setattr(worker, "MAX_WAITING", 0)
     client = TestClient(make_app([session], worker=one), base_url=HOME)
-    answer = client.post("/api/look", json=body(pictures[0]), headers={"x-stream": "mine"})
+    answer = client.post("/api/infer", json=body(pictures[0]), headers={"x-stream": "mine"})
     assert (answer.status_code, answer.json()) == (
         503,
         {"error": "the server is busy; try again in a moment"},
     )
-    monkeypatch.setattr(app, "MOST_FILES", 0)
+    monkeypatch.setattr(app, "MAX_FILES", 0)
     answer = client.post("/api/picture", content=b"")
     assert (answer.status_code, "image files" in answer.json()["error"]) == (503, True)
 
 
 def test_a_streams_name_is_short(session):
     client = TestClient(make_app([session]), base_url=HOME)
-    answer = client.post("/api/look", json={}, headers={"x-stream": "a" * 65})
+    answer = client.post("/api/infer", json={}, headers={"x-stream": "a" * 65})
     assert (answer.status_code, "at most 64" in answer.json()["error"]) == (400, True)

@@ -57,9 +57,9 @@ from starlette.testclient import TestClient
 from torchcaps.explorer import open_session
 from torchcaps.explorer.app import make_app
 client = TestClient(make_app([open_session("run")]), base_url="http://127.0.0.1:8700")
-found["about"] = client.get("/api/about").json()
+found["about"] = client.get("/api/describe").json()
 pixels = base64.b64encode(bytes(18 * 20)).decode()
-found["look"] = client.post("/api/look", json={"image": pixels}).json()
+found["look"] = client.post("/api/infer", json={"image": pixels}).json()
 json.dump(found, open("found.json", "w"))
 """
 
@@ -138,7 +138,7 @@ def test_its_own_loss_trains_a_classifier(outcome):
 def test_the_explorer_answers_for_it(outcome):
     _, found = outcome
     [about] = found["about"]["models"]
-    assert about["decoder"] is True and about["dim"] == 3
+    assert about["views"]["pose"] == {"title": "Pose", "dim": 3, "decoder": True}
     assert "error" not in found["look"], found["look"]
 
 

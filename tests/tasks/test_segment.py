@@ -15,7 +15,7 @@ from torchcaps.data.masks import palette, write_mask
 from torchcaps.data.sets import shapes as shapes_set
 from torchcaps.errors import DataError, RunError
 from torchcaps.evaluation.accuracy.pixels import mask_figures, pixel_counts
-from torchcaps.explorer.session import Motion, Session
+from torchcaps.explorer import Motion, Session
 from torchcaps.tasks import create_task, predict
 from torchcaps.tasks.segment import LOSSES, Said
 from torchcaps.training import Interrupted, TrainConfig, train
@@ -435,17 +435,17 @@ def test_the_page_shows_what_was_found():
     model.classes, model.preprocess = images.classes, tc.data.Preprocess((16, 16), 1)
     session = Session(create_task(model, TrainConfig(), images), "masks", images)
     picture, labels = session.example(2)
-    look = session.look(picture)
+    look = session.view("infer").run(picture)
     assert look.activation.sum().item() == pytest.approx(1)
     assert look.reconstructions.shape == (1, 3, 16, 16)
     assert labels == (images.labels[2].item(),)
     about = session.describe()
-    assert (about["classes"], about["pixels"], about["capsules"]) == (
-        list(images.classes),
-        True,
-        False,
+    assert (about["classes"], about["dense"]) == (list(images.classes), True)
+    assert "pose" not in about["views"]
+    assert session.view("transform").run(picture, Motion(), [0.0, 10.0], 1).activation.shape == (
+        2,
+        4,
     )
-    assert session.sweep(picture, Motion(), [0.0, 10.0], 1).activation.shape == (2, 4)
 
 
 def test_the_command_that_renders_shapes(tmp_path, monkeypatch):

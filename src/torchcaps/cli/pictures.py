@@ -98,28 +98,22 @@ def explore(
         open: Open the page in the browser.
         threads: Of torch; one image at a time gains little from more.
     """
-    from torchcaps.explorer import open_session, server
-    from torchcaps.reporting.words import unique_suffixes
-
     in_range("--port", port, low=0, high=65535)
     use_threads(threads)
-    runs = [path for path in (run or tc.models.weights_file(), other) if path is not None]
-    named = zip(runs, unique_suffixes(runs) if run else [runs[0].stem], strict=True)
     note("reading the model ...")
-    sessions = [
-        open_session(path, data=data, root=root, device=device, name=name) for path, name in named
-    ]
-    for session in sessions:
-        if session.note:
-            note(session.note)
     try:
-        with unwinding(os._exit):  # it writes nothing, and may be in the middle of a look
-            server.serve(
-                sessions,
+        with unwinding(os._exit):  # it writes nothing, and may be in the middle of a pass
+            tc.explore(
+                run,
+                other,
+                data=data,
+                root=root,
                 host=host,
                 port=port,
                 open_page=open,
+                device=device,
                 say=lambda line: print(line, flush=True),
+                warn=note,
             )
     except KeyboardInterrupt:
         note("stopped")

@@ -1,5 +1,19 @@
-"""The interactive page: draw, and watch the capsules. `Session` is the model's side; `server` needs starlette."""
+"""The interactive page: draw, and watch the capsules. `Session` is the model's side."""
 
-from torchcaps.explorer.session import Look, Session, Sweep, open_session, overlay
+from torchcaps.explorer.launch import explore
+from torchcaps.explorer.pictures import Motion, overlay
+from torchcaps.explorer.session import Session, open_session
+from torchcaps.explorer.views import VIEWS, Inference, Sweep, View, register_view
 
-__all__ = ["Look", "Session", "Sweep", "open_session", "overlay"]
+__all__ = [
+    "VIEWS",
+    "Inference",
+    "Motion",
+    "Session",
+    "Sweep",
+    "View",
+    "explore",
+    "open_session",
+    "overlay",
+    "register_view",
+]

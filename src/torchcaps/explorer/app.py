@@ -1,48 +1,54 @@
 """The page as an application of starlette. It trusts no request, and no request names a file.
 
-Every body has a largest size, every number is checked, one thread does all work, and an error is one sentence.
+Every body has a largest size and a time, every number is checked, one thread does all work, and
+what is refused is told in one sentence.
 """
 
 import asyncio
+import inspect
 import ipaddress
-import re
+import math
 import secrets
-import socket
-import sys
-import traceback
 from collections.abc import Sequence
 from functools import partial
-from importlib.resources import files
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.exceptions import ExceptionMiddleware
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from torchcaps.errors import TorchcapsError, one_line
-from torchcaps.explorer.requests import BATCHED, SINGLE, encoded, largest, parsed
+from torchcaps.explorer.pictures import read_picture
+from torchcaps.explorer.requests import Request, as_base64
 from torchcaps.explorer.session import Session
+from torchcaps.explorer.views import VIEWS
 from torchcaps.explorer.worker import Superseded, Worker
 
-MOST_FILE = 8_000_000  # bytes of an image file
-MOST_FILES = 8  # in memory
-MOST_NAME = 64  # characters of a stream's name
+MAX_FILE = 8_000_000  # bytes of an image file
+MAX_FILES = 8  # in memory
+MAX_TEXT = 4096  # bytes of a JSON body beside its pictures and poses
+MAX_NAME = 64  # characters of a stream's name
 BODY_SECONDS = 10.0  # in which the body of a request must have come
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+STATIC = Path(__file__).with_name("static")
 TYPES = {
-    ".html": "text/html",
+    "": "text/html",
     ".css": "text/css",
     ".svg": "image/svg+xml",
     ".js": "text/javascript",
-}
+}  # fixed here: a system may have others, which a browser refuses
+REFUSED = (HTTPException, ClientDisconnect, ValueError, TorchcapsError)
 HEADERS = {
-    "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
+    "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
@@ -50,192 +56,171 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-MISSING = {404: "there is no such page", 405: "this address is not asked this way"}
-_HOST = re.compile(
-    r"(?:\[([^\[\]]+)\]|([^:\[\]]+))(?::[0-9]+)?"
-)  # name or [IPv6 address], and a port
 
 
-class Access(NamedTuple):
-    """Who may send requests."""
-
-    hosts: frozenset[
-        str
-    ]  # names of this server in a Host header, without port; IP addresses are names too
-    any_address: bool = False  # every IP address is such a name
-    token: str = (
-        ""  # that every request must bring; empty for a server that only this machine can reach
-    )
-
-    def check(self, scope: Scope) -> None:
-        """Raise HTTPException (403) for another host name, another page, or without the token."""
-        request = HTTPConnection(scope)
-        host, path = request.headers.get("host", "").lower(), scope["path"]
-        found = _HOST.fullmatch(host)
-        name = "" if found is None else found[1] or found[2]
-        if name not in self.hosts and not (self.any_address and _address(name)):
-            raise HTTPException(403, f"this server is not called {host[:80]!r}")
-        own = (f"http://{host}", f"https://{host}")
-        site = (
-            request.headers.get("sec-fetch-site", "same-origin")
-            if path.startswith("/api/")
-            else "none"
-        )
-        if request.headers.get("origin", own[0]).lower() not in own or site not in (
-            "same-origin",
-            "none",
-        ):
-            raise HTTPException(403, "requests from other pages are not answered")
-        if self.token and not path.startswith("/static/"):
-            given = request.headers.get("x-token") or request.query_params.get("token", "")
-            if not secrets.compare_digest(given.encode(errors="replace"), self.token.encode()):
-                raise HTTPException(
-                    403, "the token is missing or wrong; open the address that was printed"
-                )
-
-
-LOCAL = Access(frozenset({"127.0.0.1", "localhost", "::1"}))
-
-
-def access_for(host: str) -> Access:
-    """Access to a server that listens on `host`: this machine alone for a loopback address, else a new token."""
-    host, address = host.lower(), _address(host)
-    if host == "localhost" or (address is not None and address.is_loopback):
-        return LOCAL._replace(hosts=LOCAL.hosts | {host})
-    names = LOCAL.hosts | {host, socket.gethostname().lower()}
-    return Access(names, any_address=True, token=secrets.token_urlsafe(16))
-
-
-def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def token_for(host: str) -> str:
+    """The token of a server that listens on `host`: none for a loopback address, else a new one."""
     try:
-        return ipaddress.ip_address(name)
+        is_loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return None
+        is_loopback = host.lower() == "localhost"
+    return "" if is_loopback else secrets.token_urlsafe(16)
 
 
 def make_app(
-    sessions: Sequence[Session], access: Access = LOCAL, worker: Worker | None = None
+    sessions: Sequence[Session],
+    token: str = "",
+    worker: Worker | None = None,
+    hosts: Sequence[str] = LOCAL_HOSTS,
 ) -> ASGIApp:
-    """The application for these models, which all take pictures of the first one's size; the caller closes `worker`."""
-    api = Api(list(sessions), worker or Worker())
-    folder = files("torchcaps.explorer").joinpath("static")
-    found = {
-        file.name: (file.read_bytes(), TYPES["." + file.name.rpartition(".")[2]])
-        for file in folder.iterdir()
-    }
-    found[""] = found.pop("index.html")
+    """The application for these models, whose pictures have the first one's size.
 
-    async def static(request: Request) -> Response:
+    Args:
+        sessions: the models.
+        token: that every request must bring; without one, the server is asked by the names of
+            `hosts` alone, so that no page from elsewhere can reach it.
+        worker: computes; the caller closes it.
+        hosts: names of this server in a Host header.
+    """
+    api = Api(sessions, worker or Worker())
+    scripts = [Path(inspect.getfile(view)) for view in VIEWS.values() if view.title]
+    paths = [*STATIC.iterdir(), *(script.with_suffix(".js") for script in scripts)]
+    contents = {path.name: path.read_bytes() for path in paths}
+    contents[""] = contents.pop("index.html")
+
+    async def static(request: HTTPRequest) -> Response:
         name = request.path_params.get("name", "")
-        if name not in found:
+        if name not in contents:
             raise HTTPException(404)
-        return Response(found[name][0], media_type=found[name][1])
+        return Response(contents[name], media_type=TYPES[Path(name).suffix])
 
-    routes = [
-        Route("/", static),
-        Route("/static/{name}", static),
-        Route("/api/about", api.about),
-        Route("/api/picture", api.picture, methods=["POST"]),
-        Route("/api/{name}", api.answer, methods=["POST"]),
-    ]
-    # One handler cannot serve both: starlette raises what its handler of Exception has answered once more.
-    others = Middleware(ExceptionMiddleware, handlers={Exception: refusal})
-    return guarded(
-        Starlette(routes=routes, middleware=[others], exception_handlers={HTTPException: refusal}),
-        access,
+    app = Starlette(
+        routes=[
+            Route("/", static),
+            Route("/static/{name}", static),
+            Route("/api/describe", api.describe),
+            Route("/api/picture", api.picture, methods=["POST"]),
+            Route("/api/{name}", api.answer, methods=["POST"]),
+        ],
+        middleware=[
+            Middleware(TrustedHostMiddleware, allowed_hosts=["*"] if token else list(hosts))
+        ],
+        exception_handlers=dict.fromkeys(REFUSED, refuse),
     )
+    return Guard(app, token)
+
+
+class Guard:
+    """Answers no other page, nobody without the token, and puts headers on every answer."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self.app = app
+        self.token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, as ASGI has it."""
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        app = self.app
+        if reason := self._reason_to_refuse(HTTPConnection(scope)):
+            app = JSONResponse({"error": reason}, status_code=403)
+        await app(scope, receive, send_with_headers)
+
+    def _reason_to_refuse(self, request: HTTPConnection) -> str:
+        path = request.scope["path"]
+        site = request.headers.get("sec-fetch-site", "none")
+        if path.startswith("/api/") and site not in ("same-origin", "none"):
+            return "requests from other pages are not answered"
+        sent = request.headers.get("x-token") or request.query_params.get("token", "")
+        if path.startswith("/static/") or not self.token:
+            return ""
+        if secrets.compare_digest(sent.encode(errors="replace"), self.token.encode()):
+            return ""
+        return "the token is missing or wrong; open the address that was printed"
 
 
 class Api:
     """What is answered under `/api/`."""
 
-    def __init__(self, sessions: list[Session], worker: Worker) -> None:
-        self.sessions, self.worker, self.most, self.files = sessions, worker, largest(sessions), 0
+    def __init__(self, sessions: Sequence[Session], worker: Worker) -> None:
+        self.sessions = sessions
+        self.worker = worker
+        self.files = 0
         self.functions = {
-            name: partial(function, sessions) for name, function in {**SINGLE, **BATCHED}.items()
+            name: partial(_answer_batch if view.batched else _answer, name)
+            for name, view in VIEWS.items()
         }
+        pictures = 2 * (4 * (math.prod(sessions[0].shape) + 3) // 3)
+        longest = max(session.pose_dim + 1 for session in sessions)
+        self.max_body = MAX_TEXT + pictures + 26 * Session.MAX_DECODED * longest
 
-    async def about(self, _: Request) -> Response:
-        """The models."""
+    async def describe(self, _: HTTPRequest) -> Response:
+        """The models, and the views that there are of each."""
         return JSONResponse({"models": [session.describe() for session in self.sessions]})
 
-    async def answer(self, request: Request) -> Response:
-        """The answer about a picture or a pose. A request replaces an older one of its stream in the queue."""
-        name, stream = request.path_params["name"], request.headers.get("x-stream", "")
+    async def answer(self, http: HTTPRequest) -> Response:
+        """A view's answer. A request replaces an older one of its stream in the queue."""
+        name = http.path_params["name"]
+        stream = http.headers.get("x-stream", "")
         if name not in self.functions:
             raise HTTPException(404)
-        if len(stream) > MOST_NAME:
-            raise HTTPException(
-                400, f"x-stream: expected at most {MOST_NAME} characters, got {len(stream)}"
-            )
-        body, together = parsed(await read(request, self.most)), name in BATCHED
+        if len(stream) > MAX_NAME:
+            detail = f"x-stream: expected at most {MAX_NAME} characters, got {len(stream)}"
+            raise HTTPException(400, detail)
+        request = Request(await read_body(http, self.max_body), self.sessions)
+        work = self.worker.run(self.functions[name], request, stream, together=VIEWS[name].batched)
         try:
-            return JSONResponse(
-                await self.worker.run(self.functions[name], body, stream, together=together)
-            )
+            return JSONResponse(await work)
         except Superseded:
             return JSONResponse({"superseded": True})
 
-    async def picture(self, request: Request) -> Response:
+    async def picture(self, http: HTTPRequest) -> Response:
         """An image file as pixels for the page."""
-        if self.files >= MOST_FILES:
-            raise HTTPException(
-                503, "the server is busy with other image files; try again in a moment"
-            )
+        if self.files >= MAX_FILES:
+            detail = "the server is busy with other image files; try again in a moment"
+            raise HTTPException(503, detail)
         self.files += 1
         try:
-            image = await self.worker.run(self.sessions[0].picture, await read(request, MOST_FILE))
-            return JSONResponse({"image": encoded(image)})
+            read = partial(read_picture, preprocess=self.sessions[0].preprocess)
+            image = await self.worker.run(read, await read_body(http, MAX_FILE))
         finally:
             self.files -= 1
+        return JSONResponse({"image": as_base64(image)})
 
 
-def guarded(app: ASGIApp, access: Access) -> ASGIApp:
-    """The application, which sees a request when it is known who sent it, with headers on every answer."""
-
-    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
-
-        try:
-            access.check(scope)
-        except HTTPException as error:
-            await (await refusal(Request(scope), error))(scope, receive, with_headers)
-        else:
-            await app(scope, receive, with_headers)
-
-    return guard
+def _answer(name: str, request: Request) -> dict[str, Any]:
+    return request.session.view(name).answer(request)
 
 
-async def read(request: Request, most: int) -> bytes:
-    """The body of a request, if it is not too long and does not take too long."""
-    declared, body = request.headers.get("content-length", "0"), bytearray()
-    too_large = HTTPException(413, f"the body is larger than {most:,} bytes")
-    if not declared.isascii() or not declared.isdigit() or int(declared[:20]) > most:
-        raise too_large
+def _answer_batch(name: str, requests: Sequence[Request]) -> list[dict[str, Any]]:
+    """One pass of each model that the requests are about."""
+    answers: dict[Request, dict[str, Any]] = {}
+    for session in {request.session: None for request in requests}:
+        batch = [request for request in requests if request.session is session]
+        answers.update(zip(batch, session.view(name).answer_batch(batch), strict=True))
+    return [answers[request] for request in requests]
+
+
+async def read_body(request: HTTPRequest, limit: int) -> bytes:
+    """The body of a request, of at most `limit` bytes that come in `BODY_SECONDS`."""
+    body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
                 body += part
-                if len(body) > most:
-                    raise too_large
+                if len(body) > limit:
+                    raise HTTPException(413, f"the body is larger than {limit:,} bytes")
     except TimeoutError:
         raise HTTPException(408, f"the body took longer than {BODY_SECONDS:g} seconds") from None
     return bytes(body)
 
 
-async def refusal(_: Request, error: Exception) -> Response:
-    """One sentence about what went wrong. The traceback of an error of the server goes to its terminal alone."""
-    status, sentence = 500, "the server failed; its terminal says why"
+async def refuse(_: HTTPRequest, error: Exception) -> Response:
+    """One sentence about what is wrong with a request."""
     if isinstance(error, HTTPException):
-        status, sentence = error.status_code, MISSING.get(error.status_code, error.detail)
-    elif isinstance(error, ClientDisconnect | ValueError | TorchcapsError):
-        status, sentence = 400, one_line(str(error))
-    else:
-        traceback.print_exception(error, file=sys.stderr)
-    return JSONResponse({"error": sentence}, status_code=status)
+        return JSONResponse({"error": error.detail}, status_code=error.status_code)
+    return JSONResponse({"error": one_line(str(error))}, status_code=400)

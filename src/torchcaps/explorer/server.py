@@ -17,19 +17,24 @@ try:
     from starlette.types import ASGIApp
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    from torchcaps.explorer.app import access_for, make_app
+    from torchcaps.explorer.app import LOCAL_HOSTS, make_app, token_for
     from torchcaps.explorer.worker import Worker
 except ImportError as error:
-    how = "install them with: pip install 'torchcaps[explorer]'"
-    raise ImportError(f"explore needs starlette and uvicorn ({error}); {how}") from error
+    command = "pip install 'torchcaps[explorer]'"
+    raise ImportError(
+        f"explore needs starlette and uvicorn ({error}); install them with: {command}"
+    ) from error
 
 HEAD_SECONDS = 10.0  # in which the head of a request must have come
 PORTS = 20  # tried, one after another
-MOST_CONNECTIONS = 256  # a browser opens up to six
+MAX_CONNECTIONS = 256  # a browser opens up to six
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A listening socket on this port, or the next free one; RunError for a foreign address, or no free port."""
+    """A listening socket on this port, or the next free one.
+
+    Raises RunError for a foreign address, or no free port.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -39,13 +44,12 @@ def bound(host: str, port: int) -> socket.socket:
         place = (str(address[0]), free)
         try:
             return socket.create_server(
-                place, family=family, backlog=MOST_CONNECTIONS, dualstack_ipv6=both
+                place, family=family, backlog=MAX_CONNECTIONS, dualstack_ipv6=both
             )
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise RunError(
-                    f"{host}:{free}: cannot be listened on ({os.strerror(error.errno or 0)})"
-                ) from error
+                reason = os.strerror(error.errno or 0)
+                raise RunError(f"{host}:{free}: cannot be listened on ({reason})") from error
     raise RunError(f"--port {port}: it and the {PORTS - 1} after it are in use; name another")
 
 
@@ -60,7 +64,7 @@ def settings(app: ASGIApp) -> uvicorn.Config:
         proxy_headers=False,
         ws="none",
         lifespan="off",
-        limit_concurrency=MOST_CONNECTIONS,
+        limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=2,
     )
@@ -74,20 +78,29 @@ def serve(
     open_page: bool = True,
     say: Callable[[str], object] = print,
 ) -> None:
-    """Serve the page until Ctrl-C; RunError where there is no such address, or no free port.
+    """Serve the page until Ctrl-C.
 
-    Any host but this machine's own needs a token, which the printed address has; port 0 takes any.
+    Args:
+        sessions: the models.
+        host: address to listen on; any but this machine's own needs a token, which the printed
+            address has.
+        port: the first to try; 0 takes any.
+        open_page: open it in the browser.
+        say: prints the address.
+
+    Raises:
+        RunError: where there is no such address, or no free port.
     """
-    access, worker = access_for(host), Worker()
+    token = token_for(host)
+    worker = Worker()
     with bound(host, port) as listening:
-        taken = listening.getsockname()[1]
-        if port not in (0, taken):
-            say(f"port {port} is in use; taking {taken}")
-        url, server = (
-            page_url(host, taken, access.token),
-            _Server(settings(make_app(sessions, access, worker))),
-        )
-        server.closing = worker.close
+        bound_port = listening.getsockname()[1]
+        if port not in (0, bound_port):
+            say(f"port {port} is in use; taking {bound_port}")
+        url = page_url(host, bound_port, token)
+        app = make_app(sessions, token, worker, hosts=(*LOCAL_HOSTS, host))
+        server = _Server(settings(app))
+        server.worker = worker
         say(url)  # the socket listens already: who comes before the server runs is answered then
         if open_page:  # a thread, as some browsers return only when they are closed
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
@@ -117,12 +130,12 @@ class _Patient(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Calls `closing` when it stops, and waits for no client: nothing is lost with an answer that nobody gets."""
+    """Closes the worker when it stops, and waits for no client: an unread answer is no loss."""
 
-    closing: Callable[[], object]
+    worker: Worker
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.closing()
+        self.worker.close()
         await asyncio.sleep(0.05)  # refusals are sent
         for connection in list(self.server_state.connections):
             connection.transport.abort()
@@ -132,6 +145,6 @@ class _Server(uvicorn.Server):
 
 def page_url(host: str, port: int, token: str = "") -> str:
     """The address to open. All addresses at once are opened by that of this machine."""
-    name = "127.0.0.1" if host in ("", "0.0.0.0") else "::1" if host == "::" else host
-    shown = f"[{name}]" if ":" in name else name
-    return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
+    name = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    authority = f"[{name}]" if ":" in name else name
+    return f"http://{authority}:{port}/" + (f"?token={token}" if token else "")

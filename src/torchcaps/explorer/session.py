@@ -1,35 +1,28 @@
-"""What the page asks of a trained model: one image at a time, arrays in, arrays out. Nothing of the web is here.
+"""A trained model and its test images, as the explorer shows them. Nothing of the web is here.
 
-Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules", NIPS 2017, arXiv 1710.09829: sections
-4.1 (reconstruction), 5.1 (what the dimensions of a capsule represent) and 6 (overlapping digits).
+Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules", NIPS 2017,
+arXiv 1710.09829: sections 4.1 (reconstruction), 5.1 (what the dimensions of a capsule represent)
+and 6 (overlapping digits).
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from itertools import repeat
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self, cast, get_args
+from typing import Any, ClassVar, cast
 
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.data import ImageSet, decode_image
-from torchcaps.data.images import opened
+from torchcaps.data import ImageSet
 from torchcaps.data.pixels import fit_images
-from torchcaps.errors import (
-    ArgumentError,
-    DataError,
-    RunError,
-    check_known,
-    check_range,
-    check_shape,
-)
-from torchcaps.evaluation import transform_images
+from torchcaps.errors import ArgumentError, DataError, RunError, check_range, check_shape
 from torchcaps.evaluation.forward import activations_of, device_of, evaluating
 from torchcaps.evaluation.routing.layers import swapped_routers
-from torchcaps.explorer.routing import RoutingSteps, can_step, routing_steps
+from torchcaps.explorer.pictures import Picture
+from torchcaps.explorer.views import VIEWS, View
 from torchcaps.models.cnn import parameter_count
 from torchcaps.nn import RoutedLayer, Router
 from torchcaps.reporting import open_run
@@ -39,132 +32,99 @@ from torchcaps.training import load
 from torchcaps.training.optim import resolve_device
 from torchcaps.types import Capsules
 
-MOST_PIXELS = 16_000_000  # of an image file
-MOST_DECODED = 64  # poses in one call
-MOST_SWEPT = 41  # inputs in one call
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-
-Routing = Literal["trained", "uniform"]
-Picture = UInt8[Tensor, "channels height width"]
-
-
-class Look(NamedTuple):
-    """What a model makes of one image. Classes of a model without capsules count as capsules."""
-
-    activation: Float[Tensor, " capsules"]  # empty where the task has neither capsules nor classes
-    pose: Float[Tensor, "capsules dim"] | None  # None for a model without capsules
-    reconstructions: (
-        Float[Tensor, "shown channels height width"] | None
-    )  # in [0, 1]; None without a decoder
-    shown: tuple[
-        int, ...
-    ]  # capsules drawn: as asked for, or those with the largest activations, the largest first
-
-
-class Sweep(NamedTuple):
-    """Activations, and the poses of one capsule (None for a model without capsules), while the input changes."""
-
-    activation: Float[Tensor, "steps capsules"]
-    pose: Float[Tensor, "steps dim"] | None
-
-
-@dataclass(frozen=True)
-class Motion:
-    """A change of an image about its center: resized, then turned clockwise, then moved by pixels.
-
-    `LIMITS` has the range of each amount, and `changing` names the one that a sweep changes. ValueError for others.
-    """
-
-    degrees: float = 0.0
-    scale: float = 1.0
-    right: float = 0.0
-    down: float = 0.0
-    changing: str = "degrees"
-    LIMITS: ClassVar = {
-        "degrees": (-180, 180),
-        "scale": (0.25, 4),
-        "right": (-512, 512),
-        "down": (-512, 512),
-    }
-
-    def __post_init__(self) -> None:
-        for name, (low, high) in self.LIMITS.items():
-            check_range(name, getattr(self, name), low=float(low), high=float(high))
-        check_known("motion", self.changing, self.LIMITS)
-
-    def at(self, value: float) -> Self:
-        """The same with another amount of what changes."""
-        return replace(self, **cast(Any, {self.changing: value}))
-
 
 class Session:
-    """A trained model, and images to show it.
+    """A trained model, images to show it, and the views that there are of it.
 
-    It answers what the task offers and the model declares that it has. Classes of a model without capsules count as
-    capsules. Arguments that do not fit, and what is not offered, raise ValueError.
+    Classes of a model without capsules count as capsules. Arguments that do not fit raise
+    ValueError.
 
-    The model is as `torchcaps.load` returns it, with `.classes` and `.preprocess`; or the task around one, by default
-    the one that it is made for. `name` is what to call it on the page; `examples` are images of the model's size and
-    classes to choose from, and `note` says why there are none.
+    Args:
+        model: as `torchcaps.load` returns it, with `.classes` and `.preprocess`; or the task around
+            one, by default the one that it is made for.
+        name: what to call it on the page.
+        examples: images of the model's size and classes to choose from.
+        note: why there are none.
 
-    `names` are those of the capsules: the classes, or "capsule 1", "capsule 2", ... where there is not one for each
-    class. `pose_dim` is 0 without poses. With `has_labels`, labels of examples are indices of `names`. `decodes`,
-    `routes`, `steps` and `sweeps` say what is offered: drawings, uniform couplings, routing step by step, sweeps.
+    Attributes:
+        names: of the capsules: the classes, or "capsule 1", "capsule 2", ... where there is not
+            one for each class.
+        pose_dim: 0 without poses.
+        has_labels: whether labels of examples are indices of `names`.
+        views: by name, those that this model and its task are for.
     """
+
+    MAX_DECODED: ClassVar = 64  # capsules in one call
 
     def __init__(
         self, model: nn.Module, name: str, examples: ImageSet | None = None, note: str = ""
     ) -> None:
-        self.task = task = (
-            model if isinstance(model, Task) else create_task(model, TrainConfig(), examples)
-        )
+        task = model if isinstance(model, Task) else create_task(model, TrainConfig(), examples)
+        self.task = task
+        self.spec = task.spec
         self.model = cast(Any, task.model)
         try:
-            classes, self.preprocess = tuple[str, ...](self.model.classes), self.model.preprocess
+            classes = tuple[str, ...](self.model.classes)
+            self.preprocess = self.model.preprocess
         except AttributeError:
             raise ArgumentError(
                 "model", "expected .classes and .preprocess, as torchcaps.load gives them"
             ) from None
         if not self.preprocess.is_picture:
-            raise ArgumentError(
-                name, f"the explorer shows pictures, and this model takes {self.preprocess.kind}"
-            )
-        self.spec, self.name, self.examples, self.note = task.spec, name, examples, note
-        # The first pass compiles what is compiled, so that the person at the page does not wait for it.
-        blank = torch.zeros(self.shape, dtype=torch.uint8)
-        activation, pose = self._encoded([blank], "trained")
+            kind = self.preprocess.kind
+            raise ArgumentError(name, f"the explorer shows pictures, and this model takes {kind}")
+        self.name = name
+        self.examples = examples
+        self.note = note
+
+        # The first pass compiles what is compiled, so that nobody at the page waits for it.
+        activation, pose = self.encode([self.blank])
         numbered = tuple(f"capsule {k + 1}" for k in range(activation.shape[1]))
         self.names = classes if len(classes) == len(numbered) else numbered
         self.pose_dim = 0 if pose is None else pose.shape[-1]
         self.has_labels = task.labeled and 0 < len(classes) == len(numbered)
-        self.decodes = pose is not None and self.spec.decoder and "decode" in task.capabilities
-        self.routes = "routing" in task.capabilities and any(
-            isinstance(one, RoutedLayer) for one in self.model.modules()
-        )
-        self.steps = self.routes and can_step(self.model)
-        self.sweeps = "sweep" in task.capabilities and bool(self.names)
-        if self.steps:
-            self.routing(blank, 0)
-            self.look(blank, routing="uniform")
+        kinds = sorted(VIEWS.values(), key=lambda view: view.order)
+        self.views: dict[str, View] = {
+            kind.name: kind(self) for kind in kinds if not kind.missing(self)
+        }
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(channels, height, width) of the images that the model takes."""
         return (self.preprocess.in_chans, *self.preprocess.model_size)
 
+    @property
+    def blank(self) -> Picture:
+        """A black picture."""
+        return torch.zeros(self.shape, dtype=torch.uint8)
+
+    @property
+    def has_poses(self) -> bool:
+        """Whether there are capsules with poses for the whole picture."""
+        return self.spec.pose and not self.spec.is_dense
+
+    @property
+    def has_decoder(self) -> bool:
+        """Whether capsules can be drawn."""
+        return self.has_poses and self.spec.decoder and "decode" in self.task.capabilities
+
+    @property
+    def has_routing(self) -> bool:
+        """Whether there is routing that uniform couplings can replace."""
+        layers = (isinstance(module, RoutedLayer) for module in self.model.modules())
+        return "routing" in self.task.capabilities and any(layers)
+
+    def view(self, name: str) -> View:
+        """A view by name. Raises ValueError for one that this model or its task is not for."""
+        return self.views[name] if name in self.views else VIEWS[name](self)
+
     def describe(self) -> dict[str, Any]:
         """What the page needs to know of the model, ready for JSON."""
         channels, height, width = self.shape
-        pixels, capsules = self.spec.is_dense, self.spec.pose and not self.spec.is_dense
-        meaning = "activation" if pixels or (capsules and not self.spec.logits) else "probability"
-        meaning = "length" if self.spec.activation == "length" and not pixels else meaning
-        labels = (
-            torch.zeros(0) if self.examples is None or not self.has_labels else self.examples.labels
-        )
-        several, count = (
-            1 if labels.dim() == 1 else labels.shape[1],
-            0 if self.examples is None else len(self.examples),
-        )
+        examples = self.examples
+        labels_each = 1
+        if examples is not None and self.has_labels and examples.labels.dim() > 1:
+            labels_each = examples.labels.shape[1]
         return {
             "name": self.name,
             "title": type(self.model).__name__,
@@ -174,23 +134,18 @@ class Session:
             "width": width,
             "parameters": parameter_count(self.model),
             "task": self.task.name,
-            "offers": sorted(self.task.capabilities),
             "labeled": self.has_labels,
-            "capsules": capsules,
-            "pixels": pixels,
-            "routes": self.routes,
-            "steps": self.steps,
-            "decoder": self.decodes,
-            "activation": meaning,
-            "dim": self.pose_dim,
-            "several": several,
-            "examples": count,
-            "data": "" if self.examples is None else self.examples.name,
+            "dense": self.spec.is_dense,
+            "routed": self.has_routing,
+            "activation": self._activation_kind(),
+            "several": labels_each,
+            "data": "" if examples is None else examples.name,
             "note": self.note,
+            "views": {name: view.describe() for name, view in self.views.items()},
         }
 
     def example(self, index: int) -> tuple[Picture, tuple[int, ...]]:
-        """An image to show the model, and the classes that it shows; none where labels have no part in the task."""
+        """An image to show the model, and its classes; none where labels have no part in the task."""
         if self.examples is None:
             raise ArgumentError("examples", "there are none here")
         check_range("index", index, low=0, high=len(self.examples) - 1)
@@ -198,139 +153,28 @@ class Session:
         labels = self.examples.labels[index].reshape(-1).tolist() if self.has_labels else ()
         return image.cpu(), tuple(labels)
 
-    def labeled(self, label: int) -> Int64[Tensor, " n"]:
+    def examples_of(self, label: int) -> Int64[Tensor, " n"]:
         """Indices of the examples of a class."""
-        self._check_class(label)
+        self.check_class(label)
         if self.examples is None or not self.has_labels:
             raise ArgumentError("examples", "there are none here that have labels")
         labels = self.examples.labels.reshape(len(self.examples), -1).cpu()
         return torch.nonzero((labels == label).any(dim=1)).squeeze(1)
 
-    def picture(self, file: bytes) -> Picture:
-        """An image file as the model takes it; gray, and the same in every channel, unless the model takes 1 or 3.
-        Raises DataError for what is no image of the kinds in `FORMATS`, or one of more than `MOST_PIXELS`."""
-        with opened(file, "image") as image:  # its header alone: nothing is decoded yet
-            if image.format not in FORMATS:
-                raise DataError(f"expected {', '.join(FORMATS)}, got {image.format}")
-            if image.width * image.height > MOST_PIXELS:
-                raise DataError(
-                    f"expected at most {MOST_PIXELS:,} pixels, got {image.width} × {image.height}"
-                )
-        channels = self.preprocess.in_chans
-        pixels = decode_image(
-            file, self.preprocess.img_size, channels if channels in (1, 3) else 1, name="image"
-        )
-        return self.preprocess.finish(pixels.expand(channels, -1, -1).unsqueeze(0))[0].contiguous()
-
-    def fitted(self, image: Picture) -> Picture:
-        """An image for another model, with this one's size and channels; DataError where these cannot be had."""
+    def fit(self, image: Picture) -> Picture:
+        """An image of another model with this one's size and channels; DataError where it cannot."""
         channels, height, width = self.shape
         return fit_images(image.unsqueeze(0), (height, width), channels)[0]
 
-    def look(
-        self,
-        image: Picture,
-        classes: Sequence[int] = (),
-        routing: Routing = "trained",
-        *,
-        count: int = 1,
-    ) -> Look:
-        """Activations and poses of the capsules for one image of this model's `shape`, and drawings of some of them.
+    def encode(
+        self, images: Sequence[Picture], *, uniform: bool = False
+    ) -> tuple[Float[Tensor, "n capsules"], Float[Tensor, "n capsules dim"] | None]:
+        """Activations and poses; of a model of pixels, the share of each class.
 
-        `classes` are the capsules to decode, each by itself; none are the `count` with the largest activations, at most
-        as many as there are. `routing` "uniform" gives every class the same share of every child, at test time only.
+        With `uniform`, every class gets the same share of every child.
         """
-        return self.looks([image], [classes], routing, count=count)[0]
-
-    def looks(
-        self,
-        images: Sequence[Picture],
-        classes: Sequence[Sequence[int]],
-        routing: Routing = "trained",
-        *,
-        count: int = 1,
-    ) -> list[Look]:
-        """The same for several images, each with its own capsules to decode, in one pass of the model."""
-        for wanted in classes:
-            check_range("classes", len(wanted), high=MOST_DECODED)
-            self._check_class(*wanted)
-        check_range("count", count, low=1, high=max(1, len(self.names)))
-        if self.spec.is_dense:
-            return [
-                self._overlaid(image, wanted) for image, wanted in zip(images, classes, strict=True)
-            ]
-        activations, poses = self._encoded(images, routing)
-        found = []
-        alike = repeat(None, len(images)) if poses is None else poses
-        for activation, pose, wanted in zip(activations, alike, classes, strict=True):
-            shown = tuple(wanted) or tuple(
-                activation.topk(min(count, len(activation))).indices.tolist()
-            )
-            drawn, n = None, len(shown)
-            if pose is not None and self.decodes:
-                drawn = self._drawn(pose.expand(n, -1, -1), activation.expand(n, -1), shown)
-            found.append(Look(activation, pose, drawn, shown))
-        return found
-
-    def decode(
-        self,
-        poses: Float[Tensor, "n dim"],
-        label: int,
-        activations: Float[Tensor, " n"] | None = None,
-    ) -> Float[Tensor, "n channels height width"]:
-        """What the decoder draws of these poses of the capsule `label`, with all other capsules at zero.
-
-        n is from 1 to `MOST_DECODED`. `activations` are of that capsule, by default one; where activations are lengths,
-        they are those of `poses` in any case.
-        """
-        self._check_class(label)
-        if not self.decodes:
-            raise ArgumentError("decode", "this model has no decoder")
-        check_shape("poses", poses, ("n", "dim"), dim=self.pose_dim)
-        check_range("poses", len(poses), low=1, high=MOST_DECODED)
-        given = torch.ones(len(poses)) if activations is None else activations
-        given = poses.norm(dim=-1) if self.spec.activation == "length" else given
-        own = torch.arange(len(self.names)) == label
-        return self._drawn(
-            own.unsqueeze(-1) * poses.unsqueeze(1), own * given.unsqueeze(1), (label,) * len(poses)
-        )
-
-    def routing(self, image: Picture, label: int, routing: Routing = "trained") -> RoutingSteps:
-        """How the class capsules came about, and which places of the image voted for one of them."""
-        self._check_class(label)
-        if not self.steps:
-            raise ArgumentError(
-                "routing", "the votes for this model's classes cannot be shown step by step"
-            )
-        pixels = self._batch([image])
-        with evaluating(self.model), self._routing(routing):
-            return routing_steps(self.model, pixels, label)
-
-    def sweep(
-        self,
-        image: Picture,
-        motion: Motion,
-        values: Sequence[float],
-        label: int,
-        routing: Routing = "trained",
-    ) -> Sweep:
-        """Activations, and the pose of the capsule `label`, while the input is turned, moved or resized.
-
-        `values` are of what `motion.changing` names, one input each, at most `MOST_SWEPT`; all else stays as in
-        `motion`. For `routing` see `look`.
-        """
-        if not self.sweeps:
-            raise ArgumentError("sweep", f"the task {self.task.name} does not offer it")
-        self._check_class(label)
-        check_range("values", len(values), low=1, high=MOST_SWEPT)
-        activation, pose = self._encoded(
-            [move(image, motion.at(value)) for value in values], routing
-        )
-        return Sweep(activation, None if pose is None else pose[:, label])
-
-    def _encoded(self, images: Sequence[Picture], routing: Routing) -> tuple[Tensor, Tensor | None]:
-        pixels = self._batch(images)
-        with evaluating(self.model), self._routing(routing):
+        pixels = self.batch(images)
+        with evaluating(self.model), self.routed(uniform):
             if self.spec.is_dense:
                 return self.task.overlays(pixels)[0], None
             if self.spec.pose:
@@ -340,58 +184,45 @@ class Session:
                 return activations_of(self.model, pixels).cpu(), None
         return torch.zeros(len(images), 0), None
 
-    def _overlaid(self, image: Picture, wanted: Sequence[int]) -> Look:
+    def draw(
+        self,
+        pose: Float[Tensor, "n capsules dim"],
+        activation: Float[Tensor, "n capsules"],
+        labels: Sequence[int],
+    ) -> Float[Tensor, "n channels height width"]:
+        """What the decoder makes of one capsule of each row."""
+        device = device_of(self.model)
         with evaluating(self.model):
-            shares, drawn = self.task.overlays(self._batch([image]))
-        return Look(shares[0], None, drawn, tuple(wanted[:1]) or (1 + int(shares[0, 1:].argmax()),))
-
-    def _batch(self, images: Sequence[Picture]) -> Float[Tensor, "n channels height width"]:
-        channels, height, width = self.shape
-        for image in images:
-            check_shape(
-                "image",
-                image,
-                ("channels", "height", "width"),
-                channels=channels,
-                height=height,
-                width=width,
-            )
-        return (torch.stack([*images]).float() / 255).to(device_of(self.model))
-
-    def _drawn(self, pose: Tensor, activation: Tensor, shown: Sequence[int]) -> Tensor:
-        place = device_of(self.model)
-        with evaluating(self.model):
-            capsules = Capsules(pose.to(place), activation.to(place))
-            drawn: Tensor = self.model.reconstruct(capsules, torch.tensor(shown, device=place))
+            capsules = Capsules(pose.to(device), activation.to(device))
+            drawn: Tensor = self.model.reconstruct(capsules, torch.tensor(labels, device=device))
         return drawn.float().cpu()
 
-    def _routing(self, routing: Routing) -> AbstractContextManager[object]:
-        check_known("routing", routing, get_args(Routing))
-        if routing == "trained":
+    def batch(self, images: Sequence[Picture]) -> Float[Tensor, "n channels height width"]:
+        """Images in [0, 1] on the model's device."""
+        sizes = dict(zip(("channels", "height", "width"), self.shape, strict=True))
+        for image in images:
+            check_shape("image", image, tuple(sizes), **sizes)
+        return (torch.stack([*images]).float() / 255).to(device_of(self.model))
+
+    def routed(self, uniform: bool) -> AbstractContextManager[object]:
+        """A block in which the model routes as trained, or with uniform couplings."""
+        if not uniform:
             return nullcontext()
-        if not self.routes:
-            raise ArgumentError("routing", "this model has no routing to take out")
+        if not self.has_routing:
+            raise ArgumentError("uniform", "this model has no routing to take out")
         return swapped_routers(self.model, Router.uniform)
 
-    def _check_class(self, *labels: int) -> None:
+    def check_class(self, *labels: int) -> None:
+        """Raise ValueError unless these are capsules."""
         for label in labels:
             check_range("class", label, low=0, high=len(self.names) - 1)
 
-
-def move(image: Picture, motion: Motion) -> Picture:
-    """The image `[channels, height, width]` after this motion; what comes in from outside is black."""
-    how = {"rotation": motion.degrees, "scale": 100 * motion.scale}
-    moved = transform_images(image.unsqueeze(0).float(), **how, shift=(motion.right, motion.down))
-    return moved[0].round().clamp(0, 255).to(image.dtype)
-
-
-def overlay(first: Picture, second: Picture, right: float = 0, down: float = 0) -> Picture:
-    """Two images as one: the sum of their light, at most white; the second moved by so many pixels. Raises ValueError
-    for images of unequal shapes, or a move of more than a picture."""
-    axes = ("channels", "height", "width")
-    check_shape("second", second, axes, **dict(zip(axes, first.shape, strict=True)))
-    moved = move(second, Motion(right=right, down=down))
-    return (first.int() + moved.int()).clamp_(max=255).to(torch.uint8)
+    def _activation_kind(self) -> str:
+        """What an activation is: the length of a pose, a number of its own, or a probability."""
+        if self.spec.activation == "length" and not self.spec.is_dense:
+            return "length"
+        has_own = self.spec.is_dense or (self.spec.pose and not self.spec.logits)
+        return "activation" if has_own else "probability"
 
 
 def open_session(
@@ -404,9 +235,16 @@ def open_session(
 ) -> Session:
     """A run, and its test images where they are at hand; a page without them still draws.
 
-    The run is a run folder or a model file, RunError if there is none; `data` another data set than its own, DataError
-    if it cannot be had then; `root` where a named set is looked for first; `name` what to call it on the page, by
-    default by its folder.
+    Args:
+        run: a run folder or a model file.
+        data: another data set than the run's own.
+        root: where a named set is looked for first.
+        device: "auto", "cpu", "cuda", ...
+        name: what to call it on the page, by default by its folder.
+
+    Raises:
+        RunError: for no run.
+        DataError: for `data` that cannot be had.
     """
     name = name or Path(run).resolve().name
     try:

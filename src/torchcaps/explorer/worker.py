@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from starlette.exceptions import HTTPException
 
-MOST_WAITING = 64  # requests in the queue
-MOST_TOGETHER = 8  # requests in one pass of a model
+MAX_WAITING = 64  # requests in the queue
+MAX_TOGETHER = 8  # requests in one pass of a model
 
 
 class Superseded(Exception):
@@ -39,19 +39,25 @@ class Worker:
         *,
         together: bool = False,
     ) -> Any:
-        """What the function returns, run in the thread, for one argument; with `together` it is given the arguments of
-        several requests, and returns a list of answers.
+        """What the function returns for one argument, run in the thread.
 
-        Without a stream a request replaces no other. Raises Superseded if a newer request of the stream came while this
-        one waited; HTTPException (503) if the queue is full, or the server stops.
+        Args:
+            function: takes the argument; with `together`, the arguments of several requests, and
+                returns a list of answers.
+            argument: of this request.
+            stream: whose older request this one replaces in the queue; empty for none.
+            together: whether requests of this function leave the queue together.
+
+        Raises:
+            Superseded: if a newer request of the stream came while this one waited.
+            HTTPException: (503) if the queue is full, or the server stops.
         """
         job = _Job(function, argument, together, Future())
         self._enqueue(stream or object(), job)
-        self._thread.submit(self._next)
         return await asyncio.wrap_future(job.future)
 
     def close(self) -> None:
-        """Refuse all requests, those in the queue and under way too; what is under way ends by itself."""
+        """Refuse all requests, also those under way; what is under way ends by itself."""
         with self._lock:
             self._closed = True
             for job in (*self._waiting.values(), *self._running):
@@ -64,23 +70,25 @@ class Worker:
             older = self._waiting.get(stream)
             if self._closed:
                 raise HTTPException(503, "the server is stopping")
-            if older is None and len(self._waiting) >= MOST_WAITING:
+            if older is None and len(self._waiting) >= MAX_WAITING:
                 raise HTTPException(503, "the server is busy; try again in a moment")
             self._waiting[stream] = job  # a dictionary keeps the place
             if older is not None:
                 _settle(older.future, Superseded())
+            self._thread.submit(self._answer_first)
 
-    def _next(self) -> None:
-        """In the thread: answer the first of the queue; those that it was taken together with find less to do."""
+    def _answer_first(self) -> None:
+        """In the thread: answer the first of the queue, and those that go together with it."""
         with self._lock:
-            together = [stream for stream, job in self._waiting.items() if job.together]
-            first = [*self._waiting][:1]
-            jobs = [
-                self._waiting.pop(k)
-                for k in (together[:MOST_TOGETHER] if first == together[:1] else first)
-            ]
-            self._running = jobs = [job for job in jobs if not job.future.cancelled()]
-        answers = _answers(jobs) if jobs else []
+            streams = list(self._waiting)[:1]
+            if streams and self._waiting[streams[0]].together:
+                function = self._waiting[streams[0]].function
+                batch = [k for k, job in self._waiting.items() if job.function is function]
+                streams = batch[:MAX_TOGETHER]
+            jobs = [self._waiting.pop(stream) for stream in streams]
+            jobs = [job for job in jobs if not job.future.cancelled()]
+            self._running = jobs
+        answers = _answers(jobs)
         with self._lock:
             self._running = []
             for job, answer in zip(jobs, answers, strict=True):
@@ -96,13 +104,17 @@ class _Job(NamedTuple):
 
 def _answers(jobs: Sequence[_Job]) -> list[Any]:
     """An answer or an exception for each; where one of several fails, each is computed by itself."""
-    first = jobs[0]
+    if not jobs:
+        return []
+    function = jobs[0].function
     try:
-        if first.together:
-            return list(first.function([job.argument for job in jobs]))
-        return [first.function(first.argument)]
+        if jobs[0].together:
+            return list(function([job.argument for job in jobs]))
+        return [function(jobs[0].argument)]
     except Exception as error:
-        return [error] if len(jobs) == 1 else [answer for job in jobs for answer in _answers([job])]
+        if len(jobs) == 1:
+            return [error]
+        return [answer for job in jobs for answer in _answers([job])]
 
 
 def _settle(future: Future[Any], answer: object) -> None:

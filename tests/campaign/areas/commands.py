@@ -120,8 +120,8 @@ def page(case: Case, folder: Path) -> None:
         )
         head = b" HTTP/1.1\r\nhost: 127.0.0.1\r\n"
         with socket.create_connection(address) as served, socket.create_connection(address) as half:
-            served.sendall(b"GET /api/about" + head + b"\r\n")
-            half.sendall(b"POST /api/look" + head + b"content-length: 99\r\n\r\n{")
+            served.sendall(b"GET /api/describe" + head + b"\r\n")
+            half.sendall(b"POST /api/infer" + head + b"content-length: 99\r\n\r\n{")
             served.recv(1000)
             process.send_signal(signal.SIGTERM)
             started = time.monotonic()

@@ -2,7 +2,7 @@
 
 import { ask, problem, toBytes, toText } from "./api.js";
 import { make, show, imageData } from "./pictures.js";
-import { about, change, fromAddress, state, toAddress } from "./state.js";
+import { about, change, examples, fromAddress, state, toAddress } from "./state.js";
 
 const $ = (id) => document.getElementById(id);
 const MOST_IN_ADDRESS = 4096; // bytes of a picture
@@ -217,16 +217,16 @@ async function takeExample(index) {
   }
 }
 
-const next = (index) => takeExample(((index % about.models[0].examples) + about.models[0].examples) % about.models[0].examples);
+const next = (index) => takeExample(((index % examples()) + examples()) % examples());
 
 function setUpExamples() {
-  const { examples, classes, note } = about.models[0];
-  $("example-row").hidden = !examples;
-  $("gallery").hidden = !examples || !about.models[0].labeled;
-  $("no-examples").hidden = Boolean(examples);
+  const { classes, note } = about.models[0], count = examples();
+  $("example-row").hidden = !count;
+  $("gallery").hidden = !count || !about.models[0].labeled;
+  $("no-examples").hidden = Boolean(count);
   $("no-examples").textContent = note;
-  if (!examples) return;
-  $("example").max = examples - 1;
+  if (!count) return;
+  $("example").max = count - 1;
   $("example").addEventListener("change", () => { if ($("example").value !== "") next(Math.round(Number($("example").value))); });
   $("previous").addEventListener("click", () => next((state.ex ?? 0) - 1));
   $("next").addEventListener("click", () => next((state.ex ?? -1) + 1));
@@ -245,7 +245,7 @@ function setUpExamples() {
   $("gallery-more").addEventListener("click", () => { start += 21; fill(); });
 }
 
-export const randomExample = () => Math.floor(Math.random() * about.models[0].examples);
+export const randomExample = () => Math.floor(Math.random() * examples());
 
 function thumb({ index, labels, image }) {
   const canvas = make("canvas", { className: "pixels" });
@@ -309,7 +309,7 @@ export async function restore() {
   else if (bytes && bytes.length === width * height * channels) {
     $("invert").checked = Boolean(state.inv);
     take(bytes, { ex: null });
-  } else if (about.models[0].examples) await takeExample(0);
+  } else if (examples()) await takeExample(0);
   else clear();
   restoring = false;
 }

@@ -3,19 +3,15 @@
 import { ask, latest, problem } from "./api.js";
 import { picture, pictureText, restore, setUp } from "./input.js";
 import { make, namesWide } from "./pictures.js";
-import { about, change, longest, model, offered, onChange, readAddress, state, tabs, word, words, Words } from "./state.js";
+import { about, change, longest, model, offered, onChange, readAddress, state, tabs, titles, word, words, Words } from "./state.js";
 import * as compare from "./compare.js";
-import * as overlap from "./overlap.js";
-import * as pose from "./pose.js";
-import * as routing from "./routing.js";
-import * as transform from "./transform.js";
 
 const $ = (id) => document.getElementById(id);
-const TABS = { pose, routing, overlap, transform, compare };
+const TABS = {}; // by name: the script of a view
 const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]/;
 let look = null, spoken = 0, seen = -1;
 
-const send = latest("look", (found, { moment }) => {
+const send = latest("infer", (found, { moment }) => {
   look = found;
   bars();
   if (moment) measure(moment);
@@ -27,7 +23,7 @@ function refresh(moment = 0) {
   send({ model: state.model, image: pictureText(), classes: state.cls === null ? [] : [state.cls], uniform: uniform() }, { moment });
 }
 
-const uniform = () => Boolean(state.uni) && model().routes;
+const uniform = () => Boolean(state.uni) && model().routed;
 
 // From the movement of the pen to the bars on the screen, for whoever wants to know.
 function measure(moment) {
@@ -86,10 +82,19 @@ function view() {
   if (look && offered(state.tab)) TABS[state.tab].update(look, state.cls ?? look.shown[0], uniform());
 }
 
-function setUpTabs() {
-  for (const name of Object.keys(TABS)) {
-    TABS[name].setUp($(name));
-    $(`tab-${name}`).addEventListener("click", () => change({ tab: name }));
+// A tab for every view that has a title; its script bears its name.
+async function setUpTabs() {
+  const names = new Map(about.models.flatMap(titles));
+  for (const name of names.keys()) TABS[name] = await import(`./${name}.js`);
+  if (about.models.length > 1) { TABS.compare = compare; names.set("compare", "Compare"); }
+  for (const [name, title] of names) {
+    const button = make("button", { role: "tab", id: `tab-${name}`, type: "button", onclick: () => change({ tab: name }) }, title);
+    const panel = make("div", { role: "tabpanel", id: name, hidden: true });
+    button.setAttribute("aria-controls", name);
+    panel.setAttribute("aria-labelledby", `tab-${name}`);
+    $("tabs").append(button);
+    $("explore").append(panel);
+    TABS[name].setUp(panel);
   }
   $("tabs").addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -101,10 +106,10 @@ function setUpTabs() {
 }
 
 function describe() {
-  const { name, title, parameters, capsules, classes, decoder, dim, data, labeled, routes } = model();
+  const { name, title, parameters, classes, data, labeled, routed, views } = model(), capsules = views.pose;
   const parts = [`${name}: ${title}`, `${parameters.toLocaleString("en")} parameters`];
   if (!classes.length) parts.push("no classes");
-  else if (capsules) parts.push(`${dim} pose dimensions`, decoder ? "with decoder" : "no decoder");
+  else if (capsules) parts.push(`${capsules.dim} pose dimensions`, capsules.decoder ? "with decoder" : "no decoder");
   else parts.push("no capsules");
   if (data) parts.push(`test images of ${data}`);
   $("about").textContent = parts.join(" · ");
@@ -112,7 +117,7 @@ function describe() {
   $("bars-help").textContent = capsules
     ? `${Words()} are in [0, 1]${labeled ? " and are no probabilities. Choose a class to look into its capsule" : ". Choose a capsule to look into it"}; choose it again to follow the ${longest()}.`
     : "This model has no capsules: there are no poses and no routing to look into.";
-  $("uniform-row").hidden = !routes;
+  $("uniform-row").hidden = !routed;
   for (const tab of Object.keys(TABS)) $(`tab-${tab}`).hidden = !offered(tab);
 }
 
@@ -124,7 +129,7 @@ function controls() {
 }
 
 async function start() {
-  about.models = (await ask("about")).models;
+  about.models = (await ask("describe")).models;
   // Names that run from right to left leave the sentence around them as it is.
   for (const one of about.models) one.classes = one.classes.map((name) => (RIGHT_TO_LEFT.test(name) ? `\u2068${name}\u2069` : name));
   Object.assign(state, readAddress());
@@ -132,7 +137,7 @@ async function start() {
   $("model-row").hidden = about.models.length < 2;
   $("model").addEventListener("change", () => change({ model: Number($("model").value), cls: null, c1: null, c2: null, d: "" }));
   $("uniform").addEventListener("change", () => change({ uni: $("uniform").checked ? 1 : 0 }));
-  setUpTabs();
+  await setUpTabs();
   controls();
   onChange((before) => {
     if (before.model !== state.model || before.uni !== state.uni) controls();

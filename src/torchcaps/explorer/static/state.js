@@ -23,13 +23,16 @@ export const called = (k) => `${model().labeled ? "class " : ""}${model().classe
 
 export const model = () => about.models[state.model];
 
-// Views that the model's task offers; what the model lacks of them, each view says by itself.
-const OFFERED = {
-  pose: (one) => one.capsules || one.offers.includes("decode"), routing: (one) => one.offers.includes("routing"),
-  overlap: (one) => one.labeled, transform: (one) => one.offers.includes("sweep"), compare: () => about.models.length > 1,
-};
-export const offered = (tab) => model().classes.length > 0 && OFFERED[tab](model());
-export const tabs = () => Object.keys(OFFERED).filter(offered);
+export const hasDecoder = () => Boolean(model().views.pose?.decoder);
+export const examples = () => about.models[0].views.examples?.count ?? 0;
+
+// Views of a model that have a tab; and, of two models, their comparison.
+export const titles = (one) => Object.entries(one.views).filter(([, view]) => view.title).map(([name, view]) => [name, view.title]);
+export function tabs() {
+  const names = titles(model()).map(([name]) => name);
+  return about.models.length > 1 && model().classes.length ? [...names, "compare"] : names;
+}
+export const offered = (tab) => tabs().includes(tab);
 
 export function change(values) {
   const before = { ...state };
@@ -60,8 +63,7 @@ export function readAddress() {
   found.model = about.models[found.model] ? found.model : 0;
   const classes = about.models[found.model].classes.length;
   for (const name of ["cls", "c1", "c2"]) if (!(Number.isInteger(found[name]) && found[name] >= 0 && found[name] < classes)) found[name] = null;
-  for (const name of ["ex", "ex2"]) if (!(Number.isInteger(found[name]) && found[name] >= 0 && found[name] < about.models[0].examples)) found[name] = null;
-  if (!(found.tab in OFFERED)) found.tab = "pose";
+  for (const name of ["ex", "ex2"]) if (!(Number.isInteger(found[name]) && found[name] >= 0 && found[name] < examples())) found[name] = null;
   if (!["amount", "agreement", "share"].includes(found.map)) found.map = "amount";
   if (!["degrees", "scale", "right", "down"].includes(found.sweep)) found.sweep = "degrees";
   const between = (value, low, high) => Math.min(high, Math.max(low, value));

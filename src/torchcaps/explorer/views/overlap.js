@@ -3,7 +3,7 @@
 import { latest, problem, toBytes, toText } from "./api.js";
 import { fetchExample, named, picture, pictureText, randomExample } from "./input.js";
 import { figure, largest, make, miniBars, show, showBoth, slider } from "./pictures.js";
-import { about, change, longest, model, state, Words } from "./state.js";
+import { about, change, examples, hasDecoder, longest, model, state, Words } from "./state.js";
 
 const COLOURS = [[255, 140, 20], [40, 150, 255]];
 let parts = {}, second = null, loading = null, kept = null;
@@ -39,7 +39,7 @@ export function setUp(panel) {
   panel.append(make("h2", {}, "Two pictures in one"), parts.note, parts.body);
 }
 
-const choose = (index) => { kept = null; change({ ex2: index === null ? null : Math.min(about.models[0].examples - 1, Math.max(0, index || 0)) }); };
+const choose = (index) => { kept = null; change({ ex2: index === null ? null : Math.min(examples() - 1, Math.max(0, index || 0)) }); };
 
 function keep() {
   kept = picture.bytes;
@@ -48,14 +48,14 @@ function keep() {
 }
 
 export async function update(look, label, uniform) {
-  const { classes, capsules, decoder, width, height } = model(), several = about.models[0].several > 1;
-  parts.note.hidden = capsules && decoder;
-  parts.note.textContent = `This model has no ${capsules ? "decoder to draw its capsules with" : "capsules to draw"}: only its ${Words().toLowerCase()} for both pictures are shown.`;
+  const { classes, views, width, height } = model(), drawn = hasDecoder(), several = about.models[0].several > 1;
+  parts.note.hidden = drawn;
+  parts.note.textContent = `This model has no ${views.pose ? "decoder to draw its capsules with" : "capsules to draw"}: only its ${Words().toLowerCase()} for both pictures are shown.`;
   parts.hint.textContent = "The second picture is laid over the input: their light adds up."
-    + (capsules && decoder ? " The two longest capsules are decoded one at a time; choose others to see what a capsule draws that nothing woke." : "")
+    + (drawn ? " The two longest capsules are decoded one at a time; choose others to see what a capsule draws that nothing woke." : "")
     + (several ? " This network's test images hold two classes already, so there is no second picture unless you name one." : " A network trained on single digits was never shown this; one trained on multi-mnist was.");
-  for (const part of [parts.mixed.element, parts.one.element, parts.two.element, parts.capsules]) part.hidden = !(capsules && decoder);
-  parts.sources.hidden = !about.models[0].examples;
+  for (const part of [parts.mixed.element, parts.one.element, parts.two.element, parts.capsules]) part.hidden = !drawn;
+  parts.sources.hidden = !examples();
   const half = Math.floor(Math.max(width, height) / 2);
   for (const name of ["right", "down"]) { parts[name].input.min = -half; parts[name].input.max = half; parts[name].set(state[name]); }
   parts.choices.forEach((choice, k) => {
@@ -70,8 +70,8 @@ export async function update(look, label, uniform) {
 
 // Another test image than the input, unless the address names one; none where the input may hold two classes by itself.
 async function load() {
-  const { examples, several } = about.models[0];
-  const index = !examples || (several > 1 && state.ex2 === null) ? null : state.ex2 ?? Math.min(1, examples - 1);
+  const { several } = about.models[0], count = examples();
+  const index = !count || (several > 1 && state.ex2 === null) ? null : state.ex2 ?? Math.min(1, count - 1);
   if (document.activeElement !== parts.ex2) parts.ex2.value = index ?? "";
   if (index === null) { loading = null; second = { bytes: new Uint8Array(picture.bytes.length), name: "the input alone" }; return true; }
   if (second?.index === index) return true;
@@ -85,13 +85,13 @@ async function load() {
 }
 
 function draw(found, chosen) {
-  const { classes, decoder } = model();
+  const { classes } = model();
   // One chosen and one not: the longest of the others takes the free place.
   const order = found.activation.map((_, k) => k).sort((a, b) => found.activation[b] - found.activation[a]);
   let shown = found.shown;
   if (chosen.filter((k) => k === null).length === 1) {
     shown = chosen.map((k) => k ?? order.find((j) => !chosen.includes(j)));
-    if (String(shown) !== String(found.shown)) { send({ model: state.model, image: pictureText(), second: toText(second.bytes), right: state.right, down: state.down, uniform: Boolean(state.uni) && model().routes, classes: shown }, shown); return; }
+    if (String(shown) !== String(found.shown)) { send({ model: state.model, image: pictureText(), second: toText(second.bytes), right: state.right, down: state.down, uniform: Boolean(state.uni) && model().routed, classes: shown }, shown); return; }
   }
   show(parts.both.canvas, toBytes(found.image), model());
   parts.both.text.textContent = `what the model sees: ${second.name}`;
@@ -100,7 +100,7 @@ function draw(found, chosen) {
   const only = largest(found.activation);
   parts.title.textContent = `${Words()} for this picture${only.length < classes.length ? `, ${only.length} of ${classes.length} classes` : ""}`;
   miniBars(parts.bars, classes, found.activation, { only, strong: order.slice(0, 2) });
-  if (!decoder || !found.drawn) return;
+  if (!found.drawn) return;
   const drawn = found.drawn.map(toBytes);
   [parts.one, parts.two].forEach((one, k) => {
     show(one.canvas, drawn[k], model(), model().channels === 3 ? null : COLOURS[k]);

@@ -3,20 +3,20 @@
 import { latest, problem, toBytes, toText } from "./api.js";
 import { fetchExample, picture, randomExample, shows } from "./input.js";
 import { figure, make, show, slider } from "./pictures.js";
-import { about, called, change, model, offsets, offsetText, state, word } from "./state.js";
+import { called, change, examples, hasDecoder, model, offsets, offsetText, state, word } from "./state.js";
 
 const SPAN = 0.25, FRAMES = 21, STRIP = 11;
 let parts = {}, sliders = [], look = null, label = 0, made = "", playing = 0, walkTo = null, asked = "";
 
-const moved = latest("decode", ({ drawn }) => { if (state.d) show(parts.changed.canvas, toBytes(drawn[0]), model()); });
-const frames = latest("decode", ({ drawn }, dim) => animate(drawn, `dimension ${dim + 1} from −${SPAN} to +${SPAN}`, parts.changed.canvas, (images) => images[(images.length - 1) / 2]));
-const walked = latest("decode", ({ drawn }) => state.walk && show(parts.walk.canvas, toBytes(drawn[0]), model()));
-const walkFrames = latest("decode", ({ drawn }) => animate(drawn, "the walk from the input's pose to the second picture's", parts.walk.canvas, (images) => images[Math.round(state.walk * (images.length - 1))]));
-const other = latest("look", (found, index) => { walkTo = { ...found, index }; walk(); });
+const moved = latest("pose", ({ drawn }) => { if (state.d) show(parts.changed.canvas, toBytes(drawn[0]), model()); });
+const frames = latest("pose", ({ drawn }, dim) => animate(drawn, `dimension ${dim + 1} from −${SPAN} to +${SPAN}`, parts.changed.canvas, (images) => images[(images.length - 1) / 2]));
+const walked = latest("pose", ({ drawn }) => state.walk && show(parts.walk.canvas, toBytes(drawn[0]), model()));
+const walkFrames = latest("pose", ({ drawn }) => animate(drawn, "the walk from the input's pose to the second picture's", parts.walk.canvas, (images) => images[Math.round(state.walk * (images.length - 1))]));
+const other = latest("infer", (found, index) => { walkTo = { ...found, index }; walk(); });
 
 export function setUp(panel) {
   parts = {
-    title: make("h2", {}), note: make("p", { className: "note", hidden: true }),
+    title: make("h2", {}), note: make("p", { className: "note", hidden: true }, "This model was built without a decoder: here are the numbers of the pose, but nothing can draw them."),
     input: figure("input"), drawn: figure("reconstruction"), changed: figure("with the sliders"),
     sliders: make("div", { className: "sliders" }), strip: make("div", { className: "strip" }), status: make("p", { className: "hint", role: "status" }),
     matrix: make("pre", { hidden: true }), walk: figure("on the way"), second: figure("second picture"),
@@ -39,36 +39,33 @@ export function setUp(panel) {
   panel.append(parts.title, parts.note, parts.decoding, parts.matrix);
 }
 
-const clampExample = (index) => Math.min(about.models[0].examples - 1, Math.max(0, index || 0));
+const clampExample = (index) => Math.min(examples() - 1, Math.max(0, index || 0));
 const choose = (index) => change({ ex2: clampExample(index) });
 
 export function update(found, chosen, uniform) {
   look = found;
   label = chosen;
-  const { capsules, decoder, dim } = model();
-  parts.title.textContent = capsules ? `Pose of ${called(label)}, ${word()} ${found.activation[label].toFixed(3)}` : "Pose";
-  parts.note.hidden = capsules && decoder;
-  parts.note.textContent = !capsules ? "This model has no capsules, so there is no pose to show."
-    : decoder ? "" : "This model was built without a decoder: here are the numbers of the pose, but nothing can draw them.";
-  parts.decoding.hidden = !(capsules && decoder);
-  parts.matrix.hidden = !capsules || decoder;
-  if (!capsules) return;
-  if (!decoder) { parts.matrix.textContent = rows(found.pose[label]); return; }
+  const drawn = hasDecoder();
+  parts.title.textContent = `Pose of ${called(label)}, ${word()} ${found.activation[label].toFixed(3)}`;
+  parts.note.hidden = parts.matrix.hidden = drawn;
+  parts.decoding.hidden = !drawn;
+  if (!drawn) { parts.matrix.textContent = rows(found.pose[label]); return; }
   show(parts.input.canvas, picture.bytes, picture.size);
   show(parts.drawn.canvas, toBytes(found.drawn[0]), model());
   parts.drawn.text.textContent = `reconstruction from ${called(label)} alone`;
-  build(dim, found.pose[label]);
-  const by = offsets(dim);
+  build(found.pose[label]);
+  const by = offsets(found.pose[label].length);
   sliders.forEach((one, k) => one.set(found.pose[label][k] + by[k]));
   // Nothing is asked for that is here already: the pen needs the server for itself.
   if (state.d) moved(drawing([found.pose[label].map((value, k) => value + by[k])]));
   else show(parts.changed.canvas, toBytes(found.drawn[0]), model());
-  parts.walkArea.hidden = !about.models[0].examples;
-  if (about.models[0].examples) second(uniform);
+  parts.walkArea.hidden = !examples();
+  if (examples()) second(uniform);
 }
 
 // The sliders are made anew where another model or a longer pose needs it.
-function build(dim, pose) {
+function build(pose) {
+  const dim = pose.length;
   const reach = Math.max(0.6, Math.ceil(11 * Math.max(...pose.map(Math.abs))) / 10);
   const key = `${state.model} ${dim} ${reach}`;
   if (key === made) return;
@@ -109,7 +106,7 @@ function animate(drawn, what, canvas, last) {
 }
 
 async function second(uniform) {
-  const index = state.ex2 ?? Math.min(1, about.models[0].examples - 1);
+  const index = state.ex2 ?? Math.min(1, examples() - 1);
   if (document.activeElement !== parts.ex2) parts.ex2.value = index;
   parts.walkSlider.set(state.walk);
   const key = `${state.model} ${index} ${uniform}`;

@@ -15,21 +15,16 @@ let parts = {}, asked = "", rows = [];
 const send = latest("routing", draw);
 
 export function setUp(panel) {
-  parts = { title: make("h2", {}), note: make("p", { className: "note", hidden: true }), status: make("p", { role: "status" }), steps: make("div", { className: "steps" }) };
+  parts = { title: make("h2", {}), status: make("p", { role: "status" }), steps: make("div", { className: "steps" }) };
   parts.map = make("select", { id: "map", onchange: () => change({ map: parts.map.value }) },
     ...Object.entries(MAPS).map(([name, text]) => make("option", { value: name }, text[0])));
   parts.row = make("div", { className: "row" }, make("label", {}, "Map of ", parts.map));
   parts.help = make("p", { className: "hint" });
-  panel.append(parts.title, parts.note, parts.status, parts.row, parts.help, parts.steps);
+  panel.append(parts.title, parts.status, parts.row, parts.help, parts.steps);
 }
 
 export function update(look, label, uniform) {
-  const { classes, steps } = model();
-  parts.title.textContent = steps ? `Routing to the class capsules; votes for ${classes[label]}` : "Routing";
-  parts.note.hidden = steps;
-  parts.note.textContent = model().capsules ? "The votes of this kind of class capsules cannot be shown step by step." : "This model has no capsules, so nothing is routed.";
-  for (const part of [parts.status, parts.row, parts.help, parts.steps]) part.hidden = !steps;
-  if (!steps) return;
+  parts.title.textContent = `Routing to the class capsules; votes for ${model().classes[label]}`;
   parts.map.value = state.map;
   const body = { model: state.model, image: pictureText(), label, uniform };
   const key = JSON.stringify([body, state.map]);
@@ -38,7 +33,7 @@ export function update(look, label, uniform) {
   send(body, { uniform, label });
 }
 
-function draw({ children, steps, sight }, { uniform, label }) {
+function draw({ children, steps, fields }, { uniform, label }) {
   const { classes } = model(), even = 1 / classes.length;
   const spread = steps[steps.length - 1].spread;
   parts.status.textContent = uniform
@@ -46,7 +41,7 @@ function draw({ children, steps, sight }, { uniform, label }) {
     : `${children.toLocaleString("en")} capsules vote. After ${count(steps.length)} their couplings spread by ±${spread.toFixed(4)} about ${even.toFixed(3)}, which is an even share.`;
   const last = steps[steps.length - 1].activation, only = largest(last, label);
   const some = only.length < classes.length ? ` Listed are ${only.length} of ${classes.length} classes.` : "";
-  parts.help.textContent = `${MAPS[state.map][1]}${sight && same() ? ` A square stands at the center of the ${sight.size} × ${sight.size} pixels that its capsules see.` : ""}${some}`;
+  parts.help.textContent = `${MAPS[state.map][1]}${fields && same() ? ` A square stands at the center of the ${fields[0].size} × ${fields[1].size} pixels that its capsules see.` : ""}${some}`;
   parts.steps.dataset.map = state.map;
   while (rows.length < steps.length) rows.push(step());
   parts.steps.replaceChildren(...rows.slice(0, steps.length).map((row) => row.element));
@@ -58,7 +53,7 @@ function draw({ children, steps, sight }, { uniform, label }) {
     miniBars(row.parents, classes, found.activation, { only });
     row.spread.textContent = `Mean coupling (±${found.spread.toFixed(4)})`;
     miniBars(row.couplings, classes, found.coupling, { only, strong: [label], full: Math.max(3 * even, ...found.coupling), places: 4 });
-    map(row.canvas, found[state.map], sight, even);
+    map(row.canvas, found[state.map], fields, even);
     row.canvas.setAttribute("aria-label", `Map of ${MAPS[state.map][0].toLowerCase()} for ${classes[label]}, ${row.title.textContent}`);
   });
 }
@@ -75,7 +70,7 @@ function step() {
 }
 
 // Places as squares over the picture, one for each position of the children's map.
-function map(canvas, values, sight, even) {
+function map(canvas, values, fields, even) {
   const { width, height } = picture.size, zoom = Math.max(4, Math.floor(224 / Math.max(width, height)));
   canvas.width = width * zoom;
   canvas.height = height * zoom;
@@ -88,11 +83,12 @@ function map(canvas, values, sight, even) {
   pencil.fillStyle = "rgba(0,0,0,.35)";
   pencil.fillRect(0, 0, canvas.width, canvas.height);
   const across = values[0].length, flat = values.flat(), most = Math.max(...flat.map(Math.abs), 1e-9);
+  const [below, right] = fields && same() ? fields : [];
   const far = Math.max(...flat.map((value) => Math.abs(value - even)), 1e-6);
   values.forEach((line, r) => line.forEach((value, c) => {
-    const stepX = sight && same() ? sight.step : width / across, stepY = sight && same() ? sight.step : height / values.length;
-    const x = sight && same() ? sight.first[1] + c * sight.step + 0.5 - stepX / 2 : c * stepX;
-    const y = sight && same() ? sight.first[0] + r * sight.step + 0.5 - stepY / 2 : r * stepY;
+    const stepX = right?.step ?? width / across, stepY = below?.step ?? height / values.length;
+    const x = right ? right.first + c * stepX + 0.5 - stepX / 2 : c * stepX;
+    const y = below ? below.first + r * stepY + 0.5 - stepY / 2 : r * stepY;
     const amount = state.map === "share" ? (value - even) / far : state.map === "agreement" ? value : value / most;
     pencil.fillStyle = amount >= 0 ? `rgba(255,140,20,${0.85 * amount})` : `rgba(40,150,255,${-0.85 * amount})`;
     pencil.fillRect(x * zoom, y * zoom, stepX * zoom - 1, stepY * zoom - 1);

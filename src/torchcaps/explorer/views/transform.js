@@ -11,11 +11,11 @@ const FIELD = { degrees: "deg", scale: "size", right: "mx", down: "my" };
 const STEPS = 21, LINES = 6;
 let parts = {}, asked = "";
 
-const sweep = latest("sweep", draw);
-const moved = latest("look", (found) => {
+const sweep = latest("transform", draw);
+const moved = latest("infer", (found) => {
   show(parts.moved.canvas, toBytes(found.image), model());
   if (found.drawn) show(parts.drawn.canvas, toBytes(found.drawn[0]), model());
-  parts.drawn.text.textContent = model().pixels ? "what the model finds" : `reconstruction from ${called(found.shown[0])}`;
+  parts.drawn.text.textContent = model().dense ? "what the model finds" : `reconstruction from ${called(found.shown[0])}`;
   parts.drawn.element.hidden = !found.drawn;
   miniBars(parts.bars, model().classes, found.activation);
 });

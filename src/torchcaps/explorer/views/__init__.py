@@ -1,0 +1,24 @@
+"""What the page shows of a model: one class each, found by name. A file here is enough to add one."""
+
+from torchcaps.explorer.views._base import VIEWS, View, register_view
+from torchcaps.explorer.views.infer import Infer, Inference
+from torchcaps.explorer.views.pose import Pose
+from torchcaps.explorer.views.routing import Routing, RoutingSteps, Step
+from torchcaps.explorer.views.transform import Sweep, Transform
+from torchcaps.registry import import_submodules
+
+import_submodules(__name__)
+
+__all__ = [
+    "VIEWS",
+    "Infer",
+    "Inference",
+    "Pose",
+    "Routing",
+    "RoutingSteps",
+    "Step",
+    "Sweep",
+    "Transform",
+    "View",
+    "register_view",
+]

@@ -1,0 +1,65 @@
+"""The base class of views, and their registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from torchcaps.errors import ArgumentError
+from torchcaps.registry import Registry
+
+if TYPE_CHECKING:
+    from torchcaps.explorer.requests import Request
+    from torchcaps.explorer.session import Session
+
+V = TypeVar("V", bound="type[View]")
+VIEWS: Registry[type[View]] = Registry("view")
+
+
+class View:
+    """One thing that the page shows of a model; requests to `/api/NAME` are its own.
+
+    A view with a `title` has a tab on the page, which the script NAME.js beside the class's file
+    fills: it exports `setUp(panel)` and `update(inference, label, uniform)`.
+
+    Args:
+        session: the model. Raises ValueError for one that the view is not for.
+    """
+
+    name: ClassVar[str]  # set when it is registered
+    title: ClassVar[str] = ""  # of its tab; empty for none
+    order: ClassVar[int] = 0  # of its tab, from the left
+    batched: ClassVar[bool] = False  # whether `answer_batch` takes one pass of the model
+
+    def __init__(self, session: Session) -> None:
+        if reason := self.missing(session):
+            raise ArgumentError(self.name, reason)
+        self.session = session
+
+    @classmethod
+    def missing(cls, session: Session) -> str:
+        """Why the view is not for this model, by what task and model declare; empty if it is."""
+        return ""
+
+    def describe(self) -> dict[str, Any]:
+        """What the page needs to know, ready for JSON."""
+        return {"title": self.title}
+
+    def answer(self, request: Request) -> dict[str, Any]:
+        """The answer to a request, ready for JSON. Raises ValueError for values that do not fit."""
+        return self.answer_batch([request])[0]
+
+    def answer_batch(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
+        """The answers to several requests about this model."""
+        return [self.answer(request) for request in requests]
+
+
+def register_view(name: str, *, replace: bool = False) -> Callable[[V], V]:
+    """Class decorator that registers a view. Raises ValueError for a taken name, unless `replace`."""
+
+    def register(cls: V) -> V:
+        VIEWS.add(name, cls, replace=replace)
+        cls.name = name
+        return cls
+
+    return register

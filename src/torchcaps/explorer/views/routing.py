@@ -1,0 +1,180 @@
+"""Routing step by step for one picture: couplings, parents, and a map of the votes for a class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from torchcaps.evaluation.forward import evaluating
+from torchcaps.evaluation.routing.layers import (
+    children_of,
+    route_images,
+    routed_layers,
+    routers_of,
+    swapped_routers,
+)
+from torchcaps.evaluation.routing.places import CapsuleMap, places_of
+from torchcaps.explorer.pictures import Picture
+from torchcaps.explorer.requests import Request, as_lists
+from torchcaps.explorer.views._base import View, register_view
+from torchcaps.functional import DenseField
+from torchcaps.functional.geometry import ReceptiveField, receptive_field
+from torchcaps.nn import RoutingTrace
+
+if TYPE_CHECKING:
+    from torchcaps.explorer.session import Session
+
+MAX_STEPS = 10  # iterations shown
+TINY = 1e-12
+
+
+class Step(NamedTuple):
+    """The class capsules' layer when routing stops after so many iterations.
+
+    Attributes:
+        activation: in [0, 1].
+        coupling: to each class, mean over the children.
+        spread: standard deviation of the coupling over children and classes; 0 where it is uniform.
+        share: coupling with the class asked for, mean over the types at a place.
+        amount: how much of that class comes from each place: length of the votes there, each times
+            its coupling (and the activation of its child, where poses do not carry it).
+        agreement: cosine between those votes and the pose of the class, weighted by amount.
+    """
+
+    activation: Float[Tensor, " classes"]
+    coupling: Float[Tensor, " classes"]
+    spread: float
+    share: Float[Tensor, "rows columns"]
+    amount: Float[Tensor, "rows columns"]
+    agreement: Float[Tensor, "rows columns"]
+
+
+class RoutingSteps(NamedTuple):
+    """One picture through the routing of the class capsules.
+
+    Attributes:
+        layer: name of the class capsules' layer.
+        children: how many there are.
+        steps: one for each iteration; one alone for routing without iterations.
+        fields: what the places of the maps see, down and right; None where the layers below do
+            not tell it.
+    """
+
+    layer: str
+    children: int
+    steps: tuple[Step, ...]
+    fields: tuple[ReceptiveField, ReceptiveField] | None
+
+
+@register_view("routing")
+class Routing(View):
+    """How the class capsules came about, and which places of the picture voted for one of them."""
+
+    title = "Routing"
+    order = 2
+
+    @classmethod
+    def missing(cls, session: Session) -> str:
+        if session.has_routing:
+            layer = list(routed_layers(session.model).values())[-1]
+            if layer.router.coupling == "shares" and layer.field is DenseField:
+                return ""
+        return "the votes for this model's classes cannot be shown step by step"
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        for uniform in (False, True):  # what is compiled is compiled before somebody waits for it
+            self.run(session.blank, 0, uniform=uniform)
+
+    def run(self, image: Picture, label: int, *, uniform: bool = False) -> RoutingSteps:
+        """Stop every layer's routing after 1, 2, ... iterations and map the votes for a class.
+
+        Args:
+            image: `[channels, height, width]`.
+            label: the class.
+            uniform: give every class the same share of every child.
+
+        Raises:
+            ValueError: for values that do not fit.
+        """
+        self.session.check_class(label)
+        pixels = self.session.batch([image])
+        with evaluating(self.session.model), self.session.routed(uniform):
+            return self._run(pixels, label)
+
+    def answer(self, request: Request) -> dict[str, Any]:
+        routing = self.run(request.image(), request.label(), uniform=request.uniform())
+        steps = []
+        for step in routing.steps:
+            numbers = {
+                name: as_lists(value) if isinstance(value, Tensor) else value
+                for name, value in step._asdict().items()
+            }
+            steps.append(numbers)
+        fields = routing.fields and [field._asdict() for field in routing.fields]
+        return routing._asdict() | {"steps": steps, "fields": fields}
+
+    def _run(self, pixels: Tensor, label: int) -> RoutingSteps:
+        model = self.session.model
+        name, layer = list(routed_layers(model).items())[-1]
+        last = max(router.passes for router in routers_of(model).values())
+        steps = []
+        for iterations in [*range(1, min(last, MAX_STEPS)), last]:
+            # Layers below are stopped too: the children and their votes are others at each step.
+            stopped = methodcaller("stopped", iterations)
+            with (
+                swapped_routers(model, stopped),
+                places_of(model) as places,
+                children_of(model) as inputs,
+            ):
+                images = route_images(model, pixels)
+            votes = layer.ask(inputs[name])
+            children_map = places.map_of(inputs[name])
+            size: Sequence[int] = (1, votes.count)
+            if children_map is not None:
+                size = children_map.capsules.pose.shape[1:3]
+            weight: Tensor | float = 1.0
+            if layer.router.activation == "probability":
+                weight = votes.activation[0].float()
+            with torch.inference_mode():
+                dense = votes.dense()[0, :, label].float()
+                steps.append(_step(images.layers[name], dense, weight, label, size))
+        return RoutingSteps(name, votes.count, tuple(steps), _fields(children_map))
+
+
+def _step(
+    trace: RoutingTrace,
+    votes: Float[Tensor, "children dim"],
+    weight: Tensor | float,
+    label: int,
+    size: Sequence[int],
+) -> Step:
+    """One step, by the votes for the class `label` of children at `size` places."""
+    coupling = trace.coupling[0].float()  # [children, classes]
+    parent = trace.pose[0, label].float()
+    length = votes.norm(dim=-1)
+    amount = coupling[:, label] * length * weight
+    cosine = (votes @ parent) / (length * parent.norm()).clamp_min(TINY)
+
+    share = coupling[:, label].reshape(*size, -1).mean(dim=-1)
+    total = amount.reshape(*size, -1).sum(dim=-1)
+    agreed = (amount * cosine).reshape(*size, -1).sum(dim=-1)
+    return Step(
+        activation=trace.activation[0].float(),
+        coupling=coupling.mean(dim=0),
+        spread=float(coupling.std(unbiased=False)),
+        share=share,
+        amount=total,
+        agreement=agreed / total.clamp_min(TINY),
+    )
+
+
+def _fields(children: CapsuleMap | None) -> tuple[ReceptiveField, ReceptiveField] | None:
+    if children is None or children.slides is None:
+        return None
+    return receptive_field(children.slides, 0), receptive_field(children.slides, 1)
