@@ -1,23 +1,36 @@
-"""Check the documents: links, examples, commands, figures and licenses. Faults: status 1."""
+"""Check the documents: links, examples, commands, recipes, spelling and licenses. Faults: status 1.
+
+python tools/check_docs.py [docs/PAGE.md ...]      these pages, by default all and what belongs to none
+"""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import sys
-from inspect import isfunction
+from collections.abc import Iterator
+from inspect import isclass, isfunction, ismodule
 from pathlib import Path
 from types import ModuleType
 
 import make_dependencies
+from check_commands import FENCE, unmentioned, wrong_commands, wrong_recipes
 
 WIDTH = 120  # of a line, in characters
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [
     ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 ] + sorted((ROOT / "docs").rglob("*.md"))
+HISTORY = ("CHANGELOG.md", "decisions.md")  # which name what is gone
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FORBIDDEN = re.compile(r"/(?:work|root|tmp|home)/|files\.pythonhosted|registry\.npmjs")
+# British spellings, words that a spelling script made, and words that only insiders understand.
+SPELLING = re.compile(
+    r"\b(?:\w*(?:optimis|normalis|initialis|generalis|factoris|recognis|centerd|colour|favour)\w*"
+    r"|licences?|behaviours?|neighbours?|label(?:led|ling)|aria-labeledby|passports?|the house)\b",
+    re.IGNORECASE,
+)
 
 
 def anchor(heading: str) -> str:
@@ -25,65 +38,85 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
-def broken_links(path: Path, text: str) -> list[str]:
-    faults = []
+def broken_links(path: Path, text: str) -> Iterator[str]:
     for target in LINK.findall(re.sub(FENCE, "", text)):
         if "://" in target or target.startswith("mailto:"):
             continue
         file, _, fragment = target.partition("#")
         place = (path.parent / file).resolve() if file else path
         if not place.exists():
-            faults.append(f"{path.name}: the link {target} leads nowhere")
+            yield f"the link {target} leads nowhere"
         elif fragment and place.suffix == ".md":
             headings = re.findall(r"^#+ (.*)$", place.read_text(encoding="utf-8"), re.MULTILINE)
             if fragment not in map(anchor, headings):
-                faults.append(f"{path.name}: {target} names no heading")
-    return faults
+                yield f"{target} names no heading"
 
 
-def broken_python(path: Path, text: str) -> list[str]:
-    """Python blocks of one document are run one after another, as a reader would type them; `# not run` opts out."""
-    faults, module = [], ModuleType("documents")
-    sys.modules[module.__name__] = (
-        module  # classes of an example can be pickled, as those of a reader's file
-    )
-    names = vars(module)
+def broken_python(path: Path, text: str) -> Iterator[str]:
+    """Python blocks of a document run one after another, as a reader would type them.
+
+    Blocks that begin with `# not run`, and those in the language `py`, are only read: what they
+    import of the package, and what they ask of its modules, must be there.
+    """
+    module = ModuleType("documents")
+    # Classes of an example can be pickled, as those of a reader's file.
+    sys.modules[module.__name__] = module
     for language, block in FENCE.findall(text):
-        if language != "python" or block.startswith("# not run"):
+        if language not in ("python", "py"):
+            continue
+        if language == "py" or block.startswith("# not run"):
+            yield from _missing_names(block)
             continue
         try:
-            exec(compile(block, str(path), "exec"), names)
+            exec(compile(block, str(path), "exec"), vars(module))
         except Exception as error:
-            faults.append(f"{path.name}: a Python example fails: {type(error).__name__}: {error}")
-    return faults
+            yield f"a Python example fails: {type(error).__name__}: {error}"
 
 
-def unknown_commands(path: Path, text: str) -> list[str]:
-    """Commands in shell blocks whose name or flags the command line does not know."""
-    from torchcaps.cli.main import COMMANDS
-
-    faults = []
-    for language, block in FENCE.findall(text):
-        if language not in ("sh", "bash", "shell"):
-            continue
-        for command in re.findall(r"^(?:\$ )?torchcaps (\S+)", block, re.MULTILINE):
-            if command not in COMMANDS and not command.startswith("-"):
-                faults.append(f"{path.name}: `torchcaps {command}` is no command")
-    return faults
-
-
-def long_lines(path: Path, text: str) -> list[str]:
-    """Lines of over 120 characters, but for rows of tables."""
-    lines = enumerate(text.splitlines(), 1)
-    return [
-        f"{path.name}:{n}: over {WIDTH} characters"
-        for n, line in lines
-        if len(line) > WIDTH and line[0] != "|"
-    ]
+def _missing_names(block: str) -> Iterator[str]:
+    try:
+        tree = ast.parse(block)
+    except SyntaxError as error:
+        yield f"a Python example is none: {error}"
+        return
+    modules = {"tc": importlib.import_module("torchcaps")}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchcaps"):
+            module = importlib.import_module(node.module or "")
+            for alias in node.names:
+                value = getattr(module, alias.name, None)
+                if value is None:
+                    yield f"there is no {node.module}.{alias.name}"
+                elif ismodule(value):
+                    modules[alias.asname or alias.name] = value
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield from _missing_attribute(node, modules)
 
 
-def gallery_gaps() -> list[str]:
-    """Public functions of `torchcaps.viz` without an entry in the gallery; entries without a function or picture."""
+def _missing_attribute(node: ast.Attribute, modules: dict[str, ModuleType]) -> Iterator[str]:
+    names = ast.unparse(node).split(".")
+    if not all(map(str.isidentifier, names)):
+        return
+    value: object = modules.get(names[0])
+    for name in names[1:]:
+        if not (ismodule(value) or isclass(value)):
+            return
+        if not hasattr(value, name):
+            yield f"there is no {ast.unparse(node)}"
+            return
+        value = getattr(value, name)
+
+
+def long_lines(text: str) -> Iterator[str]:
+    """Lines that are too long, but for rows of tables."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > WIDTH and line[0] != "|":
+            yield f"line {number} has over {WIDTH} characters"
+
+
+def gallery_gaps() -> Iterator[str]:
+    """Public functions of `torchcaps.viz` without an entry in the gallery, and the reverse."""
     from torchcaps import viz
 
     functions = {name for name, value in vars(viz).items() if isfunction(value)}
@@ -91,41 +124,48 @@ def gallery_gaps() -> list[str]:
     entries = set(re.findall(r"^### `(\w+)`$", text, re.MULTILINE))
     shown = set(re.findall(r"^!\[[^\]]+\]\(images/gallery/(\w+)\.png\)$", text, re.MULTILINE))
     again = "add an Entry to tools/make_gallery.py and run: make gallery"
-    faults = [
-        f"gallery.md: torchcaps.viz.{name} has no entry; {again}"
-        for name in sorted(functions - entries)
-    ]
-    faults += [
-        f"gallery.md: there is no torchcaps.viz.{name}" for name in sorted(entries - functions)
-    ]
-    return faults + [
-        f"gallery.md: {name} has an entry or a picture, not both"
-        for name in sorted(entries ^ shown)
-    ]
+    for name in sorted(functions - entries):
+        yield f"torchcaps.viz.{name} has no entry; {again}"
+    for name in sorted(entries - functions):
+        yield f"there is no torchcaps.viz.{name}"
+    for name in sorted(entries ^ shown):
+        yield f"{name} has an entry or a picture, not both"
 
 
-def main() -> int:
-    """Check every document; print the faults."""
-    faults = []
-    for path in DOCUMENTS:
-        if not path.exists():
-            faults.append(f"{path.relative_to(ROOT)} is missing")
-            continue
-        text = path.read_text(encoding="utf-8")
-        faults += (
-            broken_links(path, text) + broken_python(path, text) + unknown_commands(path, text)
-        )
-        faults += long_lines(path, text)
-        faults += [
-            f"{path.name}: names a path of one machine: {found}"
-            for found in FORBIDDEN.findall(text)
-        ]
-    faults += gallery_gaps() + make_dependencies.gaps()
+def misspelled_sources() -> Iterator[str]:
+    """Words of the sources that are spelled otherwise than in the rest."""
+    for folder, ending in (("src", "*.py"), ("src", "*.html"), ("recipes", "*.toml")):
+        for path in sorted((ROOT / folder).rglob(ending)):
+            for word in sorted(set(SPELLING.findall(path.read_text(encoding="utf-8")))):
+                yield f"{path.relative_to(ROOT)}: {word}"
+
+
+def check(path: Path, text: str) -> Iterator[str]:
+    """All faults of one document."""
+    yield from broken_links(path, text)
+    yield from broken_python(path, text)
+    yield from wrong_commands(text)
+    yield from wrong_recipes(text)
+    yield from long_lines(text)
+    yield from (f"names a path of one machine: {place}" for place in FORBIDDEN.findall(text))
+    if path.name not in HISTORY:
+        yield from (f"the word {word}" for word in SPELLING.findall(text))
+
+
+def main(names: list[str]) -> int:
+    """Check documents; print the faults."""
+    chosen = [ROOT / name for name in names] or DOCUMENTS
+    texts = {path.name: path.read_text(encoding="utf-8") for path in chosen}
+    faults = [f"{path.name}: {fault}" for path in chosen for fault in check(path, texts[path.name])]
+    if not names:
+        faults += [f"gallery.md: {fault}" for fault in gallery_gaps()]
+        faults += make_dependencies.gaps()
+        faults += [*unmentioned(texts), *misspelled_sources()]
     for fault in faults:
         print(fault, file=sys.stderr)
-    print(f"{len(DOCUMENTS)} documents, {len(faults)} faults")
+    print(f"{len(chosen)} documents, {len(faults)} faults")
     return 1 if faults else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -27,6 +27,15 @@ COMPARISONS = {
 OPERATIONS = {ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*")}
 WORDS = {ast.And: ("and", "or"), ast.Or: ("or", "and")}
 REMOVABLE = (ast.Assign, ast.AugAssign, ast.Expr, ast.Raise)
+# Folders of tests that hold a package to what others make of it.
+FURTHER = {
+    "functional": ("ops", "nn", "properties", "published"),
+    "kernels": ("ops",),
+    "nn": ("properties", "published", "models"),
+    "models": ("properties", "published"),
+    "tasks": ("training",),
+    "viz": ("reporting",),
+}
 # What only speaks: its words are not what tests hold a program to.
 SPEECH = ("Error", "warn", "print", "say", "emit")
 # Fields of a node that are read and not run.
@@ -81,9 +90,9 @@ def mirrored(path: Path, root: Path = ROOT) -> tuple[str, ...]:
 
 
 def package_tests(path: Path, root: Path = ROOT) -> tuple[str, ...]:
-    """The folder of tests of a file's package; that of the kernels is `ops`, of a single module all at the top."""
-    inside = path.relative_to(SOURCES)
-    names = (inside.parts[0], "ops") if inside.parts[0] == "kernels" else inside.parts[:1]
+    """All tests of a file's package, and of those that show most of it; of a single module all at the top."""
+    package = path.relative_to(SOURCES).parts[0]
+    names = (package, *FURTHER.get(package, ()))
     folders = [TESTS / name for name in names if (root / TESTS / name).is_dir()]
     if folders:
         return tuple(map(str, folders))

@@ -141,8 +141,9 @@ def test_sources_have_the_tests_of_their_name():
 
     assert tests("functional/routing/em.py") == ("tests/functional/test_em.py",)
     assert tests("data/sets/svhn.py") == ("tests/data/sets/test_svhn.py",)
-    assert tests("models/_base.py") == ("tests/models",)
+    assert tests("data/_registry.py") == ("tests/data",)
     assert tests("kernels/numerics.py") == ("tests/kernels", "tests/ops")
+    assert "tests/test_imports.py" in tests("errors.py")
 
 
 def test_generated_faults_go_on(tmp_path, monkeypatch, capsys):
