@@ -145,8 +145,8 @@ def check_norm_of_one_value(ranks):
 
 def check_norm_that_knows_one_value(ranks):
     """By the rows of all processes, not by those of one."""
-    layer = VBRouting(normalized=True)
-    layer.learn(LayerSizes(2, 4, 3, 4))
+    layer = VBRouting(batch_norm=True)
+    layer.build_parameters(LayerSizes(2, 4, 3, 4))
     for count in (ranks.world_size, ranks.world_size + 1, 1):
         compare_norm(ranks, layer.norms[1], (3,), count)
 

@@ -23,7 +23,7 @@ from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import AnyVotes, Bias, DenseMapVotes, ProductVotes, Votes, as_votes
 from torchcaps.kernels import registry
 from torchcaps.kernels.samples import by_samples
-from torchcaps.kernels.support import made_anew
+from torchcaps.kernels.support import recomputable
 from torchcaps.types import Capsules, Routed
 
 Impl = Literal["auto", "reference", "blocked", "cpu", "numba", "triton"]
@@ -50,12 +50,14 @@ def dynamic_routing(
             ValueError. A fast path has no second derivative: NotImplementedError.
     """
     check_range("iterations", iterations, low=1)
-    votes = _lazy(votes, None, bias, want_coupling)
+    votes = _checked_votes(votes, None, bias, want_coupling)
     if votes.bias is not None:
         check_shape("bias", votes.bias, ("parents", "dim"), parents=votes.parents, dim=votes.dim)
+    if votes.context.is_uniform:  # the first iteration has equal couplings by itself
+        votes = votes.without_fixed()
+        iterations = 1
     path, _ = _choose("dynamic_routing", (votes,), impl)
     run = functional.dynamic_routing if path is None else path.run
-    votes.shares += path is not None  # no fast path asks for them
     return run(votes, iterations=iterations, leaky=leaky, detach=detach)
 
 
@@ -74,14 +76,16 @@ def em_routing(
     Arguments are as there, but for `impl`; see `dynamic_routing`, and for its errors.
     """
     heat = temperatures(iterations, inverse_temperature)
-    votes = _lazy(votes, activation, None, True)
+    votes = _checked_votes(votes, activation, None, True)
     for name, beta in (("beta_u", beta_u), ("beta_a", beta_a)):
         if isinstance(beta, Tensor) and beta.dim() > 0:
             check_shape(name, beta, ("parents",), parents=votes.parents)
+    if votes.context.is_uniform:  # every M-step is the first one; the last temperature counts
+        votes = votes.without_fixed()
+        heat = heat[-1:]
     path, _ = _choose("em_routing", (votes,), impl)
     if path is None:
-        return functional.em_routing(votes, None, beta_u, beta_a, iterations, heat)
-    votes.shares += 1  # no fast path asks for them
+        return functional.em_routing(votes, None, beta_u, beta_a, len(heat), heat)
     return path.run(votes, beta_u=beta_u, beta_a=beta_a, temperatures=heat)
 
 
@@ -124,11 +128,10 @@ def in_blocks(
     whole = (
         torch.compiler.is_exporting()
         or torch._C._are_functorch_transforms_active()
-        or not made_anew(votes).usable
+        or not recomputable(votes).usable
     )
     if whole or len(votes.children.pose) == 0:
         return route(votes, *others)
-    votes.shares += 1
     return by_samples(route, votes, *others)
 
 
@@ -177,14 +180,16 @@ def implementations(op: str) -> list[str]:
     return ["auto", "reference", *names, *(["cpu"] if "blocked" in names else [])]
 
 
-def _lazy(
+def _checked_votes(
     votes: Votes | Tensor, activation: Tensor | None, bias: Tensor | None, want_coupling: bool
 ) -> Votes:
-    """Lazy votes whose shapes fit; given ones become such."""
+    """Votes for one call whose shapes fit; a tensor of votes becomes such."""
     if isinstance(votes, Tensor):
-        votes = as_votes(votes, activation, None if bias is None else full_precision(bias))
-        votes.wanted = want_coupling
-    elif isinstance(votes, ProductVotes):
+        bias = None if bias is None else full_precision(bias)
+        votes = as_votes(votes, activation, bias)
+        return votes.bind(votes.context._replace(needs_coupling=want_coupling))
+    votes = as_votes(votes, activation, bias)
+    if isinstance(votes, ProductVotes):
         pose, activation = votes.children
         check_floating(
             pose=pose,

@@ -108,8 +108,12 @@ class Registry(Mapping[str, T]):
 def import_submodules(package: str) -> None:
     """Import every module below a package, so that its files register what they hold.
 
-    An addition to the package is then one file: no list of imports names it.
+    An addition to the package is then one file: no list of imports names it. Modules whose name
+    begins with an underscore are left to the modules that need them.
     """
     path = importlib.import_module(package).__path__
     for module in pkgutil.iter_modules(path, f"{package}."):
-        importlib.import_module(module.name)
+        if not module.name.removeprefix(package).startswith("._"):
+            importlib.import_module(module.name)
+            if module.ispkg:
+                import_submodules(module.name)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils._pytree import register_pytree_node
 
 
 class Capsules(NamedTuple):
@@ -36,10 +38,10 @@ class Routed(NamedTuple):
     Attributes:
         pose: `[batch, *space, parents, pose_dim]`.
         activation: `[batch, *space, parents]`, in [0, 1] where the router says that it means something.
-        coupling: `[batch, *space, children, parents]`; of most routers in [0, 1] and of sum one over the parents that
-            compete for a child (at most one where a routing has a "none of the above" parent). None where a fast path
-            was not asked for it.
-        more: what else a router tells, by name: logits, couplings before they are normalized; see `with_extras`.
+        coupling: `[batch, *space, children, parents]`; of most routers in [0, 1] and of sum one over
+            the parents that compete for a child (at most one where a routing has a "none of the
+            above" parent). None where a fast path was not asked for it.
+        extras: further tensors by name, such as logits; see `with_extras`.
     """
 
     pose: Float[Tensor, "batch *space parents dim"]
@@ -47,25 +49,49 @@ class Routed(NamedTuple):
     coupling: Float[Tensor, "batch *space children parents"] | None
 
     @property
-    def more(self) -> dict[str, Tensor]:
-        """What else a router tells, by name; nothing unless it said so."""
+    def extras(self) -> dict[str, Tensor]:
+        """Further tensors by name; none unless a router adds them."""
         return {}
 
-    def with_extras(self, **more: Tensor) -> Routed:
-        """The same three, with tensors of other names beside them; `record_routing` keeps them."""
-        found = _RoutedAndMore(*self)
-        found.named = {**self.more, **more}
-        return found
+    def with_extras(self, **extras: Tensor) -> Routed:
+        """The same with further tensors beside the three, which `record_routing` keeps."""
+        return RoutedWithExtras.of(self, {**self.extras, **extras})
 
 
-class _RoutedAndMore(Routed):
-    """A subclass of its own, so that unpacking gives three tensors."""
+class RoutedWithExtras(Routed):
+    """A routing with further tensors. It unpacks to three; `_replace` and pytrees keep all."""
 
-    named: dict[str, Tensor]
+    _extras: dict[str, Tensor]
+    # Without it pytrees take this class by its registration below, not as its three fields.
+    _make = None  # type: ignore[assignment]
+
+    @classmethod
+    def of(cls, routed: Iterable[Any], extras: dict[str, Tensor]) -> RoutedWithExtras:
+        """From the three and the further ones."""
+        made = cls(*routed)
+        made._extras = extras
+        return made
 
     @property
-    def more(self) -> dict[str, Tensor]:
-        return self.named
+    def extras(self) -> dict[str, Tensor]:
+        return self._extras
+
+    def _replace(self, **fields: Any) -> RoutedWithExtras:
+        return self.of(Routed(*self)._replace(**fields), self._extras)
+
+
+def _flatten(routed: RoutedWithExtras) -> tuple[list[Any], None]:
+    return [*routed, routed.extras], None
+
+
+def _unflatten(children: Iterable[Any], _: None) -> RoutedWithExtras:
+    *routed, extras = children
+    return RoutedWithExtras.of(routed, extras)
+
+
+register_pytree_node(
+    RoutedWithExtras, _flatten, _unflatten, serialized_type_name="torchcaps.RoutedWithExtras"
+)
 
 
 @dataclass(frozen=True)

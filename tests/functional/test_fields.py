@@ -97,19 +97,21 @@ def test_share_equals_the_dense_masked_form(windows, scale):
         )
         * scale
     )
-    torch.testing.assert_close(windows.share(x), dense_share(windows, x))
+    torch.testing.assert_close(windows.softmax(x), dense_share(windows, x))
 
 
 @pytest.mark.parametrize("windows", MAPS, ids=IDS)
 def test_couplings_of_a_child_sum_to_one_or_to_zero_where_no_window_reaches(windows):
     x = torch.randn(2, *windows.positions, windows.kernel**2 * 2, 3, generator=seeded()) * 30
-    shares = windows.scatter(windows.share(x).sum(dim=-1))
+    shares = windows.scatter(windows.softmax(x).sum(dim=-1))
     connected = (parents_of(windows) > 0).float()[None, :, :, None].expand_as(shares)
     torch.testing.assert_close(shares, connected)
     parents = windows.gather(parents_of(windows)[None, :, :, None].expand(2, -1, -1, 2)).unsqueeze(
         -1
     )
-    torch.testing.assert_close(windows.share(torch.zeros_like(x)) * 3 * parents, torch.ones_like(x))
+    torch.testing.assert_close(
+        windows.softmax(torch.zeros_like(x)) * 3 * parents, torch.ones_like(x)
+    )
 
 
 def test_conventions():
@@ -117,15 +119,17 @@ def test_conventions():
         name: ConvField(6, 6, 3, 1, convention=name) for name in ("all", "type", "space", "patch")
     }
     x = torch.randn(2, 4, 4, 18, 3, generator=seeded())
-    torch.testing.assert_close(windows["type"].share(x), x.softmax(dim=-1))
-    by_position = windows["space"].share(x)
+    torch.testing.assert_close(windows["type"].softmax(x), x.softmax(dim=-1))
+    by_position = windows["space"].softmax(x)
     for j in range(3):
         torch.testing.assert_close(
             by_position[..., j : j + 1], dense_share(windows["all"], x[..., j : j + 1])
         )
-    torch.testing.assert_close(windows["patch"].share(x).sum(dim=(1, 2, 4)), torch.ones(2, 18))
-    torch.testing.assert_close(windows["all"].first(x), windows["all"].share(torch.zeros_like(x)))
-    torch.testing.assert_close(windows["space"].first(x), torch.full_like(x, 1 / 3))
+    torch.testing.assert_close(windows["patch"].softmax(x).sum(dim=(1, 2, 4)), torch.ones(2, 18))
+    torch.testing.assert_close(
+        windows["all"].initial_coupling(x), windows["all"].softmax(torch.zeros_like(x))
+    )
+    torch.testing.assert_close(windows["space"].initial_coupling(x), torch.full_like(x, 1 / 3))
     with pytest.raises(UnknownNameError, match="unknown convention 'types'; did you mean 'type'"):
         ConvField(6, 6, 3, convention="types")
 
@@ -134,7 +138,7 @@ def test_one_window_makes_all_conventions_that_share_over_types_equal():
     x = torch.randn(2, 1, 1, 9, 4, generator=seeded())
     for convention in ("all", "type", "patch"):
         torch.testing.assert_close(
-            ConvField(3, 3, 3, convention=convention).share(x), x.softmax(dim=-1)
+            ConvField(3, 3, 3, convention=convention).softmax(x), x.softmax(dim=-1)
         )
 
 
@@ -144,11 +148,12 @@ def test_one_more_parent_of_weight_one(convention):
     x = torch.randn(2, 2, 2, 18, 3, generator=seeded(), dtype=torch.float64) * 5
     weight = x.exp()
     torch.testing.assert_close(
-        windows.share(x, leaky=True), weight / (windows.among(weight, torch.Tensor.sum) + 1)
+        windows.softmax(x, leaky=True),
+        weight / (windows.reduce_competing(weight, torch.Tensor.sum) + 1),
     )
     x, weight = x[:, 0, 0], weight[:, 0, 0]
     torch.testing.assert_close(
-        DenseField().share(x, leaky=True), weight / (weight.sum(dim=-1, keepdim=True) + 1)
+        DenseField().softmax(x, leaky=True), weight / (weight.sum(dim=-1, keepdim=True) + 1)
     )
 
 
@@ -163,7 +168,7 @@ def test_padding_is_a_map_with_absent_children_around_it(kernel, stride, padding
     cut = windows.gather(x)
     torch.testing.assert_close(cut, plain.gather(wide))
     torch.testing.assert_close(
-        windows.present(2), (plain.gather(torch.where(wide == 0, 0.0, 1.0))[:1]).float()
+        windows.mask(2), (plain.gather(torch.where(wide == 0, 0.0, 1.0))[:1]).float()
     )
     y = torch.randn(cut.shape, dtype=torch.float64)
     torch.testing.assert_close((cut * y).sum(), (x * windows.scatter(y)).sum())
@@ -185,7 +190,7 @@ def test_transposed_windows_are_those_of_a_transposed_convolution(kernel, stride
     assert field.positions == truth.shape[2:] == cut.shape[1:3]
     flipped = weight.flip(2, 3).permute(2, 3, 0, 1).reshape(-1, 7)
     torch.testing.assert_close((cut @ flipped).movedim(-1, 1), truth)
-    torch.testing.assert_close(field.present(3), field.gather(torch.ones(1, 5, 4, 3)))
+    torch.testing.assert_close(field.mask(3), field.gather(torch.ones(1, 5, 4, 3)))
     y = torch.randn(cut.shape, dtype=torch.float64)
     torch.testing.assert_close((cut * y).sum(), (x * field.scatter(y)).sum())
 
@@ -195,7 +200,7 @@ def test_everything_puts_a_map_in_a_row():
     x = torch.randn(2, 3, 4, 5, 6)
     torch.testing.assert_close(field.gather(x), x.flatten(1, 3))
     torch.testing.assert_close(field.scatter(field.gather(x[..., 0])), x[..., 0])
-    assert (field.count(5), DenseField().count(7), field.present(5), field.positions) == (
+    assert (field.count(5), DenseField().count(7), field.mask(5), field.positions) == (
         60,
         7,
         None,
@@ -223,9 +228,9 @@ def test_routing_in_a_convolution_equals_routing_in_the_dense_masked_form(window
     given = [DenseVotes(votes, children) for _ in range(2)]
     nothing = torch.zeros_like(votes[..., 0])
     for one, share in zip(
-        given, (windows.share, lambda x: dense_share(windows, x, n)), strict=True
+        given, (windows.softmax, lambda x: dense_share(windows, x, n)), strict=True
     ):
-        one.share = lambda logits=None, share=share: share(nothing if logits is None else logits)
+        one.couple = lambda logits=None, share=share: share(nothing if logits is None else logits)
     found, dense = (em_routing(one, None, 0.1, 0.2, 3, 0.5) for one in given)
     for a, b in zip(found, dense, strict=True):
         torch.testing.assert_close(a, b)
@@ -236,7 +241,7 @@ def test_gradient_of_share(convention):
     windows = ConvField(3, 3, 2, 1, convention=convention)
     x = torch.randn(1, 2, 2, 4, 2, generator=seeded(), dtype=torch.float64).requires_grad_()
     for leaky in (False, True):
-        assert torch.autograd.gradcheck(lambda t, leaky=leaky: windows.share(t, leaky), (x,))
+        assert torch.autograd.gradcheck(lambda t, leaky=leaky: windows.softmax(t, leaky), (x,))
 
 
 @pytest.mark.parametrize(

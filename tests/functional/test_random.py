@@ -79,7 +79,7 @@ def test_one_operator_gives_what_stored_votes_give(bias, impl):
     children = Capsules(pose, activation)
     with record_routing(layer) as record:
         layer(children)
-    truth = random_routing(layer.ask(children), 3, scale=2.0)
+    truth = random_routing(layer.make_votes(children), 3, scale=2.0)
     found = record[""][0]
     for one, expected in zip((found.pose, found.activation, found.coupling), truth, strict=True):
         torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-6)

@@ -8,7 +8,7 @@ numba = pytest.importorskip("numba")
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 def test_scratch_begins_where_a_cache_line_does(kind):
-    from torchcaps.kernels.simd import vectors
+    from torchcaps.kernels.simd import _vectors as vectors
 
     @numba.njit
     def made(like, counts):

@@ -12,6 +12,7 @@ import torch
 
 from torchcaps import ops
 from torchcaps.functional import DenseField, ProductVotes
+from torchcaps.functional.votes import RoutingContext
 from torchcaps.kernels.dynamic.triton import product_mode
 from torchcaps.types import Capsules
 
@@ -44,7 +45,7 @@ def routed(pose, weight, bias=None, *, impl, want=True, **options):
     """Linear votes `weight[i, j] @ pose_i` and their routing."""
     children = Capsules(pose, torch.ones_like(pose[..., 0]))
     votes = ProductVotes(children, DenseField(), weight.transpose(2, 3), bias=bias)
-    votes.wanted = want
+    votes = votes.bind(RoutingContext(needs_coupling=want))
     return ops.dynamic_routing(votes, impl=impl, **options)
 
 

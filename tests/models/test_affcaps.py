@@ -47,7 +47,7 @@ def test_the_sum_is_that_of_the_votes(own, constant, bias):
         capsules(2, 12, 8),
     )
     found = layer(children)
-    votes = layer.ask(children)
+    votes = layer.make_votes(children)
     assert votes._dense is None
     expected = uniform_routing(votes.dense(), bias=layer.bias)
     torch.testing.assert_close(found.pose, expected.pose, rtol=1e-5, atol=1e-6)
@@ -111,7 +111,7 @@ def test_couplings_may_be_fixed():
     summed = layer(children).pose
     layer.router = plain.random(1)
     assert not torch.allclose(layer(children).pose, summed)
-    layer.router = plain.stopped(1)
+    layer.router = plain.with_iterations(1)
     torch.testing.assert_close(layer(children).pose, summed)
 
 
@@ -126,7 +126,7 @@ def test_couplings_may_be_fixed():
 )
 def test_another_routing_is_taken(routing, options):
     layer, children = AffineCaps(12, 8, 5, 4, routing, **options), capsules(2, 12, 8)
-    expected = layer.router(layer.ask(children))
+    expected = layer.router(layer.make_votes(children))
     found = layer(children)
     assert torch.equal(found.pose, expected.pose)
     assert torch.equal(found.activation, expected.activation)

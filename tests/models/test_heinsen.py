@@ -44,7 +44,10 @@ def test_logits_of_2019_are_those_that_the_router_had():
     ) as record:
         capsules = model.capsules(torch.rand(2, 2, 96, 96, generator=seeded()))
     torch.testing.assert_close(
-        model.logits_of(capsules), record["class_capsules"][0].more["logits"], atol=1e-5, rtol=1e-4
+        model.logits_of(capsules),
+        record["class_capsules"][0].extras["logits"],
+        atol=1e-5,
+        rtol=1e-4,
     )
 
 

@@ -84,8 +84,8 @@ def test_pixels_are_a_mixture_of_placed_templates(in_chans):
     capsules = model.part_capsules
     with torch.no_grad():
         capsules.alpha.normal_()
-        capsules.ground.fill_(-0.4)
-        capsules.ground_share.fill_(0.3)
+        capsules.background.fill_(-0.4)
+        capsules.background_logit.fill_(0.3)
     images = torch.rand(2, in_chans, 24, 24, dtype=torch.float64)
     parts = Parts(*(x.detach() for x in capsules(images, None)))
     parts = parts._replace(pose=affine_pose(0.5 * torch.randn(2, 3, 6, dtype=torch.float64)))
@@ -222,7 +222,7 @@ def test_what_flows_back_from_the_objects():
     model = small()
     model.explain(torch.rand(2, 1, 24, 24)).part_log_likelihood.mean().backward()
     assert model.part_capsules.template.grad is None  # templates, poses and presences are targets
-    told = model.part_capsules.tell.weight.grad.unflatten(0, (3, -1))
+    told = model.part_capsules.head.weight.grad.unflatten(0, (3, -1))
     assert not told[:, :6].any()
     assert not told[:, 22].any()
     assert told[:, 6:22].any()
@@ -254,7 +254,7 @@ def test_gradients_stay_finite_for_extreme_images_and_weights():
     for images in (torch.zeros(1, 1, 24, 24), torch.ones(1, 1, 24, 24)):
         model = small()
         with torch.no_grad():
-            model.part_capsules.tell.bias.mul_(1e4)
+            model.part_capsules.head.bias.mul_(1e4)
             model.object_capsules.rest.fill_(-50.0)
         found = model.explain(images)
         (

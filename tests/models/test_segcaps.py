@@ -183,7 +183,7 @@ def test_a_pixel_is_drawn_by_the_capsule_of_its_class():
 def test_r1_has_equal_couplings_where_the_size_stays():
     model = tc.create_model("segcaps_r1", img_size=16, dim=2)
     passes = {
-        name: layer.router.passes
+        name: layer.router.num_iterations
         for name, layer in model.named_children()
         if isinstance(layer, KernelCaps)
     }

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.functional import DenseVotes
+from torchcaps.functional import DenseVotes, Votes
 from torchcaps.nn import FactorizedVotes, MatrixVotes, RoutedLayer, RoutingHead, create_router
 from torchcaps.testing import random_votes, seeded
 from torchcaps.types import Capsules, LayerSizes
@@ -78,11 +78,11 @@ def test_2022_equals_loops(length, iterations, dim):
         np.testing.assert_allclose(record[""][0].coupling[n], R, atol=1e-9)
 
 
-def test_no_vote_is_made():
+def test_no_vote_is_made(monkeypatch):
     layer = RoutedLayer(FactorizedVotes(LayerSizes(1, 4, 3, 4)), "heinsen_2022")
-    votes = layer.ask(Capsules(torch.randn(2, 50, 4), torch.ones(2, 50)))
+    votes = layer.make_votes(Capsules(torch.randn(2, 50, 4), torch.ones(2, 50)))
+    monkeypatch.setattr(Votes, "dense", lambda votes: pytest.fail("votes were made"))
     layer.router(votes)
-    assert votes._dense is None
 
 
 def test_the_authors_start():
@@ -155,7 +155,7 @@ def test_2019_equals_loops(shared, iterations):
         use, ignore = each["router.beta_use"], each["router.beta_ignore"]
         mu, a, R = by_loops_2019(votes, f[n].numpy(), use, ignore, iterations)
         np.testing.assert_allclose(found.pose[n], mu, atol=1e-8)
-        np.testing.assert_allclose(found.more["logits"][n], a, atol=1e-8)
+        np.testing.assert_allclose(found.extras["logits"][n], a, atol=1e-8)
         np.testing.assert_allclose(found.activation[n], sigmoid(a), atol=1e-8)
         np.testing.assert_allclose(found.coupling[n], R, atol=1e-8)
 
@@ -164,13 +164,13 @@ def test_credit_stands_beside_the_couplings():
     router = create_router("heinsen_2022")
     router.build(LayerSizes(6, 5, 3, 4))
     routed = router(DenseVotes(random_votes(2, 6, 3, 4), pose=torch.randn(2, 6, 5)))
-    assert routed.more["credit"].shape == routed.coupling.shape
+    assert routed.extras["credit"].shape == routed.coupling.shape
     _, _, coupling = routed  # three, whatever stands beside them
     assert (coupling.sum(dim=-1) - 1).abs().max() < 1e-5
     layer = RoutedLayer(FactorizedVotes(LayerSizes(6, 5, 3, 4)), "heinsen_2022")
     with tc.record_routing(layer) as record:
         layer(torch.randn(2, 6, 5))
-    assert record[""][0].more["credit"].shape == (2, 6, 3)
+    assert record[""][0].extras["credit"].shape == (2, 6, 3)
 
 
 def test_a_head_takes_any_sequence():

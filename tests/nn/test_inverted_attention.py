@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.functional import ConvField
+from torchcaps.functional import ConvField, ProductVotes
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutedStack, create_router
 from torchcaps.testing import random_votes, seeded
 from torchcaps.types import Capsules, LayerSizes
@@ -79,14 +79,13 @@ def test_a_single_number_is_not_normalized():
     assert not list(router.parameters())
 
 
-def test_equal_couplings_make_no_votes():
+def test_equal_couplings_make_no_votes(monkeypatch):
     layer = RoutedLayer(MatrixVotes(LayerSizes(6, 4, 3, 4)), "inverted_attention", iterations=1)
     children = Capsules(torch.randn(2, 6, 4, generator=seeded()), torch.ones(2, 6))
-    votes = layer.ask(children)
-    torch.testing.assert_close(votes.total(), votes.dense().sum(dim=-3))
-    alone = layer.ask(children)
-    layer.router(alone)
-    assert alone._dense is None
+    votes = layer.make_votes(children)
+    torch.testing.assert_close(votes.sum(), votes.dense().sum(dim=-3))
+    monkeypatch.setattr(ProductVotes, "_compute", lambda votes: pytest.fail("a vote was made"))
+    layer.router(layer.make_votes(children))
 
 
 def test_blocks_of_samples_give_what_a_whole_batch_gives(monkeypatch):
@@ -106,7 +105,7 @@ def test_concurrent_routing_equals_its_definition():
     """Tsai et al., algorithm 1: in pass t every layer takes the poses that all had in pass t - 1."""
     sizes = [LayerSizes(6, 4, 5, 4), LayerSizes(5, 4, 3, 4)]
     layers = [RoutedLayer(MatrixVotes(size), "inverted_attention", iterations=1) for size in sizes]
-    stack, passes = RoutedStack(*layers, passes=3), 3
+    stack, iterations = RoutedStack(*layers, num_iterations=3), 3
     pose = torch.randn(2, 6, 4, generator=seeded())
     children = Capsules(pose, torch.ones(2, 6))
 
@@ -119,10 +118,10 @@ def test_concurrent_routing_equals_its_definition():
 
     first = one_pass(layers[0], pose, None)
     second = one_pass(layers[1], first, None)
-    for _ in range(1, passes):
+    for _ in range(1, iterations):
         first, second = one_pass(layers[0], pose, first), one_pass(layers[1], first, second)
     torch.testing.assert_close(stack(children).pose, second)
     one_after_another = layers[1](layers[0](children))
     torch.testing.assert_close(
-        RoutedStack(*layers, passes=1)(children).pose, one_after_another.pose
+        RoutedStack(*layers, num_iterations=1)(children).pose, one_after_another.pose
     )

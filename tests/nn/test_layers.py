@@ -190,7 +190,7 @@ def test_children_that_compete_for_parents():
         b = b + torch.einsum("bijd,bjd->bij", votes, v) if step < 2 else b
     torch.testing.assert_close(found.pose, v)
     torch.testing.assert_close(record[""][0].coupling, c)
-    assert layer.router.coupling == "free"
+    assert not layer.router.normalized
     layer.router = layer.router.uniform()
     torch.testing.assert_close(layer(children).pose, tc.functional.squash(votes.mean(dim=1)))
     with pytest.raises(ValueError, match="unknown over 'child'; did you mean 'children'"):

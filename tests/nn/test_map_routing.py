@@ -7,7 +7,7 @@ import torch
 from torchcaps import record_routing, testing
 from torchcaps.functional import dynamic_routing
 from torchcaps.nn import MapRouting, RoutedLayer
-from torchcaps.nn.map_routing import KernelVotes, apart, together
+from torchcaps.nn.map_routing import KernelVotes, global_competition, per_position
 from torchcaps.testing import random_votes, seeded
 from torchcaps.types import Capsules, LayerSizes
 
@@ -18,9 +18,9 @@ def layer_of(local=False, iterations=3, dtype=torch.float64):
         torch.manual_seed(0)
         votes = KernelVotes(LayerSizes(3, 2, 4, 5))
     torch.nn.init.normal_(votes.bias, generator=seeded(3))
-    return RoutedLayer(votes, MapRouting(iterations, local=local), apart if local else together).to(
-        dtype
-    )
+    return RoutedLayer(
+        votes, MapRouting(iterations, local=local), per_position if local else global_competition
+    ).to(dtype)
 
 
 def numpy_votes(pose, weight):
@@ -81,7 +81,7 @@ def test_equals_numpy(local, iterations):
 
 def test_couplings_of_a_type_sum_to_one_over_the_whole_map():
     """Of 32 parent types on a map of 4 x 4 the first coupling is 1 / 512."""
-    layer = RoutedLayer(KernelVotes(LayerSizes(2, 3, 32, 3)), MapRouting(), together)
+    layer = RoutedLayer(KernelVotes(LayerSizes(2, 3, 32, 3)), MapRouting(), global_competition)
     with record_routing(layer, iterations=True) as record:
         layer(torch.randn(2, 4, 4, 2, 3, generator=seeded()))
     first, *_, last = record[""][0].iterations

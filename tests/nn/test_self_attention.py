@@ -66,7 +66,7 @@ def test_absent_children_have_no_part_in_the_sum():
     """Of a padded convolution: votes that an offset of the layer gives to children that are not there."""
 
     class Padded(DenseVotes):
-        present = (torch.arange(CHILDREN) < 4).double().unsqueeze(0)
+        mask = (torch.arange(CHILDREN) < 4).double().unsqueeze(0)
 
     votes, router = random_votes(BATCH, CHILDREN, PARENTS, DIM).double(), built(0.7)
     padded, cut = router(Padded(votes)), built(0.7)

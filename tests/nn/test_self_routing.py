@@ -100,7 +100,7 @@ def test_a_layer_that_only_chooses_gives_the_mean_of_poses():
         pose, activation, _ = written_out(u, a, identity, choice, lean)
         np.testing.assert_allclose(parents.pose[sample].detach(), pose, rtol=1e-12)
         np.testing.assert_allclose(parents.activation[sample].detach(), activation, rtol=1e-12)
-    votes = layer.ask(children)
+    votes = layer.make_votes(children)
     c = torch.rand(2, 6, 5, generator=seeded(), dtype=torch.float64)
     torch.testing.assert_close(votes.weighted(c), torch.einsum("bij,bijd->bjd", c, votes.dense()))
     with pytest.raises(
@@ -113,7 +113,7 @@ def test_it_starts_uniform_and_learns_at_once():
     layer, children = RoutedLayer(LinearVotes(SIZES), "self_routing").double(), children_of(2, 6, 4)
     parents = layer(children)
     torch.testing.assert_close(parents.activation, torch.full_like(parents.activation, 1 / 5))
-    votes, a = layer.ask(children).dense(), children.activation[..., None, None]
+    votes, a = layer.make_votes(children).dense(), children.activation[..., None, None]
     torch.testing.assert_close(parents.pose, (a * votes).sum(dim=1) / a.sum(dim=1))
     (-parents.activation[:, 2].log().mean()).backward()
     assert layer.router.choice.grad.abs().min() > 0

@@ -237,7 +237,7 @@ def test_a_parent_of_one_vote_keeps_its_variance():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"outlier": -25.33}, {"weighted": True}, {"normalized": True}]
+    "options", [{}, {"outlier": -25.33}, {"weighted": True}, {"batch_norm": True}]
 )
 def test_full_keeps_every_property(options):
     testing.check_router("vb", covariance="full", **options)
@@ -249,7 +249,7 @@ def test_diagonal_keeps_every_property_with_an_outlier():
 
 def test_normalized_in_training_and_as_it_was_seen_afterwards():
     layer = RoutedLayer(
-        MatrixVotes(LayerSizes(18, 4, 3, 4)), "vb", partial(ConvField, kernel=3), normalized=True
+        MatrixVotes(LayerSizes(18, 4, 3, 4)), "vb", partial(ConvField, kernel=3), batch_norm=True
     )
     children = Capsules(
         torch.randn(8, 4, 5, 2, 4, generator=seeded()), torch.rand(8, 4, 5, 2, generator=seeded(1))
@@ -270,7 +270,7 @@ def test_normalized_in_training_and_as_it_was_seen_afterwards():
 
 
 def test_a_batch_of_one_is_normalized_as_what_was_seen():
-    layer = CapsuleLinear(6, 4, 5, 4, "vb", normalized=True)
+    layer = CapsuleLinear(6, 4, 5, 4, "vb", batch_norm=True)
     layer(torch.randn(8, 6, 4, generator=seeded()))
     alone = torch.randn(1, 6, 4, generator=seeded(1))
     assert layer(alone).activation.std() > 0

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from torchcaps import ops
 from torchcaps.functional import ConvField, ConvTransposeField, DenseField, DenseVotes
+from torchcaps.functional.votes import FixedCoupling, RoutingContext
 from torchcaps.kernels import samples
 from torchcaps.testing.compare import assert_close
 from torchcaps.testing.random import random_votes, seeded
@@ -210,7 +211,7 @@ def test_coupling_on_request():
     for impl in FAST:
         votes = layer.votes(layer.tensors())
         assert ops.dynamic_routing(votes, impl=impl).coupling.shape == (3, 4, 4, 18, 4)
-        votes.wanted = False
+        votes = votes.bind(RoutingContext(needs_coupling=False))
         assert ops.dynamic_routing(votes, impl=impl).coupling is None
     votes = random_votes(2, 4, 3, 2, space=(2, 2))
     assert ops.dynamic_routing(votes, impl="blocked").coupling is None
@@ -228,10 +229,10 @@ def test_equal_couplings_of_an_ablation_run_on_the_fast_paths():
     tensors = layer.tensors()
     truth = None
     for impl in ("reference", *FAST):
-        votes = layer.votes(tensors)
-        votes.fixed = (0, 0.0)
+        fixed = FixedCoupling(0, 0.0, uses=[])
+        votes = layer.votes(tensors).bind(RoutingContext(fixed=fixed))
         found = ops.dynamic_routing(votes, impl=impl)
-        assert votes.shares > 0
+        assert fixed.uses
         truth = truth or found
         torch.testing.assert_close(found, truth)
 
@@ -239,7 +240,7 @@ def test_equal_couplings_of_an_ablation_run_on_the_fast_paths():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"fixed": (0, 1.0)}, "couplings are fixed for an ablation"),
+        ({"fixed": FixedCoupling(0, 1.0, [])}, "couplings are fixed for an ablation"),
         ({"trace": []}, "couplings of every iteration"),
     ],
 )
@@ -247,8 +248,7 @@ def test_watched_couplings_are_for_the_reference(change, reason):
     for impl in FAST:
         layer = Layer()
         votes = layer.votes(layer.tensors())
-        for name, value in change.items():
-            setattr(votes, name, value)
+        votes = votes.bind(RoutingContext(**change))
         with pytest.raises(
             ValueError, match=f"impl: '{impl}' cannot run dynamic_routing here .*{reason}"
         ):

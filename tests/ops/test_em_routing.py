@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from torchcaps import ops
 from torchcaps.functional import ConvField, ConvTransposeField, DenseField, ProductVotes
+from torchcaps.functional.votes import RoutingContext
 from torchcaps.kernels import samples
 from torchcaps.testing.compare import assert_close
 from torchcaps.testing.random import random_votes
@@ -215,11 +216,10 @@ def test_the_number_of_threads_changes_nothing(impl):
 def test_coupling_on_request(impl):
     layer = Layer(ConvTransposeField(3, 3, 3, 2), types=2, matrices=MATRICES)
     tensors = layer.tensors()
-    votes = layer.votes(tensors)
-    votes.wanted = False
+    votes = layer.votes(tensors).bind(RoutingContext(needs_coupling=False))
     assert ops.em_routing(votes, None, 0.0, 0.0, impl=impl).coupling is None
     found = ops.em_routing(layer.votes(tensors), None, 0.0, 0.0, impl=impl).coupling
-    assert not found[(votes.present == 0).expand(found.shape[:-1])].any()
+    assert not found[(votes.mask == 0).expand(found.shape[:-1])].any()
 
 
 def test_what_can_run_and_when_it_is_worth_it():

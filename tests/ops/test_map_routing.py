@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from torchcaps import create_model, ops, record_routing
 from torchcaps.functional import DenseVotes, dynamic_routing
-from torchcaps.functional.votes import DenseMapVotes
+from torchcaps.functional.votes import DenseMapVotes, RoutingContext
 from torchcaps.kernels.maps import numba as loops
 from torchcaps.kernels.support import HAS_NUMBA
 from torchcaps.nn import MapRouting, RoutedLayer, set_impl
-from torchcaps.nn.map_routing import KernelCaps, KernelVotes, apart, together
+from torchcaps.nn.map_routing import KernelCaps, KernelVotes, global_competition, per_position
 from torchcaps.testing import random_votes, seeded
 from torchcaps.testing.compare import assert_close
 from torchcaps.types import Capsules, LayerSizes
@@ -100,14 +100,14 @@ def test_threads_change_no_bit():
 
 
 def test_who_takes_them():
-    layer = RoutedLayer(KernelVotes(LayerSizes(3, 2, 4, 5)), MapRouting(local=True), apart)
-    votes = layer.ask(torch.randn(2, 4, 4, 3, 2, generator=seeded()))
+    layer = RoutedLayer(KernelVotes(LayerSizes(3, 2, 4, 5)), MapRouting(local=True), per_position)
+    votes = layer.make_votes(torch.randn(2, 4, 4, 3, 2, generator=seeded()))
     assert ops.choose("map_routing", votes) == (
         "numba",
         "compiled loops: votes are read once for all iterations",
     )
-    votes.trace = []
-    assert ops.choose("map_routing", votes) == (
+    traced = votes.bind(RoutingContext(trace=[]))
+    assert ops.choose("map_routing", traced) == (
         "reference",
         "numba: the couplings of every iteration are asked for",
     )
@@ -115,9 +115,12 @@ def test_who_takes_them():
         "reference",
         "numba: the votes are no maps",
     )
-    layer.field, x = together, torch.randn(2, 4, 4, 3, 2, generator=seeded())
-    assert "parents at different positions compete" in ops.choose("map_routing", layer.ask(x))[1]
-    layer.field = apart
+    layer.field, x = global_competition, torch.randn(2, 4, 4, 3, 2, generator=seeded())
+    assert (
+        "parents at different positions compete"
+        in ops.choose("map_routing", layer.make_votes(x))[1]
+    )
+    layer.field = per_position
     set_impl(layer, "numba")
     found = layer(x)
     set_impl(layer, "reference")
@@ -125,7 +128,10 @@ def test_who_takes_them():
     with pytest.raises(
         ValueError, match="no layer of this RoutedLayer has an implementation 'numba'"
     ):
-        set_impl(RoutedLayer(KernelVotes(LayerSizes(3, 2, 4, 5)), MapRouting(), together), "numba")
+        set_impl(
+            RoutedLayer(KernelVotes(LayerSizes(3, 2, 4, 5)), MapRouting(), global_competition),
+            "numba",
+        )
 
 
 def test_couplings_are_made_only_where_somebody_asks(monkeypatch):

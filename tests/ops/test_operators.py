@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchcaps import ops
 from torchcaps.functional import ConvField, DenseField
+from torchcaps.functional.votes import RoutingContext
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.kernels.support import HAS_NUMBA
 from torchcaps.testing.random import random_votes
@@ -113,8 +114,7 @@ CASES = [
 @pytest.mark.parametrize("wanted", [False, True])
 def test_schema_fake_and_autograd(routing, impl, layer, wanted):
     tensors = layer.tensors()
-    votes = layer.votes(tensors)
-    votes.wanted = wanted
+    votes = layer.votes(tensors).bind(RoutingContext(needs_coupling=wanted))
     with Watch() as watch:
         found = routed(routing, votes, tensors, impl)
         gradients([x for x in found if x is not None], tensors)

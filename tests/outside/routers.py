@@ -20,14 +20,14 @@ class Prototype(Router):
         super().__init__()
         self.tau = tau
 
-    def learn(self, sizes):
+    def build_parameters(self, sizes):
         self.P = nn.Parameter(torch.randn(sizes.dim, sizes.in_dim) * sizes.in_dim**-0.5)
         self.p = nn.Parameter(torch.randn(sizes.parents, sizes.dim))
 
     def route(self, votes, parents):
         z = votes.pose.to(self.P.dtype).clamp(-1e9, 1e9) @ self.P.mT
         logits = -(z.unsqueeze(-2) - self.p).square().sum(dim=-1) / self.tau
-        r = votes.share(logits)
+        r = votes.couple(logits)
         v = votes.weighted(r)
         return Routed(v, torch.ones_like(v[..., 0]), r)
 

@@ -58,8 +58,8 @@ def test_shape_gradients_and_couplings(name, kind, field):
     recorded = record[""][0]
     assert parents.pose.shape == (2, *POSITIONS[field], PARENTS, DIM)
     assert parents.activation.shape == parents.pose.shape[:-1]
-    assert len(recorded.iterations) == layer.router.passes
-    votes = layer.ask(children)
+    assert len(recorded.iterations) == layer.router.num_iterations
+    votes = layer.make_votes(children)
     shares = votes.field.scatter(recorded.coupling.sum(dim=-1))
     whole = (
         1

@@ -11,6 +11,7 @@ import torchcaps as tc
 from torchcaps.bench import Sizes, benchmark_routers
 from torchcaps.evaluation import diagnose, iteration_dynamics, routing_ablation
 from torchcaps.functional import ConvField, DenseField
+from torchcaps.functional.votes import FixedCoupling, RoutingContext
 from torchcaps.nn import LinearVotes, RoutedLayer
 from torchcaps.testing import seeded
 from torchcaps.types import LayerSizes
@@ -50,7 +51,7 @@ def test_ablation_and_diagnosis(name):
     assert set(whole.verdicts()) >= {"ablation", "iterations", "below: entropy", "top: sign"}
     assert ("below: parents" in whole.verdicts()) == (model.below.router.activation != "none")
     dynamics = iteration_dynamics(model, Digits.images, Digits.labels)
-    assert len(dynamics.iterations) == max(model.below.router.passes, 3)
+    assert len(dynamics.iterations) == max(model.below.router.num_iterations, 3)
 
 
 def test_bench():
@@ -71,9 +72,9 @@ def test_a_bias_that_a_router_does_not_add_is_refused():
 def test_an_equal_share_leaves_some_to_none_of_them(field):
     space, children = ((), 6) if field is DenseField else ((2, 2), 24)
     layer = RoutedLayer(LinearVotes(LayerSizes(children, 4, 5, 4)), "dynamic", field, leaky=True)
-    votes = layer.ask(torch.randn(2, *space, 6, 4))
-    votes.fixed = (0, 0.0)
-    shared = votes.share(torch.randn_like(votes.share()), leaky=True)
+    fixed = RoutingContext(fixed=FixedCoupling(0, 0.0, uses=[]))
+    votes = layer.make_votes(torch.randn(2, *space, 6, 4)).bind(fixed)
+    shared = votes.couple(torch.randn_like(votes.couple()), leaky=True)
     torch.testing.assert_close(shared, torch.full_like(shared, 1 / 6))
 
 

@@ -151,7 +151,7 @@ def unusable(layer: CapsuleLinear) -> dict[str, str]:
     reasons = {}
     for name in set(ops.IMPLS) & set(VARIANTS):
         try:
-            ops.choose("dynamic_routing", layer.ask(pose), impl=name)
+            ops.choose("dynamic_routing", layer.make_votes(pose), impl=name)
         except ValueError as error:
             reasons[name] = str(error)
     if not any(map(which, COMPILERS)):

@@ -21,27 +21,27 @@ def limit(dtype: torch.dtype, share: float) -> float:
     )
 
 
-def bounded(x: Tensor, share: float) -> Tensor:
+def clamp_finite(x: Tensor, share: float) -> Tensor:
     """`x` with numbers beyond that limit taken for it. All of float16 are below every limit."""
     most = limit(x.dtype, share)
     return x if x.dtype == torch.float16 else x.clamp(-most, most)
 
 
-def summed(equation: str, small: Tensor, votes: Tensor) -> Tensor:
+def einsum_fp32(equation: str, small: Tensor, votes: Tensor) -> Tensor:
     """An einsum that stays finite for votes of any size: in units of 2^16, which changes no bit of ordinary numbers."""
     most = torch.finfo(votes.dtype).max / ROOM**2
     return torch.einsum(equation, small / ROOM, votes).clamp(-most, most) * ROOM
 
 
-def steady(logits: Tensor) -> Tensor:
+def detach_extremes(logits: Tensor) -> Tensor:
     """Logits; no gradient flows to those so large that their next neighbors are further than 1 away."""
     return torch.where(logits.abs() < limit(logits.dtype, STEADY), logits, logits.detach())
 
 
-def multiplied(equation: str, pose: Tensor, weight: Tensor) -> Tensor:
+def einsum_autocast(equation: str, pose: Tensor, weight: Tensor) -> Tensor:
     """The products of an einsum of poses and weights, in the type of the weight; float16 is multiplied in float32."""
     check_floating(pose=pose, weight=weight)
-    pose, weight = bounded(pose.to(weight.dtype), FACTOR), bounded(weight, FACTOR)
+    pose, weight = clamp_finite(pose.to(weight.dtype), FACTOR), clamp_finite(weight, FACTOR)
     device = weight.device.type
     cast = (
         device != "meta" and torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)

@@ -65,29 +65,29 @@ class Field(ABC):
     def scatter(self, x: Tensor) -> Tensor:
         """Sum over positions, the adjoint of `gather`: `[batch, *positions, i]` -> `[batch, *space, n]`."""
 
-    def present(self, types: int) -> Tensor | None:
+    def mask(self, types: int) -> Tensor | None:
         """1 for each child that is on the map and 0 for padding, `[1, *positions, i]`; None where all are."""
         return None
 
-    def among(self, x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
+    def reduce_competing(self, x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
         """`reduce` (Tensor.sum or amax) over the parents that compete for a child; axes of one where all are equal."""
         return reduce(x, dim=-1, keepdim=True)
 
-    def share(
+    def softmax(
         self, log_weight: Float[Tensor, "batch *positions i j"], leaky: bool = False
     ) -> Tensor:
         """Softmax over the parents that compete for a child; if leaky, one more competes, of logit 0."""
         if self.local and not leaky:
             return log_weight.softmax(dim=-1)
-        high = self.among(log_weight.detach(), Tensor.amax)
+        high = self.reduce_competing(log_weight.detach(), Tensor.amax)
         high = high.clamp(min=0.0) if leaky else high
         weight = (log_weight - high).exp()
-        total = self.among(weight, Tensor.sum)
+        total = self.reduce_competing(weight, Tensor.sum)
         return weight / (total + (-high).exp() if leaky else total)
 
-    def first(self, like: Float[Tensor, "batch *positions i j"]) -> Tensor:
+    def initial_coupling(self, like: Float[Tensor, "batch *positions i j"]) -> Tensor:
         """Couplings before anything is known of the votes; `like` gives their shape and type."""
-        return self.share(torch.zeros_like(like))
+        return self.softmax(torch.zeros_like(like))
 
 
 @dataclass(frozen=True)
@@ -190,21 +190,21 @@ class ConvField(Field):
     ) -> Float[Tensor, "batch height width n"]:
         return self._inside(self._fold(x))
 
-    def present(self, types: int) -> Tensor | None:
+    def mask(self, types: int) -> Tensor | None:
         if self.padded == (self.height, self.width):
             return None
         return self.gather(torch.ones(1, self.height, self.width, 1)).repeat_interleave(
             types, dim=-1
         )
 
-    def among(
+    def reduce_competing(
         self, x: Float[Tensor, "batch rows columns i j"], reduce: Callable[..., Tensor]
     ) -> Tensor:
         onto_map = (
             self._fold if reduce is Tensor.sum else self._largest
         )  # over the windows with a child
         if self.convention == "type":
-            return super().among(x, reduce)
+            return super().reduce_competing(x, reduce)
         if self.convention == "patch":
             return reduce(x, dim=(1, 2, 4), keepdim=True)
         if self.convention == "all":
@@ -212,12 +212,12 @@ class ConvField(Field):
         links = x.movedim(-1, 1).flatten(0, 1)  # of each type alone
         return self._unfold(onto_map(links)).unflatten(0, (len(x), x.shape[-1])).movedim(1, -1)
 
-    def first(self, like: Float[Tensor, "batch rows columns i j"]) -> Tensor:
+    def initial_coupling(self, like: Float[Tensor, "batch rows columns i j"]) -> Tensor:
         if (
             self.convention == "space"
         ):  # the authors' code starts so, although types do not compete there
             return torch.full_like(like, 1.0 / like.shape[-1])
-        return super().first(like)
+        return super().initial_coupling(like)
 
     def _unfold(self, x: Tensor) -> Tensor:
         """Like `gather`, of what is there for every place of the padded map."""

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.functional.bounds import multiplied
+from torchcaps.functional.bounds import einsum_autocast
 
 
 def matrix_votes(
@@ -29,7 +29,9 @@ def matrix_votes(
     check_shape(
         "pose", pose, ("*batch", "children", "in_dim"), children=children, in_dim=rows * inner
     )
-    return multiplied("...ipr,ijrq->...ijpq", pose.unflatten(-1, (rows, inner)), weight).flatten(-2)
+    return einsum_autocast(
+        "...ipr,ijrq->...ijpq", pose.unflatten(-1, (rows, inner)), weight
+    ).flatten(-2)
 
 
 def coordinate_addition(

@@ -5,14 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from copy import copy
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import ArgumentError, check_floating, check_shape
-from torchcaps.functional.bounds import FACTOR, bounded, multiplied, summed
+from torchcaps.functional.bounds import FACTOR, clamp_finite, einsum_autocast, einsum_fp32
 from torchcaps.functional.fields import DenseField, Field, spatial_first, spatial_last
 from torchcaps.functional.geometry import matrix_votes
 from torchcaps.functional.random_coupling import random_logits
@@ -32,14 +33,49 @@ def linear_votes(
     """
     children, _, _, in_dim = weight.shape
     check_shape("pose", pose, ("*batch", "children", "in_dim"), children=children, in_dim=in_dim)
-    return multiplied("...id,ijkd->...ijk", pose, weight)
+    return einsum_autocast("...id,ijkd->...ijk", pose, weight)
 
 
 Over = Literal["parents", "children"]
 
 
+class FixedCoupling(NamedTuple):
+    """Couplings of an ablation: random ones of this seed and standard deviation, equal ones for 0.
+
+    `uses` belongs to one call of a router and gets an entry whenever they are taken.
+    """
+
+    seed: int
+    scale: float
+    uses: list[None]
+
+
+class RoutingContext(NamedTuple):
+    """What one call of a router needs besides its votes.
+
+    Attributes:
+        needs_coupling: whether the coupling is used; a fast path may leave it out otherwise.
+        clamp: whether stored votes beyond 2^32 (2^256 in float64) are clamped, so that squares stay finite.
+        trace: list that receives the couplings of every iteration, or None.
+        fixed: couplings of an ablation, or None.
+    """
+
+    needs_coupling: bool = True
+    clamp: bool = False
+    trace: list[Tensor] | None = None
+    fixed: FixedCoupling | None = None
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether an ablation asks for equal couplings."""
+        return self.fixed is not None and self.fixed.scale == 0
+
+
 class Votes(ABC):
-    """What the children of a layer say about their parents. Nothing is computed before it is asked for.
+    """What the children of a layer predict for their parents: lazy and immutable.
+
+    Nothing is computed before it is asked for. `bind` gives the same votes for one call of a router;
+    these keep what they have computed until the call ends.
 
     Letters: i children of one position, j parents, d dimensions of a vote.
 
@@ -51,98 +87,89 @@ class Votes(ABC):
         bias: `[parents, dim]` that the router adds to each parent's sum of votes, or None.
 
     Attributes:
-        bound: whether stored votes beyond 2^32 (2^256 in float64) are taken for that, so that squares stay finite.
-        wanted: whether somebody asked for the couplings; a fast path may leave them out otherwise.
-        trace: a list that takes the couplings of every iteration, or None.
-        fixed: (seed, scale) of couplings that are fixed at random in an ablation, equal ones for scale 0; or None.
-        shares: how often couplings were asked for.
-        bias_seen: whether somebody asked for the bias, or there is none.
-        cast: the type of matrix products under the caller's autocast, or None; all else is in full precision.
+        context: what the call that these votes are bound to needs.
+        recomputable: whether `with_children` can make the votes of some of the samples.
+        autocast_dtype: type of matrix products under the caller's autocast, or None; all else is in
+            full precision.
     """
+
+    context = RoutingContext()
+    recomputable = False
+    _memo: dict[str, Tensor] | None = None
 
     def __init__(
         self, children: Capsules, field: Field, parents: int, dim: int, bias: Tensor | None = None
     ) -> None:
-        self.children, self.field, self.parents, self.dim = children, field, parents, dim
-        self._bias, self.bias_seen = bias, bias is None
-        self.bound, self.wanted = False, True
-        self.trace: list[Tensor] | None = None
-        self.fixed: tuple[int, float] | None = None
-        self.shares = 0
+        self.children = children
+        self.field = field
+        self.parents = parents
+        self.dim = dim
+        self.bias = bias
         device = children.pose.device.type
-        cast = device != "meta" and torch.is_autocast_enabled(device)
-        self.cast = torch.get_autocast_dtype(device) if cast else None
-        self._dense: Tensor | None = None
-        self._pose: Tensor | None = None
-        self._activation: Tensor | None = None
+        casting = device != "meta" and torch.is_autocast_enabled(device)
+        self.autocast_dtype = torch.get_autocast_dtype(device) if casting else None
 
-    @property
-    def bias(self) -> Float[Tensor, "parents dim"] | None:
-        """What the router adds to each parent's sum of votes."""
-        self.bias_seen = True
-        return self._bias
+    def bind(self, context: RoutingContext) -> Self:
+        """The same votes for one call of a router."""
+        return self._copy(context=context)
+
+    def with_children(self, children: Capsules) -> Self:
+        """The votes of other samples, `[batch, ...]` as `children`; for `recomputable` votes."""
+        return self._copy(children=children)
 
     @property
     def pose(self) -> Float[Tensor, "batch *positions i in_dim"]:
         """Poses of each position's children; zeros for absent ones."""
-        if self._pose is None:
-            self._pose = self.field.gather(self.children.pose)
-        return self._pose
+        return self._memoized("pose", lambda: self.field.gather(self.children.pose))
 
     @property
     def activation(self) -> Float[Tensor, "batch *positions i"]:
         """Activations of each position's children, in full precision; 0 for absent ones."""
-        if self._activation is None:
-            self._activation = self.field.gather(full_precision(self.children.activation))
-        return self._activation
+        return self._memoized(
+            "activation", lambda: self.field.gather(full_precision(self.children.activation))
+        )
 
     @property
-    def present(self) -> Float[Tensor, "#batch *positions i"] | None:
-        """1 for children that are there, 0 for padding; None where all are. A router that counts children needs it."""
-        found = self.field.present(self.children.activation.shape[-1])
-        return None if found is None else found.to(self.children.activation.device)
+    def mask(self) -> Float[Tensor, "#batch *positions i"] | None:
+        """1 for children that are on the map, 0 for padding; None where all are.
+
+        A router that counts children needs it: padding has poses and votes of zeros.
+        """
+        mask = self.field.mask(self.children.activation.shape[-1])
+        return None if mask is None else mask.to(self.children.activation.device)
+
+    @property
+    def count(self) -> int:
+        """i."""
+        return self.field.count(self.children.activation.shape[-1])
 
     def dense(self) -> Float[Tensor, "batch *positions i j d"]:
         """Every vote, stored; in full precision."""
-        if self._dense is None:
-            votes = full_precision(self._made())
-            self._dense = bounded(votes, FACTOR) if self.bound else votes
-        return self._dense
+        return self._memoized("dense", lambda: self._clamped(full_precision(self._compute())))
 
     def per_child(self, x: Float[Tensor, " children *rest"]) -> Float[Tensor, " i *rest"]:
         """What a router has learned for each child, repeated where several children share a matrix."""
         times = self.count // len(x)
         return x if times == 1 else x.repeat(times, *[1] * (x.dim() - 1))
 
-    def remade(self) -> Callable[[Capsules], Votes] | None:
-        """Makes the same votes, bias and all, of other samples of these children; None where they are given."""
-        return None
-
-    def settle(self) -> bool:
-        """Whether an ablation asks for equal couplings: the router that asks makes them by itself, in a single pass."""
-        if self.fixed is None or self.fixed[1] != 0:
-            return False
-        self.fixed, self.shares = None, self.shares + 1
-        return True
-
     def weighted(
         self, coefficients: Float[Tensor, "batch *positions i j"]
     ) -> Float[Tensor, "batch *positions j d"]:
         """Each parent's sum of votes with these coefficients; without the bias."""
-        return summed("...ij,...ijd->...jd", coefficients, self.dense())
+        return einsum_fp32("...ij,...ijd->...jd", coefficients, self.dense())
 
-    def total(self) -> Float[Tensor, "batch *positions j d"]:
+    def sum(self) -> Float[Tensor, "batch *positions j d"]:
         """Each parent's sum of votes, all counted alike; without the bias."""
-        ones = torch.ones_like(self._like())
-        return self.weighted(ones if self.present is None else ones * self.present.unsqueeze(-1))
+        ones = torch.ones_like(self._zeros())
+        return self.weighted(ones if self.mask is None else ones * self.mask.unsqueeze(-1))
 
     def agreement(
         self, pose: Float[Tensor, "batch *positions j d"]
     ) -> Float[Tensor, "batch *positions i j"]:
         """The inner product of each vote with the parent that it is for."""
-        return summed("...jd,...ijd->...ij", pose, self.dense())
+        return einsum_fp32("...jd,...ijd->...ij", pose, self.dense())
 
-    def share(
+    def couple(
         self,
         logits: Float[Tensor, "batch *positions i j"] | None = None,
         *,
@@ -151,50 +178,73 @@ class Votes(ABC):
     ) -> Float[Tensor, "batch *positions i j"]:
         """Couplings: a softmax over the parents that compete for a child. Every router takes them from here.
 
-        Without logits, and in an ablation whatever they are, couplings are equal, or fixed at random. A leaky share
-        lets one more parent compete, "none of the above", whose logit is 0. Over "children", those of a parent compete
-        for it.
+        Without logits, and in an ablation whatever they are, couplings are equal, or fixed at random.
+        With `leaky` one more parent competes, "none of the above", whose logit is 0. Over "children",
+        those of a parent compete for it.
         """
-        like = logits if logits is not None else self._like()
-        if self.fixed is not None:
-            seed, scale = self.fixed
-            logits = random_logits(
-                like.shape[-2], like.shape[-1], seed, scale=scale, device=like.device
-            )
-            logits = logits.to(like).expand(like.shape) if scale else None
+        like = logits if logits is not None else self._zeros()
+        if (fixed := self.context.fixed) is not None:
+            fixed.uses.append(None)
+            logits = _fixed_logits(like, fixed)
         if over == "children":
             coupling = (torch.zeros_like(like) if logits is None else logits).softmax(dim=-2)
         elif logits is None and not leaky:
-            coupling = self.field.first(like)
+            coupling = self.field.initial_coupling(like)
         else:
-            coupling = self.field.share(torch.zeros_like(like) if logits is None else logits, leaky)
-        if (present := self.present) is not None:
-            coupling = coupling * present.to(coupling).unsqueeze(-1)
-        self.shares += 1
-        if self.trace is not None:
-            self.trace.append(coupling)
+            coupling = self.field.softmax(
+                torch.zeros_like(like) if logits is None else logits, leaky
+            )
+        if (mask := self.mask) is not None:
+            coupling = coupling * mask.to(coupling).unsqueeze(-1)
+        if self.context.trace is not None:
+            self.context.trace.append(coupling)
         return coupling
 
-    @property
-    def count(self) -> int:
-        """i."""
-        return self.field.count(self.children.activation.shape[-1])
+    def without_fixed(self) -> Self:
+        """The same for a routing that makes the couplings of an ablation by itself; notes that it does."""
+        if self.context.fixed is not None:
+            self.context.fixed.uses.append(None)
+        return self.bind(self.context._replace(fixed=None))
 
-    def _casting(self) -> AbstractContextManager[None]:
-        return (
-            torch.autocast(self.children.pose.device.type, self.cast)
-            if self.cast
-            else nullcontext()
-        )
+    def _copy(self, **changes: Any) -> Self:
+        votes = copy(self)
+        votes.__dict__.update(changes, _memo={})
+        return votes
 
-    def _like(self) -> Tensor:
+    def _memoized(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        """What was computed before in the call that these votes are bound to."""
+        if self._memo is None:
+            return compute()
+        if name not in self._memo:
+            self._memo[name] = compute()
+        return self._memo[name]
+
+    def _clamped(self, votes: Tensor) -> Tensor:
+        return clamp_finite(votes, FACTOR) if self.context.clamp else votes
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        """The caller's autocast, which routers are shielded from."""
+        if self.autocast_dtype is None:
+            return nullcontext()
+        return torch.autocast(self.children.pose.device.type, self.autocast_dtype)
+
+    def _zeros(self) -> Tensor:
         """Zeros in the shape of couplings."""
         shape = (len(self.children.pose), *self.field.positions, self.count, self.parents)
         return full_precision(self.children.activation).new_zeros(shape)
 
     @abstractmethod
-    def _made(self) -> Tensor:
+    def _compute(self) -> Tensor:
         """`[batch, *positions, i, j, d]`."""
+
+
+def _fixed_logits(like: Tensor, fixed: FixedCoupling) -> Tensor | None:
+    """Logits of an ablation in this shape; None for equal couplings."""
+    if fixed.scale == 0:
+        return None
+    children, parents = like.shape[-2:]
+    logits = random_logits(children, parents, fixed.seed, scale=fixed.scale, device=like.device)
+    return logits.to(like).expand(like.shape)
 
 
 class DenseVotes(Votes):
@@ -227,7 +277,7 @@ class DenseVotes(Votes):
         super().__init__(Capsules(pose, activation), field, votes.shape[-2], votes.shape[-1], bias)
         self.given = votes
 
-    def _made(self) -> Tensor:
+    def _compute(self) -> Tensor:
         return self.given
 
 
@@ -244,7 +294,7 @@ class MapVotes(Votes):
     def agreement(self, pose: Tensor) -> Tensor:
         return spatial_first((spatial_last(pose).unsqueeze(1) * self.maps()).sum(dim=3))
 
-    def _made(self) -> Tensor:
+    def _compute(self) -> Tensor:
         return spatial_first(self.maps())
 
 
@@ -282,6 +332,8 @@ class ProductVotes(Votes):
         shift: added to the votes, `[i or 1, j or 1, dim]`, or None.
     """
 
+    recomputable = True
+
     def __init__(
         self,
         children: Capsules,
@@ -300,23 +352,18 @@ class ProductVotes(Votes):
         """The matrices of every child."""
         return self.per_child(self.weight)
 
-    def total(self) -> Tensor:
+    def sum(self) -> Tensor:
         if self.shift is not None:
-            return (
-                super().total()
-            )  # else one product over all children; absent ones have poses of zeros
-        with self._casting():
+            return super().sum()
+        # One product over all children; absent ones have poses of zeros.
+        with self._autocast():
             pose = full_precision(self.pose).unflatten(-1, (self.rows, -1))
             return full_precision(
-                multiplied("...ipr,ijrq->...jpq", pose, full_precision(self.matrices))
+                einsum_autocast("...ipr,ijrq->...jpq", pose, full_precision(self.matrices))
             ).flatten(-2)
 
-    def remade(self) -> Callable[[Capsules], Votes]:
-        operands = self.field, self.weight, self.shift, self.bias
-        return lambda children: ProductVotes(children, *operands)
-
-    def _made(self) -> Tensor:
-        with self._casting():
+    def _compute(self) -> Tensor:
+        with self._autocast():
             if self.rows == 1:
                 votes = linear_votes(self.pose, self.matrices.transpose(2, 3))
             else:
@@ -331,5 +378,17 @@ Bias = Float[Tensor, "parents dim"] | None
 def as_votes(
     votes: Votes | Tensor, activation: Tensor | None = None, bias: Tensor | None = None
 ) -> Votes:
-    """Votes as they are, or given ones as such; ValueError where shapes do not fit."""
-    return votes if isinstance(votes, Votes) else DenseVotes(votes, activation, bias=bias)
+    """Votes for one call of a router; a tensor of votes becomes such.
+
+    ArgumentError where shapes do not fit, and for an activation or a bias beside the votes of a
+    layer, which have their own.
+    """
+    if not isinstance(votes, Votes):
+        votes = DenseVotes(votes, activation, bias=bias)
+    else:
+        for name, tensor in (("activation", activation), ("bias", bias)):
+            if tensor is not None:
+                raise ArgumentError(
+                    name, f"expected None beside {type(votes).__name__}, which have their own"
+                )
+    return votes.bind(votes.context) if votes._memo is None else votes

@@ -17,7 +17,7 @@ def within(x: Tensor, most: float) -> Tensor:
     return x.clamp(-most, most) if largest(x) > most else x
 
 
-def roomy(x: Tensor, most: float) -> tuple[Tensor, Tensor | None]:
+def rescale(x: Tensor, most: float) -> tuple[Tensor, Tensor | None]:
     """`x` with each sample in units in which nothing is beyond a bound, and those units `[b, 1, ...]`; None for 1.
 
     Squash gives directions: those of huge votes are the same in any unit.
@@ -28,11 +28,11 @@ def roomy(x: Tensor, most: float) -> tuple[Tensor, Tensor | None]:
     return x * units, units
 
 
-def roomy_factors(pose: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+def rescale_factors(pose: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Poses `[b, i, k]` and weights whose votes routing and its gradient can multiply, and the units of the poses."""
     most = limit(weight.dtype, STEADY)
     weight = within(weight, most)
-    pose, units = roomy(pose, most / (weight.shape[-1] * max(1.0, largest(weight))))
+    pose, units = rescale(pose, most / (weight.shape[-1] * max(1.0, largest(weight))))
     return pose, weight, units
 
 

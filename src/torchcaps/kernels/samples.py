@@ -28,18 +28,12 @@ def by_samples(
     route: Callable[..., tuple[Any, ...]], votes: Votes, *others: Tensor | None
 ) -> tuple[Any, ...]:
     """Route blocks of samples as `ops.in_blocks` does; nothing is kept of them for the gradient but what went in."""
-    # Read here: a compiler lets nothing of outside be changed in there, and votes note that their bias was read.
-    make, wanted, bound, cast = votes.remade(), votes.wanted, votes.bound, votes.cast
-    if make is None:
-        raise TypeError(f"votes: expected votes that can be made anew, got {type(votes).__name__}")
+    if not votes.recomputable:
+        raise TypeError(f"votes: expected recomputable ones, got {type(votes).__name__}")
 
-    def routed(
-        pose: Tensor, activation: Tensor, *others: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        part = make(Capsules(pose, activation))
-        part.bound, part.cast, part.wanted = bound, cast, wanted
-        found = tuple(route(part, *others))
-        return found if wanted else (*found[:-1], None)
+    def run(pose: Tensor, activation: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
+        outputs = tuple(route(votes.with_children(Capsules(pose, activation)), *others))
+        return outputs if votes.context.needs_coupling else (*outputs[:-1], None)
 
     links = math.prod(votes.field.positions) * votes.count * votes.parents
     size = max(1, block_bytes(votes.children.pose) // max(1, 4 * links * votes.dim))
@@ -47,12 +41,11 @@ def by_samples(
     blocks = zip(
         *many, *(len(many[0]) * [None] if x is None else x.split(size) for x in others), strict=True
     )
-    found = [
-        checkpoint(routed, *block, use_reentrant=False, preserve_rng_state=False)
-        for block in blocks
+    outputs = [
+        checkpoint(run, *block, use_reentrant=False, preserve_rng_state=False) for block in blocks
     ]
-    if len(found) == 1:  # as it lies in memory
-        return found[0]
+    if len(outputs) == 1:  # as it lies in memory
+        return outputs[0]
     return tuple(
-        None if parts[0] is None else torch.cat(parts) for parts in zip(*found, strict=True)
+        None if parts[0] is None else torch.cat(parts) for parts in zip(*outputs, strict=True)
     )

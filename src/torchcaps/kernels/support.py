@@ -16,7 +16,7 @@ FULL = (torch.float32, torch.float64)
 HALF = (torch.bfloat16, torch.float16)
 
 
-def elsewhere(tensors: dict[str, Tensor | None], device: torch.device) -> str | None:
+def device_mismatch(tensors: dict[str, Tensor | None], device: torch.device) -> str | None:
     """The first tensor that is not on that device."""
     for name, tensor in tensors.items():
         if tensor is not None and tensor.device != device:
@@ -24,7 +24,7 @@ def elsewhere(tensors: dict[str, Tensor | None], device: torch.device) -> str | 
     return None
 
 
-def other_type(name: str, tensor: Tensor, types: tuple[torch.dtype, ...]) -> str | None:
+def wrong_dtype(name: str, tensor: Tensor, types: tuple[torch.dtype, ...]) -> str | None:
     """Why a tensor of another type than these cannot be taken."""
     if tensor.dtype in types:
         return None
@@ -52,35 +52,37 @@ def padded_windows(field: Field) -> ConvField | None:
     return ConvField(*field.padded, field.kernel, field.slide[1], convention=field.convention)
 
 
-def watched(votes: Votes, equal: bool = False) -> str | None:
-    """Why no fast path can take votes whose couplings are fixed or watched; `equal` ones may be possible."""
-    if votes.trace is not None:
+def needs_reference(votes: Votes) -> str | None:
+    """Why no fast path can take votes whose couplings are fixed or traced."""
+    if votes.context.trace is not None:
         return "the couplings of every iteration are asked for"
-    if votes.fixed is not None and not (equal and votes.fixed[1] == 0):
+    if votes.context.fixed is not None:
         return "the couplings are fixed for an ablation"
     return None
 
 
-def unfit(votes: Votes, types: tuple[torch.dtype, ...], device: torch.device) -> str | None:
+def dtype_mismatch(
+    votes: Votes, types: tuple[torch.dtype, ...], device: torch.device
+) -> str | None:
     """Why the tensors that votes are made from cannot be taken: another device, or other types than these."""
-    reason, pose = elsewhere(operands(votes), device), votes.children.pose
+    reason, pose = device_mismatch(operands(votes), device), votes.children.pose
     if not isinstance(votes, ProductVotes):
-        return reason or other_type("votes", votes.dense(), types)
+        return reason or wrong_dtype("votes", votes.dense(), types)
     return (
         reason
-        or other_type("weight", votes.weight, types)
-        or other_type("pose", pose, (votes.weight.dtype, *HALF))
+        or wrong_dtype("weight", votes.weight, types)
+        or wrong_dtype("pose", pose, (votes.weight.dtype, *HALF))
     )
 
 
-def made_anew(votes: Votes) -> Support:
+def recomputable(votes: Votes) -> Support:
     """Whether blocks of samples can be routed one after the other, and their votes made once more for the gradient."""
     device = votes.children.pose.device
-    reason = watched(votes)
-    if reason is None and votes.remade() is None:
+    reason = needs_reference(votes)
+    if reason is None and not votes.recomputable:
         reason = "the votes are given, not made of poses and matrices"
     if reason is None and isinstance(votes, ProductVotes):
-        reason = elsewhere(operands(votes), device)
+        reason = device_mismatch(operands(votes), device)
     return in_blocks(votes, reason)
 
 

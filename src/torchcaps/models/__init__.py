@@ -1,4 +1,7 @@
-"""One file, one published system, and the registry that finds them."""
+"""One file, one published system, and the registry that finds them.
+
+A model of this package is one file: it registers itself, and no import names it here.
+"""
 
 from torchcaps.models._pretrained import weights_file as weights_file
 from torchcaps.models._pretrained import weights_info as weights_info
@@ -31,3 +34,6 @@ from torchcaps.models.transforming_autoencoder import (
 from torchcaps.models.tree_capsnet import TreeCapsNet as TreeCapsNet
 from torchcaps.models.unet import UNet as UNet
 from torchcaps.models.vb_caps import VBCaps as VBCaps
+from torchcaps.registry import import_submodules
+
+import_submodules(__name__)

@@ -61,10 +61,10 @@ class AffineCaps(CapsuleLinear):
         super().__init__(own, in_dim, out_capsules, out_dim, routing, init_std=std, **options)
         self.in_capsules, self.constant = in_capsules, c
 
-    def ask(self, children: Capsules | Tensor) -> Votes:
+    def make_votes(self, children: Capsules | Tensor) -> Votes:
         if isinstance(children, Tensor):
             children = Capsules(children, safe_norm(children))
-        return super().ask(
+        return super().make_votes(
             children._replace(pose=children.pose * (self.constant * self.out_capsules))
         )
 
@@ -74,7 +74,7 @@ class AffineCaps(CapsuleLinear):
         plain = isinstance(router, DynamicRouting) and router.over == "parents" and not router.leaky
         if (
             not plain
-            or router.passes > 1
+            or router.num_iterations > 1
             or router.fixed not in (None, (0, 0.0))
             or self.recorder is not None
         ):

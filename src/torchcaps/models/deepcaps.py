@@ -19,7 +19,7 @@ from torchcaps.functional import squash
 from torchcaps.models._base import DrawingModel, Images
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn import CapsuleLinear, RoutedLayer
-from torchcaps.nn.map_routing import KernelVotes, MapRouting, apart, together
+from torchcaps.nn.map_routing import KernelVotes, MapRouting, global_competition, per_position
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
 
 CELLS = 4  # each halves the map
@@ -51,7 +51,11 @@ class RoutedSkip(RoutedLayer):
 
     def __init__(self, types: int, dim: int, iterations: int, local: bool) -> None:
         votes = KernelVotes(LayerSizes(types, dim, types, dim))
-        super().__init__(votes, MapRouting(iterations, local=local), apart if local else together)
+        super().__init__(
+            votes,
+            MapRouting(iterations, local=local),
+            per_position if local else global_competition,
+        )
 
     def channels(
         self, x: Float[Tensor, "batch channels rows columns"]

@@ -71,7 +71,7 @@ class InvertedAttentionCaps(LogitModel):
             ((side + 1) // 2 - KERNEL) // STRIDES[0] + 1 - KERNEL + 1 for side in self.img_size
         ]
         counts = (places[0] * places[1] * types, *hidden, num_classes)
-        each, passes = (iterations, 1) if sequential else (1, iterations)
+        each, together = (iterations, 1) if sequential else (1, iterations)
         fields = [
             partial(ConvField, kernel=KERNEL, stride=stride, convention="type")
             for stride in STRIDES
@@ -83,7 +83,7 @@ class InvertedAttentionCaps(LogitModel):
                 _layer(LayerSizes(below, dim, above, dim), DenseField, each)
                 for below, above in pairwise(counts)
             ),
-            passes=passes,
+            num_iterations=together,
         )
         self.classes_layer = nn.Linear(dim, 1)  # shared by all classes
 

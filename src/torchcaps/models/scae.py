@@ -127,10 +127,10 @@ class PartCapsules(nn.Module):
         layers: list[nn.Module] = []
         for below, stride in zip((in_chans, *len(strides) * [channels]), strides, strict=False):
             layers += [nn.Conv2d(below, channels, 3, stride), nn.ReLU()]
-        self.see = nn.Sequential(*layers)
+        self.encoder = nn.Sequential(*layers)
         sides = [side_after(side, [(3, stride) for stride in strides]) for side in img_size]
         self.place = nn.Parameter(torch.zeros(channels, *sides))
-        self.tell = nn.Conv2d(channels, parts * (POSE + FEATURES + 2), 1)
+        self.head = nn.Conv2d(channels, parts * (POSE + FEATURES + 2), 1)
         start = torch.empty(parts, in_chans * TEMPLATE**2)
         nn.init.orthogonal_(start)
         low, high = start.amin(dim=1, keepdim=True), start.amax(dim=1, keepdim=True)
@@ -140,24 +140,18 @@ class PartCapsules(nn.Module):
         self.color = nn.Sequential(
             nn.Linear(FEATURES, COLOR_UNITS), nn.ReLU(), nn.Linear(COLOR_UNITS, in_chans)
         )
-        self.ground, self.ground_share = (
-            nn.Parameter(torch.zeros(())),
-            nn.Parameter(torch.zeros(())),
-        )
+        self.background = nn.Parameter(torch.zeros(()))
+        self.background_logit = nn.Parameter(torch.zeros(()))
 
     def templates(self) -> Float[Tensor, "parts channels side side"]:
         """The learned templates, in (0, 1)."""
         return (GAIN * full_precision(self.template)).sigmoid()
 
     def forward(self, images: Tensor, noise: Tensor | None) -> Parts:
-        told = (
-            self.tell(self.see(images) + self.place)
-            .flatten(2)
-            .unflatten(1, (len(self.template), -1))
-        )
-        told = full_precision(told)  # [b, m, numbers, places]
-        attention = told[:, :, -1:].softmax(dim=-1)
-        numbers = (told[:, :, :-1] * attention).sum(dim=-1)
+        features = self.head(self.encoder(images) + self.place).flatten(2)
+        features = full_precision(features.unflatten(1, (len(self.template), -1)))
+        attention = features[:, :, -1:].softmax(dim=-1)  # over places; [b, m, 1, places]
+        numbers = (features[:, :, :-1] * attention).sum(dim=-1)
         logit = numbers[..., -1] if noise is None else numbers[..., -1] + noise
         return Parts(affine_pose(numbers[..., :POSE]), logit, numbers[..., POSE:-1])
 
@@ -177,11 +171,10 @@ class PartCapsules(nn.Module):
         )
         warped = warped.unflatten(2, (b, h)).permute(2, 0, 1, 3, 4)  # [b, m, c + 1, h, w]
         shares = warped[:, :, c:] + F.logsigmoid(logit)[..., None, None, None]
-        ground = self.ground.sigmoid().expand(b, 1, c, h, w)
-        rest = F.softplus(self.ground_share).expand(b, 1, 1, h, w)
-        return torch.cat([warped[:, :, :c] * color, ground], dim=1), torch.cat(
-            [shares, rest], dim=1
-        )
+        background = self.background.sigmoid().expand(b, 1, c, h, w)
+        background_share = F.softplus(self.background_logit).expand(b, 1, 1, h, w)
+        drawn = torch.cat([warped[:, :, :c] * color, background], dim=1)
+        return drawn, torch.cat([shares, background_share], dim=1)
 
     def log_likelihood(
         self, images: Tensor, drawn: Tensor, share: Tensor
@@ -204,15 +197,15 @@ class _Block(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.mix, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         self.first, self.second = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.each = nn.Sequential(nn.Linear(dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
+        self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
 
     def forward(self, x: Tensor, logit: Tensor) -> Tensor:
-        q, k, v = self.mix(x).chunk(3, dim=-1)
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
         x = x + self.out(attended(q, k, v, logit))
         x = self.first(x * logit.sigmoid().unsqueeze(-1).to(x))
-        return self.second(x + self.each(x))
+        return self.second(x + self.mlp(x))
 
 
 def attended(query: Tensor, key: Tensor, value: Tensor, logit: Tensor) -> Tensor:

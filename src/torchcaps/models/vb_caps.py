@@ -85,7 +85,7 @@ class VBCaps(ImageModel):
                 "types", f"expected {len(LAYERS)} numbers or none, got {list(types)}"
             )
         self.standardized = standardized
-        routing: dict[str, Any] = {"routing": "vb", "normalized": True} | routing_options
+        routing: dict[str, Any] = {"routing": "vb", "batch_norm": True} | routing_options
         self.stem = nn.Sequential(*_stem(in_chans, channels, convolutions))
         self.primary = NormalizedPrimaryCaps(channels, primary_types, *(() if types else LAYERS[0]))
         self.conv_capsules = nn.Sequential()

@@ -1,4 +1,7 @@
-"""Layers with parameters. `forward` checks, calls `ops` or `functional`, and returns Capsules."""
+"""Layers with parameters. `forward` checks, calls `ops` or `functional`, and returns Capsules.
+
+A router of this package is one file: it registers itself, and no import names it here.
+"""
 
 from torchcaps.nn.decoder import FullyConnectedDecoder as FullyConnectedDecoder
 from torchcaps.nn.decoder import mask_capsules as mask_capsules
@@ -37,3 +40,6 @@ from torchcaps.nn.vb import VBRouting as VBRouting
 from torchcaps.nn.votes import FactorizedVotes as FactorizedVotes
 from torchcaps.nn.votes import LinearVotes as LinearVotes
 from torchcaps.nn.votes import MatrixVotes as MatrixVotes
+from torchcaps.registry import import_submodules
+
+import_submodules(__name__)

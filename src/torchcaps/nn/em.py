@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from torchcaps import ops
 from torchcaps.functional.routing.em import temperatures
@@ -32,6 +32,7 @@ class EMRouting(Router):
 
     operators = ("em_routing",)
     activation = "probability"
+    adds_bias = True
     handles_extreme_votes = True
 
     def __init__(
@@ -57,24 +58,17 @@ class EMRouting(Router):
         super().build(sizes)
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        # Of equal couplings every M-step is the first one, and the last one's temperature tells.
-        heat = self.inverse_temperature[-1:] if votes.settle() else self.inverse_temperature
         beta_u, beta_a = (beta.expand(votes.parents) for beta in (self.beta_u, self.beta_a))
         beta_a = full_precision(beta_a) / self.inverse_temperature[-1]
-        return ops.em_routing(votes, None, beta_u, beta_a, len(heat), heat, impl=self.impl)
+        temperatures = self.inverse_temperature[-self.num_iterations :]
+        return ops.em_routing(
+            votes, None, beta_u, beta_a, len(temperatures), temperatures, impl=self.impl
+        )
 
-    def stopped(self, iterations: int) -> Router:
-        copy: Any = super().stopped(iterations)
+    def with_iterations(self, iterations: int) -> Router:
+        copy: Any = super().with_iterations(iterations)
         if copy is not self:
             copy.inverse_temperature = self.inverse_temperature[:iterations]
             # The learned cost is kept as a multiple of the last temperature, which is another one now.
             copy.beta_a.data.mul_(copy.inverse_temperature[-1] / self.inverse_temperature[-1])
         return copy
-
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
-        """Earlier files have one pair of costs for all parents of a fully connected layer."""
-        for name, beta in (("beta_u", self.beta_u), ("beta_a", self.beta_a)):
-            kept = state.get(prefix + name)
-            if isinstance(kept, Tensor) and kept.shape == (1,):
-                beta.data = beta.data[:1].clone()
-        super()._load_from_state_dict(state, prefix, *others)

@@ -25,12 +25,13 @@ class Heinsen2022(Router):
     """
 
     activation, permutation_equivariant = "none", False
+    adds_bias = True
 
     def __init__(self, iterations: int = 2) -> None:
         super().__init__()
         self.iterations = check_iterations(iterations)
 
-    def learn(self, sizes: LayerSizes) -> None:
+    def build_parameters(self, sizes: LayerSizes) -> None:
         n, d, m, h = sizes
         self.W_A, self.B_A = (
             nn.Parameter(torch.randn(n, d) * 2 * d**-0.5),
@@ -65,7 +66,7 @@ class Heinsen2022(Router):
                     "B_G2"
                 ]  # what j expects a child to be
                 S = F.logsigmoid(torch.einsum("...id,...jd->...ij", x, guess) * W_S + B_S)
-            R = votes.share(S)
+            R = votes.couple(S)
             phi = use * f * R - ignore * (
                 f - f * R
             )  # the worth of what j uses of i, less that of what it ignores
@@ -89,12 +90,13 @@ class Heinsen2019(Router):
     """
 
     activation, permutation_equivariant = "probability", False
+    adds_bias = True
 
     def __init__(self, iterations: int = 3) -> None:
         super().__init__()
         self.iterations = check_iterations(iterations)
 
-    def learn(self, sizes: LayerSizes) -> None:
+    def build_parameters(self, sizes: LayerSizes) -> None:
         self.B = nn.Parameter(torch.zeros(sizes.children, sizes.parents, sizes.dim))
         self.beta_use, self.beta_ignore = (
             nn.Parameter(torch.zeros(sizes.children, sizes.parents)) for _ in range(2)
@@ -114,7 +116,7 @@ class Heinsen2019(Router):
     ) -> tuple[Tensor, Tensor, Tensor]:
         V, f, logits = votes.dense() + B, votes.activation.unsqueeze(-1), None
         for _ in range(self.iterations):
-            R = votes.share(logits)
+            R = votes.couple(logits)
             D = f * R  # data of child i that parent j uses; it ignores f - D
             a = (use * D - ignore * (f - D)).sum(dim=-2)
             w = D / (D.sum(dim=-2, keepdim=True) + 1e-5)

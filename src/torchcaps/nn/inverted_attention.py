@@ -22,12 +22,13 @@ class InvertedAttention(Router):
     """
 
     activation, convention = "none", "type"
+    adds_bias = True
 
     def __init__(self, iterations: int = 2) -> None:
         super().__init__()
         self.iterations = check_iterations(iterations)
 
-    def learn(self, sizes: LayerSizes) -> None:
+    def build_parameters(self, sizes: LayerSizes) -> None:
         self.norm = nn.LayerNorm(sizes.dim) if sizes.dim > 1 else nn.Identity()
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
@@ -41,11 +42,11 @@ class InvertedAttention(Router):
         logits = (
             None if v is None else votes.agreement(v) * votes.dim**-0.5
         )  # <vote_ij, v_j> / sqrt(d)
-        r = votes.share(logits)  # over j
-        equal = (
-            v is None and votes.field.local and votes.fixed is None
-        )  # then no vote is made alone
-        s = votes.total() / votes.parents if equal else votes.weighted(r)  # sum_i r_ij vote_ij
+        r = votes.couple(logits)  # over j
+        if v is None and votes.field.local and votes.context.fixed is None:
+            s = votes.sum() / votes.parents  # equal couplings: no vote is made alone
+        else:
+            s = votes.weighted(r)  # sum_i r_ij vote_ij
         s = s if votes.bias is None else s + votes.bias
         if isinstance(self.norm, nn.LayerNorm):
             weight, bias = self.norm.weight.to(s), self.norm.bias.to(s)

@@ -7,7 +7,6 @@ types, p positions of the map, d dimensions.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -16,7 +15,7 @@ from torch.nn import functional as F
 
 from torchcaps import ops
 from torchcaps.errors import ArgumentError, check_range
-from torchcaps.functional.bounds import FACTOR, bounded
+from torchcaps.functional.bounds import FACTOR, clamp_finite
 from torchcaps.functional.fields import Convention, DenseField, Field, spatial_first, spatial_last
 from torchcaps.functional.squash import full_precision, squash, squash_with_length
 from torchcaps.functional.votes import MapVotes, Votes
@@ -41,6 +40,8 @@ class MapRouting(Router):
         impl: of local routing, "auto", "reference" or "numba"; see `torchcaps.ops`.
     """
 
+    adds_bias = True
+
     def __init__(
         self, iterations: int = 3, *, local: bool = False, impl: ops.Impl = "auto"
     ) -> None:
@@ -53,10 +54,10 @@ class MapRouting(Router):
 
     def _routed(self, votes: Votes) -> Routed:
         if self.local and (run := ops.fastest("map_routing", votes, self.impl)):
-            return run(votes, iterations=self.passes)
-        bias, k = votes.bias, votes.share()
+            return run(votes, iterations=self.num_iterations)
+        bias, k = votes.bias, votes.couple()
         b = torch.zeros_like(k)
-        for left in reversed(range(self.passes)):
+        for left in reversed(range(self.num_iterations)):
             S = votes.weighted(k) if bias is None else votes.weighted(k) + full_precision(bias)
             if self.local:
                 v, length = squash_with_length(S)
@@ -66,40 +67,40 @@ class MapRouting(Router):
                 length = torch.linalg.vector_norm(v, dim=-1)
             if left:
                 b = b + votes.agreement(v)
-                k = votes.share(b)
+                k = votes.couple(b)
         return Routed(v, length, k)
 
 
 @dataclass(frozen=True)
-class Together(DenseField):
+class GlobalCompetition(DenseField):
     """Children stand at their parents' positions, and the parents of ALL positions compete for a child type."""
 
     convention: Convention = field(default="patch", init=False)
 
-    def among(self, x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
+    def reduce_competing(self, x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
         return reduce(x, dim=(*range(1, 1 + len(self.positions)), -1), keepdim=True)
 
 
-def together(height: int, width: int) -> Together:
-    """Of a map."""
-    return Together(positions=(height, width))
+def global_competition(height: int, width: int) -> GlobalCompetition:
+    """The field of a map on which the parents of all positions compete."""
+    return GlobalCompetition(positions=(height, width))
+
+
+def per_position(height: int, width: int) -> DenseField:
+    """The field of a map on which only the parents of one position compete."""
+    return DenseField(positions=(height, width))
 
 
 @dataclass(frozen=True)
-class Places(DenseField):
+class PerPosition(DenseField):
     """Children that vote at positions of their own, as convolutions make them: types before places in memory."""
 
-    def share(self, log_weight: Tensor, leaky: bool = False) -> Tensor:
+    def softmax(self, log_weight: Tensor, leaky: bool = False) -> Tensor:
         return (
-            super().share(log_weight, leaky)
+            super().softmax(log_weight, leaky)
             if leaky
             else spatial_first(spatial_last(log_weight).softmax(dim=2))
         )
-
-
-def apart(height: int, width: int) -> DenseField:
-    """Of a map on which only the parents of one position compete."""
-    return DenseField(positions=(height, width))
 
 
 class KernelVotes(nn.Module):
@@ -152,7 +153,7 @@ class KernelVotes(nn.Module):
         down, across = (
             n * self.stride if self.transposed else -(-n // self.stride) for n in (height, width)
         )
-        return Places(positions=(down, across))
+        return PerPosition(positions=(down, across))
 
     def convolved(self, maps: Tensor) -> Tensor:
         """`[n, in_dim, height, width]` -> `[n, parents * dim, rows, columns]`."""
@@ -170,30 +171,26 @@ class KernelVotes(nn.Module):
 class _Convolved(MapVotes):
     """`[batch, rows, columns, types, parents, dim]`, by one convolution in which the types are samples."""
 
-    def __init__(self, children: Capsules, field: Field, of: KernelVotes) -> None:
-        super().__init__(children, field, of.sizes.parents, of.sizes.dim, of.bias)
-        self.of = of
-        self._maps: Tensor | None = None
+    recomputable = True
+
+    def __init__(self, children: Capsules, field: Field, module: KernelVotes) -> None:
+        super().__init__(children, field, module.sizes.parents, module.sizes.dim, module.bias)
+        self.module = module
 
     @property
     def activation(self) -> Tensor:
-        found = full_precision(self.children.activation).movedim(-1, 1)
-        return F.interpolate(found, self.field.positions).movedim(1, -1)
-
-    def remade(self) -> Callable[[Capsules], Votes]:
-        self.bias_seen = True
-        return partial(_Convolved, field=self.field, of=self.of)
+        activation = full_precision(self.children.activation).movedim(-1, 1)
+        return F.interpolate(activation, self.field.positions).movedim(1, -1)
 
     def maps(self) -> Float[Tensor, "batch i j d rows columns"]:
-        if self._maps is None:
-            given = bounded(
-                spatial_last(self.pose).to(self.of.weight.dtype), FACTOR
-            )  # [batch, i, in_dim, *space]
-            with self._casting():
-                votes = full_precision(self.of.convolved(given.flatten(0, 1)))
-            votes = votes.view(*given.shape[:2], self.parents, self.dim, *votes.shape[2:])
-            self._maps = bounded(votes, FACTOR) if self.bound else votes
-        return self._maps
+        return self._memoized("maps", self._convolve)
+
+    def _convolve(self) -> Tensor:
+        pose = spatial_last(self.pose).to(self.module.weight.dtype)
+        pose = clamp_finite(pose, FACTOR)  # [batch, i, in_dim, *space]
+        with self._autocast():
+            votes = full_precision(self.module.convolved(pose.flatten(0, 1)))
+        return self._clamped(votes.view(*pose.shape[:2], self.parents, self.dim, *votes.shape[2:]))
 
 
 class KernelCaps(RoutedLayer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -11,26 +11,26 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, check_floating, check_range, check_shape
-from torchcaps.functional.bounds import FACTOR, bounded
+from torchcaps.functional.bounds import FACTOR, clamp_finite
 from torchcaps.functional.fields import DenseField, Field
 from torchcaps.functional.squash import full_precision, safe_norm
-from torchcaps.functional.votes import Votes
+from torchcaps.functional.votes import RoutingContext, Votes
 from torchcaps.nn.routers import Router, Routing, create_router
 from torchcaps.types import Capsules, Routed
 
 MAP = ("batch", "height", "width", "types", "dim")  # axes of poses on a map
-_MOVED = ("weight", "bias")  # names in a layer's state until its votes were a module of their own
 
 
 class RoutingTrace(NamedTuple):
     """What one routed layer did in one forward pass.
 
     Attributes:
-        coupling: `[batch, *space, children, parents]`; see `Router.coupling`.
-        activation, pose: the parents', `[batch, *space, parents]`, in [0, 1], and `[batch, *space, parents, dim]`.
-        child_activation: the children's, `[batch, *space, children]`, in [0, 1].
+        coupling: `[batch, *space, children, parents]`; see `Router.normalized`.
+        activation: of the parents, `[batch, *space, parents]`, in [0, 1].
+        child_activation: of the children, `[batch, *space, children]`, in [0, 1].
+        pose: of the parents, `[batch, *space, parents, dim]`.
         iterations: the couplings of every iteration, first to last, where they were asked for.
-        more: what else the router told; see `Routed`.
+        extras: further tensors of the router; see `Routed`.
     """
 
     coupling: Float[Tensor, "*batch children parents"]
@@ -38,14 +38,17 @@ class RoutingTrace(NamedTuple):
     child_activation: Float[Tensor, "*batch children"]
     pose: Float[Tensor, "*batch parents dim"]
     iterations: tuple[Tensor, ...] = ()
-    more: Mapping[str, Tensor] = MappingProxyType({})
+    extras: Mapping[str, Tensor] = MappingProxyType({})
 
     def map(self, change: Callable[[Tensor], Tensor]) -> RoutingTrace:
         """The same with every tensor changed."""
-        coupling, activation, child_activation, pose = map(change, self[:4])
-        more = {name: change(x) for name, x in self.more.items()}
         return RoutingTrace(
-            coupling, activation, child_activation, pose, tuple(map(change, self.iterations)), more
+            coupling=change(self.coupling),
+            activation=change(self.activation),
+            child_activation=change(self.child_activation),
+            pose=change(self.pose),
+            iterations=tuple(map(change, self.iterations)),
+            extras={name: change(tensor) for name, tensor in self.extras.items()},
         )
 
 
@@ -54,7 +57,23 @@ class _Recorder(list[RoutingTrace]):
 
     def __init__(self, detach: bool, iterations: bool) -> None:
         super().__init__()
-        self.detach, self.iterations = detach, iterations
+        self.detach = detach
+        self.iterations = iterations
+
+    def record(self, votes: Votes, routed: Routed, couplings: list[Tensor] | None) -> None:
+        """Append one forward pass of a layer, and the couplings of its iterations."""
+        if routed.coupling is None:
+            raise ArgumentError("record_routing", "this router returned no coupling")
+        activation = full_precision(routed.activation)
+        trace = RoutingTrace(
+            routed.coupling,
+            activation,
+            votes.activation,
+            routed.pose,
+            tuple(couplings or ()),
+            routed.extras,
+        )
+        self.append(trace.map(Tensor.detach) if self.detach else trace)
 
 
 class RoutedLayer(nn.Module):
@@ -76,7 +95,7 @@ class RoutedLayer(nn.Module):
 
     Example:
         >>> sizes = LayerSizes(children=9 * 32, in_dim=8, parents=32, dim=8)
-        >>> layer = RoutedLayer(LinearVotes(sizes), "dynamic", partial(Windows, kernel=3, stride=2))
+        >>> layer = RoutedLayer(LinearVotes(sizes), "dynamic", partial(ConvField, kernel=3, stride=2))
     """
 
     axes: tuple[str, ...] = ("*batch", "types", "dim")
@@ -93,11 +112,9 @@ class RoutedLayer(nn.Module):
         **routing_options: Any,
     ) -> None:
         super().__init__()
-        self.votes, self.router, self.field = (
-            votes,
-            create_router(routing, **routing_options),
-            field,
-        )
+        self.votes = votes
+        self.router = create_router(routing, **routing_options)
+        self.field = field
         self.router.build(self.votes.sizes)
 
     @property
@@ -116,32 +133,32 @@ class RoutedLayer(nn.Module):
 
     def forward(self, children: Capsules | Tensor, parents: Capsules | None = None) -> Capsules:
         """Parents of these children; `parents` are those of the pass before, where layers route together."""
-        votes = self.ask(children)
+        votes = self.make_votes(children)
         recorder = self.recorder
-        votes.wanted = recorder is not None or bool(self.router._forward_hooks)
+        couplings: list[Tensor] | None = None
         if recorder is not None and recorder.iterations:
-            votes.trace = []
-        routed = self.router(votes, parents=parents)
+            couplings = []
+        needs_coupling = recorder is not None or bool(self.router._forward_hooks)
+        context = RoutingContext(needs_coupling, trace=couplings)
+        routed = self.router(votes, parents=parents, context=context)
         if recorder is not None:
-            recorder.append(_recorded(votes, routed, recorder.detach))
+            recorder.record(votes, routed, couplings)
         return Capsules(routed.pose, full_precision(routed.activation))
 
-    def ask(self, children: Capsules | Tensor) -> Votes:
+    def make_votes(self, children: Capsules | Tensor) -> Votes:
         """The votes of these children, not computed yet."""
         if isinstance(children, Tensor):
             check_floating(children=children)
-            children = Capsules(children, safe_norm(bounded(children, FACTOR)))
+            children = Capsules(children, safe_norm(clamp_finite(children, FACTOR)))
         self.check(children)
-        field, pose, expected = (
-            self.field(*children.pose.shape[1:-2]),
-            children.pose.shape,
-            self.votes.sizes.children,
-        )
-        if field.count(pose[-2]) % expected:
+        shape = children.pose.shape
+        field = self.field(*shape[1:-2])
+        expected = self.votes.sizes.children
+        if field.count(shape[-2]) % expected:
             raise ArgumentError(
                 "children",
                 f"expected {expected} at each position of the parents (or a multiple, position after "
-                f"position), got {field.count(pose[-2])} from poses {list(pose)}",
+                f"position), got {field.count(shape[-2])} from poses {list(shape)}",
             )
         return self.votes(children, field)
 
@@ -158,38 +175,38 @@ class RoutedLayer(nn.Module):
     def __getstate__(self) -> dict[str, object]:
         return {key: value for key, value in self.__dict__.items() if key != "recorder"}
 
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
-        """Take what was written when the matrices stood in the layer itself."""
-        for name in _MOVED:
-            if prefix + name in state:
-                state[f"{prefix}votes.{name}"] = state.pop(prefix + name)
-        super()._load_from_state_dict(state, prefix, *others)
-
 
 class RoutedStack(nn.Module):
     """Layers that route together: in each pass, each of them takes the parents that it had in the pass before.
 
     Source: Tsai, Srivastava, Goh, Salakhutdinov, ICLR 2020, arXiv 2002.04764 (concurrent routing). Layer by layer, each
-    to its last pass, is what layers in a row do without a stack. The routers of these layers make one pass a call and
-    use the parents of the pass before; there is at least one layer, and one pass.
+    to its last iteration, is what layers in a row do without a stack. The routers of these layers make one iteration a
+    call and use the parents of the one before; there is at least one layer, and one iteration.
     """
 
-    def __init__(self, *layers: nn.Module, passes: int = 2) -> None:
+    def __init__(self, *layers: nn.Module, num_iterations: int = 2) -> None:
         super().__init__()
         check_range("number of layers", len(layers), low=1)
-        check_range("passes", passes, low=1)
-        self.layers, self.passes = nn.ModuleList(layers), passes
+        check_range("num_iterations", num_iterations, low=1)
+        self.layers = nn.ModuleList(layers)
+        self.num_iterations = num_iterations
 
     def forward(self, children: Capsules) -> Capsules:
-        found: list[Capsules] = []
-        for layer in self.layers:  # the first pass goes up layer by layer
-            found.append(layer(found[-1] if found else children))
-        for _ in range(1, self.passes):
-            below = [children, *found[:-1]]
-            found = [
-                layer(x, parents=y) for layer, x, y in zip(self.layers, below, found, strict=True)
+        # First iteration: layer by layer, from the bottom up.
+        outputs: list[Capsules] = []
+        current = children
+        for layer in self.layers:
+            current = layer(current)
+            outputs.append(current)
+
+        # Later ones: every layer routes again, with its parents of the iteration before.
+        for _ in range(1, self.num_iterations):
+            inputs = [children, *outputs[:-1]]
+            outputs = [
+                layer(capsules, parents=previous)
+                for layer, capsules, previous in zip(self.layers, inputs, outputs, strict=True)
             ]
-        return found[-1]
+        return outputs[-1]
 
 
 class RoutingTraces(dict[str, list[RoutingTrace]]):
@@ -200,22 +217,13 @@ class RoutingTraces(dict[str, list[RoutingTrace]]):
         return {name: recordings[-1] for name, recordings in self.items() if recordings}
 
 
-def names_now(state: Iterable[str], model: nn.Module) -> dict[str, str]:
-    """Names of tensors in a file -> names in the state of this model: those of earlier versions are other ones."""
-    places = [
-        f"{name}." if name else ""
-        for name, module in model.named_modules()
-        if isinstance(module, RoutedLayer)
-    ]
-    moved = {f"{place}{name}": f"{place}votes.{name}" for place in places for name in _MOVED}
-    return {name: moved.get(name, name) for name in state}
-
-
 @contextmanager
 def record_routing(
     model: nn.Module, *, detach: bool = True, iterations: bool = False
 ) -> Iterator[RoutingTraces]:
-    """Collect what every routed layer of `model` does while the block runs: layer name -> list of Recorded, one a pass.
+    """Collect what every routed layer of `model` does while the block runs.
+
+    The block gets a dictionary: layer name -> list of `RoutingTrace`, one a forward pass.
 
     Args:
         model: any module that holds routed layers (`CapsuleLinear`, ...); ValueError if it has none.
@@ -241,17 +249,3 @@ def record_routing(
     finally:
         for name, layer in layers.items():
             layer.recorder = before[name]
-
-
-def _recorded(votes: Votes, routed: Routed, detach: bool) -> RoutingTrace:
-    if routed.coupling is None:
-        raise ArgumentError("record_routing", "this router returned no coupling")
-    found = RoutingTrace(
-        routed.coupling,
-        full_precision(routed.activation),
-        votes.activation,
-        routed.pose,
-        tuple(votes.trace or ()),
-        routed.more,
-    )
-    return found.map(Tensor.detach) if detach else found

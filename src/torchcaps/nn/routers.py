@@ -14,7 +14,15 @@ from torchcaps import functional, ops
 from torchcaps.errors import AblationUnsupportedError, ArgumentError, check_known, check_range
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.fields import Convention
-from torchcaps.functional.votes import AnyVotes, Over, ProductVotes, Votes, as_votes
+from torchcaps.functional.votes import (
+    AnyVotes,
+    FixedCoupling,
+    Over,
+    ProductVotes,
+    RoutingContext,
+    Votes,
+    as_votes,
+)
 from torchcaps.registry import Registry
 from torchcaps.types import Capsules, LayerSizes, Routed
 
@@ -95,16 +103,17 @@ def check_iterations(iterations: int) -> int:
 
 
 class Router(nn.Module):
-    """Base of routers. A subclass writes `route`, and `learn` if it has parameters whose sizes its layer knows.
+    """Base of routers. A subclass writes `route`, and `build_parameters` if their sizes are its layer's.
 
-    Couplings come from `votes.share(logits)`: a softmax over the parents that compete for a child. A router that takes
+    Couplings come from `votes.couple(logits)`: a softmax over the parents that compete for a child. A router that takes
     them from there works in every layer, and has its ablations for nothing: `uniform()` and `random()`.
 
     Attributes:
         activation: what the activation of a parent is: the "length" of its pose, a "probability" of its own, or
             "none", where nothing tells whether a parent is present.
-        coupling: "shares" sum to one over the parents that compete for a child (to less with an option `leaky`);
-            "free" couplings are any numbers.
+        normalized: couplings sum to one over the parents that compete for a child (to less with an option `leaky`);
+            otherwise they are any numbers.
+        adds_bias: `route` adds `votes.bias`, where there is one; a layer with a bias refuses other routers.
         permutation_equivariant: children and parents may be numbered in any order: the outcome moves with them.
             Not so where couplings or parameters belong to their places, as fixed random ones do.
         convention: which parents compete in a convolution unless its layer says otherwise; see `functional.ConvField`.
@@ -114,25 +123,26 @@ class Router(nn.Module):
     """
 
     activation: Literal["length", "probability", "none"] = "length"
-    coupling: Literal["shares", "free"] = "shares"
+    normalized: bool = True
+    adds_bias: bool = False
     permutation_equivariant: bool = True
     convention: Convention = "all"
     handles_extreme_votes: bool = False
     sizes: LayerSizes | None = None
-    fixed: tuple[int, float] | None = None  # couplings of an ablation: see `Votes`
+    fixed: tuple[int, float] | None = None  # seed and scale of the couplings of an ablation
 
     def build(self, sizes: LayerSizes) -> None:
         """Take the sizes of the layer that this router belongs to; ValueError if it belongs to one of other sizes."""
         if self.sizes is None:
             self.sizes = sizes
-            self.learn(sizes)
+            self.build_parameters(sizes)
         elif self.sizes != sizes:
             name = type(self).__name__
             raise ArgumentError(
                 "routing", f"this {name} was built for a layer of {self.sizes}, not of {sizes}"
             )
 
-    def learn(self, sizes: LayerSizes) -> None:
+    def build_parameters(self, sizes: LayerSizes) -> None:
         """Make the parameters that depend on the sizes of a layer; nothing unless a subclass does."""
 
     def forward(
@@ -140,34 +150,39 @@ class Router(nn.Module):
         votes: AnyVotes,
         activation: Float[Tensor, "*batch children"] | None = None,
         parents: Capsules | None = None,
+        context: RoutingContext | None = None,
     ) -> Routed:
         """Route, in full precision under any autocast.
 
-        ValueError for votes that do not fit, or a layer with a bias that this router does not add;
+        ArgumentError for votes that do not fit, or a layer with a bias that this router does not add;
         AblationUnsupportedError for an ablation of a router that does not take its couplings from the
         votes; RuntimeError for a router with parameters that no layer has built.
 
         Args:
             votes: of a layer, or given ones `[batch, *space, children, parents, dim]`.
             activation: of the children of given votes, `[batch, *space, children]` in [0, 1]; 1 unless given.
-            parents: of the pass before, where layers route together.
+            parents: of the iteration before, where layers route together.
+            context: what the caller needs of this call; see `RoutingContext`. The router itself says
+                whether votes are clamped and couplings fixed.
         """
         votes = as_votes(votes, activation)
-        if self.sizes is None and type(self).learn is not Router.learn:
+        if self.sizes is None and type(self).build_parameters is not Router.build_parameters:
             raise RuntimeError(
                 f"{type(self).__name__}: no layer has built this router; call build(layer.votes.sizes)"
             )
-        votes.fixed, votes.bound = self.fixed, not self.handles_extreme_votes
-        with without_autocast(votes.children.pose):
-            routed = self.route(votes, parents)
-        if self.fixed is not None and votes.shares == 0:
-            raise AblationUnsupportedError(
-                f"routing: {self.describe()} makes its couplings by itself, so they cannot be fixed for an ablation; "
-                "let it take them from votes.share(logits)"
-            )
-        if not votes.bias_seen:
+        if votes.bias is not None and not self.adds_bias:
             raise ArgumentError(
                 "bias", f"expected False for a layer routed by {self.describe()}, which adds none"
+            )
+        fixed = None if self.fixed is None else FixedCoupling(*self.fixed, uses=[])
+        context = RoutingContext() if context is None else context
+        votes = votes.bind(context._replace(clamp=not self.handles_extreme_votes, fixed=fixed))
+        with without_autocast(votes.children.pose):
+            routed = self.route(votes, parents)
+        if fixed is not None and not fixed.uses:
+            raise AblationUnsupportedError(
+                f"routing: {self.describe()} makes its couplings by itself, so they cannot be fixed for an ablation; "
+                "let it take them from votes.couple(logits)"
             )
         return routed
 
@@ -186,17 +201,17 @@ class Router(nn.Module):
         copy.fixed = (seed, scale)
         return copy
 
-    def stopped(self, iterations: int) -> Router:
+    def with_iterations(self, iterations: int) -> Router:
         """This router, stopped after so many iterations, at least 1, where it has more."""
         check_range("iterations", iterations, low=1)
-        if iterations >= self.passes:
+        if iterations >= self.num_iterations:
             return self
         copy: Any = deepcopy(self)
         copy.iterations = iterations
         return copy
 
     @property
-    def passes(self) -> int:
+    def num_iterations(self) -> int:
         """How many iterations a call makes; 1 for a router that does not iterate, or whose couplings are fixed."""
         return 1 if self.fixed is not None else int(getattr(self, "iterations", 1))
 
@@ -221,6 +236,7 @@ class DynamicRouting(Router):
     """
 
     operators = ("dynamic_routing",)
+    adds_bias = True
     handles_extreme_votes = True
 
     def __init__(
@@ -236,17 +252,13 @@ class DynamicRouting(Router):
         check_known("over", over, get_args(Over))
         self.iterations, self.leaky, self.detach = check_iterations(iterations), leaky, detach
         self.over, self.impl = over, impl
-        self.coupling = "shares" if over == "parents" else "free"
+        self.normalized = over == "parents"
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        iterations = 1 if votes.settle() else self.iterations  # the first pass has equal couplings
+        options: dict[str, Any] = {"leaky": self.leaky, "detach": self.detach}
         if self.over == "children":
-            return functional.dynamic_routing(
-                votes, iterations, leaky=self.leaky, detach=self.detach, over=self.over
-            )
-        return ops.dynamic_routing(
-            votes, iterations, leaky=self.leaky, detach=self.detach, impl=self.impl
-        )
+            return functional.dynamic_routing(votes, self.num_iterations, over=self.over, **options)
+        return ops.dynamic_routing(votes, self.num_iterations, impl=self.impl, **options)
 
 
 @register_router("uniform")
@@ -265,6 +277,7 @@ class RandomRouting(Router):
     """
 
     operators = ("dynamic_routing",)
+    adds_bias = True
     handles_extreme_votes = True
     permutation_equivariant = False
 
@@ -275,9 +288,14 @@ class RandomRouting(Router):
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         # Weighted sums of votes; in one operator where only the parents of one position compete for a child.
-        plain = self.impl != "reference" and votes.fixed is votes.trace is votes.present is None
-        if not (
-            plain and isinstance(votes, ProductVotes) and votes.field.local and votes.shift is None
+        observed = votes.context.fixed is not None or votes.context.trace is not None
+        if (
+            self.impl == "reference"
+            or observed
+            or not isinstance(votes, ProductVotes)
+            or not votes.field.local
+            or votes.shift is not None
+            or votes.mask is not None
         ):
             return functional.random_routing(votes, self.seed, scale=self.scale)
         weight, count, many = votes.matrices, votes.count, votes.parents
@@ -298,6 +316,8 @@ class FunctionRouter(Router):
 
     A bias of the layer is passed on as a third argument. Nothing is known of its couplings, so it has no ablations.
     """
+
+    adds_bias = True
 
     def __init__(self, function: RouteFunction) -> None:
         super().__init__()

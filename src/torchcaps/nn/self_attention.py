@@ -32,6 +32,7 @@ class SelfAttentionRouting(Router):
         equal: couple every child equally to all parents, which leaves the prior: the ablation that can be trained.
     """
 
+    adds_bias = True
     permutation_equivariant = False  # the prior belongs to places
 
     def __init__(self, scale: float | None = None, *, equal: bool = False) -> None:
@@ -40,20 +41,20 @@ class SelfAttentionRouting(Router):
             check_range("scale", scale, low=1e-6)
         self.scale, self.equal = scale, equal
 
-    def learn(self, sizes: LayerSizes) -> None:
+    def build_parameters(self, sizes: LayerSizes) -> None:
         self.prior = nn.Parameter(torch.zeros(sizes.children, sizes.parents))
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         u, B = votes.dense(), votes.per_child(full_precision(self.prior))
         here = (
-            None if votes.present is None else votes.present.to(B).unsqueeze(-1)
+            None if votes.mask is None else votes.mask.to(B).unsqueeze(-1)
         )  # padding has no part in a sum
         # Products and sums in place of einsum: its small matrices, and their gradients, take four times as long.
         whole = (u if here is None else u * here.unsqueeze(-1)).sum(
             dim=-3, keepdim=True
         )  # sum_m u_mk
         a = (u * whole).sum(dim=-1) / (votes.dim**0.5 if self.scale is None else self.scale)
-        c = votes.share(None if self.equal else a)
+        c = votes.couple(None if self.equal else a)
         weights = c + (B if here is None else B * here)
         s = (weights.unsqueeze(-1) * u).sum(dim=-3)
         v, length = steep_squash_with_length(

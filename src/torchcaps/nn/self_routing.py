@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError
-from torchcaps.functional.bounds import FACTOR, bounded
+from torchcaps.functional.bounds import FACTOR, clamp_finite
 from torchcaps.functional.fields import Field
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import ProductVotes, Votes
@@ -26,16 +26,17 @@ class SelfRouting(Router):
     """
 
     activation, permutation_equivariant, convention = "probability", False, "type"
+    adds_bias = True
 
-    def learn(self, sizes: LayerSizes) -> None:
+    def build_parameters(self, sizes: LayerSizes) -> None:
         self.choice = nn.Parameter(torch.zeros(sizes.children, sizes.parents, sizes.in_dim))
         self.lean = nn.Parameter(torch.zeros(sizes.children, sizes.parents))
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        u = bounded(full_precision(votes.pose), FACTOR)
+        u = clamp_finite(full_precision(votes.pose), FACTOR)
         W_route, b = (votes.per_child(x).to(u) for x in (self.choice, self.lean))
-        c = votes.share(torch.einsum("...id,ijd->...ij", u, W_route) + b)
-        a = _relative(votes.activation, votes.present).unsqueeze(-1)
+        c = votes.couple(torch.einsum("...id,ijd->...ij", u, W_route) + b)
+        a = _relative(votes.activation, votes.mask).unsqueeze(-1)
         given = c * a
         mass = given.sum(dim=-2)  # a_j sum_i a_i
         u_j = _mixed(votes, u, given / mass.unsqueeze(-2).clamp(min=torch.finfo(mass.dtype).tiny))
@@ -55,12 +56,12 @@ def _mixed(votes: Votes, u: Tensor, phi: Tensor) -> Tensor:
     """`sum_i phi_ij V_ij`; of linear votes parent by parent, in half the time of storing all of them."""
     if not isinstance(votes, ProductVotes) or votes.rows != 1 or votes.shift is not None:
         return votes.weighted(phi)
-    W = bounded(votes.matrices.to(u), FACTOR)
+    W = clamp_finite(votes.matrices.to(u), FACTOR)
     poses = [
         (phi[..., j].unsqueeze(-1) * u).flatten(-2) @ W[:, j].flatten(0, 1)
         for j in range(votes.parents)
     ]
-    return bounded(torch.stack(poses, dim=-2), FACTOR)
+    return clamp_finite(torch.stack(poses, dim=-2), FACTOR)
 
 
 class PoseVotes(nn.Module):
@@ -90,7 +91,7 @@ class PoseVotes(nn.Module):
 class _Poses(Votes):
     """Sums of poses need no votes."""
 
-    def _made(self) -> Tensor:
+    def _compute(self) -> Tensor:
         return (
             full_precision(self.pose)
             .unsqueeze(-2)
@@ -99,5 +100,5 @@ class _Poses(Votes):
 
     def weighted(self, coefficients: Tensor) -> Tensor:
         return torch.einsum(
-            "...ij,...id->...jd", coefficients, bounded(full_precision(self.pose), FACTOR)
+            "...ij,...id->...jd", coefficients, clamp_finite(full_precision(self.pose), FACTOR)
         )

@@ -36,7 +36,7 @@ class VBRouting(Router):
     Args:
         iterations: from 1 to 100; the paper uses 3.
         covariance: "diagonal" keeps the diagonal of Psi_j^-1 alone; "full" needs the time of D x D matrices.
-        normalized: batch-normalize poses and the logits of activations, per parent and without parameters, as in the
+        batch_norm: batch-normalize poses and the logits of activations, per parent and without parameters, as in the
             authors' code. There is no beta_j then: the mean takes its place.
         weighted: multiply H_j by N_j, as a comment of that code has it.
         outlier: log density of one more parent, "none of the above"; None is without. ln 1e-11 = -25.33 does what that
@@ -44,13 +44,14 @@ class VBRouting(Router):
     """
 
     activation = "probability"
+    adds_bias = True
 
     def __init__(
         self,
         iterations: int = 3,
         *,
         covariance: Covariance = "diagonal",
-        normalized: bool = False,
+        batch_norm: bool = False,
         weighted: bool = False,
         outlier: float | None = None,
     ) -> None:
@@ -61,10 +62,10 @@ class VBRouting(Router):
             covariance,
             weighted,
         )
-        self.normalized, self.outlier, self.leaky = normalized, outlier, outlier is not None
+        self.batch_norm, self.outlier, self.leaky = batch_norm, outlier, outlier is not None
 
-    def learn(self, sizes: LayerSizes) -> None:
-        if self.normalized:
+    def build_parameters(self, sizes: LayerSizes) -> None:
+        if self.batch_norm:
             self.norms = nn.ModuleList(_Norm(sizes.parents, affine=False) for _ in range(2))
         else:
             self.beta = nn.Parameter(torch.zeros(sizes.parents))
@@ -79,7 +80,7 @@ class VBRouting(Router):
             (_fit, _distance) if self.covariance == "diagonal" else (_fit_full, _distance_full)
         )
         steps, R = torch.arange(D, device=V.device, dtype=V.dtype), self._share(votes, None)
-        for left in reversed(range(self.passes)):
+        for left in reversed(range(self.num_iterations)):
             r = (R * a).mT
             N = r.sum(dim=-1)
             alpha, kappa, nu = 1 + N, 1 + N, D + 1 + N
@@ -96,7 +97,7 @@ class VBRouting(Router):
                 R = self._share(votes, (constant.unsqueeze(-1) - 0.5 * Q).mT)
         H = 0.5 * (D * math.log(2 * math.pi * math.e) - log_det)
         logit = -log_pi.exp() * (H * N if self.weighted else H)
-        if not self.normalized:
+        if not self.batch_norm:
             return Routed(m, torch.sigmoid(full_precision(self.beta) + logit), R)
         pose, logit = (
             _normalized(x, y, axes)
@@ -107,8 +108,8 @@ class VBRouting(Router):
     def _share(self, votes: Votes, log_p: Tensor | None) -> Tensor:
         """Couplings of these log densities, beside that of an outlier."""
         if log_p is None or self.outlier is None:
-            return votes.share(log_p)
-        return votes.share(log_p - self.outlier, leaky=True)
+            return votes.couple(log_p)
+        return votes.couple(log_p - self.outlier, leaky=True)
 
 
 def _fit(X: Tensor, r: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -154,14 +154,14 @@ class FactorizedVotes(nn.Module):
 class _Factorized(Votes):
     """Sums of children come before their transformation."""
 
-    def __init__(self, children: Capsules, field: Field, of: FactorizedVotes) -> None:
-        super().__init__(children, field, of.sizes.parents, of.sizes.dim)
+    def __init__(self, children: Capsules, field: Field, module: FactorizedVotes) -> None:
+        super().__init__(children, field, module.sizes.parents, module.sizes.dim)
         self.factor, self.mix, self.offset = (
-            full_precision(x) for x in (of.factor, of.mix, of.offset)
+            full_precision(x) for x in (module.factor, module.mix, module.offset)
         )
-        self.scale = self.count**-0.5 if of.scale is None else of.scale
+        self.scale = self.count**-0.5 if module.scale is None else module.scale
 
-    def _made(self) -> Tensor:
+    def _compute(self) -> Tensor:
         poses = full_precision(self.pose).unsqueeze(-2) * self.scale
         return (poses * self.factor) @ self.mix + self.offset
 

@@ -77,7 +77,7 @@ def check_ranges(routing: Routing, **options: Any) -> None:
     for router, inputs in _cases(routing, options, space=(2, 3)):
         routed = _route(router, inputs)
         share = _coupling(routed).sum(dim=-1)
-        if router.coupling == "shares":
+        if router.normalized:
             assert_between("coupling", _coupling(routed), 0.0, 1.0, slack=1e-6)
             low = 0.0 if getattr(router, "leaky", False) else 1.0
             assert_between("sum of couplings over parents", share, low, 1.0, slack=1e-6)
@@ -95,7 +95,7 @@ def check_ranges(routing: Routing, **options: Any) -> None:
 
 def check_permutations(routing: Routing, **options: Any) -> None:
     """Permuting batch or positions permutes the outcome; children and parents too, if permutation_equivariant."""
-    for router, inputs in _cases(routing, options, space=(2, 3), stirred=False):
+    for router, inputs in _cases(routing, options, space=(2, 3), perturbed=False):
         routed = _route(router, inputs)
         for name, axis in {"batch": 0, "height": 1, "width": 2}.items():
             moved = _route(router, inputs.map(partial(torch.roll, shifts=1, dims=axis)))
@@ -169,7 +169,7 @@ def check_precision(routing: Routing, **options: Any) -> None:
 
 def check_copies(routing: Routing, **options: Any) -> None:
     """A deep copy routes alike, and so does one that went through pickle (a router of a function need not)."""
-    for router, inputs in _cases(routing, options, stirred=False):
+    for router, inputs in _cases(routing, options, perturbed=False):
         if isinstance(routing, nn.Module) and not isinstance(routing, Router):
             router = create_router(routing)  # itself, and not the copy that other checks change
         expected = _route(router, inputs)
@@ -192,8 +192,10 @@ def check_ablations(routing: Routing, **options: Any) -> None:
             "couplings of uniform()", uniform, uniform[:1, :1, :1].expand_as(uniform), 1e-6
         )
         assert_close("couplings of random()", random, random[:1].expand_as(random), 1e-6)
-        if router.passes > 1:
-            assert_finite("pose of stopped(1)", _route(router.stopped(1), inputs).pose)
+        if router.num_iterations > 1:
+            assert_finite(
+                "pose of with_iterations(1)", _route(router.with_iterations(1), inputs).pose
+            )
         _same("after its ablations: ", _route(router, inputs), before)
 
 
@@ -204,15 +206,17 @@ def _cases(
     batch: int = 3,
     space: tuple[int, ...] = (),
     most: int = 6,
-    stirred: bool = True,
+    perturbed: bool = True,
 ) -> Iterator[tuple[Router, _Inputs]]:
-    """Routers as layers of random sizes build them, and inputs. Parameters at their start hide what they do: stir."""
+    """Routers as layers of random sizes build them, and inputs.
+
+    Parameters at their start hide what they do: they are perturbed."""
     generator = seeded(4)
     for _ in range(SHAPES):
         drawn = torch.randint(2, most + 1, (4,), generator=generator).tolist()
         sizes = getattr(routing, "sizes", None) or LayerSizes(*drawn)
         router = _built(routing, options, sizes)
-        if stirred:
+        if perturbed:
             for parameter in router.parameters():
                 parameter.data.add_(
                     0.3 * torch.randn(parameter.shape, generator=generator).to(parameter)

@@ -20,7 +20,6 @@ from torchcaps.data import Preprocess
 from torchcaps.errors import ArgumentError, RunError, TrainingError, check_regular, one_line
 from torchcaps.models import create_model, model_info
 from torchcaps.nn import use_generator
-from torchcaps.nn.routed import names_now
 from torchcaps.types import spec_of
 
 MODEL_FILE = "model.safetensors"
@@ -262,8 +261,7 @@ def check_description(about: dict[str, Any]) -> None:
 
 def check_fit(shapes: Shapes, model: nn.Module) -> None:
     """Raise ValueError unless a file's tensors are those of the model's state, in name, sizes and kind of number."""
-    state, now = model.state_dict(), names_now(shapes, model)
-    shapes = {now[name]: found for name, found in shapes.items()}
+    state = model.state_dict()
     for what, names in (
         ("missing", state.keys() - shapes.keys()),
         ("unexpected", shapes.keys() - state.keys()),

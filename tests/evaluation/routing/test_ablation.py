@@ -91,11 +91,11 @@ class Average(Router):
 
     activation = "none"
 
-    def learn(self, sizes: LayerSizes) -> None:
+    def build_parameters(self, sizes: LayerSizes) -> None:
         self.gain = torch.nn.Parameter(torch.ones(sizes.parents))
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        c = votes.share()
+        c = votes.couple()
         s = votes.weighted(c) * self.gain.unsqueeze(-1)
         return Routed(s, s.square().sum(dim=-1), c)
 
@@ -155,9 +155,9 @@ def test_em_stopped_early_keeps_its_costs() -> None:
     router = EMRouting(3, inverse_temperature=0.5, beta_u=0.2, beta_a=-0.3)
     votes, activation = torch.randn(2, 5, 3, 16), torch.rand(2, 5)
     want = em_routing(votes, activation, *costs(router), 2, router.inverse_temperature[:2])
-    found = router.stopped(2)(votes, activation)
+    found = router.with_iterations(2)(votes, activation)
     assert torch.allclose(found.activation, want.activation, atol=1e-6)
-    assert router.stopped(7) is router
+    assert router.with_iterations(7) is router
     assert router.iterations == 3
 
 
@@ -183,4 +183,4 @@ def test_arguments_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="labels: expected class indices from 0 to 2, got 3"):
         routing_ablation(model, IMAGES, torch.full((8,), 3))
     with pytest.raises(ValueError, match="iterations: expected at least 1, got 0"):
-        DynamicRouting().stopped(0)
+        DynamicRouting().with_iterations(0)

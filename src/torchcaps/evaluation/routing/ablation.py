@@ -126,14 +126,14 @@ def iteration_dynamics(
     without routed layers, or arguments that do not fit."""
     check_labeled(images, labels)
     routers = routers_of(model)
-    most = max(router.passes for router in routers.values())
+    most = max(router.num_iterations for router in routers.values())
     answers, entropy = list[Tensor](), dict[str, tuple[float, ...]]()
     for count in range(1, most + 1):
-        with swapped_routers(model, methodcaller("stopped", count)):
+        with swapped_routers(model, methodcaller("with_iterations", count)):
             found, recorded, _ = route_images(model, images, batch_size=batch_size)
         answers.append(found.argmax(dim=1))
         for name, layer in recorded.items():
-            if routers[name].coupling != "free":
+            if routers[name].normalized:
                 entropy[name] = (*entropy.get(name, ()), coupling_entropy(layer).mean)
     return IterationDynamics(
         iterations=tuple(range(1, most + 1)),

@@ -103,7 +103,7 @@ def _class_support(
             "model",
             f"expected class capsules without places at its end, got {type(layer).__name__}",
         )
-    votes = layer.ask(children)
+    votes = layer.make_votes(children)
     each = torch.arange(len(shown), device=shown.device)
     towards = votes.dense().float()[each, :, shown]
     coupling, parent = recorded.coupling[each, :, shown].float(), recorded.pose[each, shown].float()
@@ -119,7 +119,7 @@ def _handed_down(
     """`[batch, *space, types]` from the support of the parents `[batch, *positions, parents]`."""
     weight = recorded.coupling.float() * recorded.child_activation.float().unsqueeze(-1)
     shares = weight / weight.sum(dim=-2, keepdim=True).clamp(min=1e-12)
-    return layer.ask(children).field.scatter((shares * support.unsqueeze(-2)).sum(dim=-1))
+    return layer.make_votes(children).field.scatter((shares * support.unsqueeze(-2)).sum(dim=-1))
 
 
 def _over_pixels(

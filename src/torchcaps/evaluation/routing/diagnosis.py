@@ -161,7 +161,7 @@ def _of_layer(
     sign: health.SignTest,
 ) -> LayerDiagnosis:
     """The measures that mean something for what this router declares."""
-    shares, present = router.coupling == "shares", router.activation != "none"
+    shares, present = router.normalized, router.activation != "none"
     return LayerDiagnosis(
         name=name,
         entropy=couplings.coupling_entropy(layer) if shares else None,

@@ -82,7 +82,7 @@ class Routing(View):
     def missing(cls, session: Session) -> str:
         if session.has_routing:
             layer = list(routed_layers(session.model).values())[-1]
-            if layer.router.coupling == "shares" and layer.field is DenseField:
+            if layer.router.normalized and layer.field is DenseField:
                 return ""
         return "the votes for this model's classes cannot be shown step by step"
 
@@ -122,18 +122,18 @@ class Routing(View):
     def _run(self, pixels: Tensor, label: int) -> RoutingSteps:
         model = self.session.model
         name, layer = list(routed_layers(model).items())[-1]
-        last = max(router.passes for router in routers_of(model).values())
+        last = max(router.num_iterations for router in routers_of(model).values())
         steps = []
         for iterations in [*range(1, min(last, MAX_STEPS)), last]:
             # Layers below are stopped too: the children and their votes are others at each step.
-            stopped = methodcaller("stopped", iterations)
+            stopped = methodcaller("with_iterations", iterations)
             with (
                 swapped_routers(model, stopped),
                 places_of(model) as places,
                 children_of(model) as inputs,
             ):
                 images = route_images(model, pixels)
-            votes = layer.ask(inputs[name])
+            votes = layer.make_votes(inputs[name])
             children_map = places.map_of(inputs[name])
             size: Sequence[int] = (1, votes.count)
             if children_map is not None:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import check_range
-from torchcaps.functional.bounds import steady, summed, without_autocast
+from torchcaps.functional.bounds import detach_extremes, einsum_fp32, without_autocast
 from torchcaps.functional.squash import full_precision, squash_with_length
 from torchcaps.functional.votes import AnyVotes, Bias, Over, as_votes
 from torchcaps.types import Routed
@@ -57,13 +57,13 @@ def dynamic_routing(
     with without_autocast(u):
         for step in range(iterations):
             last = step == iterations - 1
-            c = votes.share(b, leaky=leaky, over=over)
+            c = votes.couple(b, leaky=leaky, over=over)
             if last and detach:
                 c = c.detach()
-            s = summed("...ij,...ijd->...jd", c, u if last else fixed)
+            s = einsum_fp32("...ij,...ijd->...jd", c, u if last else fixed)
             if added is not None:
                 s = s + (added if last or not detach else added.detach())
             v, length = squash_with_length(s)
             if not last:
-                b = steady(b + summed("...jd,...ijd->...ij", v, fixed))
+                b = detach_extremes(b + einsum_fp32("...jd,...ijd->...ij", v, fixed))
     return Routed(v, length, c)

@@ -12,7 +12,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.errors import ArgumentError, check_range, check_shape
-from torchcaps.functional.bounds import FACTOR, STEADY, bounded, steady, without_autocast
+from torchcaps.functional.bounds import (
+    FACTOR,
+    STEADY,
+    clamp_finite,
+    detach_extremes,
+    without_autocast,
+)
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import AnyVotes, as_votes
 from torchcaps.types import Routed
@@ -61,15 +67,17 @@ def em_routing(
         if isinstance(beta, Tensor) and beta.dim() > 0:
             check_shape(name, beta, ("parents",), parents=votes.parents)
     V = votes.dense() if votes.bias is None else votes.dense() + full_precision(votes.bias)
-    V = bounded(V, FACTOR)
-    a_i = bounded(votes.activation.to(V.dtype), STEADY)
+    V = clamp_finite(V, FACTOR)
+    a_i = clamp_finite(votes.activation.to(V.dtype), STEADY)
     b_u, b_a = (full_precision(b) if isinstance(b, Tensor) else b for b in (beta_u, beta_a))
     first, *later = temperatures(iterations, inverse_temperature)
     with without_autocast(V):
-        R = votes.share().to(V.dtype)
+        R = votes.couple().to(V.dtype)
         mu, var, logit = _m_step(V, R * a_i.unsqueeze(-1), b_u, b_a, first)
         for inverse in later:
-            R = votes.share(steady(F.logsigmoid(logit).unsqueeze(-2) + _log_density(V, mu, var)))
+            R = votes.couple(
+                detach_extremes(F.logsigmoid(logit).unsqueeze(-2) + _log_density(V, mu, var))
+            )
             mu, var, logit = _m_step(V, R * a_i.unsqueeze(-1), b_u, b_a, inverse)
     return Routed(mu, torch.sigmoid(logit), R)
 

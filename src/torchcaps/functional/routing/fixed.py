@@ -35,7 +35,7 @@ def random_routing(
 def _summed(votes: Votes, logits: Tensor | None) -> Routed:
     u = votes.dense()
     with without_autocast(u):
-        c = votes.share(None if logits is None else logits.to(u.dtype).expand(u.shape[:-1]))
+        c = votes.couple(None if logits is None else logits.to(u.dtype).expand(u.shape[:-1]))
         s = votes.weighted(c)
         v, length = squash_with_length(s if votes.bias is None else s + full_precision(votes.bias))
     return Routed(v, length, c)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torchcaps.kernels.conv2d._fourier import Matrices, Pair, Plan, matrices, plan
 from torchcaps.kernels.operator import Grads, Parts, operator
 from torchcaps.kernels.registry import Support, fast_path
-from torchcaps.kernels.support import FULL, elsewhere, other_type
+from torchcaps.kernels.support import FULL, device_mismatch, wrong_dtype
 
 # Kernel and channels below which the frequency domain has no chance.
 LEAST_KERNEL, LEAST_CHANNELS = 4, 8
@@ -41,10 +41,10 @@ class Problem(NamedTuple):
 
 def supports(x: Tensor, weight: Tensor) -> Support:
     """Whether the frequency domain can take this convolution; sizes that do not pay there run directly within it."""
-    reason = elsewhere({"x": x, "weight": weight}, torch.device("cpu"))
-    reason = reason or other_type("weight", weight, (*FULL, torch.bfloat16))
+    reason = device_mismatch({"x": x, "weight": weight}, torch.device("cpu"))
+    reason = reason or wrong_dtype("weight", weight, (*FULL, torch.bfloat16))
     if reason is None and not torch.is_autocast_enabled("cpu"):
-        reason = other_type("x", x, (weight.dtype,))
+        reason = wrong_dtype("x", x, (weight.dtype,))
     if reason is not None:
         return Support(False, reason)
     outputs, channels, *kernel = weight.shape

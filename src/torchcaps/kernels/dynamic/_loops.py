@@ -13,7 +13,7 @@ k is a multiple of BLOCK.
 import numba
 
 from torchcaps.kernels.dynamic import _vectors
-from torchcaps.kernels.simd import vectors
+from torchcaps.kernels.simd import _vectors as vectors
 from torchcaps.kernels.simd.lanes import BLOCK, LANES, keep_compiled
 
 # Children whose contributions are summed up before they join the total: a long sum in one go loses digits. Their

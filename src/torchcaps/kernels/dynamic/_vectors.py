@@ -8,8 +8,8 @@ many as a pose has, `blocks` times BLOCK. A vote never waits in memory for what 
 # mypy: allow-untyped-defs
 from typing import Any
 
+from torchcaps.kernels.simd._vectors import Code, Value, Vectors, operation
 from torchcaps.kernels.simd.lanes import BLOCK
-from torchcaps.kernels.simd.vectors import Code, Value, Vectors, operation
 
 ROWS = 4  # rows that `spread_rows` does at once: each factor is loaded once for all of them
 

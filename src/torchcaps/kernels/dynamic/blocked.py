@@ -15,18 +15,25 @@ from torchcaps.functional.fields import ConvField, DenseField, Field
 from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.passes import Problem, Work, implementation, route
-from torchcaps.kernels.numerics import roomy, roomy_factors
+from torchcaps.kernels.numerics import rescale, rescale_factors
 from torchcaps.kernels.registry import Support, fast_path
 from torchcaps.kernels.samples import block_bytes, by_samples
-from torchcaps.kernels.support import FULL, in_blocks, made_anew, padded_windows, unfit, watched
+from torchcaps.kernels.support import (
+    FULL,
+    dtype_mismatch,
+    in_blocks,
+    needs_reference,
+    padded_windows,
+    recomputable,
+)
 from torchcaps.types import Routed
 
 
 def supports(votes: Votes) -> Support:
     """Whether blocks of samples can take these votes."""
     if _by_reference(votes):
-        return made_anew(votes)
-    reason = watched(votes, equal=True) or unfit(votes, FULL, votes.children.pose.device)
+        return recomputable(votes)
+    reason = needs_reference(votes) or dtype_mismatch(votes, FULL, votes.children.pose.device)
     if reason is None and not votes.field.local and padded_windows(votes.field) is None:
         reason = f"parents of {type(votes.field).__name__} compete in a way of their own"
     return in_blocks(votes, reason)
@@ -67,10 +74,10 @@ class _Blocks(Work):
             None,
         )
         if x.weight is None:
-            self.pose, self.units = roomy(x.pose, limit(x.pose.dtype, STEADY))
+            self.pose, self.units = rescale(x.pose, limit(x.pose.dtype, STEADY))
             sizes, like = x.pose.shape[1:], x.pose
         else:
-            pose, weight, self.units = roomy_factors(x.pose, x.weight)
+            pose, weight, self.units = rescale_factors(x.pose, x.weight)
             self.pose, like, sizes = pose.to(weight.dtype), weight, weight.shape
             self.weight = weight.contiguous().flatten(1, 2)  # [i, j d, k]
             self.grad_weight = torch.zeros_like(self.weight) if backward else None
@@ -122,7 +129,7 @@ class _Blocks(Work):
         links = self._links(
             grad.mul_(c)
         )  # from the gradient of a softmax, in its place, to that of its logits
-        links.addcmul_(self._links(c), self.field.among(links, Tensor.sum), value=-1)
+        links.addcmul_(self._links(c), self.field.reduce_competing(links, Tensor.sum), value=-1)
         self._add(grad, reached)
         return self._weighted(grad)
 
@@ -163,7 +170,7 @@ class _Blocks(Work):
         """Softmax over the parents that compete for a child."""
         if self.field.local and not self.leaky:
             return logits.softmax(dim=1)
-        return self.field.share(self._links(logits), self.leaky).flatten(0, -3).transpose(1, 2)
+        return self.field.softmax(self._links(logits), self.leaky).flatten(0, -3).transpose(1, 2)
 
     def _links(self, x: Tensor) -> Tensor:
         """`[b, *positions, i, j]`."""

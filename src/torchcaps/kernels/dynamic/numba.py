@@ -17,10 +17,10 @@ from torch import Tensor
 
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.passes import Problem, Work, implementation, other_votes, route
-from torchcaps.kernels.numerics import roomy_factors
+from torchcaps.kernels.numerics import rescale_factors
 from torchcaps.kernels.registry import Support, fast_path
-from torchcaps.kernels.simd.lanes import BLOCK, LANES, by_lane, by_sample, flat, in_threads
-from torchcaps.kernels.support import FULL, HAS_NUMBA, NO_NUMBA, unfit
+from torchcaps.kernels.simd.lanes import BLOCK, LANES, by_lane, by_sample, flat, parallel_for
+from torchcaps.kernels.support import FULL, HAS_NUMBA, NO_NUMBA, dtype_mismatch
 from torchcaps.types import Routed
 
 # Couplings and gradients of logits of a block of samples, in bytes.
@@ -32,7 +32,9 @@ WORTH = 1 << 16
 def supports(votes: Votes) -> Support:
     """Whether the compiled loops can take these votes."""
     reason = (
-        NO_NUMBA if not HAS_NUMBA else other_votes(votes) or unfit(votes, FULL, torch.device("cpu"))
+        NO_NUMBA
+        if not HAS_NUMBA
+        else other_votes(votes) or dtype_mismatch(votes, FULL, torch.device("cpu"))
     )
     if reason is not None or not isinstance(votes, ProductVotes):
         return Support(False, reason or "the votes are given")
@@ -62,7 +64,7 @@ class _Loops(Work):
 
     def __init__(self, x: Problem, backward: bool) -> None:
         weight: Any = x.weight
-        pose, weight, self.units = roomy_factors(x.pose, weight)
+        pose, weight, self.units = rescale_factors(x.pose, weight)
         self.dim, more = weight.shape[-1], -weight.shape[-1] % BLOCK
         self.all, self.weight = (
             F.pad(of, (0, more)) if more else of.contiguous() for of in (pose, weight)
@@ -155,7 +157,7 @@ class _Loops(Work):
         """Run a loop of `_loops.py` on so many groups (or children), shared out among torch's number of threads."""
         from torchcaps.kernels.dynamic import _loops  # numba takes half a second to import
 
-        in_threads(getattr(_loops, name), count, tuple(self.weight.shape), *map(flat, arguments))
+        parallel_for(getattr(_loops, name), count, tuple(self.weight.shape), *map(flat, arguments))
 
 
 _routed = implementation("dynamic_routing_numba", _Loops)

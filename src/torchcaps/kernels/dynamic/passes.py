@@ -17,7 +17,7 @@ from torchcaps.functional.squash import full_precision, squash, squash_with_leng
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.numerics import squash_backward
 from torchcaps.kernels.operator import Grads, Parts, operator
-from torchcaps.kernels.support import padded_windows, watched
+from torchcaps.kernels.support import needs_reference, padded_windows
 from torchcaps.types import Routed
 
 Op = Callable[["Problem"], tuple[Tensor, ...]]
@@ -162,7 +162,7 @@ def other_votes(votes: Votes) -> str | None:
         return "the votes are shifted"
     if not votes.field.local:
         return f"parents at different positions compete (convention {votes.field.convention!r})"
-    return watched(votes, equal=True)
+    return needs_reference(votes)
 
 
 def route(
@@ -188,7 +188,7 @@ def route(
     )
     if windows is not None and not windows.local:
         sizes = [windows.height, windows.width, windows.kernel, windows.stride]
-    settings = (iterations if votes.fixed is None else 1, leaky, detach, votes.wanted)
+    settings = (iterations, leaky, detach, votes.context.needs_coupling)
     v, length, coupling, _ = op(
         Problem(pose, weight, bias, sizes, votes.field.convention, *settings)
     )
@@ -198,9 +198,9 @@ def route(
 def outcome(votes: Votes, lead: torch.Size, v: Tensor, length: Tensor, coupling: Tensor) -> Routed:
     """What was routed, at its positions again; absent children couple to nothing."""
     v, length = v.unflatten(0, lead), length.unflatten(0, lead)
-    if not votes.wanted:
+    if not votes.context.needs_coupling:
         return Routed(v, length, None)
-    coupling, present = coupling.unflatten(0, lead), votes.present
+    coupling, present = coupling.unflatten(0, lead), votes.mask
     return Routed(
         v, length, coupling if present is None else coupling * present.to(coupling).unsqueeze(-1)
     )

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.functional.bounds import STEADY, bounded
+from torchcaps.functional.bounds import STEADY, clamp_finite
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.passes import Problem, Work, implementation, other_votes, route
 from torchcaps.kernels.registry import Support, fast_path
-from torchcaps.kernels.support import HALF, HAS_TRITON, elsewhere, operands, other_type
+from torchcaps.kernels.support import HALF, HAS_TRITON, device_mismatch, operands, wrong_dtype
 from torchcaps.types import Routed
 
 # Blocks of children that one program sums up: few enough that a batch of 128 keeps a hundred multiprocessors busy.
@@ -73,11 +73,11 @@ def supports(votes: Votes) -> Support:
     device = weight.device.type
     if device != "cuda" and not (device == "cpu" and _interpreting()):
         return Support(False, f"weight is on {weight.device}, not on a GPU")
-    reason, types = elsewhere(operands(votes), weight.device), (torch.float32, *HALF)
+    reason, types = device_mismatch(operands(votes), weight.device), (torch.float32, *HALF)
     reason = (
         reason
-        or other_type("weight", weight, types)
-        or other_type("pose", votes.children.pose, types)
+        or wrong_dtype("weight", weight, types)
+        or wrong_dtype("pose", votes.children.pose, types)
     )
     for name, size, most in (
         ("dim", votes.dim, MOST_DIM),
@@ -105,7 +105,7 @@ def _interpreting() -> bool:
 @fast_path("dynamic_routing", "triton", supports, rank=5)
 def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
     """Routing by agreement of linear votes; products in half precision under a caller's autocast."""
-    return route(_routed, votes, iterations, leaky, detach, cast=votes.cast)
+    return route(_routed, votes, iterations, leaky, detach, cast=votes.autocast_dtype)
 
 
 # What `agreements` leaves: `[1 or 2, j, b, i]` and `[2 or 3, b, i]`, the larger ones with gradients.
@@ -118,7 +118,7 @@ class _Kernels(Work):
     def __init__(self, x: Problem, backward: bool) -> None:
         weight: Any = x.weight
         self.pose, self.weight = (
-            bounded(tensor.detach(), STEADY).contiguous() for tensor in (x.pose, weight)
+            clamp_finite(tensor.detach(), STEADY).contiguous() for tensor in (x.pose, weight)
         )
         self.tile, self.mode = tile(*weight.shape[2:]), product_mode(self.pose.dtype, weight.dtype)
         self.leaky, self.detach = x.leaky, x.detach

@@ -17,7 +17,7 @@ import numba
 import numpy as np
 
 from torchcaps.kernels.em import _vectors
-from torchcaps.kernels.simd import vectors
+from torchcaps.kernels.simd import _vectors as vectors
 from torchcaps.kernels.simd.lanes import LANES, keep_compiled
 
 compiled = numba.njit(nogil=True, error_model="numpy")

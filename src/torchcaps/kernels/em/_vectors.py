@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchcaps.functional.routing.em import EPSILON, VAR_MIN
+from torchcaps.kernels.simd._vectors import Code, Value, Vectors, operation
 from torchcaps.kernels.simd.lanes import LANES
-from torchcaps.kernels.simd.vectors import Code, Value, Vectors, operation
 
 # Squared distance of a mean from the center, in variances, from which sums of squares would lose digits.
 FAR = 16.0

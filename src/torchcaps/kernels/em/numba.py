@@ -22,14 +22,14 @@ from torchcaps.kernels.dynamic.passes import outcome
 from torchcaps.kernels.numerics import largest, within
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.kernels.registry import Support, fast_path
-from torchcaps.kernels.simd.lanes import LANES, by_lane, by_sample, flat, in_threads
+from torchcaps.kernels.simd.lanes import LANES, by_lane, by_sample, flat, parallel_for
 from torchcaps.kernels.support import (
     HAS_NUMBA,
     NO_NUMBA,
-    elsewhere,
+    device_mismatch,
+    needs_reference,
     operands,
     padded_windows,
-    watched,
 )
 from torchcaps.types import Routed
 
@@ -80,7 +80,7 @@ def supports(votes: Votes) -> Support:
     reason = (
         NO_NUMBA
         if not HAS_NUMBA
-        else watched(votes) or elsewhere(operands(votes), torch.device("cpu"))
+        else needs_reference(votes) or device_mismatch(operands(votes), torch.device("cpu"))
     )
     if (
         reason is None
@@ -129,7 +129,13 @@ def run(
     tensors: Any = (
         None if x is None else x.to(weight.dtype) for x in (pose, activation, weight, *betas, shift)
     )
-    settings: Any = (windows.kernel, windows.stride, windows.convention, temperatures, votes.wanted)
+    settings: Any = (
+        windows.kernel,
+        windows.stride,
+        windows.convention,
+        temperatures,
+        votes.context.needs_coupling,
+    )
     mu, length, coupling, *_ = _routed(Problem(*tensors, *settings))
     flat = (x.flatten(0, 2) if x.dim() > 2 else x for x in (mu, length, coupling))
     return outcome(votes, lead, *flat)
@@ -210,7 +216,7 @@ _routed = operator("em_routing_numba", Problem, 4, Parts(_forward, _backward, _s
 def _start(x: Problem) -> Tensor:
     """R before the first M-step, `[w, i]`: the same for all parents."""
     nothing = x.weight.new_zeros(1, *x.windows.positions, *x.weight.shape[:2])
-    return x.windows.first(nothing)[0, ..., 0].flatten(0, 1)
+    return x.windows.initial_coupling(nothing)[0, ..., 0].flatten(0, 1)
 
 
 def _run(name: str, x: Problem, start: Tensor, *arguments: Any) -> None:
@@ -265,4 +271,4 @@ def _run(name: str, x: Problem, start: Tensor, *arguments: Any) -> None:
         heat=flat(x.weight.new_tensor(x.temperatures)),
     )
     given = (_loops.Grads(*map(flat, x)) if isinstance(x, tuple) else flat(x) for x in arguments)
-    in_threads(getattr(_loops, name), len(arguments[0]), layer, *given)
+    parallel_for(getattr(_loops, name), len(arguments[0]), layer, *given)

@@ -12,7 +12,7 @@ arrays are flat, of whole groups of LANES positions. Letters: b batch, i childre
 import numba
 
 from torchcaps.kernels.maps import _vectors
-from torchcaps.kernels.simd import vectors
+from torchcaps.kernels.simd import _vectors as vectors
 from torchcaps.kernels.simd.lanes import LANES, keep_compiled
 
 compiled = numba.njit(nogil=True, error_model="numpy")

@@ -2,7 +2,7 @@
 
 # mypy: allow-untyped-defs
 from torchcaps.functional.squash import EPSILON
-from torchcaps.kernels.simd.vectors import Code, Value, Vectors, operation
+from torchcaps.kernels.simd._vectors import Code, Value, Vectors, operation
 
 
 @operation

@@ -20,8 +20,8 @@ from torchcaps.functional.votes import MapVotes, Votes
 from torchcaps.kernels.numerics import within
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.kernels.registry import Support, fast_path
-from torchcaps.kernels.simd.lanes import LANES, flat, in_threads
-from torchcaps.kernels.support import HAS_NUMBA, NO_NUMBA, elsewhere, watched
+from torchcaps.kernels.simd.lanes import LANES, flat, parallel_for
+from torchcaps.kernels.support import HAS_NUMBA, NO_NUMBA, device_mismatch, needs_reference
 from torchcaps.types import Routed
 
 # Votes below which compiled loops gain less than the seconds that compiling them takes.
@@ -41,10 +41,10 @@ def supports(votes: Votes) -> Support:
     """Whether the compiled loops can take these votes."""
     if not isinstance(votes, MapVotes):
         return Support(False, "the votes are no maps")
-    reason = NO_NUMBA if not HAS_NUMBA else watched(votes)
+    reason = NO_NUMBA if not HAS_NUMBA else needs_reference(votes)
     if reason is None and not votes.field.local:
         reason = "parents at different positions compete"
-    reason = reason or elsewhere(
+    reason = reason or device_mismatch(
         {"pose": votes.children.pose, "bias": votes.bias}, torch.device("cpu")
     )
     if reason is not None:
@@ -60,13 +60,13 @@ def supports(votes: Votes) -> Support:
 @fast_path("map_routing", "numba", supports, rank=10)
 def run(votes: MapVotes, *, iterations: int) -> Routed:
     """Routing by agreement in which the parents of each position compete, and are squashed one by one."""
-    votes.bound = False  # see `_whole`
-    maps = votes.maps()
+    needs_coupling = votes.context.needs_coupling
+    maps = votes.bind(votes.context._replace(clamp=False)).maps()  # clamped in `_whole`
     bias = None if votes.bias is None else full_precision(votes.bias).to(maps.dtype)
-    v, length, coupling = _routed(Problem(maps.flatten(4), bias, iterations, votes.wanted))
+    v, length, coupling = _routed(Problem(maps.flatten(4), bias, iterations, needs_coupling))
     v, length = (spatial_first(x.unflatten(-1, maps.shape[4:])) for x in (v, length))
     return Routed(
-        v, length, spatial_first(coupling.unflatten(-1, maps.shape[4:])) if votes.wanted else None
+        v, length, spatial_first(coupling.unflatten(-1, maps.shape[4:])) if needs_coupling else None
     )
 
 
@@ -117,4 +117,4 @@ def _run(name: str, x: Problem, *arguments: Tensor | tuple[Tensor, ...]) -> None
         tuple(map(flat, of)) if isinstance(of, tuple) else flat(of)
         for of in (x.votes, bias, *arguments)
     )
-    in_threads(getattr(_loops, name), b * sizes[-1] // LANES, tuple(sizes), x.iterations, *given)
+    parallel_for(getattr(_loops, name), b * sizes[-1] // LANES, tuple(sizes), x.iterations, *given)

@@ -39,7 +39,7 @@ def flat(x: Any) -> Any:
     return x.detach().contiguous().view(-1).numpy() if isinstance(x, Tensor) else x
 
 
-def in_threads(loop: Callable[..., None], count: int, *arguments: Any) -> None:
+def parallel_for(loop: Callable[..., None], count: int, *arguments: Any) -> None:
     """loop(first, last, ...) for all of `count`, in parts that new threads take in turn: none survives a fork."""
     threads = min(torch.get_num_threads(), count)
     bounds = (
