@@ -241,7 +241,7 @@ def test_what_can_run_and_when_it_is_worth_it():
         ValueError, match="impl: 'triton' cannot run em_routing here .it has reference, "
     ):
         ops.em_routing(large, None, 0.0, 0.0, impl="triton")
-    large.trace = []
+    large = large.bind(RoutingContext(trace=[]))
     with pytest.raises(ValueError, match="the couplings of every iteration are asked for"):
         ops.em_routing(large, None, 0.0, 0.0, impl="cpu")
 
