@@ -41,11 +41,11 @@ test-lowest:
 	$(LOWEST)/bin/python -m pip install -c constraints-lowest.txt -e ".[dev]"
 	$(LOWEST)/bin/python -m pytest $(addprefix tests/,$(LOWEST_TESTS))
 
-# Kills, full disks, hostile files and requests: docs/reliability.md. 10,000 cases take about half an hour on 2 cores.
+# Kills, full disks, hostile files and requests: docs/reliability.md. 10,000 cases take about 20 minutes on 2 cores.
 campaign: $(INSTALLED)
 	$(CAMPAIGN) $(if $(MINUTES),--minutes $(MINUTES),--cases $(CASES))
 
-# 100 kills of a CapsNet of the published size, each resumed to its end: about half an hour.
+# 100 kills of a CapsNet of the published size, each resumed to its end: about 40 minutes.
 campaign-kills: $(INSTALLED)
 	$(CAMPAIGN) --only "kills/full size" --cases 100
 
