@@ -6,7 +6,7 @@ Every setting has a name of its own, so that it may be given with or without its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple, get_type_hints
@@ -209,8 +209,8 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
-        """The inverse of `to_dict`; also reads settings without groups, and what early versions wrote. Raises
-        ValueError as `of`, or for what is no mapping."""
+        """The inverse of `to_dict`; also reads settings without groups. Raises ValueError as `of`, or for
+        what is no mapping."""
         return cls()._with(flattened(values))
 
     def to_dict(self) -> dict[str, Any]:
@@ -283,19 +283,11 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-EARLIER: dict[
-    str, Callable[[dict[str, Any]], dict[str, Any]]
-] = {}  # "kind" of an early configuration -> settings
-
-
 def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by their names without groups. Raises ValueError for no mapping, and its UnknownNameError for a name
     that is neither a setting nor a group."""
     if not isinstance(values, Mapping):
         raise ValueError(f"expected names with values, got {values!r}")
-    if "kind" in values:
-        check_known("kind of run", str(values["kind"]), EARLIER)
-        values = EARLIER[values["kind"]](dict(values))
     known = known_settings()
     settings: dict[str, Any] = {}
     for name, value in values.items():

@@ -123,12 +123,57 @@ class ModelSpec:
     loss: str = "cross_entropy"
 
 
+@dataclass(frozen=True)
+class ModelMetadata:
+    """What the library remembers of a model that it trained or loaded.
+
+    Attributes:
+        classes: their names; empty where labels have no part in the task.
+        preprocess: what `predict` applies to a picture (`torchcaps.data.Preprocess`), if known.
+        task: name of the task it was trained for; "auto" is the one that the model declares.
+        spec: what a module that declares nothing was taken for.
+    """
+
+    classes: tuple[str, ...] = ()
+    preprocess: Any = None
+    task: str = "auto"
+    spec: ModelSpec | None = None
+
+
+def model_metadata(model: nn.Module) -> ModelMetadata:
+    """What the library remembers of a model.
+
+    Of a model that it neither trained nor loaded, the attributes `classes` and `preprocess` count.
+    """
+    metadata = getattr(model, "_torchcaps", None)
+    if isinstance(metadata, ModelMetadata):
+        return metadata
+    classes = getattr(model, "classes", ())
+    are_names = isinstance(classes, tuple) and all(isinstance(name, str) for name in classes)
+    return ModelMetadata(classes if are_names else (), getattr(model, "preprocess", None))
+
+
+def set_model_metadata(model: nn.Module, metadata: ModelMetadata) -> None:
+    """Remember something of a model, in its one attribute `_torchcaps`.
+
+    `.classes` and `.preprocess` say the same, unless the module has such attributes of its own.
+    """
+    previous = getattr(model, "_torchcaps", None)
+    for name in ("classes", "preprocess"):
+        is_ours = previous is not None and getattr(model, name, None) is getattr(previous, name)
+        if is_ours or not hasattr(model, name):
+            setattr(model, name, getattr(metadata, name))
+    model._torchcaps = metadata  # type: ignore[assignment]
+
+
 def declares(model: nn.Module) -> bool:
     """Whether a model says what it is."""
     return isinstance(getattr(model, "spec", None), ModelSpec)
 
 
 def spec_of(model: nn.Module) -> ModelSpec:
-    """What a model declares; a module that declares nothing is trained as a classifier that returns logits."""
+    """What a model declares, or was taken for when it was trained; else a classifier that returns logits."""
     declared = getattr(model, "spec", None)
-    return declared if isinstance(declared, ModelSpec) else ModelSpec()
+    if isinstance(declared, ModelSpec):
+        return declared
+    return model_metadata(model).spec or ModelSpec()

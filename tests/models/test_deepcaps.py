@@ -78,7 +78,8 @@ def test_the_decoder_is_not_told_the_class():
 def test_the_second_half_of_the_training_asks_for_more():
     model = tiny().eval()
     task = create_task(model, TrainConfig.of(loss="two_margins"))
-    assert task.weight == create_task(model, TrainConfig.of(loss="margin")).weight == 0.0005
+    margin = create_task(model, TrainConfig.of(loss="margin"))
+    assert task.reconstruction_weight == margin.reconstruction_weight == 0.0005
     batch = Batch(images_of(model), torch.tensor([2, 0, 1]))
     lengths = model(batch.images)
     for share, (present, absent, down_weight) in ((0.0, (0.9, 0.1, 0.5)), (0.5, (0.95, 0.05, 0.8))):

@@ -180,9 +180,7 @@ def test_principal_axes_follow_a_motion_up_to_half_turns(dim):
 def test_what_does_not_fit_gets_one_sentence():
     model = tc.create_model("canonical_capsules_small", img_size=(8, 1), **MODEL)
     digits = tc.data.load_dataset("digits", "test")
-    with pytest.raises(
-        ValueError, match="data: expected sets of points for CanonicalCapsules, got ImageSet"
-    ):
+    with pytest.raises(ValueError, match="task: align takes sets of points, got ImageSet"):
         create_task(model, TrainConfig(), digits)
     for refused in ({"erase": 2}, {"degrees": 10.0}, {"zoom": 0.1}, {"shear": 0.1}, {"shift": 3}):
         with pytest.raises(ArgumentError) as raised:

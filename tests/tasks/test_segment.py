@@ -17,8 +17,10 @@ from torchcaps.errors import DataError, RunError
 from torchcaps.evaluation.accuracy.pixels import mask_figures, pixel_counts
 from torchcaps.explorer import Motion, Session
 from torchcaps.tasks import create_task, predict
-from torchcaps.tasks.segment import LOSSES, Said
+from torchcaps.tasks.masks import predict_masks, predict_tiles
+from torchcaps.tasks.segment import LOSSES, PixelPrediction
 from torchcaps.training import Interrupted, TrainConfig, train
+from torchcaps.types import ModelMetadata, set_model_metadata
 from training.makers import contents
 
 TINY = {"segcaps": {"dim": 2}, "unet": {"channels": 2, "levels": 2}}
@@ -73,22 +75,24 @@ def test_the_margin_of_the_sheet_and_the_cross_entropies_agree():
                 0.5 * rare * t * max(0, 0.4 - q) ** 2 + 0.25 * (1 - t) * max(0, q + 0.4) ** 2
             )
     task = create_task(model_of(), TrainConfig())
-    task.rare = torch.from_numpy(weight).view(-1, 1, 1)
+    task.class_weights = torch.from_numpy(weight).view(-1, 1, 1)
     masks = torch.from_numpy(mask)
     for name, value in expected.items():
         task.loss = name
-        for said in (
-            Said(torch.from_numpy(p), None),
-            Said(torch.from_numpy(p), torch.from_numpy(logits)),
+        for prediction in (
+            PixelPrediction(torch.from_numpy(p), None),
+            PixelPrediction(torch.from_numpy(p), torch.from_numpy(logits)),
         ):
-            assert task.lost(said, masks).item() == pytest.approx(value / 40, rel=1e-5)
+            assert task.compute_loss(prediction, masks).item() == pytest.approx(
+                value / 40, rel=1e-5
+            )
 
 
 def test_the_weighted_cross_entropy_of_one_class_is_the_sheets():
     p, mask = torch.tensor([[[[0.9, 0.2], [0.6, 1.0]]]]), torch.tensor([[[1, 1], [0, 0]]])
     expected = -(3 * np.log(0.9) + 3 * np.log(0.2) + np.log(0.4) + np.log(1e-7)) / 4
-    loss = LOSSES["weighted_cross_entropy"][0](
-        Said(p, None), mask.unsqueeze(1).float(), torch.tensor(3.0)
+    loss = LOSSES["weighted_cross_entropy"](
+        PixelPrediction(p, None), mask.unsqueeze(1).float(), torch.tensor(3.0)
     )
     assert loss.item() == pytest.approx(expected, rel=0.01)  # 1 - 1e-7 has few bits in float32
 
@@ -97,11 +101,11 @@ def test_soft_dice_takes_probabilities():
     target = torch.zeros(1, 2, 2, 2)
     target[0, 0, 0] = 1.0
     share = torch.full((1, 2, 2, 2), 0.5)
-    loss = LOSSES["dice"][0](Said(share, None), target, torch.ones(1))
+    loss = LOSSES["dice"](PixelPrediction(share, None), target, torch.ones(1))
     assert loss.item() == pytest.approx(
         1 - 2 * 1 / (2 + 2), abs=1e-4
     )  # the class that is not there has no part in it
-    perfect = LOSSES["dice"][0](Said(target, None), target, torch.ones(1))
+    perfect = LOSSES["dice"](PixelPrediction(target, None), target, torch.ones(1))
     assert perfect.item() == pytest.approx(0, abs=1e-6)
 
 
@@ -159,7 +163,7 @@ def test_masks_move_with_their_images():
 def test_weights_are_of_the_images_that_are_trained_with():
     images = shapes()
     task = create_task(model_of(), TrainConfig(), images)
-    for k, weight in enumerate(task.rare.flatten().tolist(), 1):
+    for k, weight in enumerate(task.class_weights.flatten().tolist(), 1):
         count = (images.masks == k).sum().item()
         assert weight == pytest.approx((images.masks.numel() - count) / count)
 
@@ -185,7 +189,7 @@ def test_a_network_of_ones_own_learns_masks():
 
 def test_what_does_not_suit_is_refused():
     plain = ImageSet(torch.zeros(2, 1, 16, 16), torch.tensor([0, 1]), ("a", "b"), "plain")
-    with pytest.raises(ValueError, match="segment takes images with masks, and plain has none"):
+    with pytest.raises(ValueError, match="task: segment takes images with masks, got ImageSet"):
         create_task(model_of(), TrainConfig(), plain)
     with pytest.raises(
         ValueError,
@@ -274,17 +278,16 @@ def test_a_large_image_is_taken_in_tiles(tmp_path):
         image = torch.rand(1, *size, generator=torch.Generator().manual_seed(0))
         whole = model_of(size=size, levels=1)
         whole.load_state_dict(model.state_dict())
-        found = task._in_tiles(image, 16)
+        found = predict_tiles(task.predict_pixels, image, 16)
         torch.testing.assert_close(found, whole(image.unsqueeze(0))[0], atol=1e-5, rtol=1e-4)
     assert set(seen) == {(1, 1, 16, 16)}
 
 
 def test_a_model_of_windows_predicts_images_of_any_size(tmp_path):
     model = model_of(size=16)
-    model.classes, model.preprocess, model.task = (
-        ("ground", "a", "b", "c"),
-        tc.data.Preprocess((64, 64), 1, 16),
-        "segment",
+    classes = ("ground", "a", "b", "c")
+    set_model_metadata(
+        model, ModelMetadata(classes, tc.data.Preprocess((64, 64), 1, 16), "segment")
     )
     Image.fromarray(np.zeros((100, 33), dtype=np.uint8)).save(tmp_path / "one.png")
     [row] = predict(model, [tmp_path / "one.png"], output=tmp_path / "out")
@@ -471,7 +474,9 @@ def test_the_label_of_an_image_is_what_most_of_it_shows_or_the_background(tmp_pa
     plain.classes = ("background", "a")
     Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(tmp_path / "one.png")
     task = create_task(plain, TrainConfig.of(task="segment"))
-    (row,) = task.eval().predict_files([tmp_path / "one.png"], ["one"], Preprocess((8, 8), 1), None)
+    (row,) = predict_masks(
+        task.eval(), [tmp_path / "one.png"], ["one"], Preprocess((8, 8), 1), None
+    )
     assert (row["label"], row["share"]) == (label, 1.0)
 
 

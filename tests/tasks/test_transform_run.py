@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.errors import TrainingError, UnknownNameError
+from torchcaps.errors import TrainingError
 from torchcaps.reporting import finish_run
 from torchcaps.training import Interrupted, TrainConfig, load_recipe, train
 
@@ -140,24 +140,3 @@ def test_the_recipe_shows_figures_that_the_evaluation_has(settings, tmp_path):
         assert row.published.keys() <= figures.keys()
         found |= figures.keys()
     assert set(recipe.figures) <= found
-
-
-def test_early_settings_and_wrong_ones():
-    early = {
-        "kind": "transforming_autoencoder",
-        "data": "digits",
-        "pose": "affine",
-        "degrees": 10.0,
-        "lr": 0.01,
-    }
-    config = TrainConfig.from_dict(early)
-    assert (config.model.options, config.augmentation.degrees) == ({"pose": "affine"}, 10.0)
-    assert (config.run.epochs, config.run.batch_size) == (
-        20,
-        64,
-    )  # as it was where nothing was said
-    assert TrainConfig.from_dict(early | {"pose": "translation"}).augmentation.degrees is None
-    with pytest.raises(UnknownNameError, match="unknown setting 'shft'; did you mean 'shift'"):
-        TrainConfig.from_dict(early | {"shft": 3})
-    with pytest.raises(UnknownNameError, match="unknown kind of run 'transforming'"):
-        TrainConfig.from_dict({"kind": "transforming"})

@@ -353,7 +353,7 @@ def test_a_run_gets_its_figures_plots_and_answers(settings, tmp_path):
 
 def test_what_it_refuses(settings, tmp_path):
     with pytest.raises(
-        ValueError, match="task: discover takes a model of parts and objects, got CapsNet"
+        ValueError, match="task: unsupervised takes a model of parts and objects, got CapsNet"
     ):
         create_task(
             tc.create_model("capsnet", channels=8, primary_types=2),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchcaps.tasks import classify as classify_module
-from torchcaps.tasks.collapse import stuck
+from torchcaps.tasks.collapse import collapse_state
 from torchcaps.training import Interrupted, RunFolder, TrainConfig, train
 from torchcaps.training.optim import ENOUGH_STEPS, LARGEST_BATCH, SMALLEST_BATCH, batch_size
 
@@ -75,7 +75,7 @@ def test_what_is_given_stays(bars, tmp_path):
     ],
 )
 def test_only_lengths_that_tell_nothing_are_stuck(lengths, expected):
-    assert stuck(lengths) == expected
+    assert collapse_state(lengths) == expected
 
 
 @pytest.fixture
@@ -85,10 +85,12 @@ def never_starts(monkeypatch):
 
 
 def asked_in_turn(monkeypatch, *answers):
-    """Make `stuck` give these answers, again and again; what it was asked about."""
+    """Make `collapse_state` give these answers, again and again; what it was asked about."""
     asked, given = [], itertools.cycle(answers)
     monkeypatch.setattr(
-        classify_module, "stuck", lambda activation: asked.append(activation) or next(given)
+        classify_module,
+        "collapse_state",
+        lambda activation: asked.append(activation) or next(given),
     )
     return asked
 

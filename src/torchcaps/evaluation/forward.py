@@ -19,7 +19,7 @@ from torchcaps.evaluation.base import (
     check_images,
     check_labels,
 )
-from torchcaps.types import declares, spec_of
+from torchcaps.types import ModelSpec, declares, model_metadata, spec_of
 
 PRECISIONS = ("bf16", "fp32")
 
@@ -55,11 +55,18 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
-def activations_of(model: nn.Module, images: Tensor) -> Float[Tensor, "batch classes"]:
-    """What `model(images)` gives for the classes, in float32; of a model that declares logits, their softmax."""
+def activations_of(
+    model: nn.Module, images: Tensor, spec: ModelSpec | None = None
+) -> Float[Tensor, "batch classes"]:
+    """What `model(images)` gives for the classes, in float32; of a model that declares logits, their softmax.
+
+    `spec` is what a model is taken for that declares nothing.
+    """
     outputs: Tensor = model(images).float()
-    declared = declares(model) and spec_of(model).activation == "logit" and outputs.dim() == 2
-    return outputs.softmax(dim=1) if declared else outputs
+    if declares(model) or model_metadata(model).spec is not None:
+        spec = spec_of(model)
+    is_logit = spec is not None and spec.activation == "logit" and outputs.dim() == 2
+    return outputs.softmax(dim=1) if is_logit else outputs
 
 
 def class_activations(

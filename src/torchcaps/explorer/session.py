@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.data import ImageSet
+from torchcaps.data import ImageSet, Preprocess
 from torchcaps.data.pixels import fit_images
 from torchcaps.errors import ArgumentError, DataError, RunError, check_range, check_shape
 from torchcaps.evaluation.forward import activations_of, device_of, evaluating
@@ -28,9 +28,10 @@ from torchcaps.nn import RoutedLayer, Router
 from torchcaps.reporting import open_run
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, create_task
+from torchcaps.tasks.masks import overlays
 from torchcaps.training import load
 from torchcaps.training.optim import resolve_device
-from torchcaps.types import Capsules
+from torchcaps.types import Capsules, model_metadata
 
 
 class Session:
@@ -63,13 +64,13 @@ class Session:
         self.task = task
         self.spec = task.spec
         self.model = cast(Any, task.model)
-        try:
-            classes = tuple[str, ...](self.model.classes)
-            self.preprocess = self.model.preprocess
-        except AttributeError:
+        metadata = model_metadata(self.model)
+        classes = metadata.classes
+        self.preprocess = metadata.preprocess
+        if not isinstance(self.preprocess, Preprocess):
             raise ArgumentError(
                 "model", "expected .classes and .preprocess, as torchcaps.load gives them"
-            ) from None
+            )
         if not self.preprocess.is_picture:
             kind = self.preprocess.kind
             raise ArgumentError(name, f"the explorer shows pictures, and this model takes {kind}")
@@ -176,12 +177,12 @@ class Session:
         pixels = self.batch(images)
         with evaluating(self.model), self.routed(uniform):
             if self.spec.is_dense:
-                return self.task.overlays(pixels)[0], None
+                return overlays(self.task, pixels)[0], None
             if self.spec.pose:
                 pose, activation = self.model.capsules(pixels)
                 return activation.float().cpu(), pose.float().cpu()
             if "classes" in self.task.capabilities:
-                return activations_of(self.model, pixels).cpu(), None
+                return activations_of(self.model, pixels, self.spec).cpu(), None
         return torch.zeros(len(images), 0), None
 
     def draw(
@@ -253,6 +254,6 @@ def open_session(
         if data is not None:
             raise
         model: Any = load(run, device=resolve_device(device))
-        task = create_task(model, TrainConfig.of(task=model.task))
+        task = create_task(model, TrainConfig.of(task=model_metadata(model).task))
         return Session(task, name, note=f"No test images: {error}.")
     return Session(task, name, images)

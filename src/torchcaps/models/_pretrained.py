@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchcaps.data import Preprocess
 from torchcaps.data.pixels import size_pair
 from torchcaps.errors import ArgumentError
+from torchcaps.types import ModelMetadata, set_model_metadata
 
 FOLDER = Path(__file__).parent / "weights"
 SHOWN = "capsnet_small"  # what commands take that are given no run
@@ -65,9 +66,8 @@ def pretrained_model(
         _fitting(name, build(**sizes, **options), weights, strict=True)
     model: Any = build(**sizes | wanted, **options)
     model.load_state_dict(_fitting(name, model, weights), strict=False)
-    if model.num_classes == sizes["num_classes"]:
-        model.classes = tuple(about["classes"])
-    model.preprocess, model.task = preprocess, about["task"]
+    classes = tuple(about["classes"]) if model.num_classes == sizes["num_classes"] else ()
+    set_model_metadata(model, ModelMetadata(classes, preprocess, about["task"]))
     return model
 
 

@@ -17,7 +17,7 @@ from torchcaps.models.cnn import parameter_count
 from torchcaps.reporting.epochs import epochs_of, is_finished, training_seconds
 from torchcaps.reporting.run import EVALUATION, open_run, read_figures
 from torchcaps.tasks import EvaluationResult, Task
-from torchcaps.tasks.classify import right
+from torchcaps.tasks.classify import is_correct
 from torchcaps.tasks.report_items import evenly
 from torchcaps.training import RunFolder, TrainConfig
 
@@ -70,7 +70,7 @@ class FinishedRun:
     @property
     def right(self) -> Bool[Tensor, " n"]:
         """Whether the k most active classes are those that the image shows."""
-        return right(self.activations, self.images.labels.cpu())
+        return is_correct(self.activations, self.images.labels.cpu())
 
     @property
     def found(self) -> EvaluationResult:

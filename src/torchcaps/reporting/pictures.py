@@ -14,7 +14,7 @@ from torchcaps.evaluation import example_indices
 from torchcaps.reporting.run import PLOTS, evaluation_folder, open_run, save_figure
 from torchcaps.tasks.report_items import evenly
 from torchcaps.training import load
-from torchcaps.types import spec_of
+from torchcaps.types import model_metadata, spec_of
 
 MOST_PAIRS = 80
 
@@ -45,7 +45,7 @@ def reconstruct_run(
     drawn = evaluation.reconstructions(model, shown[some])
     truth, classes = (
         drawn.predictions if labels is None else labels[some],
-        viz.names.drawable(model.classes),
+        viz.names.drawable(model_metadata(model).classes),
     )
     figure = viz.reconstructions(
         shown[some], drawn.images, truth, predictions=drawn.predictions, classes=classes
@@ -73,7 +73,7 @@ def perturb_run(
 
     model, shown, labels, names = _chosen(run, images, data, root, 1, seed)
     folder = evaluation_folder(run) / PLOTS if output is None else Path(output)
-    classes, written = viz.names.drawable(model.classes), []
+    classes, written = viz.names.drawable(model_metadata(model).classes), []
     for index, name in enumerate(_file_names(names)):
         label = None if labels is None else labels[index : index + 1]
         found = evaluation.perturb(model, shown[index : index + 1], label, span=span, steps=steps)
@@ -97,7 +97,7 @@ def _chosen(
         files = images_in(images)
         return (
             model,
-            torch.stack([model.preprocess(file) for file in files]),
+            torch.stack([model_metadata(model).preprocess(file) for file in files]),
             None,
             [file.stem for file in files],
         )
@@ -114,7 +114,9 @@ def _chosen(
 
 
 def _with_decoder(run: str | Path, model: Any) -> Any:
-    if not (spec_of(model).decoder and model.classes and not spec_of(model).is_dense):
+    if not (
+        spec_of(model).decoder and model_metadata(model).classes and not spec_of(model).is_dense
+    ):
         raise RunError(
             f"{run}: this model has no decoder of class capsules, so there is nothing that could draw them"
         )

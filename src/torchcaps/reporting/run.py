@@ -19,6 +19,7 @@ from torchcaps.training.checkpoint import atomic, read_header, write_json
 from torchcaps.training.lock import make_folder
 from torchcaps.training.optim import resolve_device
 from torchcaps.training.sampling import cropped
+from torchcaps.types import model_metadata
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,21 +56,23 @@ def open_run(
             )
     max_bytes = config.data.max_bytes if data is None else None
     name, root = (config.data.name, root or config.data.root) if data is None else (data, root)
-    size, channels = model.preprocess.img_size, model.preprocess.in_chans
+    preprocess = model_metadata(model).preprocess
+    size, channels = preprocess.img_size, preprocess.in_chans
     with main_first():
         images = load_dataset(
             name, split, root, img_size=size, in_chans=channels, max_bytes=max_bytes
         )
-    images = cropped(images, model.preprocess.crop)
+    images = cropped(images, preprocess.crop)
     if data is not None and not task_class(config.task.name, model, images).supports(images):
         config = config.updated(
             task="auto"
         )  # such as overlapping digits, for a model of single ones
     task = create_task(model, config, images)
-    if task.labeled and images.classes != model.classes:
+    classes = model_metadata(model).classes
+    if task.labeled and images.classes != classes:
         raise RunError(
             f"{name}: its {len(images.classes)} classes ({_few(images.classes)}) are not the model's "
-            f"{len(model.classes)} ({_few(model.classes)})"
+            f"{len(classes)} ({_few(classes)})"
         )
     return task, images
 

@@ -1,22 +1,21 @@
 """What a system is trained for. A task is a module around a model: what the loop steps, and what processes share.
 
-It says which data it takes, makes a batch, gives the loss of a batch by named parts, and measures. Everything else (the
-loop, run folders, the command line, the report, the explorer) knows tasks, never a model.
+It says which data it takes, makes a batch, gives the loss of a batch by named parts, and measures.
+Everything else (the loop, run folders, the command line, the report, the explorer) knows tasks,
+never a model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import count
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Generator, Tensor, nn
 
-from torchcaps.data import ImageSet, Preprocess, Transforms, refuse_augmentations
+from torchcaps.data import ImageSet, Transforms, refuse_augmentations
 from torchcaps.distributed import Ranks, current
-from torchcaps.errors import ArgumentError, UnknownNameError, check_range
+from torchcaps.errors import ArgumentError, UnknownNameError
 from torchcaps.evaluation.base import EvaluationResult, MetricResult
 from torchcaps.evaluation.forward import Progress, autocast, device_of, evaluating
 from torchcaps.registry import Registry
@@ -57,38 +56,38 @@ class ReportItem(NamedTuple):
 class Task(nn.Module):
     """Base of tasks.
 
-    A subclass writes `sample_batch`, `training_step` and `eval_step`, and what else differs from what stands here.
+    A subclass writes `sample_batch`, `training_step` and `eval_step`, and what else differs.
 
     Args:
-        model: any module; what it declares is in `self.spec`.
-        config: of the run; its task names this one or "auto".
-        images: what it is for, to be refused here if they do not suit; None where there are none yet.
+        model: any module. It is never written to.
+        config: of the run; its task is this one or "auto".
+        images: what it is for, to be refused here if it does not take them; None if there are none yet.
+
+    Attributes:
+        spec: what the model declares, or `default_spec()`.
+        config: with every open setting filled; see `resolve_config`.
+        loss: name of the loss.
     """
 
     name: ClassVar[str]  # set when it is registered
-    score: ClassVar[str] = (
-        "accuracy"  # the figure on held-out images by which the epoch is chosen; more is better
-    )
-    # Names that the setting `loss` may have; the first one is taken where neither run nor model says. A task of one
-    # loss needs none: it is then called "loss".
+    # Metric on held-out images by which the epoch is chosen; more is better.
+    score: ClassVar[str] = "accuracy"
+    # Names that the setting `loss` may have; the first one is taken where neither run nor model
+    # says. A task of one loss needs none: it is then called "loss".
     losses: ClassVar[Collection[str]] = ()
-    defaults: ClassVar[
-        Mapping[str, Any]
-    ] = {}  # of settings that a run leaves open, beside those of every task
-    capabilities: ClassVar[frozenset[str]] = (
-        frozenset()
-    )  # to ask of it: "classes", "decode", "routing", "sweep"
+    defaults: ClassVar[Mapping[str, Any]] = {}  # of settings that a run leaves open
+    # What may be asked of it: "classes", "decode", "routing", "sweep".
+    capabilities: ClassVar[frozenset[str]] = frozenset()
     labeled: ClassVar[bool] = True  # whether labels have a part in it
     augments: ClassVar[bool] = True  # whether `transforms` change what it trains with
     is_dense: ClassVar[bool] = False  # whether its models say something of each pixel
     eval_batch_size: int = BATCH  # images in a pass of the model that are not trained with
     clip: float = 1.0  # largest norm of the gradient where the run leaves it open; 0 is any
-    lr_restarts: tuple[float, ...] = (
-        0.0,
-    )  # shares of a training at which the learning rate starts anew
-    requires: ClassVar[str] = (
-        ""  # in words, the models it takes, if they are only those that declare it
-    )
+    # Shares of a training at which the learning rate starts anew.
+    lr_restarts: tuple[float, ...] = (0.0,)
+    # In words, the models it takes, if they are only those that declare it; and its data.
+    requires: ClassVar[str] = ""
+    data: ClassVar[str] = "images"
 
     def __init__(self, model: Any, config: TrainConfig, images: ImageSet | None = None) -> None:
         super().__init__()
@@ -96,23 +95,19 @@ class Task(nn.Module):
             raise ArgumentError(
                 "task", f"{self.name} takes {self.requires}, got {type(model).__name__}"
             )
+        if images is not None and not self.supports(images):
+            raise ArgumentError("task", f"{self.name} takes {self.data}, got {images!r}")
         self.model: Any = model  # of any class: what it can do, it declares
-        self.spec = spec_of(model)
-        if declares(model) and self.spec.is_dense != self.is_dense:
-            what, kind = "pixels" if self.is_dense else "images", type(model).__name__
+        self.spec = spec_of(model) if declares(model) else self.default_spec()
+        if self.spec.is_dense != self.is_dense:
+            unit = "pixels" if self.is_dense else "images"
             raise ArgumentError(
                 "task",
-                f"{self.name} takes a model whose outputs are of {what}, which {kind} is not",
+                f"{self.name} takes a model whose outputs are of {unit}, "
+                f"which {type(model).__name__} is not",
             )
-        if not declares(model):
-            model.spec = self.spec  # what it is taken for from here on
-        known = self.losses or ("loss",)
-        usual = self.spec.loss if self.spec.loss in known else next(iter(known))
-        self.loss = usual if config.task.loss == "auto" else config.task.loss
-        if self.loss not in known:
-            raise UnknownNameError("loss", self.loss, known)
-        filled = config.filled({**DEFAULTS, **self.defaults, **self.settings()})
-        self.config = filled.updated(task=self.name, loss=self.loss)
+        self.config = resolve_config(type(self), model, self.spec, config)
+        self.loss = self.config.task.loss
         if self.augments:
             self.transforms = Transforms(
                 self.config.augmentation, self.config.data.crop, masks=self.is_dense
@@ -122,13 +117,19 @@ class Task(nn.Module):
                 config.augmentation, f"the task {self.name}, which changes no images"
             )
 
-    def settings(self) -> dict[str, Any]:
-        """Defaults that depend on the model or the loss, of settings that the run leaves open."""
+    @classmethod
+    def default_spec(cls) -> ModelSpec:
+        """What a model is taken for that declares nothing."""
+        return ModelSpec()
+
+    @classmethod
+    def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
+        """Defaults, beside `defaults`, that depend on the model or the loss."""
         return {}
 
     @classmethod
     def supports(cls, images: ImageSet) -> bool:
-        """Whether the labels of images are of the kind that this task needs."""
+        """Whether these images, with their labels, are of the kind that this task needs."""
         return True
 
     @classmethod
@@ -137,8 +138,10 @@ class Task(nn.Module):
         return spec.task == cls.name and cls.supports(images)
 
     def sample_batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Batch:
-        """A batch of the images with these indices: tensors of equal length on the set's device. Changed at random, by
-        the generator, in training mode, else as they are."""
+        """A batch of the images with these indices: tensors of equal length on the set's device.
+
+        In training mode the generator changes them at random.
+        """
         raise NotImplementedError
 
     def forward(self, batch: Any, progress: float) -> Outputs:
@@ -146,30 +149,16 @@ class Task(nn.Module):
         return self.training_step(batch, progress)
 
     def training_step(self, batch: Any, progress: float) -> Outputs:
-        """Losses of a batch: "loss", means over the batch, and its parts by name (all without axes).
+        """Losses of a batch: "loss", and its parts by name, means over the batch without axes.
 
-        What has an axis is not a loss: `[batch, ...]`, for `detect_collapse`. `progress` is the share of the training
-        that is done, in [0, 1]."""
+        What has an axis, `[batch, ...]`, is no loss but for `detect_collapse`. `progress` is the
+        share of the training that is done, in [0, 1].
+        """
         raise NotImplementedError
 
     def eval_step(self, batch: Any) -> Outputs:
-        """What a batch of images that are not trained with comes to: by name, `[batch, ...]` for each image."""
+        """What a batch that is not trained with gives: by name, `[batch, ...]` for each image."""
         raise NotImplementedError
-
-    def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
-        """Figures of all images by their outputs, "loss" and the score among them; by default means."""
-        return {name: values.double().mean().item() for name, values in outputs.items()}
-
-    def warnings(self, outputs: Outputs) -> list[str]:
-        """What is wrong with the model by its outputs on held-out images, a sentence each."""
-        return []
-
-    def detect_collapse(self, losses: Outputs) -> str | None:
-        """What is wrong with a network that does not learn, by what `training_step` gave in an early step.
-
-        Such as "every class capsule was dead"; None where nothing is. The training starts again, unless the first step
-        gave the same."""
-        return None
 
     def eval_outputs(
         self,
@@ -179,79 +168,108 @@ class Task(nn.Module):
         progress: Progress | None = None,
         alone: bool = False,
     ) -> Outputs:
-        """The outputs of all images in their order, computed by all processes together unless this one is `alone`."""
-        total, parts = len(images), []
-        ranks = (
-            Ranks() if alone or total < current().world_size else current()
-        )  # a few are looked at by every process
-        rows = torch.arange(total)[ranks.shard(total)]
-        place = device_of(self.model)
-        with evaluating(self), autocast(place, precision):
-            for indices in rows.split(self.eval_batch_size):
+        """The outputs of `eval_step` for all images in their order.
+
+        All processes compute it together, unless this one is `alone`.
+        """
+        count = len(images)
+        # A few images are looked at by every process.
+        ranks = Ranks() if alone or count < current().world_size else current()
+        shard = torch.arange(count)[ranks.shard(count)]
+        device = device_of(self.model)
+        parts = []
+        with evaluating(self), autocast(device, precision):
+            for indices in shard.split(self.eval_batch_size):
                 generator = Generator().manual_seed(int(indices[0]))
                 batch = self.sample_batch(images, indices.to(images.images.device), generator)
-                parts.append(self.eval_step(mapped(batch, lambda x: x.to(place))))
+                parts.append(self.eval_step(mapped(batch, lambda x: x.to(device))))
                 if progress is not None:
-                    progress(int(indices[-1]) + 1, total)
+                    progress(int(indices[-1]) + 1, count)
         return {
             name: ranks.cat(torch.cat([part[name] for part in parts]).cpu()) for name in parts[0]
         }
 
-    def first(self, images: ImageSet, most: int) -> Any:
-        """The first images of a set as a batch, where the model is; call it in evaluation mode."""
-        some = torch.arange(min(most, len(images)), device=images.images.device)
-        return mapped(
-            self.sample_batch(images, some, Generator()), lambda x: x.to(device_of(self.model))
-        )
+    def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
+        """Metrics of all images by their outputs, "loss" and the score among them; by default means."""
+        return {name: values.double().mean().item() for name, values in outputs.items()}
 
-    def check(self, images: ImageSet) -> Outputs:
-        """Let one image through, so that images that the model cannot take are refused before a training."""
-        return self.eval_outputs(images.subset([0]))
+    def warnings(self, outputs: Outputs) -> list[str]:
+        """What is wrong with the model by its outputs on held-out images, a sentence each."""
+        return []
+
+    def detect_collapse(self, losses: Outputs) -> str | None:
+        """What is wrong with a network that does not learn, by what an early `training_step` gave.
+
+        Such as "every class capsule was dead"; None where nothing is. The training starts again,
+        unless the first step gave the same.
+        """
+        return None
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> EvaluationResult:
-        """The figures on test images, which training had no part in."""
-        outputs = self.eval_outputs(images, progress=progress)
+        """The metrics on test images, which training had no part in."""
+        return self.evaluation(self.eval_outputs(images, progress=progress), images)
+
+    def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
+        """What `evaluate` returns, by the outputs for the images."""
         return MetricResult(self.compute_metrics(outputs), len(images), self.score)
 
     def report_items(self, evaluation: EvaluationResult, images: ImageSet) -> list[ReportItem]:
-        """What to show of the model beside its figures, on these images; needs matplotlib."""
+        """What to show of the model beside its metrics, on these images; needs matplotlib."""
         return []
 
     def predict(self, images: Tensor) -> list[dict[str, Any]]:
-        """What the model says of images `[n, channels, height, width]` in [0, 1], ready for JSON, one for each.
-        ValueError: the task says nothing of single pictures."""
+        """What the model says of images `[n, channels, height, width]` in [0, 1]: a dictionary each, ready for JSON.
+
+        Of a dense task `predict_pixels` is asked in its place. Raises ArgumentError where the task
+        says nothing of single pictures.
+        """
         raise ArgumentError("predict", f"the task {self.name} says nothing of single pictures")
 
-    def overlays(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """For a page that shows pictures `[n, channels, height, width]` in [0, 1], by a task of pixels: the share of
-        each class `[n, classes]`, and what was found drawn over them, `[n, 3, height, width]`."""
-        raise NotImplementedError(f"the task {self.name} does not say what it makes of pixels")
+    def predict_pixels(self, images: Tensor) -> Tensor:
+        """Probabilities of every class but the background, `[n, classes - 1, height, width]`."""
+        raise ArgumentError("predict", f"the task {self.name} says nothing of single pixels")
 
-    def predict_files(
-        self,
-        files: Sequence[Path],
-        names: Sequence[str],
-        preprocess: Preprocess,
-        output: Path | None,
-    ) -> list[dict[str, Any]]:
-        """`predict` of image files; writes what there is to draw of each to `output`, under these names of their own.
-        ValueError: there is nothing to draw, and `output` is no None."""
-        if output is not None:
-            raise ArgumentError("output", f"the task {self.name} draws nothing of single pictures")
-        return self.predict(
-            torch.stack([preprocess(file) for file in files]).to(device_of(self.model))
-        )
+
+def resolve_config(
+    task: type[Task], model: nn.Module, spec: ModelSpec, config: TrainConfig
+) -> TrainConfig:
+    """The configuration of a run with its task and loss by name, and every open setting filled.
+
+    Raises UnknownNameError for a loss that the task does not have.
+    """
+    losses = task.losses or ("loss",)
+    loss = config.task.loss
+    if loss == "auto":
+        loss = spec.loss if spec.loss in losses else next(iter(losses))
+    if loss not in losses:
+        raise UnknownNameError("loss", loss, losses)
+    defaults = DEFAULTS | dict(task.defaults) | task.default_settings(model, spec, loss)
+    return config.filled(defaults).updated(task=task.name, loss=loss)
 
 
 def register_task(name: str, *, replace: bool = False) -> Callable[[T], T]:
     """Class decorator: makes a task known as `name`; ValueError if that is taken, unless `replace`."""
 
-    def register(cls: T) -> T:
-        TASKS.add(name, cls, replace=replace)
-        cls.name = name
-        return cls
+    def register(task: T) -> T:
+        TASKS.add(name, task, replace=replace)
+        task.name = name
+        return task
 
     return register
+
+
+def register_loss(
+    name: str | None = None, *, task: str = "classify", replace: bool = False
+) -> Callable[[Any], Any]:
+    """Decorator: makes a function known as a loss of a task, which the setting `loss` may name.
+
+    Its arguments are those of the losses of that task, such as `torchcaps.tasks.classify.Loss`.
+    Raises ValueError for a name that is taken, unless `replace`, and for a task of one loss.
+    """
+    losses = TASKS[task].losses
+    if not isinstance(losses, Registry):
+        raise ArgumentError("task", f"{task} takes no further losses")
+    return losses.register(name, replace=replace)
 
 
 def list_tasks() -> list[str]:
@@ -264,12 +282,12 @@ def task_class(name: str, model: nn.Module, images: ImageSet | None = None) -> t
     if name != "auto":
         return TASKS[name]
     spec = spec_of(model)
-    _ = TASKS[spec.task]  # loads the plug-in that registers it
-    kinds = reversed(
-        list(TASKS.values())
-    )  # of two that suit, the one registered last is the more special one
-    suiting = (kind for kind in kinds if images is not None and kind.matches(spec, images))
-    return next(suiting, TASKS[spec.task])
+    default = TASKS[spec.task]  # loads the plug-in that registers it
+    if images is None:
+        return default
+    # Of two that match, the one registered last is the more special one.
+    matching = [task for task in TASKS.values() if task.matches(spec, images)]
+    return matching[-1] if matching else default
 
 
 def create_task(model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> Task:
@@ -279,61 +297,20 @@ def create_task(model: nn.Module, config: TrainConfig, images: ImageSet | None =
     return task_class(config.task.name, model, images)(model, config, images)
 
 
+def check_task(task: Task, images: ImageSet) -> None:
+    """Let one image through, so that a model that cannot take the images is refused before a training."""
+    task.eval_outputs(images.subset([0]))
+
+
+def first_batch(task: Task, images: ImageSet, count: int) -> Any:
+    """The first images of a set as a batch, where the model is; call it in evaluation mode."""
+    indices = torch.arange(min(count, len(images)), device=images.images.device)
+    device = device_of(task.model)
+    return mapped(task.sample_batch(images, indices, Generator()), lambda x: x.to(device))
+
+
 def mapped(batch: B, change: Callable[[Tensor], Tensor]) -> B:
     """A batch in the same kind of tuple, with every tensor changed."""
-    found = [None if tensor is None else change(tensor) for tensor in batch]
+    tensors = [None if tensor is None else change(tensor) for tensor in batch]
     kind: Any = type(batch)
-    return cast(B, kind(found) if kind is tuple else kind(*found))
-
-
-def predict(
-    model: nn.Module,
-    paths: Iterable[str | Path],
-    *,
-    batch_size: int = BATCH,
-    output: str | Path | None = None,
-) -> list[dict[str, Any]]:
-    """What a trained model says of image files, and of all images in folders: a dictionary each, ready for JSON, of its
-    "path" and what `Task.predict` gives. Several processes share the work.
-
-    Args:
-        model: as `torchcaps.load` or `torchcaps.fit` returns it, with `.preprocess` and, if it is not what the model
-            declares, `.task`.
-        paths: image files and folders, of which `batch_size` are read at a time.
-        output: a folder, made where it is missing, for what the task draws of each image, such as masks.
-
-    Raises:
-        DataError: for a path that is absent, holds no image, or cannot be read as one.
-        ValueError: for a model without `.preprocess`, a batch size below 1, or `output` where nothing is drawn.
-    """
-    check_range("batch_size", batch_size, low=1)
-    preprocess = getattr(model, "preprocess", None)
-    if not isinstance(preprocess, Preprocess):
-        raise ArgumentError("model", "expected .preprocess, as torchcaps.load gives it, got none")
-    task = create_task(model, TrainConfig.of(task=getattr(model, "task", "auto")))
-    files, ranks, rows = preprocess.files(paths), current(), []
-    mine = ranks.shard(len(files))
-    names, files = unlike([file.stem for file in files])[mine], files[mine]
-    folder = None if output is None else Path(output)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    with evaluating(model):
-        for start in range(0, len(files), batch_size):
-            some = slice(start, start + batch_size)
-            found = task.predict_files(files[some], names[some], preprocess, folder)
-            rows += [
-                {"path": str(file), **row} for file, row in zip(files[some], found, strict=True)
-            ]
-    return [row for part in ranks.gather(rows) for row in part]
-
-
-def unlike(names: Iterable[str]) -> list[str]:
-    """Names, with a number after one that was there before; some file systems do not tell capitals."""
-    found: dict[str, str] = {}
-    for name in names:
-        number = next(
-            n for n in count(1) if (name if n == 1 else f"{name}-{n}").lower() not in found
-        )
-        unique = name if number == 1 else f"{name}-{number}"
-        found[unique.lower()] = unique
-    return list(found.values())
+    return cast(B, kind(tensors) if kind is tuple else kind(*tensors))

@@ -5,20 +5,28 @@ the six losses with the weights of the authors' code.
 """
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from torchcaps.data import ImageSet
-from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.forward import evaluating
 from torchcaps.functional import chamfer_distance
 from torchcaps.functional.bounds import without_autocast
+from torchcaps.functional.squash import full_precision
 from torchcaps.models import Aligned
-from torchcaps.settings import TrainConfig
-from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, Task, register_task
+from torchcaps.registry import Registry
+from torchcaps.tasks._base import (
+    EvaluationResult,
+    Outputs,
+    ReportItem,
+    Task,
+    first_batch,
+    register_task,
+)
 
 WEIGHTS = {
     "equivariance": 5.0,
@@ -28,7 +36,10 @@ WEIGHTS = {
     "canonical": 1.0,
     "chamfer": 1.0,
 }
-LOSSES = {"weighted": WEIGHTS, "without_equivariance": WEIGHTS | {"equivariance": 0.0}}
+# Weights of the parts of a loss, by name.
+LOSSES: Registry[Mapping[str, float]] = Registry("loss")
+LOSSES.add("weighted", WEIGHTS)
+LOSSES.add("without_equivariance", WEIGHTS | {"equivariance": 0.0})
 SHIFT = 0.2  # largest translation either way along each axis
 VIEWS, SEED = 8, 99  # motions of each set that is measured
 SHAPES, SHOWN_VIEWS = 4, 3  # drawn
@@ -58,21 +69,13 @@ class Align(Task):
     """Two rigid motions of a set of points: its capsules move with it, and put it into the same canonical pose."""
 
     score = "steadiness"  # a drawing may be good in any pose
-    losses = tuple(LOSSES)
+    losses: ClassVar[Registry[Mapping[str, float]]] = LOSSES
     labeled = False
     augments = False  # sets of points are moved by motions of its own
     clip = 0.0  # as in the authors' code
     eval_batch_size = PIECE
     requires = "a model of sets of points"
-
-    def __init__(
-        self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
-    ) -> None:
-        super().__init__(model, config, images)
-        if images is not None and not self.supports(images):
-            raise ArgumentError(
-                "data", f"expected sets of points for {type(model).__name__}, got {images!r}"
-            )
+    data = "sets of points"
 
     @classmethod
     def supports(cls, images: ImageSet) -> bool:
@@ -99,12 +102,8 @@ class Align(Task):
         first = Aligned(*(part[:count] for part in both))
         parts = capsule_losses(both, batch) | {"chamfer": self._chamfer(first)}
         weights = LOSSES[self.loss]
-        return {
-            "loss": torch.stack([weights[name] * value for name, value in parts.items()]).sum(
-                dim=0
-            ),
-            **parts,
-        }
+        weighted = torch.stack([weights[name] * value for name, value in parts.items()])
+        return {"loss": weighted.sum(dim=0), **parts}
 
     def _chamfer(self, aligned: Aligned) -> Float[Tensor, " batch"]:
         """The distance of each set and its drawing, in the canonical pose."""
@@ -112,26 +111,25 @@ class Align(Task):
         return chamfer_distance(aligned.upright, drawn.flatten(1, 2))
 
     def eval_step(self, batch: Motions) -> Outputs:
-        chamfer, turns, axes, homes = [], [], [], []
+        views: dict[str, list[Tensor]] = {"chamfer": [], "turn": [], "axes": [], "home": []}
         for k in range(batch.shift.shape[1]):
-            points, rotation = batch.view(k), batch.rotation[:, k]
+            points = batch.view(k)
+            rotation = batch.rotation[:, k]
             aligned = self.model.align(points)
-            chamfer.append(self._chamfer(aligned))
-            turns.append(aligned.rotation @ rotation)
-            axes.append(principal_axes(points.squeeze(3).mT) @ rotation)
-            homes.append((aligned.keypoints - batch.shift[:, k].unsqueeze(1)) @ rotation)
-        centerd = batch.points.squeeze(3) - batch.points.mean(dim=2)
-        home = torch.stack(homes, dim=1)
+            views["chamfer"].append(self._chamfer(aligned))
+            views["turn"].append(aligned.rotation @ rotation)
+            views["axes"].append(principal_axes(points.squeeze(3).mT) @ rotation)
+            moved_back = aligned.keypoints - batch.shift[:, k].unsqueeze(1)
+            views["home"].append(moved_back @ rotation)
+        of_views = {name: torch.stack(values, dim=1) for name, values in views.items()}
+        home = of_views.pop("home")
+        scatter = (home - home.mean(dim=1, keepdim=True)).square().sum(dim=3)
+        centered = batch.points.squeeze(3) - batch.points.mean(dim=2)
         return {
             "loss": self._losses(batch)["loss"],
-            "chamfer": torch.stack(chamfer, dim=1).mean(dim=1),
-            "size": centerd.square().sum(dim=1).mean(dim=1),
-            "turn": torch.stack(turns, dim=1).mean(dim=1),
-            "axes": torch.stack(axes, dim=1).mean(dim=1),
-            "equivariance": (home - home.mean(dim=1, keepdim=True))
-            .square()
-            .sum(dim=3)
-            .mean(dim=(1, 2)),
+            "size": centered.square().sum(dim=1).mean(dim=1),
+            "equivariance": scatter.mean(dim=(1, 2)),
+            **{name: values.mean(dim=1) for name, values in of_views.items()},
         }
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
@@ -148,7 +146,7 @@ class Align(Task):
             for name, values in outputs.items()
             if values.dim() == 1
         }
-        found = {
+        metrics = {
             "loss": mean["loss"],
             "explained": 1 - mean["chamfer"] / (2 * mean["size"]),
             "chamfer": mean["chamfer"],
@@ -157,20 +155,17 @@ class Align(Task):
         for name, key in (("", "turn"), ("axes_", "axes")):
             lengths, agreement = resultant_lengths(outputs[key])
             spread = lengths.clamp(LEAST, 1).log().mul(-2).sqrt().rad2deg().mean().item()
-            steady = lengths.mean().item()
-            found |= {
-                f"{name}steadiness": steady,
-                f"{name}spread": spread,
-                f"{name}agreement": agreement,
-            }
-        return found
+            metrics[f"{name}steadiness"] = lengths.mean().item()
+            metrics[f"{name}spread"] = spread
+            metrics[f"{name}agreement"] = agreement
+        return metrics
 
-    def report_items(self, found: EvaluationResult, images: ImageSet) -> list[ReportItem]:
+    def report_items(self, evaluation: EvaluationResult, images: ImageSet) -> list[ReportItem]:
         from torchcaps import viz
 
         rows: tuple[list[tuple[Tensor, Tensor]], ...] = ([], [], [])
         with evaluating(self):
-            batch = self.first(images, SHAPES)
+            batch = first_batch(self, images, SHAPES)
             for view in range(SHOWN_VIEWS):
                 points = batch.view(view)
                 aligned = self.model.align(points)
@@ -199,26 +194,26 @@ class Align(Task):
     @torch.inference_mode()
     def predict(self, images: Tensor) -> list[dict[str, Any]]:
         aligned = self.model.align(images)
-        distance, found = self._chamfer(aligned), []
-        for i in range(len(images)):
-            turn = aligned.rotation[i].double()
-            plane = (
-                {"angle": math.degrees(math.atan2(turn[1, 0], turn[0, 0]))}
-                if len(turn) == 2
-                else {}
-            )
-            found.append(
-                {
-                    **plane,
-                    "chamfer": distance[i].item(),
-                    "rotation": turn.tolist(),
-                    "translation": aligned.translation[i].tolist(),
-                    "keypoints": aligned.keypoints[i].tolist(),
-                    "capsule": aligned.attention[i].argmax(dim=1).tolist(),
-                    "points": aligned.upright[i].tolist(),
-                }
-            )
-        return found
+        columns = {
+            "chamfer": self._chamfer(aligned),
+            "rotation": aligned.rotation.double(),
+            "translation": aligned.translation,
+            "keypoints": aligned.keypoints,
+            "capsule": aligned.attention.argmax(dim=2),
+            "points": aligned.upright,
+        }
+        rows: list[dict[str, Any]] = [
+            {name: values[i].tolist() for name, values in columns.items()}
+            for i in range(len(images))
+        ]
+        if self.model.in_chans == 3:
+            return rows
+        return [{"angle": _angle(row["rotation"])} | row for row in rows]
+
+
+def _angle(rotation: list[list[float]]) -> float:
+    """Of a rotation of the plane, in degrees."""
+    return math.degrees(math.atan2(rotation[1][0], rotation[0][0]))
 
 
 def capsule_losses(both: Aligned, batch: Motions) -> Outputs:
@@ -270,8 +265,10 @@ def resultant_lengths(turns: Float[Tensor, "sets dim dim"]) -> tuple[Float[Tenso
 
 def principal_axes(points: Float[Tensor, "batch points dim"]) -> Float[Tensor, "batch dim dim"]:
     """Rotations that bring the longest axis of each set to the first coordinate; the first axis points either way."""
-    centerd = points - points.mean(dim=1, keepdim=True)
-    axes = torch.linalg.eigh(centerd.mT @ centerd)[1].flip(2).mT
+    points = full_precision(points)
+    centered = points - points.mean(dim=1, keepdim=True)
+    with without_autocast(points):
+        axes = torch.linalg.eigh(centered.mT @ centered)[1].flip(2).mT
     return torch.cat([axes[:, :-1], axes[:, -1:] * torch.linalg.det(axes)[:, None, None]], dim=1)
 
 

@@ -11,92 +11,99 @@ from torch import Generator, Tensor, nn
 from torchcaps.data import Drawn as Batch
 from torchcaps.data import ImageSet, multi_hot
 from torchcaps.errors import ArgumentError
-from torchcaps.evaluation import evaluate
-from torchcaps.evaluation.forward import Progress, activations_of
+from torchcaps.evaluation import score
 from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
 from torchcaps.functional.squash import full_precision
 from torchcaps.registry import Registry
 from torchcaps.settings import TaskSettings, TrainConfig
 from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, Task, register_task
-from torchcaps.tasks.collapse import collapse_warnings, stuck
+from torchcaps.tasks.collapse import collapse_state, collapse_warnings
 from torchcaps.tasks.report_items import classified
-from torchcaps.types import Capsules, ModelSpec
+from torchcaps.types import Capsules, ModelSpec, model_metadata
 
 # The paper's weight belongs to images of this many values; per value it is then the same for every image size.
-PAPER_PIXELS, PAPER_WEIGHT = 784, 0.0005
+PAPER_PIXELS = 784
+PAPER_WEIGHT = 0.0005
 MARGINS = ("margin", "two_margins")  # losses that a reconstruction goes with by default
 HARD = {"present": 0.95, "absent": 0.05, "down_weight": 0.8}  # of the margin loss
-SPREAD = (
-    0.2,
-    0.9,
-)  # margin at the start and at the end; a large one from the start leaves many capsules dead
+# Margins at the start and at the end; a large one from the start leaves many capsules dead.
+FIRST_MARGIN = 0.2
+LAST_MARGIN = 0.9
 
 
 class Scores(NamedTuple):
-    """What a model says of a batch."""
+    """What a model says of a batch.
 
-    activation: Float[Tensor, "batch classes"]  # lengths or probabilities in [0, 1]
-    logits: (
-        Float[Tensor, "batch classes"] | None
-    )  # what probabilities are made of; None for a model without
-    capsules: Capsules | None  # of the classes; None for a model without poses
+    Attributes:
+        activation: lengths or probabilities in [0, 1].
+        logits: what probabilities are made of; None for a model without.
+        capsules: of the classes; None for a model without poses.
+    """
+
+    activation: Float[Tensor, "batch classes"]
+    logits: Float[Tensor, "batch classes"] | None = None
+    capsules: Capsules | None = None
 
 
-# (scores, wanted classes `[batch]` or shares of them `[batch, classes]`, share of the training done, settings).
+# (scores, classes `[batch]` or their probabilities `[batch, classes]`, share of the training done, settings).
 Loss = Callable[[Scores, Tensor, float, TaskSettings], Tensor]
 LOSSES: Registry[Loss] = Registry("loss")
-register_loss = LOSSES.register  # its name is one that the setting `loss` may have
 
 
-@register_loss()
+@LOSSES.register()
 def cross_entropy(
-    scores: Scores, wanted: Tensor, _progress: float, settings: TaskSettings
+    scores: Scores, targets: Tensor, _progress: float, settings: TaskSettings
 ) -> Tensor:
     """Cross-entropy of a network with logits; of each class by itself, summed, where an image shows several."""
     if scores.logits is None:
         raise ArgumentError(
             "loss", "cross_entropy needs a model with logits, and this one has none"
         )
-    logits, smoothing = full_precision(scores.logits), settings.label_smoothing
-    if wanted.dim() == 1:
-        return F.cross_entropy(logits, wanted, label_smoothing=smoothing)
-    target = wanted * (1 - smoothing) + smoothing / 2
-    return F.binary_cross_entropy_with_logits(logits, target, reduction="sum") / len(logits)
+    logits = full_precision(scores.logits)
+    smoothing = settings.label_smoothing
+    if targets.dim() == 1:
+        return F.cross_entropy(logits, targets, label_smoothing=smoothing)
+    smooth = targets * (1 - smoothing) + smoothing / 2
+    return F.binary_cross_entropy_with_logits(logits, smooth, reduction="sum") / len(logits)
 
 
-@register_loss()
-def margin(scores: Scores, wanted: Tensor, _progress: float, _settings: TaskSettings) -> Tensor:
+@LOSSES.register()
+def margin(scores: Scores, targets: Tensor, _progress: float, _settings: TaskSettings) -> Tensor:
     """Margin loss (arXiv 1710.09829, equation 4)."""
-    return margin_loss(scores.activation, wanted)
+    return margin_loss(scores.activation, targets)
 
 
-@register_loss()
-def two_margins(scores: Scores, wanted: Tensor, progress: float, _settings: TaskSettings) -> Tensor:
+@LOSSES.register()
+def two_margins(
+    scores: Scores, targets: Tensor, progress: float, _settings: TaskSettings
+) -> Tensor:
     """Margin loss that asks for more in the second half of the training (DeepCaps, arXiv 1904.09546, their code)."""
-    return margin_loss(scores.activation, wanted, **({} if progress < 0.5 else HARD))
+    margins = {} if progress < 0.5 else HARD
+    return margin_loss(scores.activation, targets, **margins)
 
 
-@register_loss()
-def spread(scores: Scores, wanted: Tensor, progress: float, _settings: TaskSettings) -> Tensor:
+@LOSSES.register()
+def spread(scores: Scores, targets: Tensor, progress: float, _settings: TaskSettings) -> Tensor:
     """Spread loss with a margin that rises during training (Hinton, Sabour, Frosst, ICLR 2018, equation 3)."""
-    if wanted.dim() == 2:
-        raise ArgumentError(
-            "loss", "the spread loss has no form for images that show several classes; take margin"
-        )
-    low, high = SPREAD
-    return spread_loss(scores.activation, wanted, low + (high - low) * min(max(progress, 0.0), 1.0))
+    _check_one_class(targets, "spread loss")
+    margin = FIRST_MARGIN + (LAST_MARGIN - FIRST_MARGIN) * min(max(progress, 0.0), 1.0)
+    return spread_loss(scores.activation, targets, margin)
 
 
-@register_loss()
-def likelihood(scores: Scores, wanted: Tensor, _progress: float, settings: TaskSettings) -> Tensor:
-    """`-log(a_t / sum_j a_j)`: cross-entropy of activations that are shares, or are taken as such."""
-    if wanted.dim() == 2:
-        raise ArgumentError(
-            "loss", "the likelihood has no form for images that show several classes; take margin"
-        )
+@LOSSES.register()
+def likelihood(scores: Scores, targets: Tensor, _progress: float, settings: TaskSettings) -> Tensor:
+    """`-log(a_t / sum_j a_j)`: cross-entropy of activations that are probabilities, or are taken as such."""
+    _check_one_class(targets, "likelihood")
     activation = full_precision(scores.activation)
     log = activation.clamp(min=torch.finfo(activation.dtype).tiny).log()
-    return F.cross_entropy(log, wanted, label_smoothing=settings.label_smoothing)
+    return F.cross_entropy(log, targets, label_smoothing=settings.label_smoothing)
+
+
+def _check_one_class(targets: Tensor, loss: str) -> None:
+    if targets.dim() == 2:
+        raise ArgumentError(
+            "loss", f"the {loss} has no form for images that show several classes; take margin"
+        )
 
 
 @register_task("classify")
@@ -108,34 +115,31 @@ class Classify(Task):
 
     losses: ClassVar[Mapping[str, Loss]] = LOSSES
     capabilities = frozenset({"classes", "decode", "routing", "sweep"})
-    axes: ClassVar[int] = 1  # of labels
+    data = "images of one class each"
+    label_axes: ClassVar[int] = 1
 
     def __init__(
         self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
     ) -> None:
         super().__init__(model, config, images)
-        if images is not None and not self.supports(images):
-            axes = images.labels.dim()
-            raise ArgumentError(
-                "task", f"{self.name} does not suit {images.name}, whose labels have {axes} axes"
-            )
+        self.num_classes = 0 if images is None else images.num_classes
         weight = self.config.task.reconstruction or 0.0
         if weight and not self.spec.decoder and self.loss in MARGINS:
             raise ArgumentError(
                 "reconstruction", f"expected 0 for a model without a decoder, got {weight}"
             )
-        self.weight = weight if self.spec.decoder else 0.0
+        self.reconstruction_weight = weight if self.spec.decoder else 0.0
         # Losses but this one start with gradients that Adam remembers for a thousand steps.
         self.clip = 0.0 if self.loss == "spread" else 1.0
 
-    def settings(self) -> dict[str, Any]:
-        return {
-            "reconstruction": PAPER_WEIGHT if self.spec.decoder and self.loss in MARGINS else 0.0
-        }
+    @classmethod
+    def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
+        draws = spec.decoder and loss in MARGINS
+        return {"reconstruction": PAPER_WEIGHT if draws else 0.0}
 
     @classmethod
     def supports(cls, images: ImageSet) -> bool:
-        return images.labels.dim() == cls.axes
+        return images.labels.dim() == cls.label_axes
 
     @classmethod
     def matches(cls, spec: ModelSpec, images: ImageSet) -> bool:
@@ -159,102 +163,103 @@ class Classify(Task):
         """What the model says of images."""
         if self.spec.logits:
             logits = self.model.logits(images)
-            return Scores(self.model.probabilities(logits), logits, None)
+            return Scores(self.model.probabilities(logits), logits)
         if self.spec.pose:
             capsules = self.model.capsules(images)
-            return Scores(capsules.activation, None, capsules)
+            return Scores(capsules.activation, capsules=capsules)
         outputs = self.model(images)
         if self.spec.activation == "logit":
-            return Scores(self.probabilities(outputs), outputs, None)
-        return Scores(outputs, None, None)
+            return Scores(self.probabilities(outputs), outputs)
+        return Scores(outputs)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Of classes of which an image shows one."""
         return full_precision(logits).softmax(dim=1)
 
-    def wanted(self, labels: Tensor, classes: int) -> Tensor:
+    def targets(self, labels: Tensor, num_classes: int) -> Tensor:
         """What a loss is given for labels: themselves, or 1 for theirs where each class is judged by itself."""
         by_itself = self.spec.multilabel and self.loss == "cross_entropy"
-        return multi_hot(labels.unsqueeze(1), classes) if by_itself else labels
+        return multi_hot(labels.unsqueeze(1), num_classes) if by_itself else labels
+
+    def compute_loss(self, scores: Scores, labels: Tensor, progress: float) -> Tensor:
+        """The loss without the reconstruction, a mean over the batch."""
+        targets = self.targets(labels, scores.activation.shape[1])
+        return self.losses[self.loss](scores, targets, progress, self.config.task)
 
     def training_step(self, batch: Batch, progress: float) -> Outputs:
         scores = self.scores(batch.images)
-        wanted = self.wanted(batch.labels, scores.activation.shape[1])
-        loss = self.losses[self.loss](scores, wanted, progress, self.config.task)
-        found = {"loss": loss, self.loss: loss}
-        if self.weight and scores.capsules is not None:
-            found["reconstruction"] = self.drawn(scores.capsules, batch)
-            found["loss"] = (
-                loss
-                + self.weight * PAPER_PIXELS / batch.images[0].numel() * found["reconstruction"]
-            )
-        found["accuracy"] = right(scores.activation, batch.labels).double().mean()
-        return found | {"activation": scores.activation.detach()}
+        loss = self.compute_loss(scores, batch.labels, progress)
+        losses = {"loss": loss, self.loss: loss}
+        if self.reconstruction_weight and scores.capsules is not None:
+            error = self.reconstruction_error(scores.capsules, batch)
+            weight = self.reconstruction_weight * PAPER_PIXELS / batch.images[0].numel()
+            losses["reconstruction"] = error
+            losses["loss"] = loss + weight * error
+        losses["accuracy"] = is_correct(scores.activation, batch.labels).double().mean()
+        return losses | {"activation": scores.activation.detach()}
 
-    def drawn(self, capsules: Capsules, batch: Batch) -> Tensor:
+    def reconstruction_error(self, capsules: Capsules, batch: Batch) -> Tensor:
         """Summed squared error of what the labeled capsules draw, mean over the batch."""
         return reconstruction_loss(self.model.reconstruct(capsules, batch.labels), batch.images)
 
     def eval_step(self, batch: Batch) -> Outputs:
         scores = self.scores(batch.images)
-        found = {"activation": scores.activation.float(), "labels": batch.labels}
-        return found if scores.logits is None else found | {"logits": scores.logits.float()}
-
-    def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
-        activation, labels = outputs["activation"], outputs["labels"]
-        scores = Scores(activation, outputs.get("logits"), None)
-        loss = self.losses[self.loss](
-            scores, self.wanted(labels, activation.shape[1]), 1.0, self.config.task
-        )
-        return {"loss": loss.item(), "accuracy": right(activation, labels).double().mean().item()}
-
-    def warnings(self, outputs: Outputs) -> list[str]:
-        activation, labels = outputs["activation"], outputs["labels"]
-        found = margin_loss(activation, self.wanted(labels, activation.shape[1])).item()
-        return collapse_warnings(activation, labels, found)
-
-    def detect_collapse(self, losses: Outputs) -> str | None:
-        state = stuck(losses["activation"]) if self.spec.pose and not self.spec.logits else None
-        return state and f"every class capsule was {state}"
-
-    def check(self, images: ImageSet) -> Outputs:
-        found = super().check(images)
-        outputs = found["activation"].shape[1]
-        if outputs < images.num_classes:
+        num_outputs = scores.activation.shape[1]
+        if num_outputs < self.num_classes:
             raise ArgumentError(
                 "model",
-                f"expected an output for each of {images.num_classes} classes, got {outputs}",
+                f"expected an output for each of {self.num_classes} classes, got {num_outputs}",
             )
-        return found
+        outputs = {"activation": scores.activation.float(), "labels": batch.labels}
+        if scores.logits is not None:
+            outputs["logits"] = scores.logits.float()
+        return outputs
 
-    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> EvaluationResult:
-        return evaluate(self.model, images, progress=progress)
+    def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
+        activation = outputs["activation"]
+        labels = outputs["labels"]
+        loss = self.compute_loss(Scores(activation, outputs.get("logits")), labels, 1.0)
+        accuracy = is_correct(activation, labels).double().mean()
+        return {"loss": loss.item(), "accuracy": accuracy.item()}
 
-    def report_items(self, found: Any, images: ImageSet) -> list[ReportItem]:
-        return classified(self.model, found, images)
+    def warnings(self, outputs: Outputs) -> list[str]:
+        activation = outputs["activation"]
+        labels = outputs["labels"]
+        loss = margin_loss(activation, self.targets(labels, activation.shape[1])).item()
+        return collapse_warnings(activation, labels, loss)
+
+    def detect_collapse(self, losses: Outputs) -> str | None:
+        if not self.spec.pose or self.spec.logits:
+            return None
+        state = collapse_state(losses["activation"])
+        return state and f"every class capsule was {state}"
+
+    def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
+        loss = self.compute_metrics(outputs)["loss"]
+        return score(
+            outputs["activation"], images.labels, images.classes, loss=loss, loss_name=self.loss
+        )
+
+    def report_items(self, evaluation: Any, images: ImageSet) -> list[ReportItem]:
+        return classified(self.model, evaluation, images)
 
     @torch.inference_mode()
     def predict(self, images: Tensor) -> list[dict[str, Any]]:
-        classes: tuple[str, ...] = self.model.classes
+        classes = model_metadata(self.model).classes
         rows = []
-        for values in activations_of(self.model, images):
-            order = values.argsort(descending=True).tolist()
-            ranked = {classes[k]: float(values[k]) for k in order}
-            rows.append(
-                {
-                    "label": classes[order[0]],
-                    "activation": float(values[order[0]]),
-                    "activations": ranked,
-                }
-            )
+        for activation in self.scores(images).activation.float():
+            order = activation.argsort(descending=True).tolist()
+            ranked = {classes[k]: float(activation[k]) for k in order}
+            label = classes[order[0]]
+            rows.append({"label": label, "activation": ranked[label], "activations": ranked})
         return rows
 
 
-def right(
+def is_correct(
     activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"]
 ) -> Bool[Tensor, " n"]:
     """Whether the most active class is the label; of k labels, whether the k most active classes are exactly those."""
     if labels.dim() == 1:
         return activation.argmax(dim=1) == labels
-    found = activation.topk(labels.shape[1], dim=1).indices
-    return (found.unsqueeze(1) == labels.unsqueeze(2)).any(dim=2).all(dim=1)
+    predicted = activation.topk(labels.shape[1], dim=1).indices
+    return (predicted.unsqueeze(1) == labels.unsqueeze(2)).any(dim=2).all(dim=1)

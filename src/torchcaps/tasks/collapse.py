@@ -25,7 +25,7 @@ def plateau(
     return (present - absent) ** 2 * a / (1 + a)
 
 
-def stuck(activation: Float[Tensor, "n classes"]) -> str | None:
+def collapse_state(activation: Float[Tensor, "n classes"]) -> str | None:
     """ "dead" when every length is below 0.05, "saturated" when their mean is above 0.9, else None.
 
     No network that tells classes apart is either: it makes one class long and the others short."""
@@ -41,7 +41,7 @@ def collapse_warnings(
 
     Labels are `[n, k]` where each image shows k classes; `margin` is the mean margin loss."""
     classes = activation.shape[1]
-    state = stuck(activation)
+    state = collapse_state(activation)
     if state is not None:
         return [f"every class capsule is {state}: {ADVICE[state]}"]
     if (

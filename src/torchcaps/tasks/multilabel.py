@@ -4,8 +4,7 @@ from torch import Tensor
 
 from torchcaps.data import ImageSet, multi_hot
 from torchcaps.errors import ArgumentError
-from torchcaps.evaluation import evaluate_multilabel
-from torchcaps.evaluation.forward import Progress
+from torchcaps.evaluation import score_multilabel
 from torchcaps.functional import reconstruction_loss
 from torchcaps.functional.squash import full_precision
 from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, register_task
@@ -18,7 +17,8 @@ from torchcaps.types import Capsules
 class Multilabel(Classify):
     """Several classes an image: a target for each class, and each labeled capsule draws what it stands for alone."""
 
-    axes = 2
+    label_axes = 2
+    data = "images of several classes each"
 
     def training_step(self, batch: Batch, progress: float) -> Outputs:
         if self.spec.logits and not self.spec.multilabel:
@@ -29,25 +29,24 @@ class Multilabel(Classify):
     def probabilities(self, logits: Tensor) -> Tensor:
         return full_precision(logits).sigmoid()
 
-    def wanted(self, labels: Tensor, classes: int) -> Tensor:
-        return multi_hot(labels, classes)
+    def targets(self, labels: Tensor, num_classes: int) -> Tensor:
+        return multi_hot(labels, num_classes)
 
-    def drawn(self, capsules: Capsules, batch: Batch) -> Tensor:
+    def reconstruction_error(self, capsules: Capsules, batch: Batch) -> Tensor:
         if batch.singles is None:
             raise ArgumentError(
                 "singles", "expected what each labeled class looks like alone, got none"
             )
         error = capsules.pose.new_zeros(())
-        for label, target in zip(
-            batch.labels.unbind(dim=1), batch.singles.unbind(dim=1), strict=True
-        ):
-            error = error + reconstruction_loss(self.model.reconstruct(capsules, label), target)
+        for k in range(batch.labels.shape[1]):
+            drawn = self.model.reconstruct(capsules, batch.labels[:, k])
+            error = error + reconstruction_loss(drawn, batch.singles[:, k])
         return error
 
-    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> EvaluationResult:
-        return evaluate_multilabel(self.model, images, groups=images.draws, progress=progress)
+    def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
+        return score_multilabel(outputs["activation"], images.labels.cpu(), groups=images.draws)
 
-    def report_items(self, found: EvaluationResult, images: ImageSet) -> list[ReportItem]:
+    def report_items(self, evaluation: EvaluationResult, images: ImageSet) -> list[ReportItem]:
         if not self.spec.decoder or images.labels.shape[1] != 2:
             return []
         return [overlaps(self.model, images)]

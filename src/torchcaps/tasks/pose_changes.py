@@ -100,7 +100,7 @@ class TransformingEvaluation(EvaluationResult):
         return {**known, "num_samples": len(self.true)}
 
 
-def compared(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:
+def compare_pairs(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:
     """What a model makes of pairs, `[batch, ...]` by name: poses, presences, the target, errors summed over pixels."""
     source, target, done = pairs
     before, after = model.capsules(source), model.capsules(target)
@@ -125,7 +125,7 @@ def compared(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:
     }
 
 
-def predicted(outputs: dict[str, Tensor]) -> Float[Tensor, "n m"]:
+def estimated_transformations(outputs: dict[str, Tensor]) -> Float[Tensor, "n m"]:
     """What all capsules together say was done, each weighted by its presence in both images of a pair."""
     before = Capsules(outputs["before"].double(), outputs["before_presence"].double())
     after = Capsules(outputs["after"].double(), outputs["after_presence"].double())
@@ -153,17 +153,19 @@ def evaluate_transforming(
     with evaluating(model):
         for rows in torch.arange(len(pairs.source)).split(batch_size):
             batch = (tensor[rows.to(tensor.device)].to(place) for tensor in pairs)
-            parts.append(compared(model, TransformedPairs(*batch)))
-    return measured({name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]})
+            parts.append(compare_pairs(model, TransformedPairs(*batch)))
+    return measure_pairs(
+        {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
+    )
 
 
-def measured(outputs: dict[str, Tensor]) -> TransformingEvaluation:
-    """The figures of all pairs by what `compared` gave for them; ValueError for fewer than two."""
+def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
+    """The figures of all pairs by what `compare_pairs` gave for them; ValueError for fewer than two."""
     check_range("number of pairs", len(outputs["true"]), low=2)
     known = {name: values.double() for name, values in outputs.items()}
     before, after, true, target = (known[name] for name in ("before", "after", "true", "target"))
     count = true.shape[1]
-    names, estimated = SHIFT if count == len(SHIFT) else AFFINE, predicted(known)
+    names, estimated = SHIFT if count == len(SHIFT) else AFFINE, estimated_transformations(known)
     share = (known["before_presence"] * known["after_presence"]).unsqueeze(-1)
     of_each, slopes = _line(
         (known["expected"] - before)[..., :count], (after - before)[..., :count], share

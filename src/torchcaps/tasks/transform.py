@@ -16,20 +16,28 @@ from torch import Generator, Tensor, nn
 from torchcaps.data import ImageSet, Transforms
 from torchcaps.errors import ArgumentError, check_known, check_range, check_shape
 from torchcaps.evaluation.base import rounded
-from torchcaps.evaluation.forward import Progress, evaluating
+from torchcaps.evaluation.forward import evaluating
 from torchcaps.functional import move_by_matrix, reconstruction_loss
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models import TransformedPairs
 from torchcaps.models.transforming_autoencoder import Pose
-from torchcaps.settings import EARLIER, TrainConfig
-from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, Task, register_task
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks._base import (
+    EvaluationResult,
+    Outputs,
+    ReportItem,
+    Task,
+    first_batch,
+    register_task,
+)
 from torchcaps.tasks.pose_changes import (
     TransformingEvaluation,
-    compared,
+    compare_pairs,
     correlation,
-    measured,
-    predicted,
+    estimated_transformations,
+    measure_pairs,
 )
+from torchcaps.types import ModelSpec
 
 Images = Float[Tensor, "batch channels height width"]
 Matrices = Float[Tensor, "batch 3 3"]
@@ -37,7 +45,6 @@ AXES = ("batch", "channels", "height", "width")
 CHANGES = {"degrees": 20.0, "zoom": 0.15, "shear": 0.1}  # of views beside shifts, for affine poses
 SEED = 99  # of the pairs that are measured
 SHOWN, DRAWN_CAPSULES, MOST_UNITS, MOST_POINTS, MOST_PRESENT = 14, 10, 20, 2000, 5
-EARLY_MODEL = ("capsules", "recognition", "generation", "pose", "constrained", "bounded")
 
 
 @register_task("transform")
@@ -71,8 +78,9 @@ class Transform(Task):
         image_changes = replace(changes, shift=0, degrees=0.0, zoom=0.0, shear=0.0)
         self.transforms = Transforms(image_changes, self.config.data.crop)
 
-    def settings(self) -> dict[str, Any]:
-        return dict.fromkeys(CHANGES, 0.0) if self.model.pose == "translation" else {}
+    @classmethod
+    def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
+        return dict.fromkeys(CHANGES, 0.0) if model.pose == "translation" else {}
 
     def sample_batch(
         self, images: ImageSet, indices: Tensor, generator: Generator
@@ -96,43 +104,44 @@ class Transform(Task):
         return {"loss": error, "reconstruction": error}
 
     def eval_step(self, batch: TransformedPairs) -> Outputs:
-        return {name: values.float() for name, values in compared(self.model, batch).items()}
+        return {name: values.float() for name, values in compare_pairs(self.model, batch).items()}
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
-        together = correlation(outputs["true"], predicted(outputs))
+        estimated = estimated_transformations(outputs)
         return {
             "loss": outputs["error"].double().mean().item(),
-            "correlation": together.nan_to_num().mean().item(),
+            "correlation": correlation(outputs["true"], estimated).nan_to_num().mean().item(),
         }
 
-    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> EvaluationResult:
-        return measured(self.eval_outputs(images, progress=progress))
+    def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
+        return measure_pairs(outputs)
 
-    def report_items(self, found: Any, images: ImageSet) -> list[ReportItem]:
-        return [self._poses(found), self._drawings(found, images), self._capsules(found)]
+    def report_items(self, evaluation: Any, images: ImageSet) -> list[ReportItem]:
+        return [
+            self._poses(evaluation),
+            self._drawings(evaluation, images),
+            self._capsules(evaluation),
+        ]
 
     @torch.inference_mode()
     def predict(self, images: Tensor) -> list[dict[str, Any]]:
         poses, presences = self.model.capsules(images)
-        found = []
+        rows = []
         for pose, presence in zip(poses.float().cpu(), presences.float().cpu(), strict=True):
-            first, *_ = order = presence.argsort(descending=True, stable=True)[
-                :MOST_PRESENT
-            ].tolist()
+            order = presence.argsort(descending=True, stable=True)[:MOST_PRESENT].tolist()
             capsules = [
                 {"capsule": k, "presence": float(presence[k]), "pose": pose[k].tolist()}
                 for k in order
             ]
-            found.append(
-                {"capsule": first, "presence": float(presence[first]), "capsules": capsules}
-            )
-        return found
+            first = {name: capsules[0][name] for name in ("capsule", "presence")}
+            rows.append(first | {"capsules": capsules})
+        return rows
 
-    def _poses(self, found: TransformingEvaluation) -> ReportItem:
+    def _poses(self, evaluation: TransformingEvaluation) -> ReportItem:
         from torchcaps import viz
 
-        some, unit = slice(0, MOST_POINTS), "pixels" if self.pose == "translation" else ""
-        of_each = (found.correlation, found.slope, found.mean_r2)
+        unit = "pixels" if self.pose == "translation" else ""
+        columns = (evaluation.correlation, evaluation.slope, evaluation.mean_r2)
         return ReportItem(
             "scatter",
             "Do capsules know what was done?",
@@ -140,24 +149,29 @@ class Transform(Task):
             "was done; it is known what was. A correlation and a slope of 1 would be right. R² is a mean over single "
             "capsules.",
             viz.predicted_transformations(
-                found.true[some], found.predicted[some], names=found.names, unit=unit
+                evaluation.true[:MOST_POINTS],
+                evaluation.predicted[:MOST_POINTS],
+                names=evaluation.names,
+                unit=unit,
             ),
-            f"Estimated against true {' and '.join(found.names)} of each pair, a panel each.",
+            f"Estimated against true {' and '.join(evaluation.names)} of each pair, a panel each.",
             ("Number", "Correlation", "Slope", "R² of a capsule"),
-            tuple((name, *(rounded(of[name]) for of in of_each)) for name in found.names),
+            tuple(
+                (name, *(rounded(column[name]) for column in columns)) for name in evaluation.names
+            ),
         )
 
-    def _drawings(self, found: TransformingEvaluation, images: ImageSet) -> ReportItem:
+    def _drawings(self, evaluation: TransformingEvaluation, images: ImageSet) -> ReportItem:
         from torchcaps import viz
 
         with evaluating(self):
-            pairs = self.first(images, SHOWN)
+            pairs = first_batch(self, images, SHOWN)
             drawn = self.model(pairs.source, pairs.transformation)
         errors = {
-            "the drawing": found.error,
-            "the input as it is": found.copy_error,
-            "the input, itself transformed": found.moved_error,
-            "the mean of all targets": found.mean_error,
+            "the drawing": evaluation.error,
+            "the input as it is": evaluation.copy_error,
+            "the input, itself transformed": evaluation.moved_error,
+            "the mean of all targets": evaluation.mean_error,
         }
         return ReportItem(
             "triplets",
@@ -170,19 +184,20 @@ class Transform(Task):
             tuple((name, f"{error:.5f}") for name, error in errors.items()),
         )
 
-    def _capsules(self, found: TransformingEvaluation) -> ReportItem:
+    def _capsules(self, evaluation: TransformingEvaluation) -> ReportItem:
         from torchcaps import viz
 
         strokes = self.model.strokes().cpu()
-        often = found.presence.argsort(descending=True)[:DRAWN_CAPSULES]
+        often = evaluation.presence.argsort(descending=True)[:DRAWN_CAPSULES]
         title = "what the generation units of the capsules most often present draw"
         figure = viz.generation_weights(strokes[often, :MOST_UNITS], title=title)
         return ReportItem(
             "generation",
             "The capsules",
-            f"{found.alive} of {len(found.presence)} capsules are present in more than one image of a hundred. "
-            f"Presence changes by {found.presence_change:.3f} on average when the image is transformed; it ought to "
-            "stay. Below, a row for each of those most often present: what its generation units draw.",
+            f"{evaluation.alive} of {len(evaluation.presence)} capsules are present in more than one "
+            f"image of a hundred. Presence changes by {evaluation.presence_change:.3f} on average "
+            "when the image is transformed; it ought to stay. "
+            "Below, a row for each of those most often present: what its generation units draw.",
             figure,
             "What the generation units of the capsules most often present draw, a row a capsule.",
         )
@@ -260,19 +275,3 @@ def _random_views(
         matrices[:, :2, 2] = moves * (2 / max(img_size))
         both.append(matrices)
     return both[0], both[1]
-
-
-def _early(values: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a run of an early version, which had a configuration of its own for this."""
-    kind, options = (
-        values.pop("kind"),
-        {name: values.pop(name) for name in EARLY_MODEL if name in values},
-    )
-    if options.get("pose", "translation") == "translation":
-        values = {
-            name: value for name, value in values.items() if name not in CHANGES
-        }  # it did not look at them
-    return {"model": kind, "model_options": options, "epochs": 20, "batch_size": 64, **values}
-
-
-EARLIER["transforming_autoencoder"] = _early

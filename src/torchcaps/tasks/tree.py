@@ -16,14 +16,14 @@ from torchcaps.data import Drawn as Batch
 from torchcaps.data import ImageSet, LabelTree, label_tree
 from torchcaps.distributed import all_reduce_sum
 from torchcaps.errors import ArgumentError, check_shape
-from torchcaps.evaluation import Evaluation, score
+from torchcaps.evaluation import Evaluation
 from torchcaps.evaluation.base import TextTable
-from torchcaps.evaluation.forward import Progress, device_of
+from torchcaps.evaluation.forward import device_of
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, register_task
 from torchcaps.tasks.classify import LOSSES, Classify, Loss, Scores, margin
 from torchcaps.tasks.report_items import percent
-from torchcaps.types import ModelSpec
+from torchcaps.types import ModelSpec, model_metadata
 
 DYNAMIC = "dynamic_margin"
 SHOWN = ("exact_match", "hierarchical_accuracy", "consistency")  # after every epoch
@@ -76,9 +76,7 @@ class Tree(Classify):
     def __init__(
         self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
     ) -> None:
-        classes: tuple[str, ...] = (
-            getattr(model, "classes", ()) if images is None else images.classes
-        )
+        classes = model_metadata(model).classes if images is None else images.classes
         tree = label_tree(classes)
         if tree is None:
             got = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
@@ -115,81 +113,84 @@ class Tree(Classify):
             return super().training_step(batch, progress)
         activations = [capsules.activation for capsules in self.model.levels(batch.images)]
         paths = self.ancestors[batch.labels]
-        loss, how = self.losses[self.loss], self.config.task
-        pairs = zip(activations, paths.unbind(dim=1), strict=True)
+        compute_loss = self.losses[self.loss]
         losses = [
-            loss(Scores(activation, None, None), labels, progress, how)
-            for activation, labels in pairs
+            compute_loss(Scores(activation), paths[:, level], progress, self.config.task)
+            for level, activation in enumerate(activations)
         ]
-        right = _said(activations) == paths
-        parts = {f"{self.loss}_{level}": one for level, one in enumerate(losses[:-1], start=1)}
+        is_right = _predicted_paths(activations) == paths
+        parts = {f"{self.loss}_{level}": loss for level, loss in enumerate(losses[:-1], start=1)}
         return {
-            "loss": (self._weights(right) * torch.stack(losses)).sum(),
+            "loss": (self._weights(is_right) * torch.stack(losses)).sum(),
             self.loss: losses[-1],
             **parts,
-            "accuracy": right[:, -1].double().mean(),
+            "accuracy": is_right[:, -1].double().mean(),
             "activation": activations[-1].detach(),
         }
 
-    def _weights(self, right: Bool[Tensor, "batch levels"]) -> Float[Tensor, " levels"]:
+    def _weights(self, is_right: Bool[Tensor, "batch levels"]) -> Float[Tensor, " levels"]:
         """Of the levels in this step; dynamic ones by the accuracies of the whole batch, of all processes.
 
         The authors take those of the batch before, which a run that goes on would have to remember."""
         accuracy = None
         if self.loss == DYNAMIC:
-            *hits, total = all_reduce_sum(
-                torch.tensor([*right.sum(dim=0).tolist(), len(right)])
-            ).tolist()
+            counts = torch.tensor([*is_right.sum(dim=0).tolist(), len(is_right)])
+            *hits, total = all_reduce_sum(counts).tolist()
             accuracy = [hit / total for hit in hits]
-        return torch.tensor(level_weights(self.tree.sizes, accuracy), device=right.device)
+        return torch.tensor(level_weights(self.tree.sizes, accuracy), device=is_right.device)
 
     def eval_step(self, batch: Batch) -> Outputs:
         if not self.knows_levels:
-            found = super().eval_step(batch)
-            check_shape(
-                "activation", found["activation"], ("batch", "classes"), classes=len(self.ancestors)
-            )
-            return found | {"paths": self.ancestors[found["activation"].argmax(dim=1)]}
+            outputs = super().eval_step(batch)
+            activation = outputs["activation"]
+            check_shape("activation", activation, ("batch", "classes"), classes=len(self.ancestors))
+            return outputs | {"paths": self.ancestors[activation.argmax(dim=1)]}
         activations = [capsules.activation for capsules in self.model.levels(batch.images)]
         return {
             "activation": activations[-1].float(),
             "labels": batch.labels,
-            "paths": _said(activations),
+            "paths": _predicted_paths(activations),
         }
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
-        found = path_figures(outputs["paths"], self.ancestors.cpu()[outputs["labels"]], self.tree)
-        return super().compute_metrics(outputs) | {name: found[name] for name in SHOWN}
+        figures = self._path_figures(outputs)
+        return super().compute_metrics(outputs) | {name: figures[name] for name in SHOWN}
 
-    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> EvaluationResult:
-        outputs = self.eval_outputs(images, progress=progress)
-        finest, paths = (
-            score(outputs["activation"], images.labels, images.classes),
-            outputs["paths"],
+    def _path_figures(self, outputs: Outputs) -> dict[str, float]:
+        return path_figures(outputs["paths"], self.ancestors.cpu()[outputs["labels"]], self.tree)
+
+    def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
+        finest: Any = super().evaluation(outputs, images)
+        return TreeEvaluation(
+            **vars(finest),
+            tree=self.tree,
+            paths=outputs["paths"],
+            hierarchy=self._path_figures(outputs),
         )
-        hierarchy = path_figures(paths, self.ancestors.cpu()[outputs["labels"]], self.tree)
-        return TreeEvaluation(**vars(finest), tree=self.tree, paths=paths, hierarchy=hierarchy)
 
-    def report_items(self, found: Any, images: ImageSet) -> list[ReportItem]:
-        return [*_levels(found), *super().report_items(found, images)]
+    def report_items(self, evaluation: Any, images: ImageSet) -> list[ReportItem]:
+        return [*_levels(evaluation), *super().report_items(evaluation, images)]
 
     @torch.inference_mode()
     def predict(self, images: Tensor) -> list[dict[str, Any]]:
-        batch = Batch(images, torch.zeros(len(images), dtype=torch.int64, device=images.device))
-        rows = []
-        for row, path in zip(
-            super().predict(images), self.eval_step(batch)["paths"].tolist(), strict=True
-        ):
-            levels = [names[k] for names, k in zip(self.tree.levels, path, strict=True)]
-            pairs = zip(self.tree.parents, path[:-1], path[1:], strict=True)
-            rows.append(
-                row
-                | {"consistent": all(of[k] == above for of, above, k in pairs), "levels": levels}
-            )
-        return rows
+        labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
+        paths = self.eval_step(Batch(images, labels))["paths"].tolist()
+        return [
+            row
+            | {
+                "consistent": self._is_consistent(path),
+                "levels": [names[k] for names, k in zip(self.tree.levels, path, strict=True)],
+            }
+            for row, path in zip(super().predict(images), paths, strict=True)
+        ]
+
+    def _is_consistent(self, path: Sequence[int]) -> bool:
+        """Whether each class is the parent of the next."""
+        steps = zip(self.tree.parents, path[:-1], path[1:], strict=True)
+        return all(parents[child] == parent for parents, parent, child in steps)
 
 
-def _said(activations: Sequence[Tensor]) -> Paths:
+def _predicted_paths(activations: Sequence[Tensor]) -> Paths:
     """The most active class of every level."""
     return torch.stack([activation.argmax(dim=1) for activation in activations], dim=1)
 

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from torchcaps.data import ImageSet
 from torchcaps.distributed import all_gather_rows, all_reduce_sum
 from torchcaps.evaluation.accuracy.clusters import kmeans, linear_accuracy, match_clusters, nearest
-from torchcaps.evaluation.forward import Progress, device_of, evaluating
+from torchcaps.evaluation.forward import device_of, evaluating
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models.scae import NOISE, Explained, Noise, Objects
 from torchcaps.settings import TrainConfig
@@ -25,6 +25,7 @@ from torchcaps.tasks._base import (
     Outputs,
     ReportItem,
     Task,
+    first_batch,
     register_task,
 )
 
@@ -152,9 +153,9 @@ class Unsupervised(Task):
         """What is clustered of presences `[n, objects]`: what the loss compares, where it compares them."""
         return directions(presence) if self.by_views else presence
 
-    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> EvaluationResult:
-        figures = self.eval().compute_metrics(self.eval_outputs(images, progress=progress))
-        return MetricResult(figures, len(images), "accuracy_presence")
+    def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
+        metrics = self.eval().compute_metrics(outputs)
+        return MetricResult(metrics, len(images), "accuracy_presence")
 
     def report_items(self, found: EvaluationResult, images: ImageSet) -> list[ReportItem]:
         with evaluating(self):
@@ -190,7 +191,7 @@ class Unsupervised(Task):
         from torchcaps.viz.canvas import hues
         from torchcaps.viz.tiles import image_rows
 
-        shown = self.first(images, SHOWN).images
+        shown = first_batch(self, images, SHOWN).images
         found = self.model.explain(shown)
         layers, taken = layered(found), found.posterior.argmax(dim=-1)
         colors = F.pad(

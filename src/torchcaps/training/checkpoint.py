@@ -20,7 +20,7 @@ from torchcaps.data import Preprocess
 from torchcaps.errors import ArgumentError, RunError, TrainingError, check_regular, one_line
 from torchcaps.models import create_model, model_info
 from torchcaps.nn import use_generator
-from torchcaps.types import spec_of
+from torchcaps.types import ModelMetadata, set_model_metadata, spec_of
 
 MODEL_FILE = "model.safetensors"
 LAST_FILE = "last.safetensors"
@@ -219,7 +219,7 @@ def describe_model(
 
 
 def build_model(about: dict[str, Any], generator: torch.Generator | None = None) -> nn.Module:
-    """A fresh model of this description, with `.classes` (names), `.preprocess` (what `predict` applies) and `.task`.
+    """A fresh model of this description, with `.classes` (names), `.preprocess` (what `predict` applies).
     Raises OptionError for an option that the model does not take; ValueError for sizes or values that it refuses;
     KeyError for a description without one of its parts; DataError for a preprocessing that is none."""
     check_description(about)
@@ -235,13 +235,9 @@ def build_model(about: dict[str, Any], generator: torch.Generator | None = None)
         raise OptionError(
             f"{about['model']} takes no {given} ({str(error).splitlines()[0]})"
         ) from error
-    name_model(model, tuple(about["classes"]), preprocess, about.get("task", spec_of(model).task))
+    task = about.get("task", spec_of(model).task)
+    set_model_metadata(model, ModelMetadata(tuple(about["classes"]), preprocess, task))
     return model
-
-
-def name_model(model: Any, classes: tuple[str, ...], preprocess: Preprocess, task: str) -> None:
-    """Give a model what a trained one carries: names of classes, what `predict` applies, and its task."""
-    model.classes, model.preprocess, model.task = classes, preprocess, task
 
 
 def check_description(about: dict[str, Any]) -> None:

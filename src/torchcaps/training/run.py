@@ -15,13 +15,14 @@ from torchcaps.distributed import current, main_first
 from torchcaps.errors import ArgumentError
 from torchcaps.models import model_info
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks import Task, create_task
-from torchcaps.training.checkpoint import build_model, describe_model, name_model
+from torchcaps.tasks import Task, check_task, create_task
+from torchcaps.training.checkpoint import build_model, describe_model
 from torchcaps.training.loop import Callbacks, Listener, Trainer
 from torchcaps.training.optim import resolve_device
 from torchcaps.training.run_folder import RunFolder
 from torchcaps.training.sampling import cropped, on_device, split
 from torchcaps.training.sinks import MemoryLogger, RunLogger
+from torchcaps.types import ModelMetadata, set_model_metadata
 
 Images = ImageSet | tuple[ArrayLike | Tensor, ArrayLike | Tensor]
 
@@ -81,7 +82,7 @@ def fit(
             on_device(cropped(as_set(validation), config.data.crop), device),
         )
     task = create_task(model, config, kept)
-    task.check(held)
+    check_task(task, held)
     start = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     sink = MemoryLogger()
     Trainer(
@@ -90,12 +91,9 @@ def fit(
     if sink.best is not None:
         model.load_state_dict(sink.best)
     model.eval()
-    name_model(
-        model,
-        whole.classes if task.labeled else (),
-        preprocess_of(whole, config.data.crop),
-        task.name,
-    )
+    classes = whole.classes if task.labeled else ()
+    preprocess = preprocess_of(whole, config.data.crop)
+    set_model_metadata(model, ModelMetadata(classes, preprocess, task.name, task.spec))
     return Fitted(model, [row for row in sink.rows if row["kind"] == "epoch"])
 
 

@@ -1,7 +1,7 @@
 """Accuracy, per class and overall, with everything that is read off the same activations."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict
 
 import torch
@@ -54,6 +54,7 @@ class Evaluation(EvaluationResult):
     labels: Labels  # `[n]` int64 true classes
     predictions: Labels  # `[n]` int64 predicted classes
     activations: Float[Tensor, "n classes"]  # `[n, classes]` float32 lengths in [0, 1]
+    loss_name: str = field(default="margin", kw_only=True)  # which loss `loss` is
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the tensors per sample, ready for JSON. `calibration_error` is that of the longest capsule's
@@ -65,6 +66,7 @@ class Evaluation(EvaluationResult):
             "num_samples": self.num_samples,
             "confusion_matrix": self.confusion.tolist(),
             "loss": self.loss,
+            "loss_name": self.loss_name,
             "calibration_error": self.calibration.length.error,
             "calibration": asdict(self.calibration),
             "classes": list(self.classes),
@@ -74,7 +76,8 @@ class Evaluation(EvaluationResult):
     def summary(self) -> str:
         """One line."""
         calibration = self.calibration.length.error
-        return f"margin loss {self.loss:.4f}, calibration error {calibration:.4f}, {self.num_samples} images"
+        name = self.loss_name.replace("_", " ")
+        return f"{name} loss {self.loss:.4f}, calibration error {calibration:.4f}, {self.num_samples} images"
 
     def table(self) -> TextTable:
         """A row for each class, and a row for all of them."""
@@ -118,7 +121,8 @@ def evaluate(
     found = class_activations(
         model, dataset, batch_size, device=device, precision=precision, progress=progress
     )
-    return score(found, dataset.labels, dataset.classes, loss=loss)
+    loss_name = "margin" if loss is None else getattr(loss, "__name__", "own")
+    return score(found, dataset.labels, dataset.classes, loss=loss, loss_name=loss_name)
 
 
 def score(
@@ -126,16 +130,20 @@ def score(
     labels: Labels,
     classes: Sequence[str],
     *,
-    loss: Loss | None = None,
+    loss: Loss | float | None = None,
+    loss_name: str = "margin",
 ) -> Evaluation:
     """The figures of `evaluate` for activations `[n, classes]` in [0, 1], n at least 1, that are already there. Classes
     without a sample are allowed. Raises ValueError for shapes that do not fit, labels outside the classes, or
-    activations outside [0, 1] or NaN."""
+    activations outside [0, 1] or NaN. `loss` may be the mean loss itself; `loss_name` says which it is."""
     names = tuple(classes)
     check_labels(labels, len(names))
     check_shape("activations", activations, ("n", "classes"), n=len(labels), classes=len(names))
     activations, labels = activations.detach().float().cpu(), labels.detach().cpu()
     check_lengths(activations)
+    if loss is None:
+        loss = margin_loss
+    mean_loss = float(loss(activations, labels)) if callable(loss) else loss
     predictions = activations.argmax(dim=1)
     confusion = torch.bincount(labels * len(names) + predictions, minlength=len(names) ** 2).view(
         len(names), -1
@@ -143,7 +151,8 @@ def score(
     return Evaluation(
         accuracy=proportion(predictions == labels),
         error=proportion(predictions != labels),
-        loss=float((loss or margin_loss)(activations, labels)),
+        loss=mean_loss,
+        loss_name=loss_name,
         num_samples=len(labels),
         classes=names,
         per_class=_per_class(confusion, names),

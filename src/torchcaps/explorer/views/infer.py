@@ -13,6 +13,7 @@ from torchcaps.evaluation.forward import evaluating
 from torchcaps.explorer.pictures import Picture
 from torchcaps.explorer.requests import Request, as_base64, as_lists
 from torchcaps.explorer.views._base import View, register_view
+from torchcaps.tasks.masks import overlays
 
 
 class Inference(NamedTuple):
@@ -116,6 +117,6 @@ class Infer(View):
         """Of a model of pixels: the share of each class, and what was found over the picture."""
         session = self.session
         with evaluating(session.model):
-            shares, drawn = session.task.overlays(session.batch([image]))
+            shares, drawn = overlays(session.task, session.batch([image]))
         shown = tuple(classes[:1]) or (1 + int(shares[0, 1:].argmax()),)
         return Inference(shares[0], None, drawn, shown)
