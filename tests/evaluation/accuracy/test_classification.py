@@ -71,6 +71,7 @@ def test_to_dict_is_json_with_the_keys_that_users_rely_on(pets: StubData) -> Non
         "num_samples",
         "confusion_matrix",
         "loss",
+        "loss_name",
         "calibration_error",
         "calibration",
         "classes",
