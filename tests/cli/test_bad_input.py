@@ -140,9 +140,7 @@ def test_images_of_16_pixels_and_the_next_try_with_larger_ones(refused, command,
     for file in photos.glob("*/*.png"):
         Image.open(file).resize((16, 16)).save(file)
     refused(photos, "at least 17x17 pixels, got 16x16")
-    outcome = command(
-        *start, "--data", photos, "--holdout", 0.2, "--img-size", 20, 20, "--epochs", 1
-    )
+    outcome = command(*start, "--data", photos, "--holdout", 0.2, "--img-size", 20, "--epochs", 1)
     assert outcome.status == 0
     assert outcome.out.endswith("run folder: runs/capsnet-photos\n")
 

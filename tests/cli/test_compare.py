@@ -85,7 +85,9 @@ class TestCompare:
         ("words", "sentence"),
         [
             (("--with", "a-0"), "runs: expected one run folder or more, got none"),
-            (("a-0", "--with"), "--with: expected one run folder or more, got none"),
+            (("a-0", "--with"), "runs: expected two run folders, or --with, got 1"),
+            (("a-0", "a-1", "b-0"), "runs: expected two run folders, or --with, got 3"),
+            (("a-0", "b-0", "--threads", "0"), "--threads: expected between 1 and 256, got 0"),
             (
                 ("a-0", "a-1", "--with", "b-0"),
                 "--with: expected one run of each method or several of each, got 1 and 2",
@@ -109,5 +111,18 @@ class TestCompare:
         assert outcome.status == 2
         assert the_sentence(outcome) == sentence
 
-    def test_without_a_baseline_is_2(self, command):
-        assert command("compare", "a-0").status == 2
+    def test_a_second_run_is_the_baseline(self, command):
+        alone = command("compare", "a-0", "b-0", "--threads", 1)
+        assert (alone.status, alone.err) == (0, "")
+        assert alone.out == command("compare", "a-0", "--with", "b-0").out
+
+
+def test_a_diagnosis_is_a_sentence_for_each_measure(command, trained):
+    outcome = command("diagnose", trained, "--images", 8, "--baseline", trained, "--threads", 1)
+    assert (outcome.status, outcome.err) == (0, "")
+    sentences = dict(line.split(": ", 1) for line in outcome.out.splitlines())
+    verdicts = json.loads(command("diagnose", trained, "--images", 8, "--json").out)["verdicts"]
+    assert sentences["ablation"] == verdicts["ablation"]
+    assert "parameters against" in sentences["baseline"]
+    outcome = command("diagnose", trained, "--images", 1)
+    assert (outcome.status, the_sentence(outcome)) == (2, "--images: expected at least 2, got 1")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 import signal
+import sys
 
 import pytest
 
@@ -112,3 +114,11 @@ def test_every_help_has_an_example_and_describes_every_flag(command, name):
     if name is not None:
         flags = [line for line in outcome.out.splitlines() if "--" in line and "usage" not in line]
         assert flags
+
+
+def test_what_an_encoding_lacks_is_escaped(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert main_module.main(["data", "list"]) == 0
+    stream.flush()
+    assert rb"1\xd728\xd728" in stream.buffer.getvalue()

@@ -130,7 +130,7 @@ def test_a_run_goes_on_with_the_module(alone, stripes, monkeypatch, words):
     start = ("train", *words, "--epochs", 1, "--holdout", 6, "--keep-memory", "no")
     with monkeypatch.context() as patch:
         patch.setattr(
-            "torchcaps.cli.train.noted", lambda patient: nullcontext([15])
+            "torchcaps.cli.train.graceful_stop", lambda patient: nullcontext([15])
         )  # stop after the first step
         outcome = alone(*start, *SMALL, "--data", "stripes", *IMPORT)
     assert outcome.status == 143

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from reproduce.makers import recipe_of
-
+from reproduction.makers import recipe_of
 from torchcaps.training import list_recipes
 
 

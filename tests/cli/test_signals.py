@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from torchcaps.cli.signals import noted, settle, unwinding
+from torchcaps.cli.signals import graceful_stop, ignore_signals, sigterm_as_exit
 
 pytestmark = pytest.mark.usefixtures("handlers")
 
@@ -14,7 +14,7 @@ BOTH = (signal.SIGINT, signal.SIGTERM)
 
 @pytest.mark.parametrize("number", BOTH)
 def test_the_first_signal_is_noted_and_the_second_acts_at_once(number, capfd):
-    with noted() as caught:
+    with graceful_stop() as caught:
         assert caught == []
         signal.raise_signal(number)
         assert caught == [number]
@@ -25,7 +25,7 @@ def test_the_first_signal_is_noted_and_the_second_acts_at_once(number, capfd):
 
 
 def test_a_second_signal_of_the_other_kind_acts_at_once_too(capfd):
-    with noted() as caught, pytest.raises(SystemExit) as stop:
+    with graceful_stop() as caught, pytest.raises(SystemExit) as stop:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
     assert (caught, stop.value.code) == ([signal.SIGINT], 143)
@@ -33,16 +33,16 @@ def test_a_second_signal_of_the_other_kind_acts_at_once_too(capfd):
 
 def test_the_former_handlers_come_back():
     before = [signal.getsignal(number) for number in BOTH]
-    with unwinding(), noted():
+    with sigterm_as_exit(), graceful_stop():
         pass
-    with pytest.raises(RuntimeError), noted():
+    with pytest.raises(RuntimeError), graceful_stop():
         raise RuntimeError
     assert [signal.getsignal(number) for number in BOTH] == before
 
 
 def test_once_the_status_is_settled_signals_change_nothing():
-    with unwinding(), noted():
-        settle()
+    with sigterm_as_exit(), graceful_stop():
+        ignore_signals()
     for number in BOTH:
         signal.raise_signal(number)
     assert [signal.getsignal(number) for number in BOTH] == [signal.SIG_IGN] * 2
@@ -52,7 +52,7 @@ def test_outside_the_main_thread_nothing_is_changed():
     outcomes = []
 
     def work():
-        with unwinding(), noted() as caught:
+        with sigterm_as_exit(), graceful_stop() as caught:
             outcomes.append(caught)
 
     thread = threading.Thread(target=work)

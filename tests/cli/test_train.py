@@ -51,7 +51,6 @@ def test_the_flags_reach_the_configuration(command, start, tmp_path):
         "--shift",
         1,
         "--flip",
-        "True",
         "--clip",
         2.5,
     )
@@ -59,8 +58,7 @@ def test_the_flags_reach_the_configuration(command, start, tmp_path):
         "--reconstruction",
         0.001,
         "--img-size",
-        20,
-        18,
+        "20x18",
         "--option",
         "iterations=2",
         "--option",
@@ -82,6 +80,25 @@ def test_the_flags_reach_the_configuration(command, start, tmp_path):
         "model_options": {"channels": 8, "primary_types": 2, "iterations": 2, "bias": True},
     }
     assert {name: found[name] for name in wanted} == wanted
+
+
+def test_flags_come_before_the_recipe_too(command, start, tmp_path):
+    verb, recipe, *rest = start
+    flags = [
+        "--img-size",
+        20,
+        "--nesterov",
+        "--milestones",
+        "1,2",
+        "--keep-epochs",
+        "FALSE",
+        "--flip",
+    ]
+    assert command(verb, *flags, recipe, *rest, "--epochs", 1, "--output", "out").status == 0
+    config = RunFolder.open(tmp_path / "out").config().flat()
+    assert config["img_size"] == (20, 20)
+    assert config["milestones"] == (1, 2)
+    assert (config["nesterov"], config["keep_epochs"], config["flip"]) == (True, False, True)
 
 
 def test_a_recipe_file_of_ones_own_trains_and_names_the_folder(command, start, bars, tmp_path):
@@ -275,7 +292,10 @@ def test_a_second_signal_ends_at_once_and_the_run_still_resumes(
         (("--lr", "nan"), "lr: expected a finite number, got nan"),
         (("--holdout", 0), "holdout: expected a fraction below 1 or a whole count, got 0.0"),
         (("--seed", -1), "seed: expected between 0 and 2147483647, got -1"),
-        (("--img-size", 0, 5), "img_size: expected height and width in pixels, got (0, 5)"),
+        (("--img-size", "0x5"), "img_size: expected height and width in pixels, got (0, 5)"),
+        (("--img-size", "5x"), "img_size: expected 32|32x48, got 5x"),
+        (("--milestones", "1,a"), "milestones: expected 10,20,..., got 1,a"),
+        (("--flip=yes",), "flip: expected true|false, got yes"),
         (("--img-size", 0), "img_size: expected height and width in pixels, got 0"),
         (("--threads", 0), "--threads: expected between 1 and 256, got 0"),
         (("--threads", 10**9), "--threads: expected between 1 and 256, got 1000000000"),

@@ -25,6 +25,8 @@ Root = Annotated[
 Device = Annotated[str, tyro.conf.arg(help="auto, cpu, cuda, ...")]
 Json = Annotated[bool, tyro.conf.arg(help="Print JSON instead of text.")]
 
+Threads = Annotated[int | None, tyro.conf.arg(help="Processor threads; by default torch's choice.")]
+
 
 def in_range(flag: str, value: float, low: float, high: float | None = None) -> None:
     """Raise UsageError unless low <= value <= high."""

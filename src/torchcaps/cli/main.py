@@ -1,5 +1,6 @@
 """Commands by name, errors as one sentence, exit status 0 done / 1 failed / 2 wrong command line."""
 
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,8 @@ import tyro
 from torchcaps.cli import bench, data, evaluate, lists, pictures, report, reproduce, train
 from torchcaps.cli.console import UsageError
 from torchcaps.cli.imports import described, importing
-from torchcaps.cli.signals import settle, unwinding
+from torchcaps.cli.settings import fill_bare_flags
+from torchcaps.cli.signals import ignore_signals, sigterm_as_exit
 
 # A function's signature is its flags, beside `--import`, and its docstring is its help.
 COMMANDS: dict[str, Callable[..., int]] = {
@@ -27,6 +29,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "reconstruct": pictures.reconstruct,
     "perturb": pictures.perturb,
     "compare": report.compare,
+    "diagnose": report.diagnose,
     "report": report.report,
     "explore": pictures.explore,
     "import": data.import_weights,
@@ -71,16 +74,17 @@ def _guarded(arguments: Sequence[str], around: AbstractContextManager[None] = nu
 
     try:
         _check_words(arguments)
-        with unwinding(), around:
+        with sigterm_as_exit(), around:
             called = arguments[0] if arguments else ""
+            commands: dict[str, Callable[..., int]] = {
+                name: importing(command, arguments) if name == called else described(command)
+                for name, command in COMMANDS.items()
+            }
             status = tyro.extras.subcommand_cli_from_dict(
-                {
-                    name: importing(command, arguments) if name == called else described(command)
-                    for name, command in COMMANDS.items()
-                },
+                commands,
                 prog="torchcaps",
                 description=DESCRIPTION,
-                args=arguments,
+                args=fill_bare_flags(arguments) if called == "train" else arguments,
                 sort_subcommands=False,
                 config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
             )
@@ -96,7 +100,7 @@ def _guarded(arguments: Sequence[str], around: AbstractContextManager[None] = nu
             raise
         return _fail("out of memory; take a smaller --batch-size, --img-size or model", 1)
     except KeyboardInterrupt:
-        settle()
+        ignore_signals()
         _say("interrupted")
         return 130
     except BrokenPipeError:  # the reader, such as `head`, went away
@@ -144,10 +148,17 @@ def _silence() -> Iterator[None]:
 
 
 def _open_streams() -> None:
-    """Give standard streams that the caller closed somewhere to go, or the next file opened would take their place."""
+    """Make standard streams fit for use.
+
+    One that the caller closed gets somewhere to go, or the next file opened would take its place.
+    What an encoding lacks is escaped.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (to the end)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _check_words(arguments: Sequence[str]) -> None:

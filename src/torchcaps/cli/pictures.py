@@ -9,7 +9,7 @@ import tyro
 import torchcaps as tc
 from torchcaps.cli.console import note
 from torchcaps.cli.flags import Data, Device, Root, RunOrOurs, in_range, use_threads
-from torchcaps.cli.signals import unwinding
+from torchcaps.cli.signals import sigterm_as_exit
 
 
 def reconstruct(
@@ -102,7 +102,7 @@ def explore(
     use_threads(threads)
     note("reading the model ...")
     try:
-        with unwinding(os._exit):  # it writes nothing, and may be in the middle of a pass
+        with sigterm_as_exit(os._exit):  # it writes nothing, and may be in the middle of a pass
             tc.explore(
                 run,
                 other,

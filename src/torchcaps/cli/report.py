@@ -1,4 +1,4 @@
-"""torchcaps report and torchcaps compare."""
+"""torchcaps report, torchcaps compare and torchcaps diagnose."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import tyro
 
 import torchcaps as tc
-from torchcaps.cli.console import UsageError, counting, show
-from torchcaps.cli.flags import Device, Json, Root, in_range
+from torchcaps.cli.console import UsageError, counting, print_json, show
+from torchcaps.cli.flags import Data, Device, Json, Root, Run, Threads, in_range, use_threads
 
 
 def report(
@@ -54,29 +54,33 @@ def report(
 def compare(
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
     /,
-    others: Annotated[tuple[Path, ...], tyro.conf.arg(name="with")],
+    others: Annotated[tuple[Path, ...], tyro.conf.arg(name="with")] = (),
     paired: bool = False,
     margin: float = 1.0,
     root: Root = None,
     device: Device = "auto",
+    threads: Threads = None,
     json: Json = False,
 ) -> int:
     """Say which of two methods is better, or that both are equally good, or that the runs do not decide.
 
-    Several runs of each, with different seeds, are compared over seeds and images; one of each, over images alone.
+    Two runs are compared over images. Several runs of each method, with different seeds, are compared over seeds and
+    images.
 
     Example: torchcaps compare runs/routed-0 runs/routed-1 --with runs/uniform-0 runs/uniform-1
 
     Args:
-        runs: Run folders of the method in question.
+        runs: Run folders of the method in question; without --with, two run folders.
         others: Run folders of the baseline, tested on the same images.
         paired: Take runs of the same seed as pairs, because split and order come from it.
         margin: Smallest difference that matters, in points of accuracy; methods closer than that are equally good.
     """
-    if not runs or not others:
-        raise UsageError(
-            f"{'--with' if runs else 'runs'}: expected one run folder or more, got none"
-        )
+    if not others:
+        if len(runs) != 2:
+            raise UsageError(f"runs: expected two run folders, or --with, got {len(runs)}")
+        runs, others = runs[:1], runs[1:]
+    if not runs:
+        raise UsageError("runs: expected one run folder or more, got none")
     few, many = sorted([len(runs), len(others)])
     if few == 1 < many:
         raise UsageError(
@@ -87,8 +91,9 @@ def compare(
     _check_different((*runs, *others))
     if not 0 < margin < 100:
         raise UsageError(f"--margin: expected points between 0 and 100, got {margin}")
+    use_threads(threads)
     with counting("evaluating") as progress:
-        found = tc.reporting.compare_folders(
+        comparison = tc.reporting.compare_folders(
             runs,
             others,
             paired=paired,
@@ -97,7 +102,43 @@ def compare(
             device=device,
             progress=progress,
         )
-    show(json, found.to_dict(), found.table().lines, found.verdict)
+    show(json, comparison.to_dict(), comparison.table().lines, comparison.verdict)
+    return 0
+
+
+def diagnose(
+    run: Run,
+    /,
+    data: Data = None,
+    root: Root = None,
+    baseline: Path | None = None,
+    images: int = 256,
+    seed: int = 0,
+    device: Device = "auto",
+    threads: Threads = None,
+    json: Json = False,
+) -> int:
+    """Measure what the routing of a trained capsule network does, and say what that means.
+
+    Example: torchcaps diagnose runs/capsnet-digits --baseline runs/cnn-digits
+
+    Args:
+        baseline: Another run folder or model file to compare with, such as a CNN of equal size.
+        images: Random test images to look at.
+        seed: Of their choice.
+    """
+    in_range("--images", images, low=2)
+    use_threads(threads)
+    task, dataset = tc.reporting.open_run(run, data=data, root=root, device=device)
+    other = None
+    if baseline is not None:
+        other = tc.load(baseline, device=tc.training.optim.resolve_device(device))
+    diagnosis = tc.evaluation.diagnose(task.model, dataset, baseline=other, count=images, seed=seed)
+    if json:
+        print_json(diagnosis.to_dict())
+        return 0
+    for measure, verdict in diagnosis.verdicts().items():
+        print(f"{measure}: {verdict}")
     return 0
 
 

@@ -9,8 +9,8 @@ import tyro
 
 import torchcaps as tc
 from torchcaps.cli.console import UsageError, note, print_json, print_table, progress_bar
-from torchcaps.cli.flags import Json, Root, in_range, use_threads
-from torchcaps.cli.signals import noted, settle
+from torchcaps.cli.flags import Json, Root, Threads, in_range, use_threads
+from torchcaps.cli.signals import graceful_stop, ignore_signals
 from torchcaps.cli.train import say, telling
 
 
@@ -34,7 +34,7 @@ def reproduce(
     root: Root = None,
     output: Path = Path("reproductions"),
     device: str | None = None,
-    threads: int | None = None,
+    threads: Threads = None,
     json: Json = False,
 ) -> int:
     """Run a published experiment and set what it measures beside the published figures.
@@ -50,7 +50,6 @@ def reproduce(
         extent: How much of it is run.
         output: Folder of all runs and of results.md.
         device: auto, cpu, cuda, ...
-        threads: Processor threads; by default torch's choice.
     """
     from torchcaps.reproduction import (
         field_tables,
@@ -96,7 +95,7 @@ def _run(
 
     found = []
     for recipe in [tc.training.load_recipe(name) for name in names]:
-        with progress_bar(recipe.name) as bar, noted() as caught:
+        with progress_bar(recipe.name) as bar, graceful_stop() as caught:
             try:
                 found += reproduce(
                     recipe,
@@ -111,7 +110,7 @@ def _run(
                     should_stop=lambda: bool(caught),
                 )
             except tc.training.Interrupted as stop:
-                settle()
+                ignore_signals()
                 note(f"{stop}; the same command continues it")
                 return 128 + caught[0]
     return found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import field, make_dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, get_args, get_origin
 
@@ -12,7 +14,7 @@ import tyro
 import torchcaps as tc
 from torchcaps import plugins
 from torchcaps.cli.console import UsageError, usage
-from torchcaps.errors import UnknownNameError
+from torchcaps.errors import ArgumentError, UnknownNameError
 
 if TYPE_CHECKING:
     from torchcaps.settings import TrainConfig
@@ -36,15 +38,56 @@ def settings_class() -> type[Any]:
 
 
 def _flag(name: str, about: str, kind: Any) -> tuple[str, Any, Any]:
-    flag_help = tyro.conf.arg(help=about[0].upper() + about[1:] + "." * (not about.endswith(".")))
-    if get_origin(kind) is Literal:
+    sentence = about[0].upper() + about[1:] + "." * (not about.endswith("."))
+    metavar = _metavar(kind)
+    flag_help = tyro.conf.arg(help=sentence, metavar=metavar)
+    if metavar:
+        kind = str
+    elif get_origin(kind) is Literal:
         kind = Literal[tuple(str(word) for word in get_args(kind))]
     return name, Annotated[Optional[kind], flag_help], field(default=None)  # noqa: UP045 (the type is a value here)
 
 
+def _metavar(kind: Any) -> str | None:
+    """What a value looks like that is one word for `_read`; None where tyro reads it."""
+    if kind is bool:
+        return "true|false"
+    if tuple[int, int] in get_args(kind):
+        return "32|32x48"
+    return "10,20,..." if kind == tuple[int, ...] else None
+
+
+def _read(name: str, word: Any, kind: Any) -> Any:
+    """The value of a setting that a word of the command line stands for."""
+    metavar = _metavar(kind)
+    if metavar is None or word is None:
+        return word
+    if kind is bool and word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    parts = word.split("," if kind == tuple[int, ...] else "x")
+    if kind is bool or not all(part.isdecimal() for part in parts):
+        raise ArgumentError(name, f"expected {metavar}, got {word}")
+    numbers = tuple(int(part) for part in parts)
+    return numbers[0] if len(numbers) == 1 and kind != tuple[int, ...] else numbers
+
+
+def fill_bare_flags(arguments: Sequence[str]) -> list[str]:
+    """The command line with "true" after every bare flag of a setting that is true or false."""
+    from torchcaps.settings import known_settings
+
+    flags = {f"--{name}" for name, known in known_settings().items() if known.type is bool}
+    filled = []
+    for word, following in pairwise([*arguments, ""]):
+        filled.append(word)
+        is_bare = following.lower() not in ("true", "false")
+        if word[:2] + word[2:].replace("-", "_") in flags and is_bare:
+            filled.append("true")
+    return filled
+
+
 def resolve(recipe_or_model: str, settings: Settings, option: tuple[str, ...]) -> TrainConfig:
     """The recipe or model of this name, with the changes of the command line."""
-    from torchcaps.settings import TrainConfig
+    from torchcaps.settings import TrainConfig, known_settings
 
     if recipe_or_model in tc.list_models():
         config = TrainConfig.of(model=recipe_or_model)
@@ -58,9 +101,11 @@ def resolve(recipe_or_model: str, settings: Settings, option: tuple[str, ...]) -
             note=plugins.failure_note(),
         )
     with usage():
-        return config.updated(
-            **vars(settings), model_options=config.model.options | _options(option)
-        )
+        known = known_settings()
+        changes = {
+            name: _read(name, word, known[name].type) for name, word in vars(settings).items()
+        }
+        return config.updated(**changes, model_options=config.model.options | _options(option))
 
 
 def default_folder(config: TrainConfig, recipe_or_model: str, resume: bool) -> Path:

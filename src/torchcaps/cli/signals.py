@@ -12,14 +12,14 @@ STOPPING = "stopping after this step; the state will be saved"
 
 
 @contextmanager
-def unwinding(end: Callable[[int], object] = sys.exit) -> Iterator[None]:
+def sigterm_as_exit(end: Callable[[int], object] = sys.exit) -> Iterator[None]:
     """While open, SIGTERM unwinds the program as Ctrl-C does, so that nothing half-written stays; or ends it so."""
     with _handling(lambda number, _: end(128 + number), signal.SIGTERM):
         yield
 
 
 @contextmanager
-def noted(rank: int | None = None) -> Iterator[list[int]]:
+def graceful_stop(rank: int | None = None) -> Iterator[list[int]]:
     """While open, a first SIGINT or SIGTERM is noted, for the loop to stop after its step; a second acts at once.
 
     Among several processes (`rank`) a second changes nothing: `torchrun` sends what they have got from the terminal
@@ -29,7 +29,7 @@ def noted(rank: int | None = None) -> Iterator[list[int]]:
 
     def note(number: int, _: FrameType | None) -> None:
         if caught and rank is None:
-            settle()
+            ignore_signals()
             raise SystemExit(128 + number)
         if not caught and (rank is None or (rank == 0 and number == signal.SIGINT)):
             again = " (once more: stop at once)" if rank is None else ""
@@ -42,7 +42,7 @@ def noted(rank: int | None = None) -> Iterator[list[int]]:
         yield caught
 
 
-def settle() -> None:
+def ignore_signals() -> None:
     """From here on signals change nothing: the program is about to end, and its status is known. Python takes its own
     handlers away before it ends; a Ctrl-C that came then would kill it."""
     if threading.current_thread() is threading.main_thread():

@@ -17,7 +17,7 @@ from torchcaps.cli.console import UsageError, note, note_without_plots, progress
 from torchcaps.cli.flags import use_threads
 from torchcaps.cli.imports import hinted
 from torchcaps.cli.settings import Settings, check_unchanged, default_folder, resolve
-from torchcaps.cli.signals import noted, settle
+from torchcaps.cli.signals import graceful_stop, ignore_signals
 
 if TYPE_CHECKING:
     from torchcaps.settings import TrainConfig
@@ -110,7 +110,7 @@ def _train(config: TrainConfig, folder: Path, resume: bool) -> int:
     ranks = current()
     with (
         progress_bar("training") as bar,
-        noted(ranks.rank if ranks.world_size > 1 else None) as caught,
+        graceful_stop(ranks.rank if ranks.world_size > 1 else None) as caught,
     ):
         try:
             tc.training.train(
@@ -121,7 +121,7 @@ def _train(config: TrainConfig, folder: Path, resume: bool) -> int:
                 should_stop=lambda: bool(caught),
             )
         except tc.training.Interrupted as stop:
-            settle()
+            ignore_signals()
             again = f"torchcaps train {config.model.name} --output {shlex.quote(str(folder))} --resume{plugins.flags()}"
             note(f"{stop}; continue with: {again}")
             return (
