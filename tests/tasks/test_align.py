@@ -177,6 +177,14 @@ def test_principal_axes_follow_a_motion_up_to_half_turns(dim):
     torch.testing.assert_close((after @ rotation).abs(), before.abs(), atol=1e-5, rtol=0)
 
 
+def test_axes_are_those_of_full_precision_under_autocast():
+    points = torch.randn(3, 20, 2, generator=seeded()) * torch.tensor([3.0, 1.0])
+    exact = principal_axes(points)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(principal_axes(points), exact)
+        assert principal_axes(points.bfloat16()).dtype == torch.float32
+
+
 def test_what_does_not_fit_gets_one_sentence():
     model = tc.create_model("canonical_capsules_small", img_size=(8, 1), **MODEL)
     digits = tc.data.load_dataset("digits", "test")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
-from torchcaps.errors import UnknownNameError
+import torchcaps as tc
+from torchcaps.data import ImageSet, Preprocess
+from torchcaps.errors import ArgumentError, UnknownNameError
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks import Task
+from torchcaps.tasks import Task, predict, register_loss
+from torchcaps.types import model_metadata
 
 
 class Bare(Task):
@@ -36,3 +40,63 @@ def test_a_task_of_one_loss_needs_no_name_for_it():
 def test_a_task_that_says_nothing_of_single_pictures_says_so():
     with pytest.raises(ValueError, match="predict: the task bare says nothing of single pictures"):
         Bare(nn.Linear(2, 2), TrainConfig()).predict(torch.zeros(1, 1, 2, 2))
+
+
+class Named(nn.Module):
+    """A network of a person who had the same names in mind."""
+
+    spec = "a sheet of paper"
+
+    def __init__(self):
+        super().__init__()
+        self.task = nn.Linear(64, 2)
+        self.classes = nn.Parameter(torch.zeros(2))
+        self.preprocess = nn.Flatten()
+
+    def forward(self, images):
+        return self.task(self.preprocess(images)) + self.classes
+
+
+def test_what_a_module_calls_its_own_stays_its_own(tmp_path):
+    model = Named()
+    images = ImageSet(torch.rand(12, 1, 8, 8), torch.arange(12) % 2, ("cat", "dog"), "pets")
+    before = {name: id(value) for name, value in vars(model).items() if name != "training"}
+    fitted, history = tc.fit(model, images, epochs=1, device="cpu")
+    assert fitted is model and len(history) == 1
+    assert {name: id(vars(model)[name]) for name in before} == before
+    assert (model.spec, type(model.task), type(model.preprocess)) == (
+        "a sheet of paper",
+        nn.Linear,
+        nn.Flatten,
+    )
+    metadata = model_metadata(model)
+    assert (metadata.classes, metadata.preprocess, metadata.task) == (
+        ("cat", "dog"),
+        Preprocess((8, 8), 1),
+        "classify",
+    )
+    file = tmp_path / "one.png"
+    Image.new("L", (8, 8)).save(file)
+    (row,) = predict(model, [file])
+    assert set(row["activations"]) == {"cat", "dog"}
+    assert sum(row["activations"].values()) == pytest.approx(1)  # logits, as they were taken for
+
+
+def test_a_task_writes_nothing_into_a_module():
+    plain = nn.Linear(2, 2)
+    before = set(vars(plain))
+    assert Bare(plain, TrainConfig()).spec.activation == "logit"
+    assert set(vars(plain)) == before
+
+
+def test_every_task_with_a_registry_takes_further_losses():
+    for task in ("classify", "segment", "align"):
+        losses = tc.tasks.task_class(task, nn.Identity()).losses
+        with losses.restored():
+            register_loss("another", task=task)(lambda *_: 0.0)
+            assert "another" in losses
+            with pytest.raises(ValueError, match="loss 'another' is registered already"):
+                register_loss("another", task=task)(lambda *_: 0.0)
+    with pytest.raises(ArgumentError) as caught:
+        register_loss("another", task="transform")
+    assert caught.value.argument == "task"

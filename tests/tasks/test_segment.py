@@ -283,6 +283,36 @@ def test_a_large_image_is_taken_in_tiles(tmp_path):
     assert set(seen) == {(1, 1, 16, 16)}
 
 
+def test_a_tile_weighs_more_near_its_center():
+    """Two tiles of 8, of which one says 0 and one says 1, meet in columns 6 and 7 of 14."""
+    answers = iter([0.0, 1.0])
+    found = predict_tiles(
+        lambda tile: tile.new_full((1, 1, 8, 8), next(answers)), torch.zeros(1, 8, 14), 8
+    )
+    ramp = 1 + 1 / 8 - torch.linspace(-1, 1, 8).abs()
+    expected = ramp[:2] / (ramp[:2] + ramp[6:])
+    assert found[0, :, :6].max() == 0 and found[0, :, 8:].min() == 1
+    torch.testing.assert_close(found[0, :, 6:8], expected.expand(8, 2))
+    assert expected[0] < 0.5 < expected[1]
+
+
+def test_only_the_foreground_is_drawn():
+    images = shapes(4)
+    bright = torch.maximum(images.images, torch.tensor(90, dtype=torch.uint8))
+    images = MaskedSet.of(bright, images.masks, images.classes, "shapes")
+    torch.manual_seed(0)
+    task = create_task(model_of("segcaps"), TrainConfig(), images).eval()
+    batch = task.sample_batch(images, torch.arange(4), torch.Generator())
+    losses = task.training_step(batch, 0.0)
+    capsules = task.model.capsules(batch.images)
+    drawn = task.model.reconstruct(capsules, batch.masks)
+    foreground = torch.where(batch.masks.unsqueeze(1) > 0, batch.images, 0.0)
+    error = (drawn - foreground).square().mean()
+    torch.testing.assert_close(losses["reconstruction"], error)
+    torch.testing.assert_close(losses["loss"], losses[task.loss] + 0.1 * error)
+    assert not torch.isclose(error, (drawn - batch.images).square().mean())
+
+
 def test_a_model_of_windows_predicts_images_of_any_size(tmp_path):
     model = model_of(size=16)
     classes = ("ground", "a", "b", "c")
