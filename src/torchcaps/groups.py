@@ -79,6 +79,8 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
         raise UnknownNameError(name, str(value), words)
     kind = get_origin(rest[0]) or rest[0]
     if kind is tuple:
+        if str in get_args(rest[0]):
+            return _names(name, value)
         return _numbers(name, value, pair=Ellipsis not in get_args(rest[0]))
     if isinstance(value, Path) and kind is str:
         return str(value)
@@ -92,6 +94,13 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
     except (TypeError, ValueError) as error:  # of a dictionary
         raise ArgumentError(name, f"expected plain values that a file can hold ({error})") from None
     return value
+
+
+def _names(name: str, value: Any) -> tuple[str, ...]:
+    """Any number of names."""
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+        raise ArgumentError(name, f"expected names, got {value!r}")
+    return tuple(value)
 
 
 def _numbers(name: str, value: Any, pair: bool) -> tuple[int, ...]:

@@ -80,6 +80,9 @@ class TaskSettings(SettingsGroup):
     label_smoothing: float = setting(
         0.0, "share of cross-entropy's target that all classes get alike", low=0, high=1
     )
+    metrics: tuple[str, ...] = setting(
+        (), "further metrics by name, such as brier_score, where the task gives what they need"
+    )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import torchcaps as tc
 from torchcaps.data import ImageSet, Preprocess
 from torchcaps.errors import ArgumentError, UnknownNameError
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks import Task, predict, register_loss
+from torchcaps.tasks import Task, list_metrics, predict, register_loss, register_metric
+from torchcaps.tasks.metrics import METRICS, extra_metrics
 from torchcaps.types import model_metadata
 
 
@@ -100,3 +101,37 @@ def test_every_task_with_a_registry_takes_further_losses():
     with pytest.raises(ArgumentError) as caught:
         register_loss("another", task="transform")
     assert caught.value.argument == "task"
+
+
+def test_metrics_that_a_run_asks_for_are_reported_where_the_task_gives_what_they_need():
+    images = ImageSet(torch.rand(12, 1, 8, 8), torch.arange(12) % 3, ("a", "b", "c"), "noise")
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    names = ("brier_score", "largest_logit", "paths_of_trees")
+    with METRICS.restored():
+        register_metric("largest_logit", needs=["logits"])(lambda logits: logits.max())
+        register_metric("paths_of_trees", needs=["paths"])(len)
+        assert {*names, "top5_accuracy"} <= set(list_metrics())
+        config = TrainConfig.of(metrics=names, epochs=1, device="cpu")
+        assert TrainConfig.from_dict(config.to_dict()) == config
+        model, history = tc.fit(plain, images, validation=images, config=config)
+        evaluation = tc.tasks.create_task(model, config, images).evaluate(images)
+        figures = evaluation.to_dict()
+    probabilities = model(images.images).softmax(dim=1)
+    target = nn.functional.one_hot(images.labels, 3)
+    brier = (probabilities - target).square().sum(dim=1).mean().item()
+    assert figures["brier_score"] == history[0]["val_brier_score"] == pytest.approx(brier)
+    assert figures["largest_logit"] == pytest.approx(model(images.images).max().item())
+    assert "paths_of_trees" not in figures and "val_paths_of_trees" not in history[0]
+    assert f"brier score {brier:.4f}" in evaluation.summary
+    with pytest.raises(
+        UnknownNameError, match="unknown metric 'brier'; did you mean 'brier_score'"
+    ):
+        Bare(plain, TrainConfig.of(metrics=["brier"]))
+
+
+def test_metrics_by_hand():
+    activation = torch.eye(6)[[0, 1, 5]] * 0.5 - torch.arange(6) * 0.01
+    outputs = {"activation": activation, "labels": torch.tensor([0, 5, 5])}
+    figures = extra_metrics(("top5_accuracy", "brier_score"), outputs)
+    assert figures["top5_accuracy"] == pytest.approx(2 / 3)
+    assert figures["brier_score"] == pytest.approx((0.2555 + 1.3455 + 0.3055) / 3)

@@ -1,9 +1,10 @@
 """What evaluations share: the types of their arguments, what they ask of them, and the base of their results."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass
 from math import isfinite
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from jaxtyping import Float, Int64
@@ -42,6 +43,7 @@ class EvaluationResult:
     """
 
     derived: ClassVar[tuple[str, ...]] = ()
+    extra: ClassVar[Mapping[str, float]] = {}  # metrics that a run asks for; see `with_extra`
 
     def to_dict(self) -> dict[str, Any]:
         """The figures, ready for JSON, with the derived ones."""
@@ -50,7 +52,21 @@ class EvaluationResult:
             for name, value in vars(self).items()
             if isinstance(value, EvaluationResult)
         }
-        return asdict(self) | parts | {name: getattr(self, name) for name in self.derived}
+        derived = {name: getattr(self, name) for name in self.derived}
+        return asdict(self) | parts | derived | dict(self.extra)
+
+    def with_extra(self, extra: Mapping[str, float]) -> Self:
+        """A copy with further metrics by name, which go into the JSON."""
+        result = copy(self)
+        object.__setattr__(result, "extra", dict(extra))
+        return result
+
+    @property
+    def extra_words(self) -> str:
+        """`, brier score 0.1234` for a summary; nothing without extra metrics."""
+        return "".join(
+            f", {name.replace('_', ' ')} {value:.4f}" for name, value in self.extra.items()
+        )
 
     @property
     def numbers(self) -> dict[str, float | None]:
@@ -87,7 +103,7 @@ class MetricResult(EvaluationResult):
         return f"{score} on {self.num_samples:,} images"
 
     def to_dict(self) -> dict[str, Any]:
-        return {**self.figures, "num_samples": self.num_samples}
+        return {**self.figures, **self.extra, "num_samples": self.num_samples}
 
 
 def percent(share: float | None) -> str:

@@ -16,6 +16,8 @@ from torchcaps.tasks._base import task_class as task_class
 from torchcaps.tasks.align import Align as Align
 from torchcaps.tasks.classify import Classify as Classify
 from torchcaps.tasks.classify import Scores as Scores
+from torchcaps.tasks.metrics import list_metrics as list_metrics
+from torchcaps.tasks.metrics import register_metric as register_metric
 from torchcaps.tasks.multilabel import Multilabel as Multilabel
 from torchcaps.tasks.pose_changes import TransformingEvaluation as TransformingEvaluation
 from torchcaps.tasks.pose_changes import evaluate_transforming as evaluate_transforming

@@ -20,6 +20,7 @@ from torchcaps.evaluation.base import EvaluationResult, MetricResult
 from torchcaps.evaluation.forward import Progress, autocast, device_of, evaluating
 from torchcaps.registry import Registry
 from torchcaps.settings import TrainConfig
+from torchcaps.tasks.metrics import METRICS, extra_metrics
 from torchcaps.types import ModelSpec, declares, spec_of
 
 if TYPE_CHECKING:
@@ -193,6 +194,10 @@ class Task(nn.Module):
         """Metrics of all images by their outputs, "loss" and the score among them; by default means."""
         return {name: values.double().mean().item() for name, values in outputs.items()}
 
+    def all_metrics(self, outputs: Outputs) -> dict[str, float]:
+        """`compute_metrics`, and the metrics that the run asks for."""
+        return self.compute_metrics(outputs) | extra_metrics(self.config.task.metrics, outputs)
+
     def warnings(self, outputs: Outputs) -> list[str]:
         """What is wrong with the model by its outputs on held-out images, a sentence each."""
         return []
@@ -207,7 +212,9 @@ class Task(nn.Module):
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> EvaluationResult:
         """The metrics on test images, which training had no part in."""
-        return self.evaluation(self.eval_outputs(images, progress=progress), images)
+        outputs = self.eval_outputs(images, progress=progress)
+        extra = extra_metrics(self.config.task.metrics, outputs)
+        return self.evaluation(outputs, images).with_extra(extra)
 
     def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
         """What `evaluate` returns, by the outputs for the images."""
@@ -235,7 +242,7 @@ def resolve_config(
 ) -> TrainConfig:
     """The configuration of a run with its task and loss by name, and every open setting filled.
 
-    Raises UnknownNameError for a loss that the task does not have.
+    Raises UnknownNameError for a loss that the task does not have, and an unknown metric.
     """
     losses = task.losses or ("loss",)
     loss = config.task.loss
@@ -243,6 +250,8 @@ def resolve_config(
         loss = spec.loss if spec.loss in losses else next(iter(losses))
     if loss not in losses:
         raise UnknownNameError("loss", loss, losses)
+    for name in config.task.metrics:
+        METRICS[name]
     defaults = DEFAULTS | dict(task.defaults) | task.default_settings(model, spec, loss)
     return config.filled(defaults).updated(task=task.name, loss=loss)
 

@@ -97,7 +97,7 @@ class TransformingEvaluation(EvaluationResult):
             "mean_mse": self.mean_error,
         }
         known = {name: value if isfinite(value) else None for name, value in figures.items()}
-        return {**known, "num_samples": len(self.true)}
+        return {**known, **self.extra, "num_samples": len(self.true)}
 
 
 def compare_pairs(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:

@@ -44,7 +44,7 @@ class TreeEvaluation(Evaluation):
     @property
     def summary(self) -> str:
         shown = ", ".join(f"{name.replace('_', ' ')} {self.hierarchy[name]:.4f}" for name in SHOWN)
-        return f"{shown}, {self.num_samples} images"
+        return f"{shown}, {self.num_samples} images{self.extra_words}"
 
     def table(self) -> TextTable:
         heads, rows = super().table()

@@ -246,7 +246,7 @@ class Trainer:
         count = sums.pop("count")
         check_finite(self.task.model, self.sink.left())
         outputs = self.task.eval_outputs(self.held, precision="bf16" if self.bf16 else "fp32")
-        figures = self.task.compute_metrics(outputs)
+        figures = self.task.all_metrics(outputs)
         for name, value in figures.items():
             self._check_loss(value, f"validation {name}")
         rank = (figures[self.task.score], -figures["loss"])

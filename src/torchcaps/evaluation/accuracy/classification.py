@@ -70,6 +70,7 @@ class Evaluation(EvaluationResult):
             "calibration_error": self.calibration.length.error,
             "calibration": asdict(self.calibration),
             "classes": list(self.classes),
+            **self.extra,
         }
 
     @property
@@ -77,7 +78,8 @@ class Evaluation(EvaluationResult):
         """One line."""
         calibration = self.calibration.length.error
         name = self.loss_name.replace("_", " ")
-        return f"{name} loss {self.loss:.4f}, calibration error {calibration:.4f}, {self.num_samples} images"
+        figures = f"{name} loss {self.loss:.4f}, calibration error {calibration:.4f}"
+        return f"{figures}, {self.num_samples} images{self.extra_words}"
 
     def table(self) -> TextTable:
         """A row for each class, and a row for all of them."""

@@ -42,7 +42,7 @@ class MultiLabel(EvaluationResult):
     @property
     def summary(self) -> str:
         """One line."""
-        return f"error {self.error:.2%} ± {self.standard_error:.2%} of {self.num_samples} images"
+        return f"error {self.error:.2%} ± {self.standard_error:.2%} of {self.num_samples} images{self.extra_words}"
 
     def table(self) -> TextTable:
         """A row for each share."""

@@ -43,7 +43,7 @@ class MaskFigures(EvaluationResult):
     @property
     def summary(self) -> str:
         """`mean Dice 0.9712 on 1,000 images`."""
-        return f"mean Dice {self.dice:.4f}, mean IoU {self.iou:.4f} on {self.num_samples:,} images"
+        return f"mean Dice {self.dice:.4f}, mean IoU {self.iou:.4f} on {self.num_samples:,} images{self.extra_words}"
 
     def table(self) -> TextTable:
         """A row for each class, the mean first."""

@@ -1,0 +1,81 @@
+"""Metrics that a run may ask for, by the setting `metrics`, beside those of its task."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from torchcaps.data import multi_hot
+from torchcaps.registry import Registry
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+class Metric(NamedTuple):
+    """A function of outputs of a task for all images, and the names of these outputs."""
+
+    function: Callable[..., Any]
+    needs: tuple[str, ...]
+
+
+METRICS: Registry[Metric] = Registry("metric")
+
+
+def register_metric(
+    name: str | None = None,
+    *,
+    needs: Sequence[str] = ("activation", "labels"),
+    replace: bool = False,
+) -> Callable[[T], T]:
+    """Decorator: makes a function known as a metric.
+
+    It is given the outputs of `Task.eval_step` that it needs, for all images and on the CPU, and
+    returns a number. A task that does not give them leaves the metric out.
+
+    Args:
+        name: what the setting `metrics` calls it; by default the name of the function.
+        needs: names of outputs, in the order of the function's arguments.
+        replace: whether to take a name that is taken; else that is a ValueError.
+    """
+
+    def decorate(function: T) -> T:
+        METRICS.add(name or function.__name__, Metric(function, tuple(needs)), replace=replace)
+        return function
+
+    return decorate
+
+
+def list_metrics() -> list[str]:
+    """Names of metrics."""
+    return METRICS.names()
+
+
+def extra_metrics(names: Sequence[str], outputs: Mapping[str, Tensor]) -> dict[str, float]:
+    """Those of the named metrics whose outputs are there. Raises UnknownNameError."""
+    metrics = {name: METRICS[name] for name in names}
+    return {
+        name: float(metric.function(*(outputs[key] for key in metric.needs)))
+        for name, metric in metrics.items()
+        if outputs.keys() >= set(metric.needs)
+    }
+
+
+@register_metric()
+def brier_score(
+    activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"]
+) -> Float[Tensor, ""]:
+    """Squared distance of activations from 1 for classes shown and 0 for others, summed over classes."""
+    targets = multi_hot(labels.view(len(labels), -1), activation.shape[1])
+    return (activation - targets).double().square().sum(dim=1).mean()
+
+
+@register_metric()
+def top5_accuracy(
+    activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"]
+) -> Float[Tensor, ""]:
+    """Share of images whose classes are all among the five most active ones."""
+    predicted = activation.topk(min(5, activation.shape[1]), dim=1).indices
+    labels = labels.view(len(labels), -1)
+    is_hit = (predicted.unsqueeze(1) == labels.unsqueeze(2)).any(dim=2).all(dim=1)
+    return is_hit.double().mean()
