@@ -41,6 +41,14 @@ def test_the_split_is_the_same_every_time(tmp_path):
     )
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_an_image_file_of_no_bytes_is_refused(tmp_path, split):
+    root = write_folder(tmp_path / "own", count=4, levels=("train", "test"))
+    (root / split / "cat" / "9.png").touch()
+    with pytest.raises(DataError, match=r"9\.png"):
+        load_dataset(root, split)
+
+
 def test_natural_order():
     assert sorted(["img10", "img2", "b", "img1", "10", "9"], key=natural) == [
         "9",

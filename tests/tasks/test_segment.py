@@ -360,6 +360,17 @@ def test_numbers_palettes_grays_and_colors_are_the_same_masks(tmp_path):
     assert counts[0] == [counts[1][k] for k in (0, 2, 1)]
 
 
+def test_masks_are_resized_by_the_pixel_at_the_center(tmp_path):
+    """A column of the half-sized mask lies where the second of two columns was, as in its image."""
+    folder = written(tmp_path, count=5)
+    mask = np.zeros((16, 16), dtype=np.uint8)
+    mask[:, 1::4], mask[:, 3::4] = 1, 2
+    for file in (folder / "masks").iterdir():
+        write_mask(file, mask, 3)
+    small = load_dataset(folder, img_size=8)
+    assert small.masks[0, 0].tolist() == [1, 2] * 4
+
+
 def test_black_and_white_and_splits(tmp_path):
     for split, count in (("train", 4), ("test", 3)):
         folder = written(tmp_path / "own" / split, count)

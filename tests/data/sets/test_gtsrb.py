@@ -115,6 +115,14 @@ def test_the_box_is_scaled_to_the_image(tmp_path):
     assert cut.images.shape == (40, 3, 32, 32)
 
 
+def test_the_box_is_cut_to_its_last_pixel(tmp_path):
+    root = write_gtsrb(tmp_path)
+    picture = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    (root / "Final_Training/Images/00000/00000_00000.ppm").write_bytes(ppm(picture))
+    cut = read_gtsrb(root, roi=True, img_size=26).images[0].movedim(0, -1)
+    np.testing.assert_array_equal(cut.numpy(), picture[3:29, 3:29])
+
+
 @pytest.mark.parametrize(
     "box", [(0, 0, 1, 1, 200, 200), (199, 199, 200, 200, 200, 200), (0, 0, 200, 200, 200, 200)]
 )
