@@ -24,8 +24,8 @@ import torch
 import torchcaps
 from torchcaps.data import load_dataset
 from torchcaps.distributed import hard_exit, init
+from torchcaps.training import fit
 from torchcaps.training.environment import environment
-from torchcaps.training.run import fit
 
 RESULT = Path(__file__).parent / "results" / "processes.json"
 WARM = 3  # steps that do not count

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from torchcaps.models._pretrained import FOLDER
-from torchcaps.training import RunFolder
+from torchcaps.training import Run
 from torchcaps.training.checkpoint import load_tensors, save_tensors
 
 MOST_BYTES = 6_000_000  # of all files together
@@ -17,20 +17,20 @@ LICENCE = "Apache-2.0; MNIST: Yann LeCun and Corinna Cortes, CC BY-SA 3.0"
 
 def pack(path: Path) -> Path:
     """The best model of a run, as weights of the package under the model's name."""
-    run = RunFolder.open(path)
-    config, found = run.config(), json.loads((path / "evaluation.json").read_text())
-    tensors, about = load_tensors(run.model)
+    run = Run.open(path)
+    config, found = run.config, json.loads((path / "evaluation.json").read_text())
+    tensors, about = load_tensors(run.model_path)
     about["weights"] = {
         "data": config.data.name,
         "shown": SHOWN[config.data.name],
-        "seed": config.run.seed,
-        "epochs": config.run.epochs,
+        "seed": config.training.seed,
+        "epochs": config.training.epochs,
         "held_out": config.data.holdout,
         "accuracy": found["accuracy"],
         "images": found["num_samples"],
-        "command": f"torchcaps train {path.name} --seed {config.run.seed}",
+        "command": f"torchcaps train {path.name} --seed {config.training.seed}",
         "license": LICENCE,
-        "torch": run.environment()["torch"],
+        "torch": run.environment["torch"],
     }
     target = FOLDER / f"{about['model']}.safetensors"
     FOLDER.mkdir(exist_ok=True)

@@ -50,6 +50,10 @@ class Ranks:
         start = self.rank * size + min(self.rank, longer)
         return slice(start, start + size + (self.rank < longer))
 
+    def shard_size(self, count: int) -> int:
+        """How many of `count` rows are this rank's."""
+        return len(range(count)[self.shard(count)])
+
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all ranks of `values` on the CPU; the same bits on each of them."""
         if self.world_size == 1:

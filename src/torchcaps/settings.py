@@ -90,6 +90,9 @@ class OptimizerSettings(SettingsGroup):
     """How weights change."""
 
     name: str = setting("adam", "adam, adamw, sgd, or a registered one", name="optimizer")
+    options: dict[str, Any] = setting(  # noqa: RUF009
+        {}, "the optimizer's own options by name", name="optimizer_options"
+    )
     lr: float | None = setting(
         None,
         "peak learning rate; by default that of the task, 0.001 for classes",
@@ -104,26 +107,19 @@ class OptimizerSettings(SettingsGroup):
         low=0,
     )
 
-    def __post_init__(self) -> None:
-        if self.clip is None:  # as runs before "auto" say it
-            object.__setattr__(self, "clip", 0.0)
-        super().__post_init__()
-
 
 @dataclass(frozen=True)
 class ScheduleSettings(SettingsGroup):
     """Learning rate over time."""
 
-    name: Literal["warmup_cosine", "cosine", "paper", "constant", "steps", "exponential"] | None = (
-        setting(
-            None,
-            "by default that of the task, warmup_cosine for classes: it rises for 5 % of the steps, but "
-            "at least for 40 or half of them, and falls to zero along a cosine; cosine falls so "
-            "from the start; constant rises and stays; "
-            "paper is lr * 0.96 ** (step / 2000) as in the authors' code of 2017; steps falls by a factor "
-            "at milestones; exponential falls by a factor after each epoch, to a tenth at the lowest",
-            name="schedule",
-        )
+    name: str | None = setting(
+        None,
+        "by default that of the task, warmup_cosine for classes: it rises for 5 % of the steps, "
+        "but at least for 40 or half of them, and falls to zero along a cosine; cosine falls so "
+        "from the start; constant rises and stays; paper is lr * 0.96 ** (step / 2000) as in the "
+        "authors' code of 2017; steps falls by a factor at milestones; exponential falls by a "
+        "factor after each epoch, to a tenth at the lowest; or a registered one",
+        name="schedule",
     )
     milestones: tuple[int, ...] = setting(
         (), "epochs after which the rate falls, with the schedule steps"
@@ -163,7 +159,7 @@ def _augmentation_group(augmentations: tuple[Augmentation, ...]) -> type[Any]:
 
 
 @dataclass(frozen=True)
-class RunSettings(SettingsGroup):
+class TrainingSettings(SettingsGroup):
     """How long, where, and what is kept."""
 
     epochs: int = setting(10, "passes over the training images", low=1)
@@ -184,6 +180,7 @@ class RunSettings(SettingsGroup):
         100, "steps between checkpoints; there is also one after each epoch", low=1
     )
     keep_epochs: bool = setting(False, "keep the model of every epoch, to be measured afterwards")
+    callbacks: tuple[str, ...] = setting((), "names of registered callbacks")
 
 
 @dataclass(frozen=True)
@@ -192,7 +189,7 @@ class TrainConfig:
 
     Example:
         >>> config = TrainConfig.of(model="capsnet", data="digits", epochs=3)
-        >>> config.run.epochs
+        >>> config.training.epochs
         3
     """
 
@@ -202,7 +199,7 @@ class TrainConfig:
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     augmentation: Any = field(default_factory=_default_augmentation)
-    run: RunSettings = field(default_factory=RunSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
 
     @classmethod
     def of(cls, **settings: Any) -> TrainConfig:
@@ -212,8 +209,10 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
-        """The inverse of `to_dict`; also reads settings without groups. Raises ValueError as `of`, or for
-        what is no mapping."""
+        """The inverse of `to_dict`; also reads settings without groups.
+
+        Raises ValueError as `of`, or for what is no mapping.
+        """
         return cls()._with(flattened(values))
 
     def to_dict(self) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def history(seed: int = SEED) -> tuple[dict[int, Files], dict[str, Any]]:
                 if row["kind"] == "tick":
                     states[row["step"]] = files(Path("run"))
 
-            train(config, "run", listener=keep)
+            train(config, "run", emit=keep)
             return states, contents(Path("run"))
         finally:
             os.chdir(home)

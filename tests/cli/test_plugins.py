@@ -18,7 +18,7 @@ from torchcaps.errors import RunError
 from torchcaps.models import _registry as model_registry
 from torchcaps.nn import routers
 from torchcaps.reproduction import MEASURES
-from torchcaps.training import RunFolder, recipes
+from torchcaps.training import Run, recipes
 
 from .conftest import the_sentence
 
@@ -116,7 +116,7 @@ def test_lists_have_what_the_file_adds(alone, stripes, words, name, module):
 def test_it_is_trained_evaluated_reported_and_used(alone, stripes, tmp_path):
     outcome = train(alone, *IMPORT)
     assert outcome.status == 0, outcome.err
-    assert RunFolder(tmp_path / "run").environment()["imports"] == ["stripes.py"]
+    assert Run(tmp_path / "run").environment["imports"] == ["stripes.py"]
     outcome = alone("evaluate", "run", "--json", *IMPORT)
     assert outcome.status == 0, outcome.err
     assert json.loads(outcome.out)["num_samples"] == 30

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from torchcaps.tasks import Classify
-from torchcaps.training import RunFolder
+from torchcaps.training import Run
 from training.makers import contents, left_behind
 
 from .conftest import the_sentence
@@ -65,7 +65,7 @@ def test_the_flags_reach_the_configuration(command, start, tmp_path):
         "bias=True",
     )
     command(*start, *flags, *more, "--max-bytes", 10**9, "--output", "out")
-    found = RunFolder.open(tmp_path / "out").config().flat()
+    found = Run.open(tmp_path / "out").config.flat()
     wanted = {
         "max_bytes": 10**9,
         "seed": 3,
@@ -95,7 +95,7 @@ def test_flags_come_before_the_recipe_too(command, start, tmp_path):
         "--flip",
     ]
     assert command(verb, *flags, recipe, *rest, "--epochs", 1, "--output", "out").status == 0
-    config = RunFolder.open(tmp_path / "out").config().flat()
+    config = Run.open(tmp_path / "out").config.flat()
     assert config["img_size"] == (20, 20)
     assert config["milestones"] == (1, 2)
     assert (config["nesterov"], config["keep_epochs"], config["flip"]) == (True, False, True)
@@ -179,7 +179,7 @@ def test_a_resumed_run_takes_as_many_threads_as_before_and_says_when_told_otherw
     resume = ("train", "capsnet", "--output", "out", "--resume", "--keep-memory", "no")
     threads.clear()
     assert "--threads" not in command(*resume).err
-    started_with = json.loads((RunFolder("out").path / "environment.json").read_text())["threads"]
+    started_with = json.loads((Run("out").path / "environment.json").read_text())["threads"]
     assert started_with in threads
     err = command(*resume, "--threads", started_with + 1).err
     assert (

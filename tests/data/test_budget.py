@@ -22,7 +22,7 @@ from torchcaps.data import (
     register_dataset,
 )
 from torchcaps.errors import LONGEST, DataError, RunError, TorchcapsError, one_line
-from torchcaps.training import RunFolder, load_recipe
+from torchcaps.training import Run, load_recipe
 
 from .makers import SETS, idx_bytes, picture, write_folder, write_idx_set
 from .test_images import encoded
@@ -196,7 +196,7 @@ def test_a_fifo_is_no_file_of_ours(tmp_path, name):
     (tmp_path / "run").mkdir()
     os.mkfifo(tmp_path / name)
     readers = {
-        "run/config.json": lambda path: RunFolder.open(path.parent).config(),
+        "run/config.json": lambda path: Run.open(path.parent).config,
         "model.safetensors": load,
         "own.toml": lambda path: load_recipe(str(path)),
         "photo.png": decode_image,

@@ -71,7 +71,7 @@ def started(folder, settings, *, stop=None, resume=False):
             folder,
             resume=resume,
             should_stop=lambda: last and len(steps) + 1 == stop,
-            listener=lambda row: steps.append(row["step"]) if row["kind"] == "tick" else None,
+            emit=lambda row: steps.append(row["step"]) if row["kind"] == "tick" else None,
         )
     except Interrupted:
         assert stop is not None

@@ -47,7 +47,7 @@ found["predict"] = command("predict", "run", "gray.png", "--json")
 # A training that is stopped ends, once resumed, in the same bytes.
 from torchcaps import training
 steps = iter(range(1, 100))
-config = training.RunFolder.open("run").config()
+config = training.Run.open("run").config
 with contextlib.suppress(training.Interrupted):
     training.train(config, "stopped", should_stop=lambda: next(steps) == 5)
 found["resume"] = command("train", "denoiser", "--output", "stopped", "--resume", "--json")

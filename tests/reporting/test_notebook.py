@@ -7,10 +7,10 @@ from html.parser import HTMLParser
 
 import pytest
 
+from torchcaps import training
 from torchcaps.errors import RunError
 from torchcaps.reporting import Run, finish_run
 from torchcaps.reporting import run as run_module
-from torchcaps.training import RunFolder
 
 
 class Page(HTMLParser):
@@ -51,7 +51,7 @@ def edit(file, change):
 @pytest.fixture
 def evaluated(run, monkeypatch):
     monkeypatch.setattr(run_module, "can_plot", lambda: False)
-    finish_run(RunFolder.open(run))
+    finish_run(training.Run.open(run))
     return run
 
 

@@ -12,7 +12,7 @@ from torchcaps.errors import DataError, RunError
 from torchcaps.reporting import evaluation_folder, finish_run, open_run, write_evaluation
 from torchcaps.reporting import run as run_module
 from torchcaps.reporting.epochs import epochs_of
-from torchcaps.training import RunFolder
+from torchcaps.training import Run
 from training.makers import left_behind, write_bars
 
 PLOTS = ("activations", "calibration", "confusion_matrix", "curves", "per_class", "reconstructions")
@@ -80,7 +80,7 @@ def test_where_an_evaluation_belongs(run, data, split, expected):
 
 
 def test_finishing_writes_the_figures_and_every_plot(run):
-    found = finish_run(RunFolder.open(run))
+    found = finish_run(Run.open(run))
     written = json.loads((run / "evaluation.json").read_text())
     assert written == json.loads(json.dumps(found.to_dict()))
     assert {"accuracy", "error", "per_class", "num_samples"} <= written.keys()
@@ -101,28 +101,28 @@ def test_the_curves_compare_like_with_like(run, monkeypatch):
         return viz.canvas.new_figure(1, 1)
 
     monkeypatch.setattr(viz, "curves", draw)
-    run_module.training_figure(epochs_of(RunFolder.open(run)), "margin")
+    run_module.training_figure(epochs_of(Run.open(run)), "margin")
     assert [row["epoch"] for row in given] == [1, 2, 3]
-    rows = [row for row in RunFolder.open(run).rows() if row["kind"] == "epoch"]
+    rows = [row for row in Run.open(run).rows if row["kind"] == "epoch"]
     assert [row["train_loss"] for row in given] == [row["train_margin"] for row in rows]
     assert [row["val_loss"] for row in given] == [row["val_loss"] for row in rows]
 
 
 def test_finishing_twice_gives_the_same_figures(run, monkeypatch):
     monkeypatch.setattr(run_module, "can_plot", lambda: False)
-    first = finish_run(RunFolder.open(run)).to_dict()
-    assert finish_run(RunFolder.open(run)).to_dict() == first
+    first = finish_run(Run.open(run)).to_dict()
+    assert finish_run(Run.open(run)).to_dict() == first
 
 
 def test_without_matplotlib_there_are_figures_and_no_plots(run, monkeypatch):
     monkeypatch.setattr(run_module, "can_plot", lambda: False)
-    finish_run(RunFolder.open(run))
+    finish_run(Run.open(run))
     assert (run / "evaluation.json").exists()
     assert not (run / "plots").exists()
 
 
 def test_a_model_without_decoder_has_every_plot_but_reconstructions(blind):
-    finish_run(RunFolder.open(blind))
+    finish_run(Run.open(blind))
     assert sorted(path.stem for path in (blind / "plots").iterdir()) == sorted(
         set(PLOTS) - {"reconstructions"}
     )
@@ -137,7 +137,7 @@ def test_test_images_that_are_gone_leave_the_trained_model_and_say_where_it_is(r
         DataError,
         match=r"gone\.npz.*; the model is trained and kept in .*model\.safetensors, but not",
     ):
-        finish_run(RunFolder.open(run))
+        finish_run(Run.open(run))
     assert (run / "model.safetensors").exists()
 
 

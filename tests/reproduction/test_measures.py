@@ -54,7 +54,7 @@ def test_random_test_images_are_the_same_for_every_model(digits, cnn):
 
 
 def test_the_images_held_out_are_those_that_the_model_was_chosen_with(digits):
-    row = digits.run.rows()[-1]
+    row = digits.run.rows[-1]
     assert len(digits.held_out()) == 40
     assert MEASURES["validation"](digits)["validation_error"] == pytest.approx(
         1 - row["val_accuracy"], abs=0.05
@@ -133,7 +133,7 @@ def test_viewpoints_have_a_curve_where_the_models_of_epochs_are_kept(digits, tmp
         assert ("curve" in found) == keep
         if keep:
             assert len(found["curve"]["novel"]) == 2
-            best = [row["best"] for row in run.run.rows() if row["kind"] == "epoch"]
+            best = [row["best"] for row in run.run.rows if row["kind"] == "epoch"]
             last = max(k for k, is_best in enumerate(best) if is_best)
             assert found["curve"]["novel"][last] == pytest.approx(1 - found["novel_error"])
 

@@ -14,7 +14,7 @@ from torchcaps.reproduction import (
     write_table,
 )
 from torchcaps.reproduction.run import RESULT, slug
-from torchcaps.training import Interrupted, RunFolder, load
+from torchcaps.training import Interrupted, Run, load
 
 from .makers import SINGLE, recipe_of
 
@@ -42,7 +42,7 @@ def test_every_row_and_seed_is_a_run_that_is_measured(done):
         run = folder / "mine" / "small" / slug(result.row) / f"seed-{result.seed}"
         model = load(run)
         assert sum(p.numel() for p in model.parameters()) == result.parameters
-        assert RunFolder.open(run).config().run.seed == result.seed
+        assert Run.open(run).config.training.seed == result.seed
         evaluated = json.loads((run / "evaluation.json").read_text())
         assert evaluated["error"] == result.figures["error"]
     assert results[0].published == {"error": "1 %"}

@@ -52,13 +52,13 @@ def contents(folder):
 
 def test_a_run_leaves_what_is_needed_to_use_and_repeat_it(settings, tmp_path):
     run = train(TrainConfig.of(**settings), tmp_path / "run")
-    rows = run.rows()
+    rows = run.rows
     assert [row["epoch"] for row in rows] == [1, 2, 3]
     for row in rows:
         assert row["score"] == "correlation"
         assert row["train_loss"] == row["train_reconstruction"] > 0
         assert {"val_loss", "val_correlation"} <= row.keys()
-    config = run.config()
+    config = run.config
     assert (config.task.name, config.task.loss, config.optimizer.clip) == (
         "transform",
         "reconstruction",

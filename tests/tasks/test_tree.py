@@ -233,7 +233,7 @@ def test_stopped_and_resumed_it_ends_in_the_same_bytes(settings, tmp_path, optio
 
 def test_a_run_goes_through_the_commands(settings, tmp_path, capsys):
     run = train(TrainConfig.of(**settings), "run")
-    row = run.rows()[-1]
+    row = run.rows[-1]
     assert row["score"] == "exact_match"
     assert row.keys() >= {
         "train_margin",

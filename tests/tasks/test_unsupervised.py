@@ -24,7 +24,7 @@ from torchcaps.tasks import create_task, list_tasks
 from torchcaps.tasks._base import mapped
 from torchcaps.tasks.unsupervised import agreement, directions, entropy, explained, losses
 from torchcaps.training import Interrupted, TrainConfig, fit, load_recipe, train
-from torchcaps.training.optim import learning_rate
+from torchcaps.training.schedules import learning_rate_factor
 
 MODEL = {"parts": 3, "objects": 4, "clusters": 2, "channels": 4, "strides": [2, 2, 1], "units": 8}
 
@@ -182,7 +182,8 @@ def test_objects_by_views_have_a_learning_rate_of_their_own(weights, lr_restarts
         **how,
     )
     assert rates == [
-        learning_rate(TrainConfig.of(**how), step, 20, lr_restarts) for step in range(20)
+        1e-3 * learning_rate_factor(TrainConfig.of(**how), step, 20, lr_restarts)
+        for step in range(20)
     ]
 
 
@@ -332,7 +333,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(settings, tmp_path, step, views, name
         assert (tmp_path / "whole" / file).read_bytes() == (
             tmp_path / "stopped" / file
         ).read_bytes()
-    rows = whole.rows()
+    rows = whole.rows
     assert {*named, "val_accuracy_presence", "val_linear_posterior"} <= rows[-1].keys()
 
 

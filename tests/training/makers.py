@@ -51,8 +51,4 @@ def contents(folder):
 
 def left_behind(folder):
     """Files that an interrupted write left."""
-    return [
-        file
-        for file in folder.rglob(".*")
-        if file.name.endswith(".partial") or file.name.startswith((".tmp", ".lock"))
-    ]
+    return [file for file in folder.rglob(".*") if file.name != ".lock"]

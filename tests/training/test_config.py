@@ -69,7 +69,7 @@ def test_the_ends_of_the_ranges_are_inside(values):
 
 @pytest.mark.parametrize(
     ("name", "value", "near"),
-    [("schedule", "warmup_cosien", "warmup_cosine"), ("precision", "bf32", "bf16")],
+    [("precision", "bf32", "bf16")],
 )
 def test_an_unknown_choice_suggests_the_nearest(name, value, near):
     with pytest.raises(
@@ -113,7 +113,7 @@ def test_paths_become_text_and_one_side_a_square():
 
 def test_updated_takes_what_is_not_none():
     config = TrainConfig.of(epochs=3, lr=0.1).updated(epochs=None, lr=0.2, shift=0)
-    assert (config.run.epochs, config.optimizer.lr, config.augmentation.shift) == (3, 0.2, 0)
+    assert (config.training.epochs, config.optimizer.lr, config.augmentation.shift) == (3, 0.2, 0)
 
 
 def test_groups_and_bare_names_say_the_same():

@@ -14,7 +14,7 @@ from torchcaps.data import load_dataset
 from torchcaps.errors import DataError, TrainingError, UnknownNameError
 from torchcaps.evaluation import evaluate
 from torchcaps.tasks import predict
-from torchcaps.training import Interrupted, RunFolder, TrainConfig, fit, load, train
+from torchcaps.training import Interrupted, Run, TrainConfig, fit, load, train
 
 from .makers import TINY, tiny
 
@@ -58,7 +58,7 @@ def test_it_is_the_training_that_a_run_folder_has(bars, images, tmp_path):
     expected = load(tmp_path / "run")
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, expected.state_dict()[name]), name
-    rows = [row for row in RunFolder.open(tmp_path / "run").rows() if row["kind"] == "epoch"]
+    rows = [row for row in Run.open(tmp_path / "run").rows if row["kind"] == "epoch"]
     speed = "images_per_second"
     assert [{**row, speed: 0} for row in history] == [{**row, speed: 0} for row in rows]
     assert not model.training and list(tmp_path.iterdir()) == [tmp_path / "run"]

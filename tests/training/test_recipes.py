@@ -101,12 +101,12 @@ def test_a_row_within_a_budget_has_the_changes_of_both(tmp_path):
         ).to_dict()
     )
     changed = recipe.resolve(second, "full", root=None)
-    assert (changed.run.epochs, changed.optimizer.lr, changed.model.options) == (
+    assert (changed.training.epochs, changed.optimizer.lr, changed.model.options) == (
         2,
         0.25,
         {"iterations": 1},
     )
-    assert recipe.resolve(first, "full").run.epochs == 3
+    assert recipe.resolve(first, "full").training.epochs == 3
     assert recipe.rows_of("small") == (first,)
     with pytest.raises(UnknownNameError, match="unknown row of mine within small 'second'"):
         recipe.resolve(second, "small")
@@ -117,7 +117,7 @@ def test_a_row_within_a_budget_has_the_changes_of_both(tmp_path):
 def test_a_recipe_is_read_from_a_file_of_ones_own(tmp_path):
     (tmp_path / "mine.toml").write_text(GOOD)
     recipe = load_recipe(str(tmp_path / "mine.toml"))
-    assert (recipe.name, recipe.title, recipe.config.run.epochs) == ("mine", "a title", 3)
+    assert (recipe.name, recipe.title, recipe.config.training.epochs) == ("mine", "a title", 3)
 
 
 def test_an_unknown_recipe_suggests_the_nearest():
@@ -167,7 +167,7 @@ def test_a_registered_recipe_is_found_by_its_name(monkeypatch):
     content = {"title": "a title", "published": "nothing", "run": {"epochs": 3}}
     register_recipe("mine", content)
     assert "mine" in list_recipes()
-    assert (load_recipe("mine").name, load_recipe("mine").config.run.epochs) == ("mine", 3)
+    assert (load_recipe("mine").name, load_recipe("mine").config.training.epochs) == ("mine", 3)
     for taken in ("mine", "capsnet-digits"):
         with pytest.raises(ValueError, match=f"recipe '{taken}' is registered twice"):
             register_recipe(taken, content)

@@ -8,7 +8,7 @@ from torchcaps.errors import DataError
 from torchcaps.models import CNN
 from torchcaps.tasks import create_task
 from torchcaps.training import TrainConfig
-from torchcaps.training.sampling import chance, cropped, order, split
+from torchcaps.training.sampling import cropped, epoch_permutation, split, step_seed
 
 CPU = torch.device("cpu")
 
@@ -28,7 +28,7 @@ def draw(images, indices, config, step):
         hidden=(),
         multilabel=images.labels.dim() == 2,
     )
-    generator = torch.Generator().manual_seed(chance(config, step))
+    generator = torch.Generator().manual_seed(step_seed(config, step))
     return create_task(model, config, images).train().sample_batch(images, indices, generator)
 
 
@@ -50,17 +50,26 @@ def set_of(labels):
 
 
 def test_every_epoch_takes_every_image_once_in_its_own_order():
-    orders = [order(TrainConfig.of(seed=1), epoch, 500) for epoch in range(3)]
+    orders = [epoch_permutation(TrainConfig.of(seed=1), epoch, 500) for epoch in range(3)]
     assert all(sorted(found.tolist()) == list(range(500)) for found in orders)
     assert not any(torch.equal(orders[a], orders[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
 
 
 def test_order_and_augmentation_come_from_seed_and_place_alone():
     torch.manual_seed(5)
-    first = order(TrainConfig.of(seed=1), 2, 50), augment(images_of(), TrainConfig.of(seed=1), 7)
+    first = (
+        epoch_permutation(TrainConfig.of(seed=1), 2, 50),
+        augment(images_of(), TrainConfig.of(seed=1), 7),
+    )
     torch.manual_seed(6)
-    again = order(TrainConfig.of(seed=1), 2, 50), augment(images_of(), TrainConfig.of(seed=1), 7)
-    other = order(TrainConfig.of(seed=2), 2, 50), augment(images_of(), TrainConfig.of(seed=2), 7)
+    again = (
+        epoch_permutation(TrainConfig.of(seed=1), 2, 50),
+        augment(images_of(), TrainConfig.of(seed=1), 7),
+    )
+    other = (
+        epoch_permutation(TrainConfig.of(seed=2), 2, 50),
+        augment(images_of(), TrainConfig.of(seed=2), 7),
+    )
     for one, same, different in zip(first, again, other, strict=True):
         assert torch.equal(one, same)
         assert not torch.equal(one, different)
@@ -115,10 +124,10 @@ def test_nothing_left_on_one_side_is_an_error(holdout):
 
 def test_an_epoch_of_a_given_size_takes_that_many_different_images():
     config = TrainConfig.of(epoch_size=20)
-    orders = [order(config, epoch, 50) for epoch in range(2)]
+    orders = [epoch_permutation(config, epoch, 50) for epoch in range(2)]
     assert all(len(set(found.tolist())) == len(found) == 20 for found in orders)
     assert set(orders[0].tolist()) != set(orders[1].tolist())
-    more = order(TrainConfig.of(epoch_size=80), 0, 50)
+    more = epoch_permutation(TrainConfig.of(epoch_size=80), 0, 50)
     assert len(more) == 80
     assert set(more[:50].tolist()) == set(range(50))  # all of them before any comes again
 

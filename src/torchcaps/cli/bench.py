@@ -80,7 +80,7 @@ def bench(
         found = {name: PARTS[name][0](job) for name in (PARTS if what == "all" else (what,))}
     document |= found
     if output is not None:
-        tc.training.checkpoint.write_json(output, document)
+        tc.training.files.write_json(output, document)
     if json:
         print_json(document)
     else:

@@ -66,7 +66,7 @@ def predict(
     is_image_name = tc.data.images.is_image_name
     first = paths[0] if paths else Path()
     alone = (
-        len(paths) == 1 and first.is_dir() and not (first / tc.training.run_folder.CONFIG).exists()
+        len(paths) == 1 and first.is_dir() and not (first / tc.training.run.CONFIG_FILE).exists()
     )
     run, *images = (
         [tc.models.weights_file(), *paths]
@@ -76,7 +76,7 @@ def predict(
     if not images:
         raise UsageError("images: expected image files or folders after the run, got none")
     rows = tc.tasks.predict(
-        tc.load(run, device=tc.training.optim.resolve_device(device)), images, output=output
+        tc.load(run, device=tc.training.device.resolve_device(device)), images, output=output
     )
     shown = [
         {name: value for name, value in row.items() if not isinstance(value, dict | list)}

@@ -92,7 +92,7 @@ def hinted(*arguments: Any) -> Iterator[None]:
             )
             for path in (value for value in values if isinstance(value, Path)):
                 folder = path if path.is_dir() else path.parent
-                modules = tc.training.RunFolder(folder).environment().get("imports")
+                modules = tc.training.Run(folder).environment.get("imports")
                 names = modules if isinstance(modules, list) else []
                 if missing := [
                     name

@@ -44,11 +44,11 @@ def doctor(json: Json = False) -> int:
 
     Example: torchcaps doctor
     """
-    optim, environment = tc.training.optim, tc.training.environment
-    device = optim.resolve_device("auto")
+    device_module, environment = tc.training.device, tc.training.environment
+    device = device_module.resolve_device("auto")
     facts = environment.environment() | {
         "device": str(device),
-        "precision auto": optim.resolve_precision("auto", device),
+        "precision auto": device_module.resolve_precision("auto", device),
     }
     facts |= {
         f"kernel {op}": f"{name}: {reason}" for op, (name, reason) in tc.ops.survey(device).items()

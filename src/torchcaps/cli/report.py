@@ -132,7 +132,7 @@ def diagnose(
     task, dataset = tc.reporting.open_run(run, data=data, root=root, device=device)
     other = None
     if baseline is not None:
-        other = tc.load(baseline, device=tc.training.optim.resolve_device(device))
+        other = tc.load(baseline, device=tc.training.device.resolve_device(device))
     diagnosis = tc.evaluation.diagnose(task.model, dataset, baseline=other, count=images, seed=seed)
     if json:
         print_json(diagnosis.to_dict())

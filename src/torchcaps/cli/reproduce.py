@@ -105,7 +105,7 @@ def _run(
                     rows=extent.row,
                     root=root,
                     device=device,
-                    listener=telling(bar),
+                    emit=telling(bar),
                     started=lambda name: say(bar, name),
                     should_stop=lambda: bool(caught),
                 )

@@ -120,11 +120,11 @@ def default_folder(config: TrainConfig, recipe_or_model: str, resume: bool) -> P
 
 
 def check_unchanged(
-    run: tc.training.RunFolder, config: TrainConfig, settings: Settings, option: tuple[str, ...]
+    run: tc.training.Run, config: TrainConfig, settings: Settings, option: tuple[str, ...]
 ) -> None:
     """A resumed run keeps its configuration: UsageError for the first flag, option or model that says otherwise."""
-    movable = tc.training.run_folder.RESUME_OVERRIDES
-    kept, now = run.config().flat(), config.flat()
+    movable = tc.training.run.RESUME_OVERRIDES
+    kept, now = run.config.flat(), config.flat()
     flags = [
         name for name, value in vars(settings).items() if value is not None and name not in movable
     ]

@@ -53,12 +53,12 @@ def train(
     use_threads(threads)
     ranks, config = current(), resolve(recipe_or_model, settings, option)
     folder, resume = ranks.broadcast(_where(config, recipe_or_model, output, resume))
-    run, data = tc.training.RunFolder(folder), config.data
+    run, data = tc.training.Run(folder), config.data
     if resume:
         check_unchanged(run, config, settings, option)
         _threads_of_then(run, threads)
     elif ranks.is_main:
-        tc.training.RunFolder.fresh(folder)
+        run.check_new()
         # If the images of the evaluation cannot be read, it fails before the training and not after it.
         tc.data.load_dataset(
             data.name, "test", data.root, img_size=data.img_size, max_bytes=data.max_bytes
@@ -69,7 +69,7 @@ def train(
         if status := _train(config, folder, resume):
             return status
     evaluation = tc.reporting.finish_run(
-        run, device=config.run.device, root=data.root
+        run, device=config.training.device, root=data.root
     )  # on the test images, once
     show(
         json,
@@ -92,9 +92,9 @@ def _where(
     return folder, resume
 
 
-def _threads_of_then(run: tc.training.RunFolder, asked: int | None) -> None:
+def _threads_of_then(run: tc.training.Run, asked: int | None) -> None:
     """Sums over threads differ in their last bits: a resumed run takes as many as before, unless told otherwise."""
-    before = run.threads()
+    before = run.threads
     if asked is None:
         use_threads(before)
     elif before not in (None, asked):
@@ -117,7 +117,7 @@ def _train(config: TrainConfig, folder: Path, resume: bool) -> int:
                 config,
                 folder,
                 resume=resume,
-                listener=telling(bar),
+                emit=telling(bar),
                 should_stop=lambda: bool(caught),
             )
         except tc.training.Interrupted as stop:
@@ -138,10 +138,10 @@ def say(bar: Progress, line: str) -> None:
 
 
 def telling(bar: Progress) -> Callable[[dict[str, Any]], None]:
-    """A listener of a training: its steps move the bar; epochs and warnings are lines above it."""
+    """Takes the rows of a training: its steps move the bar; epochs and warnings are lines above it."""
     task = bar.add_task("", total=None)
 
-    def listener(row: dict[str, Any]) -> None:
+    def emit(row: dict[str, Any]) -> None:
         if row["kind"] == "tick":
             bar.update(
                 task,
@@ -152,7 +152,7 @@ def telling(bar: Progress) -> Callable[[dict[str, Any]], None]:
         elif row["kind"] in ("epoch", "note"):
             say(bar, epoch_line(row) if row["kind"] == "epoch" else f"warning: {row['text']}")
 
-    return listener
+    return emit
 
 
 def epoch_line(row: dict[str, Any]) -> str:

@@ -30,7 +30,7 @@ from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, create_task
 from torchcaps.tasks.masks import overlays
 from torchcaps.training import load
-from torchcaps.training.optim import resolve_device
+from torchcaps.training.device import resolve_device
 from torchcaps.types import Capsules, model_metadata
 
 

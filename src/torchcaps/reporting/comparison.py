@@ -66,7 +66,7 @@ def _facts(run: FinishedRun) -> dict[str, str]:
         "Loss in training": in_words(run.task.loss),
         "Epochs": str(len(run.epochs)),
         "Best epoch": str(best_epoch(run.epochs)),
-        "Seed": str(run.config.run.seed),
+        "Seed": str(run.config.training.seed),
         "Training time": "–" if run.seconds is None else duration(run.seconds),
     }
 
@@ -209,7 +209,7 @@ def compare_folders(
                 raise RunError(
                     f"{run.path}: the task {run.task.name} gives no right and wrong answers to compare"
                 )
-            seed = run.config.run.seed
+            seed = run.config.training.seed
             if seed in right[-1]:
                 raise RunError(
                     f"{run.path}: expected another seed for each run of a method, got {seed} twice"

@@ -5,14 +5,14 @@ from math import inf
 from typing import Any
 
 from torchcaps.settings import TrainConfig
-from torchcaps.training import RunFolder
+from torchcaps.training import Run
 
 Rows = Sequence[Mapping[str, Any]]
 
 
-def epochs_of(run: RunFolder) -> list[dict[str, Any]]:
+def epochs_of(run: Run) -> list[dict[str, Any]]:
     """The metrics of the epochs done so far; RunError if they are damaged."""
-    return [row for row in run.rows() if row["kind"] == "epoch"]
+    return [row for row in run.rows if row["kind"] == "epoch"]
 
 
 def score_of(epochs: Rows) -> str:
@@ -25,8 +25,8 @@ def is_finished(config: TrainConfig, epochs: Rows) -> bool:
     if not epochs:
         return False
     best = max(row[f"val_{score_of(epochs)}"] for row in epochs)
-    stop_at = inf if config.run.stop_at is None else config.run.stop_at
-    return epochs[-1]["epoch"] >= config.run.epochs or best >= stop_at
+    stop_at = inf if config.training.stop_at is None else config.training.stop_at
+    return epochs[-1]["epoch"] >= config.training.epochs or best >= stop_at
 
 
 def best_epoch(epochs: Rows) -> int | None:

@@ -19,7 +19,7 @@ from torchcaps.reporting.run import EVALUATION, open_run, read_figures
 from torchcaps.tasks import EvaluationResult, Task
 from torchcaps.tasks.classify import is_correct
 from torchcaps.tasks.report_items import evenly
-from torchcaps.training import RunFolder, TrainConfig
+from torchcaps.training import Run, TrainConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,12 +122,12 @@ def open_finished(
     more test images than `most_images` some are looked at only where evaluation.json has the figures of all, and never
     by a task that tells no classes apart."""
     check_range("images", most_images, low=1)
-    run = RunFolder.open(path)
+    run = Run.open(path)
     task, images = open_run(run.path, root=root, device=device)
-    config, epochs = run.config(), epochs_of(run)
+    config, epochs = run.config, epochs_of(run)
     if not is_finished(config, epochs):
         raise RunError(
-            f"{run.path}: this run is not finished, it has done {len(epochs)} of {config.run.epochs} epochs; "
+            f"{run.path}: this run is not finished, it has done {len(epochs)} of {config.training.epochs} epochs; "
             f"continue it with: torchcaps train {config.model.name} --output {run.path} --resume"
         )
     total, recorded = (
@@ -147,11 +147,11 @@ def open_finished(
     return FinishedRun(
         path=run.path,
         config=config,
-        environment=run.environment(),
+        environment=run.environment,
         epochs=epochs,
         task=task,
         images=images,
-        notes=[str(row.get("text")) for row in run.rows() if row["kind"] == "note"],
+        notes=[str(row.get("text")) for row in run.rows if row["kind"] == "note"],
         total=total,
         measured=measured,
         recorded=recorded is not None,

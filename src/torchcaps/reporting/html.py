@@ -15,8 +15,7 @@ from torchcaps.reporting.run import can_plot
 from torchcaps.reporting.sections import lead as lead_of
 from torchcaps.reporting.sections import sections_of
 from torchcaps.reporting.words import unique_suffixes
-from torchcaps.training.checkpoint import atomic
-from torchcaps.training.lock import make_folder
+from torchcaps.training.files import atomic, make_folder
 
 REPORT, COMPARISON = "report.html", "comparison.html"
 MOST_IMAGES, DIAGNOSED = 10_000, 64

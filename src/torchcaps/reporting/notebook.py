@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from torchcaps import training
 from torchcaps.models.notebook import card
 from torchcaps.reporting.epochs import (
     best_epoch,
@@ -16,7 +17,6 @@ from torchcaps.reporting.epochs import (
 from torchcaps.reporting.markup import picture
 from torchcaps.reporting.run import can_plot, read_figures, training_figure
 from torchcaps.reporting.words import duration, figure, in_words, numbers, percent
-from torchcaps.training import RunFolder, load
 
 MAX_FIGURES = 3
 
@@ -34,8 +34,8 @@ class Run:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.folder = RunFolder.open(path)
-        self.config = self.folder.config()
+        self.folder = training.Run.open(path)
+        self.config = self.folder.config
 
     @property
     def about(self) -> str:
@@ -69,7 +69,7 @@ class Run:
 
     def load(self, device: str = "cpu") -> nn.Module:
         """Its model, in evaluation mode; RunError if there is none yet, or it is damaged."""
-        return load(self.folder.path, device=device)
+        return training.load(self.folder.path, device=device)
 
     def __repr__(self) -> str:
         state = (self.about, self._result() or "not evaluated yet", *self._progress())
@@ -111,7 +111,7 @@ class Run:
 
     def _progress(self) -> list[str]:
         """`epoch 5 of 8 done`, `best epoch 4 of 8`, `14 s`: what of it is known."""
-        rows, total = self.epochs, self.config.run.epochs
+        rows, total = self.epochs, self.config.training.epochs
         reached = f"epoch {rows[-1]['epoch']}" if rows else "no epoch"
         state = [] if self.finished else [f"{reached} of {total} done"]
         if self.best_epoch is not None:

@@ -14,10 +14,10 @@ from torchcaps.models._pretrained import FOLDER
 from torchcaps.reporting.epochs import Rows, epochs_of, score_of
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import EvaluationResult, Task, create_task, task_class
-from torchcaps.training import RunFolder, load
-from torchcaps.training.checkpoint import atomic, read_header, write_json
-from torchcaps.training.lock import make_folder
-from torchcaps.training.optim import resolve_device
+from torchcaps.training import Run, load
+from torchcaps.training.checkpoint import read_header
+from torchcaps.training.device import resolve_device
+from torchcaps.training.files import atomic, make_folder, write_json
 from torchcaps.training.sampling import cropped
 from torchcaps.types import model_metadata
 
@@ -47,7 +47,7 @@ def open_run(
     model: Any = load(run, device=resolve_device(device))
     path, config = Path(run), TrainConfig()
     if path.is_dir():
-        config = RunFolder.open(path).config()
+        config = Run.open(path).config
     elif data is None:
         data = read_header(path)[1].get("weights", {}).get("shown")
         if data is None:
@@ -92,18 +92,16 @@ def evaluation_folder(run: str | Path, data: str | None = None, split: str = "te
     return folder / "evaluations" / f"{Path(data).name.split('.')[0] if data else 'own'}-{split}"
 
 
-def finish_run(
-    run: RunFolder, *, device: str | None = None, root: str | None = None
-) -> EvaluationResult:
+def finish_run(run: Run, *, device: str | None = None, root: str | None = None) -> EvaluationResult:
     """Evaluate a finished run on its test images and write figures and plots; all of it again if called again.
 
     Device and root of the data are by default as for the run. Raises RunError or TrainingError if the folder cannot be
     read or written to; DataError if the test images cannot be had; the trained model stays."""
     try:
-        task, images = open_run(run.path, root=root, device=device or run.config().run.device)
+        task, images = open_run(run.path, root=root, device=device or run.config.training.device)
     except DataError as error:
         raise DataError(
-            f"{error}; the model is trained and kept in {run.model}, but not evaluated"
+            f"{error}; the model is trained and kept in {run.model_path}, but not evaluated"
         ) from error
     found = task.evaluate(images)
     if current().is_main:

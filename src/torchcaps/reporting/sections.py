@@ -171,11 +171,11 @@ def _classes(run: FinishedRun) -> Markup:
 def _training(run: FinishedRun) -> str:
     config = run.config
     epochs = counted(len(run.epochs), "epoch")
-    if len(run.epochs) != config.run.epochs:
-        epochs = f"{epochs} of at most {config.run.epochs}"
+    if len(run.epochs) != config.training.epochs:
+        epochs = f"{epochs} of at most {config.training.epochs}"
     return (
-        f"{epochs} of {int(run.epochs[-1]['images']):,} images, batches of {config.run.batch_size}, "
-        f"learning rate {config.optimizer.lr:g} ({config.schedule.name}), seed {config.run.seed}"
+        f"{epochs} of {int(run.epochs[-1]['images']):,} images, batches of {config.training.batch_size}, "
+        f"learning rate {config.optimizer.lr:g} ({config.schedule.name}), seed {config.training.seed}"
     )
 
 

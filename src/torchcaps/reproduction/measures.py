@@ -20,7 +20,7 @@ from torchcaps.evaluation.forward import right_answers
 from torchcaps.registry import Registry
 from torchcaps.reporting import open_run
 from torchcaps.tasks import Task
-from torchcaps.training import RunFolder, TrainConfig, load
+from torchcaps.training import Run, TrainConfig, load
 from torchcaps.training.sampling import cropped, split
 
 UNKNOWN = {
@@ -39,7 +39,7 @@ TURN = 0.02  # the strength 0.1 of Hahn et al. on CIFAR-10, which they divided b
 class Trained:
     """A finished run."""
 
-    run: RunFolder  # its folder
+    run: Run  # its folder
     config: TrainConfig  # what was run
     task: Task  # around the best model by validation, in evaluation mode
     images: ImageSet  # the test images, as the model takes them
@@ -152,7 +152,10 @@ def viewpoints(trained: Trained) -> Figures:
         "familiar_error": trained.error(familiar),
         "novel_error": trained.error(novel),
     }
-    kept = [trained.run.epoch_model(epoch) for epoch in range(1, trained.config.run.epochs + 1)]
+    kept = [
+        trained.run.epoch_model_path(epoch)
+        for epoch in range(1, trained.config.training.epochs + 1)
+    ]
     models = [load(path) for path in kept if path.exists()]
     if models:
         views = {
@@ -302,8 +305,8 @@ def products(trained: Trained) -> Figures:
     return {"products": counter.get_total_flops() // 2}
 
 
-def finished(run: RunFolder, config: TrainConfig) -> Trained:
+def finished(run: Run, config: TrainConfig) -> Trained:
     """A run whose training is done, with its test images."""
     return Trained(
-        run, config, *open_run(run.path, root=config.data.root, device=config.run.device)
+        run, config, *open_run(run.path, root=config.data.root, device=config.training.device)
     )

@@ -13,12 +13,11 @@ from torchcaps.reporting import finish_run
 from torchcaps.reporting.epochs import epochs_of, training_seconds
 from torchcaps.reproduction.measures import MEASURES, finished
 from torchcaps.settings import known_settings
-from torchcaps.training import Recipe, RunFolder, TrainConfig, train
-from torchcaps.training.checkpoint import write_json
+from torchcaps.training import Recipe, Run, TrainConfig, train
 from torchcaps.training.environment import environment
-from torchcaps.training.loop import Listener
+from torchcaps.training.files import write_json
 from torchcaps.training.recipes import Row
-from torchcaps.training.run_folder import CONFIG, RESUME_OVERRIDES
+from torchcaps.training.run import RESUME_OVERRIDES
 
 RESULT = "result.json"
 OPEN = (
@@ -60,14 +59,14 @@ def reproduce(
     root: str | None = None,
     device: str | None = None,
     started: Callable[[str], None] | None = None,
-    listener: Listener | None = None,
+    emit: Callable[[dict[str, Any]], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> list[Result]:
     """Run an experiment; what is done already is not run again, and what was stopped is continued.
 
     Runs go to `<recipe>/<budget>/<row>/seed-<k>` in the folder `output`. The seeds 0 to `seeds` - 1 are run, of all
     `rows` or of those with such names or parts of names. `root` is where named data sets are looked for first; `device`
-    is by default as the recipe says; `started` is called with the name of each run before it starts. For `listener` and
+    is by default as the recipe says; `started` is called with the name of each run before it starts. For `emit` and
     `should_stop` see `train`, whose errors are raised too.
 
     The results are one for each row and seed, rows first. UnknownNameError: an unknown budget, row or measure.
@@ -83,9 +82,7 @@ def reproduce(
             folder = Path(output) / recipe.name / budget / slug(row.name) / f"seed-{seed}"
             if started is not None and not (folder / RESULT).exists():
                 started(f"{recipe.name}, {row.name}, seed {seed}")
-            found.append(
-                _one(recipe, row, budget, config, RunFolder(folder), listener, should_stop)
-            )
+            found.append(_one(recipe, row, budget, config, Run(folder), emit, should_stop))
     return found
 
 
@@ -112,30 +109,30 @@ def _one(
     row: Row,
     budget: str,
     config: TrainConfig,
-    run: RunFolder,
-    listener: Listener | None,
+    run: Run,
+    emit: Callable[[dict[str, Any]], None] | None,
     should_stop: Callable[[], bool] | None,
 ) -> Result:
     file = run.path / RESULT
     if file.exists():
         return _read(file)
-    started = (run.path / CONFIG).exists()
+    started = run.exists()
     if started:
         _check_same(run, config)
-    train(config, run.path, resume=started, listener=listener, should_stop=should_stop)
+    train(config, run.path, resume=started, emit=emit, should_stop=should_stop)
     figures: dict[str, Any] = finish_run(
-        run, device=config.run.device, root=config.data.root
+        run, device=config.training.device, root=config.data.root
     ).to_dict()
     trained = finished(run, config)
     for name in recipe.measures:
         figures |= MEASURES[name](trained)
-    epochs, facts = epochs_of(run), run.environment()
+    epochs, facts = epochs_of(run), run.environment
     speeds = [entry["images_per_second"] for entry in epochs]
     result = Result(
         recipe=recipe.name,
         row=row.name,
         budget=budget,
-        seed=config.run.seed,
+        seed=config.training.seed,
         figures=figures,
         shown=[*recipe.figures],
         published=row.published,
@@ -145,14 +142,15 @@ def _one(
         seconds=training_seconds(epochs) or 0.0,
         machine=f"{facts.get('gpu') or facts.get('processor')}, {facts.get('threads')} threads",
         torch=str(facts.get("torch", environment()["torch"])),
-        command=f"torchcaps reproduce {recipe.name} --budget {budget} --seeds {config.run.seed + 1}{plugins.flags()}",
+        command=f"torchcaps reproduce {recipe.name} --budget {budget} "
+        f"--seeds {config.training.seed + 1}{plugins.flags()}",
     )
     write_json(file, asdict(result))
     return result
 
 
-def _check_same(run: RunFolder, config: TrainConfig) -> None:
-    kept, known = run.config().flat(), known_settings()
+def _check_same(run: Run, config: TrainConfig) -> None:
+    kept, known = run.config.flat(), known_settings()
     for name, value in config.flat().items():
         ruled = value in OPEN and known[name].group != "data" and name not in FIXED
         if name not in RESUME_OVERRIDES and not ruled and kept[name] != value:

@@ -13,7 +13,7 @@ from torchcaps.evaluation import compare_viewpoints
 from torchcaps.reporting.run import can_plot, save_figure
 from torchcaps.reporting.words import in_words
 from torchcaps.reproduction.run import Result
-from torchcaps.training.checkpoint import atomic
+from torchcaps.training.files import atomic
 
 TABLE = "results.md"
 HEADING = (

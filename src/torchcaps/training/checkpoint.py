@@ -1,54 +1,33 @@
-"""Checkpoints: one safetensors file whose header carries JSON. Nothing in it is code; writing is atomic.
+"""Checkpoints: one safetensors file whose metadata is JSON. Nothing in it is code; writing is atomic.
 
-The header begins with a checksum (CRC-32) of every other byte of the file, header included.
+The metadata holds a description, the number of the format, and a checksum (CRC-32) of all of it.
 """
 
-import itertools
 import json
-import os
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from torchcaps.data import Preprocess
 from torchcaps.errors import ArgumentError, RunError, TrainingError, check_regular, one_line
 from torchcaps.models import create_model, model_info
 from torchcaps.nn import use_generator
+from torchcaps.training.files import atomic
 from torchcaps.types import ModelMetadata, set_model_metadata, spec_of
 
+FORMAT = 1  # of run folders and checkpoints; another one is refused
 MODEL_FILE = "model.safetensors"
 LAST_FILE = "last.safetensors"
 PREVIOUS_FILE = "previous.safetensors"
-KEY, _CHECKSUM = (
-    "torchcaps",
-    "checksum",
-)  # of the header: the description in JSON, and what all other bytes add up to
-COSTS = (
-    ".beta_u",
-    ".beta_a",
-)  # of EM routing: one pair for all parents in files of earlier versions
-MOST_HEADER = 16 << 20  # bytes: names of a hundred thousand classes take a fifth of it
-_FRONT = f'{{"__metadata__":{{"{_CHECKSUM}":"'.encode()
-_PLACE, _DIGITS = 8 + len(_FRONT), 8  # of the checksum: where it begins, and its length
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-_numbers = itertools.count()
+METADATA_KEY = "torchcaps"
+MAX_HEADER_BYTES = 16 << 20  # names of a hundred thousand classes take a fifth of it
 
 Shapes = dict[str, tuple[list[int], str]]  # name of a tensor -> sizes, and type in the file's words
 
@@ -57,87 +36,59 @@ class OptionError(ValueError):
     """An option that a model does not take."""
 
 
-@contextmanager
-def atomic(path: Path, before: Path | None = None) -> Iterator[Path]:
-    """A temporary path beside `path` that replaces it when the block ends well, and is removed when it does not.
-
-    The file that is replaced goes to `before`, if one is named: at every moment one of the two is there and whole.
-    TrainingError when the file cannot be written."""
-    # The name is of this process and this call alone: two that write one file do not mix.
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}.partial")
-    try:
-        yield partial
-        with open(partial, "rb+") as file:
-            os.fsync(file.fileno())
-        if before is not None and path.exists():
-            os.replace(path, before)
-        move(partial, path)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise TrainingError(
-            f"{path}: cannot be written ({reason}); what was there before is unchanged"
-        ) from error
-    finally:
-        with suppress(OSError):  # not there any more, or in a place where nothing ever was
-            partial.unlink()
-
-
-def move(source: Path, target: Path) -> None:
-    """Rename a file within its folder, for good: a power cut after it does not undo it."""
-    os.replace(source, target)
-    with suppress(
-        OSError
-    ):  # not every system opens folders, and not every file system synchronizes them
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write indented JSON atomically."""
-    with atomic(path) as partial:
-        partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
 def save_tensors(
-    path: Path, tensors: dict[str, Tensor], about: dict[str, Any], *, before: Path | None = None
+    path: Path,
+    tensors: dict[str, Tensor],
+    description: dict[str, Any],
+    *,
+    previous: Path | None = None,
 ) -> None:
-    """Write tensors and a JSON-ready description as one file, by `atomic`; equal content gives equal bytes.
-    TrainingError for a kind of tensor that a checkpoint does not hold, or when the file cannot be written."""
-    order = sorted(
-        tensors, key=lambda name: (-tensors[name].element_size(), name)
-    )  # each begins at a multiple of it
-    kept = {name: tensors[name].detach().cpu().contiguous() for name in order}
-    header, parts = _header(kept, about), [as_bytes(tensor) for tensor in kept.values()]
-    checksum = zlib.crc32(header[_PLACE + _DIGITS :], zlib.crc32(header[:_PLACE]))
-    for part in parts:
-        checksum = zlib.crc32(part, checksum)
-    with atomic(path, before) as partial, open(partial, "wb") as file:
-        file.writelines([header, *parts])
-        file.seek(_PLACE)
-        file.write(_digits(checksum))
+    """Write tensors and a JSON-ready description as one file, by `atomic`.
+
+    Equal content gives equal bytes. Raises TrainingError for a type of tensor that a checkpoint
+    does not hold, or when the file cannot be written.
+    """
+    # Tensors that share memory are stored one by one.
+    copies = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+    content = {"format": FORMAT, **description}
+    content["crc32"] = _checksum(copies, content)
+    metadata = {METADATA_KEY: json.dumps(content, sort_keys=True)}
+    try:
+        file_bytes = save(copies, metadata)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise TrainingError(f"{path}: cannot be written ({one_line(str(error))})") from error
+    with atomic(path, previous) as partial:
+        partial.write_bytes(file_bytes)
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors (on the CPU) and description of a file written by `save_tensors`. RunError for a file that is absent,
-    damaged (one bit is enough), or not of this kind."""
+    """Tensors (on the CPU) and description of a file written by `save_tensors`.
+
+    Raises RunError for a file that is absent, damaged (one bit is enough), or of another format.
+    """
     with _opened(path) as file:
-        found = file.metadata() or {}
-        if KEY in found and found.keys() != {
-            KEY
-        }:  # files without a checksum were written by early versions
-            _check(path, found)
-        return {name: file.get_tensor(name) for name in file.keys()}, _description(path, file)  # noqa: SIM118
+        content = _read_content(path, file)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        checksum = content.pop("crc32", None)
+        if checksum != _checksum(tensors, content):
+            raise ValueError("its content does not match its checksum")
+        del content["format"]
+        return tensors, content
 
 
 def read_header(path: Path) -> tuple[Shapes, dict[str, Any]]:
-    """Names, sizes and types of a file's tensors, and its description; no tensor is read. Errors as `load_tensors`."""
+    """Names, sizes and types of a file's tensors, and its description; no tensor is read.
+
+    Errors as `load_tensors`, but for damage outside of the header.
+    """
     with _opened(path) as file:
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         shapes = {name: (part.get_shape(), part.get_dtype()) for name, part in slices.items()}
-        return shapes, _description(path, file)
+        content = _read_content(path, file)
+        return shapes, {k: v for k, v in content.items() if k not in ("format", "crc32")}
 
 
 @contextmanager
@@ -146,9 +97,11 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         check_regular(path)
         with open(path, "rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-        if size > MOST_HEADER:
-            raise ValueError(f"expected a header of at most {MOST_HEADER} bytes, got {size}")
+            header_bytes = int.from_bytes(file.read(8), "little")
+        if header_bytes > MAX_HEADER_BYTES:
+            raise ValueError(
+                f"expected a header of at most {MAX_HEADER_BYTES} bytes, got {header_bytes}"
+            )
         with safe_open(path, framework="pt") as tensors:
             yield tensors
     except RecursionError as error:
@@ -159,51 +112,30 @@ def _opened(path: Path) -> Iterator[Any]:
         raise RunError(f"{path}: is no readable checkpoint ({one_line(str(error))})") from error
 
 
-def _description(path: Path, file: Any) -> dict[str, Any]:
-    about = json.loads((file.metadata() or {}).get(KEY, "null"))
-    if not isinstance(about, dict):
+def _read_content(path: Path, file: Any) -> dict[str, Any]:
+    """The description with format and checksum."""
+    content = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
+    if not isinstance(content, dict):
         raise RunError(f"{path}: was not written by torchcaps (its header says nothing of a model)")
-    return about
+    if content.get("format") != FORMAT:
+        raise RunError(
+            f"{path}: expected a checkpoint of format {FORMAT}, got {content.get('format')}"
+        )
+    return content
+
+
+def _checksum(tensors: dict[str, Tensor], content: dict[str, Any]) -> int:
+    """CRC-32 of names, types, sizes and bytes of tensors, and of the description."""
+    checksum = zlib.crc32(json.dumps(content, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        checksum = zlib.crc32(f"{name} {tensor.dtype} {[*tensor.shape]}".encode(), checksum)
+        checksum = zlib.crc32(as_bytes(tensor), checksum)
+    return checksum
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor on the CPU, not copied."""
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
-
-
-def _header(tensors: dict[str, Tensor], about: dict[str, Any]) -> bytes:
-    """The header of a safetensors file, its own length in front, with zeros for the checksum."""
-    told, end = {_CHECKSUM: "0" * _DIGITS, KEY: json.dumps(about, sort_keys=True)}, 0
-    entries: dict[str, Any] = {"__metadata__": told}
-    for name, tensor in tensors.items():
-        if tensor.dtype not in _DTYPES:
-            raise TrainingError(f"{name}: a checkpoint holds no tensors of {tensor.dtype}")
-        begin, end = end, end + tensor.nbytes
-        entries[name] = {
-            "dtype": _DTYPES[tensor.dtype],
-            "shape": [*tensor.shape],
-            "data_offsets": [begin, end],
-        }
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _check(path: Path, found: dict[str, str]) -> None:
-    """Raise ValueError unless the checksum is that of the file."""
-    with open(path, "rb") as file:
-        front, stored = file.read(_PLACE), file.read(_DIGITS)
-        checksum = zlib.crc32(front)
-        while chunk := file.read(2**20):
-            checksum = zlib.crc32(chunk, checksum)
-    if not (
-        found.keys() == {KEY, _CHECKSUM} and front.endswith(_FRONT) and stored == _digits(checksum)
-    ):
-        raise ValueError("its content does not match its checksum")
-
-
-def _digits(checksum: int) -> bytes:
-    return f"{checksum:0{_DIGITS}x}".encode()
 
 
 def describe_model(
@@ -219,7 +151,7 @@ def describe_model(
 
 
 def build_model(about: dict[str, Any], generator: torch.Generator | None = None) -> nn.Module:
-    """A fresh model of this description, with `.classes` (names), `.preprocess` (what `predict` applies).
+    """A fresh model of this description, with `.classes` (names), `.preprocess` (what `predict` applies) and `.task`.
     Raises OptionError for an option that the model does not take; ValueError for sizes or values that it refuses;
     KeyError for a description without one of its parts; DataError for a preprocessing that is none."""
     check_description(about)
@@ -258,18 +190,18 @@ def check_description(about: dict[str, Any]) -> None:
 def check_fit(shapes: Shapes, model: nn.Module) -> None:
     """Raise ValueError unless a file's tensors are those of the model's state, in name, sizes and kind of number."""
     state = model.state_dict()
-    for what, names in (
+    for problem, names in (
         ("missing", state.keys() - shapes.keys()),
         ("unexpected", shapes.keys() - state.keys()),
     ):
         if names:
-            raise ValueError(f"{what} weights: {', '.join(sorted(names)[:3])}")
+            raise ValueError(f"{problem} weights: {', '.join(sorted(names)[:3])}")
     for name, tensor in state.items():
         sizes, kind = shapes[name]
-        shared = sizes == [1] and name.endswith(COSTS)
-        if sizes != list(tensor.shape) and not shared:
+        if sizes != list(tensor.shape):
             raise ValueError(
-                f"size mismatch for {name}: {sizes} in the file, {list(tensor.shape)} by its description"
+                f"size mismatch for {name}: {sizes} in the file, "
+                f"{list(tensor.shape)} by its description"
             )
         if kind.startswith(("F", "BF")) != tensor.is_floating_point():
             raise ArgumentError(name, f"expected {tensor.dtype}, got {kind}")
@@ -297,14 +229,6 @@ def load(checkpoint_or_run_folder: str | Path, *, device: str | torch.device = "
             why = "was training stopped before its first epoch ended?"
             raise RunError(f"{path}: there is no trained model here; {why}")
     shapes, about = read_header(path)
-    if "kind" in about:  # an early version wrote it
-        preprocess = {"img_size": about["img_size"], "in_chans": about["in_chans"], "crop": None}
-        about = {
-            "model": about["kind"],
-            "options": about["options"],
-            "classes": [],
-            "preprocess": preprocess,
-        }
     if "model" not in about:
         raise RunError(
             f"{path}: holds the state of a training, not a model; load {MODEL_FILE} of that run"

@@ -1,202 +1,245 @@
-"""The ways into training: `fit` for what is in memory, `train` for names and a run folder."""
+"""A training run on disk: all that is needed to repeat, resume and use it."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import ArrayLike
-from torch import Tensor, nn
-
-from torchcaps.data import ImageSet, load_dataset, preprocess_of
-from torchcaps.distributed import current, main_first
-from torchcaps.errors import ArgumentError
-from torchcaps.models import model_info
+from torchcaps.errors import RunError, TrainingError, read_text
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks import Task, check_task, create_task
-from torchcaps.training.checkpoint import build_model, describe_model
-from torchcaps.training.loop import Callbacks, Listener, Trainer
-from torchcaps.training.optim import resolve_device
-from torchcaps.training.run_folder import RunFolder
-from torchcaps.training.sampling import cropped, on_device, split
-from torchcaps.training.sinks import MemoryLogger, RunLogger
-from torchcaps.types import ModelMetadata, set_model_metadata
+from torchcaps.training.checkpoint import FORMAT, LAST_FILE, MODEL_FILE, PREVIOUS_FILE
+from torchcaps.training.environment import check_threads, environment
+from torchcaps.training.files import LOCK_FILE, atomic, exclusive, make_folder, write_json
 
-Images = ImageSet | tuple[ArrayLike | Tensor, ArrayLike | Tensor]
-
-
-class Fitted(NamedTuple):
-    """What `fit` returns."""
-
-    model: (
-        nn.Module
-    )  # the one that was given, with the weights of its best epoch, in evaluation mode
-    history: list[
-        dict[str, Any]
-    ]  # a row for each epoch: "train_loss", "val_loss", the task's figures, and more
+CONFIG_FILE = "config.json"
+ENVIRONMENT_FILE = "environment.json"
+METRICS_FILE = "metrics.jsonl"
+# Settings that may be given anew when a run is resumed.
+RESUME_OVERRIDES = ("device", "root", "max_bytes")
 
 
-def fit(
-    model: nn.Module,
-    images: Images,
-    *,
-    validation: Images | None = None,
-    config: TrainConfig | None = None,
-    listener: Listener | None = None,
-    on_step: Callable[[nn.Module, dict[str, float]], None] | None = None,
-    on_epoch: Callable[[nn.Module, dict[str, Any]], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
-    **settings: Any,
-) -> Fitted:
-    """Train a model on images in memory, in place; nothing is written.
+class Run:
+    """The folder of a training run. Nothing is read or made before it is asked for.
 
     Args:
-        model: any module that a task takes: of this library, or one that maps images to logits of classes.
-        images: an `ImageSet`, or (images, labels): `[n, channels, height, width]`, uint8 or floats in [0, 1], and
-            `[n]` integers from 0, as tensors or arrays.
-        validation: to choose the epoch by; by default a part of `images` is held out (setting `holdout`).
-        config: of the run; its model, its data set's name and its root are not looked at.
-        listener, on_step, on_epoch, should_stop: see `Callbacks`.
-        settings: of the run, by name, such as `epochs=5, lr=0.01`; they take precedence over `config`. The device is
-            that of the model unless one is named.
+        path: the folder.
 
-    Raises:
-        ValueError: for a setting, a model or images that cannot be used. DataError: for images that are no set.
-        TrainingError: when the loss becomes non-finite. Interrupted: when `should_stop` says so.
+    Attributes:
+        model_path: the model of the best epoch by validation, ready for `torchcaps.load`.
+        checkpoint_path, previous_checkpoint_path: newest state of the training, and the one
+            before it, for when the newest is damaged.
+        metrics_path: one JSON object a line.
 
     Example:
-        >>> model, history = tc.fit(tc.create_model("capsnet"), (images, labels), epochs=3)
+        >>> run = Run("runs/capsnet-digits")
+        >>> run.config.training.epochs, run.is_finished
+        (10, True)
     """
-    config = (config or TrainConfig()).updated(**settings)
-    own = next((p.device for p in model.parameters()), torch.device("cpu"))
-    device = own if config.run.device == "auto" else resolve_device(config.run.device)
-    model.to(device)
-    whole = as_set(images)
-    if validation is None:
-        kept, held = split(whole, config, device)
-    else:
-        kept, held = (
-            on_device(whole, device),
-            on_device(cropped(as_set(validation), config.data.crop), device),
-        )
-    task = create_task(model, config, kept)
-    check_task(task, held)
-    start = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    sink = MemoryLogger()
-    Trainer(
-        task, kept, held, sink, Callbacks(listener, on_step, on_epoch, should_stop), lambda: start
-    ).run()
-    if sink.best is not None:
-        model.load_state_dict(sink.best)
-    model.eval()
-    classes = whole.classes if task.labeled else ()
-    preprocess = preprocess_of(whole, config.data.crop)
-    set_model_metadata(model, ModelMetadata(classes, preprocess, task.name, task.spec))
-    return Fitted(model, [row for row in sink.rows if row["kind"] == "epoch"])
 
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.model_path = self.path / MODEL_FILE
+        self.checkpoint_path = self.path / "checkpoints" / LAST_FILE
+        self.previous_checkpoint_path = self.checkpoint_path.with_name(PREVIOUS_FILE)
+        self.metrics_path = self.path / METRICS_FILE
 
-def train(
-    config: TrainConfig,
-    output: str | Path,
-    *,
-    resume: bool = False,
-    listener: Listener | None = None,
-    should_stop: Callable[[], bool] | None = None,
-) -> RunFolder:
-    """Train a model by name and leave a run folder.
-
-    The model of the epoch with the best score on held-out images becomes `model.safetensors`. Where several processes
-    have joined (`torchcaps.distributed`), all of them call this, and the first one writes.
-
-    Args:
-        config: what to run; with `resume`, the folder's own configuration, and of this one only a device other than
-            "auto", a root and max_bytes.
-        output: the run folder; must not hold a run, unless `resume`.
-        resume: continue the run in `output`, bit for bit on the same machine with the same number of threads.
-        listener, should_stop: see `Callbacks`.
-
-    Raises:
-        DataError, RunError, ValueError: for data, folders or settings that cannot be used; no folder is made then.
-        TrainingError: when the loss becomes non-finite or a file cannot be written; the last good checkpoint stays, and
-            a folder in which there is none yet is removed.
-        Interrupted: when `should_stop` says so.
-    """
-    ranks = current()
-    run = RunFolder.open(output) if resume and ranks.is_main else RunFolder(output)
-    if resume:
-        device = None if config.run.device == "auto" else config.run.device
-        moved = {"device": device, "root": config.data.root, "max_bytes": config.data.max_bytes}
-        config = ranks.broadcast(run.config() if ranks.is_main else config).updated(**moved)
-    elif ranks.is_main:
-        RunFolder.fresh(output)
-    callbacks = Callbacks(listener, should_stop=should_stop)
-    if resume:
-        with _held(run.continued()):
-            _prepared(config, run, callbacks).run()
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """An existing run. Raises RunError if there is none."""
+        run = cls(path)
+        if not run.exists():
+            raise RunError(f"{run.path}: no run folder, or none with a {CONFIG_FILE}")
         return run
-    trainer = _prepared(
-        config, run, callbacks
-    )  # reads the data and builds the model, before a folder is made
-    with _held(run.begun(trainer.config)):
-        trainer.run()
-    return run
+
+    def exists(self) -> bool:
+        """Whether the folder holds a run."""
+        return (self.path / CONFIG_FILE).exists()
+
+    def epoch_model_path(self, epoch: int) -> Path:
+        """The model of an epoch, counted from 1, where the run keeps them (`keep_epochs`)."""
+        return self.checkpoint_path.with_name(f"epoch-{epoch:04d}.safetensors")
+
+    @property
+    def config(self) -> TrainConfig:
+        """The resolved configuration. Raises RunError if it is damaged or of another format."""
+        file = self.path / CONFIG_FILE
+        try:
+            content = json.loads(read_text(file))
+            version = content.pop("format", None) if isinstance(content, dict) else FORMAT
+            if version != FORMAT:
+                raise ValueError(f"expected format {FORMAT}, got {version}")
+            return TrainConfig.from_dict(content)
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise RunError(f"{file}: is no readable configuration ({error})") from error
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Versions and hardware of the machine that started the run; empty if they are lost."""
+        try:
+            content = json.loads(read_text(self.path / ENVIRONMENT_FILE))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    @property
+    def threads(self) -> int | None:
+        """Processor threads that the run was started with; None if that is lost.
+
+        Raises RunError if it is no number of threads.
+        """
+        threads = self.environment.get("threads")
+        try:
+            return None if threads is None else check_threads("threads", threads)
+        except ValueError as error:
+            raise RunError(f"{self.path / ENVIRONMENT_FILE}: {error}") from error
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """All whole rows of the metrics, by "kind" and "step".
+
+        A last line that a crash cut short is left out. Raises RunError if another is damaged.
+        """
+        return _read_rows(self.metrics_path)
+
+    @property
+    def epochs(self) -> list[dict[str, Any]]:
+        """The metrics of the epochs done so far. Errors as `rows`."""
+        return [row for row in self.rows if row["kind"] == "epoch"]
+
+    @property
+    def notes(self) -> list[str]:
+        """What happened beside the epochs, such as a second start, one sentence each."""
+        return [str(row.get("text")) for row in self.rows if row["kind"] == "note"]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all epochs are done, or the score that ends the training was reached."""
+        settings, epochs = self.config.training, self.epochs
+        if not epochs:
+            return False
+        best_score = max(row[f"val_{row['score']}"] for row in epochs)
+        reached = settings.stop_at is not None and best_score >= settings.stop_at
+        return reached or epochs[-1]["epoch"] >= settings.epochs
+
+    def check_new(self) -> None:
+        """Raise RunError if there is a run already, or a file that a run would replace."""
+        if self.exists():
+            with exclusive(self.path):  # names the process that is training here
+                pass
+        self._check_empty()
+
+    @contextmanager
+    def create(self, config: TrainConfig) -> Iterator[None]:
+        """Hold the folder as that of a new run; after an error without a checkpoint it is removed.
+
+        Raises RunError if there is a run already, or the folder cannot be made; TrainingError if
+        it cannot be written to.
+        """
+        with exclusive(self.path):
+            self._check_empty()
+            try:
+                make_folder(self.checkpoint_path.parent)
+                write_json(self.path / ENVIRONMENT_FILE, environment())
+                # The configuration comes last: it makes the folder a run.
+                write_json(self.path / CONFIG_FILE, {"format": FORMAT} | config.to_dict())
+                yield
+            except Exception:
+                self._discard_empty()
+                raise
+
+    @contextmanager
+    def resume(self) -> Iterator[None]:
+        """Hold the folder of a run that goes on; a lost environment is written anew.
+
+        Raises RunError if another process holds it, TrainingError if it cannot be written to.
+        """
+        with exclusive(self.path):
+            make_folder(self.checkpoint_path.parent)  # copying may leave out empty folders
+            if self.environment.get("threads") is None:
+                write_json(self.path / ENVIRONMENT_FILE, environment() | self.environment)
+            yield
+
+    def fingerprint(self, config: TrainConfig) -> dict[str, Any]:
+        """What must be the same when the run is resumed: settings by name, and threads."""
+        settings = {
+            name: value for name, value in config.flat().items() if name not in RESUME_OVERRIDES
+        }
+        return {"settings": settings, "threads": self.threads}
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Add a row to the metrics in a single write; one that does not fit is taken back.
+
+        Raises TrainingError when it cannot be written.
+        """
+        line = (json.dumps(row) + "\n").encode()
+        try:
+            with open(self.metrics_path, "ab", buffering=0) as file:
+                size = file.tell()
+                if file.write(line) != len(line):
+                    file.truncate(size)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise TrainingError(
+                f"{self.metrics_path}: cannot be written ({error.strerror})"
+            ) from error
+
+    def truncate(self, step: int) -> None:
+        """Forget metrics after `step`, and what killed writes left: training continues from there.
+
+        Raises RunError or TrainingError if the metrics cannot be read or written.
+        """
+        rows = [row for row in self.rows if row["step"] <= step]
+        own_files = (CONFIG_FILE, ENVIRONMENT_FILE, METRICS_FILE, MODEL_FILE)
+        leftovers = list(self.checkpoint_path.parent.glob(".*.partial"))
+        for name in own_files:  # other files may be in the work of another process, as a report
+            leftovers += self.path.glob(f".{name}.*partial")
+        for leftover in leftovers:
+            with suppress(OSError):
+                leftover.unlink()
+        with atomic(self.metrics_path) as partial:
+            partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+    def _check_empty(self) -> None:
+        if self.exists():
+            raise RunError(
+                f"{self.path}: there is a run here already; "
+                "continue it with --resume, or name another --output"
+            )
+        obstacles = [file for file in (self.metrics_path, self.model_path) if file.exists()]
+        obstacles += sorted(self.checkpoint_path.parent.glob("*.safetensors"))
+        environment_file = self.path / ENVIRONMENT_FILE
+        if environment_file.exists() and "torchcaps" not in self.environment:
+            obstacles.append(environment_file)  # else it is of a start that was killed
+        for file in obstacles:
+            raise RunError(f"{file}: is in the way, and no part of a run; name another --output")
+
+    def _discard_empty(self) -> None:
+        """Remove what a run without model and checkpoint wrote; other files stay, and the folder."""
+        checkpoints = (self.model_path, self.checkpoint_path, self.previous_checkpoint_path)
+        if any(file.exists() for file in checkpoints):
+            return
+        with suppress(OSError):  # such as a folder that holds something else
+            for name in (CONFIG_FILE, ENVIRONMENT_FILE, METRICS_FILE):
+                (self.path / name).unlink(missing_ok=True)
+            self.checkpoint_path.parent.rmdir()
+            (self.path / LOCK_FILE).unlink(missing_ok=True)
+            self.path.rmdir()
 
 
-def as_set(images: Images) -> ImageSet:
-    """Images and labels as a set; DataError where they make none, ValueError for neither a set nor a pair."""
-    if isinstance(images, ImageSet):
-        return images
-    if not isinstance(images, tuple) or len(images) != 2:
-        raise ArgumentError(
-            "images", f"expected an ImageSet or (images, labels), got {type(images).__name__}"
-        )
-    pixels, labels = (
-        x if isinstance(x, Tensor) else torch.from_numpy(np.asarray(x)) for x in images
-    )
-    if pixels.is_floating_point():
-        pixels = pixels.float()
-    labels = labels.long()
-    count = int(labels.max()) + 1 if labels.numel() else 0
-    return ImageSet(pixels, labels, tuple(map(str, range(count))), "images in memory")
-
-
-def _prepared(config: TrainConfig, run: RunFolder, callbacks: Callbacks) -> Trainer:
-    """The training of a run: data read, model built."""
-    device, data = resolve_device(config.run.device), config.data
-    with main_first():
-        images = load_dataset(
-            data.name, "train", data.root, img_size=data.img_size, max_bytes=data.max_bytes
-        )
-    kept, held = split(images, config, device)
-    preprocess = preprocess_of(images, data.crop)
-    about = describe_model(
-        config.model.name, config.model.options, images.classes, preprocess, config.task.name
-    )
-
-    def built() -> Task:
-        model = build_model(about, generator=torch.Generator().manual_seed(config.run.seed)).to(
-            device
-        )
-        return create_task(model, config, kept)
-
-    task = built()
-    if (
-        not task.labeled and not model_info(config.model.name).num_classes
-    ):  # a model without classes
-        about["classes"] = []
-        task = built()
-    about["task"] = task.name
-    sink = RunLogger(run, about, kept, held, keep_epochs=config.run.keep_epochs)
-    return Trainer(task, kept, held, sink, callbacks, fresh=lambda: built().model.state_dict())  # noqa: PLW0108
-
-
-@contextmanager
-def _held(folder: Any) -> Iterator[None]:
-    """Hold a run folder, in the first process; the others wait until it is held."""
-    with ExitStack() as held:
-        with main_first():
-            if current().is_main:
-                held.enter_context(folder)
-        yield
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    try:
+        *lines, _ = read_text(path).split("\n")
+        rows = [json.loads(line) for line in lines]
+        for row in rows:
+            if not (isinstance(row, dict) and "kind" in row and type(row.get("step")) is int):
+                raise ValueError("a row without kind, or without a whole number as step")
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path}: is not readable as one JSON object a line ({error})") from error
+    return rows

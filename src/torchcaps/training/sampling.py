@@ -9,35 +9,40 @@ from torchcaps.data import ImageSet, few_labels
 from torchcaps.errors import DataError
 from torchcaps.settings import TrainConfig
 
+# Streams of random numbers: what a batch is made of, the order of an epoch, what a model drops out,
+# and what a caller's transform draws.
+BATCH, ORDER, DROPOUT, TRANSFORM = "0", "1", "2", "3"
 
-def order(config: TrainConfig, epoch: int, count: int) -> Tensor:
-    """Which of `count` images epoch `epoch` takes, in its order."""
-    generator = torch.Generator().manual_seed(chance(config, epoch, "1"))
-    size = config.data.epoch_size or count
-    rounds = [torch.randperm(count, generator=generator) for _ in range(0, size, count)]
+
+def epoch_permutation(config: TrainConfig, epoch: int, num_images: int) -> Tensor:
+    """Indices of the images that epoch `epoch` takes, in its order."""
+    generator = torch.Generator().manual_seed(step_seed(config, epoch, ORDER))
+    size = config.data.epoch_size or num_images
+    rounds = [torch.randperm(num_images, generator=generator) for _ in range(0, size, num_images)]
     return torch.cat(rounds)[:size]
 
 
-def chance(config: TrainConfig, index: int, stream: str = "0") -> int:
-    """A seed for one step or epoch: 32 bits, for torch's generator on the CPU looks at no more. The stream "0" is for
-    what a batch is made of, "1" for the order of an epoch, "2" for what a model drops out."""
-    digest = hashlib.blake2b(f"{config.run.seed} {stream} {index}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "big")
+def step_seed(config: TrainConfig, index: int, stream: str = BATCH) -> int:
+    """A seed of 32 bits for one step or epoch; torch's generator on the CPU looks at no more."""
+    text = f"{config.training.seed} {stream} {index}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
 
 
 def split(images: ImageSet, config: TrainConfig, device: torch.device) -> tuple[ImageSet, ImageSet]:
-    """Images to train on and to validate with, whole on the device; the latter as the model sees them. DataError if one
-    of them would be empty, or they do not fit on the device."""
-    data = config.data
-    count = int(data.holdout) if data.holdout >= 1 else data.holdout
-    kept, held = images.train_val_split(count, config.run.seed)
+    """Images to train on and to validate with, on the device; the latter as the model sees them.
+
+    Raises DataError if one of them would be empty, or they do not fit on the device.
+    """
+    data, seed = config.data, config.training.seed
+    holdout = int(data.holdout) if data.holdout >= 1 else data.holdout
+    train_images, val_images = images.train_val_split(holdout, seed)
     if data.per_class is not None:
-        kept = kept.subset(few_labels(kept.labels, data.per_class, config.run.seed))
-    return on_device(kept, device), on_device(cropped(held, data.crop), device)
+        train_images = train_images.subset(few_labels(train_images.labels, data.per_class, seed))
+    return on_device(train_images, device), on_device(cropped(val_images, data.crop), device)
 
 
 def cropped(images: ImageSet, crop: int | None) -> ImageSet:
-    """The middle `crop` × `crop` pixels of every image; the set itself where `crop` is None."""
+    """The middle `crop` x `crop` pixels of every image; the set itself where `crop` is None."""
     return images if crop is None else images.cropped(crop)
 
 

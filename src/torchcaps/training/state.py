@@ -13,198 +13,188 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchcaps.errors import RunError, TrainingError
-from torchcaps.training.checkpoint import PREVIOUS_FILE, as_bytes, load_tensors, move, save_tensors
+from torchcaps.training.checkpoint import PREVIOUS_FILE, as_bytes, load_tensors, save_tensors
+from torchcaps.training.files import move
 
 
 @dataclass
-class Progress:
-    """Where a training stands: everything beside tensors that a checkpoint holds."""
+class TrainingState:
+    """Where a training stands: what a checkpoint holds beside tensors.
+
+    Attributes:
+        step: optimizer steps done.
+        lr_scale: share of the configured learning rate in use; below 1 after a second start.
+        initial_collapse: what was wrong with the network before its first step
+            (`Task.detect_collapse`), or empty.
+        restart: sentence that says why the training started again, or empty.
+        best_score, best_loss, best_epoch: of the best epoch by validation, counted from 1.
+        sums: losses of the epoch so far, summed over its images, with their "count".
+    """
 
     step: int = 0
-    rate: float = 1.0  # share of the configured learning rate in use: below 1 once the training has started again
-    began: str = ""  # what was wrong with the network before its first step, by the task's `stuck`
+    lr_scale: float = 1.0
+    initial_collapse: str = ""
+    restart: str = ""
     best_score: float = -sys.float_info.max
     best_loss: float = sys.float_info.max
     best_epoch: int = 0
     sums: dict[str, float] = field(default_factory=dict)
 
+    def add_losses(self, sums: dict[str, float], count: float) -> None:
+        """Add losses that are summed over `count` images to those of the epoch."""
+        for name, total in {**sums, "count": count}.items():
+            self.sums[name] = self.sums.get(name, 0.0) + total
+
+    def check(self, total_steps: int) -> None:
+        """Raise ValueError for the first value that no training of `total_steps` steps has."""
+        if self.sums and not {"loss", "count"} <= self.sums.keys():
+            raise ValueError(f"sums: expected loss and count among them, got {self.sums!r}")
+        expected = vars(TrainingState()) | dict.fromkeys(self.sums, 0.0)
+        for name, value in (vars(self) | self.sums).items():
+            kind = type(expected[name])
+            if type(value) is not kind or (kind is float and not math.isfinite(value)):
+                wording = "a finite number" if kind is float else kind.__name__
+                raise ValueError(f"{name}: expected {wording}, got {value!r}")
+        if not 0 <= self.step <= total_steps:
+            raise ValueError(f"step: expected 0 to {total_steps}, got {self.step}")
+
 
 def save_state(
-    path: Path, model: nn.Module, optimizer: Optimizer, progress: Progress, about: dict[str, Any]
+    path: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    state: TrainingState,
+    fingerprint: dict[str, Any],
 ) -> None:
-    """Write weights, the optimizer's state and the progress, atomically; the file before it is kept beside it.
+    """Write weights and the state of optimizer and training, atomically; the file before it is kept.
 
-    The optimizer is over all of the model's parameters in their order. `about` is what must not change until the file
-    is read: JSON-ready, its "settings" by name. TrainingError when a weight is not finite, or the file cannot be
-    written; the file is then as it was."""
-    check_finite(model, diverged(path))
+    `fingerprint` is what must not change until the file is read: JSON-ready, its "settings" by
+    name. Raises TrainingError when a weight is not finite, or the file cannot be written; the file
+    is then as it was.
+    """
+    check_finite(model, recovery_hint(path))
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    for index, state in optimizer.state_dict()["state"].items():
-        tensors |= {
-            f"optimizer.{index}.{n}": tensor
-            for n, tensor in state.items()
-            if isinstance(tensor, Tensor)
-        }
-    save_tensors(
-        path, tensors, about | {"progress": asdict(progress)}, before=path.with_name(PREVIOUS_FILE)
-    )
+    for index, entries in optimizer.state_dict()["state"].items():
+        for name, entry in entries.items():
+            if isinstance(entry, Tensor):
+                tensors[f"optimizer.{index}.{name}"] = entry
+    description = fingerprint | {"state": asdict(state)}
+    save_tensors(path, tensors, description, previous=path.with_name(PREVIOUS_FILE))
 
 
 def load_state(
-    path: Path, model: nn.Module, optimizer: Optimizer, about: dict[str, Any], *, steps: int
-) -> tuple[Progress, str]:
-    """Take up what `save_state` wrote, into `model` and `optimizer`; where it is damaged, the state before it.
+    path: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    fingerprint: dict[str, Any],
+    total_steps: int,
+) -> tuple[TrainingState, str]:
+    """Restore what `save_state` wrote into `model` and `optimizer`; a damaged file's predecessor.
 
-    Where there is neither, nothing is taken up. `about` is as it was saved, but a key that the file lacks may be new;
-    `steps` are those of the whole training. Returned is the progress, and a sentence if it is not that of `path`.
-    Raises RunError if there is no whole state, or it is one of another model, or of settings, data or threads that are
-    not these."""
+    Where there is neither file, nothing is restored. Returns the state, and a sentence if it is
+    not that of `path`. Raises RunError if there is no whole state, or it is one of another model,
+    or of another fingerprint.
+    """
     faults: list[str] = []
     for file in (path, path.with_name(PREVIOUS_FILE)):
         try:
-            tensors, found = load_tensors(file)
-            if not (
-                isinstance(found.get("progress"), dict)
-                and isinstance(found.get("settings", {}), dict)
-            ):
+            tensors, description = load_tensors(file)
+            if not all(isinstance(description.get(key), dict) for key in ("state", "settings")):
                 raise RunError(f"{file}: is not the state of a training")
         except RunError as error:
-            faults += [str(error)] if file.exists() else []
+            if file.exists():
+                faults.append(str(error))
             continue
-        _check_unchanged(file, found, about)
-        progress = _take_up(file, tensors, found["progress"], model, optimizer)
-        _check_progress(file, progress, steps)
+        _check_fingerprint(file, description, fingerprint)
+        state = _restore(file, tensors, description["state"], model, optimizer, total_steps)
         if file == path:
-            return progress, ""
-        move(
-            file, path
-        )  # the next state must not put the damaged one in the place of the whole one
+            return state, ""
+        move(file, path)  # else the next state would put the damaged file in its place
         reason = faults[0] if faults else f"{path}: is missing"
-        return (
-            progress,
-            f"{reason}; going on from the checkpoint before it, of step {progress.step}",
-        )
+        return state, f"{reason}; going on from the checkpoint before it, of step {state.step}"
     if faults:
         raise RunError("; ".join(faults))
-    return Progress(), ""
+    return TrainingState(), ""
 
 
 def digest(*tensors: Tensor) -> str:
     """A short text that differs where shapes, types or values do."""
-    found = hashlib.blake2b(digest_size=16)
+    hasher = hashlib.blake2b(digest_size=16)
     for tensor in tensors:
-        found.update(f"{tensor.dtype} {[*tensor.shape]}".encode())
-        found.update(as_bytes(tensor.cpu().contiguous()))
-    return found.hexdigest()
+        hasher.update(f"{tensor.dtype} {[*tensor.shape]}".encode())
+        hasher.update(as_bytes(tensor.cpu().contiguous()))
+    return hasher.hexdigest()
 
 
-def _check_unchanged(path: Path, found: dict[str, Any], about: dict[str, Any]) -> None:
-    """Raise RunError for the first thing that the file knows to have been otherwise."""
-    if "kind" in found.get("settings", {}):  # another loop wrote it, which held no images out
-        raise RunError(
-            f"{path}: was written by an early version; its model is kept, but this training cannot go on"
-        )
-    now = json.loads(json.dumps(about))
-    values = now.pop("settings") | {
-        f" {key}": value for key, value in now.items()
-    }  # a setting may have the same name
-    before = found.get("settings", {}) | {f" {key}": value for key, value in found.items()}
-    for name, value in values.items():
-        was = before.get(name, value)
-        if was == "auto":  # early versions wrote down what was asked, not what was chosen
-            continue
-        if was != value and name == " digest":
-            raise RunError(
-                f"{path}: the images or labels are not those that were there when the run was stopped"
-            )
-        if was != value:
-            raise RunError(
-                f"{path}: {name.strip()} was {was} when the run was stopped, and is {value} now"
-            )
-
-
-def _take_up(
-    path: Path,
-    tensors: dict[str, Tensor],
-    progress: dict[str, Any],
-    model: nn.Module,
-    optimizer: Optimizer,
-) -> Progress:
-    try:
-        model.load_state_dict(
-            {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
-        )
-        groups = optimizer.state_dict()["param_groups"]
-        state = _optimizer_state(tensors, list(model.parameters()))
-        optimizer.load_state_dict({"state": state, "param_groups": groups})
-        return Progress(**_names_now(progress))
-    except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
-        raise RunError(
-            f"{path}: is not the state of this training ({str(error).splitlines()[-1].strip()})"
-        ) from error
-
-
-def _names_now(progress: dict[str, Any]) -> dict[str, Any]:
-    """The progress of an early version, whose score was the accuracy and whose loss of the classes was "margin"."""
-    if "best_accuracy" not in progress:
-        return progress
-    found = {
-        ("best_score" if name == "best_accuracy" else name): value
-        for name, value in progress.items()
-    }
-    if isinstance(found.get("sums"), dict) and "correct" in found["sums"]:
-        found["sums"] = {
-            ("accuracy" if n == "correct" else n): value for n, value in found["sums"].items()
-        }
-    return found
-
-
-def _check_progress(path: Path, progress: Progress, steps: int) -> None:
-    """Raise RunError for the first value that is not of its kind or out of its range."""
-    if not isinstance(progress.sums, dict) or (
-        progress.sums and not {"loss", "count"} <= progress.sums.keys()
-    ):
-        raise RunError(
-            f"{path}: sums: expected none, or loss and count among them, got {progress.sums!r}"
-        )
-    numbers = {name: value for name, value in vars(progress).items() if name != "sums"}
-    for name, value in (numbers | progress.sums).items():
-        if name == "began":
-            good, wanted = isinstance(value, str), "a sentence"
-        elif name in ("step", "best_epoch"):
-            good, wanted = type(value) is int and value >= 0, "a whole number from 0 on"
-        else:
-            good, wanted = type(value) in (int, float) and abs(value) < math.inf, "a finite number"
-        if not good:
-            raise RunError(f"{path}: {name}: expected {wanted}, got {value!r}")
-    if progress.step > steps:
-        raise RunError(f"{path}: step: expected at most {steps}, got {progress.step}")
-
-
-def check_finite(model: nn.Module, left: str) -> None:
-    """Raise TrainingError, which ends with what is `left`, unless every weight of `model` is a finite number."""
+def check_finite(model: nn.Module, hint: str) -> None:
+    """Raise TrainingError, which ends with the hint, unless every weight is a finite number."""
     for name, weight in model.state_dict().items():
         if not torch.isfinite(weight).all():
-            raise TrainingError(f"the weights {name} became infinite or NaN; {left}")
+            raise TrainingError(f"the weights {name} became infinite or NaN; {hint}")
 
 
-def diverged(kept: Path) -> str:
-    """What to do about a training that left the finite numbers, and what is left of it."""
-    left = (
-        f"the last good state is kept in {kept}" if kept.exists() else "there was no checkpoint yet"
-    )
-    return f"{left}; start again with a lower lr, or with clip"
+def recovery_hint(checkpoint: Path) -> str:
+    """What is left of a training that diverged, and what to do about it."""
+    advice = "start again with a lower lr, or with clip"
+    if checkpoint.exists():
+        return f"the last good state is kept in {checkpoint}; {advice}"
+    return f"there was no checkpoint yet; {advice}"
 
 
-def _optimizer_state(
-    tensors: dict[str, Tensor], parameters: list[nn.Parameter]
-) -> dict[int, dict[str, Tensor]]:
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        if name.startswith("optimizer."):
-            _, index, key = name.split(".")
-            # The fused optimizer walks memory: its state must lie as its parameter does (channels last).
-            like = parameters[int(index)]
-            laid = torch.empty_like(like).copy_(tensor) if tensor.shape == like.shape else tensor
-            state.setdefault(int(index), {})[key] = laid
+def _check_fingerprint(path: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
+    """Raise RunError for the first entry of the fingerprint that differs from the saved one."""
+    current = json.loads(json.dumps(current))
+    settings = current.pop("settings")
+    data_digest = current.pop("digest", None)
+    for before, now in ((saved["settings"], settings), (saved, current)):
+        for name, value in now.items():
+            if before.get(name) != value:
+                raise RunError(
+                    f"{path}: {name} was {before.get(name)} when the run was stopped, "
+                    f"and is {value} now"
+                )
+    if saved.get("digest") != data_digest:
+        raise RunError(
+            f"{path}: the images or labels are not those that were there when the run was stopped"
+        )
+
+
+def _restore(
+    path: Path,
+    tensors: dict[str, Tensor],
+    values: dict[str, Any],
+    model: nn.Module,
+    optimizer: Optimizer,
+    total_steps: int,
+) -> TrainingState:
+    """Put the tensors of a file into model and optimizer; the state is made of `values`."""
+    weights = {
+        name.removeprefix("model."): tensor
+        for name, tensor in tensors.items()
+        if name.startswith("model.")
+    }
+    try:
+        state = TrainingState(**values)
+        state.check(total_steps)
+        model.load_state_dict(weights)
+        _restore_optimizer(tensors, optimizer)
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise RunError(f"{path}: is not the state of this training ({reason})") from error
     return state
+
+
+def _restore_optimizer(tensors: dict[str, Tensor], optimizer: Optimizer) -> None:
+    parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
+    entries: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if not name.startswith("optimizer."):
+            continue
+        _, index, key = name.split(".")
+        parameter = parameters[int(index)]
+        if tensor.shape == parameter.shape:
+            # The fused optimizer walks memory: its state must lie as its parameter does.
+            tensor = torch.empty_like(parameter).copy_(tensor)
+        entries.setdefault(int(index), {})[key] = tensor
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": entries, "param_groups": groups})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -9,36 +10,36 @@ import pytest
 import torch
 
 from torchcaps.errors import RunError, TrainingError
-from torchcaps.training import RunFolder, TrainConfig
-from torchcaps.training import run_folder as module
-from torchcaps.training.lock import exclusive
+from torchcaps.training import Run, TrainConfig
+from torchcaps.training import run as module
 
 ROWS = [{"kind": "step", "step": 20 * k, "loss": 0.5} for k in range(1, 4)]
 
 
 @pytest.fixture
 def run(tmp_path):
-    run = RunFolder.fresh(tmp_path / "deep" / "run")
-    run.start(TrainConfig.of(epochs=3))
+    run = Run(tmp_path / "deep" / "run")
+    with run.create(TrainConfig.of(epochs=3)):
+        pass
     return run
 
 
 def test_a_run_begins_with_its_configuration_and_environment(run):
-    assert run.config() == TrainConfig.of(epochs=3)
-    assert run.environment()["torch"] == torch.__version__
-    assert run.environment()["threads"] == torch.get_num_threads()
-    assert RunFolder.open(run.path).config() == run.config()
-    assert run.rows() == []
+    assert run.config == TrainConfig.of(epochs=3)
+    assert run.environment["torch"] == torch.__version__
+    assert run.environment["threads"] == torch.get_num_threads()
+    assert Run.open(run.path).config == run.config
+    assert run.rows == []
 
 
-def test_fresh_makes_nothing(tmp_path):
-    RunFolder.fresh(tmp_path / "run")
+def test_looking_for_a_run_makes_nothing(tmp_path):
+    Run(tmp_path / "run").check_new()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_second_run_in_the_same_folder_is_refused(run):
     with pytest.raises(RunError, match="there is a run here already; continue it with --resume"):
-        RunFolder.fresh(run.path)
+        run.check_new()
 
 
 @pytest.mark.parametrize(
@@ -55,42 +56,51 @@ def test_a_file_that_a_run_would_replace_is_in_the_way(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
     with pytest.raises(RunError, match=f"{name}: is in the way"):
-        RunFolder.fresh(tmp_path)
+        Run(tmp_path).check_new()
     assert (tmp_path / name).read_text() == "mine"
+
+
+def fail_within(run):
+    """An error right after the run was made."""
+    with pytest.raises(ValueError, match="planted"), run.create(TrainConfig.of(epochs=3)):
+        run.append(ROWS[0])
+        raise ValueError("planted")
 
 
 def test_other_files_in_the_folder_are_not_in_the_way_and_stay(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    run = RunFolder.fresh(tmp_path)
-    run.start(TrainConfig())
-    run.discard_empty()
+    fail_within(Run(tmp_path))
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_run_without_model_and_checkpoint_is_discarded_whole(run):
-    run.append(ROWS[0])
-    run.discard_empty()
-    assert not run.path.exists()
+def test_a_run_without_model_and_checkpoint_is_discarded_whole(tmp_path):
+    fail_within(Run(tmp_path / "run"))
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kept", ["model", "last", "previous"])
-def test_a_run_with_model_or_checkpoint_is_never_discarded(run, kept):
-    getattr(run, kept).write_bytes(b"something")
-    run.discard_empty()
-    assert run.config() == TrainConfig.of(epochs=3)
+@pytest.mark.parametrize("kept", ["model_path", "checkpoint_path", "previous_checkpoint_path"])
+def test_a_run_with_model_or_checkpoint_is_never_discarded(tmp_path, kept):
+    run = Run(tmp_path)
+    with pytest.raises(ValueError, match="planted"), run.create(TrainConfig.of(epochs=3)):
+        getattr(run, kept).write_bytes(b"something")
+        raise ValueError("planted")
+    assert run.config == TrainConfig.of(epochs=3)
     assert getattr(run, kept).read_bytes() == b"something"
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(RunError, match="file/run: the folder cannot be made"):
-        RunFolder.fresh(tmp_path / "file" / "run").start(TrainConfig())
+    with (
+        pytest.raises(RunError, match="file/run: the folder cannot be made"),
+        Run(tmp_path / "file" / "run").create(TrainConfig()),
+    ):
+        pass
 
 
 def test_what_is_no_run_is_not_opened(tmp_path):
     for path in (tmp_path, tmp_path / "absent"):
         with pytest.raises(RunError, match=f"{path}: no run folder"):
-            RunFolder.open(path)
+            Run.open(path)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +108,11 @@ def test_what_is_no_run_is_not_opened(tmp_path):
     [
         ("{", "Expecting"),
         ("[]", "expected names with values"),
-        ('{"epoch": 3}', "unknown setting 'epoch'; did you mean 'epochs'"),
-        ('{"epochs": "many"}', "epochs: expected a whole number, got 'many'"),
-        ('{"lr": -1}', "lr: expected a number above 0, got -1"),
+        ('{"epochs": 3}', "expected format 1, got None"),
+        ('{"format": 2, "epochs": 3}', "expected format 1, got 2"),
+        ('{"format": 1, "epoch": 3}', "unknown setting 'epoch'; did you mean 'epochs'"),
+        ('{"format": 1, "epochs": "many"}', "epochs: expected a whole number, got 'many'"),
+        ('{"format": 1, "lr": -1}', "lr: expected a number above 0, got -1"),
         ("\x00\x01", "Expecting"),
         ('{"model_options": ' + 100_000 * "[", "recursion"),
     ],
@@ -108,7 +120,7 @@ def test_what_is_no_run_is_not_opened(tmp_path):
 def test_a_damaged_configuration_is_named_with_its_fault(run, content, complaint):
     (run.path / "config.json").write_text(content)
     with pytest.raises(RunError) as raised:
-        run.config()
+        _ = run.config
     assert str(raised.value).startswith(
         f"{run.path / 'config.json'}: is no readable configuration ("
     )
@@ -120,41 +132,53 @@ def test_an_environment_that_is_lost_is_empty(run, content):
     (run.path / "environment.json").unlink()
     if content is not None:
         (run.path / "environment.json").write_text(content)
-    assert run.environment() == {}
+    assert run.environment == {}
 
 
-def test_a_row_is_one_write_at_the_end_of_the_file(run, monkeypatch):
-    writes = []
-    write = os.write
-    monkeypatch.setattr(
-        os, "write", lambda handle, data: writes.append(data) or write(handle, data)
-    )
+def test_rows_come_back_in_order(run):
     for row in ROWS:
         run.append(row)
-    assert [json.loads(data) for data in writes] == ROWS
-    assert all(data.endswith(b"\n") for data in writes)
-    assert run.metrics.read_bytes() == b"".join(writes)
-    assert run.rows() == ROWS
+    assert run.metrics_path.read_text().splitlines() == [json.dumps(row) for row in ROWS]
+    assert run.rows == ROWS
 
 
 def test_a_row_that_the_disk_takes_only_in_part_is_taken_back(run, monkeypatch):
     run.append(ROWS[0])
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:10]))
+
+    class FullDisk(io.FileIO):
+        def write(self, line):
+            return super().write(line[:10])
+
+    monkeypatch.setattr(module, "open", lambda path, *_, **__: FullDisk(path, "ab"), raising=False)
     with pytest.raises(
         TrainingError, match=r"metrics\.jsonl: cannot be written \(No space left on device\)"
     ):
         run.append(ROWS[1])
     monkeypatch.undo()
     run.append(ROWS[2])
-    assert run.rows() == [ROWS[0], ROWS[2]]
+    assert run.rows == [ROWS[0], ROWS[2]]
+
+
+def test_epochs_notes_and_the_end_of_a_run(tmp_path):
+    run = Run(tmp_path)
+    with run.create(TrainConfig.of(epochs=2, stop_at=0.9)):
+        epoch = {"kind": "epoch", "step": 3, "epoch": 1, "score": "accuracy", "val_accuracy": 0.5}
+        assert (run.epochs, run.notes, run.is_finished) == ([], [], False)
+        run.append({"kind": "note", "step": 0, "text": "again"})
+        run.append(epoch)
+        assert (run.epochs, run.notes, run.is_finished) == ([epoch], ["again"], False)
+        run.append(epoch | {"step": 6, "epoch": 2})
+        assert run.is_finished
+        run.truncate(3)
+        run.append(epoch | {"step": 6, "val_accuracy": 0.9})
+        assert run.is_finished
 
 
 def test_a_last_line_that_a_crash_cut_is_left_out(run):
     run.append(ROWS[0])
     for cut in ('{"kind": "st', '{"kind": "step", "step": 40}', "{", '{"kind": "caf\u00e9"'):
-        run.metrics.write_text(json.dumps(ROWS[0]) + "\n" + cut)
-        assert run.rows() == [ROWS[0]]
+        run.metrics_path.write_text(json.dumps(ROWS[0]) + "\n" + cut)
+        assert run.rows == [ROWS[0]]
 
 
 @pytest.mark.parametrize(
@@ -172,31 +196,31 @@ def test_a_last_line_that_a_crash_cut_is_left_out(run):
     ],
 )
 def test_a_damaged_line_in_the_middle_is_an_error(run, line):
-    run.metrics.write_text(f"{json.dumps(ROWS[0])}\n{line}\n{json.dumps(ROWS[1])}\n")
+    run.metrics_path.write_text(f"{json.dumps(ROWS[0])}\n{line}\n{json.dumps(ROWS[1])}\n")
     with pytest.raises(
         RunError, match=r"metrics\.jsonl: is not readable as one JSON object a line"
     ):
-        run.rows()
+        _ = run.rows
 
 
-def test_rewinding_forgets_later_rows_a_cut_line_and_partial_files(run):
+def test_truncating_forgets_later_rows_a_cut_line_and_partial_files(run):
     for row in ROWS:
         run.append(row)
-    with run.metrics.open("a") as file:
+    with run.metrics_path.open("a") as file:
         file.write('{"kind": "st')
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    names = [".last.safetensors.partial", f".last.safetensors.{dead.pid}-3.partial"]
-    leftovers = [folder / name for folder in (run.path, run.last.parent) for name in names]
-    living = run.path / f".report.html.{os.getpid()}-0.partial"
+    leftovers = [
+        run.path / ".metrics.jsonl.12-3.partial",
+        run.checkpoint_path.with_name(".last.safetensors.12-3.partial"),
+    ]
+    living = run.path / f".report.html.{os.getpid()}-0.partial"  # another process is writing it
     for leftover in (*leftovers, living):
         leftover.write_text("half of")
-    run.rewind(40)
-    assert run.rows() == ROWS[:2]
+    run.truncate(40)
+    assert run.rows == ROWS[:2]
     assert not any(leftover.exists() for leftover in leftovers)
     assert living.exists()
-    run.rewind(0)
-    assert run.metrics.read_text() == ""
+    run.truncate(0)
+    assert run.metrics_path.read_text() == ""
 
 
 class Killed(BaseException):
@@ -213,25 +237,25 @@ def test_killed_between_its_first_two_files_a_run_can_start_again(tmp_path, monk
         written.append(path.name)
 
     monkeypatch.setattr(module, "write_json", killed)
-    with pytest.raises(Killed), RunFolder(tmp_path / "run").begun(TrainConfig()):
+    with pytest.raises(Killed), Run(tmp_path / "run").create(TrainConfig()):
         pass
     monkeypatch.undo()
     assert written == ["environment.json"]  # the configuration, which makes it a run, comes last
-    with RunFolder.fresh(tmp_path / "run").begun(TrainConfig.of(epochs=3)):
-        assert RunFolder.open(tmp_path / "run").config() == TrainConfig.of(epochs=3)
+    with Run(tmp_path / "run").create(TrainConfig.of(epochs=3)):
+        assert Run.open(tmp_path / "run").config == TrainConfig.of(epochs=3)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", "[" * 100_000, None])
 def test_an_environment_that_was_lost_is_written_anew_when_the_run_goes_on(run, content):
     test_an_environment_that_is_lost_is_empty(run, content)
-    with run.continued():
-        assert run.environment()["torch"] == torch.__version__
-    assert run.threads() == torch.get_num_threads()
+    with run.resume():
+        assert run.environment["torch"] == torch.__version__
+    assert run.threads == torch.get_num_threads()
 
 
 HOLD = """
 import sys
-from torchcaps.training.lock import exclusive
+from torchcaps.training.files import exclusive
 with exclusive(__import__("pathlib").Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -256,45 +280,23 @@ def test_a_folder_that_another_process_holds_is_refused_by_its_id_until_that_pro
     run, held, tmp_path
 ):
     refusal = f"{run.path}: process {held.pid} is training here; wait for its end or stop it, or name another --output"
-    for hold in (run.continued, lambda: run.begun(TrainConfig())):
+    for hold in (run.resume, lambda: run.create(TrainConfig())):
         with pytest.raises(RunError) as raised, hold():
             pass
         assert str(raised.value) == refusal
     with pytest.raises(RunError) as raised:
-        RunFolder.fresh(run.path)
+        run.check_new()
     assert str(raised.value) == refusal
     held.kill()
     held.wait()
-    with run.continued():
+    with run.resume():
         assert (run.path / ".lock").read_text() == str(os.getpid())
-    assert not (run.path / ".lock").exists()
 
 
 def test_one_process_does_not_hold_a_folder_twice(run):
     with (
-        run.continued(),
+        run.resume(),
         pytest.raises(RunError, match=f"process {os.getpid()} is training here"),
-        run.continued(),
+        run.resume(),
     ):
         pass
-
-
-def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(tmp_path, monkeypatch):
-    """The holder ends between the moment this one opens the file and the moment it locks it."""
-    opened, first = os.open, exclusive(tmp_path)
-    first.__enter__()
-
-    def late(path, *arguments):
-        handle = opened(path, *arguments)
-        monkeypatch.undo()
-        first.__exit__(None, None, None)
-        return handle
-
-    monkeypatch.setattr(os, "open", late)
-    with (
-        exclusive(tmp_path),
-        pytest.raises(RunError, match="is training here"),
-        exclusive(tmp_path),
-    ):
-        pass
-    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,263 @@
+"""The ways into training: `fit` for what is in memory, `train` for names and a run folder, `save`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from torchcaps.data import ImageSet, load_dataset, preprocess_of
+from torchcaps.distributed import current, main_first
+from torchcaps.errors import ArgumentError, TrainingError
+from torchcaps.models import model_info
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks import Task, check_task, create_task
+from torchcaps.training.callbacks import FunctionCallback
+from torchcaps.training.checkpoint import build_model, describe_model
+from torchcaps.training.defaults import resolve_config
+from torchcaps.training.device import resolve_device
+from torchcaps.training.loggers import MemoryLogger, RunLogger
+from torchcaps.training.loop import Trainer
+from torchcaps.training.run import Run
+from torchcaps.training.sampling import cropped, on_device, split
+from torchcaps.types import ModelMetadata, set_model_metadata
+
+Images = ImageSet | tuple[ArrayLike | Tensor, ArrayLike | Tensor]
+Row = dict[str, Any]
+
+
+class Fitted(NamedTuple):
+    """What `fit` returns.
+
+    Attributes:
+        model: the one that was passed, with the weights of its best epoch, in evaluation mode.
+        history: a row for each epoch: "train_loss", "val_loss", the metrics of the task, and more;
+            "restart" says why the training started again by itself, where it did.
+    """
+
+    model: nn.Module
+    history: list[Row]
+
+
+def fit(
+    model: nn.Module,
+    images: Images,
+    *,
+    validation: Images | None = None,
+    config: TrainConfig | None = None,
+    emit: Callable[[Row], None] | None = None,
+    on_step: Callable[[nn.Module, dict[str, float]], None] | None = None,
+    on_epoch: Callable[[nn.Module, Row], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    **settings: Any,
+) -> Fitted:
+    """Train a model on images in memory, in place; nothing is written.
+
+    Args:
+        model: any module that a task takes: of this library, or one that maps images to logits of
+            classes.
+        images: an `ImageSet`, or (images, labels): `[n, channels, height, width]`, uint8 or floats
+            in [0, 1], and `[n]` integers from 0, as tensors or arrays.
+        validation: to choose the epoch by; by default a part of `images` is held out (setting
+            `holdout`).
+        config: of the run; its model, its data set's name and its root are not looked at.
+        emit: is given each row of the metrics, see `Trainer`.
+        on_step, on_epoch, should_stop: see `Callback`.
+        settings: of the run, by name, such as `epochs=5, lr=0.01`; they take precedence over
+            `config`. The device is that of the model unless one is named.
+
+    Raises:
+        ValueError: for a setting, a model or images that cannot be used.
+        DataError: for images that are no set.
+        TrainingError: when the loss becomes non-finite, or memory is exhausted.
+        Interrupted: when `should_stop` says so.
+
+    Example:
+        >>> model, history = tc.fit(tc.create_model("capsnet"), (images, labels), epochs=3)
+    """
+    config = (config or TrainConfig()).updated(**settings)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    if config.training.device != "auto":
+        device = resolve_device(config.training.device)
+    whole = as_set(images)
+    with memory_errors():
+        model.to(device)
+        if validation is None:
+            train_images, val_images = split(whole, config, device)
+        else:
+            train_images = on_device(whole, device)
+            val_images = on_device(cropped(as_set(validation), config.data.crop), device)
+        task = create_task(model, config, train_images)
+        check_task(task, val_images)
+        initial_weights = {
+            name: tensor.detach().clone() for name, tensor in model.state_dict().items()
+        }
+        logger = MemoryLogger()
+        Trainer(
+            task,
+            resolve_config(task, len(train_images)),
+            train_images,
+            val_images,
+            logger,
+            initial_weights=lambda: initial_weights,
+            callbacks=[FunctionCallback(on_step, on_epoch, should_stop)],
+            emit=emit,
+        ).run()
+    if logger.best_weights is not None:
+        model.load_state_dict(logger.best_weights)
+    model.eval()
+    classes = whole.classes if task.labeled else ()
+    preprocess = preprocess_of(whole, config.data.crop)
+    set_model_metadata(model, ModelMetadata(classes, preprocess, task.name, task.spec))
+    return Fitted(model, [row for row in logger.rows if row["kind"] == "epoch"])
+
+
+def train(
+    config: TrainConfig,
+    output: str | Path,
+    *,
+    resume: bool = False,
+    emit: Callable[[Row], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> Run:
+    """Train a model by name and leave a run folder.
+
+    The model of the epoch with the best score on held-out images becomes `model.safetensors`. Where
+    this process is one of several (`torchcaps.distributed`), all of them call this, and the first
+    one writes.
+
+    Args:
+        config: what to run; with `resume`, the folder's own configuration, and of this one only a
+            device other than "auto", a root and max_bytes.
+        output: the run folder; must not hold a run, unless `resume`.
+        resume: continue the run in `output`, bit for bit on the same machine with the same number
+            of threads.
+        emit: is given each row of the metrics, see `Trainer`.
+        should_stop: see `Callback`.
+
+    Raises:
+        DataError, RunError, ValueError: for data, folders or settings that cannot be used; no
+            folder is made then.
+        TrainingError: when the loss becomes non-finite, memory is exhausted or a file cannot be
+            written; the last good checkpoint stays, and a folder in which there is none yet is
+            removed.
+        Interrupted: when `should_stop` says so.
+    """
+    ranks = current()
+    run = Run(output)
+    callbacks = [FunctionCallback(should_stop=should_stop)]
+    if resume:
+        saved = Run.open(output).config if ranks.is_main else config
+        device = None if config.training.device == "auto" else config.training.device
+        config = ranks.broadcast(saved).updated(
+            device=device, root=config.data.root, max_bytes=config.data.max_bytes
+        )
+        with _held(run.resume), memory_errors():
+            _create_trainer(config, run, callbacks, emit).run()
+        return run
+    if ranks.is_main:
+        run.check_new()
+    with memory_errors():
+        # Reads the data and builds the model before a folder is made.
+        trainer = _create_trainer(config, run, callbacks, emit)
+        with _held(lambda: run.create(trainer.config)):
+            trainer.run()
+    return run
+
+
+def as_set(images: Images) -> ImageSet:
+    """Images and labels as a set; DataError where they make none, ArgumentError for neither."""
+    if isinstance(images, ImageSet):
+        return images
+    if not isinstance(images, tuple) or len(images) != 2:
+        raise ArgumentError(
+            "images", f"expected an ImageSet or (images, labels), got {type(images).__name__}"
+        )
+    pixels, labels = (
+        x if isinstance(x, Tensor) else torch.from_numpy(np.asarray(x)) for x in images
+    )
+    if pixels.is_floating_point():
+        pixels = pixels.float()
+    labels = labels.long()
+    num_classes = int(labels.max()) + 1 if labels.numel() else 0
+    return ImageSet(pixels, labels, tuple(map(str, range(num_classes))), "images in memory")
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Raise TrainingError, one sentence, where the memory of any device is exhausted."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        # Most devices raise no class of their own.
+        if isinstance(error, MemoryError) or re.search(
+            "out of memory|can't allocate memory|not enough memory", str(error)
+        ):
+            raise TrainingError(
+                "the memory is exhausted; use a smaller batch_size, img_size or model"
+            ) from error
+        raise
+
+
+def _create_trainer(
+    config: TrainConfig,
+    run: Run,
+    callbacks: list[FunctionCallback],
+    emit: Callable[[Row], None] | None,
+) -> Trainer:
+    """The training of a run: data read, model built."""
+    device, data = resolve_device(config.training.device), config.data
+    with main_first():
+        images = load_dataset(
+            data.name, "train", data.root, img_size=data.img_size, max_bytes=data.max_bytes
+        )
+    train_images, val_images = split(images, config, device)
+    description = describe_model(
+        config.model.name,
+        config.model.options,
+        images.classes,
+        preprocess_of(images, data.crop),
+        config.task.name,
+    )
+
+    def build_task() -> Task:
+        generator = torch.Generator().manual_seed(config.training.seed)
+        model = build_model(description, generator=generator).to(device)
+        return create_task(model, config, train_images)
+
+    def build_weights() -> dict[str, Tensor]:
+        return build_task().model.state_dict()
+
+    task = build_task()
+    if not task.labeled and not model_info(config.model.name).num_classes:
+        description["classes"] = []  # a model without classes
+        task = build_task()
+    description["task"] = task.name
+    config = resolve_config(task, len(train_images))
+    return Trainer(
+        task,
+        config,
+        train_images,
+        val_images,
+        RunLogger(run, config, description, train_images, val_images),
+        initial_weights=build_weights,
+        callbacks=callbacks,
+        emit=emit,
+    )
+
+
+@contextmanager
+def _held(hold: Callable[[], Any]) -> Iterator[None]:
+    """Hold a run folder in the first process; the others wait until it is held."""
+    with ExitStack() as stack:
+        with main_first():
+            if current().is_main:
+                stack.enter_context(hold())
+        yield

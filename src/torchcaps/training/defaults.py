@@ -1,0 +1,38 @@
+"""What a training chooses where its configuration leaves it open."""
+
+from torchcaps.distributed import current
+from torchcaps.errors import ArgumentError
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks import Task
+
+MAX_BATCH_SIZE = 128
+MIN_BATCH_SIZE = 8
+ENOUGH_STEPS = 100  # for which a batch is halved; see docs/decisions.md
+
+
+def resolve_config(task: Task, num_images: int) -> TrainConfig:
+    """The configuration of a task with the batch size and clipping that the run left open.
+
+    Raises ArgumentError for a batch with fewer images than processes.
+    """
+    config, world_size = task.config, current().world_size
+    epoch_size = config.data.epoch_size or num_images
+    size = config.training.batch_size or default_batch_size(config.training.epochs * epoch_size)
+    if size < world_size:
+        raise ArgumentError(
+            "batch_size", f"expected an image for each of {world_size} processes, got {size}"
+        )
+    clip = task.clip if config.optimizer.clip == "auto" else config.optimizer.clip
+    return config.updated(batch_size=size, clip=float(clip))
+
+
+def default_batch_size(num_images: int) -> int:
+    """Images per step of a run over `num_images` in all.
+
+    The largest power of two, from 8 to 128, that leaves 100 steps. Steps, not images, bring a
+    capsule network off the ground.
+    """
+    size = MAX_BATCH_SIZE
+    while size > MIN_BATCH_SIZE and num_images < ENOUGH_STEPS * size:
+        size //= 2
+    return size
