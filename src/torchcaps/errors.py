@@ -33,7 +33,7 @@ class ArgumentError(TorchcapsError, ValueError):
         super().__init__(f"{argument}: {problem}")
         self.argument = argument
 
-    def __reduce__(self) -> tuple[type[ArgumentError], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[TorchcapsError], tuple[str, ...]]:
         """Pickle by the constructor's arguments."""
         return ArgumentError, (self.argument, str(self).removeprefix(f"{self.argument}: "))
 
@@ -58,18 +58,24 @@ class AblationUnsupportedError(TorchcapsError, ValueError):
     """A router whose couplings cannot be fixed, because it makes them by itself."""
 
 
-class UnknownNameError(TorchcapsError, ValueError):
-    """A name that no registry holds; `note` says what else may be the cause."""
+class UnknownNameError(ArgumentError):
+    """A name that is not known.
+
+    Args:
+        kind: what has that name, in words; the error's `argument`.
+        name: the name.
+        known: the names that are known.
+        note: what else may be the cause.
+    """
 
     def __init__(self, kind: str, name: str, known: Iterable[str], note: str = "") -> None:
         names = sorted(known)
-        near = get_close_matches(name, names, n=3, cutoff=0.5)
-        hint = (
-            f"did you mean {' or '.join(repr(n) for n in near)}?"
-            if near
-            else f"known: {', '.join(names) or 'none'}"
-        )
-        super().__init__(f"unknown {kind} {name!r}; {hint}" + (f" ({note})" if note else ""))
+        hint = f"known: {', '.join(names) or 'none'}"
+        if near := get_close_matches(name, names, n=3, cutoff=0.5):
+            hint = f"did you mean {' or '.join(map(repr, near))}?"
+        cause = f" ({note})" if note else ""
+        TorchcapsError.__init__(self, f"unknown {kind} {name!r}; {hint}{cause}")
+        self.argument = kind
         self.name = name
 
     def __reduce__(self) -> tuple[type[TorchcapsError], tuple[str]]:

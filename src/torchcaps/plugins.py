@@ -1,7 +1,8 @@
-"""Modules of others that register a router, a model, a data set, a measure or a recipe when they are imported.
+"""Plug-ins: modules that add to a registry when they are imported.
 
-An installed package names its module as an entry point of the group `torchcaps.plugins`. Entry points are loaded when a
-registry is first asked for a name that it does not hold, or for its list. Nothing is imported because a file names it.
+An installed package names its module as an entry point of the group `torchcaps.plugins`. Entry
+points are loaded when a registry is first asked for its list, or for a name that it does not hold.
+No file that is read, such as a run folder, can cause an import.
 """
 
 import importlib
@@ -25,17 +26,20 @@ _imported: list[str] = []
 
 
 class PluginError(TorchcapsError, ImportError):
-    """A module that is there and fails when it is imported."""
+    """A module exists, and its import fails."""
 
 
 def failure_note() -> str:
-    """Plug-ins that could not be loaded, which may be why a name is unknown; empty where there are none."""
+    """The plug-ins that could not be loaded, which may be why a name is unknown; empty for none."""
     return "; ".join(_failures)
 
 
 def load_entry_points(tell: Callable[[str], None] | None = None) -> None:
-    """Load the installed plug-ins, once. One that fails is left out, and `tell` is given a sentence about it; by
-    default that is a warning."""
+    """Load the installed plug-ins, once.
+
+    Args:
+        tell: called with a sentence about each plug-in that fails; by default it warns.
+    """
     with _lock:
         if GROUP in _loaded:  # also by a plug-in that asks a registry while it is imported
             return
@@ -48,10 +52,14 @@ def load_entry_points(tell: Callable[[str], None] | None = None) -> None:
 
 
 def import_module(name: str) -> None:
-    """Import a module that the user names, and remember its name for the runs of this process.
+    """Import a module, and remember its name for the runs of this process.
 
-    The name is dotted, and found in the current folder too; or it is the path of a `.py` file, whose folder is then
-    searched. Raises ModuleNotFoundError for none, and PluginError if it fails or another module has the file's name.
+    Args:
+        name: a dotted name, also of a module in the current folder; or the path of a `.py` file.
+
+    Raises:
+        ModuleNotFoundError: if there is no such module.
+        PluginError: if its import fails, or another module has the file's name.
     """
     file = Path(name) if name.endswith(".py") else None
     if file is not None and not file.is_file():
@@ -78,12 +86,12 @@ def import_module(name: str) -> None:
 
 
 def imported() -> list[str]:
-    """What `import_module` was given so far."""
+    """The names that `import_module` has imported."""
     return [*_imported]
 
 
 def flags(modules: Iterable[str] | None = None) -> str:
-    """The end of a command line that imports these modules, by default those that were imported here."""
+    """The `--import` flags for these modules, by default for those that were imported here."""
     return "".join(
         f" --import {shlex.quote(name)}" for name in (_imported if modules is None else modules)
     )
@@ -103,9 +111,9 @@ def _module_of(file: Path) -> str:
 
 def _load(point: metadata.EntryPoint) -> None:
     try:
-        found = point.load()
-        if callable(found):
-            found()
+        plugin = point.load()
+        if callable(plugin):
+            plugin()
     except (Exception, SystemExit) as error:
         owner = "an unknown package" if point.dist is None else f"the package {point.dist.name}"
         _failures.append(

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchcaps.errors import TorchcapsError
+from torchcaps.errors import ArgumentError, TorchcapsError
 from torchcaps.training.environment import environment
 
 MIB = 1 << 20
@@ -34,7 +34,7 @@ def use_clock(clock: str, threads: int | None) -> Clock:
     ValueError for CPU time of several threads, since a thread that waits in a spinning barrier would count."""
     count = torch.get_num_threads() if threads is None else threads
     if clock == "cpu" and count != 1:
-        raise ValueError(f"--clock cpu: expected --threads 1, got {count}")
+        raise ArgumentError("--clock cpu", f"expected --threads 1, got {count}")
     torch.set_num_threads(count)
     return CLOCKS[clock]
 

@@ -58,8 +58,8 @@ def pretrained_model(
         wanted["img_size"] = size_pair(wanted["img_size"])
     for key in ("in_chans", "img_size"):
         if wanted.get(key, sizes[key]) != sizes[key]:
-            raise ValueError(
-                f"{key}: the weights of {name} are for {sizes[key]}, got {wanted[key]}"
+            raise ArgumentError(
+                key, f"the weights of {name} are for {sizes[key]}, got {wanted[key]}"
             )
     options, weights = about["options"] | options, load_file(file)
     with torch.device("meta"):
