@@ -10,6 +10,7 @@ import importlib
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from inspect import isclass, isfunction, ismodule
 from pathlib import Path
 from types import ModuleType
@@ -108,6 +109,30 @@ def _missing_attribute(node: ast.Attribute, modules: dict[str, ModuleType]) -> I
         value = getattr(value, name)
 
 
+def stale_names(text: str) -> Iterator[str]:
+    """Dotted names in the lines of a document, such as `evaluation.compare`, that are not there."""
+    package = importlib.import_module("torchcaps")
+    for span in re.findall(r"`([A-Za-z_][\w.]*)[^`\n]*`", FENCE.sub("", text)):
+        names = span.removesuffix(".").split(".")
+        value = package if names[0] in ("tc", "torchcaps") else getattr(package, names[0], None)
+        if names[-1] in ("json", "md", "toml", "py", "plugins"):  # files; the entry point group
+            continue
+        for name in names[1:] if ismodule(value) else ():
+            if not (ismodule(value) or isclass(value)):
+                break
+            if ismodule(value) and not hasattr(value, name):
+                _import(f"{value.__name__}.{name}")
+            if not hasattr(value, name) and name not in getattr(value, "__annotations__", {}):
+                yield f"there is no {span}"
+                break
+            value = getattr(value, name, None)
+
+
+def _import(name: str) -> None:
+    with suppress(ImportError):
+        importlib.import_module(name)
+
+
 def long_lines(text: str) -> Iterator[str]:
     """Lines that are too long, but for rows of tables."""
     for number, line in enumerate(text.splitlines(), 1):
@@ -134,7 +159,12 @@ def gallery_gaps() -> Iterator[str]:
 
 def misspelled_sources() -> Iterator[str]:
     """Words of the sources that are spelled otherwise than in the rest."""
-    for folder, ending in (("src", "*.py"), ("src", "*.html"), ("recipes", "*.toml")):
+    for folder, ending in (
+        ("src", "*.py"),
+        ("src", "*.html"),
+        ("src", "*.js"),
+        ("recipes", "*.toml"),
+    ):
         for path in sorted((ROOT / folder).rglob(ending)):
             for word in sorted(set(SPELLING.findall(path.read_text(encoding="utf-8")))):
                 yield f"{path.relative_to(ROOT)}: {word}"
@@ -149,6 +179,7 @@ def check(path: Path, text: str) -> Iterator[str]:
     yield from long_lines(text)
     yield from (f"names a path of one machine: {place}" for place in FORBIDDEN.findall(text))
     if path.name not in HISTORY:
+        yield from stale_names(text)
         yield from (f"the word {word}" for word in SPELLING.findall(text))
 
 
