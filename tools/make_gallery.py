@@ -96,7 +96,7 @@ BENCH = (
 TEST = "the 1,000 embedded test digits"
 
 SECTIONS: dict[str, list[Entry]] = {
-    "What a capsule says": [
+    "What a capsule encodes": [
         Entry(
             "reconstructions",
             "Test digits above what the decoder draws from the sixteen numbers of one capsule each.",
@@ -400,13 +400,14 @@ def page(main: str) -> str:
         "# Gallery",
         "",
         wrapped(
-            "Every figure of `torchcaps.viz`, drawn from real runs by the lines that stand below it. `make gallery` "
-            "makes this page and its pictures; what they need is trained first, if it is not there."
+            "Every figure of `torchcaps.viz`, with the code that draws it from a real run. `make gallery` writes this "
+            "page and its pictures; it trains runs that are missing. The table says which runs the pictures show; "
+            "accuracies to quote, measured later, are in [results](results.md)."
         ),
         "",
         "A figure is a `matplotlib.figure.Figure`: a notebook shows it, `figure.savefig(path)` writes it.",
         "",
-        "| run | made by | what came out |",
+        "| run | command | result |",
         "|---|---|---|",
     ]
     for folder in folders:
@@ -416,8 +417,8 @@ def page(main: str) -> str:
     lines += [
         "",
         wrapped(
-            "`make gallery` trains `runs/capsnet-pairs` on pairs of the package's digits where it is absent, so that "
-            "nothing has to be fetched; its drawings are rougher then."
+            "Where `runs/capsnet-pairs` is missing, `make gallery` trains it on pairs of the package's digits, so that "
+            "nothing has to be downloaded; its drawings are rougher then."
         ),
         "",
         "The code below begins with this:",
