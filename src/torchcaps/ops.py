@@ -47,7 +47,7 @@ def dynamic_routing(
             whether theirs is wanted.
         impl: "auto", "reference", "blocked" (torch operations on blocks of samples; "cpu" is its old name), "numba"
             (compiled loops) or "triton" (GPU). Asked for by name, an implementation works or raises its reason, a
-            ValueError. A fast path has no second derivative: NotImplementedError.
+            ValueError. The second derivative of a fast path is that of the reference.
     """
     check_range("iterations", iterations, low=1)
     votes = _checked_votes(votes, None, bias, want_coupling)

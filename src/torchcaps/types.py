@@ -108,6 +108,7 @@ class ModelSpec:
         is_dense: its outputs are of each pixel: `[batch, classes - 1, height, width]`, a map for each class but the
             first one, which is the background; `capsules(images)` then has the pixels as positions.
         smallest: side of the smallest image it takes, in pixels.
+        smallest_batch: images of the smallest batch that it can be trained with.
         task: what it is trained for, unless a run says otherwise; a name of `tasks.list_tasks()`.
         loss: what it is trained with, unless a run says otherwise; a name of a loss of that task.
     """
@@ -119,6 +120,7 @@ class ModelSpec:
     multilabel: bool = False
     is_dense: bool = False
     smallest: int = 1
+    smallest_batch: int = 1
     task: str = "classify"
     loss: str = "cross_entropy"
 

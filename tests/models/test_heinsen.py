@@ -59,3 +59,14 @@ def test_it_compiles_whole(name):
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(images), model(images), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("side", "smallest"), [(29, 2), (37, 1)])
+def test_a_map_of_one_position_needs_two_images(side, smallest):
+    """Batch norm in training needs two values of each channel."""
+    model = tc.create_model("heinsen_2019", img_size=side, channels=8, parts=4).train()
+    assert model.spec.smallest_batch == smallest
+    assert model(torch.rand(smallest, 2, side, side)).isfinite().all()
+    if smallest > 1:
+        with pytest.raises(ValueError, match="more than 1 value per channel"):
+            model(torch.rand(1, 2, side, side))

@@ -12,9 +12,12 @@ from torchcaps.functional import ConvField, DenseField
 from torchcaps.functional.votes import RoutingContext
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.kernels.support import HAS_NUMBA
+from torchcaps.nn import RoutedLayer
+from torchcaps.nn.map_routing import KernelVotes, MapRouting, per_position
 from torchcaps.testing.random import random_votes
+from torchcaps.types import LayerSizes
 
-from .makers import FAST, Layer, gradients, routed
+from .makers import FAST, NAMES, Layer, gradients, routed
 
 
 class Scaled(NamedTuple):
@@ -39,12 +42,16 @@ def backward(given, kept, grads, wanted):
     return whole, given.x.t() @ inner if wanted[1] else None, None
 
 
+def reference(given):
+    return (given.x @ given.factor).exp() * given.times, given.x.sum(dim=0)
+
+
 def shapes(given):
     y = given.x.new_empty(given.x.shape[0], given.factor.shape[1])
     return y, given.x.new_empty(given.x.shape[1]), torch.empty_like(y)
 
 
-scaled = operator("test_scaled", Scaled, 3, Parts(forward, backward, shapes, kept=1))
+scaled = operator("test_scaled", Scaled, 3, Parts(forward, backward, shapes, reference, kept=1))
 
 
 def test_value_gradients_and_what_is_not_wanted():
@@ -131,22 +138,53 @@ def test_given_votes_as_an_operator():
     opcheck(*watch.calls)
 
 
-@pytest.mark.parametrize(("routing", "impl", "layer"), CASES)
-def test_no_second_derivative_is_said(routing, impl, layer):
-    tensors = layer.tensors()
-    pose = routed(routing, layer.votes(tensors), tensors, impl).pose
-    (gradient,) = torch.autograd.grad(pose.square().sum(), tensors["weight"], create_graph=True)
-    with pytest.raises(NotImplementedError, match="no second derivative; impl='reference' has one"):
-        gradient.sum().backward()
+@pytest.mark.parametrize("impl", ["auto", *FAST])
+@pytest.mark.parametrize("routing", ["dynamic", "em"])
+@pytest.mark.parametrize("place", [DenseField(), ConvField(3, 3, 2, convention="type")])
+def test_second_derivatives(routing, impl, place):
+    """Those of finite differences of the first ones."""
+    layer = Layer(place, batch=2, types=1 + 2 * isinstance(place, DenseField), parents=2)
+    layer.matrices = (1, 2, 2)
+    layer.bias = routing == "dynamic"
+    names = ("pose", "weight", "bias") if routing == "dynamic" else NAMES[:5]
+    tensors = {name: layer.tensors()[name] for name in names}
+
+    def route(*leaves):
+        given = layer.tensors() | dict(zip(tensors, leaves, strict=True))
+        return tuple(routed(routing, layer.votes(given), given, impl, iterations=2))
+
+    assert torch.autograd.gradgradcheck(route, list(tensors.values()), atol=1e-5)
 
 
-@pytest.mark.parametrize("impl", ["reference", "blocked"])
-def test_where_there_is_a_second_derivative(impl):
-    tensors = MATRICES.tensors()
-    pose = routed("em", MATRICES.votes(tensors), tensors, impl).pose
-    (gradient,) = torch.autograd.grad(pose.square().sum(), tensors["weight"], create_graph=True)
-    gradient.sum().backward()
-    assert tensors["weight"].grad.isfinite().all()
+@pytest.mark.parametrize("impl", ["auto", "cpu"])
+def test_second_derivatives_of_a_convolution(impl):
+    x, weight, bias = (
+        torch.randn(size, dtype=torch.float64, requires_grad=True)
+        for size in ((1, 8, 5, 5), (8, 8, 4, 4), (8,))
+    )
+    assert torch.autograd.gradgradcheck(
+        lambda *operands: ops.conv2d(*operands, impl=impl), (x, weight, bias), fast_mode=True
+    )
+
+
+def test_second_derivatives_of_maps():
+    layer = RoutedLayer(
+        KernelVotes(LayerSizes(2, 2, 2, 2)), MapRouting(2, local=True, impl=FAST[-1]), per_position
+    ).double()
+    pose = torch.randn(1, 2, 2, 2, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x: layer(x).pose, (pose,))
+
+
+def test_a_penalty_on_gradients_trains():
+    """The gradient of a gradient, as such a penalty takes it: that of the reference."""
+    found = []
+    for impl in ("auto", "reference"):
+        tensors = LINEAR.tensors()
+        pose = routed("dynamic", LINEAR.votes(tensors), tensors, impl).pose
+        (gradient,) = torch.autograd.grad(pose.square().sum(), tensors["pose"], create_graph=True)
+        gradient.square().sum().backward()
+        found.append(tensors["weight"].grad)
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("impl", ["reference", *FAST])

@@ -1,10 +1,13 @@
 """Every registered model, put to the checks that ship with the library."""
 
+import copy
+
 import pytest
 import torch
 
 import torchcaps as tc
 from torchcaps import testing
+from torchcaps.errors import ArgumentError
 from torchcaps.models import CanonicalCapsules
 from torchcaps.nn import RoutedLayer
 
@@ -36,6 +39,11 @@ def images(model):
     return torch.rand(3, model.in_chans, *model.img_size, generator=testing.seeded())
 
 
+def activation(model, images):
+    outputs = model(images)
+    return outputs if isinstance(outputs, torch.Tensor) else outputs.activation
+
+
 def test_rows(model, images):
     testing.check_module_rows(model, images)
 
@@ -50,6 +58,28 @@ def test_zeros(model, images):
 
 def test_precision(model, images):
     testing.check_module_precision(model, images)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_huge_images_give_finite_numbers(model, images, training):
+    huge = 1e30 * (2 * images - 1)
+    testing.assert_finite("activation", activation(copy.deepcopy(model).train(training), huge))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float64, torch.float16])
+def test_images_of_another_type_are_refused(model, images, dtype):
+    call = model.align if model.spec.task == "align" else model.capsules
+    if not model.spec.pose:
+        call = model
+    with pytest.raises(ArgumentError) as error:
+        call(images.to(dtype))
+    assert error.value.argument == "images"
+    assert str(dtype) in str(error.value)
+
+
+def test_a_batch_of_the_smallest_size_trains(model, images):
+    smallest = images[: model.spec.smallest_batch]
+    testing.assert_finite("activation", activation(copy.deepcopy(model).train(), smallest))
 
 
 def test_parameters(model, images):

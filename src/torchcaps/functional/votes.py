@@ -255,6 +255,7 @@ class DenseVotes(Votes):
         activation: `[batch, *positions, i]` in [0, 1]; 1 unless given.
         pose: `[batch, *positions, i, in_dim]`; without dimensions unless given.
         bias: see `Votes`.
+        field: says which parents compete, at these positions; by default those of one position.
     """
 
     def __init__(
@@ -263,6 +264,7 @@ class DenseVotes(Votes):
         activation: Float[Tensor, "*batch i"] | None = None,
         pose: Float[Tensor, "*batch i in_dim"] | None = None,
         bias: Tensor | None = None,
+        field: Field | None = None,
     ) -> None:
         check_shape("votes", votes, ("*batch", "children", "parents", "dim"))
         activation = torch.ones_like(votes[..., 0, 0]) if activation is None else activation
@@ -273,7 +275,7 @@ class DenseVotes(Votes):
                 f"expected the votes' {list(votes.shape[:-2])}, got {list(activation.shape)}",
             )
         pose = activation.unsqueeze(-1)[..., :0] if pose is None else pose
-        field = DenseField(positions=tuple(votes.shape[1:-3]))
+        field = field or DenseField(positions=tuple(votes.shape[1:-3]))
         super().__init__(Capsules(pose, activation), field, votes.shape[-2], votes.shape[-1], bias)
         self.given = votes
 

@@ -1,7 +1,8 @@
 """Fused operators: one factory makes each from a function and its gradient.
 
 PyTorch sees what it makes as one operation: `torch.compile` and fake tensors take its shapes from a function of their
-own, autograd its gradient, and a caller's autocast does not reach inside. It cannot be differentiated twice.
+own, autograd its gradient, and a caller's autocast does not reach inside. The gradient of a gradient is that of the
+reference, a function of torch's own operations.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,6 +42,7 @@ class Parts(NamedTuple, Generic[Operands]):
     forward: Callable[[Operands], tuple[Tensor, ...]]  # the outcomes, in memory of their own
     backward: Callable[[Operands, Sequence[Tensor], Sequence[Tensor], Sequence[bool]], Grads]
     shapes: Callable[[Operands], tuple[Tensor, ...]]  # empty outcomes
+    reference: Callable[[Operands], tuple[Tensor, ...]]  # the outcomes that have a gradient
     kept: int = (
         0  # how many of the last outcomes are kept for the backward function, and have no gradient
     )
@@ -89,12 +91,20 @@ def operator(
     backward = define(f"torchcaps::{name}_backward", run_backward, schema=schema)
     forward.register_fake(lambda *flat: _one(parts.shapes(operands(*flat))))
     backward.register_fake(fake_backward)
-    _differentiable(forward, backward, len(tensors), graded)
+
+    def reference(*flat: Any) -> tuple[Tensor, ...]:
+        with without_autocast(flat[0]):
+            return parts.reference(operands(*flat))
+
+    _differentiable(forward, backward, reference, len(tensors), graded)
     return lambda given: _several(forward(*given))
 
 
-def _differentiable(forward: Any, backward: Any, tensors: int, graded: int) -> None:
-    """Give autograd the gradient of an operator of so many tensors, by so many of its outcomes."""
+def _differentiable(forward: Any, backward: Any, reference: Any, tensors: int, graded: int) -> None:
+    """Give autograd the gradient of an operator of so many tensors, by so many of its outcomes.
+
+    Where that gradient is to be differentiated (`create_graph=True`), it is the reference's.
+    """
 
     def remember(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.save_for_backward(*inputs[:tensors], *_several(output)[graded:])
@@ -102,15 +112,40 @@ def _differentiable(forward: Any, backward: Any, tensors: int, graded: int) -> N
 
     def pass_on(ctx: Any, *grads: Tensor) -> Any:
         saved = ctx.saved_tensors  # read once: checkpointing makes them anew each time
-        given, kept = saved[:tensors], list(saved[tensors:])
+        inputs, kept = saved[:tensors], list(saved[tensors:])
         wanted = list(ctx.needs_input_grad[:tensors])
-        found = backward(*given, *ctx.settings, kept, list(grads[:graded]), wanted)
-        return *(g if w else None for g, w in zip(found, wanted, strict=True)), *(
-            None for _ in ctx.settings
-        )
+        if torch.is_grad_enabled():
+            outputs = reference(*inputs, *ctx.settings)
+            gradients = _differentiable_gradients(outputs, inputs, grads[:graded], wanted)
+        else:
+            gradients = backward(*inputs, *ctx.settings, kept, list(grads[:graded]), wanted)
+        masked = (g if want else None for g, want in zip(gradients, wanted, strict=True))
+        return *masked, *(None for _ in ctx.settings)
 
     forward.register_autograd(pass_on, setup_context=remember)
-    backward.register_autograd(_refuse)
+
+
+def _differentiable_gradients(
+    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor | None],
+    grads: Sequence[Tensor],
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:
+    """Gradients of the inputs that want one, with a graph of their own; None for the others."""
+    pairs = [
+        (output, grad) for output, grad in zip(outputs, grads, strict=True) if output.requires_grad
+    ]
+    leaves = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want]
+    gradients = torch.autograd.grad(
+        [output for output, _ in pairs],
+        leaves,
+        [grad for _, grad in pairs],
+        create_graph=True,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    rest = iter(gradients)
+    return [next(rest) if want else None for want in wanted]
 
 
 def _one(made: tuple[Tensor, ...]) -> Any:
@@ -129,9 +164,3 @@ def _like(x: Tensor, grad: Tensor, memory_format: torch.memory_format) -> Tensor
 def _format(x: Tensor, memory_format: torch.memory_format) -> torch.memory_format:
     """Of maps, which have four axes; other tensors are contiguous."""
     return memory_format if x.dim() == 4 else torch.contiguous_format
-
-
-def _refuse(_ctx: Any, *_grads: Tensor) -> Any:
-    raise NotImplementedError(
-        "torchcaps: the fast implementations of routing have no second derivative; impl='reference' has one"
-    )

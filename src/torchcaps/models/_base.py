@@ -4,11 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.errors import ArgumentError, check_positive, check_shape
+from torchcaps.errors import ArgumentError, check_floating, check_positive, check_shape
 from torchcaps.functional import standardize
+from torchcaps.functional.bounds import STEADY, clamp_finite
 from torchcaps.functional.squash import full_precision
 from torchcaps.models.notebook import Stage, card, facts_of, measured_stages, times
 from torchcaps.nn import mask_capsules
@@ -30,6 +32,19 @@ def side_before(side: int, layers: Sequence[tuple[int, int]]) -> int:
     for kernel, stride in reversed(layers):
         side = (side - 1) * stride + kernel
     return side
+
+
+def check_dtype(argument: str, tensor: Tensor, module: nn.Module) -> None:
+    """ArgumentError unless a tensor is of the type of a module's weights; autocast takes any float but float64."""
+    check_floating(**{argument: tensor})
+    weight, device = next(module.parameters()), tensor.device.type
+    if tensor.dtype == weight.dtype:
+        return
+    casting = device != "meta" and torch.is_autocast_enabled(device)
+    if not casting or torch.float64 in (tensor.dtype, weight.dtype):
+        raise ArgumentError(
+            argument, f"expected {weight.dtype}, as the weights are, got {tensor.dtype}"
+        )
 
 
 class ImageModel(nn.Module, ABC):
@@ -89,10 +104,12 @@ class ImageModel(nn.Module, ABC):
     def _check(self, images: Tensor) -> None:
         axes, (height, width) = ("batch", "channels", "height", "width"), self.img_size
         check_shape("images", images, axes, channels=self.in_chans, height=height, width=width)
+        check_dtype("images", images, self)
 
-    def _seen(self, images: Tensor) -> Tensor:
-        """What the first layer takes: images that are checked and, if asked, standardized."""
+    def _prepare(self, images: Tensor) -> Tensor:
+        """Images for the first layer: checked, clamped beyond 2^24 so that nothing overflows, standardized if asked."""
         self._check(images)
+        images = clamp_finite(images, STEADY)
         return standardize(images).to(images.dtype) if self.standardized else images
 
     def _repr_html_(self) -> str:
@@ -178,7 +195,7 @@ class PlainNetwork(LogitModel):
         """Logits of images that are checked and, if asked, standardized."""
 
     def logits(self, images: Images) -> Classes:
-        return self.scores(self._seen(images))
+        return self.scores(self._prepare(images))
 
     def forward(self, images: Images) -> Classes:
         return self.probabilities(self.logits(images))

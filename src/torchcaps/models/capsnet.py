@@ -105,7 +105,7 @@ class CapsNet(DrawingModel):
         )
 
     def capsules(self, images: Images) -> Capsules:
-        x = torch.relu(self.conv(self._seen(images)))  # [batch, channels, height - 8, width - 8]
+        x = torch.relu(self.conv(self._prepare(images)))  # [batch, channels, height - 8, width - 8]
         primary = self.primary(x)  # 32 types of dim 8 at each of 6x6 positions, for 28x28 images
         children = flatten_space(primary)
         return self.class_capsules(

@@ -179,7 +179,7 @@ class DeepCaps(DrawingModel):
         )
 
     def capsules(self, images: Images) -> Capsules:
-        maps = [self.stem(self._seen(images))]  # [batch, 128, 64, 64], for 64x64 images
+        maps = [self.stem(self._prepare(images))]  # [batch, 128, 64, 64], for 64x64 images
         for cell in self.cells:
             maps.append(
                 cell(maps[-1])

@@ -104,7 +104,7 @@ class EfficientCapsNet(DrawingModel):
                 nn.init.zeros_(module.bias)
 
     def capsules(self, images: Images) -> Capsules:
-        features = self.primary(self.stem(self._seen(images)))  # [batch, 128]: a whole map each
+        features = self.primary(self.stem(self._prepare(images)))  # [batch, 128]: a whole map each
         primary = Capsules(
             *steep_squash_with_length(features.unflatten(1, (-1, PRIMARY_DIM)))
         )  # 16 of dim 8

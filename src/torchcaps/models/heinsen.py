@@ -6,6 +6,8 @@ of pretrained transformers, and here the vectors of a small convolutional map; t
 convolutions, for smaller images.
 """
 
+import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import Classes, Images, LogitModel, side_before
+from torchcaps.models._base import Classes, Images, LogitModel, side_after, side_before
 from torchcaps.models._registry import ModelInfo, register_model
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutingHead
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
@@ -54,7 +56,7 @@ class _Convolved(LogitModel):
 
     def features(self, images: Images) -> Float[Tensor, "batch c rows columns"]:
         """The map that is routed."""
-        images = self._seen(images)
+        images = self._prepare(images)
         rows, columns = (torch.linspace(-1.0, 1.0, side).to(images) for side in self.img_size)
         places = torch.stack([rows[:, None].expand(self.img_size), columns.expand(self.img_size)])
         return self.convolutions(torch.cat([images, places.expand(len(images), -1, -1, -1)], dim=1))
@@ -119,6 +121,11 @@ class MatrixRouting(_Convolved):
         super().__init__(
             num_classes, in_chans, img_size, channels=channels, strides=strides, parts=parts
         )
+        positions = math.prod(
+            side_after(side, [(KERNEL, n) for n in strides]) for side in self.img_size
+        )
+        if positions == 1:  # batch norm needs two values
+            self.spec = replace(self.spec, smallest_batch=2)
         self.score = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts, 1))
         self.pose = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts * POSE**2, 1))
         sizes = ((1, parts), (parts, num_classes))  # all children below share their matrices

@@ -107,12 +107,20 @@ class HVC(LogitModel):
         start = torch.ones(len(branches)) if merge != "random" else torch.randn(len(branches)) * STD
         self.weights = nn.Parameter(start) if merge != "fixed" else None
         self.norm = ShiftNorm(len(branches), momentum)
-        self.spec = ModelSpec(pose=True, activation="probability", logits=True, smallest=smallest)
+        # Batch norm needs two values of each channel.
+        alone = num_classes == 1 or (height, width) == (smallest, smallest)
+        self.spec = ModelSpec(
+            pose=True,
+            activation="probability",
+            logits=True,
+            smallest=smallest,
+            smallest_batch=2 if alone else 1,
+        )
 
     def parents(self, images: Images) -> list[Float[Tensor, "batch dim classes"]]:
         """The class capsules of each branch."""
         found: list[Tensor] = []
-        x = 2 * self._seen(images) - 1
+        x = 2 * self._prepare(images) - 1
         for number, convolution in enumerate(self.convolutions, start=1):
             x = convolution(x)  # [batch, 16 + 16 number, height - 2 number, width - 2 number]
             if number in self.branches:

@@ -89,7 +89,7 @@ class InvertedAttentionCaps(LogitModel):
 
     def capsules(self, images: Images) -> Capsules:
         features = self.primary(
-            self.backbone(self._seen(images))
+            self.backbone(self._prepare(images))
         )  # [batch, types * r * r, 16, 16], for 32x32 images
         pose = self.norm(features.permute(0, 2, 3, 1).unflatten(-1, (self.types, -1)))
         pose = full_precision(pose)

@@ -90,7 +90,7 @@ class MatrixCaps(ImageModel):
         self.class_capsules = ClassCaps(types[1], num_classes, centers=places, **last)
 
     def capsules(self, images: Images) -> Capsules:
-        x = torch.relu(self.conv(self._seen(images)))  # [batch, A, 14, 14], for 32x32 images
+        x = torch.relu(self.conv(self._prepare(images)))  # [batch, A, 14, 14], for 32x32 images
         primary = self.primary(x)  # B types of 4x4 poses at each of 14x14 positions
         above = self.conv_capsules(primary)  # C types at 6x6 positions, then D at 4x4
         return self.class_capsules(above)  # E of them

@@ -357,7 +357,7 @@ class SCAE(ImageModel):
         self, images: Images, noise: Tensor | None = None
     ) -> tuple[Parts, Tensor, Tensor, Tensor]:
         """Parts of the images, and of them what `Explained` has as `drawn`, `share` and `log_likelihood`."""
-        self._check(images)
+        images = self._prepare(images)
         parts = self.part_capsules(images, noise)
         with without_autocast(images):
             drawn, share = self.part_capsules.draw(parts)
@@ -365,13 +365,13 @@ class SCAE(ImageModel):
 
     def recognize(self, images: Images) -> tuple[Objects, Float[Tensor, " batch"]]:
         """Objects of the images, and the log likelihood of the poses of their parts, from which nothing flows back."""
-        self._check(images)
+        images = self._prepare(images)
         with torch.no_grad():
             parts = self.part_capsules(images, None)
         return self._told(parts, None)[:2]
 
     def capsules(self, images: Images) -> Capsules:
-        self._check(images)
+        images = self._prepare(images)
         objects = self._objects(self.part_capsules(images, None), None)
         return Capsules(objects.pose, objects.presence)
 

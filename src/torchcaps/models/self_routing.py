@@ -176,7 +176,7 @@ class SRCapsNet(ImageModel):
         )
 
     def capsules(self, images: Images) -> Capsules:
-        features = self.trunk(self._seen(images))
+        features = self.trunk(self._prepare(images))
         capsules = self.primary(
             features
         )  # 32 types of dim 16 at each of 8x8 places, for 32x32 images

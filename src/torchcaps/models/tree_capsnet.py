@@ -139,7 +139,7 @@ class TreeCapsNet(ImageModel):
     def levels(self, images: Images) -> list[Capsules]:
         """The capsules of the classes of every level, coarse to fine: pose `[batch, classes of the level, class_dim]`,
         and as activation the length of that, in [0, 1)."""
-        x = self._seen(images)
+        x = self._prepare(images)
         for index, convolution in enumerate(self.convolutions):
             x = convolution(torch.relu(x) if index else x)
         primary = squash(x.permute(0, 2, 3, 1).unflatten(-1, (-1, DIM))).flatten(

@@ -111,7 +111,7 @@ class VBCaps(ImageModel):
         self.class_capsules = _drawn(ClassCaps(below, num_classes, **routing))
 
     def capsules(self, images: Images) -> Capsules:
-        x = self.stem(self._seen(images))  # [batch, A, 14, 14], for 32x32 images
+        x = self.stem(self._prepare(images))  # [batch, A, 14, 14], for 32x32 images
         above = self.conv_capsules(
             self.primary(x)
         )  # B types at 14x14 positions, C at 6x6, D at 4x4

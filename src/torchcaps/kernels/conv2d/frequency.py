@@ -93,8 +93,15 @@ def _shapes(given: Problem) -> tuple[Tensor, ...]:
     return (torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last),)
 
 
+def _reference(operands: Problem) -> tuple[Tensor, ...]:
+    return (F.conv2d(*operands),)
+
+
 _conv2d = operator(
-    "conv2d_cpu", Problem, 1, Parts(_forward, _backward, _shapes, memory_format=torch.channels_last)
+    "conv2d_cpu",
+    Problem,
+    1,
+    Parts(_forward, _backward, _shapes, _reference, memory_format=torch.channels_last),
 )
 
 

@@ -7,14 +7,15 @@ dimensions of a parent and a child; t the pass.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchcaps.functional.fields import Convention
+from torchcaps.functional.fields import Convention, ConvField, DenseField, Field
+from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.squash import full_precision, squash, squash_with_length
-from torchcaps.functional.votes import ProductVotes, Votes
+from torchcaps.functional.votes import DenseVotes, ProductVotes, Votes, linear_votes
 from torchcaps.kernels.numerics import squash_backward
 from torchcaps.kernels.operator import Grads, Parts, operator
 from torchcaps.kernels.support import needs_reference, padded_windows
@@ -118,7 +119,20 @@ def implementation(name: str, kind: type[Work]) -> Op:
         )
         return grad_pose if work.units is None else grad_pose * work.units, grad_weight, grad_bias
 
-    return operator(name, Problem, 4, Parts(forward, backward, _shapes, kept=1))
+    return operator(name, Problem, 4, Parts(forward, backward, _shapes, _reference, kept=1))
+
+
+def _reference(x: Problem) -> tuple[Tensor, ...]:
+    """v, its length and the coupling in torch's own operations, all votes stored."""
+    votes = x.pose if x.weight is None else linear_votes(x.pose, x.weight)
+    field: Field = DenseField()
+    if x.windows:
+        height, width, kernel, stride = x.windows
+        field = ConvField(height, width, kernel, stride, convention=x.convention)
+    dense = DenseVotes(votes.unflatten(0, (-1, *field.positions)), bias=x.bias, field=field)
+    routed = dynamic_routing(dense, x.iterations, leaky=x.leaky, detach=x.detach)
+    coupling: Any = routed.coupling if x.want_coupling else routed.pose.new_empty(0, 1, 1)
+    return routed.pose.flatten(0, -3), routed.activation.flatten(0, -2), coupling.flatten(0, -3)
 
 
 def _shapes(x: Problem) -> tuple[Tensor, ...]:

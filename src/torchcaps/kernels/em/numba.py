@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchcaps.functional.bounds import FACTOR, STEADY, limit
 from torchcaps.functional.fields import Convention, ConvField
+from torchcaps.functional.routing.em import em_routing
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.passes import outcome
@@ -31,7 +32,7 @@ from torchcaps.kernels.support import (
     operands,
     padded_windows,
 )
-from torchcaps.types import Routed
+from torchcaps.types import Capsules, Routed
 
 # Weights below which compiled loops gain less than the seconds that compiling them takes.
 WORTH = 1 << 11
@@ -210,7 +211,17 @@ def _backward(
     )
 
 
-_routed = operator("em_routing_numba", Problem, 4, Parts(_forward, _backward, _shapes, kept=1))
+def _reference(x: Problem) -> tuple[Tensor, ...]:
+    """Mean, activation and coupling in torch's own operations, all votes stored."""
+    votes = ProductVotes(Capsules(x.pose, x.activation), x.windows, x.weight, x.shift)
+    routed: Any = em_routing(votes, None, x.beta_u, x.beta_a, len(x.temperatures), x.temperatures)
+    mu, length, coupling = routed
+    return mu, length, coupling if x.want_coupling else length.new_empty(0)
+
+
+_routed = operator(
+    "em_routing_numba", Problem, 4, Parts(_forward, _backward, _shapes, _reference, kept=1)
+)
 
 
 def _start(x: Problem) -> Tensor:

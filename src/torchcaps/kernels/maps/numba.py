@@ -7,7 +7,7 @@ b batch, i children, j parents, d dimensions, p positions.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torchcaps.functional.bounds import FACTOR, limit
 from torchcaps.functional.fields import spatial_first
+from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import MapVotes, Votes
 from torchcaps.kernels.numerics import within
@@ -94,7 +95,14 @@ def _backward(
     return grad_votes[..., :p], None if x.bias is None else grad_bias.sum(dim=(0, 3))
 
 
-_routed = operator("map_routing_numba", Problem, 3, Parts(_forward, _backward, _shapes))
+def _reference(x: Problem) -> tuple[Tensor, ...]:
+    """Parents, lengths and coupling in torch's own operations; each position is a place of its own."""
+    routed: Any = dynamic_routing(x.votes.movedim(-1, 1), x.iterations, bias=x.bias)
+    v, length, coupling = (tensor.movedim(1, -1) for tensor in routed)
+    return v, length, coupling if x.want_coupling else length.new_empty(0)
+
+
+_routed = operator("map_routing_numba", Problem, 3, Parts(_forward, _backward, _shapes, _reference))
 
 
 def _whole(x: Problem) -> Problem:
