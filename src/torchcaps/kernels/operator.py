@@ -135,7 +135,7 @@ def _differentiable_gradients(
     pairs = [
         (output, grad) for output, grad in zip(outputs, grads, strict=True) if output.requires_grad
     ]
-    leaves = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want]
+    leaves: list[Any] = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want]
     gradients = torch.autograd.grad(
         [output for output, _ in pairs],
         leaves,

@@ -87,8 +87,9 @@ def measured_stages(model: Any) -> list[Stage]:
 class _Shapes(Router):
     """In place of any router: parents that are all zeros."""
 
+    adds_bias = True
+
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        _ = votes.bias  # asked for: a router that does not ask refuses layers that have one
         pose = votes.children.pose.new_zeros(1, *votes.field.positions, votes.parents, votes.dim)
         return Routed(pose, pose[..., 0], None)
 
