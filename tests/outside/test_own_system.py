@@ -122,7 +122,8 @@ def test_a_stopped_run_ends_in_the_same_bytes(outcome):
 def test_an_experiment_measures_it(outcome):
     [result] = json.loads(outcome[1]["reproduce"][1])
     assert 0 <= result["figures"]["steadiness"] <= 1
-    assert result["shown"] == ["likeness", "steadiness"]
+    assert result["shown"] == ["likeness", "least_likeness", "steadiness"]
+    assert 0 <= result["figures"]["least_likeness"] <= result["figures"]["likeness"]
 
 
 def test_it_predicts_what_its_task_says(outcome):
