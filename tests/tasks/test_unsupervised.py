@@ -22,7 +22,7 @@ from torchcaps.models import SCAE
 from torchcaps.reporting import finish_run
 from torchcaps.tasks import create_task, list_tasks
 from torchcaps.tasks._base import mapped
-from torchcaps.tasks.unsupervised import agreement, directions, entropy, explained, losses
+from torchcaps.tasks.unsupervised import agreement, directions, entropy, explained_parts, losses
 from torchcaps.training import Interrupted, TrainConfig, fit, load_recipe, train
 from torchcaps.training.schedules import learning_rate_factor
 
@@ -82,7 +82,7 @@ def test_the_loss_is_that_of_the_paper():
     a = np.array(
         [[max(found.objects.log_weight[b, k].exp().tolist()) for k in range(4)] for b in range(5)]
     )
-    np.testing.assert_allclose(explained(found), q)
+    np.testing.assert_allclose(explained_parts(found), q)
 
     def uncertainty(p):
         p = p / p.sum()
@@ -99,7 +99,7 @@ def test_the_loss_is_that_of_the_paper():
     }
     for name, value in expected.items():
         assert parts[name].item() == pytest.approx(value), name
-    quiet = batch._replace(parts=None, objects=None, votes=None)
+    quiet = batch._replace(part_noise=None, object_noise=None, vote_noise=None)
     weights = {
         "pixels": 1,
         "poses": 1,
@@ -145,8 +145,8 @@ def test_parts_learn_first_and_then_objects_by_views():
     model = SCAE(1, 20, **MODEL, weights={"views": 5.0})
     task = create_task(model, TrainConfig.of(degrees=20.0)).train()
     batch = task.sample_batch(some(), torch.arange(6), generator())
-    assert batch.again.shape == batch.images.shape
-    assert not torch.equal(batch.again, batch.images)
+    assert batch.second_view.shape == batch.images.shape
+    assert not torch.equal(batch.second_view, batch.images)
 
     def learned(share):
         model.zero_grad()
@@ -157,16 +157,18 @@ def test_parts_learn_first_and_then_objects_by_views():
 
     first, who = learned(0.74)
     assert (first.keys(), who) == ({"loss", "pixels"}, [True, False])
-    torch.testing.assert_close(first["pixels"], -model.depict(batch.images, batch.parts)[3].mean())
+    torch.testing.assert_close(
+        first["pixels"], -model.depict(batch.images, batch.part_noise)[3].mean()
+    )
     second, who = learned(0.75)
     assert (second.keys(), who) == ({"loss", "poses", "dynamic", "views"}, [False, True])
-    found = model.explain(torch.cat([batch.images, batch.again]))
+    found = model.explain(torch.cat([batch.images, batch.second_view]))
     torch.testing.assert_close(second["poses"], -found.part_log_likelihood.mean())
     torch.testing.assert_close(second["views"], agreement(found.objects.presence))
     torch.testing.assert_close(
         second["loss"], second["poses"] + 10 * second["dynamic"] + 5 * second["views"]
     )
-    assert task.eval().sample_batch(some(), torch.arange(4), generator()).again is None
+    assert task.eval().sample_batch(some(), torch.arange(4), generator()).second_view is None
 
 
 @pytest.mark.parametrize(("weights", "lr_restarts"), [({}, (0.0,)), ({"views": 1.0}, (0.0, 0.75))])
@@ -229,13 +231,14 @@ def test_entropy():
 def test_noise_is_drawn_for_training_alone():
     task, images = task_of(), some()
     batch = task.train().sample_batch(images, torch.arange(4), generator())
-    assert (batch.parts.shape, batch.objects.shape, batch.votes.shape) == (
+    assert (batch.part_noise.shape, batch.object_noise.shape, batch.vote_noise.shape) == (
         (4, 3),
         (4, 4),
         (4, 4, 3),
     )
     assert max(noise.abs().max() for noise in batch[2:5]) <= 2
-    assert torch.equal(batch.votes, task.sample_batch(images, torch.arange(4), generator()).votes)
+    same = task.sample_batch(images, torch.arange(4), generator())
+    assert torch.equal(batch.vote_noise, same.vote_noise)
     assert task.eval().sample_batch(images, torch.arange(4), generator())[2:] == (
         None,
         None,

@@ -5,6 +5,7 @@ and 2.4. Labels have no part in a training, nor in the score by which the epoch 
 clusters of objects are classes.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -30,24 +31,36 @@ from torchcaps.tasks._base import (
 )
 
 KINDS = ("posterior", "presence")  # what is clustered
-SEED, LEAST, SMALLEST = 99, 1e-8, 1e-6
-PARTS_FIRST, TEMPERATURE = (
-    0.75,
-    0.1,
-)  # by views: share of a training for parts, scale of `agreement`
-MOST_PRESENT, SHOWN, LOOKED_AT, MOST_OBJECTS, EXAMPLES, MOST_PARTS = 5, 14, 1000, 10, 6, 40
+SEED = 99
+LEAST = 1e-8  # of what a logarithm is taken of
+SMALLEST = 1e-6  # of presences whose logits are taken
+# By views: share of a training for parts, and scale of `agreement`.
+PARTS_FIRST = 0.75
+TEMPERATURE = 0.1
+MOST_PRESENT = 5  # objects in a prediction
+# In a report: images drawn, images whose objects are counted, objects, images of each, parts.
+SHOWN = 14
+LOOKED_AT = 1000
+MOST_OBJECTS = 10
+EXAMPLES = 6
+MOST_PARTS = 40
 
 
-class Seen(NamedTuple):
-    """A batch: images, the classes that figures are told of, and what there is in training alone: noise, and a second
-    view of each image where the loss asks for it."""
+class UnlabeledBatch(NamedTuple):
+    """Images, with what there is in training alone.
+
+    Attributes:
+        labels: the classes that metrics are told of.
+        part_noise, object_noise, vote_noise: of the model's logits.
+        second_view: of each image, where the loss asks for it.
+    """
 
     images: Float[Tensor, "batch channels height width"]
     labels: Int64[Tensor, " batch"]
-    parts: Float[Tensor, "batch parts"] | None = None
-    objects: Float[Tensor, "batch objects"] | None = None
-    votes: Float[Tensor, "batch objects parts"] | None = None
-    again: Float[Tensor, "batch channels height width"] | None = None
+    part_noise: Float[Tensor, "batch parts"] | None = None
+    object_noise: Float[Tensor, "batch objects"] | None = None
+    vote_noise: Float[Tensor, "batch objects parts"] | None = None
+    second_view: Float[Tensor, "batch channels height width"] | None = None
 
 
 @register_task("unsupervised")
@@ -67,20 +80,35 @@ class Unsupervised(Task):
 
     def __init__(self, model: Any, config: TrainConfig, images: ImageSet | None = None) -> None:
         super().__init__(model, config, images)
-        if self.by_views:
+        if self.uses_views:
             self.lr_restarts = (0.0, PARTS_FIRST)
 
-    def sample_batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Seen:
+    @property
+    def uses_views(self) -> bool:
+        """Whether objects learn from two views of each image."""
+        return self.model.weights["views"] > 0
+
+    def sample_batch(
+        self, images: ImageSet, indices: Tensor, generator: Generator
+    ) -> UnlabeledBatch:
         if not self.training:
-            return Seen(images.float_images(indices), images.labels[indices])
-        pictures, labels = self._view(images, indices, generator)
-        b, m, k = len(indices), self.model.num_parts, self.model.num_objects
-        parts, objects, votes = (
-            NOISE * (torch.rand(b, *n, generator=generator).to(pictures.device) - 0.5)
-            for n in ((m,), (k,), (k, m))
+            return UnlabeledBatch(images.float_images(indices), images.labels[indices])
+        first_view, labels = self._view(images, indices, generator)
+        parts = self.model.num_parts
+        objects = self.model.num_objects
+
+        def noise(*shape: int) -> Tensor:
+            uniform = torch.rand(len(indices), *shape, generator=generator)
+            return NOISE * (uniform.to(first_view.device) - 0.5)
+
+        return UnlabeledBatch(
+            first_view,
+            labels,
+            noise(parts),
+            noise(objects),
+            noise(objects, parts),
+            self._view(images, indices, generator)[0] if self.uses_views else None,
         )
-        again = self._view(images, indices, generator)[0] if self.by_views else None
-        return Seen(pictures, labels, parts, objects, votes, again)
 
     def _view(
         self, images: ImageSet, indices: Tensor, generator: Generator
@@ -89,75 +117,81 @@ class Unsupervised(Task):
         drawn = images.draw(indices, generator=generator)
         return self.transforms(drawn.images, generator)[0], drawn.labels
 
-    @property
-    def by_views(self) -> bool:
-        """Whether objects learn from two views of each image."""
-        return self.model.weights["views"] > 0
-
-    def training_step(self, batch: Seen, progress: float) -> Outputs:
-        if batch.again is None:
-            noise: Any = batch[2:5]
-            found = self.model.explain(batch.images, None if batch.parts is None else Noise(*noise))
-            with without_autocast(batch.images):
-                parts = losses(found, self.model.num_clusters)
+    def training_step(self, batch: UnlabeledBatch, progress: float) -> Outputs:
+        if batch.second_view is None:
+            parts = self._all_losses(batch)
         elif progress < PARTS_FIRST:
-            *_, seen = self.model.depict(batch.images, batch.parts)
-            parts = {"pixels": -seen.mean()}
+            *_, likelihood = self.model.depict(batch.images, batch.part_noise)
+            parts = {"pixels": -likelihood.mean()}
         else:
-            objects, told = self.model.recognize(torch.cat([batch.images, batch.again]))
-            with without_autocast(batch.images):
-                parts = {
-                    "poses": -told.mean(),
-                    "dynamic": bending(objects),
-                    "views": agreement(objects.presence),
-                }
-        return {
-            "loss": sum(self.model.weights[name] * value for name, value in parts.items()),
-            **parts,
-        }
+            parts = self._view_losses(torch.cat([batch.images, batch.second_view]))
+        weighted = [self.model.weights[name] * value for name, value in parts.items()]
+        return {"loss": sum(weighted), **parts}
 
-    def eval_step(self, batch: Seen) -> Outputs:
-        found: Explained = self.model.explain(batch.images)
+    def _all_losses(self, batch: UnlabeledBatch) -> Outputs:
+        noises: Any = (batch.part_noise, batch.object_noise, batch.vote_noise)
+        noise = None if batch.part_noise is None else Noise(*noises)
+        explained = self.model.explain(batch.images, noise)
+        with without_autocast(batch.images):
+            return losses(explained, self.model.num_clusters)
+
+    def _view_losses(self, views: Tensor) -> Outputs:
+        objects, likelihood = self.model.recognize(views)
+        with without_autocast(views):
+            return {
+                "poses": -likelihood.mean(),
+                "dynamic": dynamic_penalty(objects),
+                "views": agreement(objects.presence),
+            }
+
+    def eval_step(self, batch: UnlabeledBatch) -> Outputs:
+        explained: Explained = self.model.explain(batch.images)
         return {
-            "pixels": -found.log_likelihood,
-            "poses": -found.part_log_likelihood,
+            "pixels": -explained.log_likelihood,
+            "poses": -explained.part_log_likelihood,
             "labels": batch.labels,
-            "presence": found.objects.presence,
-            "posterior": explained(found),
+            "presence": explained.objects.presence,
+            "posterior": explained_parts(explained),
         }
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
         """Likelihoods, and how well classes can be told; in training, clusters are found and named by these images."""
+        labels = outputs["labels"]
         points = {
             "posterior": outputs["posterior"],
             "presence": self._points(outputs["presence"]),
         }
         if self.training:
-            generator = Generator().manual_seed(SEED)
-            for row, kind in enumerate(KINDS):
-                centers = kmeans(points[kind], self.model.num_clusters, generator=generator)
-                taken = nearest(points[kind], centers)
-                self.model.centers[row] = centers
-                self.model.names[row] = match_clusters(taken, outputs["labels"], len(centers))
-        pixels, poses = (float(outputs[name].double().mean()) for name in ("pixels", "poses"))
-        weighted = self.model.weights["pixels"] * pixels + self.model.weights["poses"] * poses
-        found = {"loss": weighted, "log_likelihood": -weighted, "pixels": pixels, "poses": poses}
+            self._find_clusters(points, labels)
+        pixels = float(outputs["pixels"].double().mean())
+        poses = float(outputs["poses"].double().mean())
+        loss = self.model.weights["pixels"] * pixels + self.model.weights["poses"] * poses
+        metrics = {"loss": loss, "log_likelihood": -loss, "pixels": pixels, "poses": poses}
         for row, kind in enumerate(KINDS):
-            taken = nearest(points[kind], self.model.centers[row].cpu())
-            right = self.model.names[row].cpu()[taken] == outputs["labels"]
-            found[f"accuracy_{kind}"] = float(right.double().mean())
-            found[f"linear_{kind}"] = linear_accuracy(points[kind], outputs["labels"])
-        return found
+            clusters = nearest(points[kind], self.model.centers[row].cpu())
+            is_right = self.model.names[row].cpu()[clusters] == labels
+            metrics[f"accuracy_{kind}"] = float(is_right.double().mean())
+            metrics[f"linear_{kind}"] = linear_accuracy(points[kind], labels)
+        return metrics
+
+    def _find_clusters(self, points: Mapping[str, Tensor], labels: Tensor) -> None:
+        """Give the model centers of clusters, and the classes that they stand for."""
+        generator = Generator().manual_seed(SEED)
+        for row, kind in enumerate(KINDS):
+            centers = kmeans(points[kind], self.model.num_clusters, generator=generator)
+            clusters = nearest(points[kind], centers)
+            self.model.centers[row] = centers
+            self.model.names[row] = match_clusters(clusters, labels, len(centers))
 
     def _points(self, presence: Tensor) -> Tensor:
         """What is clustered of presences `[n, objects]`: what the loss compares, where it compares them."""
-        return directions(presence) if self.by_views else presence
+        return directions(presence) if self.uses_views else presence
 
     def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
         metrics = self.eval().compute_metrics(outputs)
         return MetricResult(metrics, len(images), "accuracy_presence")
 
-    def report_items(self, found: EvaluationResult, images: ImageSet) -> list[ReportItem]:
+    def report_items(self, evaluation: EvaluationResult, images: ImageSet) -> list[ReportItem]:
         with evaluating(self):
             return [self._templates(), self._drawings(images), self._objects(images)]
 
@@ -165,14 +199,13 @@ class Unsupervised(Task):
     def predict(self, images: Tensor) -> list[dict[str, Any]]:
         presences = self.model(images).float().cpu()
         clusters = nearest(self._points(presences), self.model.centers[1].cpu())
-        found = []
+        rows = []
         for presence, cluster in zip(presences, clusters.tolist(), strict=True):
             order = presence.argsort(descending=True, stable=True)[:MOST_PRESENT].tolist()
             objects = [{"object": k, "presence": float(presence[k])} for k in order]
-            found.append(
-                {"cluster": cluster, "class": int(self.model.names[1, cluster]), "objects": objects}
-            )
-        return found
+            name = int(self.model.names[1, cluster])
+            rows.append({"cluster": cluster, "class": name, "objects": objects})
+        return rows
 
     def _templates(self) -> ReportItem:
         from torchcaps.viz.tiles import image_rows
@@ -192,12 +225,11 @@ class Unsupervised(Task):
         from torchcaps.viz.tiles import image_rows
 
         shown = first_batch(self, images, SHOWN).images
-        found = self.model.explain(shown)
-        layers, taken = layered(found), found.posterior.argmax(dim=-1)
-        colors = F.pad(
-            torch.from_numpy(hues(self.model.num_objects)), (0, 0, 0, 1), value=1.0
-        )  # white for none
-        colors = colors.to(layers)[taken]  # [b, m, 3]
+        explained = self.model.explain(shown)
+        layers = layered(explained)
+        palette = torch.from_numpy(hues(self.model.num_objects))
+        palette = F.pad(palette, (0, 0, 0, 1), value=1.0)  # white for none
+        colors = palette.to(layers)[explained.posterior.argmax(dim=-1)]  # [b, m, 3]
         ink = layers[:, :-1].mean(dim=2)  # [b, m, h, w]
         rows = {
             "image": shown,
@@ -216,83 +248,72 @@ class Unsupervised(Task):
     def _objects(self, images: ImageSet) -> ReportItem:
         from torchcaps.viz.tiles import image_rows
 
-        looked, place = (
-            images.subset(torch.arange(min(LOOKED_AT, len(images)))),
-            device_of(self.model),
-        )
-        outputs = self.eval_outputs(looked, alone=True)  # one process draws
-        presence, posterior, labels = (
-            outputs[name] for name in ("presence", "posterior", "labels")
-        )
-        count = min(EXAMPLES, len(looked))
-        rows, table = {}, []
-        for k in presence.mean(dim=0).argsort(descending=True, stable=True)[:MOST_OBJECTS].tolist():
-            most = presence[:, k].argsort(descending=True, stable=True)[:count]
-            shown = looked.float_images(most).to(place)
-            found = self.model.explain(shown)
-            alone = (layered(found)[:, :-1] * found.posterior[..., k, None, None, None]).sum(dim=1)
-            rows[str(k)] = torch.stack([shown, alone], dim=1).flatten(0, 1).cpu()
-            present = presence[:, k] > 0.5
-            usual = (
-                labels[present].bincount(minlength=1).argsort(descending=True)[:3].tolist()
-                if present.any()
-                else []
-            )
-            means = (float(values[:, k].mean()) for values in (presence, posterior))
-            table.append(
-                (
-                    str(k),
-                    *(f"{mean:.3f}" for mean in means),
-                    ", ".join(images.classes[c] for c in usual),
-                )
-            )
+        subset = images.subset(torch.arange(min(LOOKED_AT, len(images))))
+        outputs = self.eval_outputs(subset, alone=True)  # one process draws
+        presence = outputs["presence"]
+        count = min(EXAMPLES, len(subset))
+        pictures = {}
+        table = []
+        order = presence.mean(dim=0).argsort(descending=True, stable=True)[:MOST_OBJECTS]
+        for k in order.tolist():
+            examples = presence[:, k].argsort(descending=True, stable=True)[:count]
+            shown = subset.float_images(examples).to(device_of(self.model))
+            explained = self.model.explain(shown)
+            belongs = explained.posterior[..., k, None, None, None]
+            drawn = (layered(explained)[:, :-1] * belongs).sum(dim=1)
+            pictures[str(k)] = torch.stack([shown, drawn], dim=1).flatten(0, 1).cpu()
+            counts = outputs["labels"][presence[:, k] > 0.5].bincount(minlength=1)
+            usual = [c for c in counts.argsort(descending=True)[:3].tolist() if counts.any()]
+            means = [float(outputs[name][:, k].mean()) for name in ("presence", "posterior")]
+            classes = ", ".join(images.classes[c] for c in usual)
+            table.append((str(k), *(f"{mean:.3f}" for mean in means), classes))
         return ReportItem(
             "objects",
             "What each object explains",
             "A row for each of the objects most often present: the images in which it is most present, each beside "
             "those of its parts that this object explains.",
-            image_rows(rows),
-            f"For {len(rows)} objects, {count} images and what the object explains of them.",
+            image_rows(pictures),
+            f"For {len(pictures)} objects, {count} images and what the object explains of them.",
             ("Object", "Mean presence", "Share of the parts", "Classes in which it is most often"),
             tuple(table),
         )
 
 
-def layered(found: Explained) -> Float[Tensor, "batch layers channels height width"]:
+def layered(explained: Explained) -> Float[Tensor, "batch layers channels height width"]:
     """What each part, and last the background, adds to the image that all draw together."""
-    return found.drawn * found.share.softmax(dim=1)
+    return explained.drawn * explained.share.softmax(dim=1)
 
 
-def explained(found: Explained) -> Float[Tensor, "batch objects"]:
+def explained_parts(explained: Explained) -> Float[Tensor, "batch objects"]:
     """q_k: the share of all parts that each object explains; they add up to one at most."""
-    return found.posterior[..., :-1].mean(dim=1)
+    return explained.posterior[..., :-1].mean(dim=1)
 
 
-def losses(found: Explained, classes: int) -> dict[str, Tensor]:
+def losses(explained: Explained, num_classes: int) -> Outputs:
     """The parts of the loss of a batch, before they are weighted, by the names of the model's weights.
 
     Minus the likelihoods; half the sum of the squares of dynamic relations, of an image; the entropy of each image's
     objects, and minus that of all together; squared differences of presences from what they should add up to, over
     objects and over images: of K objects each image should have K / classes, and of B images each object be in
     B / classes."""
-    q, a = explained(found), found.objects.presence
-    (b, k) = a.shape
-    whole = all_reduce_sum(
-        torch.cat([q.sum(dim=0), a.sum(dim=0), q.new_tensor([b])])
-    )  # of the batch, in all processes
-    together, present, count = whole.split([k, k, 1])
+    q = explained_parts(explained)
+    a = explained.objects.presence
+    batch, objects = a.shape
+    # Sums over the batch of all processes: of q, of a, and the number of images.
+    sums = torch.cat([q.sum(dim=0), a.sum(dim=0), q.new_tensor([batch])])
+    total_q, total_a, count = all_reduce_sum(sums).split([objects, objects, 1])
     return {
-        "pixels": -found.log_likelihood.mean(),
-        "poses": -found.part_log_likelihood.mean(),
-        "dynamic": bending(found.objects),
+        "pixels": -explained.log_likelihood.mean(),
+        "poses": -explained.part_log_likelihood.mean(),
+        "dynamic": dynamic_penalty(explained.objects),
         "within": entropy(q).mean(),
-        "between": -entropy(together),
-        "objects": (a.sum(dim=1) - k / classes).square().mean(),
-        "examples": (present - count / classes).square().mean(),
+        "between": -entropy(total_q),
+        "objects": (a.sum(dim=1) - objects / num_classes).square().mean(),
+        "examples": (total_a - count / num_classes).square().mean(),
     }
 
 
-def bending(objects: Objects) -> Float[Tensor, ""]:
+def dynamic_penalty(objects: Objects) -> Float[Tensor, ""]:
     """Half the sum of the squares of the dynamic relations of an image, a mean over images."""
     return 0.5 * objects.dynamic.square().sum() / len(objects.dynamic)
 
@@ -308,15 +329,14 @@ def agreement(presence: Float[Tensor, "both objects"]) -> Float[Tensor, ""]:
 
     The first half of the rows are first views, the other half second views in the same order."""
     first, second = directions(presence).chunk(2)
-    return 0.5 * (_told_apart(first, second) + _told_apart(second, first))
+    return 0.5 * (_contrast(first, second) + _contrast(second, first))
 
 
-def _told_apart(these: Tensor, others: Tensor) -> Tensor:
-    """Cross-entropy of choosing for each row its own one of the others, of all processes."""
-    everyone, start = all_gather_rows(others)
-    return F.cross_entropy(
-        these @ everyone.mT / TEMPERATURE, start + torch.arange(len(these), device=these.device)
-    )
+def _contrast(queries: Tensor, keys: Tensor) -> Tensor:
+    """Cross-entropy of choosing for each row its own one of the keys of all processes."""
+    all_keys, start = all_gather_rows(keys)
+    own = start + torch.arange(len(queries), device=queries.device)
+    return F.cross_entropy(queries @ all_keys.mT / TEMPERATURE, own)
 
 
 def entropy(shares: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
