@@ -13,7 +13,7 @@ SOURCE = Path(torchcaps.__file__).parent
 ROOMS = [
     ("types", "errors"),
     ("templates",),
-    ("plugins",),
+    ("plugins", "isolated"),
     ("registry",),
     ("distributed",),
     ("groups",),
@@ -79,6 +79,7 @@ def test_data_knows_only_types_errors_and_plugins():
             "plugins",
             "registry",
             "groups",
+            "isolated",
             "data",
         }, path
 

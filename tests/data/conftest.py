@@ -22,7 +22,7 @@ def server(monkeypatch):
         thread.join()
 
 
-def read_toy(folder, split):
+def read_toy(folder, _request):
     if not (folder / "big").exists():
         return None
     count = len((folder / "big").read_bytes()) // 1_000_000

@@ -79,6 +79,21 @@ def test_the_files_of_a_set_count_together(tmp_path, little):
     assert decode_image(root / "cat" / "0.png", 256).shape == (3, 256, 256)  # alone it fits
 
 
+def test_the_limit_itself_is_allowed_and_one_byte_more_is_not():
+    exact = budget.MemoryBudget(1000)
+    exact.reserve("a", 999)
+    exact.reserve("a", 1)
+    with pytest.raises(DataError, match="a asks for more"):
+        exact.reserve("a", 1)
+
+
+def test_what_a_file_takes_counts_in_its_set_too():
+    whole = budget.MemoryBudget(100)
+    budget.MemoryBudget(parent=whole).reserve("a", 60)
+    with pytest.raises(DataError, match="b asks for more"):
+        budget.MemoryBudget(parent=whole).reserve("b", 41)
+
+
 @pytest.mark.parametrize("wrong", [0, -1])
 def test_max_bytes_out_of_range(tmp_path, wrong):
     with pytest.raises(ValueError, match="max_bytes: expected at least 1"):
@@ -139,7 +154,7 @@ def test_a_reader_of_the_users_own_may_raise_anything(tmp_path, monkeypatch):
     )
 
     @register_dataset(info)
-    def read(folder, split):
+    def read(folder, request):
         raise AttributeError("two\nlines")
 
     with pytest.raises(
@@ -162,7 +177,7 @@ def test_a_wrong_call_is_no_damaged_file(tmp_path):
 def test_errors_of_every_kind_are_one_sentence(error):
     with (
         pytest.raises(DataError, match=r"^a\.bin: cannot be read \(.+\)$"),
-        budget.reading("a.bin"),
+        budget.read_errors("a.bin"),
     ):
         raise error
 

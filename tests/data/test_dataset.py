@@ -120,7 +120,7 @@ def test_a_holdout_keeps_groups_together():
 
 def test_a_draw_of_single_images_is_the_images():
     whole, generator = grouped(), torch.Generator().manual_seed(0)
-    drawn = whole.draw(torch.tensor([3, 1]), generator=generator)
+    drawn = whole.sample_batch(torch.tensor([3, 1]), generator=generator)
     torch.testing.assert_close(drawn.images, whole.images[[3, 1]])
     assert (drawn.labels.tolist(), drawn.singles) == ([0, 0], None)
 

@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 from torchcaps.data import load_dataset, read_folder
-from torchcaps.data.entries import natural
+from torchcaps.data.images import natural_key
 from torchcaps.errors import DataError
 
 from .makers import picture, write_folder
@@ -50,7 +50,7 @@ def test_an_image_file_of_no_bytes_is_refused(tmp_path, split):
 
 
 def test_natural_order():
-    assert sorted(["img10", "img2", "b", "img1", "10", "9"], key=natural) == [
+    assert sorted(["img10", "img2", "b", "img1", "10", "9"], key=natural_key) == [
         "9",
         "10",
         "b",

@@ -1,7 +1,9 @@
 import dataclasses
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from torchcaps.data import (
     DatasetInfo,
     ImageSet,
+    Preprocess,
     _registry,
     dataset_info,
     default_cache_dir,
@@ -17,6 +20,7 @@ from torchcaps.data import (
     register_dataset,
     register_format,
 )
+from torchcaps.data.preprocess import PREPROCESSES
 from torchcaps.errors import DataError, UnknownNameError
 
 from .makers import SETS, SHARED, needs_shared, write_idx_set
@@ -202,7 +206,7 @@ def test_another_sets_files_are_refused(tmp_path):
 def test_a_new_format_is_one_reader(tmp_path, monkeypatch):
     monkeypatch.setattr(_registry.FORMATS, "_entries", dict(_registry.FORMATS._entries))
 
-    def read_pixels(path, split, img_size, in_chans):
+    def read_pixels(path, _request):
         pixels = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).view(-1, 1, 2, 2)
         return ImageSet(pixels, torch.arange(len(pixels)) % 2, ("a", "b"), path.stem)
 
@@ -225,3 +229,34 @@ def test_a_folder_of_its_own_layout_is_called_as_the_folder(tmp_path, kind):
     (tmp_path / kind).mkdir()
     path = SETS[kind](tmp_path / kind)
     assert load_dataset(path).name == path.name.split(".")[0]
+
+
+def test_a_format_of_something_else_than_images_is_one_file(tmp_path):
+    """Set, preprocessing and reader are declared together; nothing else knows the kind."""
+    with _registry.FORMATS.restored(), PREPROCESSES.restored():
+
+        @dataclass(frozen=True)
+        class SignalPreprocess(Preprocess, kind="signals"):
+            pass
+
+        @dataclass(frozen=True, eq=False, repr=False)
+        class SignalSet(ImageSet):
+            preprocess: ClassVar = SignalPreprocess
+
+        def read_signals(path, request):
+            request.budget.reserve(str(path), 64)
+            signals = torch.zeros(4, 1, 1, 16)
+            return SignalSet(signals, torch.arange(4) % 2, ("a", "b"), path.stem)
+
+        register_format("a .signal file", lambda path: path.suffix == ".signal", read_signals)
+        (tmp_path / "own.signal").touch()
+        signals = load_dataset(tmp_path / "own.signal")
+        assert (type(signals), signals.kind) == (SignalSet, "signals")
+        preprocess = signals.make_preprocess()
+        assert Preprocess.from_dict(preprocess.to_dict()) == preprocess
+        assert not preprocess.is_picture
+        with pytest.raises(DataError, match="asks for more than the 0 MiB"):
+            load_dataset(tmp_path / "own.signal", max_bytes=63)
+        load_dataset(tmp_path / "own.signal", max_bytes=64)
+        with pytest.raises(ValueError, match="'signals' is registered already"):
+            type("Again", (Preprocess,), {}, kind="signals")

@@ -43,7 +43,7 @@ def corner(images):
 @pytest.mark.parametrize("max_shift", [0, 1, 4])
 def test_drawn_composites(max_shift):
     whole, base = source(), torch.arange(24).repeat(40)
-    pairs = PairMaker(whole, max_shift).draw(base, generator=generator())
+    pairs = PairMaker(whole, max_shift).sample_batch(base, generator=generator())
     side = 12 + 2 * max_shift
     assert pairs.images.shape == (960, 1, side, side)
     assert pairs.singles.shape == (960, 2, 1, side, side)
@@ -67,7 +67,7 @@ def test_partners_are_all_images_of_other_classes_alike():
     ranks = torch.arange(int(maker.others(base[:1])))
     partners = maker.partner(base[: len(ranks)], ranks).tolist()
     assert sorted(partners) == [i for i in range(12) if i % 4 != 0]
-    pairs = maker.draw(base, generator=generator())
+    pairs = maker.sample_batch(base, generator=generator())
     assert (pairs.labels[:, 1].bincount(minlength=4)[1:] - 3000).abs().max() < 200
     assert pairs.labels[:, 1].min() == 1
 
@@ -75,7 +75,7 @@ def test_partners_are_all_images_of_other_classes_alike():
 def test_less_padding_than_shift_cuts_off():
     whole = source()
     uncut = int(whole.images[0].sum())
-    pairs = PairMaker(whole, max_shift=6, pad=0).draw(
+    pairs = PairMaker(whole, max_shift=6, pad=0).sample_batch(
         torch.zeros(200, dtype=torch.int64), generator=generator()
     )
     ink = pairs.singles[:, 0].flatten(1).sum(dim=1)
@@ -86,7 +86,9 @@ def test_less_padding_than_shift_cuts_off():
 
 def test_draws_depend_on_the_generator_alone():
     maker, base = PairMaker(source()), torch.arange(24)
-    first, again, other = (maker.draw(base, generator=generator(seed)) for seed in (1, 1, 2))
+    first, again, other = (
+        maker.sample_batch(base, generator=generator(seed)) for seed in (1, 1, 2)
+    )
     for one, two in zip(first, again, strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=0)
     assert not torch.equal(first.images, other.images)
@@ -132,13 +134,13 @@ def test_singles_make_the_composite():
 
 def test_drawing_for_training():
     made = make_pairs(source(), 2)
-    drawn = made.draw([0, 1, 40], generator=generator())
+    drawn = made.sample_batch([0, 1, 40], generator=generator())
     assert drawn.labels[:, 0].tolist() == made.labels[[0, 1, 40], 0].tolist()
     assert drawn.images.dtype == drawn.singles.dtype == torch.float32
     torch.testing.assert_close(drawn.images, drawn.singles.sum(dim=1).clamp(max=1))
     assert drawn.images.max() <= 1
     assert not torch.equal(drawn.images, made.float_images([0, 1, 40]))
-    again = made.draw([0, 1, 40], generator=generator())
+    again = made.sample_batch([0, 1, 40], generator=generator())
     torch.testing.assert_close(drawn.images, again.images, rtol=0, atol=0)
 
 
@@ -196,14 +198,20 @@ def test_color_and_other_sizes():
     color = ImageSet(
         source().images.expand(-1, 3, -1, -1).contiguous(), source().labels, tuple("abcd"), "color"
     )
-    assert make_pairs(color).draw([0], generator=generator()).singles.shape == (1, 2, 3, 20, 20)
+    assert make_pairs(color).sample_batch([0], generator=generator()).singles.shape == (
+        1,
+        2,
+        3,
+        20,
+        20,
+    )
 
 
 def test_resized_composites_have_resized_singles():
     made = make_pairs(source())
     small = replace(made, images=fit_images(made.images, 14, 3))
     assert small.singles([0, 1]).shape == (2, 2, 3, 14, 14)
-    assert small.draw([0], generator=generator()).singles.shape == (1, 2, 3, 14, 14)
+    assert small.sample_batch([0], generator=generator()).singles.shape == (1, 2, 3, 14, 14)
     assert small.train_val_split(0.5)[1].images.shape[1:] == (3, 14, 14)
 
 

@@ -11,7 +11,6 @@ from torchcaps.data import (
     Preprocess,
     load_dataset,
     make_planes,
-    preprocess_of,
     read_points,
 )
 from torchcaps.data.points import RADIUS, PointPreprocess, standardized_points
@@ -150,12 +149,12 @@ def test_large_and_small_numbers_come_to_the_same():
 
 def test_other_sizes_are_not_made():
     planes = make_planes(2)
-    assert planes.fitted((256, 1), 2) is planes
+    assert planes.resized((256, 1), 2) is planes
     for size, channels in ((28, None), (None, 3), ((200, 1), 2)):
         with pytest.raises(
             DataError, match="got 256 points in 2 dimensions each; sets of points are not resized"
         ):
-            planes.fitted(size, channels)
+            planes.resized(size, channels)
     with pytest.raises(DataError, match="not resized"):
         load_dataset("planes", img_size=28)
     with pytest.raises(DataError, match="holds NaN"):
@@ -173,7 +172,7 @@ def test_other_sizes_are_not_made():
 
 def test_prediction_reads_a_file_as_training_does(tmp_path):
     planes = make_planes(2)
-    known = preprocess_of(planes)
+    known = planes.make_preprocess()
     assert isinstance(known, PointPreprocess)
     assert known.to_dict() == {"img_size": [256, 1], "in_chans": 2, "kind": "points"}
     assert Preprocess.from_dict(json.loads(json.dumps(known.to_dict()))) == known

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchcaps.data import few_labels, holdout
+from torchcaps.data import few_labels, stratified_split
 from torchcaps.errors import DataError
 
 LABELS = st.lists(st.integers(0, 5), min_size=2, max_size=80).map(torch.tensor)
@@ -13,7 +13,7 @@ LABELS = st.lists(st.integers(0, 5), min_size=2, max_size=80).map(torch.tensor)
 @given(labels=LABELS, count=st.integers(1, 79), seed=st.integers(0, 1000))
 def test_a_count_is_met_and_shared_in_proportion(labels, count, seed):
     count = min(count, len(labels) - 1)
-    kept, held = holdout(labels, count, seed)
+    kept, held = stratified_split(labels, count, seed)
     assert len(held) == count
     assert torch.equal(torch.cat([kept, held]).sort().values, torch.arange(len(labels)))
     for label in labels.unique():
@@ -27,9 +27,9 @@ def test_a_fraction_of_every_class(labels, fraction):
     sizes = labels.bincount()
     if sizes.max() < 2:
         with pytest.raises(DataError, match="leaves nothing on one side"):
-            holdout(labels, fraction)
+            stratified_split(labels, fraction)
         return
-    kept, held = holdout(labels, fraction)
+    kept, held = stratified_split(labels, fraction)
     for label, size in enumerate(sizes.tolist()):
         wanted = min(max(round(size * fraction), 1), size - 1) if size else 0
         assert int((labels[held] == label).sum()) == wanted
@@ -38,20 +38,20 @@ def test_a_fraction_of_every_class(labels, fraction):
 
 def test_the_split_is_frozen():
     # Written down once: a change of numpy or torch must not move an image between splits.
-    kept, held = holdout(torch.arange(20) % 2, 0.3, seed=7)
+    kept, held = stratified_split(torch.arange(20) % 2, 0.3, seed=7)
     assert held.tolist() == [0, 3, 5, 7, 10, 16]
     assert sorted(kept.tolist() + held.tolist()) == list(range(20))
 
 
 def test_seeds_differ():
     labels = torch.arange(200) % 4
-    assert not torch.equal(holdout(labels, 0.5, 0)[1], holdout(labels, 0.5, 1)[1])
+    assert not torch.equal(stratified_split(labels, 0.5, 0)[1], stratified_split(labels, 0.5, 1)[1])
 
 
 @pytest.mark.parametrize("bad", [0, 4, -1, 0.0, 1.0, 1.5, float("nan")])
 def test_bad_amounts(bad):
     with pytest.raises(DataError, match=r"expected a (count from 1 to 3|fraction between 0 and 1)"):
-        holdout(torch.tensor([0, 1, 0, 1]), bad)
+        stratified_split(torch.tensor([0, 1, 0, 1]), bad)
 
 
 SOME = torch.tensor([0] * 30 + [1] * 20 + [2] * 25)
@@ -76,15 +76,15 @@ def test_a_class_with_too_few() -> None:
 def test_groups_of_a_class_are_never_parted():
     labels = torch.arange(120) % 3
     groups = torch.arange(120) // 3 % 10  # ten of each class, numbered alike
-    kept, held = holdout(labels, 0.3, seed=1, groups=groups)
+    kept, held = stratified_split(labels, 0.3, seed=1, groups=groups)
     sides = [set(zip(labels[i].tolist(), groups[i].tolist(), strict=True)) for i in (kept, held)]
     assert not sides[0] & sides[1]
     assert [sum(label == c for label, _ in sides[1]) for c in range(3)] == [3, 3, 3]
     assert sorted([*kept.tolist(), *held.tolist()]) == list(range(120))
-    assert not torch.equal(held, holdout(labels, 0.3, seed=2, groups=groups)[1])
-    assert len(holdout(labels, 24, groups=groups)[1]) == 24
+    assert not torch.equal(held, stratified_split(labels, 0.3, seed=2, groups=groups)[1])
+    assert len(stratified_split(labels, 24, groups=groups)[1]) == 24
 
 
 def test_one_group_alone_cannot_be_parted():
     with pytest.raises(DataError, match="leaves nothing on one side"):
-        holdout(torch.tensor([0, 0, 1, 1]), 0.5, groups=torch.zeros(4, dtype=torch.int64))
+        stratified_split(torch.tensor([0, 0, 1, 1]), 0.5, groups=torch.zeros(4, dtype=torch.int64))

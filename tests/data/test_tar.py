@@ -64,7 +64,7 @@ def test_a_truncated_archive(tmp_path, name, kept):
     path = packed(write_folder(tmp_path / "own", size=(40, 40)), tmp_path / name)
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data.rstrip(b"\0")) * kept)])
-    with pytest.raises(DataError, match=f"{path}: damaged or truncated archive"):
+    with pytest.raises(DataError, match=f"{path}: (damaged or )?truncated "):
         load_dataset(path)
 
 

@@ -89,9 +89,9 @@ def passport(name):
 
 
 @data.register_dataset(passport("made"))
-def read_made(folder, split):
+def read_made(folder, request):
     """Made when it is first asked for; by whom stands in a file."""
-    file = Path(os.environ["MADE"]) / f"{split}.npz"
+    file = Path(os.environ["MADE"]) / f"{request.split}.npz"
     if not file.exists():
         with open(file.with_suffix(".makers"), "a") as makers:
             makers.write(os.environ.get("RANK", "0"))
@@ -103,7 +103,7 @@ def read_made(folder, split):
 
 
 @data.register_dataset(passport("unlike"))
-def read_unlike(folder, split):
+def read_unlike(folder, request):
     """Other images in other processes."""
     random = torch.Generator().manual_seed(int(os.environ.get("RANK", "0")))
     images = torch.randint(0, 255, (60, 1, 18, 20), dtype=torch.uint8, generator=random)

@@ -173,10 +173,10 @@ def closing_words(run):
         embedded=Path.cwd(),
     )
 )
-def read_stripes(folder, split):
+def read_stripes(folder, request):
     """Computed here."""
     del folder
-    count = 60 if split == "train" else 30
+    count = 60 if request.split == "train" else 30
     labels = torch.arange(count) % 3
     images = torch.randint(
         0, 40, (count, 1, 18, 20), generator=torch.Generator().manual_seed(count)

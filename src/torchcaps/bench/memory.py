@@ -18,10 +18,10 @@ from torch.utils._pytree import tree_leaves
 from torchcaps.bench.timing import MIB, Log, Row, in_fresh_process, peak_of, silent
 from torchcaps.bench.workload import Workload, image_shape, task_of, training_step
 from torchcaps.bench.workspace import GAPS, LARGE, WORKSPACE, resident
+from torchcaps.data import ImageBatch
 from torchcaps.errors import check_range
 from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.evaluation.forward import autocast
-from torchcaps.tasks.classify import Batch
 
 STEPS = 3  # the second is the first with the optimizer's state
 _MOMENTS = 2  # numbers that Adam keeps for each parameter
@@ -107,9 +107,9 @@ def _loss(
     labels = torch.zeros(len(images), *places, dtype=torch.long, device=images.device)
     with torch.autograd.graph.saved_tensors_hooks(ledger.keep, lambda tensor: tensor):
         named = {f"model.{name}": tensor for name, tensor in tensors.items()}
-        loss: Tensor = functional_call(task, named, (Batch(images, labels, masks=labels), 0.0))[
-            "loss"
-        ]
+        loss: Tensor = functional_call(
+            task, named, (ImageBatch(images, labels, masks=labels), 0.0)
+        )["loss"]
     return loss
 
 

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from torchcaps.bench.baselines import TextbookCapsules, iterations_of
+from torchcaps.data import ImageBatch
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.forward import autocast
 from torchcaps.models import create_model
 from torchcaps.nn import CapsuleLinear
 from torchcaps.settings import ModelSettings, TrainConfig
 from torchcaps.tasks import Task, create_task
-from torchcaps.tasks.classify import Batch
 from torchcaps.types import Capsules, spec_of
 
 CPU = torch.device("cpu")
@@ -76,7 +76,7 @@ def training_step(
     task = task_of(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     return _step(
-        optimizer, lambda: task(Batch(images, labels, masks=labels), 0.0)["loss"], precision
+        optimizer, lambda: task(ImageBatch(images, labels, masks=labels), 0.0)["loss"], precision
     )
 
 

@@ -6,17 +6,15 @@
 Readers return an `ImageSet`: one tensor of images, one of labels, the names of the classes.
 """
 
-# ruff: noqa: I001 - packed imports
-
-from torchcaps.data import sets as _sets  # registers the named sets
 from torchcaps.data._registry import (
     DatasetInfo,
+    ReadRequest,
     dataset_info,
     list_datasets,
     register_dataset,
-    register_format,
-    register_directory_format,
     register_derived,
+    register_directory_format,
+    register_format,
 )
 from torchcaps.data.arrays import read_arrays
 from torchcaps.data.augment import Transforms, refuse_augmentations, register_augmentation
@@ -27,7 +25,8 @@ from torchcaps.data.augment.erase import random_erasing
 from torchcaps.data.augment.flip import random_horizontal_flip
 from torchcaps.data.augment.morphology import random_morphology
 from torchcaps.data.augment.shift import shift
-from torchcaps.data.dataset import Drawn, ImageSet, few_labels, holdout
+from torchcaps.data.budget import MemoryBudget
+from torchcaps.data.dataset import ImageBatch, ImageSet, few_labels, stratified_split
 from torchcaps.data.entries import LabelTree, label_tree
 from torchcaps.data.folder import read_folder, read_tar
 from torchcaps.data.idx import read_idx
@@ -36,7 +35,7 @@ from torchcaps.data.load import default_cache_dir, load_dataset
 from torchcaps.data.masks import MaskedSet, read_masks
 from torchcaps.data.mat import read_mat
 from torchcaps.data.points import PointSet, read_points
-from torchcaps.data.preprocess import Preprocess, images_in, preprocess_of
+from torchcaps.data.preprocess import Preprocess, images_in
 from torchcaps.data.sets.affnist import read_affnist
 from torchcaps.data.sets.cifar10 import read_cifar
 from torchcaps.data.sets.gtsrb import read_gtsrb
@@ -57,15 +56,17 @@ from torchcaps.data.sources import (
     verify_dataset,
 )
 from torchcaps.data.table import read_table
+from torchcaps.registry import import_submodules
 
 __all__ = [
     "Archive",
     "DatasetInfo",
-    "Drawn",
     "FileCheck",
+    "ImageBatch",
     "ImageSet",
     "LabelTree",
     "MaskedSet",
+    "MemoryBudget",
     "Mirror",
     "NpmPackage",
     "PairMaker",
@@ -73,6 +74,7 @@ __all__ = [
     "PlacedSet",
     "PointSet",
     "Preprocess",
+    "ReadRequest",
     "Rendering",
     "Transforms",
     "Views",
@@ -85,7 +87,6 @@ __all__ = [
     "default_cache_dir",
     "fetch_dataset",
     "few_labels",
-    "holdout",
     "images_in",
     "label_tree",
     "list_datasets",
@@ -94,7 +95,6 @@ __all__ = [
     "make_planes",
     "multi_hot",
     "placed",
-    "preprocess_of",
     "random_crop",
     "random_erasing",
     "random_horizontal_flip",
@@ -123,5 +123,9 @@ __all__ = [
     "render_synthnorb",
     "shift",
     "split_views",
+    "stratified_split",
     "verify_dataset",
 ]
+
+import_submodules(__name__)
+import_submodules(f"{__name__}.sets")

@@ -1,25 +1,26 @@
 """The named data sets and the file formats: what is known about each, and the functions that read them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import replace as with_changes
 from pathlib import Path
 from typing import Any, Protocol
 
+from torchcaps.data.budget import MemoryBudget
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.pixels import Size
 from torchcaps.registry import Registry
 
 Files = Mapping[str, str | None]
 """File name to SHA-256 of its decompressed bytes; None where no such digest is published."""
-Progress = Callable[[str, int, int | None], None]
+FetchProgress = Callable[[str, int, int | None], None]
 """(what, bytes or images so far, how many in all, or None where that is not known)"""
 
 
 class Source(Protocol):
     """Where the files of a set come from; `str` of it names it in errors. `sources.py` has the kinds of sources."""
 
-    def fetch(self, missing: Files, folder: Path, progress: Progress | None) -> None:
+    def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
         """Put the missing files into `folder`, each verified; raise SourceError where that fails."""
 
 
@@ -46,19 +47,33 @@ class DatasetInfo:
     )
 
 
-Reader = Callable[[Path, str], ImageSet | None]
-"""(folder, split) -> the set, or None when the folder does not hold it."""
-FormatReader = Callable[[Path, str, Size, int | None], ImageSet]
-"""(path, split, img_size, in_chans) -> the set; the last two may be ignored, as `load_dataset` sets them afterwards."""
+@dataclass(frozen=True)
+class ReadRequest:
+    """What `load_dataset` asks of a reader."""
 
-DATASETS: Registry[tuple[DatasetInfo, Reader]] = Registry("data set")
+    split: str  # "train" or "test"
+    img_size: Size = (
+        None  # may be ignored, as may the channels: `load_dataset` sees to both in the end
+    )
+    in_chans: int | None = None
+    budget: MemoryBudget = field(default_factory=MemoryBudget)
+
+
+DatasetReader = Callable[[Path, ReadRequest], ImageSet | None]
+"""(folder, request) -> the set, or None when the folder does not hold it"""
+FormatReader = Callable[[Path, ReadRequest], ImageSet]
+"""(path, request) -> the set"""
+
+DATASETS: Registry[tuple[DatasetInfo, DatasetReader]] = Registry("data set")
 FORMATS: Registry[tuple[Callable[[Path], bool], FormatReader]] = Registry("data format")
 
 
-def register_dataset(info: DatasetInfo, *, replace: bool = False) -> Callable[[Reader], Reader]:
-    """Decorate a `Reader` of a named data set; ValueError for a name that is taken, unless `replace`."""
+def register_dataset(
+    info: DatasetInfo, *, replace: bool = False
+) -> Callable[[DatasetReader], DatasetReader]:
+    """Decorate a `DatasetReader` of a named data set; ValueError for a name that is taken, unless `replace`."""
 
-    def register(reader: Reader) -> Reader:
+    def register(reader: DatasetReader) -> DatasetReader:
         DATASETS.add(info.name, (info, reader), replace=replace)
         return reader
 
@@ -71,39 +86,45 @@ def register_derived(
     """Register a set that `make(images of the set base, split)` gives when read; `known` differs from `base`."""
 
     @register_dataset(with_changes(base, made_from=base.name, **known))
-    def read(folder: Path, split: str) -> ImageSet | None:
-        source = dataset_reader(base.name)(folder, split)
-        return None if source is None else with_changes(make(source, split), name=known["name"])
+    def read(folder: Path, request: ReadRequest) -> ImageSet | None:
+        source = dataset_reader(base.name)(folder, request)
+        if source is None:
+            return None
+        return with_changes(make(source, request.split), name=known["name"])
 
 
 def register_format(
-    what: str, holds: Callable[[Path], bool], read: FormatReader, *, replace: bool = False
+    name: str, holds: Callable[[Path], bool], read: FormatReader, *, replace: bool = False
 ) -> None:
-    """Let `load_dataset` read a format by path; of two formats that hold a path, the one registered last reads it.
+    """Let `load_dataset` read a format by path: of images, or of anything else that a subclass of `ImageSet` holds.
 
-    `what` it reads, such as "an .npz file", is told in the error for other paths; `holds` tells by its name
-    whether a path is of this format; `read(path, split, img_size, in_chans)` gives an ImageSet. Raises
-    ValueError for a name that is taken, unless `replace`.
+    Args:
+        name: what it reads, such as "an .npz file", as it is told in the error for other paths.
+        holds: whether a path is of this format, told by its name. Of two formats that hold a path, the one registered
+            last reads it.
+        read: `read(path, request)` gives the set.
+        replace: whether it may take the place of one with this name.
+
+    Raises:
+        ValueError: the name is taken.
     """
-    FORMATS.add(what, (holds, read), replace=replace)
+    FORMATS.add(name, (holds, read), replace=replace)
 
 
 def register_directory_format(
     info: DatasetInfo,
-    what: str,
+    name: str,
     holds: Callable[[Path], bool],
-    read: Callable[[Path, str, str, Size], ImageSet],
+    read: Callable[[Path, ReadRequest, str], ImageSet],
 ) -> None:
-    """Register a named set whose folders, `what` in errors, can also be read by path, whatever they are called.
+    """Register a named set whose folders, `name` in errors, can also be read by path, whatever they are called.
 
-    `holds` says whether a folder holds any of its files; `read(folder, split, name, img_size)` gives an ImageSet.
+    `holds` says whether a folder holds any of its files; `read(folder, request, what the set is called)` gives the set.
     """
     register_dataset(info)(
-        lambda folder, split: read(folder, split, info.name, None) if holds(folder) else None
+        lambda folder, request: read(folder, request, info.name) if holds(folder) else None
     )
-    register_format(
-        what, holds, lambda path, split, size, _: read(path, split, path.resolve().name, size)
-    )
+    register_format(name, holds, lambda path, request: read(path, request, path.resolve().name))
 
 
 def list_datasets() -> list[str]:
@@ -116,12 +137,12 @@ def dataset_info(name: str) -> DatasetInfo:
     return DATASETS[name][0]
 
 
-def origin(name: str) -> DatasetInfo:
+def base_info(name: str) -> DatasetInfo:
     """`dataset_info` of the set whose files are read for a named one: its own, or those it is made from."""
     info = dataset_info(name)
-    return info if info.made_from is None else origin(info.made_from)
+    return info if info.made_from is None else base_info(info.made_from)
 
 
-def dataset_reader(name: str) -> Reader:
+def dataset_reader(name: str) -> DatasetReader:
     """The reader of a named data set (see `register_dataset`); UnknownNameError where there is none."""
     return DATASETS[name][1]

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from torchcaps.data._registry import register_format
-from torchcaps.data.budget import Source, door, drained, reading
+from torchcaps.data.budget import MemoryBudget, open_reader, read_errors, read_up_to
 from torchcaps.data.dataset import ImageSet, check_count, check_labels, default_split, numbered
-from torchcaps.data.entries import natural
+from torchcaps.data.images import natural_key
 from torchcaps.data.pixels import array_images
-from torchcaps.errors import ArgumentError, DataError
+from torchcaps.errors import DataError
 
 # Names of images and labels by split; "all" where the file has no splits.
 PAIRS = (
@@ -31,13 +31,14 @@ LONGEST_HEADER = 10_000
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
-@door
-def read_arrays(path: str | Path, split: str = "train") -> ImageSet:
+def read_arrays(
+    path: str | Path, split: str = "train", budget: MemoryBudget | None = None
+) -> ImageSet:
     """Read images and labels from `.npz`, or from `NAME.npy` with its labels in `NAME_labels.npy`.
 
     An `.npz` holds `images` and `labels` (or `x` and `y`), or the same for each split: `x_train`, `y_train`,
     `x_test`, `y_test` (or `train_images`, …). Without such splits 20 % of each class are the test split, chosen by
-    `holdout` with seed 0. `classes` may hold the names of the classes. Nothing is unpickled.
+    `stratified_split` with seed 0. `classes` may hold the names of the classes. Nothing is unpickled.
 
     Images are `[n, height, width]`, `[n, height, width, channels]` or `[n, channels, height, width]`, where the one
     axis of at most 4 is the channels; uint8, uint16 (65535 becomes 255), or floats in [0, 1].
@@ -46,10 +47,11 @@ def read_arrays(path: str | Path, split: str = "train") -> ImageSet:
     DataError: damaged, pickled, an array missing, an ambiguous layout, values out of range, NaN.
     """
     path = Path(path)
-    npz = path.suffix.lower() == ".npz"
-    kind = "an .npz of plain arrays" if npz else "an .npy of a plain array"
-    with ExitStack() as files, reading(path, wrong=f"cannot be read as {kind}"):
-        arrays = dict(_npz(path, files) if npz else _npy(path))
+    is_npz = path.suffix.lower() == ".npz"
+    kind = "an .npz of plain arrays" if is_npz else "an .npy of a plain array"
+    budget = budget or MemoryBudget()
+    with ExitStack() as files, read_errors(path, f"cannot be read as {kind}"):
+        arrays = dict(npz_arrays(path, files, budget) if is_npz else _npy_arrays(path, budget))
         pairs = {key: names for key, *names in PAIRS if arrays.keys() >= {*names}}
         if not pairs:
             wanted = "images and labels, or x_train, y_train, x_test and y_test"
@@ -79,31 +81,35 @@ def read_arrays(path: str | Path, split: str = "train") -> ImageSet:
 register_format(
     "an .npz or .npy file",
     lambda path: path.suffix.lower() in (".npz", ".npy"),
-    lambda path, split, *_: read_arrays(path, split),
+    lambda path, request: read_arrays(path, request.split, request.budget),
 )
 
 
-def _npz(path: Path, files: ExitStack) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
-    source = files.enter_context(Source(path))
-    archive = files.enter_context(zipfile.ZipFile(source.file))
+def npz_arrays(
+    path: Path, files: ExitStack, budget: MemoryBudget
+) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
+    """The arrays of an `.npz` by name, each read when called; the file is closed with `files`."""
+    reader = files.enter_context(
+        open_reader(path, budget, "cannot be read as an .npz of plain arrays")
+    )
+    archive = files.enter_context(zipfile.ZipFile(reader.file))
 
     def read(member: zipfile.ZipInfo) -> np.ndarray:
-        if (
-            member.compress_type not in METHODS
-        ):  # numpy writes no other, and some grow without a bound
+        # numpy writes no other method, and some grow without a bound.
+        if member.compress_type not in METHODS:
             raise ValueError(f"{member.filename}: compressed by a method that is not read here")
-        source.claim(member.file_size)
+        reader.reserve(member.file_size)
         with archive.open(member) as stream:
-            return _array(member.filename, drained(stream.read, member.file_size))
+            return _array(member.filename, read_up_to(stream.read, member.file_size))
 
     for member in archive.infolist():
         yield member.filename.removesuffix(".npy"), partial(read, member)
 
 
-def _npy(path: Path) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
+def _npy_arrays(path: Path, budget: MemoryBudget) -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
     def read(file: Path) -> np.ndarray:
-        with Source(file) as source:
-            return _array(file.name, source.take(source.size))
+        with open_reader(file, budget, "cannot be read as an .npy of a plain array") as reader:
+            return _array(file.name, bytearray().join(reader.chunks()))
 
     for kind, file in (("images", path), ("labels", path.with_name(f"{path.stem}_labels.npy"))):
         if not file.exists():
@@ -121,11 +127,11 @@ def _array(name: str, data: bytearray) -> np.ndarray:
         raise ValueError(f"{name} is of version {version} of the format, which is not read here")
     shape, by_column, dtype = HEADERS[version](start)
     if dtype.hasobject or dtype.itemsize == 0:
-        raise ArgumentError(name, f"values of type {dtype}, which is neither a number nor text")
+        raise ValueError(f"{name}: values of type {dtype}, which is neither a number nor text")
     count, left = math.prod(shape), len(data) - start.tell()
     if min(shape, default=0) < 0 or count * dtype.itemsize != left:
-        raise ArgumentError(
-            name, f"the header {list(shape)} of {dtype} does not fit the {left} bytes of data"
+        raise ValueError(
+            f"{name}: the header {list(shape)} of {dtype} does not fit the {left} bytes of data"
         )
     return np.frombuffer(data, dtype, count, start.tell()).reshape(
         shape, order="F" if by_column else "C"
@@ -140,7 +146,7 @@ def _index_labels(
         check_count(str(path), names.size)
         classes = tuple(map(str, names.flat))
     elif labels.dtype.kind == "U":
-        classes = tuple(sorted(np.unique(training).tolist(), key=natural))
+        classes = tuple(sorted(np.unique(training).tolist(), key=natural_key))
     else:
         classes = numbered(str(path), int(training.max(initial=0)))
     if labels.dtype.kind == "U":

@@ -1,8 +1,9 @@
 """What a file may cost in memory, and which errors come out of a reader.
 
-A file may state sizes that it does not hold, expand to a thousand times its own size, or never end. So every size is
-counted before it is allocated, streams are decompressed piece by piece, and only regular files are opened. Without
-`max_bytes` a set, and each file, may take `FLOOR` bytes, or `RATIO` times what it takes on disk if that is more.
+A file may state sizes that it does not hold, expand to a thousand times its own size, or never end.
+So every size is counted before it is allocated, streams are decompressed piece by piece, and only
+regular files are opened. Without `max_bytes` a set, and each file, may take `FLOOR` bytes, or
+`RATIO` times what it takes on disk if that is more.
 """
 
 import bz2
@@ -14,12 +15,8 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
-from functools import wraps
-from inspect import signature
 from pathlib import Path
-from typing import IO, Any, ParamSpec, TypeVar
+from typing import IO, Any
 
 from torchcaps.errors import DataError, TorchcapsError, check_range, check_regular
 
@@ -28,157 +25,102 @@ RATIO = 32
 BLOCK = 4096  # what the smallest file takes on disk
 CHUNK = 1 << 20  # bytes decompressed, and characters of a line read, at a time
 LINE_COST = 512  # bytes of memory that is made of a line of text
-PACKED: dict[bytes, Callable[[IO[bytes]], Any]] = {
+DECOMPRESSORS: dict[bytes, Callable[[IO[bytes]], Any]] = {
     b"\x1f\x8b": gzip.open,
     b"BZh": bz2.open,
     b"\xfd7zXZ": lzma.open,
 }
 
-P = ParamSpec("P")
-T = TypeVar("T")
 
+class MemoryBudget:
+    """Bytes of memory that a data set may take, given what its files take on disk.
 
-@dataclass
-class Budget:
-    """What files take on disk, and the memory that has been asked for to hold them, in bytes."""
+    Args:
+        max_bytes: the limit, at least 1; None derives it from the files' sizes.
+        parent: a budget that everything counts in too, as a file's in that of its set.
+    """
 
-    max_bytes: int | None = None
-    stored: int = 0
-    spent: int = 0
+    def __init__(self, max_bytes: int | None = None, parent: "MemoryBudget | None" = None) -> None:
+        if max_bytes is not None:
+            check_range("max_bytes", max_bytes, low=1)
+        self.max_bytes = max_bytes
+        self.parent = parent
+        self.stored = 0
+        self.reserved = 0
 
-    def spend(self, what: str, count: int) -> None:
-        """Count bytes of memory; DataError where they are too much for what is stored."""
-        self.spent += count
-        most = max(FLOOR, RATIO * self.stored) if self.max_bytes is None else self.max_bytes
-        if self.spent > most:
-            allowed = f"{most / 2**20:,.0f} MiB of memory allowed for {self.stored / 2**20:,.2f} MiB on disk"
-            how = "give max_bytes (--max-bytes in training) to allow more"
-            raise DataError(f"{what} asks for more than the {allowed}; {how}")
+    @property
+    def limit(self) -> int:
+        """Bytes allowed by now."""
+        return max(FLOOR, RATIO * self.stored) if self.max_bytes is None else self.max_bytes
 
+    def add_file(self, about: os.stat_result) -> None:
+        """Count a file on disk. Holes of a sparse file do not count, where the system tells."""
+        blocks = getattr(about, "st_blocks", 0) * 512
+        self.stored += max(BLOCK, min(about.st_size, blocks) if blocks else about.st_size)
+        if self.parent is not None:
+            self.parent.add_file(about)
 
-# Readers are called through registered functions of two arguments; the budget of a set reaches them by its context.
-_current: ContextVar[Budget | None] = ContextVar("budget", default=None)
+    def reserve(self, name: str, num_bytes: int) -> None:
+        """Count bytes of memory before they are allocated; DataError, naming `name`, where there are too many."""
+        self.reserved += num_bytes
+        if self.reserved > self.limit:
+            allowed = f"{self.limit / 2**20:,.0f} MiB of memory allowed for {self.stored / 2**20:,.2f} MiB on disk"
+            remedy = "give max_bytes (--max-bytes in training) to allow more"
+            raise DataError(f"{name} asks for more than the {allowed}; {remedy}")
+        if self.parent is not None:
+            self.parent.reserve(name, num_bytes)
 
 
 @contextmanager
-def reading(
-    where: Path | str,
-    max_bytes: int | None = None,
-    wrong: str = "cannot be read",
-    *,
-    fresh: bool = False,
-) -> Iterator[None]:
-    """Count all that is read inside in one budget, and turn any exception into a DataError of one line.
-
-    The error names `where` and says that it is `wrong`; the exception is kept as the cause. `max_bytes` is the memory
-    that all of it may take, None derives it from the size on disk; `fresh` starts a new budget inside another one.
-    """
-    if max_bytes is not None:
-        check_range("max_bytes", max_bytes, low=1)
-    new = fresh or max_bytes is not None or _current.get() is None
-    token = _current.set(Budget(max_bytes)) if new else None
+def read_errors(name: Path | str, problem: str = "cannot be read") -> Iterator[None]:
+    """Turn any exception inside into a DataError of one line, "`name`: `problem` (...)", with its cause kept."""
     try:
         yield
     except TorchcapsError:
         raise
     except MemoryError as error:
-        raise DataError(f"{where}: {wrong} (it does not fit into memory)") from error
+        raise DataError(f"{name}: {problem} (it does not fit into memory)") from error
     except OSError as error:
-        raise DataError(f"{where}: {wrong} ({error.strerror or error})") from error
+        raise DataError(f"{name}: {problem} ({error.strerror or error})") from error
     except Exception as error:  # parsers raise anything on damaged bytes
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
-        raise DataError(f"{where}: {wrong} ({kind}{error})") from error
-    finally:
-        if token is not None:
-            _current.reset(token)
+        raise DataError(f"{name}: {problem} ({kind}{error})") from error
 
 
-def door(reader: Callable[P, T]) -> Callable[P, T]:
-    """A reader whose first argument is a path, inside `reading` of that path."""
-    parameters = signature(reader)
+class Reader:
+    """A regular file, decompressed while it is read if it begins as gzip, bzip2 or xz do (`is_packed`).
 
-    @wraps(reader)
-    def read(*args: P.args, **kwargs: P.kwargs) -> T:
-        first, *_ = parameters.bind(
-            *args, **kwargs
-        ).arguments.values()  # a wrong call is no damaged file
-        with reading(first):
-            return reader(*args, **kwargs)
-
-    return read
-
-
-def spend(what: str, count: int, path: Path | str | None = None) -> None:
-    """Count bytes to be kept for the set being read, and the file that they come from; DataError where too many."""
-    budget = _current.get()
-    if budget is not None:
-        budget.stored += 0 if path is None else _on_disk(os.stat(path))
-        budget.spend(what, count)
-
-
-class Source(io.BufferedIOBase):
-    """A regular file, decompressed while it is read if it begins as gzip, bzip2 or xz do (`packed`); used in `reading`.
-
-    `file` is the file itself, not decompressed, and `size` its length in bytes. OSError where it cannot be opened.
+    `file` is the file itself, not decompressed, and `size` its length in bytes. Made by `open_reader`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, file: io.BufferedReader, budget: MemoryBudget | None) -> None:
         self.path = path
-        check_regular(path)
-        self.file = path.open("rb")
-        about = os.fstat(self.file.fileno())
-        self.size, self._reached = about.st_size, 0
-        total = _current.get() or Budget()
-        total.stored += _on_disk(about)
-        self._budgets = Budget(total.max_bytes, _on_disk(about)), total
-        start = self.file.peek(8)
-        unpack = next((kind for magic, kind in PACKED.items() if start.startswith(magic)), None)
-        self.packed = unpack is not None
-        self._stream: IO[bytes] = unpack(self.file) if unpack is not None else self.file
+        self.file = file
+        about = os.fstat(file.fileno())
+        self.size = about.st_size
+        self.budget = MemoryBudget(None if budget is None else budget.max_bytes, budget)
+        self.budget.add_file(about)
+        self._farthest = 0
+        start = file.peek(8)
+        unpack = next((f for magic, f in DECOMPRESSORS.items() if start.startswith(magic)), None)
+        self.is_packed = unpack is not None
+        self._stream: IO[bytes] = file if unpack is None else unpack(file)
 
-    def close(self) -> None:
-        if hasattr(self, "file"):  # Python closes what could not be opened too
-            self.file.close()
-        super().close()
+    def reserve(self, num_bytes: int) -> None:
+        """Count bytes of memory that are about to be allocated; DataError where they are too many."""
+        self.budget.reserve(f"{self.path}: it", num_bytes)
 
-    def claim(self, count: int) -> None:
-        """Count bytes of memory that are about to be allocated; DataError where file or set takes too much."""
-        for budget in self._budgets:
-            budget.spend(f"{self.path}: it", count)
+    # `read`, `seek` and `tell` are what tarfile asks of a file. Every byte that is passed over in a
+    # compressed one is counted once.
 
-    def take(self, count: int) -> bytearray:
-        """The next `count` bytes, fewer where it ends before; DataError as for `claim` and for a damaged stream."""
-        self.claim(count if self.packed else min(count, self.size))
-        return drained(self._piece, count)
+    def read(self, count: int) -> bytes:
+        """The next `count` bytes, fewer where it ends before."""
+        if count < 0:
+            raise DataError(f"{self.path}: damaged, a size in it is negative")
+        self._pass(self.tell() + count)
+        return self._take(count)
 
-    def exactly(self, count: int, asked: str) -> bytearray:
-        """The next `count` bytes, after which it must end; `asked` says in the error who asks for them."""
-        left = count if self.packed else self.size - self.file.tell()
-        data = self.take(count) if left == count else bytearray()
-        found = len(data) if left == count else left
-        more = found == count and self._piece(1)
-        if found != count or more:
-            what = "truncated" if found < count else "too long"
-            got = "more" if more else found
-            raise DataError(
-                f"{self.path}: {what}, {asked} asks for {count} bytes of data, got {got}"
-            )
-        return data
-
-    def pieces(self) -> Iterator[bytes]:
-        """All that follows, piece by piece."""
-        while piece := self._piece(CHUNK):
-            self.claim(len(piece))
-            yield piece
-
-    def rest(self) -> bytearray:
-        """All that follows."""
-        data = bytearray()
-        for piece in self.pieces():
-            data += piece
-        return data
-
-    def _piece(self, count: int) -> bytes:
+    def _take(self, count: int) -> bytes:
         try:
             return self._stream.read(count)
         except EOFError:
@@ -188,28 +130,68 @@ class Source(io.BufferedIOBase):
         except (zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
             raise DataError(f"{self.path}: damaged gzip file ({error})") from None
 
-    # tarfile uses the methods below. Every byte that it passes over in a compressed file is counted once.
-
-    def read(self, count: int | None = -1) -> bytes:
-        if count is None or count < 0:
-            raise DataError(f"{self.path}: damaged, a size in it is negative")
-        self._reach(self.tell() + count)
-        return self._stream.read(count)
-
-    def seek(self, place: int, whence: int = os.SEEK_SET) -> int:
-        self._reach(place)
-        return self._stream.seek(place, whence)
+    def seek(self, place: int) -> int:
+        """Go to a place, counted from the start."""
+        self._pass(place)
+        return self._stream.seek(place)
 
     def tell(self) -> int:
+        """The place of the next byte."""
         return self._stream.tell()
 
-    def _reach(self, place: int) -> None:
-        if self.packed and place > self._reached:
-            self.claim(place - self._reached)
-            self._reached = place
+    def _pass(self, place: int) -> None:
+        if self.is_packed and place > self._farthest:
+            self.reserve(place - self._farthest)
+            self._farthest = place
+
+    def chunks(self) -> Iterator[bytes]:
+        """All that follows, piece by piece."""
+        while chunk := self._take(CHUNK):
+            self.reserve(len(chunk))
+            yield chunk
+
+    def read_exact(self, count: int, asked: str) -> bytearray:
+        """The next `count` bytes, after which it must end; `asked` says in the error who asks for them."""
+        left = count if self.is_packed else self.size - self.tell()
+        data = bytearray()
+        if left == count:
+            self.reserve(count)
+            data = read_up_to(self._take, count)
+            left = len(data)
+        is_longer = left == count and self._take(1)
+        if left != count or is_longer:
+            problem = "truncated" if left < count else "too long"
+            got = "more" if is_longer else left
+            raise DataError(
+                f"{self.path}: {problem}, {asked} asks for {count} bytes of data, got {got}"
+            )
+        return data
+
+    def lines(self) -> Iterator[str]:
+        """The lines of a text file in UTF-8, shorter than `CHUNK`; each counts as `LINE_COST` bytes."""
+        with io.TextIOWrapper(self.file, encoding="utf-8-sig", newline="") as text:
+            while line := text.readline(CHUNK):
+                if len(line) == CHUNK:
+                    raise DataError(f"{self.path}: a line has {CHUNK:,} characters or more")
+                self.reserve(LINE_COST)
+                yield line
 
 
-def drained(read: Callable[[int], bytes], count: int) -> bytearray:
+@contextmanager
+def open_reader(
+    path: Path | str, budget: MemoryBudget | None = None, problem: str = "cannot be read"
+) -> Iterator[Reader]:
+    """Open a file as a `Reader`; DataError for what goes wrong inside, as `read_errors` has it.
+
+    What is read counts in a budget of the file's own, and in the one that is given.
+    """
+    with read_errors(path, problem):
+        check_regular(Path(path))
+        with open(path, "rb") as file:
+            yield Reader(Path(path), file, budget)
+
+
+def read_up_to(read: Callable[[int], bytes], count: int) -> bytearray:
     """The next `count` bytes that `read` gives, fewer where it ends before; room is made as they come."""
     data = bytearray()
     while len(data) < count and (piece := read(min(CHUNK, count - len(data)))):
@@ -217,45 +199,30 @@ def drained(read: Callable[[int], bytes], count: int) -> bytearray:
     return data
 
 
-def _on_disk(about: os.stat_result) -> int:
-    """Bytes that a file takes on disk; holes of a sparse file do not count, where the system reports them."""
-    blocks = getattr(about, "st_blocks", 0) * 512
-    return max(BLOCK, min(about.st_size, blocks) if blocks else about.st_size)
-
-
-@door
-def read_bytes(path: Path) -> bytearray:
+def read_bytes(path: Path, budget: MemoryBudget | None = None) -> bytearray:
     """The bytes of a file, decompressed where it begins as gzip does; DataError where it is damaged or too large."""
-    with Source(path) as source:
-        return source.rest()
+    with open_reader(path, budget) as reader:
+        data = bytearray()
+        for chunk in reader.chunks():
+            data += chunk
+        return data
 
 
-@door
-def sha256(path: Path) -> str:
+def sha256(path: Path, budget: MemoryBudget | None = None) -> str:
     """SHA-256 of the bytes of a file, decompressed, as hexadecimal digits; DataError as for `read_bytes`."""
     digest = hashlib.sha256()
-    with Source(path) as source:
-        for piece in source.pieces():
-            digest.update(piece)
+    with open_reader(path, budget) as reader:
+        for chunk in reader.chunks():
+            digest.update(chunk)
     return digest.hexdigest()
 
 
-def fault(path: Path, digest: str | None) -> str:
+def file_fault(path: Path, digest: str | None) -> str:
     """What is wrong with a file: "" when it is there and has this SHA-256 (decompressed; None accepts any bytes)."""
     if not path.is_file():
         return "missing"
     try:
-        right = digest is None or sha256(path) == digest
+        is_right = digest is None or sha256(path) == digest
     except DataError as error:
         return str(error).removeprefix(f"{path}: ")
-    return "" if right else "the bytes are not the published ones (SHA-256 differs)"
-
-
-def text_lines(source: Source) -> Iterator[str]:
-    """The lines of a text file in UTF-8, shorter than `CHUNK`; each counts as `LINE_COST` bytes of memory."""
-    with io.TextIOWrapper(source.file, encoding="utf-8-sig", newline="") as text:
-        while line := text.readline(CHUNK):
-            if len(line) == CHUNK:
-                raise DataError(f"{source.path}: a line has {CHUNK:,} characters or more")
-            source.claim(LINE_COST)
-            yield line
+    return "" if is_right else "the bytes are not the published ones (SHA-256 differs)"

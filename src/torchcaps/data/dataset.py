@@ -16,6 +16,7 @@ from torch import Generator, Tensor
 
 from torchcaps.data.augment.crop import center_crop
 from torchcaps.data.pixels import Size, check_floats, fit_images, to_float
+from torchcaps.data.preprocess import Preprocess
 from torchcaps.errors import (
     ArgumentError,
     DataError,
@@ -30,7 +31,7 @@ MOST_CLASSES = 10_000
 TEST_FRACTION = 0.2
 
 
-class Drawn(NamedTuple):
+class ImageBatch(NamedTuple):
     """A batch: images; the class or k classes of each; what each of the k looks like alone; the class of each pixel."""
 
     images: Shaped[Tensor, "batch channels height width"]
@@ -52,7 +53,7 @@ class ImageSet:
     group: str | None = (
         None  # a factor: images of a class with equal values stay together in `train_val_split`
     )
-    kind: ClassVar[str] = "images"  # of what is in it, by which a `Preprocess` is chosen
+    preprocess: ClassVar[type[Preprocess]] = Preprocess  # what prediction does to one of its inputs
     least_classes: ClassVar[int] = 2
     several: ClassVar[tuple[int, ...]] = ()  # sides of the labels of an image
     per_image: ClassVar[tuple[str, ...]] = (
@@ -110,6 +111,15 @@ class ImageSet:
         return f"{type(self).__name__}({self.name!r}: {len(self):,} images {kind}, {classes})"
 
     @property
+    def kind(self) -> str:
+        """What is in it: "images", or what a subclass holds."""
+        return self.preprocess.kind
+
+    def make_preprocess(self, crop: int | None = None) -> Preprocess:
+        """What prediction does, for a model that is trained on these images."""
+        return self.preprocess(self.img_size, self.in_chans, crop)
+
+    @property
     def img_size(self) -> tuple[int, int]:
         """(height, width) in pixels."""
         return self.images.shape[2], self.images.shape[3]
@@ -131,7 +141,7 @@ class ImageSet:
         colors = {1: "gray", 3: "color"}.get(channels, f"{channels} channels")
         return f"{width} × {height} pixels (width × height), {colors}"
 
-    def fitted(self, img_size: Size, in_chans: int | None) -> Self:
+    def resized(self, img_size: Size, in_chans: int | None) -> Self:
         """The set with images of this size and number of channels; see `fit_images`."""
         return replace(self, images=fit_images(self.images, img_size, in_chans))
 
@@ -144,9 +154,9 @@ class ImageSet:
         )
 
     def train_val_split(self, fraction_or_count: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
-        """(what stays, what is held out), as `holdout` has it: a share of every class, no `group` on both sides."""
+        """(what stays, what is held out), by `stratified_split`: no `group` is on both sides."""
         groups = None if self.group is None else self.factors[self.group]
-        kept, held = holdout(self.labels, fraction_or_count, seed, groups=groups)
+        kept, held = stratified_split(self.labels, fraction_or_count, seed, groups=groups)
         return self.subset(kept), self.subset(held)
 
     def singles(
@@ -160,9 +170,9 @@ class ImageSet:
         """Images with the same number are no independent draws, as composites of one digit; None where all are."""
         return None
 
-    def draw(self, indices: Tensor | Sequence[int], *, generator: Generator) -> Drawn:
+    def sample_batch(self, indices: Tensor | Sequence[int], *, generator: Generator) -> ImageBatch:
         """The images at `indices` (`[batch]`, integers) to train on; sets made on-line draw them anew."""
-        return Drawn(self.float_images(indices), self.labels[self._index(indices)])
+        return ImageBatch(self.float_images(indices), self.labels[self._index(indices)])
 
     def to(self, device: torch.device | str) -> Self:
         """The set with its images and labels on `device`; factors stay where they are."""
@@ -215,7 +225,7 @@ def numbered(where: str, largest: int) -> tuple[str, ...]:
     return tuple(str(label) for label in range(largest + 1))
 
 
-def holdout(
+def stratified_split(
     labels: Tensor, fraction_or_count: float, seed: int = 0, *, groups: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Indices to keep and indices to hold out, in the same proportion from every class.
@@ -239,7 +249,7 @@ def holdout(
             if isinstance(fraction_or_count, int)
             else fraction_or_count
         )
-        sides = holdout(torch.from_numpy(pairs[:, 0].astype(np.int64)), share, seed)
+        sides = stratified_split(torch.from_numpy(pairs[:, 0].astype(np.int64)), share, seed)
         kept, out = (
             torch.from_numpy(np.flatnonzero(np.isin(member.reshape(-1), side.numpy())))
             for side in sides
@@ -286,7 +296,7 @@ def _drawn(labels: np.ndarray, quotas: np.ndarray, seed: int) -> np.ndarray:
 def default_split(name: str, labels: Tensor, split: str) -> Tensor:
     """Indices of "train" or "test", 80 : 20 by seed 0; DataError, naming `name`, where no class has two images."""
     try:
-        return holdout(labels, TEST_FRACTION, seed=0)[split == "test"]
+        return stratified_split(labels, TEST_FRACTION, seed=0)[split == "test"]
     except DataError:
         raise DataError(
             f"{name}: no class has two images, so that none can be held out to test on"

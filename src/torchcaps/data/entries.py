@@ -5,7 +5,6 @@ in the names of its classes, and so do its subsets, its splits, and models train
 """
 
 import csv
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.data.budget import Source, reading, text_lines
+from torchcaps.data.budget import MemoryBudget, open_reader
 from torchcaps.data.dataset import ImageSet, default_split
-from torchcaps.data.images import ImageSource, decode_image, is_gray
+from torchcaps.data.images import ImageSource, decode_image, is_gray, natural_key
 from torchcaps.data.pixels import Size, to_channels
 from torchcaps.errors import DataError
 
@@ -33,16 +32,6 @@ class Entry:
     split: str | None = None
 
 
-def natural(text: str) -> list[tuple[int, int, str]]:
-    """Sorting key by which `img2` comes before `img10`: of two numbers, that with more digits is larger."""
-    parts = (
-        part.lstrip("0") if part.isdecimal() else part for part in re.split(r"(\d+)", text) if part
-    )
-    return [
-        (0, len(part), part) if not part or part.isdecimal() else (1, 0, part) for part in parts
-    ]
-
-
 def plain_or_packed(folder: Path, pattern: str) -> Path | None:
     """The first file in a folder of this name, a pattern of `glob`, or else of this name and `.gz`; None without."""
     return next((file for end in ("", ".gz") for file in sorted(folder.glob(pattern + end))), None)
@@ -50,11 +39,14 @@ def plain_or_packed(folder: Path, pattern: str) -> Path | None:
 
 @contextmanager
 def csv_rows(
-    path: Path, delimiter: str = ",", wrong: str = "cannot be read as a CSV"
+    path: Path,
+    budget: MemoryBudget | None = None,
+    delimiter: str = ",",
+    problem: str = "cannot be read as a CSV",
 ) -> Iterator["csv.DictReader[str]"]:
-    """The rows of a table in UTF-8 that has a header; an error inside says that the file is `wrong`."""
-    with reading(path, wrong=wrong), Source(path) as source:
-        yield csv.DictReader(text_lines(source), delimiter=delimiter)
+    """The rows of a table in UTF-8 that has a header; an error inside tells the `problem`."""
+    with open_reader(path, budget, problem) as reader:
+        yield csv.DictReader(reader.lines(), delimiter=delimiter)
 
 
 def row_split(where: str, row: Mapping[str, str | None]) -> str | None:
@@ -84,6 +76,8 @@ def read_entries(
     split: str,
     img_size: Size,
     in_chans: int | None,
+    budget: MemoryBudget | None = None,
+    *,
     contents: Callable[[str], ImageSource] = str,
     where: str = "",
 ) -> ImageSet:
@@ -91,33 +85,34 @@ def read_entries(
 
     `contents` is what an entry's file holds, by default the file is a path; `where` stands before a file in errors.
     """
-    ordered = sorted(entries, key=lambda e: (natural(e.label), natural(e.file)))
+    ordered = sorted(entries, key=lambda e: (natural_key(e.label), natural_key(e.file)))
     classes = tuple(dict.fromkeys(e.label for e in ordered if e.split in (None, "train")))
     if len(classes) < 2:
         raise DataError(
             f"{name}: expected at least two classes to train on, got {', '.join(classes) or 'none'}"
         )
     index = {label: i for i, label in enumerate(classes)}
-    if strange := next((e for e in ordered if e.label not in index), None):
-        raise DataError(f"{name}: test class {strange.label!r} is not among the training classes")
-    labels = torch.tensor([index[e.label] for e in ordered])
-    places = in_split(name, [e.split for e in ordered], labels, split)
-    chosen, labels = [ordered[i] for i in places], labels[places]
-    wanted, channels = {entry.file for entry in chosen}, in_chans or 1
+    for entry in ordered:
+        if entry.label not in index:
+            raise DataError(f"{name}: test class {entry.label!r} is not among the training classes")
+    all_labels = torch.tensor([index[e.label] for e in ordered])
+    places = in_split(name, [e.split for e in ordered], all_labels, split)
+    chosen = [ordered[i] for i in places]
+    chosen_files = {entry.file for entry in chosen}
+    channels = in_chans or 1
     decoded: dict[str, Tensor] = {}
     for file in dict.fromkeys(entry.file for entry in entries):
         # One color image decides the channels of both splits: until one is found, every header counts.
-        undecided = in_chans is None and channels == 1
-        if file in wanted or undecided:
+        is_undecided = in_chans is None and channels == 1
+        if file in chosen_files or is_undecided:
             data, label = contents(file), f"{where}{file}"
-            channels = 3 if undecided and not is_gray(data, label) else channels
-            if file in wanted:
-                decoded[file] = decode_image(data, img_size, in_chans, name=label)
+            if is_undecided and not is_gray(data, label):
+                channels = 3
+            if file in chosen_files:
+                decoded[file] = decode_image(data, img_size, in_chans, name=label, budget=budget)
     check_sizes(name, chosen[0].file, decoded)
-    images = torch.stack(
-        [to_channels(decoded[entry.file].unsqueeze(0), channels)[0] for entry in chosen]
-    )
-    return ImageSet(images, labels, classes, name)
+    images = [to_channels(decoded[entry.file].unsqueeze(0), channels)[0] for entry in chosen]
+    return ImageSet(torch.stack(images), all_labels[places], classes, name)
 
 
 def check_sizes(name: str, first: str, images: Mapping[str, Tensor]) -> None:

@@ -6,12 +6,13 @@ An archive is read as a stream: nothing is ever extracted to disk.
 import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 from torchcaps.data._registry import register_format
-from torchcaps.data.budget import Source, door, reading
+from torchcaps.data.budget import MemoryBudget, Reader, open_reader, read_errors
 from torchcaps.data.dataset import ImageSet
-from torchcaps.data.entries import BETWEEN, Entry, checked, natural, read_entries
-from torchcaps.data.images import SUFFIXES, is_image_name
+from torchcaps.data.entries import BETWEEN, Entry, checked, read_entries
+from torchcaps.data.images import SUFFIXES, is_image_name, natural_key
 from torchcaps.data.pixels import Size
 from torchcaps.errors import DataError
 
@@ -20,9 +21,13 @@ LEVELS = {"train", "test"}
 COST = 2048  # bytes that the description of a member takes in memory
 
 
-@door
 def read_folder(
-    root: str | Path, split: str = "train", *, img_size: Size = None, in_chans: int | None = None
+    root: str | Path,
+    split: str = "train",
+    *,
+    img_size: Size = None,
+    in_chans: int | None = None,
+    budget: MemoryBudget | None = None,
 ) -> ImageSet:
     """Read `root/<class>/*.png`, or `root/train/<class>/*` and `root/test/<class>/*`; the folder names the set.
 
@@ -30,8 +35,8 @@ def read_folder(
     class "clothing/tops/shirt"; see `label_tree`.
 
     Classes and files come in natural order ("2" before "10"). Hidden files, and files that are not images by their
-    ending, are skipped. Without a level train/ and test/, 20 % of each class are the test split, by `holdout` with
-    seed 0. See `decode_image` for how pixels are read.
+    ending, are skipped. Without a level train/ and test/, 20 % of each class are the test split, by `stratified_split`
+    with seed 0. See `decode_image` for how pixels are read.
 
     `img_size` is (height, width) or one side of a square to resize to; None requires all to have one size. `in_chans`
     is 1 or 3; None is 1 when every image of both splits is gray, otherwise 3.
@@ -40,9 +45,11 @@ def read_folder(
     parents, an unreadable image, or mixed sizes.
     """
     root = Path(root)
-    return read_entries(
-        root.resolve().name, list(checked(root, _entries(root))), split, img_size, in_chans
-    )
+    with read_errors(root):
+        entries = list(checked(root, _entries(root)))
+        return read_entries(
+            root.resolve().name, entries, split, img_size, in_chans, budget or MemoryBudget()
+        )
 
 
 def _entries(root: Path) -> Iterator[Entry]:
@@ -74,16 +81,17 @@ def _class_entries(folder: Path, split: str | None, above: str = "") -> Iterator
 
 
 def _folders(folder: Path) -> list[Path]:
-    try:
-        found = [f for f in folder.iterdir() if f.is_dir() and not f.name.startswith((".", "__"))]
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be read ({error.strerror})") from None
-    return sorted(found, key=lambda f: natural(f.name))
+    with read_errors(folder):
+        folders = [f for f in folder.iterdir() if f.is_dir() and not f.name.startswith((".", "__"))]
+    return sorted(folders, key=lambda f: natural_key(f.name))
 
 
-@door
 def read_tar(
-    path: str | Path, split: str = "train", img_size: Size = None, in_chans: int | None = None
+    path: str | Path,
+    split: str = "train",
+    img_size: Size = None,
+    in_chans: int | None = None,
+    budget: MemoryBudget | None = None,
 ) -> ImageSet:
     """Read `<class>/*.png`, or `train/<class>/*` and `test/<class>/*`, out of an archive, plain or compressed.
 
@@ -92,41 +100,48 @@ def read_tar(
     """
     path = Path(path)
     name = path.name.split(".tar")[0].removesuffix(".tgz")
+    budget = budget or MemoryBudget()
     with (
-        Source(path) as source,
-        reading(path, wrong="damaged or truncated archive"),
-        tarfile.open(fileobj=source, mode="r:") as archive,
+        open_reader(path, budget, "damaged or truncated archive") as reader,
+        tarfile.open(fileobj=cast(Any, reader), mode="r:") as archive,
     ):
-        members = {m.name: m for m in _members(source, archive) if m.isfile() and _is_image(m.name)}
+        members = {m.name: m for m in _members(reader, archive) if m.isfile() and _is_image(m.name)}
 
         def contents(member: str) -> bytes:
             stream = archive.extractfile(members[member])
             return stream.read() if stream else b""
 
         return read_entries(
-            name, _member_entries(path, members), split, img_size, in_chans, contents, f"{path}:"
+            name,
+            _member_entries(path, members),
+            split,
+            img_size,
+            in_chans,
+            budget,
+            contents=contents,
+            where=f"{path}:",
         )
 
 
 register_format(
     f"a file ending in {', '.join(ARCHIVES)}",
     lambda path: path.name.lower().endswith(ARCHIVES) and not path.is_dir(),
-    read_tar,
+    lambda path, r: read_tar(path, r.split, r.img_size, r.in_chans, r.budget),
 )
 
 
-def _members(source: Source, archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+def _members(reader: Reader, archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """All members; tarfile itself follows a negative size backwards for ever, and fills the holes of a sparse file."""
     place = -1
     for member in archive:
-        source.claim(COST)
+        reader.reserve(COST)
         if archive.offset <= place or member.size < 0:
             raise DataError(
-                f"{source.path}: damaged archive, the size of {member.name} is negative"
+                f"{reader.path}: damaged archive, the size of {member.name} is negative"
             )
         if member.issparse():
             raise DataError(
-                f"{source.path}: {member.name} is a sparse file, which is not read from an archive"
+                f"{reader.path}: {member.name} is a sparse file, which is not read from an archive"
             )
         place = archive.offset
         yield member

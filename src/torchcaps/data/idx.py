@@ -12,12 +12,13 @@ from torch import Tensor
 
 from torchcaps.data._registry import (
     DatasetInfo,
+    ReadRequest,
     dataset_info,
     list_datasets,
     register_dataset,
     register_format,
 )
-from torchcaps.data.budget import Source, door, sha256
+from torchcaps.data.budget import MemoryBudget, open_reader, sha256
 from torchcaps.data.dataset import ImageSet, check_labels, numbered
 from torchcaps.data.entries import plain_or_packed
 from torchcaps.errors import DataError
@@ -26,15 +27,13 @@ UNSIGNED_BYTE = 0x08
 STEMS = {"train": "train", "test": "t10k"}
 
 
-@door
-def read_idx(path: Path | str) -> Tensor:
+def read_idx(path: Path | str, budget: MemoryBudget | None = None) -> Tensor:
     """The array in an IDX file of unsigned bytes, plain or gzip (told by its first bytes): uint8, 1 to 4 axes.
 
     DataError: absent, not IDX, truncated, or longer than its header says.
     """
-    path = Path(path)
-    with Source(path) as source:
-        magic = source.take(4)
+    with open_reader(path, budget) as reader:
+        magic = reader.read(4)
         if len(magic) < 4:
             raise DataError(
                 f"{path}: truncated IDX file, {len(magic)} bytes where the magic number takes 4"
@@ -43,13 +42,13 @@ def read_idx(path: Path | str) -> Tensor:
         if zero != 0 or code != UNSIGNED_BYTE or not 1 <= axes <= 4:
             want = "0x000008 and 1 to 4 axes (an IDX file of bytes)"
             raise DataError(f"{path}: wrong magic number 0x{magic.hex()}, expected {want}")
-        sizes = source.take(4 * axes)
+        sizes = reader.read(4 * axes)
         if len(sizes) < 4 * axes:
             raise DataError(
                 f"{path}: truncated IDX file, {4 + len(sizes)} bytes where the header takes {4 + 4 * axes}"
             )
         shape = struct.unpack(f">{axes}I", sizes)
-        data = source.exactly(math.prod(shape), f"the header {list(shape)}")
+        data = reader.read_exact(math.prod(shape), f"the header {list(shape)}")
     if not data:
         raise DataError(f"{path}: the IDX header {list(shape)} says that there is nothing in it")
     return torch.frombuffer(data, dtype=torch.uint8).reshape(shape)
@@ -66,7 +65,11 @@ def holds_idx(folder: Path) -> bool:
 
 
 def read_idx_set(
-    folder: Path, split: str, name: str, classes: tuple[str, ...] | None = None
+    folder: Path,
+    split: str,
+    name: str,
+    classes: tuple[str, ...] | None = None,
+    budget: MemoryBudget | None = None,
 ) -> ImageSet:
     """One split of a folder of files named as MNIST's; `classes` None takes "0" up to the largest label."""
     paths = [find_idx(folder, split, kind) for kind in ("images", "labels")]
@@ -74,7 +77,9 @@ def read_idx_set(
         what = "labels-idx1" if paths[0] else "images-idx3"
         raise DataError(f"{folder}: no {STEMS[split]}-{what}-ubyte (plain or .gz) in it")
     images_path, labels_path = filter(None, paths)
-    images, labels = read_idx(images_path), read_idx(labels_path)
+    budget = budget or MemoryBudget()
+    images = read_idx(images_path, budget)
+    labels = read_idx(labels_path, budget)
     if images.ndim < 3:
         raise DataError(f"{images_path}: expected images of 3 or 4 axes, got {images.ndim}")
     if labels.ndim != 1:
@@ -85,7 +90,8 @@ def read_idx_set(
         )
     if classes is None:
         training = find_idx(folder, "train", "labels")
-        classes = numbered(str(folder), int((read_idx(training) if training else labels).max()))
+        all_labels = read_idx(training, budget) if training else labels
+        classes = numbered(str(folder), int(all_labels.max()))
     check_labels(str(labels_path), labels.long(), classes)
     return ImageSet(
         images.unsqueeze(1) if images.ndim == 3 else images, labels.long(), classes, name
@@ -95,7 +101,7 @@ def read_idx_set(
 register_format(
     "a folder of IDX files",
     holds_idx,
-    lambda path, split, *_: read_idx_set(path, split, path.resolve().name),
+    lambda path, r: read_idx_set(path, r.split, path.resolve().name, budget=r.budget),
 )
 
 
@@ -103,17 +109,17 @@ def register_idx(info: DatasetInfo) -> None:
     """Register a named set of four IDX files; files of another named set under the same names are refused."""
 
     @register_dataset(info)
-    def read(folder: Path, split: str) -> ImageSet | None:
+    def read(folder: Path, request: ReadRequest) -> ImageSet | None:
         if not holds_idx(folder):
             return None
-        labels = find_idx(folder, split, "labels")
+        labels = find_idx(folder, request.split, "labels")
         if labels is not None:
-            file, digest = f"{STEMS[split]}-labels-idx1-ubyte", sha256(labels)
+            file = f"{STEMS[request.split]}-labels-idx1-ubyte"
+            digest = sha256(labels, request.budget)
             for other in map(dataset_info, list_datasets()):
-                if other.made_from is None and other.sha256.get(file) == digest != info.sha256.get(
-                    file
-                ):
+                is_other = other.sha256.get(file) == digest != info.sha256.get(file)
+                if is_other and other.made_from is None:
                     raise DataError(
                         f"{labels}: these are the labels of {other.name!r}, not of {info.name!r}"
                     )
-        return read_idx_set(folder, split, info.name, info.classes)
+        return read_idx_set(folder, request.split, info.name, info.classes, request.budget)

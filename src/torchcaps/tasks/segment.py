@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from torchcaps.data import Drawn as Batch
-from torchcaps.data import ImageSet, MaskedSet
+from torchcaps.data import ImageBatch, ImageSet, MaskedSet
 from torchcaps.distributed import all_reduce_sum
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.accuracy.pixels import (
@@ -167,20 +166,20 @@ class Segment(Task):
     def supports(cls, images: ImageSet) -> bool:
         return isinstance(images, MaskedSet)
 
-    def sample_batch(self, images: Any, indices: Tensor, generator: Generator) -> Batch:
+    def sample_batch(self, images: Any, indices: Tensor, generator: Generator) -> ImageBatch:
         """Images with their masks, which move with them: a pixel takes the class that most of it is made from."""
         if not self.training:
             index = indices.to(images.masks.device)
-            return Batch(
+            return ImageBatch(
                 images.float_images(index), images.labels[index], masks=images.masks[index].long()
             )
-        drawn = images.draw(indices, generator=generator)
+        drawn = images.sample_batch(indices, generator=generator)
         targets = foreground_targets(drawn.masks, images.num_classes - 1)
         image, moved = self.transforms(drawn.images, generator, targets)
         assert moved is not None
         background = 1 - moved.sum(dim=1, keepdim=True)
         masks = torch.cat([background, moved], dim=1).argmax(dim=1)
-        return Batch(image, drawn.labels, masks=masks)
+        return ImageBatch(image, drawn.labels, masks=masks)
 
     def predict_pixels(self, images: Tensor) -> PerClass:
         return self.pixel_prediction(images).probabilities
@@ -200,7 +199,7 @@ class Segment(Task):
         targets = foreground_targets(masks, prediction.probabilities.shape[1])
         return LOSSES[self.loss](prediction, targets, self.class_weights.to(targets.device))
 
-    def training_step(self, batch: Batch, progress: float) -> Outputs:
+    def training_step(self, batch: ImageBatch, progress: float) -> Outputs:
         masks: Any = batch.masks
         if not self.reconstruction_weight:
             loss = self.compute_loss(self.pixel_prediction(batch.images), masks)
@@ -214,7 +213,7 @@ class Segment(Task):
         total = loss + self.reconstruction_weight * PAPER_PIXELS * error
         return {"loss": total, self.loss: loss, "reconstruction": error}
 
-    def eval_step(self, batch: Batch) -> Outputs:
+    def eval_step(self, batch: ImageBatch) -> Outputs:
         """Counts of pixels `[batch, 7, classes - 1]`, the share of right pixels, and the loss of the batch."""
         masks: Any = batch.masks
         prediction = self.pixel_prediction(batch.images)

@@ -93,7 +93,7 @@ class Transform(Task):
             return _pairs(
                 images.float_images(indices), self.pose, *(each[indices.cpu()] for each in drawn)
             )
-        originals = images.draw(indices, generator=generator).images
+        originals = images.sample_batch(indices, generator=generator).images
         originals = self.transforms(originals, generator)[0]
         height, width = originals.shape[2:]
         views = _random_views(len(originals), (height, width), generator=generator, **self.ranges)

@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.data import Drawn as Batch
-from torchcaps.data import ImageSet, LabelTree, label_tree
+from torchcaps.data import ImageBatch, ImageSet, LabelTree, label_tree
 from torchcaps.distributed import all_reduce_sum
 from torchcaps.errors import ArgumentError, check_shape
 from torchcaps.evaluation import Evaluation
@@ -108,7 +107,7 @@ class Tree(Classify):
     def matches(cls, spec: ModelSpec, images: ImageSet) -> bool:
         return spec.task in ("classify", cls.name) and cls.supports(images)
 
-    def training_step(self, batch: Batch, progress: float) -> Outputs:
+    def training_step(self, batch: ImageBatch, progress: float) -> Outputs:
         if not self.knows_levels:
             return super().training_step(batch, progress)
         activations = [capsules.activation for capsules in self.model.levels(batch.images)]
@@ -139,7 +138,7 @@ class Tree(Classify):
             accuracy = [hit / total for hit in hits]
         return torch.tensor(level_weights(self.tree.sizes, accuracy), device=is_right.device)
 
-    def eval_step(self, batch: Batch) -> Outputs:
+    def eval_step(self, batch: ImageBatch) -> Outputs:
         if not self.knows_levels:
             outputs = super().eval_step(batch)
             activation = outputs["activation"]
@@ -174,7 +173,7 @@ class Tree(Classify):
     @torch.inference_mode()
     def predict(self, images: Tensor) -> list[dict[str, Any]]:
         labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
-        paths = self.eval_step(Batch(images, labels))["paths"].tolist()
+        paths = self.eval_step(ImageBatch(images, labels))["paths"].tolist()
         return [
             row
             | {

@@ -114,7 +114,7 @@ class Unsupervised(Task):
         self, images: ImageSet, indices: Tensor, generator: Generator
     ) -> tuple[Tensor, Tensor]:
         """Images, changed at random, and their labels."""
-        drawn = images.draw(indices, generator=generator)
+        drawn = images.sample_batch(indices, generator=generator)
         return self.transforms(drawn.images, generator)[0], drawn.labels
 
     def training_step(self, batch: UnlabeledBatch, progress: float) -> Outputs:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from torchcaps.data import ImageSet, load_dataset, preprocess_of
+from torchcaps.data import ImageSet, load_dataset
 from torchcaps.distributed import current, main_first
 from torchcaps.errors import ArgumentError, TrainingError
 from torchcaps.models import model_info
@@ -114,7 +114,7 @@ def fit(
         model.load_state_dict(logger.best_weights)
     model.eval()
     classes = whole.classes if task.labeled else ()
-    preprocess = preprocess_of(whole, config.data.crop)
+    preprocess = whole.make_preprocess(config.data.crop)
     set_model_metadata(model, ModelMetadata(classes, preprocess, task.name, task.spec))
     return Fitted(model, [row for row in logger.rows if row["kind"] == "epoch"])
 
@@ -223,7 +223,7 @@ def _create_trainer(
         config.model.name,
         config.model.options,
         images.classes,
-        preprocess_of(images, data.crop),
+        images.make_preprocess(data.crop),
         config.task.name,
     )
 

@@ -42,7 +42,7 @@ def test_every_place_is_used_and_nothing_is_cut():
     made = placed(one, 16)
     index = torch.zeros(3000, dtype=torch.int64)
     found, images = (
-        made.draw(index, generator=generator()).images.mul(255).round().to(torch.uint8),
+        made.sample_batch(index, generator=generator()).images.mul(255).round().to(torch.uint8),
         one.images[index],
     )
     assert found.shape == (3000, 1, 16, 16)
@@ -73,7 +73,7 @@ def test_a_placed_set_is_the_same_on_every_machine():
 def test_drawing_moves_the_content_alone():
     made = placed(source(channels=3), 16)
     index = torch.arange(40)
-    drawn = made.draw(index, generator=generator())
+    drawn = made.sample_batch(index, generator=generator())
     assert (drawn.images.shape, drawn.singles) == ((40, 3, 16, 16), None)
     torch.testing.assert_close(
         drawn.images.sum((1, 2, 3)), source(channels=3).float_images().sum((1, 2, 3))
@@ -81,7 +81,7 @@ def test_drawing_moves_the_content_alone():
     assert drawn.labels.tolist() == made.labels.tolist()
     assert not torch.equal(drawn.images, made.float_images())
     torch.testing.assert_close(
-        drawn.images, made.draw(index, generator=generator()).images, rtol=0, atol=0
+        drawn.images, made.sample_batch(index, generator=generator()).images, rtol=0, atol=0
     )
     tops = (drawn.images[:, 0].amax(dim=2) > 0).int().argmax(dim=1)
     lefts = (drawn.images[:, 0].amax(dim=1) > 0).int().argmax(dim=1)
@@ -93,7 +93,7 @@ def test_drawing_moves_the_content_alone():
 def test_parts_of_a_placed_set_can_be_drawn():
     kept, held = placed(source(), 16).train_val_split(0.25)
     assert (len(kept), len(held)) == (30, 10)
-    assert held.draw([0, 9], generator=generator()).images.shape == (2, 1, 16, 16)
+    assert held.sample_batch([0, 9], generator=generator()).images.shape == (2, 1, 16, 16)
 
 
 def test_a_resized_canvas_is_refused():
@@ -101,7 +101,7 @@ def test_a_resized_canvas_is_refused():
     with pytest.raises(
         DataError, match="placed-digits: expected canvases of 40 pixels, as they were made, got"
     ):
-        made.draw([0], generator=generator())
+        made.sample_batch([0], generator=generator())
 
 
 def test_ranges_of_the_transformations():

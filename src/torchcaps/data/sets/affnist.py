@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.data._registry import DatasetInfo, register_directory_format
-from torchcaps.data.budget import door
+from torchcaps.data._registry import DatasetInfo, ReadRequest, register_directory_format
+from torchcaps.data.budget import MemoryBudget
 from torchcaps.data.dataset import ImageSet
-from torchcaps.data.entries import natural
+from torchcaps.data.images import natural_key
 from torchcaps.data.mat import read_mat
 from torchcaps.errors import DataError
 
@@ -34,17 +34,18 @@ INFO = DatasetInfo(
 
 def _files(folder: Path, split: str) -> list[Path]:
     found = (list((base / PARTS[split]).glob("*.mat")) for base in (folder / "transformed", folder))
-    return sorted(next(filter(None, found), []), key=lambda path: natural(path.name))
+    return sorted(next(filter(None, found), []), key=lambda path: natural_key(path.name))
 
 
-@door
-def read_affnist(path: str | Path, name: str = "affnist") -> ImageSet:
+def read_affnist(
+    path: str | Path, name: str = "affnist", budget: MemoryBudget | None = None
+) -> ImageSet:
     """Read a `.mat` file with a struct `affNISTdata`: `image` uint8 `[1600, n]` and `label_int` `[1, n]`.
 
     The images `[n, 1, 40, 40]` have the factor "original" where the file has `original_id`: the place of the digit in
     its part of MNIST, from 0; it is the group. DataError: damaged, without this struct, or fields of other shapes.
     """
-    data = read_mat(path).get("affNISTdata")
+    data = read_mat(path, budget).get("affNISTdata")
     if not isinstance(data, dict) or not isinstance(data.get("image"), np.ndarray):
         raise DataError(
             f"{path}: expected a struct affNISTdata with a field image, which is not in it"
@@ -70,11 +71,11 @@ def read_affnist(path: str | Path, name: str = "affnist") -> ImageSet:
     )
 
 
-def _joined(folder: Path, split: str, name: str) -> ImageSet:
-    files = _files(folder, split)
+def _read_all(folder: Path, request: ReadRequest, name: str) -> ImageSet:
+    files = _files(folder, request.split)
     if not files:
-        raise DataError(f"{folder}: no .mat file of the {split!r} split of affNIST in it")
-    parts = [read_affnist(file, name) for file in files]
+        raise DataError(f"{folder}: no .mat file of the {request.split!r} split of affNIST in it")
+    parts = [read_affnist(file, name, request.budget) for file in files]
     images, labels = (
         torch.cat([getattr(part, kind) for part in parts]) for kind in ("images", "labels")
     )
@@ -93,5 +94,5 @@ register_directory_format(
     INFO,
     "a folder of affNIST's batches",
     lambda folder: any(_files(folder, split) for split in PARTS),
-    lambda folder, split, name, _: _joined(folder, split, name),
+    _read_all,
 )

@@ -11,13 +11,13 @@ import re
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import numpy as np
 import torch
 
-from torchcaps.data._registry import DatasetInfo, register_directory_format
-from torchcaps.data.budget import door, read_bytes, spend
+from torchcaps.data._registry import DatasetInfo, ReadRequest, register_directory_format
+from torchcaps.data.budget import MemoryBudget, read_bytes
 from torchcaps.data.dataset import ImageSet, check_labels
 from torchcaps.data.folder import read_tar
 from torchcaps.data.sources import Archive
@@ -59,8 +59,12 @@ def _batches(folder: Path, split: str) -> list[Path]:
     return sorted(folder.glob(f"{stem}.bin")) or sorted(folder.glob(stem))
 
 
-@door
-def read_cifar(folder: str | Path, split: str = "train", name: str = "cifar10") -> ImageSet:
+def read_cifar(
+    folder: str | Path,
+    split: str = "train",
+    name: str = "cifar10",
+    budget: MemoryBudget | None = None,
+) -> ImageSet:
     """Read the batches `data_batch_*` or `test_batch` in a folder, binary (`.bin`) or Python: uint8 `[n, 3, 32, 32]`.
 
     DataError: no batch, a gap in their numbers, a truncated or damaged one, or a label outside the ten classes.
@@ -71,8 +75,10 @@ def read_cifar(folder: str | Path, split: str = "train", name: str = "cifar10") 
         raise DataError(f"{folder}: no {split} batch ({STEMS[split]}, with or without .bin) in it")
     if split == "train" and files[-1].stem[-1] != str(len(files)):
         raise DataError(f"{folder}: a batch is missing between data_batch_1 and {files[-1].name}")
+    budget = budget or MemoryBudget()
     batches = [
-        _read_binary(file) if file.suffix == ".bin" else _read_python(file) for file in files
+        _read_binary(file, budget) if file.suffix == ".bin" else _read_python(file, budget)
+        for file in files
     ]
     for file, (held, _) in zip(files, batches, strict=True):
         check_labels(str(file), torch.from_numpy(held.astype(np.int64)), INFO.classes)
@@ -83,8 +89,8 @@ def read_cifar(folder: str | Path, split: str = "train", name: str = "cifar10") 
     return ImageSet(pixels, labels, INFO.classes, name)
 
 
-def _read_binary(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    data = np.frombuffer(read_bytes(path), dtype=np.uint8)
+def _read_binary(path: Path, budget: MemoryBudget) -> tuple[np.ndarray, np.ndarray]:
+    data = np.frombuffer(read_bytes(path, budget), dtype=np.uint8)
     if len(data) == 0 or len(data) % RECORD:
         raise DataError(
             f"{path}: truncated or not CIFAR-10, {len(data)} bytes are no multiple of {RECORD}"
@@ -92,10 +98,10 @@ def _read_binary(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return data[::RECORD], data.reshape(-1, RECORD)[:, 1:]
 
 
-def _read_python(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    data = io.BytesIO(read_bytes(path))
+def _read_python(path: Path, budget: MemoryBudget) -> tuple[np.ndarray, np.ndarray]:
+    data = io.BytesIO(read_bytes(path, budget))
     try:
-        batch = _ArraysOnly(data, encoding="bytes").load()
+        batch = _ArraysOnly(data, budget).load()
         labels, pixels = _values(batch[b"labels"]), _values(batch[b"data"])
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
@@ -146,34 +152,26 @@ class _Named:
         self.state = state
 
 
-class _Text(_Named, bytes):
-    """`_codecs.encode`: bytes as Python 3 writes them into an old-style pickle; no other codec is let through."""
-
-    def __new__(cls, text: str, encoding: str) -> Self:
-        if encoding not in ("latin1", "latin-1"):
-            raise DataError(f"refused: the pickle asks for the codec {encoding!r}")
-        spend("the pickle", len(text))
-        return super().__new__(cls, text.encode("latin1"))
-
-
 # Where pickles name an array's builder: its place differs between versions of numpy.
 ALLOWED: dict[tuple[str, str], type] = {
     ("numpy.core.multiarray", "_reconstruct"): _Named,
     ("numpy._core.multiarray", "_reconstruct"): _Named,
     ("numpy", "ndarray"): _Named,
     ("numpy", "dtype"): _Named,
-    ("_codecs", "encode"): _Text,
 }
 
 
 class _Opcodes(dict[int, Any]):
     """What each opcode does; a look-up is an opcode met, and is counted."""
 
+    def __init__(self, functions: dict[int, Any], budget: MemoryBudget) -> None:
+        super().__init__(functions)
+        self.budget = budget
+
     def __getitem__(self, code: int) -> Any:
-        spend("the pickle", OPCODE_COST)
-        if (
-            code == pickle.BYTEARRAY8[0]
-        ):  # makes room for as much as it says, before it looks at what is there
+        self.budget.reserve("the pickle", OPCODE_COST)
+        # A bytearray makes room for as much as it says, before it looks at what is there.
+        if code == pickle.BYTEARRAY8[0]:
             raise DataError("refused: the pickle holds a bytearray, which no batch needs")
         return super().__getitem__(code)
 
@@ -181,14 +179,26 @@ class _Opcodes(dict[int, Any]):
 class _ArraysOnly(pickle._Unpickler):
     """Python's unpickler in Python: that in C allocates what an opcode asks for before it looks at what is there."""
 
-    dispatch: ClassVar = _Opcodes(pickle._Unpickler.dispatch)
+    def __init__(self, data: io.BytesIO, budget: MemoryBudget) -> None:
+        super().__init__(data, encoding="bytes")
+        self.budget = budget
+        self.dispatch = _Opcodes(pickle._Unpickler.dispatch, budget)  # type: ignore[misc]
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("_codecs", "encode"):
+            return self.encoded
         if (module, name) not in ALLOWED:
             raise DataError(
                 f"refused: the pickle asks for {module}.{name}, which is no part of an array"
             )
         return ALLOWED[module, name]
+
+    def encoded(self, text: str, encoding: str) -> bytes:
+        """Bytes as Python 3 writes them into an old-style pickle; no other codec is let through."""
+        if encoding not in ("latin1", "latin-1"):
+            raise DataError(f"refused: the pickle asks for the codec {encoding!r}")
+        self.budget.reserve("the pickle", len(text))
+        return text.encode("latin1")
 
 
 def _found(folder: Path) -> Path | None:
@@ -199,16 +209,14 @@ def _found(folder: Path) -> Path | None:
     return next(chain(batches, filter(Path.is_file, archives)), None)
 
 
-def _read(folder: Path, split: str, name: str) -> ImageSet:
-    found = _found(folder) or folder
-    if found.is_file():  # JPEGs lose detail, so that the set is then called "cifar10-jpg"
-        return replace(read_tar(found, split, in_chans=3), name=JPEG_COPY)
-    return read_cifar(found, split, name)
+def _read(folder: Path, request: ReadRequest, name: str) -> ImageSet:
+    place = _found(folder) or folder
+    if place.is_file():  # JPEGs lose detail, so that the set is then called "cifar10-jpg"
+        images = read_tar(place, request.split, in_chans=3, budget=request.budget)
+        return replace(images, name=JPEG_COPY)
+    return read_cifar(place, request.split, name, request.budget)
 
 
 register_directory_format(
-    INFO,
-    "a folder of CIFAR-10 batches",
-    lambda folder: _found(folder) is not None,
-    lambda folder, split, name, _: _read(folder, split, name),
+    INFO, "a folder of CIFAR-10 batches", lambda folder: _found(folder) is not None, _read
 )

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.data._registry import DatasetInfo, register_directory_format
-from torchcaps.data.budget import door, spend
-from torchcaps.data.dataset import TEST_FRACTION, ImageSet, holdout
+from torchcaps.data.budget import MemoryBudget, read_errors
+from torchcaps.data.dataset import TEST_FRACTION, ImageSet, stratified_split
 from torchcaps.data.entries import csv_rows
 from torchcaps.data.images import decode_image, opened
 from torchcaps.data.pixels import size_pair
@@ -97,7 +97,6 @@ def _base(folder: Path) -> Path | None:
     return next((base for base in (folder, folder / "GTSRB") if _class_tables(base)), None)
 
 
-@door
 def read_gtsrb(
     folder: str | Path,
     split: str = "train",
@@ -105,6 +104,7 @@ def read_gtsrb(
     img_size: int | tuple[int, int] = 32,
     roi: bool = False,
     name: str = "gtsrb",
+    budget: MemoryBudget | None = None,
 ) -> ImageSet:
     """Read one split of GTSRB.
 
@@ -113,30 +113,34 @@ def read_gtsrb(
 
     `folder` holds `Final_Training/Images/00000/GT-00000.csv` (or `Training/…`, or the class folders themselves) and
     `Final_Test/Images/GT-final_test.csv`. Without a test table, whole tracks of the training images, 20 % of each
-    class, are the test split, by `holdout` with seed 0. All images are resized to `img_size`, (height, width) or one
-    side of a square; with `roi` the sign is cut out by its box before, which is scaled where the image has another size
-    than the table says.
+    class, are the test split, by `stratified_split` with seed 0. All images are resized to `img_size`, (height, width)
+    or one side of a square; with `roi` the sign is cut out by its box before, which is scaled where the image has
+    another size than the table says.
 
     DataError: no such folders, a damaged table, an absent or unreadable image, a class outside 0..42.
     """
-    base = _base(Path(folder))
-    if base is None:
-        raise DataError(
-            f"{folder}: no Final_Training/Images/00000/GT-00000.csv, nor class folders with such tables"
-        )
+    with read_errors(folder):
+        base = _base(Path(folder))
+        if base is None:
+            raise DataError(
+                f"{folder}: no Final_Training/Images/00000/GT-00000.csv, nor class folders with such tables"
+            )
+        budget = budget or MemoryBudget()
+        return _read(_signs(base, split, budget), size_pair(img_size), roi, name, budget)
+
+
+def _signs(base: Path, split: str, budget: MemoryBudget) -> list[_Sign]:
     tables = (base / place / table for place in TESTING for table in TEST_TABLES)
-    table = next((path for path in tables if path.is_file()), None)
-    if split == "test" and table is not None:
-        return _read(_rows(table), img_size, roi, name)
-    signs = [sign for path in _class_tables(base) for sign in _rows(path)]
-    if table is None:
-        labels, tracks = (
-            torch.tensor([getattr(sign, kind) for sign in signs]) for kind in ("label", "track")
-        )
-        signs = [
-            signs[i] for i in holdout(labels, TEST_FRACTION, seed=0, groups=tracks)[split == "test"]
-        ]
-    return _read(signs, img_size, roi, name)
+    test_table = next((path for path in tables if path.is_file()), None)
+    if split == "test" and test_table is not None:
+        return _rows(test_table, budget)
+    signs = [sign for path in _class_tables(base) for sign in _rows(path, budget)]
+    if test_table is not None:
+        return signs
+    labels = torch.tensor([sign.label for sign in signs])
+    tracks = torch.tensor([sign.track for sign in signs])
+    sides = stratified_split(labels, TEST_FRACTION, seed=0, groups=tracks)
+    return [signs[i] for i in sides[split == "test"]]
 
 
 def _class_tables(base: Path) -> list[Path]:
@@ -144,8 +148,8 @@ def _class_tables(base: Path) -> list[Path]:
     return next(filter(None, found), [])
 
 
-def _rows(path: Path) -> list[_Sign]:
-    with csv_rows(path, ";", wrong="cannot be read as a table") as reader:
+def _rows(path: Path, budget: MemoryBudget) -> list[_Sign]:
+    with csv_rows(path, budget, ";", "cannot be read as a table") as reader:
         missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
         if missing:
             raise DataError(f"{path}: no column {missing[0]!r}; expected {';'.join(COLUMNS)}")
@@ -184,8 +188,10 @@ def _sign(path: Path, line: int, row: dict[str, str | None]) -> _Sign:
     )
 
 
-def _read(signs: list[_Sign], img_size: int | tuple[int, int], roi: bool, name: str) -> ImageSet:
-    images = torch.cat([_pixels(sign, size_pair(img_size), roi) for sign in signs])
+def _read(
+    signs: list[_Sign], size: tuple[int, int], roi: bool, name: str, budget: MemoryBudget
+) -> ImageSet:
+    images = torch.cat([_pixels(sign, size, roi, budget) for sign in signs])
     kinds = ("label", "track", "frame")
     labels, *factors = (torch.tensor([getattr(sign, kind) for sign in signs]) for kind in kinds)
     group = "track" if bool((factors[0] >= 0).all()) else None
@@ -194,19 +200,22 @@ def _read(signs: list[_Sign], img_size: int | tuple[int, int], roi: bool, name: 
     )
 
 
-def _pixels(sign: _Sign, size: tuple[int, int], roi: bool) -> Tensor:
-    spend("the set", 0, sign.file)
+def _pixels(sign: _Sign, size: tuple[int, int], roi: bool, budget: MemoryBudget) -> Tensor:
+    with read_errors(sign.file):
+        budget.add_file(sign.file.stat())
     with opened(sign.file) as image:
         if roi:  # at least one pixel either way
             sides = zip(sign.box, 2 * image.size, strict=True)
             left, top, right, bottom = (round(share * side) for share, side in sides)
             image = image.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
-        return decode_image(image, size, 3, name=str(sign.file)).unsqueeze(0)
+        return decode_image(image, size, 3, name=str(sign.file), budget=budget).unsqueeze(0)
 
 
 register_directory_format(
     INFO,
     "a folder of GTSRB",
     lambda folder: _base(folder) is not None,
-    lambda folder, split, name, size: read_gtsrb(folder, split, img_size=size or 32, name=name),
+    lambda folder, r, name: read_gtsrb(
+        folder, r.split, img_size=r.img_size or 32, name=name, budget=r.budget
+    ),
 )

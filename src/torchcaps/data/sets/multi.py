@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from torchcaps.data._registry import register_derived
 from torchcaps.data.augment.crop import windows_at
-from torchcaps.data.dataset import Drawn, ImageSet
+from torchcaps.data.dataset import ImageBatch, ImageSet
 from torchcaps.data.masks import MaskedSet
 from torchcaps.data.pixels import fit_images, to_float
 from torchcaps.data.sets.fashion_mnist import INFO as FASHION
@@ -80,7 +80,7 @@ class PairMaker:
         label = self.source.labels[base]
         return self._sorted[rank + self._count[label] * (rank >= self._start[label])]
 
-    def draw(self, base: Int64[Tensor, " batch"], *, generator: Generator) -> Drawn:
+    def sample_batch(self, base: Int64[Tensor, " batch"], *, generator: Generator) -> ImageBatch:
         """Composites, uint8, of the images at `base`, each with a random partner and two random shifts."""
         base, place = base.to(self.source.labels.device), generator.device
         drawn = torch.rand(len(base), generator=generator, device=place, dtype=torch.float64).to(
@@ -94,14 +94,16 @@ class PairMaker:
         moves = moves.to(base.device) - self.max_shift
         return self.overlay(torch.stack([base, self.partner(base, rank)], dim=1), moves)
 
-    def overlay(self, chosen: Int64[Tensor, "batch 2"], moves: Int64[Tensor, "batch 2 2"]) -> Drawn:
+    def overlay(
+        self, chosen: Int64[Tensor, "batch 2"], moves: Int64[Tensor, "batch 2 2"]
+    ) -> ImageBatch:
         """The composites of these pairs of images, moved (down, right) by these numbers of pixels; uint8."""
         singles = _moved(
             self.source.images[chosen.flatten()], moves.flatten(0, 1), self.pad
         ).unflatten(0, (-1, 2))
         first, second = singles.unbind(dim=1)
         # In bytes: what is left up to 255 is all that the second may add.
-        return Drawn(
+        return ImageBatch(
             first + torch.minimum(second, 255 - first), self.source.labels[chosen], singles
         )
 
@@ -136,9 +138,9 @@ class PairSet(ImageSet):
     def draws(self) -> Int64[Tensor, " n"]:
         return self.chosen[:, 0]
 
-    def draw(self, indices: Tensor | Sequence[int], *, generator: Generator) -> Drawn:
-        pairs = self.maker.draw(self.chosen[self._index(indices), 0], generator=generator)
-        return Drawn(
+    def sample_batch(self, indices: Tensor | Sequence[int], *, generator: Generator) -> ImageBatch:
+        pairs = self.maker.sample_batch(self.chosen[self._index(indices), 0], generator=generator)
+        return ImageBatch(
             to_float(self._fitted(pairs.images)),
             pairs.labels,
             to_float(self._fitted_singles(pairs)),
@@ -147,7 +149,7 @@ class PairSet(ImageSet):
     def train_val_split(self, fraction_or_count: float, seed: int = 0) -> tuple[PairSet, PairSet]:
         """Two sets of new composites, made of two parts of the source: no single image is in both.
 
-        The fraction or count is one of the source's images, as `holdout` takes it; `seed` is of the split.
+        The fraction or count is one of the source's images, as `stratified_split` takes it; `seed` is of the split.
         """
         per_image = max(round(len(self) / len(self.maker.source)), 1)
         kept, held = self.maker.source.train_val_split(fraction_or_count, seed)
@@ -167,7 +169,7 @@ class PairSet(ImageSet):
         """At the size and with the channels of the stored composites, which a caller may have changed."""
         return fit_images(images, self.img_size, self.in_chans)
 
-    def _fitted_singles(self, pairs: Drawn) -> Tensor:
+    def _fitted_singles(self, pairs: ImageBatch) -> Tensor:
         assert pairs.singles is not None
         return self._fitted(pairs.singles.flatten(0, 1)).unflatten(0, (-1, 2))
 

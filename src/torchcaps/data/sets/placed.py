@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from torchcaps.data._registry import register_derived
 from torchcaps.data.augment.affine import inverse_map
-from torchcaps.data.dataset import Drawn, ImageSet
+from torchcaps.data.dataset import ImageBatch, ImageSet
 from torchcaps.data.pixels import to_float
 from torchcaps.data.sets.mnist import DIGITS
 from torchcaps.data.sets.mnist import INFO as MNIST
@@ -40,7 +40,7 @@ class PlacedSet(ImageSet):
     )  # (height, width) of the image, whose place is in the factors "top" and "left"
     canvas: int = 0  # its side in pixels when they were placed
 
-    def draw(self, indices: Tensor | Sequence[int], *, generator: Generator) -> Drawn:
+    def sample_batch(self, indices: Tensor | Sequence[int], *, generator: Generator) -> ImageBatch:
         index = self._index(indices)
         if self.img_size != (self.canvas, self.canvas):
             raise DataError(
@@ -51,7 +51,7 @@ class PlacedSet(ImageSet):
             free = self.canvas - side + 1
             place = torch.randint(free, index.shape, generator=generator, device=generator.device)
             moves.append(place.to(index.device) - self.factors[name].to(index.device)[index])
-        return Drawn(
+        return ImageBatch(
             to_float(_place(self.images[index], moves[0], moves[1], self.canvas)),
             self.labels[index],
         )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torchcaps.data._registry import DatasetInfo, register_dataset
+from torchcaps.data._registry import DatasetInfo, ReadRequest, register_dataset
 from torchcaps.data.points import PointSet, standardized_points
 from torchcaps.errors import check_range
 
@@ -63,7 +63,7 @@ INFO = DatasetInfo(
 
 
 @register_dataset(INFO)
-def _read(folder: Path, split: str) -> PointSet | None:
-    return (
-        make_planes(COUNTS[split], seed=int(split == "test")) if folder == INFO.embedded else None
-    )
+def _read(folder: Path, request: ReadRequest) -> PointSet | None:
+    if folder != INFO.embedded:
+        return None
+    return make_planes(COUNTS[request.split], seed=int(request.split == "test"))

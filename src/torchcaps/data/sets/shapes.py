@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from torchcaps.data._registry import DatasetInfo, Progress, register_dataset
+from torchcaps.data._registry import DatasetInfo, FetchProgress, ReadRequest, register_dataset
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.masks import MaskedSet, read_masks, write_mask
 from torchcaps.data.sources import Rendering, writing
@@ -82,7 +82,7 @@ def _shape(kind: int, x: Floats, y: Floats, random: np.random.RandomState) -> ND
     return found
 
 
-def write_shapes(folder: str | Path, progress: Progress | None = None) -> None:
+def write_shapes(folder: str | Path, progress: FetchProgress | None = None) -> None:
     """Render both splits and write them as `read_masks` reads them, the table of classes last."""
     folder = Path(folder)
     with writing(folder):
@@ -114,9 +114,7 @@ INFO = DatasetInfo(
 
 
 @register_dataset(INFO)
-def _reader(folder: Path, split: str) -> ImageSet | None:
-    return (
-        read_masks(folder, split)
-        if (folder / TABLE).is_file() and (folder / split / "masks").is_dir()
-        else None
-    )
+def _read(folder: Path, request: ReadRequest) -> ImageSet | None:
+    if not ((folder / TABLE).is_file() and (folder / request.split / "masks").is_dir()):
+        return None
+    return read_masks(folder, request.split, budget=request.budget)

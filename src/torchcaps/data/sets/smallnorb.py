@@ -16,11 +16,12 @@ import torch
 
 from torchcaps.data._registry import (
     DatasetInfo,
+    ReadRequest,
     register_dataset,
     register_derived,
     register_format,
 )
-from torchcaps.data.budget import Source, door
+from torchcaps.data.budget import MemoryBudget, open_reader
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import plain_or_packed
 from torchcaps.data.sources import Mirror
@@ -69,16 +70,14 @@ INFO = DatasetInfo(
 )
 
 
-@door
-def read_matrix(path: str | Path) -> np.ndarray:
+def read_matrix(path: str | Path, budget: MemoryBudget | None = None) -> np.ndarray:
     """The array in a binary matrix, plain or gzip (told by its first bytes, not its name).
 
     It is float32, float64, int32, uint8 or int16, of the shape in the header. DataError: absent, of another format,
     packed, truncated, or longer than its header says.
     """
-    path = Path(path)
-    with Source(path) as source:
-        start = source.take(8)
+    with open_reader(path, budget) as reader:
+        start = reader.read(8)
         if len(start) < 8:
             raise DataError(
                 f"{path}: truncated binary matrix, {len(start)} bytes where magic number and axes take 8"
@@ -89,7 +88,7 @@ def read_matrix(path: str | Path) -> np.ndarray:
             raise DataError(
                 f"{path}: expected the magic number of a binary matrix (0x1E3D4C51 to 56), got {found}"
             )
-        sizes = source.take(4 * max(axes, 3)) if 1 <= axes <= 8 else b""
+        sizes = reader.read(4 * max(axes, 3)) if 1 <= axes <= 8 else b""
         if len(sizes) < 4 * max(axes, 3):
             raise DataError(
                 f"{path}: truncated or damaged header of a binary matrix of {axes} axes"
@@ -97,7 +96,7 @@ def read_matrix(path: str | Path) -> np.ndarray:
         shape, dtype = struct.unpack(f"<{axes}i", sizes[: 4 * axes]), np.dtype(TYPES[magic])
         if min(shape) < 1:
             raise DataError(f"{path}: damaged, the header {list(shape)} has a size below 1")
-        data = source.exactly(math.prod(shape) * dtype.itemsize, f"the header {list(shape)}")
+        data = reader.read_exact(math.prod(shape) * dtype.itemsize, f"the header {list(shape)}")
     return np.frombuffer(data, dtype).reshape(shape)
 
 
@@ -124,7 +123,6 @@ def _holds(folder: Path, stem: str = ANY) -> bool:
     return any(_file(folder, split, "dat", stem) for split in PATTERNS)
 
 
-@door
 def read_norb(
     folder: str | Path,
     split: str = "train",
@@ -133,6 +131,7 @@ def read_norb(
     halve: bool = True,
     name: str = "smallnorb",
     stem: str = ANY,
+    budget: MemoryBudget | None = None,
 ) -> ImageSet:
     """Read one split of smallNORB, or of a set in its layout, as uint8 images.
 
@@ -154,7 +153,8 @@ def read_norb(
     for kind, path in paths.items():
         if path == folder:
             raise DataError(f"{folder}: no {STEMS[split]}-{kind}.mat (plain or .gz) in it")
-    photographs, categories, info = map(read_matrix, paths.values())
+    budget = budget or MemoryBudget()
+    photographs, categories, info = (read_matrix(path, budget) for path in paths.values())
     _check_shapes(paths, photographs, categories, info)
     pixels = photographs[:, EYES[eyes]]
     if eyes == "each":
@@ -237,11 +237,11 @@ def register_norb(info: DatasetInfo) -> None:
     """Register a set in smallNORB's layout whose files begin with its name, and its four novel-viewpoint sets."""
 
     @register_dataset(info)
-    def read(folder: Path, split: str) -> ImageSet | None:
-        return (
-            read_norb(folder, split, name=info.name, stem=info.name)
-            if _holds(folder, info.name)
-            else None
+    def read(folder: Path, request: ReadRequest) -> ImageSet | None:
+        if not _holds(folder, info.name):
+            return None
+        return read_norb(
+            folder, request.split, name=info.name, stem=info.name, budget=request.budget
         )
 
     for by, codes in FAMILIAR.items():
@@ -270,5 +270,5 @@ register_norb(INFO)
 register_format(
     "a folder of smallNORB's files",
     _holds,
-    lambda path, split, *_: read_norb(path, split, name=path.resolve().name),
+    lambda path, r: read_norb(path, r.split, name=path.resolve().name, budget=r.budget),
 )

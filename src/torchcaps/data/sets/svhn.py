@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from torchcaps.data._registry import DatasetInfo, register_directory_format
-from torchcaps.data.budget import door
+from torchcaps.data.budget import MemoryBudget
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.mat import read_mat
 from torchcaps.data.sources import Mirror
@@ -32,13 +32,12 @@ INFO = DatasetInfo(
 )
 
 
-@door
-def read_svhn(path: str | Path, name: str = "svhn") -> ImageSet:
+def read_svhn(path: str | Path, name: str = "svhn", budget: MemoryBudget | None = None) -> ImageSet:
     """Read one `*_32x32.mat`: uint8 images `[n, 3, 32, 32]`; the label of a digit is the digit, 0 included.
 
     DataError: damaged, without `X` and `y`, of other shapes or types, or with a label outside 1..10.
     """
-    held = read_mat(path)
+    held = read_mat(path, budget)
     images, labels = held.get("X"), held.get("y")
     if not isinstance(images, np.ndarray) or not isinstance(labels, np.ndarray):
         raise DataError(
@@ -64,5 +63,5 @@ register_directory_format(
     INFO,
     "a folder of SVHN's *_32x32.mat",
     lambda folder: any((folder / file).is_file() for file in INFO.sha256),
-    lambda folder, split, name, _: read_svhn(folder / f"{split}_32x32.mat", name),
+    lambda folder, r, name: read_svhn(folder / f"{r.split}_32x32.mat", name, r.budget),
 )

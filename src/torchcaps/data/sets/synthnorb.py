@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from torchcaps.data._registry import Progress
+from torchcaps.data._registry import FetchProgress
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.sets.smallnorb import FACTORS, matrix_bytes, register_norb
 from torchcaps.data.sets.smallnorb import INFO as SMALLNORB
@@ -36,7 +36,7 @@ def render_synthnorb(
     size: int = 48,
     stereo: bool = False,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: FetchProgress | None = None,
 ) -> ImageSet:
     """Render a split, or a part of it: every toy from every viewpoint under every lamp, as `read_norb` gives it.
 
@@ -90,7 +90,7 @@ def render_synthnorb(
     )
 
 
-def write_synthnorb(folder: str | Path, progress: Progress | None = None) -> None:
+def write_synthnorb(folder: str | Path, progress: FetchProgress | None = None) -> None:
     """Render both splits and write them as smallNORB's files, each named when whole; DataError where that fails."""
     for split, stem in NAMES.items():
         images = render_synthnorb(split, progress=progress)
