@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from torchcaps.data import ImageSet
 from torchcaps.errors import DataError, RunError
-from torchcaps.reporting import open_run
+from torchcaps.reporting import open_task
 
 BATCH = 500
 
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--root", help="where the data set is looked for first")
     given = parser.parse_args(arguments)
     try:
-        opened = [open_run(run, root=given.root, device="cpu") for run in given.runs]
+        opened = [open_task(run, root=given.root, device="cpu") for run in given.runs]
     except (RunError, DataError) as error:
         print(error, file=sys.stderr)
         return 2

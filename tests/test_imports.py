@@ -12,7 +12,7 @@ import torchcaps
 SOURCE = Path(torchcaps.__file__).parent
 ROOMS = [
     ("types", "errors"),
-    ("templates",),
+    ("templates", "words"),
     ("plugins", "isolated"),
     ("registry",),
     ("distributed",),

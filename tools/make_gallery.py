@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from PIL import Image
 
-from torchcaps.reporting import Run
-from torchcaps.training import TrainConfig
+from torchcaps.training import Run, TrainConfig
 from torchcaps.training.recipes import load_recipe
 
 if TYPE_CHECKING:
@@ -69,14 +68,15 @@ import torch
 import torchcaps as tc
 from torchcaps import evaluation, tasks, viz
 
-model, digits = tc.reporting.open_run("runs/capsnet-digits", device="cpu")
+task, digits = tc.reporting.open_task("runs/capsnet-digits", device="cpu")
+model = task.model
 some = evaluation.example_indices(digits.labels, 2, seed=0)  # two test digits of each class
 images, labels, classes = digits.float_images(some), digits.labels[some], digits.classes
-found = evaluation.evaluate(model, digits)
+found = tc.evaluate(model, digits)
 
 
 def epochs(run):
-    rows = tc.reporting.Run(run).epochs
+    rows = tc.training.Run(run).epochs
     return [row | {"train_loss": row["train_margin"]} for row in rows]  # the loss of the classes, as in validation
 
 
@@ -85,7 +85,7 @@ def bench(name):
         return json.load(file)[name]["rows"]"""
 
 TRANSFORMING = """\
-auto = tc.reporting.Run("runs/transforming-digits").load()
+auto = tc.load("runs/transforming-digits")
 test = digits.float_images()
 pairs = tasks.transformed_pairs(test, generator=torch.Generator().manual_seed(1))
 known = tasks.evaluate_transforming(auto, pairs)
@@ -224,7 +224,7 @@ figure = viz.affine_curves(lines, units=units, chance=0.1)""",
             "Two digits in one picture, taken apart: one capsule drawn in magenta, the other in green.",
             "composites of the embedded test digits",
             """\
-apart, composites = tc.reporting.open_run("runs/capsnet-pairs", data="multi-digits", device="cpu")
+apart, composites = tc.reporting.open_task("runs/capsnet-pairs", data="multi-digits", device="cpu")
 pictures, both = composites.float_images(range(16)), composites.labels[:16]
 drawn = evaluation.match_segments(evaluation.segment(apart, pictures), both)
 figure = viz.overlaps(pictures, drawn.images, both, shown=drawn.shown, lengths=drawn.lengths, classes=classes)""",
@@ -266,7 +266,7 @@ figure = viz.generation_weights(auto.strokes()[often, :8], title="what the gener
             "Sets of points as they lie, in the canonical pose, and as capsules draw them.",
             "four test planes, moved three times",
             """\
-task, planes = tc.reporting.open_run("runs/planes", device="cpu")
+task, planes = tc.reporting.open_task("runs/planes", device="cpu")
 figure = task.report_items(task.evaluate(planes), planes)[0].figure  # calls viz.point_sets(rows)""",
         ),
     ],

@@ -72,7 +72,7 @@ def look(run: str, pairs: str) -> Shown:
     winner = int(capsules.activation.argmax())
     maps = evaluation.coupling_maps(model, image)
     swept = evaluation.perturb(model, image, span=SPAN, steps=STEPS).reconstructions[0]
-    apart, composites = tc.reporting.open_run(pairs, data="multi-digits", device="cpu")
+    apart, composites = tc.reporting.open_task(pairs, data="multi-digits", device="cpu")
     composite, labels = (
         composites.float_images([COMPOSITE]),
         composites.labels[COMPOSITE : COMPOSITE + 1],

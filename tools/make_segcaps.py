@@ -10,14 +10,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from torchcaps.reporting import open_run, save_figure
+from torchcaps.reporting import open_task, save_figure
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "segcaps.png"
 
 
 def main(run: str, root: str | None = None) -> None:
     """Draw what the run's report shows."""
-    task, images = open_run(run, root=root, device="cpu")
+    task, images = open_task(run, root=root, device="cpu")
     [shown] = task.report_items(task.evaluate(images), images)
     assert shown.figure is not None
     print(save_figure(shown.figure, PICTURE))

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from torchcaps.explorer import explore
     from torchcaps.models import create_model, list_models
     from torchcaps.nn import record_routing, set_impl
+    from torchcaps.reporting import compare, diagnose, evaluate, predict, report
+    from torchcaps.reproduction import reproduce
     from torchcaps.training import fit, load
     from torchcaps.types import Capsules, ModelSpec, Routed
 
@@ -41,6 +43,12 @@ _HOMES = {
     "create_model": "models",
     "estimate_memory": "bench",
     "explore": "explorer",
+    "reproduce": "reproduction",
+    "report": "reporting",
+    "predict": "reporting",
+    "evaluate": "reporting",
+    "diagnose": "reporting",
+    "compare": "reporting",
     "fit": "training",
     "list_models": "models",
     "load": "training",
@@ -54,9 +62,12 @@ __all__ = [
     "Routed",
     "__version__",
     "bench",
+    "compare",
     "create_model",
     "data",
+    "diagnose",
     "estimate_memory",
+    "evaluate",
     "evaluation",
     "explore",
     "fit",
@@ -66,8 +77,11 @@ __all__ = [
     "models",
     "nn",
     "ops",
+    "predict",
     "record_routing",
+    "report",
     "reporting",
+    "reproduce",
     "set_impl",
     "tasks",
     "testing",

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from torchcaps.cli.main import main
-from torchcaps.reporting import run as report_run
+from torchcaps.reporting import api
 from torchcaps.training import train
 from training.makers import tiny, write_bars
 
@@ -54,7 +54,7 @@ def command(capsys, monkeypatch, tmp_path, handlers):
 @pytest.fixture
 def no_plots(monkeypatch):
     """Skip drawing, which takes most of the time of a tiny run."""
-    monkeypatch.setattr(report_run, "can_plot", lambda: False)
+    monkeypatch.setattr(api, "can_plot", lambda: False)
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,13 @@ import shutil
 
 import pytest
 
-from torchcaps.reporting import html
+from torchcaps.reporting import html, sections
 
 from .conftest import the_sentence
 
 
 def test_report_prints_the_page_it_wrote(command, run, monkeypatch):
-    monkeypatch.setattr(html, "sections_of", lambda run: [])
+    monkeypatch.setattr(sections, "sections_of", lambda run: [])
     outcome = command("report", run)
     assert (outcome.status, outcome.out) == (0, f"{run / 'report.html'}\n")
     outcome = command("report", run, "--output", "deep/page.html")
@@ -21,7 +21,7 @@ def test_report_prints_the_page_it_wrote(command, run, monkeypatch):
 def test_the_flags_reach_the_report(command, run, monkeypatch):
     given = []
     monkeypatch.setattr(
-        "torchcaps.reporting.write_report",
+        "torchcaps.reporting.report",
         lambda *args, **named: given.append((args, named)) or "x",
     )
     assert (
@@ -32,8 +32,8 @@ def test_the_flags_reach_the_report(command, run, monkeypatch):
     )
     [(args, named)] = given
     named.pop("progress")(1, 2)
-    assert args == (run,)
-    assert named == {"output": None, "root": "r", "device": "cpu", "images": 5, "diagnose": 0}
+    assert args == ((run,), None)
+    assert named == {"root": "r", "device": "cpu", "images": 5, "diagnose": 0}
 
 
 def test_several_runs_are_compared(command, run, tmp_path):

@@ -11,23 +11,24 @@ import pytest
 import torch
 
 from torchcaps.data import load_dataset, make_pairs
-from torchcaps.errors import RunError, TrainingError
+from torchcaps.errors import ArgumentError, RunError, TrainingError
 from torchcaps.evaluation import score
 from torchcaps.models import create_model
 from torchcaps.reporting import (
     classes,
-    compare_folders,
-    comparison,
+    compare,
     html,
     register_section,
+    report,
     sections,
-    write_comparison,
-    write_report,
+    side_by_side,
 )
-from torchcaps.reporting.finished import open_finished
-from torchcaps.reporting.markup import Picture, page
+from torchcaps.reporting.answers import check_same_task, same_images
+from torchcaps.reporting.evaluated import evaluate_run
+from torchcaps.reporting.markup import page
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Multilabel, ReportItem, Task, register_task
+from torchcaps.templates import Picture
 from torchcaps.training import train
 from training.makers import left_behind, tiny, write_bars
 
@@ -91,19 +92,19 @@ def check(content):
 def written(trained, tmp_path_factory):
     """The report on a run that nobody evaluated."""
     run = shutil.copytree(trained, tmp_path_factory.mktemp("written") / "a <run> & more")
-    return write_report(run, diagnose=8)
+    return report(run, diagnose=8)
 
 
 @pytest.fixture
 def plain(monkeypatch):
     """Pictures by their words alone: drawing takes most of the time."""
-    for module in (sections, comparison, classes):
+    for module in (sections, side_by_side, classes):
         monkeypatch.setattr(module, "picture", lambda _, alt: Picture("data:,", alt, 1, 1))
 
 
 @pytest.fixture(scope="module")
 def finished(trained):
-    return open_finished(trained)
+    return evaluate_run(trained)
 
 
 def test_a_report_is_one_whole_file_that_loads_nothing(written):
@@ -189,9 +190,8 @@ def test_names_are_text_whatever_they_hold(finished, plain):
     hostile = replace(
         finished,
         images=images,
-        measured=measured,
-        figures=measured.to_dict(),
-        diagnosed=0,
+        evaluation=measured,
+        num_diagnosed=0,
         config=finished.config.updated(data="<data>&.npz"),
     )
     content = page(
@@ -226,14 +226,14 @@ def test_mistakes_are_ordered_by_how_sure_the_model_was(finished):
 
 
 def with_activations(run, activations):
-    return replace(run, measured=score(activations, run.images.labels, run.classes))
+    return replace(run, evaluation=score(activations, run.images.labels, run.classes))
 
 
 def test_figures_are_those_of_the_evaluation_where_there_is_one(run, finished, plain):
-    found = finished.measured.to_dict() | {"accuracy": 0.25, "error": 0.75}
+    found = finished.evaluation.to_dict() | {"accuracy": 0.25, "error": 0.75}
     (run / "evaluation.json").write_text(json.dumps(found))
-    recorded = open_finished(run)
-    assert recorded.accuracy == recorded.found.accuracy == 0.25
+    recorded = evaluate_run(run)
+    assert recorded.accuracy == recorded.whole_evaluation.accuracy == 0.25
     body = sections.summary(recorded).body
     assert "25.00 % of 12 images" in body
     assert "The figures are those of evaluation.json. Measured again for this report" in body
@@ -253,27 +253,27 @@ def test_an_evaluation_that_cannot_be_read_is_named(run, content, complaint):
     with pytest.raises(
         RunError, match=rf"evaluation\.json: {complaint}.*write it anew with: torchcaps evaluate"
     ):
-        open_finished(run)
+        evaluate_run(run)
 
 
 def test_an_evaluation_of_other_classes_is_named(run, finished):
     (run / "evaluation.json").write_text(
-        json.dumps(finished.measured.to_dict() | {"classes": ["a", "b", "c"]})
+        json.dumps(finished.evaluation.to_dict() | {"classes": ["a", "b", "c"]})
     )
     with pytest.raises(RunError, match="its classes are not those of the model"):
-        open_finished(run)
+        evaluate_run(run)
 
 
 def test_of_many_test_images_some_are_looked_at_and_the_figures_stay_whole(run, finished):
-    (run / "evaluation.json").write_text(json.dumps(finished.measured.to_dict()))
-    few = open_finished(run, most_images=5)
-    assert (len(few.images), few.total, few.figures["num_samples"]) == (5, 12, 12)
+    (run / "evaluation.json").write_text(json.dumps(finished.evaluation.to_dict()))
+    few = evaluate_run(run, max_images=5)
+    assert (len(few.images), few.num_images, few.figures["num_samples"]) == (5, 12, 12)
     assert (
         "Mistakes and pictures are those of 5 evenly spread of 12 test images"
         in sections.summary(few).body
     )
     (run / "evaluation.json").unlink()
-    assert len(open_finished(run, most_images=5).images) == 12
+    assert len(evaluate_run(run, max_images=5).images) == 12
 
 
 def test_a_run_that_is_not_finished_says_how_to_go_on(run):
@@ -283,25 +283,25 @@ def test_a_run_that_is_not_finished_says_how_to_go_on(run):
         RunError,
         match=r"has done 3 of 7 epochs; continue it with: torchcaps train capsnet .* --resume",
     ):
-        write_report(run)
+        report(run)
     assert not (run / "report.html").exists()
     (run / "config.json").write_text(json.dumps(config | {"epochs": 7, "stop_at": 0.01}))
-    assert len(open_finished(run).epochs) == 3
+    assert len(evaluate_run(run).epochs) == 3
     (run / "metrics.jsonl").unlink()
     with pytest.raises(RunError, match="has done 0 of 7 epochs"):
-        open_finished(run)
+        evaluate_run(run)
     (run / "model.safetensors").unlink()
     with pytest.raises(RunError, match="no trained model here"):
-        open_finished(run)
+        evaluate_run(run)
 
 
 def test_what_is_no_run_is_refused(run, tmp_path):
     for path in (tmp_path / "absent", run / "model.safetensors"):
         with pytest.raises(RunError, match="no run folder"):
-            write_report(path)
+            report(path)
 
 
-@pytest.mark.parametrize("write", [write_report, lambda run: write_comparison([run, run.parent])])
+@pytest.mark.parametrize("write", [report, lambda run: report([run, run.parent])])
 def test_without_matplotlib_the_way_out_is_named(run, monkeypatch, write):
     monkeypatch.setattr(html, "can_plot", lambda: False)
     with pytest.raises(
@@ -315,24 +315,24 @@ def test_without_matplotlib_the_way_out_is_named(run, monkeypatch, write):
 )
 def test_options_that_cannot_be_are_refused(run, options, complaint):
     with pytest.raises(ValueError, match=f"{complaint}: expected at least"):
-        write_report(run, **options)
+        report(run, **options)
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(run, monkeypatch):
-    monkeypatch.setattr(html, "sections_of", lambda run: [])
-    path = write_report(run, output=run / "new" / "page.html")
+    monkeypatch.setattr(sections, "sections_of", lambda run: [])
+    path = report(run, run / "new" / "page.html")
     before = path.read_bytes()
     monkeypatch.setattr(
         "os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     )
     with pytest.raises(TrainingError, match="No space left on device"):
-        write_report(run, output=path)
+        report(run, path)
     assert path.read_bytes() == before
     assert left_behind(run) == []
 
 
 def test_a_model_without_decoder_says_so(blind, plain):
-    found = replace(open_finished(blind), diagnosed=0)
+    found = replace(evaluate_run(blind), num_diagnosed=0)
     assert "no decoder, so nothing is drawn" in sections.summary(found).body
     keys = [section.key for section in sections.sections_of(found)]
     assert "maps" in keys and not {"reconstructions", "dimensions", "routing"} & {*keys}
@@ -342,7 +342,7 @@ def test_a_model_without_decoder_says_so(blind, plain):
 def test_a_network_without_capsules_has_no_sections_of_them(bars, tmp_path, plain):
     options = {"channels": [4, 4], "hidden": [8]}
     config = tiny(bars, epochs=1).updated(model="cnn_smallnorb", model_options=options)
-    found = open_finished(train(config, tmp_path / "cnn").path)
+    found = evaluate_run(train(config, tmp_path / "cnn").path)
     parts = {section.key: section.body for section in sections.sections_of(found)}
     assert not {"reconstructions", "dimensions", "maps", "routing"} & {*parts}
     assert "probabilities; no capsules; no decoder" in parts["summary"]
@@ -357,14 +357,15 @@ def test_a_network_without_capsules_has_no_sections_of_them(bars, tmp_path, plai
 def test_matrix_capsules_have_maps_and_measures(bars, tmp_path, plain):
     options = {"channels": 4, "primary_types": 2, "types": [2, 2]}
     config = tiny(bars, epochs=1).updated(model="matrix_caps_small", model_options=options)
-    found = replace(open_finished(train(config, tmp_path / "matrix").path), diagnosed=4)
+    found = replace(evaluate_run(train(config, tmp_path / "matrix").path), num_diagnosed=4)
     assert classes.maps(found).figure is not None
     routing = classes.routing(found).body
     assert "conv_capsules.0" in routing and "class_capsules" in routing
     assert "no decoder" in sections.summary(found).body
     assert "spread loss, whose margin rises" in sections.curves(found).body
     assert (
-        "The activation of a capsule" in sections.sections_of(replace(found, diagnosed=0))[4].body
+        "The activation of a capsule"
+        in sections.sections_of(replace(found, num_diagnosed=0))[4].body
     )
     assert "are numbers in [0, 1]" in html._foot([found])
 
@@ -382,12 +383,15 @@ def test_images_of_two_classes_are_scored_by_both(finished, bars, plain):
         finished,
         task=task,
         images=pairs,
-        total=len(pairs),
-        measured=measured,
-        figures=measured.to_dict(),
-        diagnosed=8,
+        num_images=len(pairs),
+        evaluation=measured,
+        num_diagnosed=8,
     )
-    assert several.accuracy == pytest.approx(float(several.right.double().mean())) == measured.exact
+    assert (
+        several.accuracy
+        == pytest.approx(float(several.is_correct.double().mean()))
+        == measured.exact
+    )
     parts = sections.sections_of(several)
     told = check(page("t", sections.lead(several), parts, "f")).text
     for words in (
@@ -402,14 +406,14 @@ def test_images_of_two_classes_are_scored_by_both(finished, bars, plain):
     assert "images of two overlapping classes" in next(
         part.body for part in parts if part.key == "overlaps"
     )
-    beside = comparison.figures({"a": several, "b": several}).body
+    beside = side_by_side.figures({"a": several, "b": several}).body
     assert "all of their classes found" in beside
-    assert "needs one class an image" in comparison.classes({"a": several, "b": several}).body
+    assert "needs one class an image" in side_by_side.classes({"a": several, "b": several}).body
     with pytest.raises(
         RunError,
         match="the task classify, and .* for multilabel",
     ):
-        comparison.check_same_task([several, finished])
+        check_same_task([several, finished])
 
 
 @pytest.fixture
@@ -454,10 +458,10 @@ def clouds(bars, tmp_path, monkeypatch):
 
 
 def test_a_task_without_sections_of_its_own_gets_a_whole_report(clouds):
-    page = write_report(clouds).read_text(encoding="utf-8")
+    page = report(clouds).read_text(encoding="utf-8")
     found = check(page)
     assert [a["id"] for a in found.all("h2")] == ["summary", "curves", "sky", "configuration"]
-    figures = open_finished(clouds).measured.figures
+    figures = evaluate_run(clouds).evaluation.figures
     for words in (
         "clouds, trained with the glow loss",
         f"{figures['darkness']:.4f}",
@@ -468,13 +472,13 @@ def test_a_task_without_sections_of_its_own_gets_a_whole_report(clouds):
     ):
         assert words in found.text, words
     assert "Validation darkness goes from" in found.all("img")[0]["alt"]
-    both = write_comparison([clouds, shutil.copytree(clouds, clouds.parent / "again")])
+    both = report([clouds, shutil.copytree(clouds, clouds.parent / "again")])
     told = check(both.read_text(encoding="utf-8")).text
     assert "darkness" in told and "Is one better?" not in told and "accuracy" not in told
     with pytest.raises(
         RunError, match="the task clouds gives no right and wrong answers to compare"
     ):
-        compare_folders([clouds], [clouds.parent / "again"])
+        compare([clouds], [clouds.parent / "again"])
 
 
 def test_a_section_may_be_registered_for_a_task_or_for_all(clouds, trained, plain):
@@ -488,17 +492,17 @@ def test_a_section_may_be_registered_for_a_task_or_for_all(clouds, trained, plai
 
     with pytest.raises(ValueError, match="section 'rain' is registered already"):
         register_section()(rain)
-    assert [part.key for part in sections.sections_of(open_finished(clouds))][-2:] == [
+    assert [part.key for part in sections.sections_of(evaluate_run(clouds))][-2:] == [
         "rain",
         "configuration",
     ]
-    other = replace(open_finished(trained), diagnosed=0)
+    other = replace(evaluate_run(trained), num_diagnosed=0)
     assert "rain" not in [part.key for part in sections.sections_of(other)]
 
 
 def test_runs_are_compared_side_by_side(trained, blind, tmp_path):
     other = shutil.copytree(trained, tmp_path / "other" / "run")
-    path = write_comparison([trained, blind, other])
+    path = report([trained, blind, other])
     assert path == trained / "comparison.html"
     said = check(path.read_text(encoding="utf-8")).text
     path.unlink()
@@ -519,10 +523,10 @@ def test_runs_on_other_images_are_not_tested_against_each_other(finished, run, t
     other = write_bars(tmp_path / "other.npz", seed=5)
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(config | {"data": str(other)}))
-    runs = {"a": finished, "b": open_finished(run), "c": finished}
-    assert not comparison.same_images(runs["a"], runs["b"])
-    assert comparison.same_images(runs["a"], runs["c"])
-    body = comparison.difference(runs).body
+    runs = {"a": finished, "b": evaluate_run(run), "c": finished}
+    assert not same_images(runs["a"], runs["b"])
+    assert same_images(runs["a"], runs["c"])
+    body = side_by_side.difference(runs).body
     assert body.count("not tested on the same images.") == 1
     assert "The two models give the same answers, right or wrong, on all" in body
 
@@ -531,9 +535,9 @@ def test_images_of_other_sizes_are_the_same_where_their_set_is(finished):
     smaller = replace(
         finished, images=replace(finished.images, images=finished.images.images[..., 1:])
     )
-    assert comparison.same_images(finished, smaller)
+    assert same_images(finished, smaller)
     elsewhere = replace(smaller, config=TrainConfig.of(data="elsewhere"))
-    assert not comparison.same_images(finished, elsewhere)
+    assert not same_images(finished, elsewhere)
 
 
 def test_the_one_that_is_better_is_named(finished):
@@ -542,27 +546,17 @@ def test_the_one_that_is_better_is_named(finished):
         "bad": with_activations(finished, perfect.roll(1, dims=1)),
         "good": with_activations(finished, perfect),
     }
-    assert "This run is better on these images (+100.00 points" in comparison.difference(runs).body
+    assert (
+        "This run is better on these images (+100.00 points" in side_by_side.difference(runs).body
+    )
     turned = dict(reversed(runs.items()))
     assert (
         "The reference is better on these images (-100.00 points"
-        in comparison.difference(turned).body
+        in side_by_side.difference(turned).body
     )
 
 
-@pytest.mark.parametrize(
-    ("twice", "complaint"), [(False, "number of runs: expected at least 2"), (True, "got .* twice")]
-)
-def test_a_comparison_needs_different_runs(run, twice, complaint):
-    with pytest.raises(ValueError, match=complaint):
-        write_comparison([run] * (1 + twice))
-
-
-def test_time_is_that_of_the_images_of_all_epochs(finished):
-    epochs = [
-        {"images": 64, "images_per_second": 8.0},
-        {"images": 20, "images_per_second": 10.0},
-    ]
-    assert replace(finished, epochs=epochs).seconds == 64 / 8 + 20 / 10
-    assert replace(finished, epochs=[{"images": 4, "images_per_second": 0.0}]).seconds is None
-    assert replace(finished, epochs=[]).seconds is None
+def test_a_comparison_needs_different_runs(run):
+    with pytest.raises(ArgumentError, match="got .* twice") as error:
+        report([run, run.parent / "." / run.name])
+    assert error.value.argument == "run"

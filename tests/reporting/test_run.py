@@ -9,9 +9,7 @@ from PIL import Image
 
 from torchcaps import viz
 from torchcaps.errors import DataError, RunError
-from torchcaps.reporting import evaluation_folder, finish_run, open_run, write_evaluation
-from torchcaps.reporting import run as run_module
-from torchcaps.reporting.epochs import epochs_of
+from torchcaps.reporting import api, evaluate, evaluation_folder, open_task
 from torchcaps.training import Run
 from training.makers import left_behind, write_bars
 
@@ -19,16 +17,16 @@ PLOTS = ("activations", "calibration", "confusion_matrix", "curves", "per_class"
 
 
 def test_a_run_opens_with_its_own_test_images(run, bars):
-    task, images = open_run(run)
+    task, images = open_task(run)
     assert (task.name, task.loss) == ("classify", "margin")
     assert task.model.classes == images.classes == ("0", "1", "2")
     assert len(images) == 12
-    assert len(open_run(run, split="train")[1]) == 48
+    assert len(open_task(run, split="train")[1]) == 48
 
 
 def test_other_images_are_brought_to_the_models_size_and_channels(run, tmp_path):
     other = write_bars(tmp_path / "other.npz", count=30, size=(30, 42))
-    _, images = open_run(run, data=str(other))
+    _, images = open_task(run, data=str(other))
     assert images.images.shape[1:] == (1, 18, 20)
 
 
@@ -36,7 +34,7 @@ def test_other_images_are_brought_to_the_models_size_and_channels(run, tmp_path)
 def test_other_classes_are_refused_with_both_sides_named(run, tmp_path, classes):
     other = write_bars(tmp_path / "other.npz", classes=classes)
     with pytest.raises(RunError) as raised:
-        open_run(run, data=str(other))
+        open_task(run, data=str(other))
     names = ", ".join(str(k) for k in range(classes))
     assert (
         str(raised.value)
@@ -48,21 +46,21 @@ def test_many_classes_are_not_all_listed(run):
     with pytest.raises(
         RunError, match=r"digits: its 10 classes \(0, 1, 2, 3, 4, \.\.\.\) are not the model's 3"
     ):
-        open_run(run, data="digits")
+        open_task(run, data="digits")
 
 
 def test_a_model_file_needs_to_be_told_its_data(run, bars):
     with pytest.raises(
         RunError, match="a model file does not say what data it was trained on; give --data"
     ):
-        open_run(run / "model.safetensors")
-    assert len(open_run(run / "model.safetensors", data=str(bars))[1]) == 12
+        open_task(run / "model.safetensors")
+    assert len(open_task(run / "model.safetensors", data=str(bars))[1]) == 12
 
 
 def test_a_model_alone_in_a_folder_has_no_data_of_its_own(run):
     (run / "config.json").unlink()
     with pytest.raises(RunError, match=r"no run folder, or none with a config\.json"):
-        open_run(run)
+        open_task(run)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +78,7 @@ def test_where_an_evaluation_belongs(run, data, split, expected):
 
 
 def test_finishing_writes_the_figures_and_every_plot(run):
-    found = finish_run(Run.open(run))
+    found = evaluate(Run(run), output=run)
     written = json.loads((run / "evaluation.json").read_text())
     assert written == json.loads(json.dumps(found.to_dict()))
     assert {"accuracy", "error", "per_class", "num_samples"} <= written.keys()
@@ -101,7 +99,7 @@ def test_the_curves_compare_like_with_like(run, monkeypatch):
         return viz.canvas.new_figure(1, 1)
 
     monkeypatch.setattr(viz, "curves", draw)
-    run_module.training_figure(epochs_of(Run.open(run)), "margin")
+    Run.open(run).curves()
     assert [row["epoch"] for row in given] == [1, 2, 3]
     rows = [row for row in Run.open(run).rows if row["kind"] == "epoch"]
     assert [row["train_loss"] for row in given] == [row["train_margin"] for row in rows]
@@ -109,20 +107,20 @@ def test_the_curves_compare_like_with_like(run, monkeypatch):
 
 
 def test_finishing_twice_gives_the_same_figures(run, monkeypatch):
-    monkeypatch.setattr(run_module, "can_plot", lambda: False)
-    first = finish_run(Run.open(run)).to_dict()
-    assert finish_run(Run.open(run)).to_dict() == first
+    monkeypatch.setattr(api, "can_plot", lambda: False)
+    first = evaluate(Run(run), output=run).to_dict()
+    assert evaluate(Run(run), output=run).to_dict() == first
 
 
 def test_without_matplotlib_there_are_figures_and_no_plots(run, monkeypatch):
-    monkeypatch.setattr(run_module, "can_plot", lambda: False)
-    finish_run(Run.open(run))
+    monkeypatch.setattr(api, "can_plot", lambda: False)
+    evaluate(Run(run), output=run)
     assert (run / "evaluation.json").exists()
     assert not (run / "plots").exists()
 
 
 def test_a_model_without_decoder_has_every_plot_but_reconstructions(blind):
-    finish_run(Run.open(blind))
+    evaluate(Run(blind), output=blind)
     assert sorted(path.stem for path in (blind / "plots").iterdir()) == sorted(
         set(PLOTS) - {"reconstructions"}
     )
@@ -137,14 +135,12 @@ def test_test_images_that_are_gone_leave_the_trained_model_and_say_where_it_is(r
         DataError,
         match=r"gone\.npz.*; the model is trained and kept in .*model\.safetensors, but not",
     ):
-        finish_run(Run.open(run))
+        evaluate(Run(run), output=run)
     assert (run / "model.safetensors").exists()
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(run, bars):
-    task, images = open_run(run)
-    found = task.evaluate(images)
     (run / "file").write_text("mine")
     with pytest.raises(RunError, match="file/deep: the folder cannot be made"):
-        write_evaluation(run / "file" / "deep", found, task, images)
+        evaluate(run, output=run / "file" / "deep")
     assert (run / "file").read_text() == "mine"

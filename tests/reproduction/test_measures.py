@@ -7,8 +7,8 @@ import torch
 
 from torchcaps.data import load_dataset
 from torchcaps.errors import DataError
+from torchcaps.reporting.evaluated import evaluate_run
 from torchcaps.reproduction import MEASURES, register_measure
-from torchcaps.reproduction.measures import finished
 from torchcaps.tasks import create_task
 from torchcaps.training import TrainConfig, train
 from torchcaps.types import ModelSpec
@@ -29,11 +29,11 @@ def trained(folder, **changes):
         "device": "cpu",
     }
     config = TrainConfig.of(**(settings | changes))
-    return finished(train(config, folder / "run"), config)
+    return evaluate_run(train(config, folder / "run"))
 
 
 def few(monkeypatch, count=24):
-    monkeypatch.setattr("torchcaps.reproduction.measures.SOME", count)
+    monkeypatch.setattr("torchcaps.reproduction.measures.SUBSET", count)
     monkeypatch.setattr("torchcaps.reproduction.measures.ATTACKED", count)
     return count
 
@@ -49,13 +49,13 @@ def cnn(tmp_path_factory):
 
 
 def test_random_test_images_are_the_same_for_every_model(digits, cnn):
-    assert torch.equal(digits.some(20).images, cnn.some(20).images)
-    assert not torch.equal(digits.some(20).images, digits.images.images[:20])
+    assert torch.equal(digits.subset(20).images, cnn.subset(20).images)
+    assert not torch.equal(digits.subset(20).images, digits.images.images[:20])
 
 
 def test_the_images_held_out_are_those_that_the_model_was_chosen_with(digits):
     row = digits.run.rows[-1]
-    assert len(digits.held_out()) == 40
+    assert len(digits.held_out_images()) == 40
     assert MEASURES["validation"](digits)["validation_error"] == pytest.approx(
         1 - row["val_accuracy"], abs=0.05
     )
@@ -124,7 +124,7 @@ def test_viewpoints_have_a_curve_where_the_models_of_epochs_are_kept(digits, tmp
     """The digits stand for familiar and novel views: what counts is which model is asked about which images."""
     images = {"a-familiar": load_dataset("digits", "test").subset(range(20))}
     monkeypatch.setattr(
-        "torchcaps.reproduction.measures.load_dataset", lambda name, *_, **__: images[name]
+        "torchcaps.reporting.evaluated.load_dataset", lambda name, *_, **__: images[name]
     )
     for keep, epochs in ((True, 2), (False, 1)):
         run = trained(tmp_path / str(keep), epochs=epochs, keep_epochs=keep)
@@ -140,7 +140,7 @@ def test_viewpoints_have_a_curve_where_the_models_of_epochs_are_kept(digits, tmp
 
 def test_a_measure_has_a_name_of_its_own():
     with pytest.raises(ValueError, match="measure 'ablation' is registered already"):
-        register_measure(MEASURES["ablation"])
+        register_measure()(MEASURES["ablation"])
 
 
 def test_affnist_itself_is_measured_where_it_is_at_hand(digits, tmp_path, monkeypatch):
@@ -151,9 +151,7 @@ def test_affnist_itself_is_measured_where_it_is_at_hand(digits, tmp_path, monkey
     with pytest.raises(DataError, match=r"1\.mat"):
         MEASURES["affnist"](elsewhere)
     images = load_dataset("digits", "test").subset(range(20))
-    monkeypatch.setattr(
-        "torchcaps.reproduction.measures.load_dataset", lambda name, *_, **__: images
-    )
+    monkeypatch.setattr("torchcaps.reporting.evaluated.load_dataset", lambda name, *_, **__: images)
     right = (digits.model(images.float_images()).argmax(dim=1) == images.labels).float().mean()
     assert MEASURES["affnist"](digits)["affnist_error"] == pytest.approx(1 - float(right), abs=1e-6)
 

@@ -13,7 +13,8 @@ from torchcaps.reproduction import (
     viewpoint_lines,
     write_table,
 )
-from torchcaps.reproduction.run import RESULT, slug
+from torchcaps.reproduction.result import RESULT_FILE
+from torchcaps.reproduction.run import slug
 from torchcaps.training import Interrupted, Run, load
 
 from .makers import SINGLE, recipe_of
@@ -24,7 +25,7 @@ def done(tmp_path_factory):
     """A finished experiment: its folder, recipe and results."""
     folder = tmp_path_factory.mktemp("done")
     recipe = recipe_of(folder)
-    return folder / "out", recipe, reproduce(recipe, folder / "out", seeds=2)
+    return folder / "out", recipe, reproduce(recipe, output=folder / "out", seeds=2)
 
 
 def test_every_row_and_seed_is_a_run_that_is_measured(done):
@@ -55,7 +56,7 @@ def test_what_is_done_is_read_and_not_run_again(done):
     folder, recipe, results = done
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
     names = []
-    assert reproduce(recipe, folder, seeds=2, started=names.append) == results
+    assert reproduce(recipe, output=folder, seeds=2, started=names.append) == results
     assert names == []
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
     assert sorted(read_results(folder), key=str) == sorted(results, key=str)
@@ -64,36 +65,36 @@ def test_what_is_done_is_read_and_not_run_again(done):
 def test_a_stopped_experiment_goes_on_where_it_was(done, tmp_path):
     _, recipe, results = done
     with pytest.raises(Interrupted):
-        reproduce(recipe, tmp_path, should_stop=lambda: True)
-    assert not list(tmp_path.rglob(RESULT))
-    [again] = reproduce(recipe, tmp_path, rows=["tiny"])
+        reproduce(recipe, output=tmp_path, should_stop=lambda: True)
+    assert not list(tmp_path.rglob(RESULT_FILE))
+    [again] = reproduce(recipe, output=tmp_path, rows=["tiny"])
     assert again.figures["error"] == results[0].figures["error"]
 
 
 def test_a_run_of_a_recipe_that_has_changed_is_refused(done, tmp_path):
     folder, _, results = done
     changed = recipe_of(tmp_path, SINGLE.replace("epoch_size = 64", "epoch_size = 96"))
-    assert reproduce(changed, folder) == [
+    assert reproduce(changed, output=folder) == [
         results[0],
         results[2],
     ]  # what is finished stays what it was
     with pytest.raises(Interrupted):
-        reproduce(recipe_of(tmp_path), tmp_path / "out", should_stop=lambda: True)
+        reproduce(recipe_of(tmp_path), output=tmp_path / "out", should_stop=lambda: True)
     with pytest.raises(
         RunError,
         match="was started with epoch_size 64, and the recipe has 96 now; remove the folder",
     ):
-        reproduce(changed, tmp_path / "out")
+        reproduce(changed, output=tmp_path / "out")
 
 
 @pytest.mark.parametrize("damage", ["[" * 100_000, "{", "5", "[1]"])
 def test_a_run_with_a_damaged_configuration_is_refused_in_a_sentence(tmp_path, damage):
     with pytest.raises(Interrupted):
-        reproduce(recipe_of(tmp_path), tmp_path / "out", should_stop=lambda: True)
+        reproduce(recipe_of(tmp_path), output=tmp_path / "out", should_stop=lambda: True)
     [file] = (tmp_path / "out").rglob("config.json")
     file.write_text(damage)
     with pytest.raises(RunError, match="is no readable configuration"):
-        reproduce(recipe_of(tmp_path), tmp_path / "out")
+        reproduce(recipe_of(tmp_path), output=tmp_path / "out")
 
 
 @pytest.mark.parametrize("line", ["batch_size = 32\n", "reconstruction = 0\n"])
@@ -101,18 +102,20 @@ def test_what_is_left_to_rules_is_no_other_setting(tmp_path, line):
     ruled = SINGLE.replace(line, "")
     assert ruled != SINGLE
     with pytest.raises(Interrupted):
-        reproduce(recipe_of(tmp_path, ruled), tmp_path / "out", should_stop=lambda: True)
+        reproduce(recipe_of(tmp_path, ruled), output=tmp_path / "out", should_stop=lambda: True)
     with pytest.raises(Interrupted):  # and not refused
-        reproduce(recipe_of(tmp_path, ruled), tmp_path / "out", should_stop=lambda: True)
+        reproduce(recipe_of(tmp_path, ruled), output=tmp_path / "out", should_stop=lambda: True)
 
 
 def test_all_images_instead_of_some_is_another_setting(tmp_path):
     with pytest.raises(Interrupted):
-        reproduce(recipe_of(tmp_path), tmp_path / "out", should_stop=lambda: True)
+        reproduce(recipe_of(tmp_path), output=tmp_path / "out", should_stop=lambda: True)
     with pytest.raises(
         RunError, match="was started with epoch_size 64, and the recipe has None now"
     ):
-        reproduce(recipe_of(tmp_path, SINGLE.replace("epoch_size = 64\n", "")), tmp_path / "out")
+        reproduce(
+            recipe_of(tmp_path, SINGLE.replace("epoch_size = 64\n", "")), output=tmp_path / "out"
+        )
 
 
 @pytest.mark.parametrize(
@@ -125,20 +128,18 @@ def test_all_images_instead_of_some_is_another_setting(tmp_path):
 )
 def test_what_there_is_not_is_said_before_anything_is_made(tmp_path, arguments, complaint):
     with pytest.raises(ValueError, match=complaint):
-        reproduce(recipe_of(tmp_path), tmp_path / "out", **arguments)
+        reproduce(recipe_of(tmp_path), output=tmp_path / "out", **arguments)
     assert not (tmp_path / "out").exists()
 
 
 def test_an_unknown_measure_is_said_before_anything_is_made(tmp_path):
     recipe = recipe_of(tmp_path, SINGLE.replace('["ablation"]', '["ablate"]'))
-    with pytest.raises(
-        UnknownNameError, match="unknown measure of mine 'ablate'; did you mean 'ablation'"
-    ):
-        reproduce(recipe, tmp_path / "out")
+    with pytest.raises(UnknownNameError, match="unknown measure 'ablate'; did you mean 'ablation'"):
+        reproduce(recipe, output=tmp_path / "out")
 
 
 def test_a_damaged_result_is_named(done, tmp_path):
-    file = tmp_path / "mine" / "small" / "cnn" / "seed-0" / RESULT
+    file = tmp_path / "mine" / "small" / "cnn" / "seed-0" / RESULT_FILE
     file.parent.mkdir(parents=True)
     file.write_text("{")
     with pytest.raises(RunError, match=r"result.json: is no readable result"):
@@ -147,7 +148,7 @@ def test_a_damaged_result_is_named(done, tmp_path):
 
 def test_the_table_has_mean_and_deviation_over_seeds_beside_the_published_figure(done):
     folder, _, results = done
-    heading, first, second = results_table(results)
+    heading, (first, second) = results_table(results)
     line = dict(zip(heading, first, strict=True))
     errors = [100 * r.figures["error"] for r in results[:2]]
     mean, deviation = sum(errors) / 2, abs(errors[0] - errors[1]) / 2**0.5

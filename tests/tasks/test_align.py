@@ -14,7 +14,7 @@ from torchcaps.data.points import standardized_points
 from torchcaps.errors import ArgumentError
 from torchcaps.explorer import open_session
 from torchcaps.models import Aligned
-from torchcaps.reporting import finish_run
+from torchcaps.reporting import evaluate
 from torchcaps.tasks import create_task
 from torchcaps.tasks.align import (
     WEIGHTS,
@@ -244,7 +244,7 @@ def test_stopped_and_resumed_it_ends_in_the_same_bytes(settings, tmp_path):
 def test_a_run_goes_through_the_ordinary_commands(settings, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = train(TrainConfig.of(**settings), "run")
-    found = finish_run(run)
+    found = evaluate(run, output=run.path)
     assert json.loads((tmp_path / "run" / "evaluation.json").read_text()) == found.to_dict()
     assert found.to_dict()["num_samples"] == 6
     assert (tmp_path / "run" / "plots" / "capsules.png").read_bytes().startswith(b"\x89PNG")

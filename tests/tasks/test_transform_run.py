@@ -10,7 +10,7 @@ import torch
 
 import torchcaps as tc
 from torchcaps.errors import TrainingError
-from torchcaps.reporting import finish_run
+from torchcaps.reporting import evaluate
 from torchcaps.training import Interrupted, TrainConfig, load_recipe, train
 
 MODEL = {"capsules": 2, "recognition": 3, "generation": 3}
@@ -102,13 +102,13 @@ def test_a_run_gets_its_figures_and_plots(settings, tmp_path, pose):
     run = train(
         TrainConfig.of(**settings | {"model_options": MODEL | {"pose": pose}}), tmp_path / "run"
     )
-    found = finish_run(run)
+    found = evaluate(run, output=run.path)
     written = json.loads((run.path / "evaluation.json").read_text())
     assert written == json.loads(json.dumps(found.to_dict(), allow_nan=False))
     plots = {path.name: path.read_bytes() for path in (run.path / "plots").iterdir()}
     assert plots.keys() >= {"scatter.png", "triplets.png", "generation.png"}
     assert all(content.startswith(b"\x89PNG") for content in plots.values())
-    assert finish_run(run).to_dict() == found.to_dict()  # the same pairs again
+    assert evaluate(run, output=run.path).to_dict() == found.to_dict()  # the same pairs again
 
 
 def test_nothing_is_left_of_a_run_that_could_not_start(settings, tmp_path):
@@ -136,7 +136,7 @@ def test_the_recipe_shows_figures_that_the_evaluation_has(settings, tmp_path):
     for row in recipe.rows:
         options = recipe.resolve(row, "small").model.options
         config = TrainConfig.of(**settings | {"model_options": MODEL | options, "epochs": 1})
-        figures = finish_run(train(config, tmp_path / row.name)).to_dict()
+        figures = evaluate(train(config, tmp_path / row.name)).to_dict()
         assert row.published.keys() <= figures.keys()
         found |= figures.keys()
     assert set(recipe.figures) <= found

@@ -14,7 +14,7 @@ from torchcaps.cli.main import main
 from torchcaps.data import ImageSet, label_tree, load_dataset
 from torchcaps.errors import RunError
 from torchcaps.functional import margin_loss
-from torchcaps.reporting import finish_run
+from torchcaps.reporting import evaluate
 from torchcaps.tasks import Classify, Tree, check_task, create_task
 from torchcaps.tasks.tree import level_weights, path_figures
 from torchcaps.training import Interrupted, TrainConfig, load_recipe, train
@@ -242,7 +242,7 @@ def test_a_run_goes_through_the_commands(settings, tmp_path, capsys):
         "val_exact_match",
         "val_consistency",
     }
-    found = finish_run(run)
+    found = evaluate(run, output=run.path)
     assert json.loads((run.path / "evaluation.json").read_text()) == json.loads(
         json.dumps(found.to_dict())
     )
@@ -270,7 +270,7 @@ def test_a_run_goes_through_the_commands(settings, tmp_path, capsys):
 def test_data_without_the_tree_of_the_model_is_refused(settings):
     train(TrainConfig.of(**settings | {"epochs": 1}), "run")
     with pytest.raises((RunError, ValueError), match="classes"):
-        tc.reporting.open_run("run", data="digits")
+        tc.reporting.open_task("run", data="digits")
 
 
 def test_the_recipe_shows_figures_that_the_evaluation_has(settings):
@@ -288,7 +288,7 @@ def test_the_recipe_shows_figures_that_the_evaluation_has(settings):
             "epochs": 1,
             "model_options": settings["model_options"] | config.model.options,
         }
-        figures = finish_run(train(TrainConfig.of(**small), row.name)).to_dict()
+        figures = evaluate(train(TrainConfig.of(**small), row.name)).to_dict()
         assert set(recipe.figures) <= figures.keys()
 
 

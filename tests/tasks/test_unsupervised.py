@@ -19,7 +19,7 @@ from torchcaps.evaluation.accuracy.clusters import (
     nearest,
 )
 from torchcaps.models import SCAE
-from torchcaps.reporting import finish_run
+from torchcaps.reporting import evaluate
 from torchcaps.tasks import create_task, list_tasks
 from torchcaps.tasks._base import mapped
 from torchcaps.tasks.unsupervised import agreement, directions, entropy, explained_parts, losses
@@ -342,11 +342,11 @@ def test_a_stopped_run_goes_on_bit_for_bit(settings, tmp_path, step, views, name
 
 def test_a_run_gets_its_figures_plots_and_answers(settings, tmp_path):
     run = train(TrainConfig.of(**settings), tmp_path / "run")
-    found = finish_run(run).to_dict()
+    found = evaluate(run, output=run.path).to_dict()
     assert found == json.loads((run.path / "evaluation.json").read_text())
     plots = {path.name for path in (run.path / "plots").iterdir()}
     assert {"templates.png", "parts.png", "objects.png"} <= plots
-    assert finish_run(run).to_dict() == found
+    assert evaluate(run, output=run.path).to_dict() == found
     model = tc.load(run.path)
     task = create_task(model, TrainConfig())
     [answer] = task.predict(some(1).images.expand(1, 1, 20, 20).new_zeros(1, 1, 20, 22))

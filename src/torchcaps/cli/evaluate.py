@@ -29,15 +29,18 @@ def evaluate(
         output: Folder for evaluation.json and plots; by default the run folder, or for other data or another split a
             folder of that name in it.
     """
-    from torchcaps.distributed import current
-
-    task, images = tc.reporting.open_run(run, data=data, root=root, split=split, device=device)
-    with counting("evaluating") as progress:
-        found = task.evaluate(images, progress=progress)
-    show(json, found.to_dict(), found.table().lines, found.summary)
     folder = output if output is not None else tc.reporting.evaluation_folder(run, data, split)
-    if current().is_main:
-        tc.reporting.write_evaluation(folder, found, task, images)
+    with counting("evaluating") as progress:
+        found = tc.evaluate(
+            run,
+            data,
+            root=root,
+            split=split,
+            device=device,
+            output=folder,
+            progress=progress,
+        )
+    show(json, found.to_dict(), found.table().lines, found.summary)
     note_without_plots()
     return 0
 

@@ -43,10 +43,7 @@ def report(
             "images": images,
             "progress": progress,
         }
-        if len(runs) == 1:
-            path = tc.reporting.write_report(runs[0], output=output, diagnose=diagnose, **how)
-        else:
-            path = tc.reporting.write_comparison(runs, output=output, **how)
+        path = tc.report(runs, output, diagnose=diagnose, **how)
     print(path)
     return 0
 
@@ -93,11 +90,11 @@ def compare(
         raise UsageError(f"--margin: expected points between 0 and 100, got {margin}")
     use_threads(threads)
     with counting("evaluating") as progress:
-        comparison = tc.reporting.compare_folders(
+        comparison = tc.compare(
             runs,
             others,
-            paired=paired,
             margin=margin / 100,
+            paired=paired,
             root=root,
             device=device,
             progress=progress,
@@ -129,11 +126,9 @@ def diagnose(
     """
     in_range("--images", images, low=2)
     use_threads(threads)
-    task, dataset = tc.reporting.open_run(run, data=data, root=root, device=device)
-    other = None
-    if baseline is not None:
-        other = tc.load(baseline, device=tc.training.device.resolve_device(device))
-    diagnosis = tc.evaluation.diagnose(task.model, dataset, baseline=other, count=images, seed=seed)
+    diagnosis = tc.diagnose(
+        run, data, baseline=baseline, count=images, seed=seed, root=root, device=device
+    )
     if json:
         print_json(diagnosis.to_dict())
         return 0

@@ -80,7 +80,7 @@ def reproduce(
     for data, rows in tables.items():
         if data:
             print(f"\n{data}")
-        print_table(rows)
+        print_table(rows.lines)
     for line in viewpoint_lines(results):
         print(f"\n{line}")
     print(f"\nall results: {' '.join(map(str, files))}")
@@ -93,14 +93,14 @@ def _run(
     """The results of these recipes, or the status of a command that a signal stopped."""
     from torchcaps.reproduction import reproduce
 
-    found = []
+    found: list[Any] = []
     for recipe in [tc.training.load_recipe(name) for name in names]:
         with progress_bar(recipe.name) as bar, graceful_stop() as caught:
             try:
                 found += reproduce(
                     recipe,
-                    output,
-                    budget=extent.budget,
+                    extent.budget,
+                    output=output,
                     seeds=extent.seeds,
                     rows=extent.row,
                     root=root,

@@ -68,9 +68,8 @@ def train(
     with hinted(folder):
         if status := _train(config, folder, resume):
             return status
-    evaluation = tc.reporting.finish_run(
-        run, device=config.training.device, root=data.root
-    )  # on the test images, once
+    # On the test images, once.
+    evaluation = tc.evaluate(run, root=data.root, device=config.training.device, output=run.path)
     show(
         json,
         evaluation.to_dict() | {"run": str(folder)},

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass
-from math import isfinite
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, check_shape
 from torchcaps.types import spec_of
+from torchcaps.words import in_words, rounded
 
 Images = Float[Tensor, "n channels height width"]
 Labels = Int64[Tensor, " n"]
@@ -64,15 +64,13 @@ class EvaluationResult:
     @property
     def extra_words(self) -> str:
         """`, brier score 0.1234` for a summary; nothing without extra metrics."""
-        return "".join(
-            f", {name.replace('_', ' ')} {value:.4f}" for name, value in self.extra.items()
-        )
+        return "".join(f", {in_words(name)} {value:.4f}" for name, value in self.extra.items())
 
     @property
     def numbers(self) -> dict[str, float | None]:
         """The figures that are single numbers, by name in words; None where one is not known."""
         return {
-            name.replace("_", " "): value
+            in_words(name): value
             for name, value in self.to_dict().items()
             if value is None or isinstance(value, int | float)
         }
@@ -99,23 +97,11 @@ class MetricResult(EvaluationResult):
     @property
     def summary(self) -> str:
         """`accuracy 0.9712 on 1,000 images`."""
-        score = f"{self.score.replace('_', ' ')} {self.figures[self.score]:.4f}"
+        score = f"{in_words(self.score)} {self.figures[self.score]:.4f}"
         return f"{score} on {self.num_samples:,} images"
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.figures, **self.extra, "num_samples": self.num_samples}
-
-
-def percent(share: float | None) -> str:
-    """`99.43 %` for 0.9943; a dash for none."""
-    return "-" if share is None else f"{100 * share:.2f} %"
-
-
-def rounded(value: float | None) -> str:
-    """A number for a person, with four decimals unless it is a count; a dash for none."""
-    if value is None or not isfinite(value):
-        return "-"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
 class LabeledImages(Protocol):

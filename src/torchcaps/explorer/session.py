@@ -25,7 +25,7 @@ from torchcaps.explorer.pictures import Picture
 from torchcaps.explorer.views import VIEWS, View
 from torchcaps.models.cnn import parameter_count
 from torchcaps.nn import RoutedLayer, Router
-from torchcaps.reporting import open_run
+from torchcaps.reporting import open_task
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, create_task
 from torchcaps.tasks.masks import overlays
@@ -249,7 +249,7 @@ def open_session(
     """
     name = name or Path(run).resolve().name
     try:
-        task, images = open_run(run, data=data, root=root, device=device)
+        task, images = open_task(run, data=data, root=root, device=device)
     except (DataError, RunError) as error:
         if data is not None:
             raise

@@ -1,16 +1,15 @@
-"""A run in, files for people out: figures as JSON, plots as PNG, a report as one HTML page."""
+"""What is done with a trained model, and files for people out of it: figures, plots, a report as one HTML page."""
 
-from torchcaps.reporting.comparison import compare_folders as compare_folders
-from torchcaps.reporting.finished import FinishedRun as FinishedRun
-from torchcaps.reporting.html import write_comparison as write_comparison
-from torchcaps.reporting.html import write_report as write_report
-from torchcaps.reporting.notebook import Run as Run
+from torchcaps.reporting.answers import compare as compare
+from torchcaps.reporting.api import can_plot as can_plot
+from torchcaps.reporting.api import diagnose as diagnose
+from torchcaps.reporting.api import evaluate as evaluate
+from torchcaps.reporting.api import evaluation_folder as evaluation_folder
+from torchcaps.reporting.api import predict as predict
+from torchcaps.reporting.api import save_figure as save_figure
+from torchcaps.reporting.evaluated import EvaluatedRun as EvaluatedRun
+from torchcaps.reporting.html import report as report
 from torchcaps.reporting.pictures import perturb_run as perturb_run
 from torchcaps.reporting.pictures import reconstruct_run as reconstruct_run
-from torchcaps.reporting.run import can_plot as can_plot
-from torchcaps.reporting.run import evaluation_folder as evaluation_folder
-from torchcaps.reporting.run import finish_run as finish_run
-from torchcaps.reporting.run import open_run as open_run
-from torchcaps.reporting.run import save_figure as save_figure
-from torchcaps.reporting.run import write_evaluation as write_evaluation
 from torchcaps.reporting.sections import register_section as register_section
+from torchcaps.reporting.subject import open_task as open_task

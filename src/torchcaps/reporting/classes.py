@@ -5,12 +5,13 @@ from torch import Tensor
 
 from torchcaps import evaluation
 from torchcaps.evaluation import Diagnosis, example_indices
-from torchcaps.reporting.finished import FinishedRun
-from torchcaps.reporting.markup import Block, Section, Table, picture
+from torchcaps.reporting.evaluated import EvaluatedRun
+from torchcaps.reporting.markup import Block, Section, Table
 from torchcaps.reporting.sections import register_section
-from torchcaps.reporting.words import percent
 from torchcaps.tasks import ReportItem
 from torchcaps.tasks.report_items import evenly
+from torchcaps.templates import picture
+from torchcaps.words import percent
 
 MISTAKES, GRIDS, MAPS = 12, 10, 20
 SPAN, STEPS, MOST_TILES = 0.25, 5, 1024  # of perturbations
@@ -30,9 +31,9 @@ QUESTIONS = {
 
 
 @register_section()
-def found_by_class(run: FinishedRun) -> ReportItem | None:
+def found_by_class(run: EvaluatedRun) -> ReportItem | None:
     """For images of several classes: how often each is among the most active ones where it is there."""
-    if not (run.tells_classes and run.several):
+    if not (run.has_classes and run.is_multilabel):
         return None
     labels = run.labels
     taken = evaluation.top_labels(run.activations, labels.shape[1])
@@ -59,9 +60,9 @@ def found_by_class(run: FinishedRun) -> ReportItem | None:
 
 
 @register_section()
-def mistakes(run: FinishedRun) -> ReportItem | None:
+def mistakes(run: EvaluatedRun) -> ReportItem | None:
     """The wrong answers that the model was surest of."""
-    if not run.tells_classes:
+    if not run.has_classes:
         return None
     from torchcaps import viz
 
@@ -98,9 +99,9 @@ def mistakes(run: FinishedRun) -> ReportItem | None:
 
 
 @register_section()
-def dimensions(run: FinishedRun) -> Section | None:
+def dimensions(run: EvaluatedRun) -> Section | None:
     """What each pose dimension of a class capsule encodes, class by class."""
-    if not (run.tells_classes and run.task.spec.decoder):
+    if not (run.has_classes and run.task.spec.decoder):
         return None
     from torchcaps import viz
 
@@ -130,9 +131,9 @@ def dimensions(run: FinishedRun) -> Section | None:
 
 
 @register_section()
-def maps(run: FinishedRun) -> ReportItem | None:
+def maps(run: EvaluatedRun) -> ReportItem | None:
     """Where on the image the votes for the winning class come from."""
-    if not (run.tells_classes and run.task.spec.pose):
+    if not (run.has_classes and run.task.spec.pose):
         return None
     from torchcaps import viz
 
@@ -165,16 +166,16 @@ def maps(run: FinishedRun) -> ReportItem | None:
 
 
 @register_section()
-def routing(run: FinishedRun) -> Section | None:
+def routing(run: EvaluatedRun) -> Section | None:
     """What routing does in this model, in sentences."""
-    if not (run.diagnosed and run.tells_classes and run.task.spec.pose):
+    if not (run.num_diagnosed and run.has_classes and run.task.spec.pose):
         return None
     from torchcaps import viz
 
     try:
-        if run.several:
+        if run.is_multilabel:
             raise ValueError("its measures need one class an image")
-        found = evaluation.diagnose(run.task.model, run.images, count=run.diagnosed, seed=0)
+        found = evaluation.diagnose(run.task.model, run.images, count=run.num_diagnosed, seed=0)
     except ValueError as error:
         return Section("routing", "Routing", [f"It cannot be measured for this run: {error}."])
     about = (
@@ -203,10 +204,10 @@ def verdicts(found: Diagnosis) -> list[Table]:
     ]
 
 
-def _mistakes(run: FinishedRun) -> Tensor:
+def _mistakes(run: EvaluatedRun) -> Tensor:
     """The wrong answers, those first that the model was surest of."""
     true = torch.zeros_like(run.activations, dtype=torch.bool).scatter(1, run.labels, True)
     rival = run.activations.masked_fill(true, -1.0).amax(dim=1)
     missed = run.activations.masked_fill(~true, 2.0).amin(dim=1)
-    wrong = (~run.right).nonzero().squeeze(1)
+    wrong = (~run.is_correct).nonzero().squeeze(1)
     return wrong[(rival - missed)[wrong].argsort(descending=True, stable=True)]

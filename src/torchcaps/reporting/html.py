@@ -1,4 +1,4 @@
-"""A run in, one self-contained HTML file out; several runs side by side in one."""
+"""One run in, one self-contained HTML file out; several runs side by side in one."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,110 +8,112 @@ from markupsafe import Markup
 import torchcaps
 from torchcaps.errors import ArgumentError, check_range
 from torchcaps.reporting import classes as classes  # registers its sections
-from torchcaps.reporting import comparison
-from torchcaps.reporting.finished import FinishedRun, open_finished
+from torchcaps.reporting import sections, side_by_side
+from torchcaps.reporting.answers import check_same_task
+from torchcaps.reporting.api import can_plot
+from torchcaps.reporting.evaluated import MAX_IMAGES, NUM_DIAGNOSED, EvaluatedRun, evaluate_run
 from torchcaps.reporting.markup import names, page
-from torchcaps.reporting.run import can_plot
-from torchcaps.reporting.sections import lead as lead_of
-from torchcaps.reporting.sections import sections_of
-from torchcaps.reporting.words import unique_suffixes
+from torchcaps.training import Run
 from torchcaps.training.files import atomic, make_folder
+from torchcaps.words import unique_suffixes
 
 REPORT, COMPARISON = "report.html", "comparison.html"
-MOST_IMAGES, DIAGNOSED = 10_000, 64
-Progress = Callable[[int, int], None]
 
 
-def write_report(
-    run: str | Path,
+def report(
+    run: Run | str | Path | Sequence[Run | str | Path],
+    path: str | Path | None = None,
     *,
-    output: str | Path | None = None,
     root: str | None = None,
     device: str = "auto",
-    images: int = MOST_IMAGES,
-    diagnose: int = DIAGNOSED,
-    progress: Progress | None = None,
+    images: int = MAX_IMAGES,
+    diagnose: int = NUM_DIAGNOSED,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Write what a finished run is and does as one HTML file that needs nothing else, not even a network; the file.
+    """Write what a finished run is and does as one HTML file that needs nothing else, not even a network.
 
     Its figures are those of evaluation.json where there is one, else of all test images. Mistakes and pictures come
-    from running the model over its test images once more; nothing is chosen by them. Raises RunError for no run, one
-    that is not finished, or one whose files are damaged; DataError if the test images cannot be had; TrainingError if
-    the file cannot be written; ImportError without matplotlib; ValueError for `images` below 1, or `diagnose` of 1 or
-    below 0.
+    from running the model over its test images once more; nothing is chosen by them.
 
     Args:
-        output: the file; by default report.html in the run folder.
+        run: a run, or its folder; or two or more of one task, which are set side by side: the first is the reference.
+        path: the file; by default report.html, or comparison.html, in the (first) run folder.
         root: where a named data set is looked for first; by default as for the run.
         images: of more test images, so many evenly spread ones are looked at; a task that tells no classes apart
             measures all of them.
-        diagnose: of these, so many random ones are looked at by `evaluation.diagnose`; 0 leaves its section out.
+        diagnose: of these, so many random ones are looked at by `diagnose`, of one run; 0 leaves its section out.
         progress: called with (images done, images in all).
+
+    Returns:
+        The file.
+
+    Raises:
+        RunError: for no run, one that is not finished, one whose files are damaged, or runs of different tasks.
+        DataError: if the test images cannot be had.
+        TrainingError: if the file cannot be written.
+        ImportError: without matplotlib.
+        ArgumentError: for `images` below 1, `diagnose` of 1 or below 0, or a run that is named twice.
     """
-    _check_plots()
-    if diagnose:
-        check_range("diagnose", diagnose, low=2)
-    found = open_finished(
-        run, root=root, device=device, most_images=images, diagnosed=diagnose, progress=progress
-    )
-    content = page(
-        f"Report on {found.path.resolve().name}", lead_of(found), sections_of(found), _foot([found])
-    )
-    return _write(content, found.path / REPORT if output is None else Path(output))
-
-
-def write_comparison(
-    runs: Sequence[str | Path],
-    *,
-    output: str | Path | None = None,
-    root: str | None = None,
-    device: str = "auto",
-    images: int = MOST_IMAGES,
-    progress: Progress | None = None,
-) -> Path:
-    """Write several finished runs of one task side by side as one HTML file, by default comparison.html in the first
-    run folder; the first run is the reference of the others. Arguments are those of `write_report`. Raises ValueError
-    for fewer than two runs, or one that is named twice; RunError for runs of different tasks. Otherwise as
-    `write_report`."""
-    _check_plots()
-    check_range("number of runs", len(runs), low=2)
-    paths = [Path(run).resolve() for run in runs]
-    for run, path in zip(runs, paths, strict=True):
-        if paths.count(path) > 1:
-            raise ArgumentError("runs", f"expected different run folders, got {run} twice")
-    found = [
-        open_finished(run, root=root, device=device, most_images=images, progress=progress)
-        for run in runs
-    ]
-    comparison.check_same_task(found)
-    named = dict(zip(unique_suffixes([run.path for run in found]), found, strict=True))
-    lead = Markup("{} runs side by side: {}.").format(len(found), names([*named]))
-    content = page(
-        f"Comparison of {len(found)} runs", lead, comparison.sections_of(named), _foot(found)
-    )
-    return _write(content, found[0].path / COMPARISON if output is None else Path(output))
-
-
-def _check_plots() -> None:
     if not can_plot():
         raise ImportError(
             "a report needs matplotlib for its pictures; install it with: pip install 'torchcaps[plots]'"
         )
+    check_range("images", images, low=1)
+    if diagnose:
+        check_range("diagnose", diagnose, low=2)
+    runs = [run] if isinstance(run, Run | str | Path) else list(run)
+    check_range("number of runs", len(runs), low=1)
+    folders = [one.path if isinstance(one, Run) else Path(one) for one in runs]
+    resolved = [folder.resolve() for folder in folders]
+    for folder in folders:
+        if resolved.count(folder.resolve()) > 1:
+            raise ArgumentError("run", f"expected different run folders, got {folder} twice")
+    evaluated = [
+        evaluate_run(
+            one,
+            root=root,
+            device=device,
+            max_images=images,
+            num_diagnosed=diagnose,
+            progress=progress,
+        )
+        for one in runs
+    ]
+    if len(evaluated) == 1:
+        content = _report_page(evaluated[0])
+    else:
+        check_same_task(evaluated)
+        content = _comparison_page(evaluated)
+    default = REPORT if len(evaluated) == 1 else COMPARISON
+    return _write(content, folders[0] / default if path is None else Path(path))
 
 
-def _foot(runs: Sequence[FinishedRun]) -> str:
-    written = f"Written by torchcaps {torchcaps.__version__}."
-    specs = [run.task.spec for run in runs if run.tells_classes]
-    kinds = sorted(
-        {"lengths" if spec.activation == "length" else "numbers" for spec in specs if spec.pose}
-    )
-    note = f" Activations of class capsules are {' or '.join(kinds)} in [0, 1], not probabilities."
-    return written + note if kinds else written
+def _report_page(run: EvaluatedRun) -> str:
+    title = f"Report on {run.run.path.resolve().name}"
+    return page(title, sections.lead(run), sections.sections_of(run), _foot([run]))
+
+
+def _comparison_page(runs: Sequence[EvaluatedRun]) -> str:
+    keys = unique_suffixes([run.run.path for run in runs])
+    lead = Markup("{} runs side by side: {}.").format(len(runs), names(keys))
+    parts = side_by_side.sections_of(dict(zip(keys, runs, strict=True)))
+    return page(f"Comparison of {len(runs)} runs", lead, parts, _foot(runs))
+
+
+def _foot(runs: Sequence[EvaluatedRun]) -> str:
+    foot = f"Written by torchcaps {torchcaps.__version__}."
+    kinds = set()
+    for run in runs:
+        if run.has_classes and run.task.spec.pose:
+            kinds.add("lengths" if run.task.spec.activation == "length" else "numbers")
+    if kinds:
+        activations = " or ".join(sorted(kinds))
+        foot += f" Activations of class capsules are {activations} in [0, 1], not probabilities."
+    return foot
 
 
 def _write(content: str, path: Path) -> Path:
     make_folder(path.parent)
     with atomic(path) as partial:
-        # A file name may hold bytes that are no text.
-        partial.write_bytes(content.encode("utf-8", errors="replace"))
+        partial.write_text(content, encoding="utf-8")
     return path

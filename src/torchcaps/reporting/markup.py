@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 from markupsafe import Markup
 
-from torchcaps.templates import render
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-PIXELS_PER_INCH = 96  # of CSS
-MAX_MARKS = 2500  # of a vector drawing; a matrix of fifty classes has as many
-DPI, QUALITY = 120, 85  # of pictures made of pixels; PNG takes five times as much
+from torchcaps.templates import Picture, render
 
 
 class Table(NamedTuple):
@@ -28,15 +18,6 @@ class Table(NamedTuple):
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     kind: str  # "figures" sets all columns but the first to the right; "words" does not
-
-
-class Picture(NamedTuple):
-    """An image within the page."""
-
-    source: str  # a data URL
-    alt: str  # what it shows, for those who do not see it
-    width: int  # in CSS pixels
-    height: int
 
 
 Block = str | Table | Picture | list[Picture]
@@ -65,28 +46,6 @@ def name(value: object) -> Markup:
 def names(values: Sequence[object]) -> Markup:
     """Names after commas."""
     return Markup(", ").join(map(name, values))
-
-
-def picture(figure: Figure, alt: str) -> Picture:
-    """A matplotlib figure as SVG, or as pixels where it has very many marks."""
-    from matplotlib import rc_context
-
-    marks = [np.asarray(image.get_array()).size for axes in figure.axes for image in axes.images]
-    marks += [
-        len(np.asarray(points.get_offsets())) for axes in figure.axes for points in axes.collections
-    ]
-    stream = io.BytesIO()
-    # With a fixed salt and no date, the same figure is the same page, byte for byte.
-    with rc_context({"svg.hashsalt": "torchcaps"}):
-        if sum(marks) <= MAX_MARKS:
-            mime = "image/svg+xml"
-            figure.savefig(stream, format="svg", metadata={"Date": None})
-        else:
-            mime = "image/webp"
-            figure.savefig(stream, format="webp", dpi=DPI, pil_kwargs={"quality": QUALITY})
-    content = base64.b64encode(stream.getvalue()).decode("ascii")
-    width, height = (round(PIXELS_PER_INCH * side) for side in figure.get_size_inches())
-    return Picture(f"data:{mime};base64,{content}", alt, width, height)
 
 
 def page(title: str, lead: str, sections: Sequence[Section], foot: str) -> str:

@@ -11,7 +11,8 @@ from torchcaps import evaluation
 from torchcaps.data import images_in
 from torchcaps.errors import RunError
 from torchcaps.evaluation import example_indices
-from torchcaps.reporting.run import PLOTS, evaluation_folder, open_run, save_figure
+from torchcaps.reporting.api import PLOTS, evaluation_folder, save_figure
+from torchcaps.reporting.subject import open_task
 from torchcaps.tasks.report_items import evenly
 from torchcaps.training import load
 from torchcaps.types import model_metadata, spec_of
@@ -101,7 +102,7 @@ def _chosen(
             None,
             [file.stem for file in files],
         )
-    task, test = open_run(run, data=data, root=root, device="cpu")
+    task, test = open_task(run, data=data, root=root, device="cpu")
     model = _with_decoder(run, task.model)
     first = test.labels.view(len(test), -1)[:, 0]
     some = example_indices(first, per_class, seed)

@@ -8,15 +8,14 @@ from markupsafe import Markup
 
 from torchcaps.models._registry import model_info
 from torchcaps.registry import Registry
-from torchcaps.reporting.epochs import best_epoch, score_of
-from torchcaps.reporting.finished import FinishedRun
-from torchcaps.reporting.markup import Block, Section, Table, name, names, picture
-from torchcaps.reporting.run import training_figure
-from torchcaps.reporting.words import counted, duration, figure, in_words, percent, setting
+from torchcaps.reporting.evaluated import EvaluatedRun
+from torchcaps.reporting.markup import Block, Section, Table, name, names
 from torchcaps.tasks import ReportItem, create_task
+from torchcaps.templates import picture
 from torchcaps.training import TrainConfig
+from torchcaps.words import counted, duration, format_metric, in_words, percent, setting
 
-Writer = Callable[[FinishedRun], ReportItem | Section | None]
+Writer = Callable[[EvaluatedRun], ReportItem | Section | None]
 W = TypeVar("W", bound=Writer)
 SECTIONS: Registry[tuple[tuple[str, ...], Writer]] = Registry("section")
 MAX_NAMES = 10  # of classes, in the summary
@@ -30,7 +29,7 @@ ACTIVATIONS = {
 
 def register_section(*tasks: str) -> Callable[[W], W]:
     """Decorator: what this function writes becomes a section of reports on these tasks (none: all), after their
-    report items. The function is given a `FinishedRun` and returns a `ReportItem` (text, a figure, a
+    report items. The function is given a `EvaluatedRun` and returns a `ReportItem` (text, a format_metric, a
     table), or None for no section. Raises ValueError if another one has the name of the function."""
 
     def register(writer: W) -> W:
@@ -40,7 +39,7 @@ def register_section(*tasks: str) -> Callable[[W], W]:
     return register
 
 
-def sections_of(run: FinishedRun) -> list[Section]:
+def sections_of(run: EvaluatedRun) -> list[Section]:
     """All sections of a run's report, in their order."""
     registered = [
         writer(run) for tasks, writer in SECTIONS.values() if not tasks or run.task.name in tasks
@@ -48,7 +47,7 @@ def sections_of(run: FinishedRun) -> list[Section]:
     parts = [
         summary(run),
         curves(run),
-        *run.task.report_items(run.found, run.images),
+        *run.task.report_items(run.whole_evaluation, run.images),
         *registered,
         configuration(run),
     ]
@@ -67,25 +66,25 @@ def as_section(part: ReportItem | Section) -> Section:
     return Section(part.key, part.title, blocks)
 
 
-def lead(run: FinishedRun) -> Markup:
+def lead(run: EvaluatedRun) -> Markup:
     """Two sentences: what was trained, and what came out."""
     epochs = counted(len(run.epochs), "epoch")
-    if run.seconds is not None:
-        epochs = f"{epochs} in about {duration(run.seconds)} of training"
+    if run.run.seconds is not None:
+        epochs = f"{epochs} in about {duration(run.run.seconds)} of training"
     if run.accuracy is None:
-        outcome = Markup("Measured: {}.").format(run.measured.summary)
+        outcome = Markup("Measured: {}.").format(run.evaluation.summary)
     else:
         outcome = Markup("<strong>{}</strong> of {:,} test images {}.").format(
             percent(run.accuracy),
             run.figures["num_samples"],
-            "have all their classes found" if run.several else "are right",
+            "have all their classes found" if run.is_multilabel else "are right",
         )
     return Markup("{} on {}: {}. {}").format(
         run.config.model.name, name(run.images.name), epochs, outcome
     )
 
 
-def summary(run: FinishedRun) -> Section:
+def summary(run: EvaluatedRun) -> Section:
     """What was trained, on what, how long, and what came out."""
     info = model_info(run.config.model.name)
     options = ", ".join(
@@ -106,19 +105,19 @@ def summary(run: FinishedRun) -> Section:
         **_results(run),
     }
     blocks: list[Block] = [Table("The run", ("What", "Value"), [*rows.items()], "words")]
-    if not run.tells_classes:
+    if not run.has_classes:
         caption = f"Figures on {len(run.images):,} test images"
-        blocks.append(Table(caption, *run.measured.table(), "figures"))
+        blocks.append(Table(caption, *run.evaluation.table(), "figures"))
     return Section("summary", "Summary", [*blocks, *_notes(run)])
 
 
-def curves(run: FinishedRun) -> Section:
+def curves(run: EvaluatedRun) -> Section:
     """Loss and score over epochs."""
-    score, loss = score_of(run.epochs), in_words(run.task.loss)
+    score, loss = run.run.score, in_words(run.task.loss)
     first, last = (row[f"val_{score}"] for row in (run.epochs[0], run.epochs[-1]))
     alt = (
         f"Curves of loss and score over {len(run.epochs)} epochs. Validation {in_words(score)} goes "
-        f"from {figure(score, first)} after the first to {figure(score, last)} after the last."
+        f"from {format_metric(score, first)} after the first to {format_metric(score, last)} after the last."
     )
     rises = ", whose margin rises during training" if loss == "spread" else ""
     about = (
@@ -131,11 +130,11 @@ def curves(run: FinishedRun) -> Section:
         for row in run.epochs
         for warning in row.get("warnings", ())
     ]
-    drawing = picture(training_figure(run.epochs, run.task.loss), alt)
-    return Section("curves", "Training", [about, drawing, *run.notes, *warnings])
+    drawing = picture(run.run.curves(), alt)
+    return Section("curves", "Training", [about, drawing, *run.run.notes, *warnings])
 
 
-def configuration(run: FinishedRun) -> Section:
+def configuration(run: EvaluatedRun) -> Section:
     """All settings, those that are not the default in bold, and the machine."""
     task = create_task(run.task.model, TrainConfig())
     defaults = task.config.updated(clip=task.clip).flat()
@@ -147,7 +146,7 @@ def configuration(run: FinishedRun) -> Section:
     settings = Table(
         "Settings; bold where they are not the default", ("Setting", "Value"), rows, "words"
     )
-    machine = [(key, setting(value)) for key, value in run.environment.items()]
+    machine = [(key, setting(value)) for key, value in run.run.environment.items()]
     environment: Block = "The environment was not recorded."
     if machine:
         caption = "Environment: what the run was started with"
@@ -155,7 +154,7 @@ def configuration(run: FinishedRun) -> Section:
     return Section("configuration", "Configuration and environment", [settings, environment])
 
 
-def _outputs(run: FinishedRun) -> str:
+def _outputs(run: EvaluatedRun) -> str:
     """What the model declares, which says why a section is not there."""
     spec = run.task.spec
     capsules = "capsules with poses" if spec.pose else "no capsules"
@@ -163,12 +162,12 @@ def _outputs(run: FinishedRun) -> str:
     return f"{ACTIVATIONS[spec.activation]}; {capsules}; {drawn}"
 
 
-def _classes(run: FinishedRun) -> Markup:
+def _classes(run: EvaluatedRun) -> Markup:
     more = ", …" if len(run.classes) > MAX_NAMES else ""
     return Markup("{}: {}{}").format(len(run.classes), names(run.classes[:MAX_NAMES]), more)
 
 
-def _training(run: FinishedRun) -> str:
+def _training(run: EvaluatedRun) -> str:
     config = run.config
     epochs = counted(len(run.epochs), "epoch")
     if len(run.epochs) != config.training.epochs:
@@ -179,31 +178,33 @@ def _training(run: FinishedRun) -> str:
     )
 
 
-def _time(run: FinishedRun) -> str:
-    if run.seconds is None:
+def _time(run: EvaluatedRun) -> str:
+    if run.run.seconds is None:
         return "not recorded"
     where = (
-        run.environment.get("gpu") or run.environment.get("processor") or "an unrecorded machine"
+        run.run.environment.get("gpu")
+        or run.run.environment.get("processor")
+        or "an unrecorded machine"
     )
-    threads = run.environment.get("threads")
+    threads = run.run.environment.get("threads")
     kind = (
         f"{where}, {counted(threads, 'thread')}"
-        if threads and not run.environment.get("gpu")
+        if threads and not run.run.environment.get("gpu")
         else str(where)
     )
-    return f"about {duration(run.seconds)} of training steps, without validation, on {kind}"
+    return f"about {duration(run.run.seconds)} of training steps, without validation, on {kind}"
 
 
-def _kept(run: FinishedRun) -> str:
-    epoch = best_epoch(run.epochs)
+def _kept(run: EvaluatedRun) -> str:
+    epoch = run.run.best_epoch
     return f"that of epoch {epoch}, chosen by validation; test images had no part in it"
 
 
-def _results(run: FinishedRun) -> dict[str, str]:
+def _results(run: EvaluatedRun) -> dict[str, str]:
     found, n = run.figures, run.figures["num_samples"]
-    if not run.tells_classes:
+    if not run.has_classes:
         return {}
-    if run.several:
+    if run.is_multilabel:
         return {
             "All classes found": f"{percent(found['exact'])} of {n:,} test images "
             f"(error {percent(found['error'])}, standard error {percent(found['standard_error'])})",
@@ -218,13 +219,13 @@ def _results(run: FinishedRun) -> dict[str, str]:
     }
 
 
-def _notes(run: FinishedRun) -> list[str]:
-    if len(run.images) < run.total:
-        few = f"{len(run.images):,} evenly spread of {run.total:,} test images"
+def _notes(run: EvaluatedRun) -> list[str]:
+    if len(run.images) < run.num_images:
+        few = f"{len(run.images):,} evenly spread of {run.num_images:,} test images"
         return [f"Mistakes and pictures are those of {few}."]
-    if run.recorded and run.accuracy is not None:
-        again = float(run.right.double().mean())
-        if round(again * run.total) != round(run.accuracy * run.figures["num_samples"]):
+    if run.recorded is not None and run.accuracy is not None:
+        again = float(run.is_correct.double().mean())
+        if round(again * run.num_images) != round(run.accuracy * run.figures["num_samples"]):
             return [
                 f"The figures are those of evaluation.json. Measured again for this report, {percent(again)} are right."
             ]

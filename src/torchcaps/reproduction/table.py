@@ -10,10 +10,11 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from torchcaps.evaluation import compare_viewpoints
-from torchcaps.reporting.run import can_plot, save_figure
-from torchcaps.reporting.words import in_words
-from torchcaps.reproduction.run import Result
+from torchcaps.evaluation.base import TextTable
+from torchcaps.reporting import can_plot, save_figure
+from torchcaps.reproduction.result import Result
 from torchcaps.training.files import atomic
+from torchcaps.words import in_words
 
 TABLE = "results.md"
 HEADING = (
@@ -50,15 +51,26 @@ SYSTEMS = (
 Rows = dict[str, list[Result]]
 
 
-def results_table(results: Sequence[Result]) -> list[tuple[str, ...]]:
-    """One line for each row and budget, the first line the heading: the figures that the recipe names.
+class Results(list[Result]):
+    """Results of runs; as text, their table."""
+
+    def table(self) -> TextTable:
+        """See `results_table`."""
+        return results_table(self)
+
+    def __str__(self) -> str:
+        return markdown(self.table())
+
+
+def results_table(results: Sequence[Result]) -> TextTable:
+    """A row for each row and budget of recipes: the figures that the recipe names.
 
     Shares are in percent, the others as they are; mean ± standard deviation where there are several seeds.
     """
     groups: dict[tuple[str, str, str], list[Result]] = {}
     for result in results:
         groups.setdefault((result.recipe, result.row, result.budget), []).append(result)
-    return [HEADING, *(_line(group) for group in groups.values())]
+    return TextTable(HEADING, [_line(group) for group in groups.values()])
 
 
 def viewpoint_lines(results: Sequence[Result]) -> list[str]:
@@ -103,23 +115,25 @@ def write_table(results: Sequence[Result], output: str | Path) -> Path:
     return path
 
 
-def markdown(rows: Sequence[tuple[str, ...]]) -> str:
-    """Lines of a table, the first one its heading."""
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+def markdown(table: TextTable) -> str:
+    """A table in Markdown."""
+    heading, *rows = ["| " + " | ".join(line) + " |" for line in table.lines]
+    return "\n".join([heading, "|" + "---|" * len(table.heads), *rows])
 
 
 def over_seeds(name: str, values: Sequence[float | None]) -> str:
     """A figure of one row, in percent or millions if its name says so: mean ± deviation over seeds; a dash for none."""
-    given = [float(value) for value in values if value is not None and math.isfinite(value)]
-    scale, digits, unit = (1e-6, 1, " M") if name == "products" else (1, 3, "")
-    if name.endswith(SHARES):
-        scale, digits, unit = 100, 2, " %"
-    if not given:
+    numbers = [float(value) for value in values if value is not None and math.isfinite(value)]
+    if not numbers:
         return "-"
-    digits += not unit and abs(mean(given)) < 0.1
-    spread = f" ± {scale * stdev(given):.{digits}f}" if len(given) > 1 else ""
-    return f"{scale * mean(given):.{digits}f}{spread}{unit}"
+    if name == "products":
+        scale, digits, unit = 1e-6, 1, " M"
+    elif name.endswith(SHARES):
+        scale, digits, unit = 100.0, 2, " %"
+    else:
+        scale, digits, unit = 1.0, 4 if abs(mean(numbers)) < 0.1 else 3, ""
+    spread = f" ± {scale * stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
+    return f"{scale * mean(numbers):.{digits}f}{spread}{unit}"
 
 
 def _line(group: list[Result]) -> tuple[str, ...]:
@@ -173,8 +187,8 @@ def _matched(
     )
 
 
-def field_tables(results: Sequence[Result]) -> dict[str, list[tuple[str, ...]]]:
-    """Data set -> a heading, and a line for each system: the most accurate first.
+def field_tables(results: Sequence[Result]) -> dict[str, TextTable]:
+    """Data set -> a row for each system: the most accurate first.
 
     Products are millions of multiply-adds that an image takes; accuracies are of test images, mean ± standard deviation
     over seeds; images/s and minutes are of training.
@@ -182,10 +196,8 @@ def field_tables(results: Sequence[Result]) -> dict[str, list[tuple[str, ...]]]:
     tables = {}
     for data, (systems, without) in _by_data(results).items():
         names = sorted(systems, key=lambda name: -mean(_accuracies(systems[name])))
-        tables[data] = [
-            SYSTEMS,
-            *(_system(name, systems[name], without.get(name, [])) for name in names),
-        ]
+        rows = [_system(name, systems[name], without.get(name, [])) for name in names]
+        tables[data] = TextTable(SYSTEMS, rows)
     return tables
 
 
@@ -193,7 +205,9 @@ def write_field(results: Sequence[Result], output: str | Path) -> list[Path]:
     """Write `field.md`, and `field.png` where matplotlib is installed, into a folder: the files written."""
     path = Path(output) / "field.md"
     with atomic(path) as partial:
-        parts = [f"## {data}\n\n{markdown(rows)}\n" for data, rows in field_tables(results).items()]
+        parts = [
+            f"## {data}\n\n{markdown(table)}\n" for data, table in field_tables(results).items()
+        ]
         partial.write_text("# The field, measured\n\n" + "\n".join(parts), encoding="utf-8")
     if not can_plot():
         return [path]

@@ -11,9 +11,9 @@ from torchcaps.evaluation import (
     reconstructions,
     segment,
 )
-from torchcaps.evaluation.base import percent as percent
 from torchcaps.tasks._base import ReportItem
 from torchcaps.types import ModelSpec, spec_of
+from torchcaps.words import percent
 
 EXAMPLES, PAIRS, OVERLAPS = 12, 40, 24
 CONFUSIONS, MOST_ROWS = 10, 200  # rows of tables

@@ -15,7 +15,6 @@ from torch import Generator, Tensor, nn
 
 from torchcaps.data import ImageSet, Transforms
 from torchcaps.errors import ArgumentError, check_known, check_range, check_shape
-from torchcaps.evaluation.base import rounded
 from torchcaps.evaluation.forward import evaluating
 from torchcaps.functional import move_by_matrix, reconstruction_loss
 from torchcaps.functional.bounds import without_autocast
@@ -38,6 +37,7 @@ from torchcaps.tasks.pose_changes import (
     measure_pairs,
 )
 from torchcaps.types import ModelSpec
+from torchcaps.words import rounded
 
 Images = Float[Tensor, "batch channels height width"]
 Matrices = Float[Tensor, "batch 3 3"]

@@ -21,8 +21,8 @@ from torchcaps.evaluation.forward import device_of
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, register_task
 from torchcaps.tasks.classify import LOSSES, Classify, Loss, Scores, margin
-from torchcaps.tasks.report_items import percent
 from torchcaps.types import ModelSpec, model_metadata
+from torchcaps.words import percent
 
 DYNAMIC = "dynamic_margin"
 SHOWN = ("exact_match", "hierarchical_accuracy", "consistency")  # after every epoch

@@ -7,18 +7,27 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import RunError, TrainingError, read_text
+from torchcaps.models.notebook import card
 from torchcaps.settings import TrainConfig
+from torchcaps.templates import picture
 from torchcaps.training.checkpoint import FORMAT, LAST_FILE, MODEL_FILE, PREVIOUS_FILE
 from torchcaps.training.environment import check_threads, environment
 from torchcaps.training.files import LOCK_FILE, atomic, exclusive, make_folder, write_json
+from torchcaps.words import duration, format_metric, in_words, numbers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CONFIG_FILE = "config.json"
 ENVIRONMENT_FILE = "environment.json"
 METRICS_FILE = "metrics.jsonl"
+EVALUATION_FILE = "evaluation.json"
+MAX_METRICS = 3  # in the line on the test images
 # Settings that may be given anew when a run is resumed.
 RESUME_OVERRIDES = ("device", "root", "max_bytes")
 
@@ -125,6 +134,90 @@ class Run:
         best_score = max(row[f"val_{row['score']}"] for row in epochs)
         reached = settings.stop_at is not None and best_score >= settings.stop_at
         return reached or epochs[-1]["epoch"] >= settings.epochs
+
+    @property
+    def score(self) -> str:
+        """Name of the metric that the epoch is chosen by; empty before the first epoch."""
+        return str(self.epochs[-1]["score"]) if self.epochs else ""
+
+    @property
+    def best_epoch(self) -> int | None:
+        """Whose model is kept, counted from 1; None before the first epoch."""
+        best = [int(row["epoch"]) for row in self.epochs if row["best"]]
+        return best[-1] if best else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Time in training steps; None before the first epoch, or where it was not measured."""
+        epochs = self.epochs
+        if not epochs or not all(row["images_per_second"] for row in epochs):
+            return None
+        return sum(row["images"] / row["images_per_second"] for row in epochs)
+
+    @property
+    def figures(self) -> dict[str, Any] | None:
+        """What evaluation.json says of the test images; None before they were evaluated.
+
+        Raises RunError if it is damaged.
+        """
+        file = self.path / EVALUATION_FILE
+        if not file.exists():
+            return None
+        try:
+            content = json.loads(read_text(file))
+            if not isinstance(content, dict):
+                raise ValueError("it is no JSON object")
+            return content
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunError(
+                f"{file}: is no readable evaluation ({error}); "
+                f"write it anew with: torchcaps evaluate {self.path}"
+            ) from error
+
+    def __repr__(self) -> str:
+        facts = ", ".join(self._facts().values()) if self.exists() else "no run"
+        return f"Run({str(self.path)!r}: {facts})"
+
+    def _repr_html_(self) -> str:
+        facts = {"folder": str(self.path), **self._facts()}
+        drawing = None
+        if self.epochs and find_spec("matplotlib"):
+            alt = f"Curves of loss and {in_words(self.score)} over {len(self.epochs)} epochs."
+            drawing = picture(self.curves(), alt)
+        return card(self.path.resolve().name, "", [*facts.items()], picture=drawing)
+
+    def curves(self) -> Figure:
+        """Loss and score over epochs; parts of the loss that validation does not measure are left
+        out. Needs matplotlib."""
+        from torchcaps import viz
+
+        loss = self.config.task.loss
+        rows = [
+            {**row, "train_loss": row.get(f"train_{loss}", row["train_loss"])}
+            for row in self.epochs
+        ]
+        return viz.curves(rows, loss=loss, score=self.score)
+
+    def _facts(self) -> dict[str, str]:
+        """What was trained, how far it is, and what came out, in words."""
+        config, epochs = self.config, self.epochs
+        total = config.training.epochs
+        facts = {"model": f"{config.model.name} on {config.data.name}"}
+        state = f"epoch {epochs[-1]['epoch']} of {total}" if epochs else f"no epoch of {total}"
+        if self.is_finished:
+            state = f"finished after {state}"
+        if self.seconds is not None:
+            state = f"{state} in {duration(self.seconds)}"
+        facts["training"] = state
+        if epochs:
+            key = f"val_{self.score}"
+            best = format_metric(key, max(row[key] for row in epochs))
+            facts["validation"] = f"{in_words(self.score)} {best} at epoch {self.best_epoch}"
+        if figures := self.figures:
+            metrics = [*numbers(figures).items()][:MAX_METRICS]
+            summary = ", ".join(f"{name} {format_metric(name, value)}" for name, value in metrics)
+            facts["test"] = f"{summary} of {figures.get('num_samples', 0):,} test images"
+        return facts
 
     def check_new(self) -> None:
         """Raise RunError if there is a run already, or a file that a run would replace."""

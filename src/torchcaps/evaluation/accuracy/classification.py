@@ -20,10 +20,10 @@ from torchcaps.evaluation.base import (
     TextTable,
     check_labels,
     check_lengths,
-    percent,
 )
 from torchcaps.evaluation.forward import class_activations, proportion
 from torchcaps.functional import margin_loss
+from torchcaps.words import percent
 
 
 class ClassAccuracy(TypedDict):

@@ -20,9 +20,9 @@ from torchcaps.evaluation.base import (
     TextTable,
     check_indices,
     check_lengths,
-    percent,
 )
 from torchcaps.evaluation.forward import class_activations
+from torchcaps.words import percent
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.base import EvaluationResult, TextTable, rounded
+from torchcaps.evaluation.base import EvaluationResult, TextTable
+from torchcaps.words import rounded
 
 TOLERANCE = 2  # pixels
 

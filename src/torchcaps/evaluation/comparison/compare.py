@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from torchcaps.errors import ArgumentError, check_range, check_shape
-from torchcaps.evaluation.base import EvaluationResult, TextTable, percent
+from torchcaps.evaluation.base import EvaluationResult, TextTable
 from torchcaps.evaluation.comparison.exact import (
     LEVEL,
     MARGIN,
@@ -32,6 +32,7 @@ from torchcaps.evaluation.comparison.exact import (
     mcnemar,
     smallest_visible,
 )
+from torchcaps.words import percent
 
 RESAMPLES = 10_000  # of the bootstrap
 # Images that only the first, and as many that only the second gets right, for the variance over images.

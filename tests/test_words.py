@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchcaps.reporting.words import counted, duration, percent, setting, unique_suffixes
+from torchcaps.words import counted, duration, percent, setting, unique_suffixes
 
 
 @pytest.mark.parametrize(

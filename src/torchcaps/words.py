@@ -1,10 +1,21 @@
-"""Figures and settings as people read them."""
+"""Figures, settings and paths as people read them."""
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from torchcaps.evaluation.base import percent as percent
+
+def percent(share: float | None) -> str:
+    """`99.43 %` for 0.9943; a dash for none."""
+    return "-" if share is None else f"{100 * share:.2f} %"
+
+
+def rounded(value: float | None) -> str:
+    """A number with four decimals unless it is a count; a dash for none."""
+    if value is None or not isfinite(value):
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
 def in_words(key: str) -> str:
@@ -12,21 +23,21 @@ def in_words(key: str) -> str:
     return key.replace("_", " ")
 
 
-def figure(key: str, value: float) -> str:
-    """A figure by its name: accuracies in percent, others as they are."""
-    return percent(value) if key.endswith("accuracy") else f"{value:.4g}"
+def format_metric(name: str, value: float) -> str:
+    """A metric: an accuracy in percent, another with four digits."""
+    return percent(value) if name.endswith("accuracy") else f"{value:.4g}"
 
 
 def numbers(figures: Mapping[str, Any]) -> dict[str, float]:
     """The figures that are numbers, by name in words; `{"correlation": {"dx": 1}}` is "correlation dx"."""
-    found: dict[str, float] = {}
+    flat: dict[str, float] = {}
     for key, value in figures.items():
-        name = key.replace("_", " ")
+        name = in_words(key)
         if isinstance(value, dict):
-            found |= {f"{name} {inner}": number for inner, number in numbers(value).items()}
+            flat |= {f"{name} {inner}": number for inner, number in numbers(value).items()}
         elif isinstance(value, int | float) and key != "num_samples":
-            found[name] = value
-    return found
+            flat[name] = value
+    return flat
 
 
 def duration(seconds: float) -> str:

@@ -1,0 +1,124 @@
+"""What is evaluated: a model, given as a module or by its run, and images for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from torchcaps.data import ImageSet, load_dataset
+from torchcaps.distributed import main_first
+from torchcaps.errors import ArgumentError, RunError
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks import Task, create_task, task_class
+from torchcaps.training import Run, load
+from torchcaps.training.api import as_set
+from torchcaps.training.checkpoint import read_header
+from torchcaps.training.device import resolve_device
+from torchcaps.training.sampling import cropped
+from torchcaps.types import model_metadata
+
+ModelOrRun = nn.Module | Run | str | Path
+"""A model; a run, or its folder; or a file of weights."""
+Data = ImageSet | tuple[ArrayLike | Tensor, ArrayLike | Tensor] | str | Path
+"""Images with labels; or the name or path of a data set."""
+
+
+def load_model(model_or_run: ModelOrRun, device: str = "auto") -> Any:
+    """The model; a module is moved only where a device is named. Raises RunError for no run."""
+    if isinstance(model_or_run, nn.Module):
+        return model_or_run if device == "auto" else model_or_run.to(resolve_device(device))
+    path = model_or_run.path if isinstance(model_or_run, Run) else model_or_run
+    return load(path, device=resolve_device(device))
+
+
+def open_task(
+    model_or_run: ModelOrRun,
+    data: Data | None = None,
+    *,
+    root: str | None = None,
+    split: str = "test",
+    device: str = "auto",
+) -> tuple[Task, ImageSet]:
+    """The task around a trained model, and images for it.
+
+    Args:
+        data: by default the data set that the run was trained on; a model has none.
+        root: where a named set is looked for first.
+        split: "test" or "train", of a named set.
+
+    Raises:
+        RunError: for no such run, or data whose classes are not the model's.
+        DataError: if the data cannot be had.
+        ArgumentError: for a model without data, or data that its task does not take.
+    """
+    model = load_model(model_or_run, device)
+    config = _config_of(model_or_run)
+    settings = config.data
+    max_bytes = None
+    if data is None:
+        data, root = _default_data(model_or_run, settings.name), root or settings.root
+        max_bytes = settings.max_bytes
+    classes = model_metadata(model).classes
+    images = _load_images(model, data, root, split, max_bytes)
+    if not isinstance(data, ImageSet | str | Path) and len(images.classes) <= len(classes):
+        images = replace(images, classes=classes)  # arrays have no names of classes
+    # Such as overlapping digits, for a model of single ones.
+    if not task_class(config.task.name, model, images).supports(images):
+        config = config.updated(task="auto")
+    task = create_task(model, config, images)
+    if task.labeled and classes and images.classes != classes:
+        name = data if isinstance(data, str | Path) else images.name
+        raise RunError(
+            f"{name}: its {len(images.classes)} classes ({_first(images.classes)}) are not "
+            f"the model's {len(classes)} ({_first(classes)})"
+        )
+    return task, images
+
+
+def _config_of(model_or_run: ModelOrRun) -> TrainConfig:
+    if isinstance(model_or_run, nn.Module):
+        return TrainConfig.of(task=model_metadata(model_or_run).task)
+    run = model_or_run if isinstance(model_or_run, Run) else Run(model_or_run)
+    return Run.open(run.path).config if run.path.is_dir() else TrainConfig()
+
+
+def _default_data(model_or_run: ModelOrRun, name: str) -> str:
+    """The data set of a run, or of weights that come with the package."""
+    if isinstance(model_or_run, nn.Module):
+        raise ArgumentError("data", "expected a data set for a model without a run, got None")
+    path = model_or_run.path if isinstance(model_or_run, Run) else Path(model_or_run)
+    if path.is_dir():
+        return name
+    shown = read_header(path)[1].get("weights", {}).get("shown")
+    if shown is None:
+        raise RunError(
+            f"{path}: a model file does not say what data it was trained on; give --data"
+        )
+    return str(shown)
+
+
+def _load_images(
+    model: Any, data: Data, root: str | None, split: str, max_bytes: int | None
+) -> ImageSet:
+    if not isinstance(data, str | Path):
+        return as_set(data)
+    preprocess = model_metadata(model).preprocess
+    sizes = model if preprocess is None else preprocess
+    with main_first():
+        images = load_dataset(
+            str(data),
+            split,
+            root,
+            img_size=sizes.img_size,
+            in_chans=sizes.in_chans,
+            max_bytes=max_bytes,
+        )
+    return images if preprocess is None else cropped(images, preprocess.crop)
+
+
+def _first(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
