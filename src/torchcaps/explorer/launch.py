@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchcaps.explorer.session import open_session
 from torchcaps.models import weights_file
-from torchcaps.reporting.words import unique_suffixes
+from torchcaps.words import unique_suffixes
 
 
 def explore(
