@@ -30,7 +30,7 @@ from statistics import median
 
 import torch
 
-from torchcaps.bench.baselines import VARIANTS, checked, largest_error, outcome
+from torchcaps.bench.baselines import VARIANTS, check_errors, largest_error, outputs_of
 from torchcaps.bench.layer import Rates, least_seconds, least_work
 from torchcaps.bench.timing import cells, machine
 from torchcaps.cli.console import print_table
@@ -194,9 +194,9 @@ def verify(batch: int = 37) -> float:
         torch.randn(batch, 1152, 8, device="cuda") * 0.1,
         torch.randn(batch, 10, 16, device="cuda"),
     )
-    truth = outcome(layer, pose, upstream)
-    found = outcome(LAYERS["triton"].build(layer).cuda(), pose, upstream)
-    return checked({"triton": largest_error(found, truth)})["triton"]
+    truth = outputs_of(layer, pose, upstream)
+    outputs = outputs_of(LAYERS["triton"].build(layer).cuda(), pose, upstream)
+    return check_errors({"triton": largest_error(outputs, truth)})["triton"]
 
 
 def offline(shapes: str, command: str) -> int:

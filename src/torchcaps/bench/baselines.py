@@ -126,19 +126,19 @@ VARIANTS = {
 }
 
 
-def chosen(
+def select(
     argument: str,
-    asked: Sequence[str],
+    names: Sequence[str],
     known: Iterable[str],
     reasons: Callable[[], Mapping[str, str]] = dict,
     log: Log = silent,
 ) -> list[str]:
     """The names asked for, each once; without any, the known ones that nothing speaks against: the others are logged
     with their reasons. Raises UnknownNameError for one that does not exist."""
-    for name in asked:
+    for name in names:
         check_known(argument, name, known)
-    if asked:
-        return list(dict.fromkeys(asked))
+    if names:
+        return list(dict.fromkeys(names))
     against = reasons()
     for name, reason in against.items():
         log(f"left out: {name} ({reason})")
@@ -174,7 +174,7 @@ class WrongResultError(TorchcapsError):
     """A variant computes something else than the reference."""
 
 
-def outcome(layer: nn.Module, pose: Tensor, upstream: Tensor) -> list[Tensor]:
+def outputs_of(layer: nn.Module, pose: Tensor, upstream: Tensor) -> list[Tensor]:
     """Poses, lengths, gradient of the children's poses."""
     pose = pose.detach().requires_grad_()
     capsules = layer(Capsules(pose, pose.norm(dim=-1)))
@@ -195,24 +195,23 @@ def verify(names: Sequence[str], layer: CapsuleLinear, batch: int = 4) -> dict[s
     upstream = torch.randn(batch, layer.out_capsules, layer.out_dim, generator=generator).to(
         layer.weight.device
     )
-    truth = outcome(VARIANTS["reference"].build(layer), pose, upstream)
+    truth = outputs_of(VARIANTS["reference"].build(layer), pose, upstream)
     builds = {name: VARIANTS[name].build for name in names if VARIANTS[name].exact}
-    return checked(
+    return check_errors(
         {
-            n: largest_error(outcome(build(layer), pose, upstream), truth)
+            n: largest_error(outputs_of(build(layer), pose, upstream), truth)
             for n, build in builds.items()
         }
     )
 
 
-def largest_error(found: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
+def largest_error(outputs: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
     """Largest difference of any pair, over the largest magnitude of its truth."""
-    return max(
-        ((f - t).abs().max() / t.abs().max()).item() for f, t in zip(found, truth, strict=True)
-    )
+    pairs = zip(outputs, truth, strict=True)
+    return max(((x - t).abs().max() / t.abs().max()).item() for x, t in pairs)
 
 
-def checked(errors: Mapping[str, float]) -> dict[str, float]:
+def check_errors(errors: Mapping[str, float]) -> dict[str, float]:
     """These errors. Raises WrongResultError if one exceeds the tolerance, or is NaN."""
     for name, error in errors.items():
         if not error <= TOLERANCE:

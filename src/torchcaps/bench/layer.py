@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from torchcaps.bench import timing
-from torchcaps.bench.baselines import VARIANTS, chosen, iterations_of, unusable
+from torchcaps.bench.baselines import VARIANTS, iterations_of, select, unusable
 from torchcaps.bench.timing import Clock, Log, Row, alternate, silent, spread
 from torchcaps.errors import check_range
 from torchcaps.nn import CapsuleLinear, create_router, list_routers, use_generator
@@ -69,14 +69,14 @@ class Sizes:
             )
 
 
-def layer_variants(sizes: Sizes, asked: Sequence[str] = (), log: Log = silent) -> list[str]:
+def layer_variants(sizes: Sizes, names: Sequence[str] = (), log: Log = silent) -> list[str]:
     """The variants asked for, or without any all that can run here; which ones cannot, and why, is logged."""
-    return chosen("variant", asked, VARIANTS, lambda: unusable(sizes.layer()), log)
+    return select("variant", names, VARIANTS, lambda: unusable(sizes.layer()), log)
 
 
-def passes_of(what: str | nn.Module, sizes: Sizes) -> Passes:
+def passes_of(variant: str | nn.Module, sizes: Sizes) -> Passes:
     """Functions that run a layer of these sizes, or the variant of this name, forward, and forward and backward."""
-    layer = VARIANTS[what].build(sizes.layer()) if isinstance(what, str) else what
+    layer = VARIANTS[variant].build(sizes.layer()) if isinstance(variant, str) else variant
     generator = torch.Generator().manual_seed(1)
     pose = (
         torch.randn(sizes.batch, sizes.children, sizes.in_dim, generator=generator) * 0.1
@@ -118,8 +118,8 @@ def benchmark_layers(
         )
         if memory and timing.can_measure_memory():
             log(f"{name}: memory")
-            found = timing.in_fresh_process("layer", variant=name, sizes=asdict(sizes))
-            row["extra MiB"] = found["peak_mib"] - found["before_mib"]
+            memory_use = timing.in_fresh_process("layer", variant=name, sizes=asdict(sizes))
+            row["extra MiB"] = memory_use["peak_mib"] - memory_use["before_mib"]
     return list(rows.values())
 
 
@@ -172,15 +172,15 @@ def machine_rates(
 ) -> Rates:
     """Rates of this machine's CPU in float32, with as many threads as torch uses; the fastest of the repeats."""
     x, y, a = torch.zeros(copied), torch.zeros(copied), torch.rand(side, side)
-    found = alternate(
+    seconds = alternate(
         {"copy": partial(y.copy_, x), "product": partial(torch.mm, a, a)}, repeats, clock=clock
     )
-    return Rates(2 * x.nbytes / min(found["copy"]), side**3 / min(found["product"]))
+    return Rates(2 * x.nbytes / min(seconds["copy"]), side**3 / min(seconds["product"]))
 
 
-def routers_known(asked: Sequence[str] = ()) -> list[str]:
+def routers_known(names: Sequence[str] = ()) -> list[str]:
     """The routers asked for, or without any all that are registered. Raises UnknownNameError for one that is not."""
-    return chosen("routing", asked, list_routers())
+    return select("routing", names, list_routers())
 
 
 def benchmark_routers(
@@ -207,9 +207,9 @@ def benchmark_routers(
     Raises:
         UnknownNameError: for a routing that is not registered. TypeError: for an option that it does not take.
     """
-    given = options or {}
+    options = options or {}
     timed = list(dict.fromkeys([*routers_known(names), "uniform"]))
-    passes = {name: passes_of(sizes.routed(name, **given.get(name, {})), sizes) for name in timed}
+    passes = {name: passes_of(sizes.routed(name, **options.get(name, {})), sizes) for name in timed}
     rows, total = pass_rows(passes, repeats, clock, log), "forward+backward ms"
     return [
         rows[name] | {"x uniform": rows[name][total] / rows["uniform"][total]} for name in names

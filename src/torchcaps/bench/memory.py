@@ -76,11 +76,11 @@ def estimate_memory(model: nn.Module, batch: int, precision: str = "fp32") -> Me
         images = torch.rand(batch, *shape, device=device).contiguous(
             memory_format=torch.channels_last
         )
-        with _Ledger([*tensors.values(), images]) as ledger, autocast(device, precision):
-            loss = _loss(model, tensors, images, ledger)
-        with ledger:
+        with StorageTracker([*tensors.values(), images]) as tracker, autocast(device, precision):
+            loss = _loss(model, tensors, images, tracker)
+        with tracker:
             loss.backward()
-    return _parts(ledger, tensors, images, on_cpu=device.type == "cpu")
+    return _parts(tracker, tensors, images, on_cpu=device.type == "cpu")
 
 
 def _fake(model: nn.Module, mode: FakeTensorMode) -> dict[str, Tensor]:
@@ -88,24 +88,24 @@ def _fake(model: nn.Module, mode: FakeTensorMode) -> dict[str, Tensor]:
     convolutions = {
         f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Conv2d)
     }
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         fake = mode.from_tensor(tensor).detach()
         if name in convolutions:
             fake = fake.contiguous(memory_format=torch.channels_last)
-        found[name] = (
-            nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
-        )
-    return found
+        if isinstance(tensor, nn.Parameter):
+            fake = nn.Parameter(fake, tensor.requires_grad)
+        tensors[name] = fake
+    return tensors
 
 
 def _loss(
-    model: nn.Module, tensors: Mapping[str, Tensor], images: Tensor, ledger: _Ledger
+    model: nn.Module, tensors: Mapping[str, Tensor], images: Tensor, tracker: StorageTracker
 ) -> Tensor:
     task = task_of(model)
     places = images.shape[2:] if task.spec.is_dense else ()
     labels = torch.zeros(len(images), *places, dtype=torch.long, device=images.device)
-    with torch.autograd.graph.saved_tensors_hooks(ledger.keep, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(tracker.save, lambda tensor: tensor):
         named = {f"model.{name}": tensor for name, tensor in tensors.items()}
         loss: Tensor = functional_call(
             task, named, (ImageBatch(images, labels, masks=labels), 0.0)
@@ -114,20 +114,20 @@ def _loss(
 
 
 def _parts(
-    ledger: _Ledger, tensors: Mapping[str, Tensor], images: Tensor, on_cpu: bool
+    tracker: StorageTracker, tensors: Mapping[str, Tensor], images: Tensor, on_cpu: bool
 ) -> MemoryEstimate:
     weights = [tensor for tensor in tensors.values() if isinstance(tensor, nn.Parameter)]
-    grads = {ledger.serial(p.grad) for p in weights if p.grad is not None}
-    gradients = sum(size for serial, size in ledger.at_peak.items() if serial in grads)
-    kept = sum(size for serial, size in ledger.at_peak.items() if serial in ledger.kept - grads)
+    grads = {tracker.serial(p.grad) for p in weights if p.grad is not None}
+    gradients = sum(size for serial, size in tracker.at_peak.items() if serial in grads)
+    saved = sum(size for serial, size in tracker.at_peak.items() if serial in tracker.saved - grads)
     learned = sum(weight.untyped_storage().nbytes() for weight in weights if weight.requires_grad)
     return MemoryEstimate(
         parameters=sum(tensor.untyped_storage().nbytes() for tensor in tensors.values()),
         gradients=gradients,
         optimizer=_MOMENTS * learned,
-        activations=kept + images.untyped_storage().nbytes(),
-        workspace=ledger.peak(on_cpu) - gradients - kept,
-        libraries=resident(ledger.operators) if on_cpu else 0,
+        activations=saved + images.untyped_storage().nbytes(),
+        workspace=tracker.peak(on_cpu) - gradients - saved,
+        libraries=resident(tracker.operators) if on_cpu else 0,
     )
 
 
@@ -154,8 +154,8 @@ def benchmark_memory(
         chosen = replace(workload, batch=batch)
         parts = estimate_memory(chosen.build(), batch, precision).to_dict()
         predicted = parts.pop("total") / MIB
-        found = in_fresh_process("memory", workload=asdict(chosen), precision=precision)
-        measured = found["peak_mib"] - found["before_mib"]
+        memory = in_fresh_process("memory", workload=asdict(chosen), precision=precision)
+        measured = memory["peak_mib"] - memory["before_mib"]
         row: Row = {
             "batch": batch,
             "precision": precision,
@@ -167,24 +167,24 @@ def benchmark_memory(
     return rows
 
 
-class _Ledger(TorchDispatchMode):
+class StorageTracker(TorchDispatchMode):
     """While open: the storages that operators make, by a serial number, and which of them exist when most bytes do.
 
     glibc maps large blocks and gives them back; the heap of the small ones stays as large as it once was, and so it is
     full when the large blocks are most.
     """
 
-    def __init__(self, given: Sequence[Tensor]) -> None:
+    def __init__(self, ignored: Sequence[Tensor]) -> None:
         super().__init__()
         self.heap, self.at_peak = 0, dict[int, int]()  # heap: most bytes of small blocks at once
         self._fullest = (0, 0)
-        self.kept, self.operators = set[int](), set[str]()
+        self.saved, self.operators = set[int](), set[str]()
         self._live = dict[int, int]()
         self._serials: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = (
             weakref.WeakKeyDictionary()
         )
-        self._serials.update((tensor.untyped_storage(), 0) for tensor in given)  # not counted here
-        self._made = 0
+        self._serials.update((tensor.untyped_storage(), 0) for tensor in ignored)
+        self._count = 0
 
     def __torch_dispatch__(
         self,
@@ -194,14 +194,14 @@ class _Ledger(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run an operator and count what it makes."""
-        outcome = func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
         name = func.name().split(".")[0]
         self.operators.add(name)
-        for tensor in tree_leaves(outcome):
+        for tensor in tree_leaves(output):
             if isinstance(tensor, Tensor):
                 self.serial(tensor)
         self._weigh(WORKSPACE[name](*args) if name in WORKSPACE else 0)
-        return outcome
+        return output
 
     def _weigh(self, inside: int) -> None:
         """Compare this moment, with so many bytes inside of a kernel, with the fullest so far."""
@@ -215,10 +215,10 @@ class _Ledger(TorchDispatchMode):
         """The number of a tensor's storage, which is counted from its first appearance until nobody holds it."""
         storage = tensor.untyped_storage()
         if storage not in self._serials:
-            self._made += 1
-            self._serials[storage] = self._made
-            self._live[self._made] = storage.nbytes()
-            weakref.finalize(storage, self._live.pop, self._made)
+            self._count += 1
+            self._serials[storage] = self._count
+            self._live[self._count] = storage.nbytes()
+            weakref.finalize(storage, self._live.pop, self._count)
         return self._serials[storage]
 
     def peak(self, on_cpu: bool) -> int:
@@ -226,7 +226,7 @@ class _Ledger(TorchDispatchMode):
         large = sum(size for size in self.at_peak.values() if size >= LARGE)
         return large + round(self.heap * (GAPS if on_cpu else 1.0))
 
-    def keep(self, tensor: Tensor) -> Tensor:
-        """Note that autograd keeps this tensor; a hook for `saved_tensors_hooks`."""
-        self.kept.add(self.serial(tensor))
+    def save(self, tensor: Tensor) -> Tensor:
+        """Note that autograd saves this tensor; a hook for `saved_tensors_hooks`."""
+        self.saved.add(self.serial(tensor))
         return tensor

@@ -6,7 +6,7 @@ from statistics import median
 
 import numpy as np
 
-from torchcaps.bench.baselines import VARIANTS, chosen
+from torchcaps.bench.baselines import VARIANTS, select
 from torchcaps.bench.layer import Sizes, passes_of
 from torchcaps.bench.timing import Clock, Log, Row, alternate, silent
 from torchcaps.bench.workload import Workload, answer_of
@@ -44,7 +44,7 @@ def benchmark_scaling(
     """A row for each size's name and implementation: milliseconds of a forward and backward pass, and the exponent.
     Raises UnknownNameError for an implementation that does not exist."""
     rows = []
-    impls = chosen("impl", impls, VARIANTS)
+    impls = select("impl", impls, VARIANTS)
     for axis in AXES:
         sizes = series(getattr(middle, axis), count)
         cases = {
@@ -52,14 +52,14 @@ def benchmark_scaling(
             for n in sizes
             for impl in impls
         }
-        found = alternate(
+        timings = alternate(
             {name: passes_of(*case)[1] for name, case in cases.items()},
             repeats,
             clock=clock,
             log=log,
         )
         for impl in impls:
-            seconds = [median(found[f"{axis} {size}, {impl}"]) for size in sizes]
+            seconds = [median(timings[f"{axis} {size}, {impl}"]) for size in sizes]
             row: Row = {
                 "against": axis,
                 "impl": impl,

@@ -8,13 +8,20 @@ network of as many weights, with a step of its own.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
 from torchcaps.bench import timing
-from torchcaps.bench.baselines import VARIANTS, checked, chosen, largest_error, unusable, verify
+from torchcaps.bench.baselines import (
+    VARIANTS,
+    check_errors,
+    largest_error,
+    select,
+    unusable,
+    verify,
+)
 from torchcaps.bench.timing import Clock, Log, Row, alternate, silent, spread
 from torchcaps.bench.workload import (
     TextbookNetwork,
@@ -38,7 +45,7 @@ FOREIGN = (
 )  # steps in the surroundings that other code has
 
 
-def step_variants(workload: Workload, asked: Sequence[str] = (), log: Log = silent) -> list[str]:
+def step_variants(workload: Workload, names: Sequence[str] = (), log: Log = silent) -> list[str]:
     """The variants asked for, or without any all that can run here; which ones cannot, and why, is logged. Raises
     UnknownNameError for one that does not exist, and ValueError for a model that none can be built for."""
 
@@ -47,7 +54,7 @@ def step_variants(workload: Workload, asked: Sequence[str] = (), log: Log = sile
         network = "the tutorials' network is a capsnet with a decoder for 28x28 images"
         return unusable(routed_layer(model)[1]) | ({} if replicable(model) else {NETWORK: network})
 
-    return chosen("variant", asked, STEPS, reasons, log)
+    return select("variant", names, STEPS, reasons, log)
 
 
 def verify_steps(variants: Sequence[str], workload: Workload) -> dict[str, float]:
@@ -55,13 +62,13 @@ def verify_steps(variants: Sequence[str], workload: Workload) -> dict[str, float
     model = workload.build()
     errors = verify([name for name in variants if name in VARIANTS], routed_layer(model)[1])
     if NETWORK in variants:
-        few = Workload(workload.model, workload.options, batch=2)
-        (images, labels), whole = few.data(model), capsule_model(model, decoder=True)
+        images, labels = replace(workload, batch=2).data(model)
+        network = capsule_model(model, decoder=True)
         with torch.no_grad():
-            found = TextbookNetwork(model)(images, labels)
-            capsules = whole.capsules(images)
-            drawn = whole.reconstruct(capsules, labels).flatten(1)
-        errors |= checked({NETWORK: largest_error(found, (capsules.activation, drawn))})
+            outputs = TextbookNetwork(model)(images, labels)
+            capsules = network.capsules(images)
+            drawn = network.reconstruct(capsules, labels).flatten(1)
+        errors |= check_errors({NETWORK: largest_error(outputs, (capsules.activation, drawn))})
     return errors
 
 

@@ -94,14 +94,14 @@ def in_fresh_process(work: str, **arguments: Any) -> dict[str, float]:
     code = f"import json, sys, torch; torch.set_num_threads({torch.get_num_threads()}); "
     code += f"from torchcaps.bench import {work}; print(json.dumps({work}.peak(**json.loads(sys.argv[1]))))"
     command = [sys.executable, "-P", "-c", code, json.dumps(arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        last = (process.stderr.strip().splitlines() or [f"status {process.returncode}"])[-1]
         raise TorchcapsError(
             f"memory of {work} {arguments}: the process that measures it failed: {last}"
         )
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    peak: dict[str, float] = json.loads(process.stdout.splitlines()[-1])
+    return peak
 
 
 def machine() -> dict[str, object]:

@@ -106,17 +106,17 @@ def answer_of(model: nn.Module, images: Tensor, precision: str) -> Callable[[], 
 def routed_layer(model: nn.Module) -> tuple[str, CapsuleLinear]:
     """Name and module of a model's last capsule layer, the one that the variants take the place of. Raises ValueError
     if it has none, or one whose routing the variants do not compute."""
-    found = [
+    layers = [
         (name, module)
         for name, module in model.named_modules()
         if isinstance(module, CapsuleLinear)
     ]
-    if not found:
+    if not layers:
         raise ArgumentError(
             "model", f"expected one with a CapsuleLinear, got {type(model).__name__}"
         )
-    iterations_of(found[-1][1])
-    return found[-1]
+    iterations_of(layers[-1][1])
+    return layers[-1]
 
 
 class TextbookNetwork(nn.Module):
@@ -186,6 +186,8 @@ def replicable(model: nn.Module) -> bool:
 
 
 def _convolution(weight: Tensor, bias: Tensor, stride: int) -> nn.Conv2d:
-    made = nn.Conv2d(weight.shape[1], weight.shape[0], (weight.shape[2], weight.shape[3]), stride)
-    made.load_state_dict({"weight": weight, "bias": bias})
-    return made
+    convolution = nn.Conv2d(
+        weight.shape[1], weight.shape[0], (weight.shape[2], weight.shape[3]), stride
+    )
+    convolution.load_state_dict({"weight": weight, "bias": bias})
+    return convolution

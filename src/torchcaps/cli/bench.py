@@ -96,15 +96,15 @@ class _Job:
     """The settings of a command line as the benchmarks take them. UsageError, ValueError: what cannot be measured."""
 
     def __init__(self, settings: BenchSettings, option: tuple[str, ...]) -> None:
-        chosen, sizes = tc.bench.baselines.chosen, tc.bench.Sizes.__dataclass_fields__
+        select, sizes = tc.bench.baselines.select, tc.bench.Sizes.__dataclass_fields__
         for name in ("batch", "repeats"):
             check_range(f"--{name}", getattr(settings, name), low=1)
         if settings.threads is not None:
             tc.training.environment.check_threads("--threads", settings.threads)
         if not settings.precision:
             raise UsageError("--precision: expected fp32 or bf16, got nothing")
-        chosen("variant", settings.variants, tc.bench.step.STEPS)
-        self.impls = chosen("impl", settings.impl, tc.bench.baselines.VARIANTS)
+        select("variant", settings.variants, tc.bench.step.STEPS)
+        self.impls = select("impl", settings.impl, tc.bench.baselines.VARIANTS)
         self.routers = tc.bench.layer.routers_known(settings.routers)
         self.settings, self.tell = settings, note
         self.repeats, self.memory = (
