@@ -1,0 +1,151 @@
+"""What is done with a trained model, given as a module, a run, or its folder."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+
+import torchcaps as tc
+from torchcaps.data import load_dataset
+from torchcaps.errors import ArgumentError, RunError
+from torchcaps.evaluation import score
+from torchcaps.training import Run
+
+
+@pytest.fixture(scope="module")
+def model(trained):
+    return tc.load(trained)
+
+
+@pytest.fixture(scope="module")
+def images(bars):
+    return load_dataset(str(bars), "test")
+
+
+def test_a_model_and_a_run_are_evaluated_alike(trained, model, bars, images):
+    evaluation = tc.evaluate(trained)
+    arrays = (images.images.numpy(), images.labels.numpy())
+    for other in (
+        tc.evaluate(Run(trained)),
+        tc.evaluate(model, images),
+        tc.evaluate(model, arrays),
+        tc.evaluate(model, str(bars)),
+        tc.evaluate(trained / "model.safetensors", bars),
+    ):
+        assert other.to_dict() == evaluation.to_dict()
+    assert evaluation.accuracy == evaluation.to_dict()["accuracy"]
+    assert not (trained / "evaluation.json").exists()
+
+
+def test_a_model_alone_has_no_data(model):
+    with pytest.raises(ArgumentError) as error:
+        tc.evaluate(model)
+    assert error.value.argument == "data"
+
+
+def test_a_module_that_declares_nothing_is_a_classifier(images):
+    linear = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(20 * 18, 3))
+    assert 0 <= tc.evaluate(linear, images).accuracy <= 1
+
+
+def test_pictures_of_any_kind_are_predicted_alike(trained, model, images, tmp_path):
+    pixels = images.images[0, 0].numpy()
+    file = tmp_path / "one.png"
+    Image.fromarray(pixels).save(file)
+    [row] = tc.predict(trained, file)
+    assert row.pop("path") == str(file)
+    for inputs in (
+        pixels,
+        torch.from_numpy(pixels),
+        Image.open(file),
+        [pixels],
+        images.images[:1].numpy(),
+        iter([file, Image.open(file)]),
+    ):
+        first = tc.predict(model, inputs)[0]
+        assert first["label"] == row["label"]
+        assert first["activation"] == pytest.approx(row["activation"])
+    many = tc.predict(model, images.images.numpy(), batch_size=5)
+    labels = tc.evaluate(model, images).predictions
+    assert [images.classes.index(row["label"]) for row in many] == labels.tolist()
+
+
+def test_pictures_without_a_name_have_no_file_to_write(model, images):
+    with pytest.raises(ArgumentError) as error:
+        tc.predict(model, images.images.numpy(), output="masks")
+    assert error.value.argument == "output"
+
+
+def test_routing_is_diagnosed(trained, model, images):
+    diagnosis = tc.diagnose(trained, count=8)
+    assert diagnosis.verdicts() == tc.diagnose(model, images, count=8).verdicts()
+    other = tc.diagnose(model, images, baseline=trained, count=8)
+    assert other.baseline is not None
+    assert other.baseline.difference == 0
+
+
+def answers(*rows):
+    return torch.tensor(rows, dtype=torch.bool)
+
+
+def test_booleans_are_compared_by_model_and_by_method():
+    right, wrong = [1] * 300, [0] * 300
+    comparison = tc.compare(answers(right)[0], answers(wrong)[0])
+    assert (comparison.outcome, comparison.difference) == ("first", 1.0)
+    assert comparison.interval[0] <= 1.0 <= comparison.interval[1]
+    assert comparison.p_value < 0.05
+    assert (
+        tc.compare(answers(right).numpy(), answers(right).numpy(), margin=0.05).outcome
+        == "equivalent"
+    )
+    methods = tc.compare(answers(wrong, wrong), answers(right, right))
+    assert (methods.outcome, methods.first) == ("second", (0.0, 0.0))
+    for bad in (torch.ones(3), torch.ones(1, 2, 3, dtype=torch.bool), 5):
+        with pytest.raises((ArgumentError, TypeError)):
+            tc.compare(bad, answers(right))
+
+
+def test_evaluations_are_compared_on_the_same_images():
+    labels = torch.tensor([0, 1, 0])
+    good = score(torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.7, 0.1]]), labels, ("a", "b"))
+    bad = score(torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.1, 0.7]]), labels, ("a", "b"))
+    comparison = tc.compare(good, bad)
+    assert (comparison.only_first, comparison.only_second) == (2, 0)
+    methods = tc.compare([good, good], [bad, good, bad])
+    assert methods.first == (1.0, 1.0)
+    assert methods.second == pytest.approx((1 / 3, 1.0, 1 / 3))
+    other = score(good.activations[:2], labels[:2], ("a", "b"))
+    with pytest.raises(ArgumentError) as error:
+        tc.compare(good, other)
+    assert error.value.argument == "second"
+    with pytest.raises(ArgumentError):
+        tc.compare([good, good], [bad])
+
+
+def test_a_margin_in_percent_is_a_share_of_the_errors_of_the_baseline():
+    first, second = torch.ones(2, 1000, dtype=torch.bool)
+    second[:50] = False
+    assert tc.compare(first, second).margin == pytest.approx(0.1 * 0.05)
+    assert tc.compare(first, second, margin="50%").margin == pytest.approx(0.5 * 0.05)
+    assert tc.compare(second, first).margin == pytest.approx(0.1 / 1000)  # of at least one error
+    assert tc.compare(first, second, margin=0.02).margin == 0.02
+    for margin in ("10", "x%", "0%", "100%", "5 %%"):
+        with pytest.raises(ArgumentError) as error:
+            tc.compare(first, second, margin=margin)
+        assert error.value.argument == "margin"
+
+
+@pytest.mark.parametrize("argument", ["groups", "adjust"])
+def test_what_is_not_available_yet_is_refused(argument):
+    right = answers([1, 0, 1])
+    with pytest.raises(ArgumentError) as error:
+        tc.compare(right, right, **{argument: [0, 1, 1]})
+    assert error.value.argument == argument
+
+
+def test_a_run_is_compared_with_itself(trained):
+    comparison = tc.compare(trained, Run(trained), margin=0.5)
+    assert comparison.same
+    with pytest.raises(RunError, match="another seed"):
+        tc.compare([trained, trained], [trained, trained])
