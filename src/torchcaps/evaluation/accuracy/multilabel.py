@@ -101,8 +101,8 @@ def score_multilabel(
             f"expected different classes in one image, got {labels[row].tolist()} in image {row}",
         )
     check_lengths(activations)
-    taken = top_labels(activations, labels.shape[1])
-    hits = (labels.to(taken.device).unsqueeze(2) == taken.unsqueeze(1)).any(dim=2)  # [n, k]
+    predicted = top_labels(activations, labels.shape[1])
+    hits = (labels.to(predicted.device).unsqueeze(2) == predicted.unsqueeze(1)).any(dim=2)  # [n, k]
     exact = hits.all(dim=1).double()
     return MultiLabel(
         exact=float(exact.mean()),

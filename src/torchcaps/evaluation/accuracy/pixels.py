@@ -93,16 +93,16 @@ def mask_figures(
 ) -> MaskFigures:
     """Figures from the counts of all images, and the share of right pixels of each; classes include the background."""
     both, predicted, true, edge_p, edge_t, near_t, near_p = (x.double().sum(dim=0) for x in counts)
-    some = torch.maximum(predicted, true) > 0
-    nothing = torch.tensor(torch.nan, dtype=torch.float64)
-    dice = torch.where(some, 2 * both / (predicted + true), nothing)
-    iou = torch.where(some, both / (predicted + true - both), nothing)
+    appears = torch.maximum(predicted, true) > 0
+    missing = torch.tensor(torch.nan, dtype=torch.float64)
+    dice = torch.where(appears, 2 * both / (predicted + true), missing)
+    iou = torch.where(appears, both / (predicted + true - both), missing)
     # Two boundaries that are both missing, as of masks that fill their images, agree.
     precision, recall = (
         (near / edge).nan_to_num(1.0) for near, edge in ((near_t, edge_p), (near_p, edge_t))
     )
     boundary = torch.where(
-        some, (2 * precision * recall / (precision + recall)).nan_to_num(0.0), nothing
+        appears, (2 * precision * recall / (precision + recall)).nan_to_num(0.0), missing
     )
     figures = {"dice": dice, "iou": iou, "boundary": boundary}
     mean = {name: values.nanmean().nan_to_num(0.0).item() for name, values in figures.items()}

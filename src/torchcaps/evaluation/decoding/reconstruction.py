@@ -114,5 +114,6 @@ def _decoded(model: nn.Module, capsules: Capsules, shown: Tensor) -> list[Tensor
     decode = capsule_model(model, decoder=True).reconstruct
     chunks = zip(*(x.split(CHUNK) for x in (*capsules, shown)), strict=True)
     return [
-        decode(Capsules(pose, activation), some).float().cpu() for pose, activation, some in chunks
+        decode(Capsules(pose, activation), labels).float().cpu()
+        for pose, activation, labels in chunks
     ]

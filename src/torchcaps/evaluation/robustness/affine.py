@@ -112,9 +112,10 @@ def affine_sweep(
             "affine_sweep",
             "expected amounts for at least one of rotation, scale, shear, shift, got none",
         )
-    found = image_activations(model, images, batch_size=batch_size)
-    check_labels(labels, found.shape[1])
-    clean, chance = proportion(found.argmax(dim=1) == labels.cpu()), 1 / found.shape[1]
+    activations = image_activations(model, images, batch_size=batch_size)
+    num_classes = activations.shape[1]
+    check_labels(labels, num_classes)
+    clean, chance = proportion(activations.argmax(dim=1) == labels.cpu()), 1 / num_classes
     curves = {}
     for kind, amounts in asked.items():
         accuracy = tuple(
@@ -133,13 +134,12 @@ def affine_sweep(
 def _accuracy(
     model: nn.Module, images: Tensor, labels: Tensor, kind: str, amount: float, batch_size: int
 ) -> float:
-    if kind != "shift":
-        moves: list[dict[str, Any]] = [{kind: amount}]
-    else:
-        moves = [
-            {"shift": to} for to in ((amount, 0.0), (-amount, 0.0), (0.0, amount), (0.0, -amount))
-        ]
-    right = [
-        right_answers(model, transform_images(images, **move), labels, batch_size) for move in moves
+    changes: list[dict[str, Any]] = [{kind: amount}]
+    if kind == "shift":
+        offsets = ((amount, 0.0), (-amount, 0.0), (0.0, amount), (0.0, -amount))
+        changes = [{"shift": offset} for offset in offsets]
+    correct = [
+        right_answers(model, transform_images(images, **change), labels, batch_size)
+        for change in changes
     ]
-    return proportion(torch.stack(right))
+    return proportion(torch.stack(correct))

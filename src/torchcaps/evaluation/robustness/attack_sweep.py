@@ -117,13 +117,13 @@ def attack_outcome(
         )
     before = right_answers(model, images, labels, batch_size) if before is None else before
     after = right_answers(model, changed, labels, batch_size)
-    won = before & ~after
+    turned = before & ~after
     norms = (changed.cpu() - images.cpu()).flatten(1).norm(dim=1)
     return AttackOutcome(
         eps=float(eps),
         accuracy=proportion(after),
-        success=float(won.sum() / before.sum()) if before.any() else None,
-        distance=float(norms[won].mean()) if won.any() else None,
+        success=float(turned.sum() / before.sum()) if before.any() else None,
+        distance=float(norms[turned].mean()) if turned.any() else None,
     )
 
 
@@ -195,65 +195,67 @@ def masking_report(
     """
     check_range("large_eps", large_eps, low=eps, high=1)
     check_labeled(images, labels)
-    goal, how = (
-        loss or full_margin_loss,
-        dict[str, Any](steps=steps, loss=loss, batch_size=batch_size),
-    )
+    loss = loss or full_margin_loss
+    options: dict[str, Any] = {"steps": steps, "loss": loss, "batch_size": batch_size}
 
-    def strong(target: nn.Module, size: float) -> Tensor:
-        return pgd(target, images, labels, size, seed=seed, **how)
+    def attack(target: nn.Module, strength: float) -> Tensor:
+        return pgd(target, images, labels, strength, seed=seed, **options)
 
-    grid = tuple(eps * part for part in (0.25, 0.5, 0.75, 1.0))
-    ladder = [strong(model, size) for size in grid]
+    strengths = tuple(eps * part for part in (0.25, 0.5, 0.75, 1.0))
+    attacked = [attack(model, strength) for strength in strengths]
     changed = {
         "clean": images,
         "noise": sign_noise(images, eps, seed=seed),
         "fgsm": fgsm(model, images, labels, eps, loss=loss, batch_size=batch_size),
-        "bim": bim(model, images, labels, eps, **how),
-        "pgd": ladder[-1],
-        "large": strong(model, large_eps),
+        "bim": bim(model, images, labels, eps, **options),
+        "pgd": attacked[-1],
+        "large": attack(model, large_eps),
     }
     if other is not None:
-        changed["transfer"] = strong(other, eps)
-    left = {
-        name: proportion(right_answers(model, some, labels, batch_size))
-        for name, some in changed.items()
+        changed["transfer"] = attack(other, eps)
+    accuracies = {
+        name: proportion(right_answers(model, inputs, labels, batch_size))
+        for name, inputs in changed.items()
     }
-    found_at = (image_activations(model, step, batch_size=batch_size) for step in (images, *ladder))
-    losses = tuple(float(goal(activations, labels.cpu())) for activations in found_at)
-    transfer, silent = left.pop("transfer", None), 0
+    losses = []
+    for inputs in (images, *attacked):
+        activations = image_activations(model, inputs, batch_size=batch_size)
+        losses.append(float(loss(activations, labels.cpu())))
+    num_silent = 0
     with eval_mode(model):
         for batch, true in batches(model, images, labels, batch_size=batch_size):
-            gradient = attacks.input_gradient(model, batch, true, goal)
-            silent += int((gradient == 0).flatten(1).all(dim=1).sum())
-    checks = _checks(left, transfer, losses, silent / len(images), large_eps)
+            gradient = attacks.input_gradient(model, batch, true, loss)
+            num_silent += int((gradient == 0).flatten(1).all(dim=1).sum())
+    silent = num_silent / len(images)
+    transfer = accuracies.pop("transfer", None)
     return MaskingReport(
         eps=eps,
         transfer=transfer,
         large_eps=large_eps,
-        loss_eps=(0.0, *grid),
-        losses=losses,
-        silent=silent / len(images),
-        checks=checks,
-        **left,
+        loss_eps=(0.0, *strengths),
+        losses=tuple(losses),
+        silent=silent,
+        checks=_checks(accuracies, transfer, losses, silent, large_eps),
+        **accuracies,
     )
 
 
 def _checks(
-    found: dict[str, float],
+    accuracies: dict[str, float],
     transfer: float | None,
     losses: Sequence[float],
     silent: float,
     large_eps: float,
 ) -> tuple[MaskingCheck, ...]:
-    many, one, noise = max(found["bim"], found["pgd"]), found["fgsm"], found["noise"]
+    pgd, one, noise = accuracies["pgd"], accuracies["fgsm"], accuracies["noise"]
+    many, large = max(accuracies["bim"], pgd), accuracies["large"]
     falls = max(before - after for before, after in pairwise(losses))
     away = (
         "no other model was given"
         if transfer is None
         else f"another model's images leave {transfer:.1%}"
     )
-    own = None if transfer is None else found["pgd"] <= transfer
+    own = None if transfer is None else pgd <= transfer
     course = " -> ".join(f"{loss:.3g}" for loss in losses)
     rows = (
         (
@@ -263,18 +265,18 @@ def _checks(
         ),
         (
             "noise is weaker than the attack",
-            noise >= found["pgd"],
-            f"Noise of the same size leaves {noise:.1%}, PGD {found['pgd']:.1%}.",
+            noise >= pgd,
+            f"Noise of the same size leaves {noise:.1%}, PGD {pgd:.1%}.",
         ),
         (
             "a large attack leaves nothing",
-            found["large"] <= NEAR_ZERO,
-            f"At eps {large_eps:g} PGD leaves {found['large']:.1%}.",
+            large <= NEAR_ZERO,
+            f"At eps {large_eps:g} PGD leaves {large:.1%}.",
         ),
         (
             "the own gradient is better than another model's",
             own,
-            f"PGD leaves {found['pgd']:.1%}; {away}.",
+            f"PGD leaves {pgd:.1%}; {away}.",
         ),
         ("the loss rises with eps", falls <= SLACK * max(losses), f"The mean loss goes {course}."),
         (

@@ -161,14 +161,13 @@ def carlini_wagner(
         low, high = torch.zeros_like(nearest), torch.full_like(nearest, torch.inf)
         c = torch.ones_like(nearest)
         for _ in range(searches):
-            found, norm = _descend(model, x, y, c, steps, step_size, confidence)
+            nearer, norm = _descend(model, x, y, c, steps, step_size, confidence)
             closer = norm < nearest
-            best, nearest = (
-                torch.where(closer.view(-1, 1, 1, 1), found, best),
-                torch.minimum(nearest, norm),
-            )
+            best = torch.where(closer.view(-1, 1, 1, 1), nearer, best)
+            nearest = torch.minimum(nearest, norm)
             turned = norm.isfinite()
-            low, high = torch.where(turned, low, c), torch.where(turned, c, high)
+            low = torch.where(turned, low, c)
+            high = torch.where(turned, c, high)
             c = torch.where(high.isfinite(), (low + high) / 2, 10 * c)
         return best
 
@@ -230,11 +229,11 @@ def input_gradient(model: nn.Module, images: Tensor, labels: Tensor, loss: Loss)
     return torch.zeros_like(x) if gradient is None else gradient
 
 
-def _step_size(eps: float, steps: int, asked: float | None, way: float) -> float:
-    """The size asked for, or else so that the steps together go all the way."""
+def _step_size(eps: float, steps: int, step_size: float | None, distance: float) -> float:
+    """The size of a step, by default so that the steps together go the whole distance."""
     check_range("eps", eps, low=0, high=1)
     check_range("steps", steps, low=1)
-    size = way / steps if asked is None else asked
+    size = distance / steps if step_size is None else step_size
     if not (size > 0 or eps == 0):
         raise ArgumentError("step_size", f"expected above 0, got {size}")
     return size

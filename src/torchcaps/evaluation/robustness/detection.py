@@ -81,13 +81,13 @@ def detect_adversarial(
     true, flagged = labels.cpu(), far > threshold
     start = before == true
     turned = after[start] != true[start]
-    some = len(turned) > 0
+    any_right = len(turned) > 0
     return Detection(
         threshold=float(threshold),
         false_positives=proportion(near > threshold),
         detected=proportion(flagged),
-        success=proportion(turned) if some else None,
-        undetected=proportion(turned & ~flagged[start]) if some else None,
+        success=proportion(turned) if any_right else None,
+        undetected=proportion(turned & ~flagged[start]) if any_right else None,
         auroc=auroc(far, near),
         num_samples=len(images),
     )

@@ -68,10 +68,9 @@ def equivariance(
         rows.append(
             (r_squared(moved, after[1::2]), r_squared(before[1::2], after[1::2]), change, same)
         )
-    learned, kept, changes, agreement = map(tuple, zip(*rows, strict=True))
-    return Equivariance(
-        tuple(map(float, rotation)), learned, kept, changes, agreement, num_samples=len(images) // 2
-    )
+    learned, unmoved, changes, agreement = map(tuple, zip(*rows, strict=True))
+    amounts = tuple(map(float, rotation))
+    return Equivariance(amounts, learned, unmoved, changes, agreement, len(images) // 2)
 
 
 def linear_map(
