@@ -15,7 +15,7 @@ from torchcaps.data import Preprocess, decode_image, load_dataset
 from torchcaps.data.images import FORMATS, SUFFIXES
 from torchcaps.errors import DataError
 from torchcaps.explorer.pictures import read_picture
-from torchcaps.tasks import predict
+from torchcaps.reporting import predict
 
 from .makers import SETS, picture
 

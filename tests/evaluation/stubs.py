@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchcaps.evaluation import Evaluation, score
+from torchcaps.evaluation.forward import image_activations
 from torchcaps.nn import CapsuleLinear, RoutingTrace
 from torchcaps.types import Capsules, ModelSpec
 
@@ -28,6 +30,12 @@ def data_of(
     """Images whose pixels are the activations that `PixelReader` will give."""
     images = torch.tensor(activations)[:, None, None, :]  # [n, 1, 1, classes]
     return StubData(images, torch.tensor(labels), classes)
+
+
+def evaluate(model: nn.Module, data: StubData, batch_size: int = 256) -> Evaluation:
+    """What a classifier makes of images."""
+    activations = image_activations(model, data.images, batch_size=batch_size)
+    return score(activations, data.labels, data.classes)
 
 
 class PixelReader(nn.Module):

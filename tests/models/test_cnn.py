@@ -6,9 +6,10 @@ import torch
 
 import torchcaps as tc
 from torchcaps.data import ImageSet
-from torchcaps.evaluation import evaluate, perturb
+from torchcaps.evaluation import perturb
 from torchcaps.models import CNN, matched_cnn
 from torchcaps.models.cnn import parameter_count
+from torchcaps.reporting import evaluate
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Multilabel, create_task
 from torchcaps.tasks.classify import Batch

@@ -8,8 +8,8 @@ from safetensors.torch import save_file
 
 import torchcaps as tc
 from torchcaps.data import load_dataset
-from torchcaps.evaluation import evaluate
 from torchcaps.models import _pretrained, weights_file, weights_info
+from torchcaps.reporting import evaluate
 
 NAMES = tc.list_models(pretrained=True)
 MOST_BYTES = 6_000_000

@@ -207,7 +207,7 @@ def test_fit_in_memory_and_predict_a_file(tmp_path):
     fitted, history = tc.fit(model, some(3 - 1), epochs=2, batch_size=4, holdout=0.3)
     assert {"val_steadiness", "val_chamfer", "train_equivariance"} <= history[-1].keys()
     np.savez(tmp_path / "one.npz", points=SETS[0])
-    (row,) = tc.tasks.predict(fitted, [tmp_path])
+    (row,) = tc.predict(fitted, [tmp_path])
     turn = math.radians(row["angle"])
     assert row["rotation"][0] == pytest.approx([math.cos(turn), -math.sin(turn)], abs=1e-6)
     assert np.shape(row["points"]) == (8, 2)

@@ -16,7 +16,8 @@ from torchcaps.data.sets import shapes as shapes_set
 from torchcaps.errors import DataError, RunError
 from torchcaps.evaluation.accuracy.pixels import mask_figures, pixel_counts
 from torchcaps.explorer import Motion, Session
-from torchcaps.tasks import create_task, predict
+from torchcaps.reporting import predict
+from torchcaps.tasks import create_task
 from torchcaps.tasks.masks import predict_masks, predict_tiles
 from torchcaps.tasks.segment import LOSSES, PixelPrediction
 from torchcaps.training import Interrupted, TrainConfig, train

@@ -12,8 +12,7 @@ from torch import nn
 import torchcaps as tc
 from torchcaps.data import load_dataset
 from torchcaps.errors import DataError, TrainingError, UnknownNameError
-from torchcaps.evaluation import evaluate
-from torchcaps.tasks import predict
+from torchcaps.reporting import evaluate, predict
 from torchcaps.training import Interrupted, Run, TrainConfig, fit, load, train
 
 from .makers import TINY, tiny

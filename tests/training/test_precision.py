@@ -3,7 +3,7 @@
 import pytest
 
 from torchcaps.data import load_dataset
-from torchcaps.evaluation import evaluate
+from torchcaps.reporting import evaluate
 from torchcaps.training import TrainConfig, load, train
 
 # Of 1,000 test images at 97 %, two independent networks differ by 0.8 points in one standard deviation.

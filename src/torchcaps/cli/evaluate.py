@@ -78,9 +78,7 @@ def predict(
     )
     if not images:
         raise UsageError("images: expected image files or folders after the run, got none")
-    rows = tc.tasks.predict(
-        tc.load(run, device=tc.training.device.resolve_device(device)), images, output=output
-    )
+    rows = tc.predict(run, images, device=device, output=output)
     shown = [
         {name: value for name, value in row.items() if not isinstance(value, dict | list)}
         for row in rows

@@ -16,7 +16,6 @@ from torchcaps.evaluation.accuracy.calibration import (
 from torchcaps.evaluation.accuracy.classification import (
     ClassAccuracy,
     Evaluation,
-    evaluate,
     example_indices,
     score,
     worst_mistakes,
@@ -24,7 +23,6 @@ from torchcaps.evaluation.accuracy.classification import (
 from torchcaps.evaluation.accuracy.few_labels import labels_needed, log_area
 from torchcaps.evaluation.accuracy.multilabel import (
     MultiLabel,
-    evaluate_multilabel,
     score_multilabel,
     top_labels,
 )
@@ -175,8 +173,6 @@ __all__ = [
     "diagnose",
     "equivalence_test",
     "equivariance",
-    "evaluate",
-    "evaluate_multilabel",
     "example_indices",
     "fgsm",
     "full_margin_loss",

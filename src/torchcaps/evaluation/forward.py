@@ -8,14 +8,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from torchcaps.distributed import Ranks, current
 from torchcaps.errors import ArgumentError, check_known, check_range
 from torchcaps.evaluation.base import (
     BATCH,
     Images,
-    LabeledImages,
     Labels,
-    Progress,
     check_images,
     check_labels,
 )
@@ -67,41 +64,6 @@ def activations_of(
         spec = spec_of(model)
     is_logit = spec is not None and spec.activation == "logit" and outputs.dim() == 2
     return outputs.softmax(dim=1) if is_logit else outputs
-
-
-def class_activations(
-    model: nn.Module,
-    dataset: LabeledImages,
-    batch_size: int = BATCH,
-    *,
-    device: torch.device | str | None = None,
-    precision: str = "fp32",
-    progress: Progress | None = None,
-) -> Float[Tensor, "n classes"]:
-    """`model(images)` for the whole data set, in order, as `[n, classes]` float32 on the CPU; see `evaluate`. Raises
-    ValueError if the model does not give one activation per class of the data set, for an unknown precision, or a batch
-    size below 1."""
-    check_range("batch_size", batch_size, low=1)
-    place = device_of(model) if device is None else torch.device(device)
-    model.to(place)
-    count, classes, parts = len(dataset.labels), len(dataset.classes), []
-    ranks = (
-        current() if count >= current().world_size else Ranks()
-    )  # a few images are looked at by every process
-    with evaluating(model), autocast(place, precision):
-        for indices in torch.arange(count)[ranks.shard(count)].split(batch_size):
-            part = activations_of(model, dataset.float_images(indices).to(place))
-            if part.dim() != 2 or part.shape[1] != classes:
-                raise ArgumentError(
-                    "model",
-                    f"expected [batch, classes={classes}] activations, one for each class of the data set, "
-                    f"got {list(part.shape)}",
-                )
-            parts.append(part.cpu())
-            if progress is not None:
-                progress(int(indices[-1]) + 1, count)
-    # Joined outside inference mode: an ordinary tensor, which autograd accepts.
-    return ranks.cat(torch.cat(parts))
 
 
 def image_activations(

@@ -5,11 +5,11 @@ from torchcaps.reporting.api import can_plot as can_plot
 from torchcaps.reporting.api import diagnose as diagnose
 from torchcaps.reporting.api import evaluate as evaluate
 from torchcaps.reporting.api import evaluation_folder as evaluation_folder
-from torchcaps.reporting.api import predict as predict
 from torchcaps.reporting.api import save_figure as save_figure
 from torchcaps.reporting.evaluated import EvaluatedRun as EvaluatedRun
 from torchcaps.reporting.html import report as report
 from torchcaps.reporting.pictures import perturb_run as perturb_run
 from torchcaps.reporting.pictures import reconstruct_run as reconstruct_run
+from torchcaps.reporting.prediction import predict as predict
 from torchcaps.reporting.sections import register_section as register_section
 from torchcaps.reporting.subject import open_task as open_task

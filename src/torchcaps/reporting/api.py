@@ -1,28 +1,22 @@
-"""What is done with a trained model: evaluate, predict, diagnose. Each takes a model or a run."""
+"""What is measured of a trained model. Each function takes a model or a run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from torchcaps import evaluation
-from torchcaps.data import ImageSet, Preprocess
+from torchcaps.data import ImageSet
 from torchcaps.distributed import current
-from torchcaps.errors import ArgumentError, DataError, check_range
+from torchcaps.errors import ArgumentError, DataError
 from torchcaps.evaluation.base import EvaluationResult
-from torchcaps.evaluation.forward import device_of, evaluating
 from torchcaps.models._pretrained import FOLDER
 from torchcaps.reporting.subject import Data, ModelOrRun, load_model, open_task
-from torchcaps.settings import TrainConfig
-from torchcaps.tasks import Task, create_task
-from torchcaps.tasks import predict as predict_files
+from torchcaps.tasks import Task
 from torchcaps.training import Run
 from torchcaps.training.files import atomic, make_folder, write_json
 from torchcaps.training.run import EVALUATION_FILE
@@ -32,7 +26,6 @@ if TYPE_CHECKING:
 
 PLOTS = "plots"
 Progress = Callable[[int, int], None]
-Input = str | Path | Image.Image | np.ndarray | Tensor
 
 
 def evaluate(
@@ -85,56 +78,6 @@ def evaluate(
         if isinstance(model_or_run, Run) and can_plot():
             save_figure(model_or_run.curves(), Path(output) / PLOTS / "curves.png")
     return result
-
-
-def predict(
-    model_or_run: ModelOrRun,
-    inputs: Input | Iterable[Input],
-    *,
-    batch_size: int = 256,
-    device: str = "auto",
-    output: str | Path | None = None,
-) -> list[dict[str, Any]]:
-    """What a trained model says of pictures.
-
-    Args:
-        model_or_run: a run, or its folder; a file of weights; or a model with `.preprocess`.
-        inputs: image files and folders of them; or pictures of Pillow, arrays or tensors: one, several,
-            or a batch `[n, channels, height, width]`.
-        batch_size: so many are read at a time.
-        device: "auto" leaves a model where it is.
-        output: a folder for what the task draws of each image file, such as masks.
-
-    Returns:
-        For each picture a dictionary, ready for JSON: of a classifier "label", "activation" and
-        "activations" by class; and the "path" of a file.
-
-    Raises:
-        RunError: for no run. DataError: for what is no picture. ArgumentError: for a model without
-        preprocessing, or `output` where nothing is drawn.
-    """
-    model = load_model(model_or_run, device)
-    if isinstance(inputs, str | Path | Image.Image | np.ndarray | Tensor):
-        is_batch = isinstance(inputs, np.ndarray | Tensor) and inputs.ndim == 4
-        items: list[Input] = [*inputs] if is_batch else [inputs]  # type: ignore[misc]
-    else:
-        items = list(inputs)
-    paths = [item for item in items if isinstance(item, str | Path)]
-    if len(paths) == len(items):
-        return predict_files(model, paths, batch_size=batch_size, output=output)
-    if output is not None:
-        raise ArgumentError("output", "expected None for pictures that have no name")
-    check_range("batch_size", batch_size, low=1)
-    preprocess = getattr(model, "preprocess", None)
-    if not isinstance(preprocess, Preprocess):
-        raise ArgumentError("model", "expected .preprocess, as torchcaps.load gives it, got none")
-    task = create_task(model, TrainConfig.of(task=getattr(model, "task", "auto")))
-    rows: list[dict[str, Any]] = []
-    with evaluating(model):
-        for start in range(0, len(items), batch_size):
-            images = torch.stack([preprocess(item) for item in items[start : start + batch_size]])
-            rows += task.predict(images.to(device_of(model)))
-    return rows
 
 
 def diagnose(

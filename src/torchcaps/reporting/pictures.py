@@ -12,6 +12,7 @@ from torchcaps.data import images_in
 from torchcaps.errors import RunError
 from torchcaps.evaluation import example_indices
 from torchcaps.reporting.api import PLOTS, evaluation_folder, save_figure
+from torchcaps.reporting.prediction import unique_names
 from torchcaps.reporting.subject import open_task
 from torchcaps.tasks.report_items import evenly
 from torchcaps.training import load
@@ -126,13 +127,4 @@ def _with_decoder(run: str | Path, model: Any) -> Any:
 
 def _file_names(texts: Sequence[str]) -> list[str]:
     """Names of classes or files as parts of file names, each once."""
-    names: dict[
-        str, str
-    ] = {}  # by their lower case, which some file systems do not tell from the upper
-    for text in texts:
-        name = plain = "".join(c if c.isalnum() or c in "-_" else "_" for c in text)
-        number = 2
-        while name.lower() in names:
-            name, number = f"{plain}-{number}", number + 1
-        names[name.lower()] = name
-    return list(names.values())
+    return unique_names("".join(c if c.isalnum() or c in "-_" else "_" for c in t) for t in texts)

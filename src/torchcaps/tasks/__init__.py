@@ -21,7 +21,6 @@ from torchcaps.tasks.metrics import register_metric as register_metric
 from torchcaps.tasks.multilabel import Multilabel as Multilabel
 from torchcaps.tasks.pose_changes import TransformingEvaluation as TransformingEvaluation
 from torchcaps.tasks.pose_changes import evaluate_transforming as evaluate_transforming
-from torchcaps.tasks.prediction import predict as predict
 from torchcaps.tasks.segment import Segment as Segment
 from torchcaps.tasks.transform import Transform as Transform
 from torchcaps.tasks.transform import transformed_pairs as transformed_pairs

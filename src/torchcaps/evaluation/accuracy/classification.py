@@ -6,22 +6,19 @@ from typing import Any, TypedDict
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.accuracy.calibration import Calibration, calibration
 from torchcaps.evaluation.base import (
-    BATCH,
     EvaluationResult,
-    LabeledImages,
     Labels,
     Loss,
-    Progress,
     TextTable,
     check_labels,
     check_lengths,
 )
-from torchcaps.evaluation.forward import class_activations, proportion
+from torchcaps.evaluation.forward import proportion
 from torchcaps.functional import margin_loss
 from torchcaps.words import percent
 
@@ -96,35 +93,6 @@ class Evaluation(EvaluationResult):
         correct = str(sum(row["correct"] for row in self.per_class))
         total = ("all", percent(self.accuracy), correct, str(self.num_samples), "")
         return TextTable(("class", "accuracy", "correct", "count", "precision"), [*rows, total])
-
-
-def evaluate(
-    model: nn.Module,
-    dataset: LabeledImages,
-    batch_size: int = BATCH,
-    *,
-    device: torch.device | str | None = None,
-    precision: str = "fp32",
-    progress: Progress | None = None,
-    loss: Loss | None = None,
-) -> Evaluation:
-    """Run `model` over `dataset` in evaluation mode and score it; the model's mode is restored afterwards. Raises
-    ValueError for an empty data set, labels outside its classes, a model with another number of classes, activations
-    that are not finite numbers in [0, 1], or an unknown precision.
-
-    Args:
-        batch_size: images at a time, at least 1; it bounds the memory and changes no figure.
-        device: where to compute; the model is moved there and stays. By default where the model is.
-        precision: "fp32", or "bf16" for autocast; the scoring itself is always in full precision.
-        progress: called with (samples done, samples in all) after each batch.
-        loss: maps activations `[n, classes]` and labels `[n]` to their mean loss; by default the margin loss.
-    """
-    check_labels(dataset.labels, len(dataset.classes))
-    found = class_activations(
-        model, dataset, batch_size, device=device, precision=precision, progress=progress
-    )
-    loss_name = "margin" if loss is None else getattr(loss, "__name__", "own")
-    return score(found, dataset.labels, dataset.classes, loss=loss, loss_name=loss_name)
 
 
 def score(

@@ -9,19 +9,16 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchcaps.errors import ArgumentError, check_range, check_shape
 from torchcaps.evaluation.base import (
     EvaluationResult,
-    LabeledImages,
     Labels,
-    Progress,
     TextTable,
     check_indices,
     check_lengths,
 )
-from torchcaps.evaluation.forward import class_activations
 from torchcaps.words import percent
 
 
@@ -52,19 +49,6 @@ class MultiLabel(EvaluationResult):
             ("of single labels", self.per_digit),
         )
         return TextTable(("found", "share"), [(name, percent(value)) for name, value in rows])
-
-
-def evaluate_multilabel(
-    model: nn.Module,
-    dataset: LabeledImages,
-    *,
-    groups: Labels | None = None,
-    progress: Progress | None = None,
-) -> MultiLabel:
-    """Run `model` over images that show several classes each, with labels `[n, k]`, and score it; see `evaluate` and
-    `score_multilabel`. Raises ValueError as the latter, or for a model with another number of classes."""
-    found = class_activations(model, dataset, progress=progress)
-    return score_multilabel(found, dataset.labels.cpu(), groups=groups)
 
 
 def top_labels(activations: Float[Tensor, "n classes"], count: int = 2) -> Int64[Tensor, "n count"]:
