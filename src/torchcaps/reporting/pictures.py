@@ -32,7 +32,7 @@ def reconstruct_run(
     output: str | Path | None = None,
 ) -> Path:
     """Write a picture of originals over their reconstructions from the longest capsule; of more than 80, evenly spread.
-    Raises RunError if the model has no decoder; RunError or DataError as `open_run`, whose arguments are not said
+    Raises RunError if the model has no decoder; RunError or DataError as `open_task`, whose arguments are not said
     again.
 
     Args:
