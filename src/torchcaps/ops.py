@@ -26,7 +26,7 @@ from torchcaps.kernels.samples import by_samples
 from torchcaps.kernels.support import recomputable
 from torchcaps.types import Capsules, Routed
 
-Impl = Literal["auto", "reference", "blocked", "cpu", "numba", "triton"]
+Impl = Literal["auto", "reference", "blocked", "numba", "triton"]
 IMPLS = get_args(Impl)
 
 
@@ -45,7 +45,7 @@ def dynamic_routing(
     Args:
         want_coupling: return the coupling of given votes; otherwise a fast path returns None there. Lazy votes say
             whether theirs is wanted.
-        impl: "auto", "reference", "blocked" (torch operations on blocks of samples; "cpu" is its old name), "numba"
+        impl: "auto", "reference", "blocked" (torch operations on blocks of samples), "numba"
             (compiled loops) or "triton" (GPU). Asked for by name, an implementation works or raises its reason, a
             ValueError. The second derivative of a fast path is that of the reference.
     """
@@ -101,7 +101,7 @@ def conv2d(
 
     The 9x9 convolution of primary capsules is most of the arithmetic of a capsule network. In the frequency domain it
     takes a fifth of the products, at the same precision in float32. `impl` is "auto", "reference" (torch's own) or
-    "cpu" (in the frequency domain, where that takes fewer products). ValueError for shapes that do not fit, and as
+    "blocked" (in the frequency domain, where that takes fewer products). ValueError for shapes that do not fit, and as
     `dynamic_routing`.
     """
     _, channels, rows, columns = weight.shape
@@ -177,7 +177,7 @@ def survey(device: torch.device) -> dict[str, tuple[str, str]]:
 def implementations(op: str) -> list[str]:
     """Names of the implementations of an operator, "auto" and "reference" first."""
     names = [path.impl for path in registry.PATHS[op]]
-    return ["auto", "reference", *names, *(["cpu"] if "blocked" in names else [])]
+    return ["auto", "reference", *names]
 
 
 def _checked_votes(
@@ -233,9 +233,8 @@ def _choose(op: str, operands: tuple[Any, ...], impl: str) -> tuple[registry.Fas
         return None, "torch.func transforms see through torch's own operations alone"
     paths, reasons = registry.PATHS[op], []
     names = [path.impl for path in paths]
-    name = "blocked" if impl == "cpu" and "cpu" not in names else impl
     for path in paths:
-        if name in ("auto", path.impl):
+        if impl in ("auto", path.impl):
             usable, reason, worth_it = path.supports(*operands)
             if usable and (worth_it or impl != "auto"):
                 return path, reason

@@ -16,7 +16,7 @@ from .conftest import SMALL
 
 @pytest.fixture(scope="module")
 def model():
-    return create_model("capsnet", impl="cpu", **SMALL)
+    return create_model("capsnet", impl="blocked", **SMALL)
 
 
 def weights(model):
@@ -59,9 +59,12 @@ def test_half_precision_takes_less(model):
 
 def test_color_classes_and_stored_votes_take_more(model):
     base = estimate_memory(model, 8).total
-    assert estimate_memory(create_model("capsnet", impl="cpu", in_chans=3, **SMALL), 8).total > base
     assert (
-        estimate_memory(create_model("capsnet", impl="cpu", num_classes=20, **SMALL), 8).total
+        estimate_memory(create_model("capsnet", impl="blocked", in_chans=3, **SMALL), 8).total
+        > base
+    )
+    assert (
+        estimate_memory(create_model("capsnet", impl="blocked", num_classes=20, **SMALL), 8).total
         > base
     )
     votes = 8 * 144 * 10 * 16 * 4

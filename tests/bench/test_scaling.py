@@ -34,10 +34,10 @@ def test_series_double_around_the_middle_and_hold_no_size_twice():
 
 
 def test_every_size_is_measured_and_time_that_stands_still_has_exponent_zero(sizes):
-    rows = benchmark_scaling(("cpu", "reference"), sizes, 1, ticking(), count=3)
+    rows = benchmark_scaling(("blocked", "reference"), sizes, 1, ticking(), count=3)
     names = [field.name for field in fields(Sizes)]
     assert [(row["against"], row["impl"]) for row in rows] == [
-        (n, i) for n in names for i in ("cpu", "reference")
+        (n, i) for n in names for i in ("blocked", "reference")
     ]
     assert all(row["exponent"] == pytest.approx(0, abs=1e-12) for row in rows)
     assert rows[0]["sizes"] == [2, 3, 6]

@@ -23,13 +23,23 @@ SMALL = ("--option", "channels=16", "--option", "primary_types=4", "--batch", "4
                 "fp32",
                 "--variants",
                 "limit",
-                "cpu",
+                "blocked",
                 "textbook-network",
             ),
             "img/s",
         ),
         (
-            ("layer", "--quick", "--children", "12", "--batch", "4", "--variants", "limit", "cpu"),
+            (
+                "layer",
+                "--quick",
+                "--children",
+                "12",
+                "--batch",
+                "4",
+                "--variants",
+                "limit",
+                "blocked",
+            ),
             "of roofline",
         ),
         (
@@ -47,7 +57,10 @@ SMALL = ("--option", "channels=16", "--option", "primary_types=4", "--batch", "4
             "x uniform",
         ),
         (("latency", *SMALL, "--precision", "fp32"), "95 % ms"),
-        (("scaling", "--quick", "--children", "12", "--batch", "4", "--impl", "cpu"), "exponent"),
+        (
+            ("scaling", "--quick", "--children", "12", "--batch", "4", "--impl", "blocked"),
+            "exponent",
+        ),
     ],
 )
 def test_a_table_or_one_json_document(command, words, head):

@@ -57,7 +57,7 @@ def test_a_convolution_votes_by_one_matrix_for_each_place_in_the_window():
     torch.testing.assert_close(parents.activation, expected.activation)
 
 
-@pytest.mark.parametrize("impl", ["cpu", "reference"])
+@pytest.mark.parametrize("impl", ["blocked", "reference"])
 def test_shifting_the_map_by_the_stride_shifts_the_parents(impl):
     """Each iteration reaches one window further: the border, where a child has fewer parents, stays out of sight."""
     layer = ConvCaps(2, 3, 3, 2, iterations=2, inverse_temperature=0.5, impl=impl)

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import torchcaps as tc
+from torchcaps.errors import ArgumentError
 from torchcaps.functional import dynamic_routing, squash, uniform_routing
 from torchcaps.nn import (
     CapsuleLinear,
@@ -211,3 +212,16 @@ def test_primary_capsules_along_the_rows_of_a_channel():
     assert model(torch.rand(2, 1, 28, 28)).shape == (2, 10)
     with pytest.raises(ValueError, match="unknown grouping 'rows'"):
         tc.nn.PrimaryCaps(2, grouping="rows")
+
+
+@pytest.mark.parametrize("name", ["pose", "activation"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float64, torch.complex64])
+@pytest.mark.parametrize("routing", ["dynamic", "em", "vb", "self_routing", "heinsen_2022"])
+def test_children_of_another_type_are_refused(routing, dtype, name):
+    layer = CapsuleLinear(6, 4, 5, 4, routing)
+    children = random_capsules(2, 6, 4)
+    wrong = children._replace(**{name: getattr(children, name).to(dtype)})
+    with pytest.raises(ArgumentError) as error:
+        layer(wrong)
+    assert error.value.argument == name
+    assert str(dtype) in str(error.value)

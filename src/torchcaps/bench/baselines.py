@@ -118,7 +118,7 @@ VARIANTS = {
     "limit": Variant(LinearLimit, exact=False),
     **{
         impl: Variant(partial(library, impl))
-        for impl in ("auto", "numba", "cpu", "triton", "reference")
+        for impl in ("auto", "numba", "blocked", "triton", "reference")
     },
     "einsum": Variant(EinsumCapsules),
     "compiled": Variant(compiled),

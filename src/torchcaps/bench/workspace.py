@@ -26,7 +26,7 @@ RESIDENT = {  # the same of an operator's first run
     "torchcaps::dynamic_routing_numba": 103 * MIB,
     "torchcaps::em_routing_numba": 103 * MIB,
     "torchcaps::map_routing_numba": 103 * MIB,
-    "torchcaps::conv2d_cpu": 20 * MIB,
+    "torchcaps::conv2d_frequency": 20 * MIB,
 }
 
 
@@ -123,8 +123,8 @@ WORKSPACE: dict[str, Callable[..., int]] = {
     "torchcaps::dynamic_routing_numba_backward": _compiled_backward,
     "torchcaps::em_routing_numba": _em_compiled,
     "torchcaps::em_routing_numba_backward": _em_compiled_backward,
-    "torchcaps::conv2d_cpu": _frequency,
-    "torchcaps::conv2d_cpu_backward": _frequency_backward,
+    "torchcaps::conv2d_frequency": _frequency,
+    "torchcaps::conv2d_frequency_backward": _frequency_backward,
     "aten::convolution": _direct,
     "aten::convolution_backward": _direct_backward,
 }

@@ -26,7 +26,7 @@ class BenchSettings:
         "bf16",
     )  # One or both; bf16 is autocast.
     variants: tuple[str, ...] = ()
-    """step, layer: limit, auto, numba, cpu, triton, reference, einsum, compiled, textbook, and for step
+    """step, layer: limit, auto, numba, blocked, triton, reference, einsum, compiled, textbook, and for step
     limit-torch and textbook-network; by default all that can run here."""
     routers: tuple[str, ...] = ()  # routers: which; by default all.
     impl: tuple[str, ...] = ("auto",)  # scaling: whose curves.

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -151,6 +152,7 @@ class RoutedLayer(nn.Module):
             check_floating(children=children)
             children = Capsules(children, safe_norm(clamp_finite(children, FACTOR)))
         self.check(children)
+        self._check_dtypes(children)
         shape = children.pose.shape
         field = self.field(*shape[1:-2])
         expected = self.votes.sizes.children
@@ -163,10 +165,18 @@ class RoutedLayer(nn.Module):
         return self.votes(children, field)
 
     def check(self, children: Capsules) -> None:
-        """Raise ValueError unless the children fit this layer, before anything else is tried."""
+        """Raise ArgumentError unless the children fit this layer, before anything else is tried."""
         check_shape(
             "children", children.pose, self.axes, dim=self.votes.sizes.in_dim, **self.expected
         )
+
+    def _check_dtypes(self, children: Capsules) -> None:
+        check_floating(**children._asdict())
+        weight = next(self.parameters(), children.pose)
+        for name, tensor in children._asdict().items():
+            if (tensor.dtype == torch.float64) != (weight.dtype == torch.float64):
+                expected = f"expected {weight.dtype}, as the weights are"
+                raise ArgumentError(name, f"{expected}, got {tensor.dtype}")
 
     def extra_repr(self) -> str:
         sizes = ", ".join(f"{name}={size}" for name, size in self.votes.sizes._asdict().items())

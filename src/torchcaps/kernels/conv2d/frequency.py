@@ -56,7 +56,7 @@ def supports(x: Tensor, weight: Tensor) -> Support:
     )
 
 
-@fast_path("conv2d", "cpu", supports, rank=10)
+@fast_path("conv2d", "blocked", supports, rank=10)
 def run(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
     """Convolution without padding; channels-last memory."""
     if torch.is_autocast_enabled("cpu"):
@@ -98,7 +98,7 @@ def _reference(operands: Problem) -> tuple[Tensor, ...]:
 
 
 _conv2d = operator(
-    "conv2d_cpu",
+    "conv2d_frequency",
     Problem,
     1,
     Parts(_forward, _backward, _shapes, _reference, memory_format=torch.channels_last),
