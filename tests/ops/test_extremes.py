@@ -107,7 +107,9 @@ def test_bounds_leave_ordinary_numbers_as_they_are():
         x = torch.tensor([-6e4, -1.0, 0.0, 1e-7, 6e4], dtype=dtype)
         assert torch.equal(clamp_finite(x, 3 / 16), x)
     with pytest.raises(PropertyError):
-        assert_close("beyond", clamp_finite(torch.tensor([1e10]), 1 / 4), torch.tensor([1e10]), 1e-6)
+        assert_close(
+            "beyond", clamp_finite(torch.tensor([1e10]), 1 / 4), torch.tensor([1e10]), 1e-6
+        )
     far = torch.tensor([[[[3e4]], [[3e4 + 2]]]])
     assert functional.em_routing(far, torch.ones(1, 2), 0.0, 0.0).pose.item() == pytest.approx(
         3e4 + 1
