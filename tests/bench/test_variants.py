@@ -20,10 +20,10 @@ from torchcaps.bench.baselines import WrongResultError
 from torchcaps.bench.layer import Rates, layer_variants, least_seconds, least_work, machine_rates
 from torchcaps.bench.step import NETWORK, step_variants, verify_steps
 from torchcaps.bench.workload import TextbookNetwork, routed_layer, task_of, textbook_loss
+from torchcaps.data import ImageBatch
 from torchcaps.errors import UnknownNameError
 from torchcaps.models import create_model
 from torchcaps.nn import CapsuleLinear
-from torchcaps.tasks.classify import Batch
 
 from .conftest import SMALL
 from .test_timing import ticking
@@ -62,7 +62,7 @@ def test_the_textbook_network_has_our_weights_and_computes_the_same(small):
     network = TextbookNetwork(model)
     assert count(network) == count(model)
     images, labels = small.data(model)
-    batch = Batch(images, labels)
+    batch = ImageBatch(images, labels)
     ours, theirs = (
         task_of(model)(batch, 0.0)["loss"],
         textbook_loss(images, labels, *network(images, labels)),

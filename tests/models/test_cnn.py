@@ -5,14 +5,13 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.data import ImageSet
+from torchcaps.data import ImageBatch, ImageSet
 from torchcaps.evaluation import perturb
 from torchcaps.models import CNN, matched_cnn
 from torchcaps.models.cnn import parameter_count
 from torchcaps.reporting import evaluate
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Multilabel, create_task
-from torchcaps.tasks.classify import Batch
 from torchcaps.testing import check_module, seeded
 from torchcaps.training import load, train
 
@@ -175,7 +174,7 @@ def test_one_class_is_learned_by_cross_entropy():
     model, images = tiny(dropout=0.0), torch.rand(3, 1, 12, 12, generator=seeded())
     task = create_task(model, TrainConfig())
     assert (task.name, task.loss) == ("classify", "cross_entropy")
-    found = task(Batch(images, torch.tensor([2, 0, 1])), 0.0)
+    found = task(ImageBatch(images, torch.tensor([2, 0, 1])), 0.0)
     right = model(images)[torch.arange(3), torch.tensor([2, 0, 1])]
     torch.testing.assert_close(found["loss"], -right.log().mean())
     torch.testing.assert_close(found["activation"], model(images))
@@ -188,7 +187,7 @@ def test_several_classes_are_learned_one_by_one():
     shown, two_hot = torch.tensor([[0, 1], [1, 2]]), torch.tensor([[1, 1, 0], [0, 1, 1]])
     p = model(images)
     expected = -(two_hot * p.log() + (1 - two_hot) * (1 - p).log()).sum(dim=1).mean()
-    found = Multilabel(model, TrainConfig())(Batch(images, shown), 0.0)
+    found = Multilabel(model, TrainConfig())(ImageBatch(images, shown), 0.0)
     torch.testing.assert_close(found["loss"], expected)
 
 
@@ -198,7 +197,7 @@ def test_losses_and_models_that_do_not_fit():
     with pytest.raises(
         ValueError, match="loss: cross_entropy needs a model with logits, and this one has none"
     ):
-        capsnet(Batch(images, labels), 0.0)
+        capsnet(ImageBatch(images, labels), 0.0)
     with pytest.raises(
         ValueError, match="reconstruction: expected 0 for a model without a decoder, got 1"
     ):

@@ -7,10 +7,10 @@ import torch
 import torch._dynamo.testing
 
 import torchcaps
+from torchcaps.data import ImageBatch
 from torchcaps.nn import set_impl
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
-from torchcaps.tasks.classify import Batch
 
 SMALL = {"channels": 16, "primary_types": 4}
 
@@ -43,7 +43,7 @@ def test_a_training_step_compiles_whole_and_once():
         gradients = []
         for run in (task, compiled):
             model.zero_grad()
-            run(Batch(images, labels), 0.0)["loss"].backward()
+            run(ImageBatch(images, labels), 0.0)["loss"].backward()
             gradients.append([p.grad.clone() for p in model.parameters()])
         for found, expected in zip(*gradients, strict=True):
             torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import torchcaps as tc
+from torchcaps.data import ImageBatch
 from torchcaps.nn import MapRouting
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
-from torchcaps.tasks.classify import Batch
 from torchcaps.testing import check_module, seeded
 
 TINY = {"channels": 4, "types": 3, "dims": (2, 3, 4, 4), "class_dim": 5}
@@ -80,7 +80,7 @@ def test_the_second_half_of_the_training_asks_for_more():
     task = create_task(model, TrainConfig.of(loss="two_margins"))
     margin = create_task(model, TrainConfig.of(loss="margin"))
     assert task.reconstruction_weight == margin.reconstruction_weight == 0.0005
-    batch = Batch(images_of(model), torch.tensor([2, 0, 1]))
+    batch = ImageBatch(images_of(model), torch.tensor([2, 0, 1]))
     lengths = model(batch.images)
     for share, (present, absent, down_weight) in ((0.0, (0.9, 0.1, 0.5)), (0.5, (0.95, 0.05, 0.8))):
         expected = tc.functional.margin_loss(lengths, batch.labels, present, absent, down_weight)
@@ -99,7 +99,7 @@ def test_training_steps_lower_the_loss():
     losses = []
     for _ in range(25):
         optimizer.zero_grad()
-        losses.append(task(Batch(images, labels), 1.0)["loss"])
+        losses.append(task(ImageBatch(images, labels), 1.0)["loss"])
         losses[-1].backward()
         optimizer.step()
     assert losses[-1] < 0.5 * losses[0]

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 import torchcaps as tc
+from torchcaps.data import ImageBatch
 from torchcaps.models.hvc import HomogeneousCaps
 from torchcaps.tasks import create_task
-from torchcaps.tasks.classify import Batch
 from torchcaps.training import TrainConfig
 
 SMALL = {"img_size": 11, "convolutions": 3, "branches": (1, 3), "num_classes": 4}
@@ -126,7 +126,7 @@ def test_it_learns_by_cross_entropy():
     losses = []
     for _ in range(15):
         optimizer.zero_grad()
-        losses.append(task(Batch(images, labels), 0.0)["loss"])
+        losses.append(task(ImageBatch(images, labels), 0.0)["loss"])
         losses[-1].backward()
         optimizer.step()
     assert losses[-1] < 0.5 * losses[0]

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import torchcaps as tc
+from torchcaps.data import ImageBatch
 from torchcaps.errors import UnknownNameError
 from torchcaps.models import ResNet, matched_cnn
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Multilabel, create_task
-from torchcaps.tasks.classify import Batch
 from torchcaps.testing import check_module, seeded
 
 
@@ -97,13 +97,13 @@ def test_it_is_no_capsule_network():
 def test_one_class_or_several_are_learned_by_cross_entropy():
     images = torch.rand(2, 1, 12, 12, generator=seeded())
     one, multilabel = tiny().eval(), tiny(multilabel=True).eval()
-    found = create_task(one, TrainConfig())(Batch(images, torch.tensor([2, 0])), 0.0)
+    found = create_task(one, TrainConfig())(ImageBatch(images, torch.tensor([2, 0])), 0.0)
     torch.testing.assert_close(
         found["loss"], -one(images)[torch.arange(2), torch.tensor([2, 0])].log().mean()
     )
     two_hot, p = torch.tensor([[1, 1, 0], [0, 1, 1]]), multilabel(images)
     found = Multilabel(multilabel, TrainConfig())(
-        Batch(images, torch.tensor([[0, 1], [1, 2]])), 0.0
+        ImageBatch(images, torch.tensor([[0, 1], [1, 2]])), 0.0
     )
     torch.testing.assert_close(
         found["loss"], -(two_hot * p.log() + (1 - two_hot) * (1 - p).log()).sum(dim=1).mean()

@@ -4,12 +4,11 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.data import ImageSet
+from torchcaps.data import ImageBatch, ImageSet
 from torchcaps.errors import UnknownNameError
 from torchcaps.evaluation import diagnose, routing_ablation
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
-from torchcaps.tasks.classify import Batch
 from torchcaps.testing import check_module, seeded
 
 PLAIN = [{"head": "average"}, {"head": "linear"}]
@@ -52,7 +51,7 @@ def test_every_head_learns(options):
     losses = []
     for _ in range(12):
         optimizer.zero_grad()
-        losses.append(task(Batch(images(), LABELS), 0.0)["loss"])
+        losses.append(task(ImageBatch(images(), LABELS), 0.0)["loss"])
         losses[-1].backward()
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None and parameter.grad.isfinite().all(), name
@@ -64,7 +63,7 @@ def test_every_head_learns(options):
 @pytest.mark.parametrize("head", ["self_routing", "dynamic", "em"])
 def test_the_loss_is_the_negative_logarithm_of_the_labels_share(head):
     model = tiny(head=head).eval()
-    found = create_task(model, TrainConfig())(Batch(images(), LABELS), 0.0)
+    found = create_task(model, TrainConfig())(ImageBatch(images(), LABELS), 0.0)
     activation = model(images())
     shares = activation / activation.sum(dim=1, keepdim=True)
     torch.testing.assert_close(found["likelihood"], -shares[torch.arange(3), LABELS].log().mean())
@@ -149,7 +148,7 @@ def test_the_ablation_has_equal_couplings_below_the_choice_of_classes(options):
 def test_the_uniform_row_learns():
     model = tiny(uniform=True, depth=2, types=4, dim=4)
     task = create_task(model, TrainConfig()).train()
-    task(Batch(images(), LABELS), 0.0)["loss"].backward()
+    task(ImageBatch(images(), LABELS), 0.0)["loss"].backward()
     idle = {name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()}
     assert idle == {"conv_capsules.router.choice", "conv_capsules.router.lean"}
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import torchcaps as tc
+from torchcaps.data import ImageBatch
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
-from torchcaps.tasks.classify import Batch
 from torchcaps.testing import check_module, seeded
 
 TINY = {"channels": 8, "primary_types": 2, "types": (3, 4)}
@@ -81,7 +81,7 @@ def test_training_steps_lower_the_loss():
     losses = []
     for _ in range(16):
         optimizer.zero_grad()
-        losses.append(task(Batch(images, labels), 1.0)["loss"])
+        losses.append(task(ImageBatch(images, labels), 1.0)["loss"])
         losses[-1].backward()
         optimizer.step()
     assert losses[-1] < 0.7 * losses[0]
