@@ -13,7 +13,7 @@ SOURCE = Path(torchcaps.__file__).parent
 ROOMS = [
     ("types", "errors"),
     ("templates", "words"),
-    ("plugins", "isolated"),
+    ("plugins", "isolated", "weight_files"),
     ("registry",),
     ("distributed",),
     ("groups",),

@@ -1,6 +1,8 @@
 """Published weights: files written here in the layouts of their sources, and the lengths that they give."""
 
+import resource
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ from PIL import Image
 import torchcaps as tc
 from torchcaps.cli.main import main
 from torchcaps.errors import RunError
-from torchcaps.training import import_weights
+from torchcaps.training import import_weights, imported
+from torchcaps.weight_files import read_tensors
 
 # Names as Keras and PyTorch write them, and shapes; amplitudes of those that are not filled with 0.05.
 KERAS = {
@@ -90,6 +93,18 @@ def filled(shapes, amplitudes=None):
     return found
 
 
+@pytest.fixture(autouse=True)
+def in_this_process(request, monkeypatch):
+    """Another process for each file would take seconds; those whose limits are tested have it."""
+    if "isolated" not in request.fixturenames:
+        monkeypatch.setattr(imported, "call_isolated", lambda _, path, **limits: read_tensors(path))
+
+
+@pytest.fixture
+def isolated():
+    """A file is read in a process of its own."""
+
+
 def digit():
     h, w = np.mgrid[:28, :28]
     return torch.tensor((7 * h + 3 * w + h * w) % 16 / 15, dtype=torch.float32)[None, None]
@@ -122,7 +137,7 @@ def lengths(path, images):
     return tc.load(written)(images).detach()
 
 
-def test_capsnet_of_keras(tmp_path):
+def test_capsnet_of_keras(tmp_path, isolated):
     numbers = filled(KERAS, {"digitcaps/digitcaps/W:0": 0.2})
     found = lengths(saved_by_keras(tmp_path / "w.h5", numbers), digit())
     expected = [
@@ -371,15 +386,75 @@ def test_damaged_files_of_keras(tmp_path):
         file["a"].create_dataset(
             "b", (1 << 30, 1 << 10), "f4", chunks=(1024, 1024)
         )  # no numbers are stored
-    with pytest.raises(RunError, match="expected at most 268435456 numbers"):
+    with pytest.raises(RunError, match="expected at most 67,108,864 numbers"):
         import_weights(path)
+
+
+def test_what_lies_in_another_file_is_not_read(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "w.h5"
+    with h5py.File(tmp_path / "secret.h5", "w") as file:
+        file["b"] = np.zeros(3)
+
+    def virtual(group):
+        layout = h5py.VirtualLayout((3,), "f4")
+        layout[:] = h5py.VirtualSource(tmp_path / "secret.h5", "b", (3,))
+        group.create_virtual_dataset("b", layout)
+
+    def linked(group):
+        group["b"] = h5py.ExternalLink(tmp_path / "secret.h5", "b")
+
+    def external(group):
+        group.create_dataset("b", (3,), "f4", external=[("/dev/zero", 0, h5py.h5f.UNLIMITED)])
+
+    for make, message in (
+        (external, "b is kept in another file"),
+        (virtual, "b is kept in another file"),
+        (linked, "b is a link"),
+    ):
+        with h5py.File(path, "w") as file:
+            file.attrs["layer_names"] = ["a"]
+            file.create_group("a").attrs["weight_names"] = ["b"]
+            make(file["a"])
+        with pytest.raises(RunError, match=message):
+            import_weights(path)
+
+
+def deflated(path):
+    """Gigabytes of zeros in a small file."""
+    torch.save({"a": torch.zeros(1)}, path)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, data in members.items():
+            with archive.open(name, "w", force_zip64=True) as member:
+                for _ in range(2200 if name.endswith("data/0") else 0):
+                    member.write(bytes(1 << 20))
+                member.write(data)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+def test_files_that_expand_are_refused(tmp_path, isolated):
+    path = tmp_path / "w.pt"
+    torch.save({"a": torch.zeros(1).expand(1 << 16, 1 << 17)}, path)
+    with pytest.raises(RunError, match="expected at most 67,108,864 numbers, got 8,589,934,592"):
+        import_weights(path)
+    torch.save({"a": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])}, path)
+    with pytest.raises(RunError, match=r"w\.pt: ") as caught:
+        import_weights(path)
+    assert str(caught.value).isprintable()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    deflated(path)
+    with pytest.raises(RunError, match=r"w\.pt: "):
+        import_weights(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
 
 
 def test_without_h5py(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     path = tmp_path / "w.h5"
     path.write_bytes(b"\x89HDF\r\n\x1a\n")
-    with pytest.raises(
-        RunError, match=r"needs h5py; install it with: pip install 'torchcaps\[h5\]'"
-    ):
-        import_weights(path)
+    answer = read_tensors(str(path))
+    assert (
+        answer == "reading Keras' weights needs h5py; install it with: pip install 'torchcaps[h5]'"
+    )

@@ -1,17 +1,18 @@
 """Weights that others have published, as model files of this library; nothing in their files is run.
 
+A file is read in a process of its own, which may take 2 GiB of memory and a minute.
+
 A source is known by the shapes of its tensors in their order: Keras numbers its layers anew in every session.
 """
 
-from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchcaps.data import Preprocess
-from torchcaps.errors import RunError, TorchcapsError, check_regular, one_line
+from torchcaps.errors import RunError, TorchcapsError, check_regular
+from torchcaps.isolated import IsolatedError, call_isolated
 from torchcaps.models.published import LAYOUTS, Layout, Sizes
 from torchcaps.training.checkpoint import (
     build_model,
@@ -21,8 +22,8 @@ from torchcaps.training.checkpoint import (
     save_tensors,
 )
 
-HDF5 = b"\x89HDF\r\n\x1a\n"
-MOST = 1 << 28  # numbers in a file: 1 GiB
+MAX_BYTES = 2 << 30  # memory that reading a file may take
+SECONDS = 60.0
 
 
 def import_weights(path: str | Path, output: str | Path | None = None) -> tuple[Path, str]:
@@ -34,8 +35,8 @@ def import_weights(path: str | Path, output: str | Path | None = None) -> tuple[
         output: the file; by default `path` with the ending `.safetensors`.
 
     Raises:
-        RunError: for a file that cannot be read without running its code, or whose tensors are those of no known
-            source; or where the file to write is there already. TrainingError: it cannot be written.
+        RunError: for a file that cannot be read without running its code, or within the limits, or whose tensors are
+            those of no known source; or where the file to write is there already. TrainingError: it cannot be written.
     """
     path = Path(path)
     output = path.with_suffix(".safetensors") if output is None else Path(output)
@@ -72,13 +73,20 @@ def _recognized(path: Path) -> tuple[Layout, Sizes, dict[str, Tensor]]:
     """The source of a file, its sizes, and its tensors by their names there."""
     try:
         check_regular(path)
-        with open(path, "rb") as file:
-            front = file.read(len(HDF5))
-        tensors = _read_keras(path) if front == HDF5 else _read_state(path)
+        with open(path, "rb"):
+            answer = call_isolated(
+                "torchcaps.weight_files:read_tensors",
+                str(path),
+                max_bytes=MAX_BYTES,
+                timeout=SECONDS,
+            )
     except OSError as error:
-        raise RunError(
-            f"{path}: cannot be read ({error.strerror or one_line(str(error))})"
-        ) from error
+        raise RunError(f"{path}: cannot be read ({error.strerror})") from error
+    except IsolatedError as error:
+        raise RunError(f"{path}: cannot be read ({error})") from error
+    if isinstance(answer, str):
+        raise RunError(f"{path}: {answer}")
+    tensors = {name: torch.from_numpy(array) for name, array in answer.items()}
     for tensor in tensors.values():
         if 0 in tensor.shape:
             raise RunError(
@@ -144,48 +152,3 @@ def _turned(x: Tensor, turn: str, sizes: Sizes) -> Tensor:
             return x.unflatten(0, (-1, sizes["c"])).transpose(0, 1).flatten(0, 1)
         case _:
             return x.permute(*map(int, turn))
-
-
-def _read_keras(path: Path) -> dict[str, Tensor]:
-    try:
-        import h5py
-    except ImportError:
-        how = "install it with: pip install 'torchcaps[h5]'"
-        raise RunError(f"{path}: reading Keras' weights needs h5py; {how}") from None
-    try:
-        with h5py.File(path, "r") as file:
-            root, found = file.get("model_weights", file), {}
-            for layer in map(_text, root.attrs["layer_names"]):
-                for name in map(_text, root[layer].attrs["weight_names"]):
-                    found[f"{layer}/{name}"] = root[layer][name]
-            if sum(prod(part.shape) for part in found.values()) > MOST:
-                raise ValueError(f"expected at most {MOST} numbers")
-            return {
-                name: torch.from_numpy(part.astype("float32")[()]) for name, part in found.items()
-            }
-    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise RunError(
-            f"{path}: holds no readable weights of Keras ({one_line(str(error))})"
-        ) from error
-
-
-def _text(name: Any) -> str:
-    return name.decode() if isinstance(name, bytes) else str(name)
-
-
-def _read_state(path: Path) -> dict[str, Tensor]:
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:  # torch, pickle and zip fail in many ways at what another hand wrote
-        reason = one_line(str(error).strip().partition("\n")[0])
-        raise RunError(
-            f"{path}: holds no weights that can be read without running code ({reason})"
-        ) from error
-    found = found.get("state_dict", found) if isinstance(found, dict) else found
-    if not isinstance(found, dict) or not all(isinstance(x, Tensor) for x in found.values()):
-        raise RunError(
-            f"{path}: expected tensors by name, got {one_line(repr(type(found).__name__))}"
-        )
-    return {str(name): x.float() if x.is_floating_point() else x for name, x in found.items()}
