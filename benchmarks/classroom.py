@@ -37,7 +37,7 @@ torch.set_num_threads(int(sys.argv[1]))
 torch.manual_seed(0)
 session = open_session(sys.argv[2]) if sys.argv[2:] else untrained()
 try:
-    serve([session], port=0, open_page=False, say=lambda line: print(line, flush=True))
+    serve([session], port=0, open_page=False, log=lambda line: print(line, flush=True))
 except KeyboardInterrupt:
     pass
 """

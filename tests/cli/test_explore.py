@@ -23,7 +23,7 @@ def served(monkeypatch):
 
     def serve(sessions, **options):
         calls.append((sessions, options))
-        options["say"]("http://127.0.0.1:1/")
+        options["log"]("http://127.0.0.1:1/")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(server, "serve", serve)

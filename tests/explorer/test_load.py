@@ -49,7 +49,7 @@ for model in models:
     model.classes, model.preprocess = digits.classes, Preprocess((28, 28), 1)
 sessions = [Session(model, str(k), digits) for k, model in enumerate(models)]
 try:
-    serve(sessions, port=0, open_page=False, say=lambda line: print(line, flush=True))
+    serve(sessions, port=0, open_page=False, log=lambda line: print(line, flush=True))
 except KeyboardInterrupt:
     pass
 """

@@ -496,7 +496,7 @@ sizes = {"img_size": 12, "num_classes": 2, "channels": (4,), "kernels": (3,), "h
 model = create_model("cnn_baseline", **sizes).eval()
 model.classes, model.preprocess = ("a", "b"), Preprocess((12, 12), 1)
 try:
-    serve([Session(model, "m")], port=0, open_page=False, say=lambda line: print(line, flush=True))
+    serve([Session(model, "m")], port=0, open_page=False, log=lambda line: print(line, flush=True))
 except KeyboardInterrupt:
     print("stopped", flush=True)
 """

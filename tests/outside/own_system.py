@@ -1,10 +1,12 @@
 """A system of one's own in one file: a model, its task (loss, batches, figures, pictures), and one of all else.
 
-Capsules that take the noise from pictures; nothing in the library knows of it.
+Capsules that take the noise from pictures; nothing in the library knows of it. Beside them stands
+one of each kind of thing that a classifier can be given.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,9 +15,13 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from torchcaps import data, models, reporting, tasks, training
+from torchcaps import nn as capsules
+from torchcaps.data.augment import register_augmentation
+from torchcaps.explorer import View, register_view
+from torchcaps.functional import squash_with_length
 from torchcaps.reproduction import register_measure
-from torchcaps.settings import TrainConfig
-from torchcaps.types import Capsules, ModelSpec
+from torchcaps.settings import TrainConfig, setting
+from torchcaps.types import Capsules, ModelSpec, Routed
 
 
 class Denoiser(nn.Module):
@@ -135,11 +141,75 @@ def least_likeness(likeness):
     return likeness.min()
 
 
-@training.register_optimizer()
+@training.register_optimizer("signs")
 def signs(parameters, lr, settings):
     """Momentum whose steps have one size."""
     del settings
     return torch.optim.Rprop(parameters, lr)
+
+
+@training.register_schedule("falling")
+def falling(step, total_steps, config):
+    """A straight line to zero."""
+    del config
+    return 1 - step / total_steps
+
+
+@training.register_callback("tally")
+class Tally(training.Callback):
+    """Writes the number of steps and the learning rate into a file."""
+
+    steps = 0
+
+    def on_step(self, model, losses):
+        """One more."""
+        del model
+        self.steps += 1
+        Path("tally.txt").write_text(f"{self.steps} {losses['lr']}")
+
+
+@tasks.register_metric()
+def certainty(activation, labels):
+    """The mean of the largest activations."""
+    del labels
+    return activation.max(dim=1).values.mean()
+
+
+@dataclass(frozen=True)
+class DimSettings:
+    """How dark pictures get."""
+
+    dim: float = setting(0.0, "share of the light that is taken away; 0 is none", low=0, high=1)
+
+
+@register_augmentation("dim", DimSettings, moves_pixels=False)
+def dim(images, settings, generator):
+    """Every picture as dark."""
+    del generator
+    Path("dimmed.txt").write_text(str(settings.dim))
+    return images * (1 - settings.dim)
+
+
+@capsules.register_router("even")
+class EvenRouting(capsules.Router):
+    """Parents are squashed sums of votes, with equal couplings."""
+
+    def route(self, votes, parents):
+        """One pass."""
+        del parents
+        c = votes.couple()
+        s = votes.weighted(c)
+        v, length = squash_with_length(s if votes.bias is None else s + votes.bias)
+        return Routed(v, length, c)
+
+
+@register_view("ink")
+class Ink(View):
+    """How much of a picture is ink."""
+
+    def answer(self, request):
+        """Its mean."""
+        return {"ink": float(request.image().float().mean()) / 255}
 
 
 @register_measure()
@@ -159,6 +229,23 @@ def closing_words(run):
     return tasks.ReportItem("words", "Closing words", f"{run.task.name} is done.")
 
 
+def stripes(count):
+    """So many pictures of stripes."""
+    labels = torch.arange(count) % 3
+    generator = torch.Generator().manual_seed(count)
+    images = torch.randint(0, 40, (count, 1, 18, 20), generator=generator).byte()
+    for image, label in zip(images, labels.tolist(), strict=True):
+        image[..., 6 * label : 6 * label + 6] += 180
+    return data.ImageSet(images, labels, ("left", "middle", "right"), "stripes")
+
+
+data.register_format(
+    "a .stripes file",
+    lambda path: path.suffix == ".stripes",
+    lambda path, request: stripes(int(path.read_text())),
+)
+
+
 @data.register_dataset(
     data.DatasetInfo(
         name="stripes",
@@ -176,14 +263,7 @@ def closing_words(run):
 def read_stripes(folder, request):
     """Computed here."""
     del folder
-    count = 60 if request.split == "train" else 30
-    labels = torch.arange(count) % 3
-    images = torch.randint(
-        0, 40, (count, 1, 18, 20), generator=torch.Generator().manual_seed(count)
-    ).byte()
-    for image, label in zip(images, labels.tolist(), strict=True):
-        image[..., 6 * label : 6 * label + 6] += 180
-    return data.ImageSet(images, labels, ("left", "middle", "right"), "stripes")
+    return stripes(60 if request.split == "train" else 30)
 
 
 training.register_recipe(

@@ -28,12 +28,15 @@ def command(*words):
         status = main([*words, "--import", sys.argv[1]])
     return [status, out.getvalue()]
 
+open("my.stripes", "w").write("48")
 found = {
     "train": command("train", "denoiser", "--data", "stripes", "--epochs", "2", "--output", "run", "--json"),
-    "own optimizer": command("train", "denoiser", "--data", "stripes", "--epochs", "1", "--optimizer", "signs",
-                             "--output", "signs", "--json"),
-    "own loss": command("train", "capsnet", "--data", "stripes", "--epochs", "1", "--loss", "squared", "--option",
-                        "channels=8", "--option", "primary_types=2", "--output", "squared", "--json"),
+    "classifier": command("train", "--metrics", "certainty", "--callbacks", "tally", "capsnet", "--data", "my.stripes",
+                          "--epochs", "1", "--loss", "squared", "--optimizer", "signs", "--schedule", "falling",
+                          "--dim", "0.5", "--option", "channels=8", "--option", "primary_types=2",
+                          "--option", "routing=even", "--output", "classifier", "--json"),
+    "classifier evaluated": command("evaluate", "classifier", "--json"),
+    "classifier reported": command("report", "classifier", "--diagnose", "8"),
     "half": command("train", "denoiser", "--data", "stripes", "--epochs", "2", "--output", "half", "--json"),
     "evaluate": command("evaluate", "run", "--json"),
     "report": command("report", "run"),
@@ -60,6 +63,7 @@ client = TestClient(make_app([open_session("run")]), base_url="http://127.0.0.1:
 found["about"] = client.get("/api/describe").json()
 pixels = base64.b64encode(bytes(18 * 20)).decode()
 found["look"] = client.post("/api/infer", json={"image": pixels}).json()
+found["ink"] = client.post("/api/ink", json={"image": pixels}).json()
 json.dump(found, open("found.json", "w"))
 """
 
@@ -83,8 +87,9 @@ def outcome(tmp_path_factory):
     "name",
     [
         "train",
-        "own optimizer",
-        "own loss",
+        "classifier",
+        "classifier evaluated",
+        "classifier reported",
         "evaluate",
         "report",
         "reproduce",
@@ -131,9 +136,23 @@ def test_it_predicts_what_its_task_says(outcome):
     assert row["path"] == "gray.png" and 0 <= row["ink"] <= 1
 
 
-def test_its_own_loss_trains_a_classifier(outcome):
-    rows = (outcome[0] / "squared" / "metrics.jsonl").read_text().splitlines()
-    assert "train_squared" in json.loads(rows[-1])
+def test_a_classifier_takes_one_of_each_kind(outcome):
+    folder, found = outcome
+    run = folder / "classifier"
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    epoch = rows[-1]
+    steps, lr = (folder / "tally.txt").read_text().split()
+    assert "train_squared" in epoch  # the loss
+    assert "val_certainty" in epoch  # the metric
+    assert float((folder / "dimmed.txt").read_text()) == 0.5  # the augmentation
+    assert int(steps) == epoch["step"]  # the callback
+    assert float(lr) == pytest.approx(0.001 / epoch["step"])  # the schedule
+    config = json.loads((run / "config.json").read_text())
+    assert config["optimizer"]["name"] == "signs"
+    assert config["data"]["name"] == "my.stripes"  # the data format
+    figures = json.loads(found["classifier evaluated"][1])
+    assert 0 <= figures["certainty"] <= 1
+    assert "certainty" in (run / "report.html").read_text().lower()
 
 
 def test_the_explorer_answers_for_it(outcome):
@@ -141,6 +160,7 @@ def test_the_explorer_answers_for_it(outcome):
     [about] = found["about"]["models"]
     assert about["views"]["pose"] == {"title": "Pose", "dim": 3, "decoder": True}
     assert "error" not in found["look"], found["look"]
+    assert found["ink"] == {"ink": 0.0}
 
 
 def systems():

@@ -19,7 +19,7 @@ RUNS_PER_REPEAT, QUICK_REPEATS = 20, 3
 class BenchSettings:
     """What is measured, and how often."""
 
-    model: str = "capsnet"  # Of `torchcaps models`.
+    model: str | None = None  # Of `torchcaps models`; by default the network of 2017.
     batch: int = 128  # Images, or samples of the layer, at once.
     precision: tuple[Literal["fp32", "bf16"], ...] = (
         "fp32",
@@ -112,7 +112,9 @@ class _Job:
         )
         self.precisions = tuple(dict.fromkeys(settings.precision))
         self.sizes = tc.bench.Sizes(**{name: getattr(settings, name) for name in sizes})
-        self.subject = tc.bench.Workload(settings.model, _options(option), settings.batch)
+        self.subject = tc.bench.Workload(
+            settings.model or tc.training.TrainConfig().model.name, _options(option), settings.batch
+        )
         try:
             self.subject.build()
         except TypeError as error:

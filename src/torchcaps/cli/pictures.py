@@ -112,7 +112,7 @@ def explore(
                 port=port,
                 open_page=open,
                 device=device,
-                say=lambda line: print(line, flush=True),
+                log=lambda line: print(line, flush=True),
                 warn=note,
             )
     except KeyboardInterrupt:

@@ -19,6 +19,13 @@ from torchcaps.errors import ArgumentError, UnknownNameError
 if TYPE_CHECKING:
     from torchcaps.settings import TrainConfig
 
+# Settings whose value is one word of the command line, so that the next word is no part of it.
+WORDS: dict[Any, str] = {
+    bool: "true|false",
+    tuple[int, ...]: "10,20,...",
+    tuple[str, ...]: "NAME,...",
+    dict[str, Any]: "NAME=VALUE,...",
+}
 POSITIONAL = ("model", "model_options")  # given by other means than a flag of this name
 
 
@@ -50,11 +57,7 @@ def _flag(name: str, about: str, kind: Any) -> tuple[str, Any, Any]:
 
 def _metavar(kind: Any) -> str | None:
     """What a value looks like that is one word for `_read`; None where tyro reads it."""
-    if kind is bool:
-        return "true|false"
-    if tuple[int, int] in get_args(kind):
-        return "32|32x48"
-    return "10,20,..." if kind == tuple[int, ...] else None
+    return "32|32x48" if tuple[int, int] in get_args(kind) else WORDS.get(kind)
 
 
 def _read(name: str, word: Any, kind: Any) -> Any:
@@ -62,13 +65,17 @@ def _read(name: str, word: Any, kind: Any) -> Any:
     metavar = _metavar(kind)
     if metavar is None or word is None:
         return word
+    parts = word.split("x" if metavar.startswith("32") else ",")
+    if kind == dict[str, Any]:
+        return _options(parts)
+    if kind == tuple[str, ...]:
+        return tuple(parts)
     if kind is bool and word.lower() in ("true", "false"):
         return word.lower() == "true"
-    parts = word.split("," if kind == tuple[int, ...] else "x")
     if kind is bool or not all(part.isdecimal() for part in parts):
         raise ArgumentError(name, f"expected {metavar}, got {word}")
     numbers = tuple(int(part) for part in parts)
-    return numbers[0] if len(numbers) == 1 and kind != tuple[int, ...] else numbers
+    return numbers[0] if len(numbers) == 1 and kind not in WORDS else numbers
 
 
 def fill_bare_flags(arguments: Sequence[str]) -> list[str]:
@@ -139,7 +146,7 @@ def check_unchanged(
             )
 
 
-def _options(texts: tuple[str, ...]) -> dict[str, Any]:
+def _options(texts: Sequence[str]) -> dict[str, Any]:
     """{"iterations": 2} from "iterations=2"; a value that is no JSON is text."""
     found: dict[str, Any] = {}
     for text in texts:

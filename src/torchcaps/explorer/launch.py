@@ -21,7 +21,7 @@ def explore(
     port: int = 8700,
     open_page: bool = True,
     device: str = "auto",
-    say: Callable[[str], object] = print,
+    log: Callable[[str], object] = print,
     warn: Callable[[str], object] = warnings.warn,
 ) -> None:
     """Serve the page that shows what a trained model's capsules encode, until Ctrl-C.
@@ -36,7 +36,7 @@ def explore(
         port: the first port to try.
         open_page: open the page in the browser.
         device: "auto", "cpu", "cuda", ...
-        say: prints the address.
+        log: prints the address.
         warn: is told why there are no test images.
 
     Raises:
@@ -54,4 +54,4 @@ def explore(
         if session.note:
             warn(session.note)
         sessions.append(session)
-    serve(sessions, host=host, port=port, open_page=open_page, say=say)
+    serve(sessions, host=host, port=port, open_page=open_page, log=log)

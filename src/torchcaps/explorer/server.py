@@ -76,7 +76,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8700,
     open_page: bool = True,
-    say: Callable[[str], object] = print,
+    log: Callable[[str], object] = print,
 ) -> None:
     """Serve the page until Ctrl-C.
 
@@ -86,7 +86,7 @@ def serve(
             address has.
         port: the first to try; 0 takes any.
         open_page: open it in the browser.
-        say: prints the address.
+        log: prints the address.
 
     Raises:
         RunError: where there is no such address, or no free port.
@@ -96,12 +96,12 @@ def serve(
     with bound(host, port) as listening:
         bound_port = listening.getsockname()[1]
         if port not in (0, bound_port):
-            say(f"port {port} is in use; taking {bound_port}")
+            log(f"port {port} is in use; taking {bound_port}")
         url = page_url(host, bound_port, token)
         app = make_app(sessions, token, worker, hosts=(*LOCAL_HOSTS, host))
         server = _Server(settings(app))
         server.worker = worker
-        say(url)  # the socket listens already: who comes before the server runs is answered then
+        log(url)  # the socket listens already: who comes before the server runs is answered then
         if open_page:  # a thread, as some browsers return only when they are closed
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
         try:

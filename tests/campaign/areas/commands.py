@@ -33,7 +33,7 @@ from torchcaps.explorer import Session
 from torchcaps.explorer.server import serve
 model = create_model("cnn_baseline", img_size=12, num_classes=2, channels=(4,), kernels=(3,), hidden=(4,)).eval()
 model.classes, model.preprocess = ("a", "b"), Preprocess((12, 12), 1)
-serve([Session(model, "m")], port=0, open_page=False, say=lambda line: print(line, flush=True))
+serve([Session(model, "m")], port=0, open_page=False, log=lambda line: print(line, flush=True))
 """
 
 
