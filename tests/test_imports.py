@@ -125,6 +125,21 @@ def test_version_is_that_of_the_package():
     assert torchcaps.__version__ == version("torchcaps")
 
 
+VERBS = "train fit load evaluate predict compare diagnose report explore reproduce create_model list_models"
+
+
+def test_a_package_takes_the_place_of_no_verb():
+    code = f"""
+import importlib, pkgutil, torchcaps
+for module in pkgutil.iter_modules(torchcaps.__path__):
+    if module.name != "__main__":
+        importlib.import_module("torchcaps." + module.name)
+for verb in {VERBS.split()}:
+    assert callable(getattr(torchcaps, verb)), verb
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_public_names_resolve():
     for name in torchcaps.__all__:
         assert getattr(torchcaps, name) is not None

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from torchcaps.nn import record_routing, set_impl
     from torchcaps.reporting import compare, diagnose, evaluate, predict, report
     from torchcaps.reproduction import reproduce
-    from torchcaps.training import fit, load
+    from torchcaps.training import fit, load, train
     from torchcaps.types import Capsules, ModelSpec, Routed
 
-# What is no room itself: in which one it is.
+# Names of the top level, and the packages that they are loaded from.
 _HOMES = {
     "Capsules": "types",
     "MemoryEstimate": "bench",
@@ -54,6 +54,7 @@ _HOMES = {
     "load": "training",
     "record_routing": "nn",
     "set_impl": "nn",
+    "train": "training",
 }
 __all__ = [
     "Capsules",
@@ -85,6 +86,7 @@ __all__ = [
     "set_impl",
     "tasks",
     "testing",
+    "train",
     "training",
     "viz",
 ]
