@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Generator, Tensor
 
@@ -41,9 +42,10 @@ LOSSES: Registry[Mapping[str, float]] = Registry("loss")
 LOSSES.add("weighted", WEIGHTS)
 LOSSES.add("without_equivariance", WEIGHTS | {"equivariance": 0.0})
 SHIFT = 0.2  # largest translation either way along each axis
-VIEWS, SEED = 8, 99  # motions of each set that is measured
-SHAPES, SHOWN_VIEWS = 4, 3  # drawn
-NAMES = ("as it is moved", "canonical pose", "as it is drawn")  # rows of pictures
+VIEWS = 8  # motions of each set that is measured
+SEED = 99
+SHAPES = 4  # drawn
+SHOWN_VIEWS = 3
 LEAST = 0.01  # resultant length: the deviation of opposite rotations is infinite
 PIECE = 32  # sets measured at a time
 
@@ -84,14 +86,14 @@ class Align(Task):
     def sample_batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Motions:
         """Two random motions of each set; of those that are measured eight, whatever else is in the batch."""
         points = images.float_images(indices)
+        dim = images.in_chans
         if self.training:
-            drawn = random_motions(len(indices), 2, images.in_chans, generator)
+            rotation, shift = random_motions(len(indices), 2, dim, generator)
         else:
-            every = random_motions(
-                len(images), VIEWS, images.in_chans, Generator().manual_seed(SEED)
-            )
-            drawn = (every[0][indices.cpu()], every[1][indices.cpu()])
-        return Motions(points, *(each.to(points) for each in drawn))
+            fixed = Generator().manual_seed(SEED)
+            motions = random_motions(len(images), VIEWS, dim, fixed)
+            rotation, shift = (each[indices.cpu()] for each in motions)
+        return Motions(points, rotation.to(points), shift.to(points))
 
     def training_step(self, batch: Motions, progress: float) -> Outputs:
         return {name: values.mean() for name, values in self._losses(batch).items()}
@@ -163,22 +165,28 @@ class Align(Task):
     def report_items(self, evaluation: EvaluationResult, images: ImageSet) -> list[ReportItem]:
         from torchcaps import viz
 
-        rows: tuple[list[tuple[Tensor, Tensor]], ...] = ([], [], [])
+        moved, canonical, drawings = [], [], []
         with evaluating(self):
             batch = first_batch(self, images, SHAPES)
             for view in range(SHOWN_VIEWS):
                 points = batch.view(view)
                 aligned = self.model.align(points)
-                drawn = self.model.draw(*self.model.described(aligned))
-                capsule = aligned.attention.argmax(dim=2)
+                drawn = self.model.draw(*self.model.described(aligned)).cpu()
+                capsules = aligned.attention.argmax(dim=2).cpu()
                 parts = torch.arange(drawn.shape[1]).repeat_interleave(drawn.shape[2])
                 for i in range(len(points)):
-                    rows[0].append((points[i].squeeze(2).mT.cpu(), capsule[i].cpu()))
-                    rows[1].append((aligned.upright[i].cpu(), capsule[i].cpu()))
-                    rows[2].append((drawn[i].flatten(0, 1).cpu(), parts))
+                    moved.append((points[i].squeeze(2).mT.cpu(), capsules[i]))
+                    canonical.append((aligned.upright[i].cpu(), capsules[i]))
+                    drawings.append((drawn[i].flatten(0, 1), parts))
+        rows = {
+            "as it is moved": moved,
+            "canonical pose": canonical,
+            "as it is drawn": drawings,
+        }
         about = (
-            f"{len(points)} test sets, after each of {SHOWN_VIEWS} motions; a color is a capsule. The canonical pose "
-            "should be the same for all motions, and parts should keep their colors. Of three coordinates two show."
+            f"{len(batch.points)} test sets, after each of {SHOWN_VIEWS} motions; a color is a "
+            "capsule. The canonical pose should be the same for all motions, and parts should keep "
+            "their colors. Of three coordinates two show."
         )
         alt = "Sets of points colored by capsule, as they are moved, in the canonical pose, and as they are drawn."
         return [
@@ -186,7 +194,7 @@ class Align(Task):
                 "capsules",
                 "The capsules",
                 about,
-                viz.point_sets(dict(zip(NAMES, rows, strict=True))),
+                viz.point_sets(rows),
                 alt,
             )
         ]
@@ -226,28 +234,28 @@ def capsule_losses(both: Aligned, batch: Motions) -> Outputs:
     distance of aligned keypoints from canonical ones, a mean over capsules. Localization, equilibrium and canonical
     are of one view, and means of both."""
     count = len(batch.points)
-    a, b = (Aligned(*(part[rows] for part in both)) for rows in (slice(count), slice(count, None)))
+    first = Aligned(*(part[:count] for part in both))
+    second = Aligned(*(part[count:] for part in both))
     with without_autocast(batch.points):
-        home = (a.keypoints - batch.shift[:, :1]) @ batch.rotation[:, 0]
+        home = (first.keypoints - batch.shift[:, :1]) @ batch.rotation[:, 0]
         moved = home @ batch.rotation[:, 1].mT + batch.shift[:, 1:2]
         fitted = both.keypoints @ both.rotation.mT + both.translation.unsqueeze(1)
         points = torch.cat([batch.view(0), batch.view(1)]).squeeze(3).mT
-        held = both.attention.sum(dim=1)
-        # One table [batch, points, capsules] of squared distances, whatever the number of coordinates.
-        apart = points.square().sum(dim=2, keepdim=True) + both.keypoints.square().sum(
-            dim=2
-        ).unsqueeze(1)
-        apart = (apart - 2 * points @ both.keypoints.mT).clamp(min=0)
-        variance = (both.attention * apart).sum(dim=1) / held.clamp(min=1e-3)
-    single = {
+        mass = both.attention.sum(dim=1)
+        # One table [batch, points, capsules], whatever the number of coordinates.
+        norms = points.square().sum(dim=2, keepdim=True)
+        norms = norms + both.keypoints.square().sum(dim=2).unsqueeze(1)
+        squared_distances = (norms - 2 * points @ both.keypoints.mT).clamp(min=0)
+        variance = (both.attention * squared_distances).sum(dim=1) / mass.clamp(min=1e-3)
+    of_views = {
         "localization": variance.sum(dim=1),
-        "equilibrium": held.var(dim=1),
+        "equilibrium": mass.var(dim=1),
         "canonical": (fitted - both.canonical).square().sum(dim=2).mean(dim=1),
     }
     return {
-        "equivariance": (moved - b.keypoints).square().sum(dim=2).mean(dim=1),
-        "invariance": (a.descriptors - b.descriptors).square().mean(dim=(1, 2)),
-        **{name: value.unflatten(0, (2, count)).mean(dim=0) for name, value in single.items()},
+        "equivariance": (moved - second.keypoints).square().sum(dim=2).mean(dim=1),
+        "invariance": (first.descriptors - second.descriptors).square().mean(dim=(1, 2)),
+        **{name: value.unflatten(0, (2, count)).mean(dim=0) for name, value in of_views.items()},
     }
 
 
@@ -274,18 +282,17 @@ def principal_axes(points: Float[Tensor, "batch points dim"]) -> Float[Tensor, "
 
 def random_motions(count: int, views: int, dim: int, generator: Generator) -> tuple[Tensor, Tensor]:
     """Rotations `[count, views, dim, dim]`, uniform, and shifts `[count, views, dim]` in -0.2..0.2, on its device."""
-    place = generator.device
+    random: dict[str, Any] = {"generator": generator, "device": generator.device}
     if dim == 2:
-        turn = 2 * math.pi * torch.rand(count, views, generator=generator, device=place)
-        rotation = torch.stack([turn.cos(), -turn.sin(), turn.sin(), turn.cos()], dim=2).unflatten(
-            2, (2, 2)
-        )
-    else:
-        q = torch.nn.functional.normalize(
-            torch.randn(count, views, 4, generator=generator, device=place), dim=2
-        )
-        (w, x, y, z), none = q.unbind(dim=2), torch.zeros_like(q[..., 0])
-        cross = torch.stack([none, -z, y, z, none, -x, -y, x, none], dim=2).unflatten(2, (3, 3))
-        rotation = torch.eye(3, device=place) + 2 * (w[..., None, None] * cross + cross @ cross)
-    shift = SHIFT * (2 * torch.rand(count, views, dim, generator=generator, device=place) - 1)
+        angle = 2 * math.pi * torch.rand(count, views, **random)
+        cos = angle.cos()
+        sin = angle.sin()
+        rotation = torch.stack([cos, -sin, sin, cos], dim=2).unflatten(2, (2, 2))
+    else:  # by quaternions w + xi + yj + zk of length 1
+        w, x, y, z = F.normalize(torch.randn(count, views, 4, **random), dim=2).unbind(dim=2)
+        zero = torch.zeros_like(w)
+        cross = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], dim=2).unflatten(2, (3, 3))
+        eye = torch.eye(3, device=generator.device)
+        rotation = eye + 2 * (w[..., None, None] * cross + cross @ cross)
+    shift = SHIFT * (2 * torch.rand(count, views, dim, **random) - 1)
     return rotation, shift

@@ -27,39 +27,49 @@ PRESENT = 0.01  # mean presence below which a capsule counts as dead
 class TransformingEvaluation(EvaluationResult):
     """What poses say of known transformations, and how well the outcome is drawn.
 
-    Means over capsules are weighted by their presence; errors are mean squared ones per pixel."""
+    Means over capsules are weighted by their presence; errors are mean squared ones per pixel.
 
-    names: tuple[
-        str, ...
-    ]  # of the m numbers of a transformation: dx, dy in pixels; or the upper two rows of a matrix
-    true: Float[Tensor, "n m"]  # what was done
-    predicted: Float[
-        Tensor, "n m"
-    ]  # what all capsules say was done, each weighted by its presence in both images
-    correlation: dict[
-        str, float
-    ]  # of the two by name, in [-1, 1]; NaN where one of them does not vary
-    slope: dict[str, float]  # of the line of `predicted` over `true`; 1 would be right
-    # Largest |correlation| of a predicted number with one of the others that were done, beyond what those have with
-    # each other; 0 would be right.
+    Attributes:
+        names: of the m numbers of a transformation: dx, dy in pixels; or the upper two rows of a
+            matrix.
+        true: what was done.
+        predicted: what all capsules say was done, each weighted by its presence in both images.
+        correlation: of the two by name, in [-1, 1]; NaN where one of them does not vary.
+        slope: of the line of `predicted` over `true`; 1 would be right.
+        cross_correlation: largest |correlation| of a predicted number with one of the others that
+            were done, beyond what those have with each other; 0 would be right.
+        capsule_correlation: of the change of a capsule's pose with the change that the
+            transformation should make to it; images weighted by its presence in both.
+        capsule_slope: of the line through the same points; 1 for a capsule that is right.
+        presence: mean over images, in [0, 1].
+        mean_correlation: of `capsule_correlation` over capsules and over the m numbers.
+        mean_r2: by name: squares of `capsule_correlation`, mean over capsules, in [0, 1].
+        slope_spread: by name: standard deviation of `capsule_slope` over capsules.
+        presence_change: mean of |p(target) - p(source)|, in [0, 1]; presence ought to stay.
+        error: of the drawn targets.
+        copy_error: of the source in place of a drawing.
+        moved_error: of the source, itself transformed: what is lost at the border and by
+            resampling twice.
+        mean_error: of the mean of all targets.
+    """
+
+    names: tuple[str, ...]
+    true: Float[Tensor, "n m"]
+    predicted: Float[Tensor, "n m"]
+    correlation: dict[str, float]
+    slope: dict[str, float]
     cross_correlation: float
-    # Of the change of a capsule's pose with the change that the transformation should make to it; images weighted by
-    # the capsule's presence in both.
     capsule_correlation: Float[Tensor, "capsules m"]
-    capsule_slope: Float[
-        Tensor, "capsules m"
-    ]  # of the line through the same points; 1 for a capsule that is right
-    presence: Float[Tensor, " capsules"]  # mean over images, in [0, 1]
-    mean_correlation: float  # of `capsule_correlation` over capsules and over the m numbers
-    mean_r2: dict[
-        str, float
-    ]  # by name: squares of `capsule_correlation`, mean over capsules, in [0, 1]
-    slope_spread: dict[str, float]  # by name: standard deviation of `capsule_slope` over capsules
-    presence_change: float  # mean of |p(target) - p(source)|, in [0, 1]; presence ought to stay
-    error: float  # of the drawn targets
-    copy_error: float  # of the source in place of a drawing
-    moved_error: float  # of the source, itself transformed: what is lost at the border and by resampling twice
-    mean_error: float  # of the mean of all targets
+    capsule_slope: Float[Tensor, "capsules m"]
+    presence: Float[Tensor, " capsules"]
+    mean_correlation: float
+    mean_r2: dict[str, float]
+    slope_spread: dict[str, float]
+    presence_change: float
+    error: float
+    copy_error: float
+    moved_error: float
+    mean_error: float
 
     @property
     def alive(self) -> int:
@@ -74,7 +84,7 @@ class TransformingEvaluation(EvaluationResult):
 
     def to_dict(self) -> dict[str, Any]:
         """The figures, ready for JSON; None where there is no number, as for a correlation with what never varies."""
-        of_each = {
+        by_name = {
             "correlation": self.correlation,
             "r2": {name: value**2 for name, value in self.correlation.items()},
             "slope": self.slope,
@@ -82,8 +92,8 @@ class TransformingEvaluation(EvaluationResult):
             "capsule_slope_spread": self.slope_spread,
         }
         figures = {
-            f"{what}_{name}": value
-            for what, values in of_each.items()
+            f"{kind}_{name}": value
+            for kind, values in by_name.items()
             for name, value in values.items()
         }
         figures |= {
@@ -96,18 +106,20 @@ class TransformingEvaluation(EvaluationResult):
             "moved_mse": self.moved_error,
             "mean_mse": self.mean_error,
         }
-        known = {name: value if isfinite(value) else None for name, value in figures.items()}
-        return {**known, **self.extra, "num_samples": len(self.true)}
+        finite = {name: value if isfinite(value) else None for name, value in figures.items()}
+        return {**finite, **self.extra, "num_samples": len(self.true)}
 
 
 def compare_pairs(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:
     """What a model makes of pairs, `[batch, ...]` by name: poses, presences, the target, errors summed over pixels."""
     source, target, done = pairs
-    before, after = model.capsules(source), model.capsules(target)
+    before = model.capsules(source)
+    after = model.capsules(target)
     moved: Capsules = model.move(before, done)
     drawn: Tensor = model.reconstruct(moved)
-    shifts = done.dim() == 2
-    matrices = shift_matrices(done, (source.shape[2], source.shape[3])) if shifts else done
+    are_shifts = done.dim() == 2
+    height, width = source.shape[2:]
+    matrices = shift_matrices(done, (height, width)) if are_shifts else done
     images = {"error": drawn, "copy_error": source, "moved_error": move_by_matrix(source, matrices)}
     errors = {
         name: (image.float() - target).square().flatten(1).sum(dim=1)
@@ -120,7 +132,7 @@ def compare_pairs(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:
         "after_presence": after.activation,
         "expected": moved.pose,
         "target": target,
-        "true": done if shifts else done[:, :2].flatten(1),
+        "true": done if are_shifts else done[:, :2].flatten(1),
         **errors,
     }
 
@@ -149,10 +161,11 @@ def evaluate_transforming(
     (see `transformed_pairs`). ValueError for fewer than two pairs, or pairs that the model cannot take."""
     check_images(pairs.source)
     check_range("batch_size", batch_size, low=1)
-    place, parts = device_of(model), []
+    device = device_of(model)
+    parts = []
     with evaluating(model):
-        for rows in torch.arange(len(pairs.source)).split(batch_size):
-            batch = (tensor[rows.to(tensor.device)].to(place) for tensor in pairs)
+        for indices in torch.arange(len(pairs.source)).split(batch_size):
+            batch = (tensor[indices.to(tensor.device)].to(device) for tensor in pairs)
             parts.append(compare_pairs(model, TransformedPairs(*batch)))
     return measure_pairs(
         {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
@@ -162,43 +175,47 @@ def evaluate_transforming(
 def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
     """The figures of all pairs by what `compare_pairs` gave for them; ValueError for fewer than two."""
     check_range("number of pairs", len(outputs["true"]), low=2)
-    known = {name: values.double() for name, values in outputs.items()}
-    before, after, true, target = (known[name] for name in ("before", "after", "true", "target"))
+    values = {name: tensor.double() for name, tensor in outputs.items()}
+    before, after, true, target = (values[name] for name in ("before", "after", "true", "target"))
     count = true.shape[1]
-    names, estimated = SHIFT if count == len(SHIFT) else AFFINE, estimated_transformations(known)
-    share = (known["before_presence"] * known["after_presence"]).unsqueeze(-1)
-    of_each, slopes = _line(
-        (known["expected"] - before)[..., :count], (after - before)[..., :count], share
-    )
-    presence = (known["before_presence"].mean(dim=0) + known["after_presence"].mean(dim=0)) / 2
-    moving = of_each.isfinite().all(dim=1)
-    part = (presence * moving / presence[moving].sum()).unsqueeze(-1)
-    r, b = (
-        of_each.nan_to_num(),
-        slopes.nan_to_num(),
-    )  # of capsules that do not move: their part is 0
+    names = SHIFT if count == len(SHIFT) else AFFINE
+    estimated = estimated_transformations(values)
+    correlations, slopes = _line(true, estimated, torch.ones(len(true), 1, dtype=true.dtype))
+
+    # Of each capsule, images weighted by its presence in both.
+    weight = (values["before_presence"] * values["after_presence"]).unsqueeze(-1)
+    expected_change = (values["expected"] - before)[..., :count]
+    of_capsules, slopes_of_capsules = _line(expected_change, (after - before)[..., :count], weight)
+
+    # Over capsules, weighted by their presence; those that do not move have no part in it.
+    presence = (values["before_presence"].mean(dim=0) + values["after_presence"].mean(dim=0)) / 2
+    moves = of_capsules.isfinite().all(dim=1)
+    part = (presence * moves / presence[moves].sum()).unsqueeze(-1)
+    r = of_capsules.nan_to_num()
+    b = slopes_of_capsules.nan_to_num()
     spread = (part * (b - (part * b).sum(dim=0)).square()).sum(dim=0).sqrt()
-    together, line = _line(true, estimated, torch.ones(len(true), 1, dtype=true.dtype))
-    r2 = (part * r.square()).sum(dim=0)
-    by_name = {"correlation": together, "slope": line, "mean_r2": r2, "slope_spread": spread}
-    named: dict[str, Any] = {
+    by_name = {
+        "correlation": correlations,
+        "slope": slopes,
+        "mean_r2": (part * r.square()).sum(dim=0),
+        "slope_spread": spread,
+    }
+    figures: dict[str, Any] = {
         key: dict(zip(names, x.tolist(), strict=True)) for key, x in by_name.items()
     }
-    named |= {
-        name: float(known[name].mean() / target[0].numel())
-        for name in ("error", "copy_error", "moved_error")
-    }
+    for name in ("error", "copy_error", "moved_error"):
+        figures[name] = float(values[name].mean() / target[0].numel())
     return TransformingEvaluation(
         names=names,
         true=true.float(),
         predicted=estimated.float(),
         cross_correlation=_crossing(true, estimated),
-        capsule_correlation=of_each.float(),
-        capsule_slope=slopes.float(),
+        capsule_correlation=of_capsules.float(),
+        capsule_slope=slopes_of_capsules.float(),
         presence=presence.float(),
-        **named,
+        **figures,
         mean_correlation=float((part * r).sum(dim=0).mean()),
-        presence_change=float((known["after_presence"] - known["before_presence"]).abs().mean()),
+        presence_change=float((values["after_presence"] - values["before_presence"]).abs().mean()),
         mean_error=float((target - target.mean(dim=0)).square().mean()),
     )
 

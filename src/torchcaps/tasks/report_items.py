@@ -15,116 +15,123 @@ from torchcaps.tasks._base import ReportItem
 from torchcaps.types import ModelSpec, spec_of
 from torchcaps.words import percent
 
-EXAMPLES, PAIRS, OVERLAPS = 12, 40, 24
-CONFUSIONS, MOST_ROWS = 10, 200  # rows of tables
+EXAMPLES = 12
+PAIRS = 40
+OVERLAPS = 24
+CONFUSIONS = 10  # rows of a table
+MOST_ROWS = 200
 
 
-def classified(model: nn.Module, found: Evaluation, images: ImageSet) -> list[ReportItem]:
+def classified(model: nn.Module, evaluation: Evaluation, images: ImageSet) -> list[ReportItem]:
     """Confusion matrix, accuracy by class, calibration, examples and, with a decoder, reconstructions."""
+    spec = spec_of(model)
+    shown = example_indices(evaluation.labels, per_class=2, seed=0)
+    items = [
+        confusions(evaluation),
+        by_class(evaluation),
+        calibrated(evaluation, spec),
+        examples(evaluation, images, evenly(shown, EXAMPLES)),
+    ]
+    if spec.decoder:
+        items.append(drawings(model, images, evenly(shown, PAIRS)))
+    return items
+
+
+def examples(evaluation: Evaluation, images: ImageSet, indices: Tensor) -> ReportItem:
+    """Test images beside the activations of their most active classes."""
     from torchcaps import viz
 
-    shown = example_indices(found.labels, per_class=2, seed=0)
-    some = evenly(shown, EXAMPLES)
-    names, about = (
-        viz.names.drawable(found.classes),
-        "Test images and the activations of their classes.",
-    )
     bars = viz.activation_bars(
-        images.float_images(some), found.activations[some], found.labels[some], classes=names
+        images.float_images(indices),
+        evaluation.activations[indices],
+        evaluation.labels[indices],
+        classes=viz.names.drawable(evaluation.classes),
     )
-    alt = f"{len(some)} test images with bars for their most active classes."
-    examples = ReportItem("activations", "Examples", about, bars, alt)
-    report_items = [confusions(found), by_class(found), calibrated(found, spec_of(model)), examples]
-    return [
-        *report_items,
-        *([drawings(model, images, evenly(shown, PAIRS))] if spec_of(model).decoder else []),
-    ]
+    return ReportItem(
+        "activations",
+        "Examples",
+        "Test images and the activations of their classes.",
+        bars,
+        f"{len(indices)} test images with bars for their most active classes.",
+    )
 
 
-def confusions(found: Evaluation) -> ReportItem:
+def confusions(evaluation: Evaluation) -> ReportItem:
     """The confusion matrix, and which classes are taken for which most often."""
     from torchcaps import viz
 
-    names, drawn = found.classes, viz.names.drawable(found.classes)
-    counts, places = (
-        (found.confusion - found.confusion.diag().diag())
-        .flatten()
-        .sort(descending=True, stable=True)
-    )
-    pairs = [
-        (int(n), *divmod(int(place), len(names)))
-        for n, place in zip(counts[:CONFUSIONS], places[:CONFUSIONS], strict=True)
-        if n
-    ]
-    rows = tuple(
-        (names[true], names[taken], f"{n:,}", percent(n / int(found.confusion[true].sum())))
-        for n, true, taken in pairs
-    )
-    about = "Rows are true classes, columns what they were taken for."
+    classes = evaluation.classes
+    drawn_names = viz.names.drawable(classes)
+    counts = evaluation.confusion
+    mistakes = counts - counts.diag().diag()
+    order = mistakes.flatten().argsort(descending=True, stable=True)[:CONFUSIONS]
+    rows = []
+    for true, taken in (divmod(place, len(classes)) for place in order.tolist()):
+        count = int(mistakes[true, taken])
+        if count:
+            share = percent(count / int(counts[true].sum()))
+            rows.append((classes[true], classes[taken], f"{count:,}", share))
+    about = "Rows are true classes, columns what they were taken for. "
     about += (
-        " The most frequent confusions are listed below it."
+        "The most frequent confusions are listed below it."
         if rows
-        else " No image was taken for another class."
+        else "No image was taken for another class."
     )
-    if drawn != list(names):
+    if drawn_names != list(classes):
         about += " Where a name cannot be drawn in a picture, it says the class's number in the table below."
     return ReportItem(
         "confusion_matrix",
         "Confusion matrix",
         about,
-        viz.confusion_matrix(found.confusion, drawn),
-        f"Confusion matrix of {len(names)} classes: {int(found.confusion.trace()):,} of {found.num_samples:,} images "
-        "on its diagonal are right.",
+        viz.confusion_matrix(counts, drawn_names),
+        f"Confusion matrix of {len(classes)} classes: {int(counts.trace()):,} of "
+        f"{evaluation.num_samples:,} images on its diagonal are right.",
         ("True class", "Taken for", "Images", "Of the true class") if rows else (),
-        rows,
+        tuple(rows),
     )
 
 
-def by_class(found: Evaluation) -> ReportItem:
+def by_class(evaluation: Evaluation) -> ReportItem:
     """Accuracy and precision of each class; of very many, a table of the least accurate."""
     from torchcaps import viz
 
-    shares, counts = (
-        [row["accuracy"] for row in found.per_class],
-        [row["count"] for row in found.per_class],
+    accuracies = [row["accuracy"] for row in evaluation.per_class]
+    counts = [row["count"] for row in evaluation.per_class]
+
+    def key(index: int) -> tuple[bool, float]:
+        """Classes without images come last."""
+        return accuracies[index] is None, accuracies[index] or 0.0
+
+    listed = sorted(sorted(range(len(accuracies)), key=key)[:MOST_ROWS])
+    rows = []
+    for k in listed:
+        row = evaluation.per_class[k]
+        numbers = (f"{row['correct']:,}", f"{row['count']:,}")
+        shares = (percent(row["accuracy"]), percent(row["precision"]))
+        rows.append((row["name"], str(k), shares[0], *numbers, shares[1]))
+    about = (
+        "Accuracy is the share of the images of a class that are recognized; precision is the share of the images "
+        "taken for it that are of it."
     )
-    least = sorted(range(len(shares)), key=lambda k: (shares[k] is None, shares[k] or 0.0))[
-        :MOST_ROWS
-    ]
-    rows = tuple(
-        (
-            r["name"],
-            str(k),
-            percent(r["accuracy"]),
-            f"{r['correct']:,}",
-            f"{r['count']:,}",
-            percent(r["precision"]),
-        )
-        for k, r in enumerate(found.per_class)
-        if k in least
-    )
-    listed = (
-        ""
-        if len(rows) == len(shares)
-        else f" Listed are the {len(rows)} least accurate of {len(shares)} classes."
-    )
+    if len(rows) < len(accuracies):
+        about += f" Listed are the {len(rows)} least accurate of {len(accuracies)} classes."
     return ReportItem(
         "per_class",
         "Class by class",
-        "Accuracy is the share of the images of a class that are recognized; precision is the share of the images "
-        f"taken for it that are of it.{listed}",
-        viz.per_class_bars(shares, viz.names.drawable(found.classes), counts),
+        about,
+        viz.per_class_bars(accuracies, viz.names.drawable(evaluation.classes), counts),
         "A bar for the accuracy of each class.",
         ("Class", "Number", "Accuracy", "Right", "Images", "Precision"),
-        rows,
+        tuple(rows),
     )
 
 
-def calibrated(found: Evaluation, spec: ModelSpec) -> ReportItem:
+def calibrated(evaluation: Evaluation, spec: ModelSpec) -> ReportItem:
     """Whether activations can be read as confidence."""
     from torchcaps import viz
 
-    errors, kind = found.calibration, "length" if spec.activation == "length" else "activation"
+    errors = evaluation.calibration
+    kind = "length" if spec.activation == "length" else "activation"
     about = "A calibrated model is right in 80 % of the cases in which it is 80 % sure. "
     about += (
         f"The {kind} of a capsule is no probability, so both readings in use are shown: the largest {kind} divided by "
@@ -138,17 +145,17 @@ def calibrated(found: Evaluation, spec: ModelSpec) -> ReportItem:
         "calibration",
         "Calibration",
         about,
-        viz.calibration(found.to_dict()["calibration"]),
+        viz.calibration(evaluation.to_dict()["calibration"]),
         "Reliability diagrams: accuracy by confidence, over the number of images at each confidence.",
     )
 
 
-def drawings(model: nn.Module, images: ImageSet, some: Tensor) -> ReportItem:
+def drawings(model: nn.Module, images: ImageSet, indices: Tensor) -> ReportItem:
     """Test images above what the decoder draws from the pose of the most active capsule alone."""
     from torchcaps import viz
 
-    shown, labels = images.float_images(some), images.labels[some].cpu()
-    drawn, names = reconstructions(model, shown), viz.names.drawable(images.classes)
+    shown = images.float_images(indices)
+    drawn = reconstructions(model, shown)
     error = float((shown.cpu() - drawn.images).square().mean())
     return ReportItem(
         "reconstructions",
@@ -156,9 +163,13 @@ def drawings(model: nn.Module, images: ImageSet, some: Tensor) -> ReportItem:
         "What the decoder draws from the pose of the most active capsule alone. Mean squared error per value of a "
         f"pixel, over the images shown: {error:.4f}.",
         viz.reconstructions(
-            shown, drawn.images, labels, predictions=drawn.predictions, classes=names
+            shown,
+            drawn.images,
+            images.labels[indices].cpu(),
+            predictions=drawn.predictions,
+            classes=viz.names.drawable(images.classes),
         ),
-        f"{len(some)} test images above what the decoder draws of them.",
+        f"{len(indices)} test images above what the decoder draws of them.",
     )
 
 
@@ -166,21 +177,27 @@ def overlaps(model: nn.Module, images: ImageSet) -> ReportItem:
     """Images of two classes, and what the decoder draws from their two most active capsules, one by one."""
     from torchcaps import viz
 
-    some = evenly(torch.arange(len(images)), OVERLAPS)
-    shown, labels = images.float_images(some), images.labels[some].cpu()
-    drawn, names = match_segments(segment(model, shown), labels), viz.names.drawable(images.classes)
+    indices = evenly(torch.arange(len(images)), OVERLAPS)
+    shown = images.float_images(indices)
+    labels = images.labels[indices].cpu()
+    drawn = match_segments(segment(model, shown), labels)
     return ReportItem(
         "overlaps",
         "Reconstructions",
         "What the decoder draws from the two most active capsules of each image, one at a time: the first in magenta, "
         "the second in green, white where both are.",
         viz.overlaps(
-            shown, drawn.images, labels, shown=drawn.shown, lengths=drawn.lengths, classes=names
+            shown,
+            drawn.images,
+            labels,
+            shown=drawn.shown,
+            lengths=drawn.lengths,
+            classes=viz.names.drawable(images.classes),
         ),
-        f"{len(some)} images of two overlapping classes, and what the decoder draws of each class alone.",
+        f"{len(indices)} images of two overlapping classes, and what the decoder draws of each class alone.",
     )
 
 
-def evenly(indices: Tensor, most: int) -> Tensor:
-    """At most `most` of these, spread over all of them in their order."""
-    return indices[torch.linspace(0, len(indices) - 1, min(most, len(indices))).round().long()]
+def evenly(indices: Tensor, count: int) -> Tensor:
+    """At most `count` of these, spread over all of them in their order."""
+    return indices[torch.linspace(0, len(indices) - 1, min(count, len(indices))).round().long()]

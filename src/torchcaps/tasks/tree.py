@@ -200,10 +200,10 @@ def level_weights(sizes: Sequence[int], accuracy: Sequence[float] | None = None)
     `1 - n_l / sum n`, normalized: 0.444, 0.333 and 0.222 for 2, 6 and 10 classes. With the accuracies of the levels,
     in [0, 1]: `1 - accuracy_l * initial_l`, normalized."""
     weights = [1 - count / sum(sizes) for count in sizes]
-    start = [weight / sum(weights) for weight in weights]
+    initial = [weight / sum(weights) for weight in weights]
     if accuracy is None:
-        return start
-    weights = [1 - right * weight for right, weight in zip(accuracy, start, strict=True)]
+        return initial
+    weights = [1 - share * weight for share, weight in zip(accuracy, initial, strict=True)]
     return [weight / sum(weights) for weight in weights]
 
 
@@ -214,62 +214,62 @@ def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float
     the share of images that are right on every level; `consistency`, of those whose classes are each the parent of the
     next, which needs no truth. `hierarchical_precision`, `_recall` and `_f1` compare sets, an image at a time: the
     classes that are said, with all of their ancestors, against the true path."""
-    right, depth = paths == truth, len(tree.sizes)
-    accuracy = right.double().mean(dim=0).tolist()
-    lineage = [
-        paths[:, -1:]
-    ]  # of each level, fine to coarse: the class that is said, and ancestors of those below
-    agrees = torch.ones(len(paths), dtype=torch.bool)
+    depth = len(tree.sizes)
+    is_right = paths == truth
+    accuracies = is_right.double().mean(dim=0).tolist()
+    # For each level, fine to coarse: the predicted class, and ancestors of those predicted below.
+    lineage = [paths[:, -1:]]
+    is_consistent = torch.ones(len(paths), dtype=torch.bool)
     for level in range(depth - 2, -1, -1):
-        above = torch.tensor(tree.parents[level])[lineage[-1]]
-        agrees &= above[:, 0] == paths[:, level]
-        lineage.append(torch.cat([paths[:, level : level + 1], above], dim=1))
+        parents = torch.tensor(tree.parents[level])[lineage[-1]]
+        is_consistent &= parents[:, 0] == paths[:, level]
+        lineage.append(torch.cat([paths[:, level : level + 1], parents], dim=1))
     lineage.reverse()
-    common = sum(
-        (said == truth[:, level : level + 1]).any(dim=1) for level, said in enumerate(lineage)
-    )
-    said = sum(1 + (s.sort(dim=1).values.diff(dim=1) != 0).sum(dim=1) for s in lineage)
-    precision, recall = (
-        torch.as_tensor(common, dtype=torch.float64) / count for count in (said, depth)
-    )
-    f1 = (
-        2 * precision * recall / (precision + recall).clamp(min=torch.finfo(torch.float64).tiny)
-    ).mean()
+    num_common = torch.zeros(len(paths), dtype=torch.float64)
+    num_predicted = torch.zeros(len(paths), dtype=torch.float64)
+    for level, classes in enumerate(lineage):
+        num_common += (classes == truth[:, level : level + 1]).any(dim=1)
+        num_predicted += 1 + (classes.sort(dim=1).values.diff(dim=1) != 0).sum(dim=1)
+    precision = num_common / num_predicted
+    recall = num_common / depth
+    f1 = 2 * precision * recall / (precision + recall).clamp(min=torch.finfo(torch.float64).tiny)
+    harmonic_mean = depth / sum(1 / value for value in accuracies) if min(accuracies) else 0.0
     return {
-        **{f"level_{level + 1}_accuracy": value for level, value in enumerate(accuracy)},
-        "hierarchical_accuracy": depth / sum(1 / value for value in accuracy)
-        if min(accuracy)
-        else 0.0,
-        "exact_match": right.all(dim=1).double().mean().item(),
-        "consistency": agrees.double().mean().item(),
+        **{f"level_{level}_accuracy": value for level, value in enumerate(accuracies, start=1)},
+        "hierarchical_accuracy": harmonic_mean,
+        "exact_match": is_right.all(dim=1).double().mean().item(),
+        "consistency": is_consistent.double().mean().item(),
         "hierarchical_precision": precision.mean().item(),
         "hierarchical_recall": recall.mean().item(),
-        "hierarchical_f1": f1.item(),
+        "hierarchical_f1": f1.mean().item(),
     }
 
 
-def _levels(found: TreeEvaluation) -> list[ReportItem]:
+def _levels(evaluation: TreeEvaluation) -> list[ReportItem]:
     """A table of the figures, and a picture of the confusions between the groups of every level but the last."""
     from torchcaps import viz
 
     about = (
         "Level 1 is the coarsest. Hierarchical accuracy is the harmonic mean of the accuracies of the levels. A match "
         "is exact when all levels are right, and consistent when each class is the parent of the next, right or wrong. "
-        "Precision, recall and F1 compare the classes that are said, with all of their ancestors, with the true path."
+        "Precision, recall and F1 compare the predicted classes, with all of their ancestors, with the true path."
     )
-    rows = tuple(
-        (name.replace("_", " "), percent(value)) for name, value in found.hierarchy.items()
-    )
-    shown = [ReportItem("tree", "The label tree", about, heads=("Figure", "Share"), rows=rows)]
-    for level, names in enumerate(found.tree.levels[:-1]):
-        pairs = found.truth[:, level] * len(names) + found.paths[:, level]
+    rows = [
+        (name.replace("_", " "), percent(value)) for name, value in evaluation.hierarchy.items()
+    ]
+    items = [
+        ReportItem("tree", "The label tree", about, heads=("Figure", "Share"), rows=tuple(rows))
+    ]
+    for level, names in enumerate(evaluation.tree.levels[:-1]):
+        pairs = evaluation.truth[:, level] * len(names) + evaluation.paths[:, level]
         counts = torch.bincount(pairs, minlength=len(names) ** 2).view(len(names), -1)
-        what, alt = (
-            "Rows are true groups, columns what they were taken for.",
-            f"Confusion matrix of {len(names)} groups.",
+        items.append(
+            ReportItem(
+                f"level-{level + 1}",
+                f"Groups of level {level + 1}",
+                "Rows are true groups, columns what they were taken for.",
+                viz.confusion_matrix(counts, viz.names.drawable(names)),
+                f"Confusion matrix of {len(names)} groups.",
+            )
         )
-        figure = viz.confusion_matrix(counts, viz.names.drawable(names))
-        shown.append(
-            ReportItem(f"level-{level + 1}", f"Groups of level {level + 1}", what, figure, alt)
-        )
-    return shown
+    return items
