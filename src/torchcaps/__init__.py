@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torchcaps.nn import record_routing, set_impl
     from torchcaps.reporting import compare, diagnose, evaluate, predict, report
     from torchcaps.reproduction import reproduce
-    from torchcaps.training import fit, load, train
+    from torchcaps.training import fit, load, save, train
     from torchcaps.types import Capsules, ModelSpec, Routed
 
 # Names of the top level, and the packages that they are loaded from.
@@ -53,6 +53,7 @@ _HOMES = {
     "list_models": "models",
     "load": "training",
     "record_routing": "nn",
+    "save": "training",
     "set_impl": "nn",
     "train": "training",
 }
@@ -83,6 +84,7 @@ __all__ = [
     "report",
     "reporting",
     "reproduce",
+    "save",
     "set_impl",
     "tasks",
     "testing",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Float
@@ -134,12 +134,16 @@ class ModelMetadata:
         preprocess: what `predict` applies to a picture (`torchcaps.data.Preprocess`), if known.
         task: name of the task it was trained for; "auto" is the one that the model declares.
         spec: what a module that declares nothing was taken for.
+        name: under which `create_model` built it; empty for other modules.
+        options: that `create_model` built it with, sizes among them.
     """
 
     classes: tuple[str, ...] = ()
     preprocess: Any = None
     task: str = "auto"
     spec: ModelSpec | None = None
+    name: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def model_metadata(model: nn.Module) -> ModelMetadata:

@@ -28,7 +28,7 @@ REGISTRIES = (
     model_registry.MODELS._entries,
     data_registry.DATASETS._entries,
     MEASURES._entries,
-    recipes._ADDED,
+    recipes.RECIPES._entries,
 )
 SMALL = ("--option", "channels=8", "--option", "primary_types=2")
 IMPORT = ("--import", "stripes.py")

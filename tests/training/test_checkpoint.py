@@ -13,8 +13,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+import torchcaps as tc
 from torchcaps.data import Preprocess
-from torchcaps.errors import RunError, TrainingError
+from torchcaps.errors import ArgumentError, RunError, TrainingError
 from torchcaps.training import OptionError, load
 from torchcaps.training.checkpoint import (
     FORMAT,
@@ -311,3 +312,39 @@ def test_an_option_that_a_model_does_not_take_is_named(options):
         build_model(ABOUT | {"options": options})
     assert str(raised.value).startswith(f"capsnet takes no {name}={value!r} (")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("options", [{}, {"pretrained": True}])
+def test_a_saved_model_is_loaded_with_its_outputs(tmp_path, options):
+    model = tc.create_model("efficient_capsnet", **options).eval()
+    path = tc.save(model, tmp_path / "model.safetensors")
+    loaded = tc.load(path)
+    images = torch.rand(2, 1, 28, 28)
+    assert torch.equal(loaded(images), model(images))
+    assert loaded.classes == tuple("0123456789")
+    again = tc.save(loaded, tmp_path / "again.safetensors")
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_what_fit_has_trained_is_saved_with_classes_and_preprocessing(bars, tmp_path):
+    model = tc.create_model("capsnet", num_classes=3, img_size=(18, 20), **TINY)
+    images = tc.data.load_dataset(bars, "train")
+    tc.fit(model, images, epochs=1, batch_size=16)
+    loaded = tc.load(tc.save(model, tmp_path / "model.safetensors"))
+    assert (loaded.classes, loaded.preprocess) == (images.classes, model.preprocess)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight), name
+
+
+def test_a_model_that_cannot_be_built_again_is_not_saved(tmp_path):
+    changed = tc.create_model("capsnet", **TINY)
+    changed.conv = torch.nn.Conv2d(1, 4, 9)
+    for model, path, argument in (
+        (torch.nn.Linear(2, 2), "model.safetensors", "model"),
+        (changed, "model.safetensors", "model"),
+        (tc.create_model("capsnet", **TINY), "model.pt", "path"),
+    ):
+        with pytest.raises(ArgumentError) as raised:
+            tc.save(model, tmp_path / path)
+        assert raised.value.argument == argument
+    assert list(tmp_path.iterdir()) == []

@@ -11,9 +11,20 @@ from torch import nn
 
 import torchcaps as tc
 from torchcaps.data import load_dataset
-from torchcaps.errors import DataError, TrainingError, UnknownNameError
+from torchcaps.errors import ArgumentError, DataError, TrainingError, UnknownNameError
 from torchcaps.reporting import evaluate, predict
-from torchcaps.training import Interrupted, Run, TrainConfig, fit, load, train
+from torchcaps.training import (
+    Callback,
+    Interrupted,
+    Run,
+    TrainConfig,
+    fit,
+    load,
+    register_callback,
+    train,
+)
+from torchcaps.training.callbacks import CALLBACKS
+from torchcaps.types import ModelSpec
 
 from .makers import TINY, tiny
 
@@ -199,7 +210,7 @@ def test_it_can_be_stopped(images):
             "folder",
             {},
             ValueError,
-            r"images: expected an ImageSet or \(images, labels\), got str",
+            r"data: expected an ImageSet, \(images, labels\), or images with labels, .* got str",
         ),
         (small, (torch.zeros(4, 18, 20), torch.zeros(4)), {}, DataError, "images"),
         (small, (torch.zeros(4, 1, 18, 20), torch.zeros(3)), {}, DataError, "label"),
@@ -227,3 +238,104 @@ def test_what_cannot_be_trained_is_one_sentence(images, model, given, settings, 
             **{"batch_size": 4, "epochs": 1, "holdout": 0.4} | settings,
         )
     assert "\n" not in str(raised.value)
+
+
+def test_images_and_labels_may_come_apart(images):
+    pairs, _ = fit(small(), (images.images, images.labels), **SETTINGS)
+    apart, _ = fit(small(), images.images.numpy(), images.labels.tolist(), **SETTINGS)
+    for weight, other in zip(pairs.parameters(), apart.parameters(), strict=True):
+        assert torch.equal(weight, other)
+
+
+@pytest.mark.parametrize("labels", [None, torch.zeros(3)])
+def test_a_loader_is_refused_in_one_sentence(images, labels):
+    pairs = torch.utils.data.TensorDataset(images.images, images.labels)
+    with pytest.raises(ArgumentError, match="as tensors or arrays, got DataLoader") as raised:
+        fit(small(), torch.utils.data.DataLoader(pairs), labels, **SETTINGS)
+    assert raised.value.argument == "data"
+
+
+def noisy(images):
+    """As a transform of another library: it draws from the global generator."""
+    return (images + 0.1 * torch.randn(images.shape)).clamp(0, 1)
+
+
+def test_a_transform_changes_what_is_trained_with_alike_in_each_run(images):
+    plain, _ = fit(small(), images, **SETTINGS)
+    seen = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        model, _ = fit(small(), images, transform=lambda x: seen.append(x) or noisy(x), **SETTINGS)
+        assert torch.equal(torch.get_rng_state(), before)
+        seen.append(model.conv.weight)
+    assert len(seen) == 2 * 7  # of 6 steps: validation is left alone
+    assert seen[0].shape == (16, 1, 18, 20) and seen[0].is_floating_point()
+    assert not torch.equal(seen[0], seen[1])
+    for one, other in zip(seen[:7], seen[7:], strict=True):
+        assert torch.equal(one, other)
+    assert not torch.equal(seen[6], plain.conv.weight)
+
+
+@pytest.mark.parametrize("change", [lambda x: x[:, :, 1:], lambda x: None])
+def test_a_transform_that_gives_something_else_is_refused(images, change):
+    with pytest.raises(ArgumentError) as raised:
+        fit(small(), images, transform=change, **SETTINGS)
+    assert raised.value.argument == "transform"
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 1 GB")]
+)
+def test_memory_that_is_exhausted_is_one_sentence(images, error):
+    class Greedy(Plain):
+        def forward(self, images):
+            raise error
+
+    with pytest.raises(TrainingError, match="the memory is exhausted; use a smaller batch_size"):
+        fit(Greedy(), images, **SETTINGS)
+
+
+def test_callbacks_of_the_settings_see_a_training_and_may_stop_it(images):
+    calls = []
+    with CALLBACKS.restored():
+
+        @register_callback("watch")
+        class Watch(Callback):
+            def on_step(self, model, losses):
+                calls.append(losses["step"])
+
+            def on_epoch(self, model, row):
+                calls.append(row["kind"])
+
+            def should_stop(self):
+                return len(calls) == 4
+
+        with pytest.raises(Interrupted):
+            fit(small(), images, callbacks=["watch"], **SETTINGS)
+        with pytest.raises(UnknownNameError, match="unknown callback 'wacht'; did you mean 'watch"):
+            fit(small(), images, callbacks=["wacht"], **SETTINGS)
+    assert calls == [1, 2, 3, "epoch", 4]
+
+
+class Pair(nn.Module):
+    """Takes no batch of one image, and says so."""
+
+    spec = ModelSpec(smallest_batch=2)
+
+    def __init__(self):
+        super().__init__()
+        self.layers = Plain().layers
+        self.sizes = []
+
+    def forward(self, images):
+        self.sizes += [len(images)] * self.training
+        return self.layers(images)
+
+
+def test_a_last_batch_that_is_too_small_joins_the_one_before(images):
+    model = Pair()
+    fit(model, images.subset(range(17)), validation=images, epochs=1, batch_size=8)
+    assert model.sizes == [8, 9]
+    with pytest.raises(ArgumentError, match="batch_size: expected at least 2 images"):
+        fit(Pair(), images, batch_size=1)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from torchcaps.data import load_dataset, make_pairs
-from torchcaps.errors import DataError, RunError, TrainingError, UnknownNameError
+from torchcaps.errors import ArgumentError, DataError, RunError, TrainingError, UnknownNameError
 from torchcaps.tasks import Classify
 from torchcaps.training import Interrupted, OptionError, Run, TrainConfig, load, train
 from torchcaps.training.checkpoint import load_tensors, save_tensors
@@ -495,3 +496,26 @@ def test_a_crop_is_what_the_model_takes_and_what_prediction_does(bars, tmp_path)
     assert model.img_size == (17, 17)
     image = load_dataset(bars, "test").images[0]
     assert model.preprocess(image).shape == (1, 17, 17)
+
+
+def test_names_and_paths_train_in_the_next_free_folder(bars, whole, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = tiny(bars)
+    (tmp_path / "mine.toml").write_text(
+        f'title = "t"\npublished = "p"\n[run]\ndata = "{bars}"\nepochs = 2\nbatch_size = 16\n'
+        "holdout = 6\nshift = 1\ncheckpoint_every = 2\n"
+        "model_options = { channels = 8, primary_types = 2 }\n"
+    )
+    run = train("mine.toml", device="cpu")
+    assert run.path == Path("runs/mine-bars")
+    assert contents(run.path)["model.safetensors"] == contents(whole)["model.safetensors"]
+    with pytest.raises(Interrupted):
+        train("capsnet", should_stop=lambda: True, **config.flat())
+    assert train("capsnet", resume=True, epochs=2, **{"data": bars}).path == Path(
+        "runs/capsnet-bars"
+    )
+    with pytest.raises(ArgumentError, match="epochs: expected 2, as the run was started, got 3"):
+        train("capsnet", resume=True, epochs=3, data=bars)
+    assert train("mine.toml", stop_at=0.01, device="cpu").path == Path("runs/mine-bars-2")
+    with pytest.raises(UnknownNameError, match="unknown recipe or model 'capsnot'; did you mean"):
+        train("capsnot")

@@ -12,10 +12,10 @@ from torchcaps.training import (
     TrainConfig,
     list_recipes,
     load_recipe,
-    recipes,
     register_recipe,
     train,
 )
+from torchcaps.training.recipes import RECIPES
 
 from .makers import TINY
 
@@ -162,19 +162,23 @@ def test_a_recipe_file_that_is_not_there_or_a_folder_is_named(tmp_path):
             load_recipe(str(tmp_path / name))
 
 
-def test_a_registered_recipe_is_found_by_its_name(monkeypatch):
-    monkeypatch.setattr(recipes, "_ADDED", {})
+@pytest.fixture
+def restored():
+    with RECIPES.restored():
+        yield
+
+
+def test_a_registered_recipe_is_found_by_its_name(restored):
     content = {"title": "a title", "published": "nothing", "run": {"epochs": 3}}
     register_recipe("mine", content)
     assert "mine" in list_recipes()
     assert (load_recipe("mine").name, load_recipe("mine").config.training.epochs) == ("mine", 3)
     for taken in ("mine", "capsnet-digits"):
-        with pytest.raises(ValueError, match=f"recipe '{taken}' is registered twice"):
+        with pytest.raises(ValueError, match=f"recipe '{taken}' is registered already"):
             register_recipe(taken, content)
 
 
-def test_a_registered_recipe_that_is_none_is_refused(monkeypatch):
-    monkeypatch.setattr(recipes, "_ADDED", {})
+def test_a_registered_recipe_that_is_none_is_refused(restored):
     with pytest.raises(RunError, match="^recipe mine: the entry 'run' is missing"):
         register_recipe("mine", {"title": "a title"})
     with pytest.raises(RunError, match="^recipe mine: epochs: expected a whole number"):

@@ -6,15 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import field, make_dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, get_args, get_origin
 
 import tyro
 
 import torchcaps as tc
-from torchcaps import plugins
 from torchcaps.cli.console import UsageError, usage
-from torchcaps.errors import ArgumentError, UnknownNameError
+from torchcaps.errors import ArgumentError
 
 if TYPE_CHECKING:
     from torchcaps.settings import TrainConfig
@@ -94,36 +92,15 @@ def fill_bare_flags(arguments: Sequence[str]) -> list[str]:
 
 def resolve(recipe_or_model: str, settings: Settings, option: tuple[str, ...]) -> TrainConfig:
     """The recipe or model of this name, with the changes of the command line."""
-    from torchcaps.settings import TrainConfig, known_settings
+    from torchcaps.settings import known_settings
 
-    if recipe_or_model in tc.list_models():
-        config = TrainConfig.of(model=recipe_or_model)
-    elif recipe_or_model in tc.training.list_recipes() or recipe_or_model.endswith(".toml"):
-        config = tc.training.load_recipe(recipe_or_model).config
-    else:
-        raise UnknownNameError(
-            "recipe or model",
-            recipe_or_model,
-            [*tc.list_models(), *tc.training.list_recipes()],
-            note=plugins.failure_note(),
-        )
+    config = tc.training.resolve_recipe(recipe_or_model)
     with usage():
         known = known_settings()
         changes = {
             name: _read(name, word, known[name].type) for name, word in vars(settings).items()
         }
         return config.updated(**changes, model_options=config.model.options | _options(option))
-
-
-def default_folder(config: TrainConfig, recipe_or_model: str, resume: bool) -> Path:
-    """runs/NAME, or runs/NAME-2, ...: the newest that exists when resuming, else the first free one."""
-    stem, data = Path(recipe_or_model).stem, Path(config.data.name).name.split(".")[0]
-    name = stem if data in stem or stem.endswith(data.split("-")[0]) else f"{stem}-{data}"
-    taken, number = Path("runs") / name, 2
-    folder = taken
-    while folder.exists():
-        taken, folder, number = folder, Path("runs") / f"{name}-{number}", number + 1
-    return taken if resume else folder
 
 
 def check_unchanged(

@@ -16,7 +16,7 @@ from torchcaps import plugins
 from torchcaps.cli.console import UsageError, note, note_without_plots, progress_bar, show
 from torchcaps.cli.flags import use_threads
 from torchcaps.cli.imports import hinted
-from torchcaps.cli.settings import Settings, check_unchanged, default_folder, resolve
+from torchcaps.cli.settings import Settings, check_unchanged, resolve
 from torchcaps.cli.signals import graceful_stop, ignore_signals
 
 if TYPE_CHECKING:
@@ -84,7 +84,11 @@ def _where(
     config: TrainConfig, recipe_or_model: str, output: Path | None, resume: bool
 ) -> tuple[Path, bool]:
     """The run folder, and whether there is a run in it to go on with."""
-    folder = output if output is not None else default_folder(config, recipe_or_model, resume)
+    folder = (
+        output
+        if output is not None
+        else tc.training.default_folder(config, recipe_or_model, resume)
+    )
     if resume and not (folder / "config.json").exists():
         note(f"{folder}: nothing to resume; starting")
         return folder, False

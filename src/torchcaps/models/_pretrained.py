@@ -67,7 +67,10 @@ def pretrained_model(
     model: Any = build(**sizes | wanted, **options)
     model.load_state_dict(_fitting(name, model, weights), strict=False)
     classes = tuple(about["classes"]) if model.num_classes == sizes["num_classes"] else ()
-    set_model_metadata(model, ModelMetadata(classes, preprocess, about["task"]))
+    metadata = ModelMetadata(
+        classes, preprocess, about["task"], name=name, options=sizes | wanted | options
+    )
+    set_model_metadata(model, metadata)
     return model
 
 

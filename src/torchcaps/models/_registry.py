@@ -14,6 +14,7 @@ from torch import nn
 from torchcaps.models._pretrained import FOLDER, pretrained_model
 from torchcaps.nn import use_generator
 from torchcaps.registry import Registry
+from torchcaps.types import model_metadata
 
 Builder = Callable[..., nn.Module]
 
@@ -122,8 +123,9 @@ def create_model(
     if not passport.num_classes:
         del sizes["num_classes"]
     with nullcontext() if generator is None else use_generator(generator):
-        return (
-            pretrained_model(name, builder, given, options)
-            if pretrained
-            else builder(**sizes, **options)
-        )
+        if pretrained:
+            return pretrained_model(name, builder, given, options)
+        model = builder(**sizes, **options)
+    metadata = with_changes(model_metadata(model), name=name, options={**sizes, **options})
+    model._torchcaps = metadata  # type: ignore[assignment]
+    return model

@@ -1,10 +1,11 @@
-"""The ways into training: `fit` for what is in memory, `train` for names and a run folder, `save`."""
+"""The ways into training: `fit` for what is in memory, `train` for names and a run folder."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from torchcaps.data import ImageSet, load_dataset
 from torchcaps.distributed import current, main_first
-from torchcaps.errors import ArgumentError, TrainingError
+from torchcaps.errors import ArgumentError, TrainingError, named_shape
 from torchcaps.models import model_info
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, create_task
@@ -25,12 +26,14 @@ from torchcaps.training.defaults import resolve_config
 from torchcaps.training.device import resolve_device
 from torchcaps.training.loggers import MemoryLogger, RunLogger
 from torchcaps.training.loop import Trainer
-from torchcaps.training.run import Run
+from torchcaps.training.recipes import default_folder, resolve_recipe
+from torchcaps.training.run import RESUME_OVERRIDES, Run
 from torchcaps.training.sampling import cropped, on_device, split
-from torchcaps.types import ModelMetadata, set_model_metadata
+from torchcaps.types import model_metadata, set_model_metadata
 
-Images = ImageSet | tuple[ArrayLike | Tensor, ArrayLike | Tensor]
+Array = ArrayLike | Tensor
 Row = dict[str, Any]
+IMAGE_AXES = ("batch", "channels", "height", "width")
 
 
 class Fitted(NamedTuple):
@@ -48,9 +51,11 @@ class Fitted(NamedTuple):
 
 def fit(
     model: nn.Module,
-    images: Images,
+    data: ImageSet | tuple[Array, Array] | Array,
+    labels: Array | None = None,
     *,
-    validation: Images | None = None,
+    transform: Callable[[Tensor], Tensor] | None = None,
+    validation: ImageSet | tuple[Array, Array] | None = None,
     config: TrainConfig | None = None,
     emit: Callable[[Row], None] | None = None,
     on_step: Callable[[nn.Module, dict[str, float]], None] | None = None,
@@ -63,9 +68,14 @@ def fit(
     Args:
         model: any module that a task takes: of this library, or one that maps images to logits of
             classes.
-        images: an `ImageSet`, or (images, labels): `[n, channels, height, width]`, uint8 or floats
-            in [0, 1], and `[n]` integers from 0, as tensors or arrays.
-        validation: to choose the epoch by; by default a part of `images` is held out (setting
+        data: an `ImageSet`, (images, labels), or images. Images are `[n, channels, height, width]`,
+            uint8 or floats in [0, 1], as a tensor or an array.
+        labels: `[n]` integers from 0, where `data` is images alone.
+        transform: changes each batch of training images `[batch, channels, height, width]`, floats
+            in [0, 1] on the model's device, after the augmentations of the settings; returns as
+            many of the same size. What it draws from torch's global generator depends on the step
+            and the seed alone. Masks do not move with it.
+        validation: to choose the epoch by; by default a part of `data` is held out (setting
             `holdout`).
         config: of the run; its model, its data set's name and its root are not looked at.
         emit: is given each row of the metrics, see `Trainer`.
@@ -80,13 +90,13 @@ def fit(
         Interrupted: when `should_stop` says so.
 
     Example:
-        >>> model, history = tc.fit(tc.create_model("capsnet"), (images, labels), epochs=3)
+        >>> model, history = tc.fit(tc.create_model("capsnet"), images, labels, epochs=3)
     """
     config = (config or TrainConfig()).updated(**settings)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     if config.training.device != "auto":
         device = resolve_device(config.training.device)
-    whole = as_set(images)
+    whole = as_set(data, labels)
     with memory_errors():
         model.to(device)
         if validation is None:
@@ -95,6 +105,8 @@ def fit(
             train_images = on_device(whole, device)
             val_images = on_device(cropped(as_set(validation), config.data.crop), device)
         task = create_task(model, config, train_images)
+        if transform is not None:
+            _add_transform(task, transform)
         check_task(task, val_images)
         initial_weights = {
             name: tensor.detach().clone() for name, tensor in model.state_dict().items()
@@ -113,19 +125,25 @@ def fit(
     if logger.best_weights is not None:
         model.load_state_dict(logger.best_weights)
     model.eval()
-    classes = whole.classes if task.labeled else ()
-    preprocess = whole.make_preprocess(config.data.crop)
-    set_model_metadata(model, ModelMetadata(classes, preprocess, task.name, task.spec))
+    metadata = replace(
+        model_metadata(model),
+        classes=whole.classes if task.labeled else (),
+        preprocess=whole.make_preprocess(config.data.crop),
+        task=task.name,
+        spec=task.spec,
+    )
+    set_model_metadata(model, metadata)
     return Fitted(model, [row for row in logger.rows if row["kind"] == "epoch"])
 
 
 def train(
-    config: TrainConfig,
-    output: str | Path,
-    *,
+    recipe_or_config: str | Path | TrainConfig,
+    output: str | Path | None = None,
     resume: bool = False,
+    *,
     emit: Callable[[Row], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
+    **settings: Any,
 ) -> Run:
     """Train a model by name and leave a run folder.
 
@@ -134,13 +152,16 @@ def train(
     one writes.
 
     Args:
-        config: what to run; with `resume`, the folder's own configuration, and of this one only a
-            device other than "auto", a root and max_bytes.
-        output: the run folder; must not hold a run, unless `resume`.
+        recipe_or_config: what to run: name of a recipe or of a model, path of a `.toml` file, or a
+            configuration. With `resume`, the folder's own configuration is used, and of this one
+            only a device other than "auto", a root and max_bytes.
+        output: the run folder; must not hold a run, unless `resume`. By default the next free name
+            below `runs`; with `resume` the newest that is taken.
         resume: continue the run in `output`, bit for bit on the same machine with the same number
             of threads.
         emit: is given each row of the metrics, see `Trainer`.
         should_stop: see `Callback`.
+        settings: of the run, by name, such as `epochs=5`; they take precedence.
 
     Raises:
         DataError, RunError, ValueError: for data, folders or settings that cannot be used; no
@@ -149,14 +170,22 @@ def train(
             written; the last good checkpoint stays, and a folder in which there is none yet is
             removed.
         Interrupted: when `should_stop` says so.
+
+    Example:
+        >>> run = tc.train("capsnet-digits", epochs=2)
+        >>> model = tc.load(run.path)
     """
     ranks = current()
+    config = resolve_recipe(recipe_or_config).updated(**settings)
+    if output is None:
+        output = ranks.broadcast(default_folder(config, recipe_or_config, resume))
     run = Run(output)
     callbacks = [FunctionCallback(should_stop=should_stop)]
     if resume:
-        saved = Run.open(output).config if ranks.is_main else config
+        saved = ranks.broadcast(Run.open(output).config if ranks.is_main else config)
+        _check_unchanged(saved, settings)
         device = None if config.training.device == "auto" else config.training.device
-        config = ranks.broadcast(saved).updated(
+        config = saved.updated(
             device=device, root=config.data.root, max_bytes=config.data.max_bytes
         )
         with _held(run.resume), memory_errors():
@@ -172,22 +201,57 @@ def train(
     return run
 
 
-def as_set(images: Images) -> ImageSet:
+def as_set(data: ImageSet | tuple[Array, Array] | Array, labels: Array | None = None) -> ImageSet:
     """Images and labels as a set; DataError where they make none, ArgumentError for neither."""
-    if isinstance(images, ImageSet):
-        return images
-    if not isinstance(images, tuple) or len(images) != 2:
+    if isinstance(data, ImageSet) and labels is None:
+        return data
+    pair = (data, labels)
+    if labels is None and isinstance(data, tuple) and len(data) == 2:
+        pair = data
+    if not all(isinstance(x, Tensor | list) or hasattr(x, "__array__") for x in pair):
         raise ArgumentError(
-            "images", f"expected an ImageSet or (images, labels), got {type(images).__name__}"
+            "data",
+            "expected an ImageSet, (images, labels), or images with labels, "
+            f"as tensors or arrays, got {type(data).__name__}",
         )
-    pixels, labels = (
-        x if isinstance(x, Tensor) else torch.from_numpy(np.asarray(x)) for x in images
+    pixels, classes = (
+        x if isinstance(x, Tensor) else torch.from_numpy(np.asarray(x)) for x in pair
     )
     if pixels.is_floating_point():
         pixels = pixels.float()
-    labels = labels.long()
-    num_classes = int(labels.max()) + 1 if labels.numel() else 0
-    return ImageSet(pixels, labels, tuple(map(str, range(num_classes))), "images in memory")
+    classes = classes.long()
+    num_classes = int(classes.max()) + 1 if classes.numel() else 0
+    return ImageSet(pixels, classes, tuple(map(str, range(num_classes))), "images in memory")
+
+
+def _add_transform(task: Task, transform: Callable[[Tensor], Tensor]) -> None:
+    """Let a task change its training images by a function as well."""
+    if not task.augments:
+        raise ArgumentError("transform", f"the task {task.name} changes no images")
+
+    def apply(images: Tensor, generator: torch.Generator) -> Tensor:
+        seed = int(torch.randint(2**31, (), generator=generator))
+        devices = [images.device] if images.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(seed)
+            changed = transform(images)
+        if not isinstance(changed, Tensor) or changed.shape != images.shape:
+            expected = named_shape(IMAGE_AXES, images.shape)
+            found = list(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
+            raise ArgumentError("transform", f"expected it to return {expected}, got {found}")
+        return changed.to(images)
+
+    task.transforms.append(apply)
+
+
+def _check_unchanged(saved: TrainConfig, settings: dict[str, Any]) -> None:
+    """Raise ArgumentError for the first setting that is not the one a run was started with."""
+    before = saved.flat()
+    for name, value in saved.updated(**settings).flat().items():
+        if name not in RESUME_OVERRIDES and value != before[name]:
+            raise ArgumentError(
+                name, f"expected {before[name]}, as the run was started, got {value}"
+            )
 
 
 @contextmanager

@@ -7,20 +7,22 @@ import json
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from torchcaps.data import Preprocess
+from torchcaps.data.pixels import size_pair
 from torchcaps.errors import ArgumentError, RunError, TrainingError, check_regular, one_line
 from torchcaps.models import create_model, model_info
 from torchcaps.nn import use_generator
 from torchcaps.training.files import atomic
-from torchcaps.types import ModelMetadata, set_model_metadata, spec_of
+from torchcaps.types import model_metadata, set_model_metadata, spec_of
 
 FORMAT = 1  # of run folders and checkpoints; another one is refused
 MODEL_FILE = "model.safetensors"
@@ -57,7 +59,7 @@ def save_tensors(
     content["crc32"] = _checksum(copies, content)
     metadata = {METADATA_KEY: json.dumps(content, sort_keys=True)}
     try:
-        file_bytes = save(copies, metadata)
+        file_bytes = serialize(copies, metadata)
     except (SafetensorError, ValueError, KeyError) as error:
         raise TrainingError(f"{path}: cannot be written ({one_line(str(error))})") from error
     with atomic(path, previous) as partial:
@@ -167,8 +169,13 @@ def build_model(about: dict[str, Any], generator: torch.Generator | None = None)
         raise OptionError(
             f"{about['model']} takes no {given} ({str(error).splitlines()[0]})"
         ) from error
-    task = about.get("task", spec_of(model).task)
-    set_model_metadata(model, ModelMetadata(tuple(about["classes"]), preprocess, task))
+    metadata = replace(
+        model_metadata(model),
+        classes=tuple(about["classes"]),
+        preprocess=preprocess,
+        task=about.get("task", spec_of(model).task),
+    )
+    set_model_metadata(model, metadata)
     return model
 
 
@@ -212,6 +219,52 @@ def check_numbers(state: dict[str, Tensor]) -> None:
     for name, tensor in state.items():
         if not torch.isfinite(tensor).all():
             raise ValueError(f"{name} holds infinite numbers or NaN")
+
+
+def shapes_of(state: dict[str, Tensor]) -> Shapes:
+    """Sizes of tensors, and whether they are floating point, as `check_fit` takes them."""
+    return {
+        name: ([*tensor.shape], "F32" if tensor.is_floating_point() else "I64")
+        for name, tensor in state.items()
+    }
+
+
+def save(model: nn.Module, path: str | Path) -> Path:
+    """Write a model as one file, which `load` reads back with its classes and preprocessing.
+
+    Args:
+        model: built by `create_model` or `load`, trained or not.
+        path: of the file; its ending is `.safetensors`.
+
+    Returns the path. Raises ArgumentError for a model that was not built so, or was changed since;
+    TrainingError when the file cannot be written.
+    """
+    path, metadata = Path(path), model_metadata(model)
+    if path.suffix != ".safetensors":
+        raise ArgumentError("path", f"expected a file ending in .safetensors, got {path.name}")
+    if not metadata.name:
+        raise ArgumentError(
+            "model",
+            f"expected one that create_model or load has built, got {type(model).__name__}; "
+            "keep its state_dict instead",
+        )
+    options = dict(metadata.options)
+    preprocess = Preprocess(size_pair(options.pop("img_size")), options.pop("in_chans"))
+    classes = map(str, range(options.pop("num_classes", 0)))
+    description = describe_model(
+        metadata.name,
+        {name: value for name, value in options.items() if name != "classes"},
+        metadata.classes or tuple(classes),
+        metadata.preprocess or preprocess,
+        spec_of(model).task if metadata.task == "auto" else metadata.task,
+    )
+    try:
+        with torch.device("meta"):
+            check_fit(shapes_of(model.state_dict()), build_model(description))
+    except (ValueError, TypeError) as error:
+        raise ArgumentError("model", f"cannot be built again for `load` ({error})") from error
+    save_tensors(path, model.state_dict(), description)
+    return path
 
 
 def load(checkpoint_or_run_folder: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:

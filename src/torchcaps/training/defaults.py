@@ -13,7 +13,7 @@ ENOUGH_STEPS = 100  # for which a batch is halved; see docs/decisions.md
 def resolve_config(task: Task, num_images: int) -> TrainConfig:
     """The configuration of a task with the batch size and clipping that the run left open.
 
-    Raises ArgumentError for a batch with fewer images than processes.
+    Raises ArgumentError for a batch with fewer images than processes, or than the model can take.
     """
     config, world_size = task.config, current().world_size
     epoch_size = config.data.epoch_size or num_images
@@ -21,6 +21,12 @@ def resolve_config(task: Task, num_images: int) -> TrainConfig:
     if size < world_size:
         raise ArgumentError(
             "batch_size", f"expected an image for each of {world_size} processes, got {size}"
+        )
+    smallest = task.spec.smallest_batch
+    if min(size, epoch_size) < smallest:
+        raise ArgumentError(
+            "batch_size",
+            f"expected at least {smallest} images for this model, got {min(size, epoch_size)}",
         )
     clip = task.clip if config.optimizer.clip == "auto" else config.optimizer.clip
     return config.updated(batch_size=size, clip=float(clip))

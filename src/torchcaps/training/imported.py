@@ -20,6 +20,7 @@ from torchcaps.training.checkpoint import (
     check_numbers,
     describe_model,
     save_tensors,
+    shapes_of,
 )
 
 MAX_BYTES = 2 << 30  # memory that reading a file may take
@@ -56,10 +57,7 @@ def import_weights(path: str | Path, output: str | Path | None = None) -> tuple[
         state = {
             name: torch.zeros((), dtype=torch.int64) for name in counters
         } | state  # Keras does not count
-        check_fit(
-            {k: ([*x.shape], "F32" if x.is_floating_point() else "I64") for k, x in state.items()},
-            bare,
-        )
+        check_fit(shapes_of(state), bare)
         check_numbers(state)
     except (ValueError, TorchcapsError) as error:
         raise RunError(

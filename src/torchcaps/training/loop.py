@@ -32,7 +32,7 @@ from torchcaps.training.callbacks import CALLBACKS, Callback
 from torchcaps.training.device import resolve_precision
 from torchcaps.training.loggers import MemoryLogger
 from torchcaps.training.optimizers import create_optimizer
-from torchcaps.training.sampling import DROPOUT, epoch_permutation, step_seed
+from torchcaps.training.sampling import DROPOUT, epoch_permutation, split_batches, step_seed
 from torchcaps.training.schedules import learning_rate_factor, set_learning_rate
 from torchcaps.training.state import TrainingState, check_finite
 
@@ -151,7 +151,8 @@ class Trainer:
     def _epoch_batches(self, epoch: int) -> list[Tensor]:
         """Indices of the images of each step of an epoch, counted from 0."""
         order = epoch_permutation(self.config, epoch, len(self.train_images)).to(self.device)
-        return list(order.split(self.config.training.batch_size or 1))
+        size = self.config.training.batch_size or 1
+        return split_batches(order, size, self.task.spec.smallest_batch)
 
     def _forward_backward(self, indices: Tensor, step: int) -> dict[str, Tensor]:
         """Losses of this process's rows of a batch; their gradients are left in the weights."""

@@ -1,8 +1,7 @@
 """Recipes: published experiments, each one declarative file."""
 
 import tomllib
-from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Any
 
 from torchcaps import plugins
 from torchcaps.errors import RunError, UnknownNameError, check_known, read_text
+from torchcaps.models import list_models
+from torchcaps.registry import Registry
 from torchcaps.settings import TrainConfig, flattened
 
 
@@ -81,46 +82,84 @@ class Recipe:
         return TrainConfig.from_dict(settings).updated(**changes)
 
 
-_ADDED: dict[str, Recipe | Path] = {}
+RECIPES: Registry[Recipe] = Registry("recipe")
 
 
-def register_recipe(name: str, content: dict[str, Any]) -> None:
-    """Make a recipe known by a name, beside those that ship with the library; `content` is what a recipe's `.toml` file
-    holds. Raises ValueError where the name is taken; RunError for a content that is no recipe."""
-    if name in _known():
-        raise ValueError(f"recipe {name!r} is registered twice")
+def register_recipe(name: str, content: dict[str, Any], *, replace: bool = False) -> None:
+    """Make a recipe known by a name, beside those that ship with the library.
+
+    `content` is what a recipe's `.toml` file holds. Raises ValueError for a name that is taken,
+    unless `replace`; RunError for a content that is no recipe.
+    """
     with _refusing(name):
-        _ADDED[name] = _recipe(name, content)
+        recipe = _parse_recipe(name, content)
+    if name in _recipe_files() and not replace:
+        raise ValueError(f"recipe {name!r} is registered already; expected another name")
+    RECIPES.add(name, recipe, replace=replace)
 
 
 def list_recipes() -> list[str]:
     """Names of the recipes that ship with the library, and of those that were registered."""
-    plugins.load_entry_points()
-    return sorted(_known())
+    return sorted({*RECIPES, *_recipe_files()})
 
 
-def _known() -> Mapping[str, Recipe | Path]:
-    """Those that were registered, and those inside the installed package or at the top of a checkout."""
+def _recipe_files() -> dict[str, Path]:
+    """The files inside the installed package, or at the top of a checkout."""
     package = Path(__file__).resolve().parents[1]
-    folder = (
-        package / "recipes" if (package / "recipes").is_dir() else package.parents[1] / "recipes"
-    )
-    return ChainMap(_ADDED, {path.stem: path for path in folder.glob("**/*.toml")})
+    folder = package / "recipes"
+    if not folder.is_dir():
+        folder = package.parents[1] / "recipes"
+    return {path.stem: path for path in folder.glob("**/*.toml")}
 
 
-def load_recipe(name_or_path: str) -> Recipe:
-    """Read a recipe by name, or from a `.toml` file. Raises UnknownNameError for a name that is no recipe; RunError for
-    a file that cannot be read as one."""
-    found: Recipe | Path = Path(name_or_path)
-    if not name_or_path.endswith(".toml"):
-        plugins.load_entry_points()
-        if name_or_path not in _known():
-            raise UnknownNameError("recipe", name_or_path, _known(), note=plugins.failure_note())
-        found = _known()[name_or_path]
-    if isinstance(found, Recipe):
-        return found
-    with _refusing(found):
-        return _recipe(found.stem, tomllib.loads(read_text(found)))
+def load_recipe(name_or_path: str | Path) -> Recipe:
+    """Read a recipe by name, or from a `.toml` file.
+
+    Raises UnknownNameError for a name that is no recipe, RunError for a file that cannot be read as
+    one.
+    """
+    path = Path(name_or_path)
+    if path.suffix != ".toml":
+        name = str(name_or_path)
+        if name in RECIPES:
+            return RECIPES[name]
+        if name not in _recipe_files():
+            raise UnknownNameError("recipe", name, list_recipes(), note=plugins.failure_note())
+        path = _recipe_files()[name]
+    with _refusing(path):
+        return _parse_recipe(path.stem, tomllib.loads(read_text(path)))
+
+
+def resolve_recipe(recipe_or_config: str | Path | TrainConfig) -> TrainConfig:
+    """The run that a name of a recipe or of a model, or a path of a `.toml` file, stands for.
+
+    Raises UnknownNameError for another name, RunError for a file that is no recipe.
+    """
+    if isinstance(recipe_or_config, TrainConfig):
+        return recipe_or_config
+    name = str(recipe_or_config)
+    if name in list_models():
+        return TrainConfig.of(model=name)
+    if name in list_recipes() or name.endswith(".toml"):
+        return load_recipe(name).config
+    known = [*list_models(), *list_recipes()]
+    raise UnknownNameError("recipe or model", name, known, note=plugins.failure_note())
+
+
+def default_folder(
+    config: TrainConfig, recipe_or_config: str | Path | TrainConfig, resume: bool
+) -> Path:
+    """`runs/NAME`, or `runs/NAME-2` and so on: the first free one; with `resume` the last taken."""
+    stem, data = config.model.name, Path(config.data.name).name.split(".")[0]
+    if not isinstance(recipe_or_config, TrainConfig):
+        stem = Path(recipe_or_config).stem
+    is_named = data in stem or stem.endswith(data.split("-")[0])
+    first = Path("runs") / (stem if is_named else f"{stem}-{data}")
+    newest, folder, number = first, first, 2
+    while folder.exists():
+        newest, folder = folder, first.with_name(f"{first.name}-{number}")
+        number += 1
+    return newest if resume else folder
 
 
 @contextmanager
@@ -135,7 +174,7 @@ def _refusing(where: object) -> Iterator[None]:
         raise RunError(f"recipe {where}: {error}") from error
 
 
-def _recipe(name: str, content: dict[str, Any]) -> Recipe:
+def _parse_recipe(name: str, content: dict[str, Any]) -> Recipe:
     config = TrainConfig.from_dict(content["run"])
     given = content.get("rows", [{"name": config.model.name}])
     keys: Any = (("published", dict), ("run", dict), ("budgets", tuple), ("within", dict))

@@ -22,6 +22,14 @@ def epoch_permutation(config: TrainConfig, epoch: int, num_images: int) -> Tenso
     return torch.cat(rounds)[:size]
 
 
+def split_batches(order: Tensor, batch_size: int, smallest: int = 1) -> list[Tensor]:
+    """The images of an epoch in batches; a last one below `smallest` joins the one before it."""
+    batches = list(order.split(batch_size))
+    if len(batches[-1]) < smallest and len(batches) > 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
+
+
 def step_seed(config: TrainConfig, index: int, stream: str = BATCH) -> int:
     """A seed of 32 bits for one step or epoch; torch's generator on the CPU looks at no more."""
     text = f"{config.training.seed} {stream} {index}"

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from torchcaps.data.augment._registry import CROP_ORDER, Images, ordered_augmentations
+from torchcaps.data.augment._registry import (
+    CROP_ORDER,
+    Augmentation,
+    Images,
+    ordered_augmentations,
+)
 from torchcaps.data.augment.crop import random_crop
 
 
@@ -25,7 +32,7 @@ class Transforms:
 
     def __init__(self, settings: Any, crop: int | None = None, *, masks: bool = False) -> None:
         self.crop = crop
-        self.steps = []
+        self.steps: list[tuple[Augmentation, Any]] = []
         for augmentation in ordered_augmentations():
             if masks and augmentation.moves_pixels and not augmentation.fits_masks:
                 augmentation.refuse(settings, "images with masks, which would not fit")
@@ -58,6 +65,15 @@ class Transforms:
             pixels = self._cropped(pixels, generator)
         images = pixels[:, :channels].contiguous(memory_format=torch.channels_last)
         return images, None if companions is None else pixels[:, channels:]
+
+    def append(self, function: Callable[[Images, Generator], Images]) -> None:
+        """Apply a function to images after all augmentations. Companions stay as they are."""
+
+        def apply(images: Images, _settings: None, generator: Generator) -> Images:
+            return function(images, generator)
+
+        augmentation = Augmentation("transform", apply, object, False, True, math.inf)
+        self.steps.append((augmentation, None))
 
     def _cropped(self, pixels: Tensor, generator: Generator) -> Tensor:
         return pixels if self.crop is None else random_crop(pixels, self.crop, generator=generator)
