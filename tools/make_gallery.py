@@ -123,7 +123,7 @@ figure = viz.perturbations(moved.reconstructions[0], moved.offsets, title="pose 
             "mistakes.",
             TEST,
             """\
-worst = evaluation.worst_mistakes(found, 5)
+worst = evaluation.worst_mistakes(found.activations, found.labels)[:5]
 lengths = found.activations[worst]
 figure = viz.activation_bars(digits.float_images(worst), lengths, found.labels[worst], classes=classes)""",
         ),

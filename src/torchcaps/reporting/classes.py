@@ -1,7 +1,6 @@
 """Sections of the report on a run that tells classes apart."""
 
 import torch
-from torch import Tensor
 
 from torchcaps import evaluation
 from torchcaps.evaluation import Diagnosis, example_indices
@@ -14,7 +13,7 @@ from torchcaps.templates import picture
 from torchcaps.words import percent
 
 MISTAKES, GRIDS, MAPS = 12, 10, 20
-SPAN, STEPS, MOST_TILES = 0.25, 5, 1024  # of perturbations
+SPAN, STEPS, MAX_TILES = 0.25, 5, 1024  # of perturbations
 
 QUESTIONS = {
     "ablation": "With and without its routing",
@@ -36,21 +35,15 @@ def found_by_class(run: EvaluatedRun) -> ReportItem | None:
     if not (run.has_classes and run.is_multilabel):
         return None
     labels = run.labels
-    taken = evaluation.top_labels(run.activations, labels.shape[1])
-    hit = (labels.unsqueeze(2) == taken.unsqueeze(1)).any(dim=2)
+    predicted = evaluation.top_labels(run.activations, labels.shape[1])
+    hits = (labels.unsqueeze(2) == predicted.unsqueeze(1)).any(dim=2)
     rows = []
     for index, label in enumerate(run.classes):
-        there = labels == index
-        count, found = int(there.sum()), int((hit & there).sum())
-        rows.append(
-            (
-                label,
-                str(index),
-                percent(found / count if count else None),
-                f"{found:,}",
-                f"{count:,}",
-            )
-        )
+        is_class = labels == index
+        count = int(is_class.sum())
+        num_hits = int((hits & is_class).sum())
+        share = percent(num_hits / count if count else None)
+        rows.append((label, str(index), share, f"{num_hits:,}", f"{count:,}"))
     about = (
         f"How often a class that is in an image is among its {labels.shape[1]} most active ones, in "
         f"{len(run.images):,} test images."
@@ -66,27 +59,31 @@ def mistakes(run: EvaluatedRun) -> ReportItem | None:
         return None
     from torchcaps import viz
 
-    wrong, looked = _mistakes(run), f"{len(run.images):,} test images looked at"
+    wrong = evaluation.worst_mistakes(run.activations, run.labels)
+    sample = f"{len(run.images):,} test images looked at"
     if not len(wrong):
-        return ReportItem("mistakes", "Worst mistakes", f"None: all of the {looked} are right.")
+        return ReportItem("mistakes", "Worst mistakes", f"None: all of the {sample} are right.")
     worst = wrong[:MISTAKES]
     labels, activations = run.labels[worst], run.activations[worst]
-    taken = evaluation.top_labels(activations, labels.shape[1])
-    rows = tuple(
-        (
-            *(" + ".join(run.classes[k] for k in some.tolist()) for some in (of, taken_for)),
-            *(f"{float(values[some].min()):.3f}" for some in (of, taken_for)),
-        )
-        for of, taken_for, values in zip(labels, taken, activations, strict=True)
-    )
+    predicted = evaluation.top_labels(activations, labels.shape[1])
+    rows = []
+    for true, answer, values in zip(labels, predicted, activations, strict=True):
+        names = [" + ".join(run.classes[k] for k in classes.tolist()) for classes in (true, answer)]
+        lengths = [f"{float(values[classes].min()):.3f}" for classes in (true, answer)]
+        rows.append((*names, *lengths))
     kind = "length" if run.task.spec.activation == "length" else "activation"
-    names = viz.names.drawable(run.classes)
+    drawing = viz.activation_bars(
+        run.images.float_images(worst),
+        activations,
+        labels,
+        classes=viz.names.drawable(run.classes),
+    )
     return ReportItem(
         "mistakes",
         "Worst mistakes",
-        f"{len(wrong):,} of the {looked} are wrong. These {len(worst)} are those where the {kind} of a wrong class "
+        f"{len(wrong):,} of the {sample} are wrong. These {len(worst)} are those where the {kind} of a wrong class "
         f"exceeds that of the true one by most. The bars are {kind}s.",
-        viz.activation_bars(run.images.float_images(worst), activations, labels, classes=names),
+        drawing,
         f"{len(worst)} test images that were taken for other classes, with bars for the most active ones.",
         (
             "Image of",
@@ -94,7 +91,7 @@ def mistakes(run: EvaluatedRun) -> ReportItem | None:
             f"{kind.capitalize()} of the true class",
             f"{kind.capitalize()} of the other",
         ),
-        rows,
+        tuple(rows),
     )
 
 
@@ -105,28 +102,32 @@ def dimensions(run: EvaluatedRun) -> Section | None:
         return None
     from torchcaps import viz
 
-    title, chosen = "What pose dimensions encode", example_indices(run.labels[:, 0], 1, 0)
-    some = evenly(chosen, GRIDS)
-    labels = run.labels[some, 0]
-    found = evaluation.perturb(
-        run.task.model, run.images.float_images(some), labels, span=SPAN, steps=STEPS
-    )
-    dims = found.reconstructions.shape[1]
-    if dims * STEPS > MOST_TILES:
+    title = "What pose dimensions encode"
+    examples = example_indices(run.labels[:, 0], 1, 0)
+    indices = evenly(examples, GRIDS)
+    labels = run.labels[indices, 0]
+    images = run.images.float_images(indices)
+    perturbed = evaluation.perturb(run.task.model, images, labels, span=SPAN, steps=STEPS)
+    dims = perturbed.reconstructions.shape[1]
+    if dims * STEPS > MAX_TILES:
         return Section("dimensions", title, [f"{dims} dimensions are too many to draw."])
-    names, pictures = viz.names.drawable(run.classes), []
-    for grid, label in zip(found.reconstructions, labels.tolist(), strict=True):
-        drawn = viz.perturbations(grid, found.offsets, title=f"class capsule {names[label]!r}")
+    names = viz.names.drawable(run.classes)
+    pictures = []
+    for grid, label in zip(perturbed.reconstructions, labels.tolist(), strict=True):
+        drawing = viz.perturbations(
+            grid, perturbed.offsets, title=f"class capsule {names[label]!r}"
+        )
         alt = (
             f"Drawings of an image of class {run.classes[label]}, a row for each of its {dims} pose dimensions, moved "
             f"from −{SPAN} to +{SPAN}."
         )
-        pictures.append(picture(drawn, alt))
-    shown = "" if len(some) == len(chosen) else f" Shown are {len(some)} of {len(chosen)} classes."
+        pictures.append(picture(drawing, alt))
     about = (
         f"One test image a class; in each row one dimension of its class capsule is moved from −{SPAN} to +{SPAN}, and "
-        f"the decoder draws what comes out. The framed column is the capsule as it is.{shown}"
+        "the decoder draws what comes out. The framed column is the capsule as it is."
     )
+    if len(indices) < len(examples):
+        about += f" Shown are {len(indices)} of {len(examples)} classes."
     return Section("dimensions", title, [about, pictures])
 
 
@@ -137,32 +138,34 @@ def maps(run: EvaluatedRun) -> ReportItem | None:
         return None
     from torchcaps import viz
 
-    title, labels = "Where the votes come from", run.labels
-    some = evenly(example_indices(labels[:, 0], max(1, MAPS // (2 * len(run.classes))), 0), MAPS)
-    images = run.images.float_images(some)
+    title = "Where the votes come from"
+    labels = run.labels
+    per_class = max(1, MAPS // (2 * len(run.classes)))
+    indices = evenly(example_indices(labels[:, 0], per_class, 0), MAPS)
+    images = run.images.float_images(indices)
     try:
-        found = evaluation.coupling_maps(run.task.model, images)
+        result = evaluation.coupling_maps(run.task.model, images)
     except ValueError as error:
         return ReportItem("maps", title, f"They cannot be drawn for this model: {error}.")
-    winner = found.shown.unsqueeze(1)
-    truth = torch.where((labels[some] == winner).any(dim=1), found.shown, labels[some, 0])
-    drawn = viz.coupling_map(
+    winner = result.shown.unsqueeze(1)
+    is_right = (labels[indices] == winner).any(dim=1)
+    drawing = viz.coupling_map(
         images,
-        found.maps,
-        truth,
-        shown=found.shown,
-        lengths=found.activations.gather(1, winner).squeeze(1),
+        result.maps,
+        torch.where(is_right, result.shown, labels[indices, 0]),
+        shown=result.shown,
+        lengths=result.activations.gather(1, winner).squeeze(1),
         classes=viz.names.drawable(run.classes),
     )
-    rows, columns = found.positions.shape[1:]
+    rows, columns = result.positions.shape[1:]
     about = (
         "For the class capsule that wins: what each capsule below gives to it, coupling × strength of its vote × "
         f"agreement of the vote with the winner's pose, summed over capsule types at each of "
         f"{columns}\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}{rows} "
         "positions and spread over the pixels that a position sees. Each map has its own scale."
     )
-    alt = f"{len(some)} test images above the same with a map of where the votes for their winning class come from."
-    return ReportItem("maps", title, about, drawn, alt)
+    alt = f"{len(indices)} test images above the same with a map of where the votes for their winning class come from."
+    return ReportItem("maps", title, about, drawing, alt)
 
 
 @register_section()
@@ -175,23 +178,23 @@ def routing(run: EvaluatedRun) -> Section | None:
     try:
         if run.is_multilabel:
             raise ValueError("its measures need one class an image")
-        found = evaluation.diagnose(run.task.model, run.images, count=run.num_diagnosed, seed=0)
+        diagnosis = evaluation.diagnose(run.task.model, run.images, count=run.num_diagnosed, seed=0)
     except ValueError as error:
         return Section("routing", "Routing", [f"It cannot be measured for this run: {error}."])
     about = (
-        f"Measured on {found.num_samples} test images, {percent(found.accuracy)} of which are right. So few images "
-        "tell large effects from none, not small ones. How each figure is defined stands in the documentation, under "
+        f"Measured on {diagnosis.num_samples} test images, {percent(diagnosis.accuracy)} of which are right. "
+        "So few images tell large effects from none, not small ones. How each figure is defined stands in the documentation, under "
         "diagnostics."
     )
     alt = "Four panels: coupling entropy, activations by layer, share of capsules out of use, accuracy without routing."
-    blocks: list[Block] = [about, *verdicts(found), picture(viz.diagnosis(found), alt)]
+    blocks: list[Block] = [about, *verdicts(diagnosis), picture(viz.diagnosis(diagnosis), alt)]
     return Section("routing", "Routing", blocks)
 
 
-def verdicts(found: Diagnosis) -> list[Table]:
+def verdicts(diagnosis: Diagnosis) -> list[Table]:
     """Every measure with its sentence, for the whole model and then layer by layer."""
     parts: dict[str, list[tuple[str, str]]] = {}
-    for key, sentence in found.verdicts().items():
+    for key, sentence in diagnosis.verdicts().items():
         layer, _, measure = key.rpartition(": ")
         if measure == "baseline":
             continue  # beside another run, a comparison says it
@@ -202,12 +205,3 @@ def verdicts(found: Diagnosis) -> list[Table]:
         )
         for layer, rows in parts.items()
     ]
-
-
-def _mistakes(run: EvaluatedRun) -> Tensor:
-    """The wrong answers, those first that the model was surest of."""
-    true = torch.zeros_like(run.activations, dtype=torch.bool).scatter(1, run.labels, True)
-    rival = run.activations.masked_fill(true, -1.0).amax(dim=1)
-    missed = run.activations.masked_fill(~true, 2.0).amin(dim=1)
-    wrong = (~run.is_correct).nonzero().squeeze(1)
-    return wrong[(rival - missed)[wrong].argsort(descending=True, stable=True)]

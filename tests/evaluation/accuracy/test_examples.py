@@ -3,27 +3,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchcaps.evaluation import example_indices, score, worst_mistakes
+from torchcaps.evaluation import example_indices, worst_mistakes
 
 
 def test_worst_mistakes_come_first() -> None:
     activations = torch.tensor([[0.9, 0.1], [0.2, 0.3], [0.1, 0.9], [0.8, 0.2]])
-    found = score(activations, torch.tensor([0, 0, 0, 1]), ["a", "b"])
     # Wrong: sample 1 by 0.1, sample 2 by 0.8, sample 3 by 0.6.
-    assert worst_mistakes(found, 10).tolist() == [2, 3, 1]
-    assert worst_mistakes(found, 2).tolist() == [2, 3]
-    assert worst_mistakes(found, 0).tolist() == []
+    assert worst_mistakes(activations, torch.tensor([0, 0, 0, 1])).tolist() == [2, 3, 1]
+    assert worst_mistakes(activations, torch.tensor([0, 1, 1, 0])).tolist() == []
 
 
-def test_no_mistakes() -> None:
-    found = score(torch.tensor([[0.9, 0.1]]), torch.tensor([0]), ["a", "b"])
-    assert worst_mistakes(found, 3).tolist() == []
-
-
-def test_a_negative_count() -> None:
-    found = score(torch.tensor([[0.9, 0.1]]), torch.tensor([0]), ["a", "b"])
-    with pytest.raises(ValueError, match="count: expected at least 0, got -1"):
-        worst_mistakes(found, -1)
+def test_a_mistake_with_several_labels_is_one_that_is_missed() -> None:
+    activations = torch.tensor([[0.9, 0.8, 0.1], [0.9, 0.8, 0.1], [0.2, 0.7, 0.6]])
+    labels = torch.tensor([[1, 0], [2, 0], [0, 1]])
+    assert worst_mistakes(activations, labels).tolist() == [1, 2]
 
 
 def test_examples_of_each_class_in_turn() -> None:

@@ -134,14 +134,28 @@ def score(
     )
 
 
-def worst_mistakes(evaluation: Evaluation, count: int) -> Int64[Tensor, " mistakes"]:
-    """Indices of the wrong answers that the model was surest of, worst first, at most `count`: by the largest
-    activation of the predicted class minus that of the true one. Raises ValueError for a negative count."""
-    check_range("count", count, low=0)
-    true = evaluation.activations.gather(1, evaluation.labels.unsqueeze(1)).squeeze(1)
-    excess = evaluation.activations.amax(dim=1) - true
-    wrong = torch.nonzero(evaluation.predictions != evaluation.labels).squeeze(1)
-    return wrong[excess[wrong].argsort(descending=True, stable=True)][:count]
+def worst_mistakes(
+    activations: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"]
+) -> Int64[Tensor, " mistakes"]:
+    """Indices of the wrong answers, those first that the model was surest of.
+
+    By the largest activation of a class that is no label, minus the smallest of a label; images may show several
+    classes, with labels `[n, k]`. Raises ArgumentError for shapes that do not fit."""
+    check_shape("activations", activations, ("n", "classes"), n=len(labels))
+    is_label = torch.zeros_like(activations, dtype=torch.bool)
+    is_label = is_label.scatter(1, labels.view(len(labels), -1), True)
+    rival = activations.masked_fill(is_label, -torch.inf).amax(dim=1)
+    missed = activations.masked_fill(~is_label, torch.inf).amin(dim=1)
+    answers = activations.argmax(dim=1, keepdim=True)
+    if labels.dim() == 2:
+        answers = activations.topk(labels.shape[1], dim=1).indices
+    wrong = (
+        (torch.zeros_like(is_label).scatter(1, answers, True) != is_label)
+        .any(dim=1)
+        .nonzero()
+        .squeeze(1)
+    )
+    return wrong[(rival - missed)[wrong].argsort(descending=True, stable=True)]
 
 
 def example_indices(labels: Labels, per_class: int, seed: int) -> Int64[Tensor, " examples"]:

@@ -95,7 +95,10 @@ class SignTest:
         """One sentence."""
         if self.blind:
             return "The layer cannot tell poses from their negatives; a bias on the votes would let it."
-        return f"The layer tells poses from their negatives (activations differ by {self.change:.3f} on average)."
+        return (
+            "The layer tells poses from their negatives "
+            f"(activations differ by up to {self.largest:.2g}, {self.change:.2g} on average)."
+        )
 
 
 def capsule_activity(activation: Float[Tensor, " n *capsules"]) -> CapsuleActivity:
