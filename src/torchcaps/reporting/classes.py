@@ -183,8 +183,8 @@ def routing(run: EvaluatedRun) -> Section | None:
         return Section("routing", "Routing", [f"It cannot be measured for this run: {error}."])
     about = (
         f"Measured on {diagnosis.num_samples} test images, {percent(diagnosis.accuracy)} of which are right. "
-        "So few images tell large effects from none, not small ones. How each figure is defined stands in the documentation, under "
-        "diagnostics."
+        "So few images tell large effects from none, not small ones. How each figure is defined "
+        "stands in the documentation, under diagnostics."
     )
     alt = "Four panels: coupling entropy, activations by layer, share of capsules out of use, accuracy without routing."
     blocks: list[Block] = [about, *verdicts(diagnosis), picture(viz.diagnosis(diagnosis), alt)]
