@@ -11,7 +11,7 @@ import torchcaps as tc
 from torchcaps.data import ImageSet, Preprocess
 from torchcaps.errors import ArgumentError, UnknownNameError
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks import Task, list_metrics, predict, register_loss, register_metric
+from torchcaps.tasks import Task, list_metrics, register_loss, register_metric
 from torchcaps.tasks.metrics import METRICS, extra_metrics
 from torchcaps.types import model_metadata
 
@@ -78,7 +78,7 @@ def test_what_a_module_calls_its_own_stays_its_own(tmp_path):
     )
     file = tmp_path / "one.png"
     Image.new("L", (8, 8)).save(file)
-    (row,) = predict(model, [file])
+    (row,) = tc.predict(model, [file])
     assert set(row["activations"]) == {"cat", "dog"}
     assert sum(row["activations"].values()) == pytest.approx(1)  # logits, as they were taken for
 
