@@ -146,8 +146,8 @@ class RoutingHead(nn.Module):
         iterations: of the routing.
 
     Shapes:
-        input `[batch, n, dim]`, any numbers (normalized first), and optionally which vectors are there, `[batch, n]`;
-        output logits `[batch, classes]`.
+        input `[batch, n, dim]`, any numbers (normalized first), and optionally a mask `[batch, n]`, True for vectors
+        that are there; output logits `[batch, classes]`.
 
     Example:
         >>> RoutingHead(768, 10)(torch.randn(2, 197, 768)).shape
@@ -176,11 +176,11 @@ class RoutingHead(nn.Module):
         self.routings = nn.Sequential(*layers)
 
     def forward(
-        self, features: Float[Tensor, "batch n dim"], present: Bool[Tensor, "batch n"] | None = None
+        self, features: Float[Tensor, "batch n dim"], mask: Bool[Tensor, "batch n"] | None = None
     ) -> Float[Tensor, "batch classes"]:
         lengths = {} if self.length is None else {"n": self.length}
         check_shape("features", features, ("batch", "n", "dim"), dim=self.dim, **lengths)
         pose = full_precision(self.norm(features))
-        there = torch.ones_like(pose[..., 0]) if present is None else present.to(pose)
-        classes: Capsules = self.routings(Capsules(pose, there))
+        activation = torch.ones_like(pose[..., 0]) if mask is None else mask.to(pose)
+        classes: Capsules = self.routings(Capsules(pose, activation))
         return classes.pose.squeeze(-1)
