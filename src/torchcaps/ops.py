@@ -8,8 +8,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps import functional
-from torchcaps import kernels as kernels  # every fast path registers itself
+from torchcaps import (
+    functional,
+    kernels as kernels,  # every fast path registers itself
+)
 from torchcaps.errors import (
     ArgumentError,
     UnknownNameError,

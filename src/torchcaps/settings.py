@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 
 from torchcaps.data.augment import Augmentation, ordered_augmentations
 from torchcaps.errors import UnknownNameError, check_known
-from torchcaps.groups import SettingsGroup
-from torchcaps.groups import setting as setting
+from torchcaps.groups import SettingsGroup, setting as setting
 
 LARGEST_SEED = 2**31 - 1  # the random numbers of numpy, which draw the split, take seeds of 32 bits
 

@@ -7,8 +7,7 @@ from torchcaps.bench import benchmark_routers
 from torchcaps.bench.layer import routers_known
 from torchcaps.errors import UnknownNameError
 from torchcaps.functional import uniform_routing
-from torchcaps.nn import Router, list_routers, register_router
-from torchcaps.nn import routers as registry
+from torchcaps.nn import Router, list_routers, register_router, routers as registry
 
 from .test_timing import ticking
 

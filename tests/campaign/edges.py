@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from torchcaps import create_model, functional, ops
-from torchcaps import nn as caps
+from torchcaps import create_model, functional, nn as caps, ops
 from torchcaps.types import Capsules
 
 EDGES: dict[str, Callable[[], None]] = {}

@@ -3,8 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from torchcaps.data import affine, random_erasing, random_horizontal_flip, random_morphology, shift
 

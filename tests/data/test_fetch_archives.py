@@ -16,8 +16,8 @@ from torchcaps.data import (
     fetch_dataset,
     load_dataset,
     sources,
+    verify_dataset as verify,
 )
-from torchcaps.data import verify_dataset as verify
 from torchcaps.errors import DataError
 
 from .web import CONTENT, DIGESTS, names_in

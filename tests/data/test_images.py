@@ -5,8 +5,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image, PngImagePlugin
 
 from torchcaps.data import decode_image

@@ -2,8 +2,7 @@ import gzip
 
 import pytest
 
-from torchcaps.data import Mirror, fetch_dataset
-from torchcaps.data import verify_dataset as verify
+from torchcaps.data import Mirror, fetch_dataset, verify_dataset as verify
 from torchcaps.data.sets.mnist import FOLDER
 from torchcaps.errors import DataError, UnknownNameError
 

@@ -22,8 +22,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from torchcaps.data import load_dataset, make_pairs
-from torchcaps.explorer import Session, overlay
-from torchcaps.explorer import worker as queue
+from torchcaps.explorer import Session, overlay, worker as queue
 from torchcaps.explorer.server import bound, make_app, settings
 from torchcaps.models import create_model
 from torchcaps.nn import DynamicRouting

@@ -5,8 +5,7 @@ Compiled loops are made for each size of matrices and each type of number, which
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from torchcaps import ops
 from torchcaps.functional import ConvField, ConvTransposeField, DenseField, ProductVotes

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from torchcaps import create_model, ops, record_routing
 from torchcaps.functional import DenseVotes, dynamic_routing

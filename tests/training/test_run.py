@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from torchcaps.errors import RunError, TrainingError
-from torchcaps.training import Run, TrainConfig
-from torchcaps.training import run as module
+from torchcaps.training import Run, TrainConfig, run as module
 
 ROWS = [{"kind": "step", "step": 20 * k, "loss": 0.5} for k in range(1, 4)]
 

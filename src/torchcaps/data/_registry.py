@@ -1,8 +1,7 @@
 """The named data sets and the file formats: what is known about each, and the functions that read them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from dataclasses import replace as with_changes
+from dataclasses import dataclass, field, replace as with_changes
 from pathlib import Path
 from typing import Any, Protocol
 

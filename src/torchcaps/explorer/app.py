@@ -19,8 +19,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import ClientDisconnect, HTTPConnection
-from starlette.requests import Request as HTTPRequest
+from starlette.requests import ClientDisconnect, HTTPConnection, Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send

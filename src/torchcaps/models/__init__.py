@@ -3,23 +3,24 @@
 A model of this package is one file: it registers itself, and no import names it here.
 """
 
-from torchcaps.models._pretrained import weights_file as weights_file
-from torchcaps.models._pretrained import weights_info as weights_info
-from torchcaps.models._registry import ModelInfo as ModelInfo
-from torchcaps.models._registry import create_model as create_model
-from torchcaps.models._registry import list_models as list_models
-from torchcaps.models._registry import model_info as model_info
-from torchcaps.models._registry import register_model as register_model
+from torchcaps.models._pretrained import weights_file as weights_file, weights_info as weights_info
+from torchcaps.models._registry import (
+    ModelInfo as ModelInfo,
+    create_model as create_model,
+    list_models as list_models,
+    model_info as model_info,
+    register_model as register_model,
+)
 from torchcaps.models.affcaps import AffCapsNet as AffCapsNet
-from torchcaps.models.canonical_capsules import Aligned as Aligned
-from torchcaps.models.canonical_capsules import CanonicalCapsules as CanonicalCapsules
+from torchcaps.models.canonical_capsules import (
+    Aligned as Aligned,
+    CanonicalCapsules as CanonicalCapsules,
+)
 from torchcaps.models.capsnet import CapsNet as CapsNet
-from torchcaps.models.cnn import CNN as CNN
-from torchcaps.models.cnn import matched_cnn as matched_cnn
+from torchcaps.models.cnn import CNN as CNN, matched_cnn as matched_cnn
 from torchcaps.models.deepcaps import DeepCaps as DeepCaps
 from torchcaps.models.efficient_capsnet import EfficientCapsNet as EfficientCapsNet
-from torchcaps.models.heinsen import ConvRouting as ConvRouting
-from torchcaps.models.heinsen import MatrixRouting as MatrixRouting
+from torchcaps.models.heinsen import ConvRouting as ConvRouting, MatrixRouting as MatrixRouting
 from torchcaps.models.hvc import HVC as HVC
 from torchcaps.models.inverted_attention import InvertedAttentionCaps as InvertedAttentionCaps
 from torchcaps.models.matrix_caps import MatrixCaps as MatrixCaps
@@ -27,8 +28,8 @@ from torchcaps.models.resnet import ResNet as ResNet
 from torchcaps.models.scae import SCAE as SCAE
 from torchcaps.models.segcaps import SegCaps as SegCaps
 from torchcaps.models.self_routing import SRCapsNet as SRCapsNet
-from torchcaps.models.transforming_autoencoder import TransformedPairs as TransformedPairs
 from torchcaps.models.transforming_autoencoder import (
+    TransformedPairs as TransformedPairs,
     TransformingAutoencoder as TransformingAutoencoder,
 )
 from torchcaps.models.tree_capsnet import TreeCapsNet as TreeCapsNet

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
-from dataclasses import replace as with_changes
+from dataclasses import dataclass, replace as with_changes
 from fnmatch import fnmatch
 from functools import partial
 from typing import Any

@@ -1,15 +1,19 @@
 """What is done with a trained model, and files for people out of it: figures, plots, a report as one HTML page."""
 
 from torchcaps.reporting.answers import compare as compare
-from torchcaps.reporting.api import can_plot as can_plot
-from torchcaps.reporting.api import diagnose as diagnose
-from torchcaps.reporting.api import evaluate as evaluate
-from torchcaps.reporting.api import evaluation_folder as evaluation_folder
-from torchcaps.reporting.api import save_figure as save_figure
+from torchcaps.reporting.api import (
+    can_plot as can_plot,
+    diagnose as diagnose,
+    evaluate as evaluate,
+    evaluation_folder as evaluation_folder,
+    save_figure as save_figure,
+)
 from torchcaps.reporting.evaluated import EvaluatedRun as EvaluatedRun
 from torchcaps.reporting.html import report as report
-from torchcaps.reporting.pictures import perturb_run as perturb_run
-from torchcaps.reporting.pictures import reconstruct_run as reconstruct_run
+from torchcaps.reporting.pictures import (
+    perturb_run as perturb_run,
+    reconstruct_run as reconstruct_run,
+)
 from torchcaps.reporting.prediction import predict as predict
 from torchcaps.reporting.sections import register_section as register_section
 from torchcaps.reporting.subject import open_task as open_task

@@ -7,8 +7,11 @@ from markupsafe import Markup
 
 import torchcaps
 from torchcaps.errors import ArgumentError, check_range
-from torchcaps.reporting import classes as classes  # registers its sections
-from torchcaps.reporting import sections, side_by_side
+from torchcaps.reporting import (
+    classes as classes,  # registers its sections
+    sections,
+    side_by_side,
+)
 from torchcaps.reporting.answers import check_same_task
 from torchcaps.reporting.api import can_plot
 from torchcaps.reporting.evaluated import MAX_IMAGES, NUM_DIAGNOSED, EvaluatedRun, evaluate_run

@@ -9,26 +9,35 @@ fit raises ValueError, as do too many of anything.
 from torchcaps.viz import (
     canvas as _canvas,
 )  # first: it says what is missing where there is no matplotlib
-from torchcaps.viz.bench import accuracy_against_time as accuracy_against_time
-from torchcaps.viz.bench import latency_curves as latency_curves
-from torchcaps.viz.bench import layer_bars as layer_bars
-from torchcaps.viz.bench import memory_bars as memory_bars
-from torchcaps.viz.bench import scaling_curves as scaling_curves
-from torchcaps.viz.bench import throughput_bars as throughput_bars
+from torchcaps.viz.bench import (
+    accuracy_against_time as accuracy_against_time,
+    latency_curves as latency_curves,
+    layer_bars as layer_bars,
+    memory_bars as memory_bars,
+    scaling_curves as scaling_curves,
+    throughput_bars as throughput_bars,
+)
 from torchcaps.viz.calibration import calibration as calibration
-from torchcaps.viz.classes import activation_bars as activation_bars
-from torchcaps.viz.classes import confusion_matrix as confusion_matrix
-from torchcaps.viz.classes import per_class_bars as per_class_bars
+from torchcaps.viz.classes import (
+    activation_bars as activation_bars,
+    confusion_matrix as confusion_matrix,
+    per_class_bars as per_class_bars,
+)
 from torchcaps.viz.diagnosis import diagnosis as diagnosis
-from torchcaps.viz.history import curves as curves
-from torchcaps.viz.history import overlaid_curves as overlaid_curves
+from torchcaps.viz.history import curves as curves, overlaid_curves as overlaid_curves
 from torchcaps.viz.points import point_sets as point_sets
-from torchcaps.viz.robustness import accuracy_curves as accuracy_curves
-from torchcaps.viz.robustness import affine_curves as affine_curves
-from torchcaps.viz.tiles import coupling_map as coupling_map
-from torchcaps.viz.tiles import overlaps as overlaps
-from torchcaps.viz.tiles import perturbations as perturbations
-from torchcaps.viz.tiles import reconstructions as reconstructions
-from torchcaps.viz.transformations import generation_weights as generation_weights
-from torchcaps.viz.transformations import predicted_transformations as predicted_transformations
-from torchcaps.viz.transformations import transformed as transformed
+from torchcaps.viz.robustness import (
+    accuracy_curves as accuracy_curves,
+    affine_curves as affine_curves,
+)
+from torchcaps.viz.tiles import (
+    coupling_map as coupling_map,
+    overlaps as overlaps,
+    perturbations as perturbations,
+    reconstructions as reconstructions,
+)
+from torchcaps.viz.transformations import (
+    generation_weights as generation_weights,
+    predicted_transformations as predicted_transformations,
+    transformed as transformed,
+)

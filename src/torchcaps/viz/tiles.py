@@ -8,8 +8,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch, Rectangle
 from numpy.typing import ArrayLike, NDArray
 
-from torchcaps.data.masks import overlaid as masked
-from torchcaps.data.masks import palette
+from torchcaps.data.masks import overlaid as masked, palette
 from torchcaps.errors import ArgumentError, check_range, check_shape
 from torchcaps.viz.canvas import BELOW, BLUE, ORANGE, RED, SMALL, TEXT, Axes, Figure, new_figure
 from torchcaps.viz.images import check_alike, pictures, tile_grid, tile_size

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from campaign.core import Case
 from campaign.edges import EDGES
-from torchcaps import functional as F
-from torchcaps import nn as caps
-from torchcaps import ops
+from torchcaps import functional as F, nn as caps, ops
 from torchcaps.types import Capsules
 
 TESTS = {"functions": 700, "layers": 400, "fast paths": 200, "types": 100, "edges": 0}

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from torchcaps.data import dataset_info, load_dataset
 from torchcaps.data.budget import read_bytes

@@ -8,12 +8,16 @@ any type. ValueError: for other axes, or an amount out of range.
 An augmentation is one file: a function, a dataclass of its settings, and `register_augmentation`.
 """
 
-from torchcaps.data.augment._registry import AUGMENTATIONS as AUGMENTATIONS
-from torchcaps.data.augment._registry import Augmentation as Augmentation
-from torchcaps.data.augment._registry import ordered_augmentations as ordered_augmentations
-from torchcaps.data.augment._registry import register_augmentation as register_augmentation
-from torchcaps.data.augment.transforms import Transforms as Transforms
-from torchcaps.data.augment.transforms import refuse_augmentations as refuse_augmentations
+from torchcaps.data.augment._registry import (
+    AUGMENTATIONS as AUGMENTATIONS,
+    Augmentation as Augmentation,
+    ordered_augmentations as ordered_augmentations,
+    register_augmentation as register_augmentation,
+)
+from torchcaps.data.augment.transforms import (
+    Transforms as Transforms,
+    refuse_augmentations as refuse_augmentations,
+)
 from torchcaps.registry import import_submodules
 
 import_submodules(__name__)

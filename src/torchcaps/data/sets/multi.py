@@ -22,8 +22,7 @@ from torchcaps.data.dataset import ImageBatch, ImageSet
 from torchcaps.data.masks import MaskedSet
 from torchcaps.data.pixels import fit_images, to_float
 from torchcaps.data.sets.fashion_mnist import INFO as FASHION
-from torchcaps.data.sets.mnist import DIGITS
-from torchcaps.data.sets.mnist import INFO as MNIST
+from torchcaps.data.sets.mnist import DIGITS, INFO as MNIST
 from torchcaps.errors import DataError, check_range, check_shape
 
 PER_IMAGE = {"train": 1, "test": 2}

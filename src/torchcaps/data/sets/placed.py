@@ -17,8 +17,7 @@ from torchcaps.data._registry import register_derived
 from torchcaps.data.augment.affine import inverse_map
 from torchcaps.data.dataset import ImageBatch, ImageSet
 from torchcaps.data.pixels import to_float
-from torchcaps.data.sets.mnist import DIGITS
-from torchcaps.data.sets.mnist import INFO as MNIST
+from torchcaps.data.sets.mnist import DIGITS, INFO as MNIST
 from torchcaps.errors import DataError, check_range
 
 CHUNK = 512  # images warped at a time

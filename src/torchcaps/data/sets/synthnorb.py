@@ -11,8 +11,7 @@ import torch
 
 from torchcaps.data._registry import FetchProgress
 from torchcaps.data.dataset import ImageSet
-from torchcaps.data.sets.smallnorb import FACTORS, matrix_bytes, register_norb
-from torchcaps.data.sets.smallnorb import INFO as SMALLNORB
+from torchcaps.data.sets.smallnorb import FACTORS, INFO as SMALLNORB, matrix_bytes, register_norb
 from torchcaps.data.sources import Rendering, writing
 from torchcaps.data.synthnorb.solids import INSTANCES, LAMPS, Body, make_toy, photograph
 from torchcaps.errors import DataError, check_range

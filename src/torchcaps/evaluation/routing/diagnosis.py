@@ -15,8 +15,7 @@ from torchcaps.errors import AblationUnsupportedError, check_range
 from torchcaps.evaluation.base import EvaluationResult, LabeledImages, check_labels
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers
 from torchcaps.evaluation.forward import proportion, right_answers
-from torchcaps.evaluation.routing import ablation as ablations
-from torchcaps.evaluation.routing import couplings, health
+from torchcaps.evaluation.routing import ablation as ablations, couplings, health
 from torchcaps.evaluation.routing.layers import route_images, routers_of
 from torchcaps.models.cnn import parameter_count
 from torchcaps.nn import Router, RoutingTrace
