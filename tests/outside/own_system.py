@@ -14,8 +14,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from torchcaps import data, models, reporting, tasks, training
-from torchcaps import nn as capsules
+from torchcaps import data, models, nn as capsules, reporting, tasks, training
 from torchcaps.data.augment import register_augmentation
 from torchcaps.explorer import View, register_view
 from torchcaps.functional import squash_with_length
