@@ -6,15 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
-from jaxtyping import Shaped
-from torch import Generator, Tensor
+from torch import Generator
 
+from torchcaps.data.pixels import Images as Images
 from torchcaps.errors import ArgumentError
 from torchcaps.registry import Registry
 
 AXES = ("batch", "channels", "height", "width")
 CROP_ORDER = 60.0  # the place of the crop in the order of augmentations
-Images = Shaped[Tensor, "batch channels height width"]
 Change = Callable[[Images, Any, Generator], Images]
 """(images, settings, generator) -> the images changed, of the same shape and type"""
 
