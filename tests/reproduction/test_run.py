@@ -156,6 +156,8 @@ def test_the_table_has_mean_and_deviation_over_seeds_beside_the_published_figure
     assert "uniform at test error" in line["measured"]
     assert (line["published"], line["seeds"], line["epochs"]) == ("error 1 %", "2", "1")
     assert dict(zip(heading, second, strict=True))["published"] == "-"
+    assert str(results).splitlines()[0].startswith("| experiment | what | budget |")
+    assert results.table() == results_table(results)
     text = write_table(results, folder).read_text()
     assert text.count("\n| mine | ") == 2
     assert "torchcaps reproduce mine --budget small" in text
