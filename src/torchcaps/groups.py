@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -56,7 +57,7 @@ class SettingsGroup:
     """Settings that belong together. Each value is checked against its type and range."""
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
+        hints = field_types(type(self))
         for f in fields(self):
             flat = f.metadata["name"] or f.name
             value = _checked(flat, getattr(self, f.name), hints[f.name])
@@ -66,6 +67,10 @@ class SettingsGroup:
                 test, expected = f.metadata["valid"]
                 if not test(value):
                     raise ArgumentError(flat, f"expected {expected}, got {value}")
+
+
+field_types: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
+"""The types of the fields of a group of settings, resolved once."""
 
 
 def _checked(name: str, value: Any, hint: Any) -> Any:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from functools import cache
-from typing import Any, Literal, NamedTuple, get_type_hints
+from typing import Any, Literal, NamedTuple
 
 from torchcaps.data.augment import Augmentation, ordered_augmentations
 from torchcaps.errors import UnknownNameError, check_known
-from torchcaps.groups import SettingsGroup, setting as setting
+from torchcaps.groups import SettingsGroup, field_types, setting as setting
 
 LARGEST_SEED = 2**31 - 1  # the random numbers of numpy, which draw the split, take seeds of 32 bits
 
@@ -142,7 +142,7 @@ def _augmentation_group(augmentations: tuple[Augmentation, ...]) -> type[Any]:
     columns = [
         (
             f.name,
-            get_type_hints(augmentation.settings)[f.name],
+            field_types(augmentation.settings)[f.name],
             field(default=f.default, metadata=f.metadata),
         )
         for augmentation in augmentations
@@ -259,14 +259,22 @@ class KnownSetting(NamedTuple):
 
 def groups() -> dict[str, type[Any]]:
     """The classes of the groups by name. That of augmentations grows with what is registered."""
-    return get_type_hints(TrainConfig) | {"augmentation": augmentation_settings()}
+    return field_types(TrainConfig) | {"augmentation": augmentation_settings()}
 
 
 def known_settings() -> dict[str, KnownSetting]:
     """Every setting by its name without a group. ValueError: two settings have the same name."""
+    augmentation: Any = augmentation_settings()
+    return _known_settings(augmentation)
+
+
+@cache
+def _known_settings(augmentation: Any) -> dict[str, KnownSetting]:
     known: dict[str, KnownSetting] = {}
-    for group, settings_class in groups().items():
-        hints = get_type_hints(settings_class)
+    for group, settings_class in (
+        field_types(TrainConfig) | {"augmentation": augmentation}
+    ).items():
+        hints = field_types(settings_class)
         for f in fields(settings_class):
             flat = f.metadata["name"] or f.name
             if flat in known:
@@ -290,9 +298,10 @@ def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise ValueError(f"expected names with values, got {values!r}")
     known = known_settings()
+    group_names = groups()
     settings: dict[str, Any] = {}
     for name, value in values.items():
-        if name in groups() and isinstance(value, Mapping):
+        if name in group_names and isinstance(value, Mapping):
             flat_names = {one.key: flat for flat, one in known.items() if one.group == name}
             for key, member in value.items():
                 check_known(f"setting of {name}", key, flat_names)
@@ -300,5 +309,5 @@ def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
         elif name in known:
             settings[name] = value
         else:
-            raise UnknownNameError("setting", name, [*known, *groups()])
+            raise UnknownNameError("setting", name, [*known, *group_names])
     return settings
