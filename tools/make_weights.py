@@ -1,4 +1,4 @@
-"""Put trained runs, each in a folder of its recipe's name, into the package as weights with a passport."""
+"""Put trained runs, each in a folder of its recipe's name, into the package as weights with a description."""
 
 from __future__ import annotations
 

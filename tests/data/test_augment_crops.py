@@ -37,12 +37,12 @@ def test_the_center():
 def test_light_changes_both_eyes_alike_and_within_range():
     images = torch.rand(200, 2, 6, 6, generator=generator(1))
     found = color_jitter(images, generator=generator())
-    mean, centerd = found.mean((2, 3)), found - found.mean((2, 3), keepdim=True)
+    mean, centered = found.mean((2, 3)), found - found.mean((2, 3), keepdim=True)
     added = mean - images.mean((2, 3))
     torch.testing.assert_close(added[:, 0], added[:, 1], atol=1e-5, rtol=0)
     assert added.abs().max() <= 63 / 255 + 1e-6
     assert added.min() < -0.2 < 0.2 < added.max()
-    factor = centerd / (images - images.mean((2, 3), keepdim=True))
+    factor = centered / (images - images.mean((2, 3), keepdim=True))
     assert (factor.amax((1, 2, 3)) - factor.amin((1, 2, 3))).max() < 1e-2
     assert 0.2 - 1e-3 <= factor.median() <= 1.8 + 1e-3
     assert found.std() != images.std()

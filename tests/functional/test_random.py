@@ -20,12 +20,12 @@ def test_equals_the_weighted_sum():
 
 def test_logits_are_normal_numbers():
     logits = random_coupling(2000, 8).log()
-    centerd = (logits - logits.mean(dim=1, keepdim=True)).numpy()
+    centered = (logits - logits.mean(dim=1, keepdim=True)).numpy()
     expected = (1 - 1 / 8) ** 0.5  # the mean of a row takes its share
-    assert centerd.std() == pytest.approx(expected, rel=0.02)
-    assert (centerd**4).mean() / centerd.var() ** 2 == pytest.approx(3, abs=0.15)
-    assert np.abs(centerd.mean(axis=0)).max() < 0.1
-    assert abs(np.corrcoef(centerd[:-1].ravel(), centerd[1:].ravel())[0, 1]) < 0.03
+    assert centered.std() == pytest.approx(expected, rel=0.02)
+    assert (centered**4).mean() / centered.var() ** 2 == pytest.approx(3, abs=0.15)
+    assert np.abs(centered.mean(axis=0)).max() < 0.1
+    assert abs(np.corrcoef(centered[:-1].ravel(), centered[1:].ravel())[0, 1]) < 0.03
 
 
 def test_depend_on_the_seed_alone():

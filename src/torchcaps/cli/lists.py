@@ -15,11 +15,9 @@ def models(pattern: str = "*", json: Json = False) -> int:
     Args:
         pattern: Wildcard for names.
     """
-    passports = {name: tc.models.model_info(name) for name in tc.list_models(pattern)}
-    document = [{"name": name} | asdict(passport) for name, passport in passports.items()]
-    rows = [
-        (n, str(p.year), f"{p.parameters:,}", p.title, p.published) for n, p in passports.items()
-    ]
+    infos = {name: tc.models.model_info(name) for name in tc.list_models(pattern)}
+    document = [{"name": name} | asdict(info) for name, info in infos.items()]
+    rows = [(n, str(p.year), f"{p.parameters:,}", p.title, p.published) for n, p in infos.items()]
     show(json, document, [("model", "year", "parameters", "paper", "published"), *rows])
     return 0
 

@@ -106,7 +106,7 @@ class PointSet(ImageSet):
 
 
 def standardized_points(where: str, sets: np.ndarray) -> Tensor:
-    """Sets `[n, points, coordinates]` centerd, scaled to `RADIUS`, as float32 `[n, coordinates, points, 1]`.
+    """Sets `[n, points, coordinates]` centered, scaled to `RADIUS`, as float32 `[n, coordinates, points, 1]`.
 
     DataError, naming `where`, for other axes, fewer than two points, NaN, or a set whose points are all the same.
     """

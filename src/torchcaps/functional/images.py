@@ -62,7 +62,7 @@ def standardize(images: Images, least: float = 1e-3) -> Images:
     """
     check_shape("images", images, ("batch", "channels", "height", "width"))
     images = full_precision(images)
-    centerd = images - images.mean(dim=(1, 2, 3), keepdim=True)
+    centered = images - images.mean(dim=(1, 2, 3), keepdim=True)
     # The gradient of a root at zero is infinite: the square is bounded, not the root.
-    deviation = centerd.square().mean(dim=(1, 2, 3), keepdim=True).clamp(min=least**2).sqrt()
-    return centerd / deviation
+    deviation = centered.square().mean(dim=(1, 2, 3), keepdim=True).clamp(min=least**2).sqrt()
+    return centered / deviation

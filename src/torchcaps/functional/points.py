@@ -17,7 +17,7 @@ def procrustes(
     """The rotation R (determinant +1) and the translation t that make `sum_k |R source_k + t - target_k|^2` smallest.
 
     In two dimensions the angle is `atan2(M_01 - M_10, M_00 + M_11)` with `M = sum_k source_k target_k^T`, both
-    centerd. In three, R comes from a singular value decomposition, whose own gradient is NaN where singular values are
+    centered. In three, R comes from a singular value decomposition, whose own gradient is NaN where singular values are
     equal; that of R is not, and is taken from the condition that R is optimal.
 
     Sets `[batch, points, dim]`, dim 2 or 3, whose points correspond, give R `[batch, dim, dim]` and t `[batch, dim]`,

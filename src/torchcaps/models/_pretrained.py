@@ -1,4 +1,4 @@
-"""Weights that come with the package: one file a model, as `torchcaps.load` reads it, with its own passport."""
+"""Weights that come with the package: one file a model, as `torchcaps.load` reads it, with its own description."""
 
 import json
 from collections.abc import Callable

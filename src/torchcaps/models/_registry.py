@@ -1,4 +1,4 @@
-"""The registry of models: names, passports, construction."""
+"""The registry of models: names, what is known of each, construction."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -84,7 +84,7 @@ def list_models(filter: str = "*", pretrained: bool = False) -> list[str]:
 
 
 def model_info(name: str) -> ModelInfo:
-    """The passport of a model; ValueError for an unknown name."""
+    """What is known of a model; ValueError for an unknown name."""
     return MODELS[name][1]
 
 
@@ -114,12 +114,10 @@ def create_model(
     Example:
         >>> model = create_model("capsnet", num_classes=3, in_chans=3, img_size=(40, 28))
     """
-    builder, passport = MODELS[name]
+    builder, info = MODELS[name]
     given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
-    sizes = {
-        key: getattr(passport, key) if value is None else value for key, value in given.items()
-    }
-    if not passport.num_classes:
+    sizes = {key: getattr(info, key) if value is None else value for key, value in given.items()}
+    if not info.num_classes:
         del sizes["num_classes"]
     with nullcontext() if generator is None else use_generator(generator):
         if pretrained:

@@ -4,7 +4,7 @@ Rodney LaLonde, Ulas Bagci, "Capsules for Object Segmentation", MIDL 2018, arXiv
 U-Net of capsules: child types vote by one shared kernel, and are routed among the types of each position. Differs from
 the code in: any batch (theirs mixes images and types), several classes (a capsule type for each, and only the pixels of
 a class show its capsule to the decoder), images of any size (zeros are added up to a multiple of 8), larger
-kernels at the start (see `KernelCaps`), windows centerd on a pixel where the map is halved.
+kernels at the start (see `KernelCaps`), windows centered on a pixel where the map is halved.
 """
 
 from functools import partial

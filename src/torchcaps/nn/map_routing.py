@@ -108,7 +108,7 @@ class KernelVotes(nn.Module):
 
     The map keeps its size, or is `stride` times smaller (rounded up). `transposed` makes it `stride` times larger; K is
     then as even or odd as the stride, and at least as large. `gain` is that of the kernel at the start, times what He's
-    rule gives for the numbers that a vote is made of. ValueError for a kernel that cannot be centerd.
+    rule gives for the numbers that a vote is made of. ValueError for a kernel that cannot be centered.
     """
 
     def __init__(

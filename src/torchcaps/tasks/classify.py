@@ -109,7 +109,7 @@ def _check_one_class(targets: Tensor, loss: str) -> None:
 class Classify(Task):
     """One class an image.
 
-    With a decoder and a margin loss, the error of the LABELLED capsule's drawing is added, whatever the most active
+    With a decoder and a margin loss, the error of the LABELED capsule's drawing is added, whatever the most active
     one is (arXiv 1710.09829, section 4.1)."""
 
     losses: ClassVar[Mapping[str, Loss]] = LOSSES

@@ -154,7 +154,7 @@ function fitting() {
   if (!mass) return [width / strokes.width, 0, 0];
   const scale = Math.min((SHARE * Math.min(width, height)) / Math.max(right - left + 1, bottom - top + 1), (3 * width) / W);
   // No ink leaves the picture on the way to the center.
-  const within = (centerd, first, last, side) => Math.min(side - last * scale, Math.max(-first * scale, centerd));
+  const within = (centered, first, last, side) => Math.min(side - last * scale, Math.max(-first * scale, centered));
   return [
     scale / part,
     within(width / 2 - (sx / mass + 0.5) * scale, left, right + 1, width),

@@ -5,7 +5,7 @@ import { fetchExample, named, picture, pictureText, randomExample } from "./inpu
 import { figure, largest, make, miniBars, show, showBoth, slider } from "./pictures.js";
 import { about, change, examples, hasDecoder, longest, model, state, Words } from "./state.js";
 
-const COLOURS = [[255, 140, 20], [40, 150, 255]];
+const COLORS = [[255, 140, 20], [40, 150, 255]];
 let parts = {}, second = null, loading = null, kept = null;
 
 const send = latest("overlap", draw);
@@ -103,9 +103,9 @@ function draw(found, chosen) {
   if (!found.drawn) return;
   const drawn = found.drawn.map(toBytes);
   [parts.one, parts.two].forEach((one, k) => {
-    show(one.canvas, drawn[k], model(), model().channels === 3 ? null : COLOURS[k]);
+    show(one.canvas, drawn[k], model(), model().channels === 3 ? null : COLORS[k]);
     one.text.textContent = `capsule ${names[k]}`;
     one.canvas.setAttribute("aria-label", `Reconstruction from capsule ${names[k]}`);
   });
-  showBoth(parts.mixed.canvas, drawn[0], drawn[1], model(), model().channels === 3 ? [null, null] : COLOURS);
+  showBoth(parts.mixed.canvas, drawn[0], drawn[1], model(), model().channels === 3 ? [null, null] : COLORS);
 }
