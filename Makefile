@@ -11,6 +11,10 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+# Of `make check`: fast tests of the parts that all others stand on.
+CHECK_TESTS = tests/functional tests/published tests/nn tests/properties/test_layers.py \
+  tests/evaluation/accuracy tests/test_imports.py tests/test_api_surface.py tests/test_glossary.py
+
 # Of `make faults`: which ones, such as functional/*.
 ONLY ?= *
 
@@ -20,10 +24,17 @@ MINUTES ?=
 SEED ?= 0
 CAMPAIGN = PYTHONPATH=tests $(BIN)/python -m campaign --seed $(SEED)
 
-.PHONY: train test pytest test-slow test-lowest campaign campaign-kills faults lint docs dependencies gallery picture weights install browser clean
+.PHONY: train check pytest-check test pytest test-slow test-lowest campaign campaign-kills faults lint docs dependencies gallery picture weights install browser clean
 
 train: $(INSTALLED)
 	$(BIN)/torchcaps train capsnet-digits
+
+# After each edit: lint, types, and the tests of layers and functions.
+check: $(INSTALLED)
+	$(MAKE) -j 2 pytest-check lint
+
+pytest-check: $(INSTALLED)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(CHECK_TESTS)
 
 # Lint, types and documents run beside the tests.
 test: $(INSTALLED)

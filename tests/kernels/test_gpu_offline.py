@@ -66,7 +66,12 @@ def test_batch_and_parents_are_no_part_of_a_compiled_kernel():
 
 
 @pytest.mark.parametrize(
-    ("shape", "precision"), [((16, 8), "fp32"), ((16, 8), "bf16"), ((16, 32), "tf32")]
+    ("shape", "precision"),
+    [
+        ((16, 8), "bf16"),
+        pytest.param((16, 8), "fp32", marks=pytest.mark.slow),
+        pytest.param((16, 32), "tf32", marks=pytest.mark.slow),
+    ],
 )
 def test_shapes_that_matter_fit_an_h100(shape, precision):
     for kernel in offline.LARGEST:

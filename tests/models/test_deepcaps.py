@@ -105,6 +105,7 @@ def test_training_steps_lower_the_loss():
     assert losses[-1] < 0.5 * losses[0]
 
 
+@pytest.mark.slow
 def test_compiles_whole():
     model = tiny(iterations=2).eval()
     found = torch.compile(model, fullgraph=True, backend="eager")(images_of(model))

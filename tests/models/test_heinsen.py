@@ -51,6 +51,7 @@ def test_logits_of_2019_are_those_that_the_router_had():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", TINY)
 def test_it_compiles_whole(name):

@@ -280,6 +280,7 @@ def test_half_precision_copies_and_state():
     assert 0 <= capsules.activation.min() <= capsules.activation.max() <= 1
 
 
+@pytest.mark.slow
 def test_it_compiles_whole():
     model, images = small(), torch.rand(2, 1, 24, 24)
     compiled = torch.compile(

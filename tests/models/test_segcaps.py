@@ -225,6 +225,7 @@ def test_copies_and_states_say_the_same():
     torch.testing.assert_close(fresh(images), model(images))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["segcaps", "unet"])
 def test_it_compiles_whole(name):
     small = {"dim": 2} if name == "segcaps" else {"channels": 2, "levels": 3}

@@ -173,6 +173,7 @@ def test_the_average_head_is_resnet20():
     torch.testing.assert_close(model.eval()(images()), other.eval()(images()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"depth": 2, "types": 4, "dim": 4}, {"head": "linear"}])
 def test_compiled_and_exported_it_gives_the_same(options):
     model, batch = tiny(**options).eval(), images(4, 1, 12, 12)
