@@ -143,7 +143,7 @@ def test_sources_have_the_tests_of_their_name():
     assert tests("data/sets/svhn.py") == ("tests/data/sets/test_svhn.py",)
     assert tests("data/_registry.py") == ("tests/data",)
     assert tests("kernels/numerics.py") == ("tests/kernels", "tests/ops")
-    assert "tests/test_imports.py" in tests("errors.py")
+    assert "tests/test_imports.py" in tests("types.py")
 
 
 def test_generated_faults_go_on(tmp_path, monkeypatch, capsys):
