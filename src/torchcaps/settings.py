@@ -77,7 +77,7 @@ class TaskSettings(SettingsGroup):
         low=0,
     )
     label_smoothing: float = setting(
-        0.0, "share of cross-entropy's target that all classes get alike", low=0, high=1
+        0.0, "share of cross-entropy's target that all classes get alike; 0 is off", low=0, high=1
     )
     metrics: tuple[str, ...] = setting(
         (), "further metrics by name, such as brier_score, where the task gives what they need"
@@ -97,8 +97,8 @@ class OptimizerSettings(SettingsGroup):
         "peak learning rate; by default that of the task, 0.001 for classes",
         valid=(lambda lr: lr > 0, "a number above 0"),
     )
-    weight_decay: float = setting(0.0, "of every weight in each step", low=0)
-    momentum: float = setting(0.9, "of sgd", low=0, high=1)
+    weight_decay: float = setting(0.0, "of every weight in each step; 0 is off", low=0)
+    momentum: float = setting(0.9, "of sgd; 0 is off", low=0, high=1)
     nesterov: bool = setting(False, "Nesterov's momentum, of sgd")
     clip: float | Literal["auto"] = setting(
         "auto",

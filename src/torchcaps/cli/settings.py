@@ -34,11 +34,11 @@ def settings_class() -> type[Any]:
     """What a command line may change of a recipe: a field for each setting, None where no flag is given."""
     from torchcaps.settings import known_settings
 
-    flags = [
-        _flag(name, known.about, known.type)
-        for name, known in known_settings().items()
-        if name not in POSITIONAL
-    ]
+    flags = []
+    for name, known in known_settings().items():
+        has_off = known.group == "augmentation" and known.type is not bool
+        if name not in POSITIONAL:
+            flags.append(_flag(name, known.about + "; 0 is off" * has_off, known.type))
     return make_dataclass("Settings", flags, frozen=True)
 
 

@@ -3,14 +3,13 @@
 from torchcaps.explorer.launch import explore
 from torchcaps.explorer.pictures import Motion, overlay
 from torchcaps.explorer.session import Session, open_session
-from torchcaps.explorer.views import VIEWS, Inference, Sweep, View, register_view
+from torchcaps.explorer.views import VIEWS, Inference, View, register_view
 
 __all__ = [
     "VIEWS",
     "Inference",
     "Motion",
     "Session",
-    "Sweep",
     "View",
     "explore",
     "open_session",

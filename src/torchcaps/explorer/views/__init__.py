@@ -2,9 +2,7 @@
 
 from torchcaps.explorer.views._base import VIEWS, View, register_view
 from torchcaps.explorer.views.infer import Infer, Inference
-from torchcaps.explorer.views.pose import Pose
-from torchcaps.explorer.views.routing import Routing, RoutingSteps, Step
-from torchcaps.explorer.views.transform import Sweep, Transform
+from torchcaps.explorer.views.routing import Routing
 from torchcaps.registry import import_submodules
 
 import_submodules(__name__)
@@ -13,12 +11,7 @@ __all__ = [
     "VIEWS",
     "Infer",
     "Inference",
-    "Pose",
     "Routing",
-    "RoutingSteps",
-    "Step",
-    "Sweep",
-    "Transform",
     "View",
     "register_view",
 ]
