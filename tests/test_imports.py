@@ -125,7 +125,7 @@ def test_version_is_that_of_the_package():
     assert torchcaps.__version__ == version("torchcaps")
 
 
-VERBS = "train fit load evaluate predict compare diagnose report explore reproduce create_model list_models"
+VERBS = "train fit load save evaluate predict compare diagnose report explore reproduce create_model list_models"
 
 
 def test_a_package_takes_the_place_of_no_verb():
