@@ -1,0 +1,161 @@
+"""The one place that knows what a redesign renames: adapting to a rename is one line here.
+
+Cases use standard names. This module finds what the tree that is imported calls the same things.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import nn
+
+import torchcaps as tc
+
+# Standard name -> names that a tree may have for the same thing.
+RENAMED: dict[str, tuple[str, ...]] = {
+    # tasks, settings and their values
+    "aspect": ("squish",),
+    "color_jitter": ("relight",),
+    "morphology": ("thicken",),
+    "multilabel": ("several",),
+    "optimizer": ("optimiser",),
+    "unsupervised": ("discover",),
+    "warmup_cosine": ("short",),
+    # options of models and routers
+    "normalized": ("normalised",),
+    "standardized": ("standardised",),
+    # functions, methods and attributes
+    "is_dense": ("pixels",),
+    "make_batch": ("batch",),
+    "model_info": ("model_passport",),
+    "optimizers": ("_OPTIMIZERS", "_OPTIMISERS"),
+    "training_step": ("forward",),
+    "with_iterations": ("stopped",),
+}
+
+# Renamed parts of the names of weights: pattern -> what stands in its place.
+RENAMED_WEIGHTS: dict[str, str] = {
+    r"\bpart_capsules\.see\.": "part_capsules.encoder.",
+    r"\bpart_capsules\.tell\.": "part_capsules.head.",
+    r"\bpart_capsules\.ground\b": "part_capsules.background",
+    r"\bpart_capsules\.ground_share\b": "part_capsules.background_share",
+    r"(\bobject_capsules\.blocks\.\d+)\.each\.": r"\1.mlp.",
+}
+
+
+def spellings(name: Any) -> tuple[Any, ...]:
+    """A name and the others that a tree may have for it; anything but text is itself alone."""
+    return (name, *RENAMED.get(name, ())) if isinstance(name, str) else (name,)
+
+
+def standard_name(name: str) -> str:
+    """The name by which both trees know a thing."""
+    for standard, others in RENAMED.items():
+        if name in others:
+            return standard
+    return name
+
+
+def own_name_of(owner: Any, *names: str) -> str:
+    """The first of these names, in any spelling, that `owner` has as an attribute."""
+    for name in names:
+        for spelling in spellings(name):
+            if hasattr(owner, spelling):
+                return spelling
+    raise LookupError(f"{owner!r} has none of: {', '.join(names)}")
+
+
+def first_of(owner: Any, *names: str) -> Any:
+    """The attribute of `owner` by the first of these names that it has in any spelling."""
+    return getattr(owner, own_name_of(owner, *names))
+
+
+def own_spelling(name: str, names: Iterable[str]) -> str:
+    """The spelling of a name that is among these."""
+    known_names = list(names)
+    for spelling in spellings(name):
+        if spelling in known_names:
+            return spelling
+    raise LookupError(f"{name} is none of: {', '.join(known_names)}")
+
+
+def config_class() -> Any:
+    return first_of(tc.training, "TrainConfig")
+
+
+def spell_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by the names and words that this tree knows."""
+    spelled = {}
+    for name, setting in settings.items():
+        if name == "task":
+            setting = own_spelling(setting, tc.tasks.list_tasks())
+        elif name == "loss":
+            setting = own_spelling(setting, own_loss_names(settings["task"]))
+        elif name == "optimizer":
+            setting = own_spelling(setting, own_optimizer_names())
+        spelled |= spell_setting(name, setting)
+    return spelled
+
+
+def spell_setting(name: str, setting: Any) -> dict[str, Any]:
+    for own_name in spellings(name):
+        for own_setting in spellings(setting):
+            with suppress(ValueError, TypeError):
+                config_class().of(**{own_name: own_setting})
+                return {own_name: own_setting}
+    raise LookupError(f"no spelling of {name}={setting!r} is a setting")
+
+
+def build_model(name: str, **options: Any) -> nn.Module:
+    """A model with weights of seed 0, whatever its options are called in this tree."""
+    own_name = own_spelling(name, tc.list_models())
+    other_spelling = {spellings(key)[-1]: option for key, option in options.items()}
+    try:
+        torch.manual_seed(0)
+        return tc.create_model(own_name, **options)
+    except TypeError:
+        torch.manual_seed(0)
+        return tc.create_model(own_name, **other_spelling)
+
+
+def model_sizes(name: str) -> dict[str, Any]:
+    """Sizes that a model was published for, in the order in which they are tried."""
+    info = first_of(tc.models, "model_info")(own_spelling(name, tc.list_models()))
+    return {"in_chans": info.in_chans, "img_size": info.img_size}
+
+
+def own_loss_names(task: str) -> list[str]:
+    """What the losses of a task are called in this tree; "auto" alone for a task of one loss."""
+    task_name = own_spelling(task, tc.tasks.list_tasks())
+    task_type = tc.tasks.task_class(task_name, nn.Identity())
+    return sorted(first_of(task_type, "losses")) or ["auto"]
+
+
+def own_optimizer_names() -> list[str]:
+    """What the registered optimizers are called in this tree."""
+    if hasattr(tc.training, "list_optimizers"):
+        return list(tc.training.list_optimizers())
+    from torchcaps.training import optim
+
+    return list(first_of(optim, "optimizers"))
+
+
+def own_schedule_names() -> list[str]:
+    """What schedules are called in this tree: registered, or words that the setting may have."""
+    if hasattr(tc.training, "list_schedules"):
+        return list(tc.training.list_schedules())
+    hints = typing.get_type_hints(type(config_class()().schedule))
+    names = []
+    for kind in typing.get_args(hints["name"]):
+        names += typing.get_args(kind)
+    return names
+
+
+def own_augmentation_names() -> list[str]:
+    """What the settings of the augmentation are called in this tree."""
+    return [field.name for field in dataclasses.fields(config_class()().augmentation)]

@@ -1,0 +1,125 @@
+"""Data sets that come with the package or are rendered, and the images that trainings take."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+import torchcaps as tc
+from records import Record, checksum
+
+EMBEDDED = (
+    "digits",
+    "multi-digits",
+    "multi-digits-masks",
+    "placed-digits",
+    "affine-digits",
+    "planes",
+)
+TREE_DIGITS = tuple(
+    f"{'even' if digit % 2 == 0 else 'odd'}/{'small' if digit < 5 else 'large'} {digit % 2}/{digit}"
+    for digit in range(10)
+)
+
+
+def dataset_cases(_steps: int) -> Iterator[tuple[str, Callable[[], Record]]]:
+    for name in EMBEDDED:
+        yield f"data/{name}", partial(probe_dataset, name)
+    for name in IMAGES:
+        yield f"data/for training: {name}", partial(probe_training_images, name)
+
+
+def probe_dataset(name: str) -> Record:
+    record = Record()
+    for split in ("train", "test"):
+        images = tc.data.load_dataset(name, split)
+        record.add(f"{split} images, all", checksum(images.images))
+        record.add(f"{split} images", images.images[::50])
+        record.add(f"{split} labels", images.labels)
+    return record
+
+
+def probe_training_images(name: str) -> Record:
+    record = Record()
+    for split in ("train", "test"):
+        images = IMAGES[name](split)
+        record.add(f"{split} images", images.images)
+        record.add(f"{split} labels", images.labels)
+        record.add(f"{split} masks", getattr(images, "masks", None))
+    return record
+
+
+@cache
+def digits(split: str) -> Any:
+    """240 digits to train with, 50 to test with, of 20 x 20 pixels."""
+    whole = tc.data.load_dataset("digits", split, img_size=20)
+    count = 240 if split == "train" else 50
+    return whole.subset(torch.arange(0, len(whole), len(whole) // count)[:count])
+
+
+@cache
+def three_digits(split: str) -> Any:
+    """The digits 0, 1 and 2."""
+    whole = digits(split)
+    kept = whole.subset((whole.labels < 3).nonzero().flatten())
+    return dataclasses.replace(kept, classes=whole.classes[:3])
+
+
+@cache
+def tree_digits(split: str) -> Any:
+    """Digits whose classes are paths of a label tree."""
+    whole = digits(split)
+    order = sorted(range(10), key=TREE_DIGITS.__getitem__)
+    place = torch.tensor([order.index(digit) for digit in range(10)])
+    classes = tuple(TREE_DIGITS[digit] for digit in order)
+    return dataclasses.replace(whole, labels=place[whole.labels], classes=classes)
+
+
+@cache
+def digit_pairs(split: str) -> Any:
+    """Two digits laid over each other, on 24 x 24 pixels."""
+    return tc.data.make_pairs(digits(split), 1, max_shift=2, seed=int(split == "test"))
+
+
+@cache
+def placed_digits(split: str) -> Any:
+    """Digits at random places, which a training draws anew."""
+    return tc.data.placed(digits(split), 22, seed=int(split == "test"))
+
+
+@cache
+def color_digits(split: str) -> Any:
+    """Digits in three colours, as float images."""
+    whole = digits(split)
+    scale = torch.tensor([1.0, 0.7, 0.4]).view(1, 3, 1, 1)
+    return dataclasses.replace(whole, images=whole.float_images() * scale)
+
+
+@cache
+def shapes(split: str) -> Any:
+    """Shapes with masks."""
+    count = 60 if split == "train" else 16
+    return tc.data.render_shapes(count, 16, seed=int(split == "test"))
+
+
+@cache
+def planes(split: str) -> Any:
+    """Sets of 32 points of the plane."""
+    count = 60 if split == "train" else 16
+    return tc.data.make_planes(count, 32, seed=int(split == "test"))
+
+
+IMAGES: dict[str, Callable[[str], Any]] = {
+    "digits": digits,
+    "three digits": three_digits,
+    "tree digits": tree_digits,
+    "digit pairs": digit_pairs,
+    "placed digits": placed_digits,
+    "color digits": color_digits,
+    "shapes": shapes,
+    "planes": planes,
+}
