@@ -60,7 +60,7 @@ MODELS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         [
             {},
             {"between": (4,)},
-            {"grouping": "type"},
+            {"grouping": "flat"},
             {"num_classes": 11},
             {"routing": "em", "class_dim": 8, "decoder": False},
             {"img_size": (24, 20), "in_chans": 3, "iterations": 1},

@@ -201,7 +201,6 @@ SYSTEMS: dict[str, Setup] = {
     "classify/starts again": CLASSIFIER.with_settings(lr=3.0, optimizer="sgd", clip=0.0),
     "classify/vb_caps": Setup("vb_caps", VB | {"types": (2, 3)}, "three digits", MOVES),
     "multilabel/own network": Setup("own images", {"num_classes": 10}, "digit pairs", MOVES),
-    "segment/crop": PLAIN_MASKS.with_settings(crop=12),
     "segment/own network": Setup("own pixels", {"num_classes": 3}, "shapes", MASK_CHANGES),
     "segment/unet, cross_entropy": PLAIN_MASKS.with_settings(loss="cross_entropy"),
     "segment/unet, dice": PLAIN_MASKS.with_settings(loss="dice"),
@@ -334,14 +333,23 @@ class TrainingLog:
                     self.losses.setdefault(name, []).append(tensor.detach().double())
         return outputs
 
+    def is_of_model(self, optimizer: Any) -> bool:
+        """Whether an optimizer is that of the training: evaluations may have their own."""
+        first = next(self.model.parameters())
+        return any(parameter is first for parameter in parameters_of(optimizer))
+
     def before_update(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if not self.is_of_model(optimizer):
+            return
+        parameters = parameters_of(optimizer)
         norms = [p.grad.norm().double() for p in parameters if p.grad is not None]
         self.gradient_norms.append(torch.stack(norms).norm())
         self.learning_rates.append(optimizer.param_groups[0]["lr"])
 
-    def after_update(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self.weights = {name: t.detach().clone() for name, t in self.model.state_dict().items()}
+    def after_update(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if self.is_of_model(optimizer):
+            state = self.model.state_dict()
+            self.weights = {name: tensor.detach().clone() for name, tensor in state.items()}
 
     def add_to(self, record: Record) -> None:
         for index, tensors in self.batches.items():
@@ -351,6 +359,13 @@ class TrainingLog:
         record.add("learning rates", torch.tensor(self.learning_rates, dtype=torch.float64))
         record.add("gradient norms", torch.stack(self.gradient_norms))
         record.add_group("weights after the last step", self.weights.items())
+
+
+def parameters_of(optimizer: Any) -> list[Tensor]:
+    parameters: list[Tensor] = []
+    for group in optimizer.param_groups:
+        parameters += group["params"]
+    return parameters
 
 
 @contextmanager
