@@ -114,6 +114,9 @@ CHANGES = {
 VIEWS = {"shift": 2, "flip": True, "erase": 3, "color_jitter": True}
 MASK_CHANGES = {name: change for name, change in CHANGES.items() if name != "morphology"}
 
+# Weights that vanish in a few steps, so that a training starts again.
+DECAY = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.01, "weight_decay": 40.0, "schedule": "cosine"}
+
 CLASSIFIER = Setup("capsnet", CAPSNET | {"num_classes": 10}, "digits", CHANGES)
 PLAIN = Setup("cnn_baseline", CNN | {"num_classes": 10}, "digits", CHANGES)
 MATRICES = Setup("matrix_caps", MATRIX | {"num_classes": 10}, "digits", CHANGES)
@@ -198,7 +201,7 @@ SYSTEMS: dict[str, Setup] = {
         "three digits",
         MOVES,
     ),
-    "classify/starts again": CLASSIFIER.with_settings(lr=3.0, optimizer="sgd", clip=0.0),
+    "classify/starts again": CLASSIFIER.with_settings(**DECAY),
     "classify/vb_caps": Setup("vb_caps", VB | {"types": (2, 3)}, "three digits", MOVES),
     "multilabel/own network": Setup("own images", {"num_classes": 10}, "digit pairs", MOVES),
     "segment/own network": Setup("own pixels", {"num_classes": 3}, "shapes", MASK_CHANGES),
