@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Any
 
 import torch
-from adapter import RENAMED_WEIGHTS
+from adapter import RENAMED_WEIGHTS, standard_name
 from torch import Tensor, nn
 
 
@@ -23,14 +23,14 @@ class Record:
         self.groups: dict[str, list[tuple[str, Tensor]]] = {}
 
     def add(self, quantity: str, content: Any) -> None:
-        """Keep tensors and numbers, also in nested tuples and mappings; the rest is left out."""
+        """Keep tensors and numbers, also in tuples and mappings, by standard names; nothing else."""
         if isinstance(content, Tensor):
             self.tensors[quantity] = content.detach().clone()
         elif isinstance(content, bool | int | float):
             self.tensors[quantity] = torch.tensor(content, dtype=torch.float64)
         elif isinstance(content, Mapping):
             for key, part in content.items():
-                self.add(f"{quantity}.{key}", part)
+                self.add(f"{quantity}.{standard_name(str(key))}", part)
         elif isinstance(content, tuple | list):
             for index, part in enumerate(content):
                 self.add(f"{quantity}.{index}", part)
