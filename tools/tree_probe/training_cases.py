@@ -115,7 +115,13 @@ VIEWS = {"shift": 2, "flip": True, "erase": 3, "color_jitter": True}
 MASK_CHANGES = {name: change for name, change in CHANGES.items() if name != "morphology"}
 
 # Weights that vanish in a few steps, so that a training starts again.
-DECAY = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.01, "weight_decay": 40.0, "schedule": "cosine"}
+DECAY = {
+    "optimizer": "sgd",
+    "momentum": 0.0,
+    "lr": 0.01,
+    "weight_decay": 40.0,
+    "schedule": "cosine",
+}
 
 CLASSIFIER = Setup("capsnet", CAPSNET | {"num_classes": 10}, "digits", CHANGES)
 PLAIN = Setup("cnn_baseline", CNN | {"num_classes": 10}, "digits", CHANGES)
