@@ -201,8 +201,8 @@ def load_entries(tree: Tree, only: str) -> dict[str, dict[str, Any]]:
     entries = {}
     for file in tree.folder.glob("*.json"):
         entry = json.loads(file.read_text(encoding="utf-8"))
-        is_case = fnmatch.fnmatchcase(entry["name"], only) and "not_applicable" not in entry
-        if is_case:
+        is_wanted = entry["name"].startswith("list/") or fnmatch.fnmatchcase(entry["name"], only)
+        if is_wanted and "not_applicable" not in entry:
             entries[entry["name"]] = {**entry, "file": file.with_suffix(".pt")}
     return dict(sorted(entries.items()))
 
