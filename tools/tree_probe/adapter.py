@@ -9,6 +9,7 @@ import dataclasses
 import typing
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -31,9 +32,8 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "standardized": ("standardised",),
     # functions, methods and attributes
     "is_dense": ("pixels",),
-    "make_batch": ("batch",),
     "model_info": ("model_passport",),
-    "optimizers": ("_OPTIMIZERS", "_OPTIMISERS"),
+    "sample_batch": ("batch",),
     "training_step": ("forward",),
     "with_iterations": ("stopped",),
 }
@@ -136,19 +136,28 @@ def own_loss_names(task: str) -> list[str]:
     return sorted(first_of(task_type, "losses")) or ["auto"]
 
 
+def registered_names(*places: str) -> list[str] | None:
+    """Names in the first of these registries that is there, each as `module.attribute`."""
+    for place in places:
+        module_name, _, attribute = place.rpartition(".")
+        with suppress(ImportError, AttributeError):
+            return list(getattr(import_module(f"torchcaps.{module_name}"), attribute))
+    return None
+
+
 def own_optimizer_names() -> list[str]:
     """What the registered optimizers are called in this tree."""
-    if hasattr(tc.training, "list_optimizers"):
-        return list(tc.training.list_optimizers())
-    from torchcaps.training import optim
-
-    return list(first_of(optim, "optimizers"))
+    names = registered_names("training.optimizers.OPTIMIZERS", "training.optim._OPTIMISERS")
+    if names is None:
+        raise LookupError("this tree has no known registry of optimizers")
+    return names
 
 
 def own_schedule_names() -> list[str]:
     """What schedules are called in this tree: registered, or words that the setting may have."""
-    if hasattr(tc.training, "list_schedules"):
-        return list(tc.training.list_schedules())
+    registered = registered_names("training.schedules.SCHEDULES")
+    if registered is not None:
+        return registered
     hints = typing.get_type_hints(type(config_class()().schedule))
     names = []
     for kind in typing.get_args(hints["name"]):

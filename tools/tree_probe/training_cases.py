@@ -385,7 +385,7 @@ def followed(task_type: type, log: TrainingLog) -> Iterator[None]:
         register_optimizer_step_post_hook(log.after_update),
     ]
     with (
-        patched(task_type, "make_batch", log.batch_made),
+        patched(task_type, "sample_batch", log.batch_made),
         patched(task_type, "training_step", log.step_done),
     ):
         try:
