@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "unsupervised": ("discover",),
     "warmup_cosine": ("short",),
     # options of models and routers
-    "normalized": ("normalised",),
+    "batch_norm": ("normalized", "normalised"),
+    "centers": ("centres",),
     "standardized": ("standardised",),
     # functions, methods and attributes
     "is_dense": ("pixels",),
@@ -40,11 +42,15 @@ RENAMED: dict[str, tuple[str, ...]] = {
 
 # Renamed parts of the names of weights: pattern -> what stands in its place.
 RENAMED_WEIGHTS: dict[str, str] = {
+    r"\bcentres\b": "centers",
+    r"\brecognise\b": "recognize",
     r"\bpart_capsules\.see\.": "part_capsules.encoder.",
     r"\bpart_capsules\.tell\.": "part_capsules.head.",
+    r"\bpart_capsules\.colour\.": "part_capsules.color.",
     r"\bpart_capsules\.ground\b": "part_capsules.background",
-    r"\bpart_capsules\.ground_share\b": "part_capsules.background_share",
+    r"\bpart_capsules\.ground_share\b": "part_capsules.background_logit",
     r"(\bobject_capsules\.blocks\.\d+)\.each\.": r"\1.mlp.",
+    r"(\bobject_capsules\.blocks\.\d+)\.mix\.": r"\1.qkv.",
 }
 
 
@@ -111,16 +117,21 @@ def spell_setting(name: str, setting: Any) -> dict[str, Any]:
     raise LookupError(f"no spelling of {name}={setting!r} is a setting")
 
 
+def call_spelled(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a function by whatever its options are called in this tree; all draws have seed 0."""
+    errors = []
+    for names in product(*map(spellings, options)):
+        torch.manual_seed(0)
+        try:
+            return function(*arguments, **dict(zip(names, options.values(), strict=True)))
+        except TypeError as error:
+            errors.append(error)
+    raise errors[0]
+
+
 def build_model(name: str, **options: Any) -> nn.Module:
-    """A model with weights of seed 0, whatever its options are called in this tree."""
-    own_name = own_spelling(name, tc.list_models())
-    other_spelling = {spellings(key)[-1]: option for key, option in options.items()}
-    try:
-        torch.manual_seed(0)
-        return tc.create_model(own_name, **options)
-    except TypeError:
-        torch.manual_seed(0)
-        return tc.create_model(own_name, **other_spelling)
+    """A model with weights of seed 0."""
+    return call_spelled(tc.create_model, own_spelling(name, tc.list_models()), **options)
 
 
 def model_sizes(name: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from adapter import first_of, spellings, standard_name
+from adapter import call_spelled, first_of, standard_name
 from model_cases import leaves_of, option_label, recorded_routing
 
 import torchcaps as tc
@@ -22,39 +22,44 @@ ROUTERS: dict[str, list[dict[str, Any]]] = {
     "vb": [
         {},
         {"covariance": "full"},
-        {"normalized": True},
+        {"batch_norm": True},
         {"weighted": True},
         {"outlier": -25.33},
     ],
 }
 CONVENTIONS = ("all", "type", "space", "patch")
 IMPLEMENTATIONS = ("auto", "reference", "blocked", "numba")
-CENTRES = ((0.1, 0.2, 0.3), (0.1, 0.25, 0.4))
+CENTERS = ((0.1, 0.2, 0.3), (0.1, 0.25, 0.4))
 PLACES = (3, 3)
 
 
 def dense_layer(routing: str, **options: Any) -> tuple[Any, tuple[int, ...]]:
-    return tc.nn.CapsuleLinear(6, 4, 5, 4, routing=routing, **options), (6, 4)
+    layer = call_spelled(tc.nn.CapsuleLinear, 6, 4, 5, 4, routing=routing, **options)
+    return layer, (6, 4)
 
 
 def conv_layer(routing: str, **options: Any) -> tuple[Any, tuple[int, ...]]:
-    layer = tc.nn.ConvCaps(2, 3, 3, 2, padding=1, pose_size=2, routing=routing, **options)
+    sizes = {"padding": 1, "pose_size": 2}
+    layer = call_spelled(tc.nn.ConvCaps, 2, 3, 3, 2, routing=routing, **sizes, **options)
     return layer, (5, 5, 2, 4)
 
 
 def vector_conv_layer(routing: str, **options: Any) -> tuple[Any, tuple[int, ...]]:
-    layer = tc.nn.ConvCaps(2, 3, 2, 1, pose_size=(3, 4), routing=routing, **options)
+    sizes = {"pose_size": (3, 4)}
+    layer = call_spelled(tc.nn.ConvCaps, 2, 3, 2, 1, routing=routing, **sizes, **options)
     return layer, (4, 4, 2, 3)
 
 
 def transposed_layer(routing: str, **options: Any) -> tuple[Any, tuple[int, ...]]:
+    sizes = {"padding": 1, "pose_size": (4, 3)}
     kind = tc.nn.TransposedConvCaps
-    layer = kind(2, 3, 4, 2, padding=1, pose_size=(4, 3), routing=routing, **options)
+    layer = call_spelled(kind, 2, 3, 4, 2, routing=routing, **sizes, **options)
     return layer, (*PLACES, 2, 4)
 
 
 def class_layer(routing: str, **options: Any) -> tuple[Any, tuple[int, ...]]:
-    layer = tc.nn.ClassCaps(2, 3, pose_size=2, centres=CENTRES, routing=routing, **options)
+    sizes = {"pose_size": 2, "centers": CENTERS}
+    layer = call_spelled(tc.nn.ClassCaps, 2, 3, routing=routing, **sizes, **options)
     return layer, (*PLACES, 2, 4)
 
 
@@ -94,12 +99,7 @@ def router_cases(_steps: int) -> Iterator[tuple[str, Callable[[], Record]]]:
 
 def build_layer(name: str, kind: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
     """A layer in float64, and children for it. No parameter is zero, so that all of them count."""
-    torch.manual_seed(0)
-    try:
-        layer, shape = LAYERS[kind](name, **options)
-    except TypeError:
-        own_options = {spellings(option)[-1]: choice for option, choice in options.items()}
-        layer, shape = LAYERS[kind](name, **own_options)
+    layer, shape = LAYERS[kind](name, **options)
     layer = layer.double()
     for seed, parameter in enumerate(layer.parameters()):
         parameter.data += 0.3 * random_tensor(*parameter.shape, seed=seed)

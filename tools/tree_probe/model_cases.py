@@ -118,7 +118,7 @@ MODELS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "unet_matched": (UNET, [{}]),
     "vb_caps": (
         VB | {"types": (2, 3)},
-        [{}, {"covariance": "full", "normalized": False}, {"weighted": True, "outlier": -25.33}],
+        [{}, {"covariance": "full", "batch_norm": False}, {"weighted": True, "outlier": -25.33}],
     ),
     "vb_caps_small": (VB, [{}]),
 }

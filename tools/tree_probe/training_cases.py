@@ -114,11 +114,14 @@ CHANGES = {
 VIEWS = {"shift": 2, "flip": True, "erase": 3, "color_jitter": True}
 MASK_CHANGES = {name: change for name, change in CHANGES.items() if name != "morphology"}
 
+# A power of two: products with it are exact, in whatever order a schedule takes them.
+LEARNING_RATE = 2.0**-10
+
 # Weights that vanish in a few steps, so that a training starts again.
 DECAY = {
     "optimizer": "sgd",
     "momentum": 0.0,
-    "lr": 0.01,
+    "lr": 2.0**-7,
     "weight_decay": 40.0,
     "schedule": "cosine",
 }
@@ -234,7 +237,7 @@ SYSTEMS: dict[str, Setup] = {
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam": {"weight_decay": 0.01},
     "adamw": {"weight_decay": 0.1},
-    "sgd": {"lr": 0.05, "momentum": 0.8, "nesterov": True},
+    "sgd": {"lr": 2.0**-4, "momentum": 0.8, "nesterov": True},
 }
 SCHEDULES: dict[str, dict[str, Any]] = {
     "steps": {"milestones": (1, 3), "decay": 0.3},
@@ -245,6 +248,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "batch of default size": {"batch_size": None},
     "clip": {"clip": 0.05},
     "crop": {"crop": 18},
+    "default learning rate": {"lr": None},
     "holdout count": {"holdout": 30},
     "label smoothing": {"loss": "likelihood", "label_smoothing": 0.2},
     "no reconstruction": {"reconstruction": 0.0},
@@ -424,6 +428,7 @@ def step_settings(steps: int, batch_size: int = 8) -> dict[str, Any]:
         "batch_size": batch_size,
         "epoch_size": batch_size * steps // epochs,
         "holdout": 0.15,
+        "lr": LEARNING_RATE,
         "precision": "fp32",
         "seed": 7,
     }
