@@ -18,7 +18,8 @@ from torch import nn
 
 import torchcaps as tc
 
-# Standard name -> names that a tree may have for the same thing.
+# Standard name -> names that a tree may have for the same thing. Of two standard names with the
+# same other name, the first one is that of a key.
 RENAMED: dict[str, tuple[str, ...]] = {
     # tasks, settings and their values
     "aspect": ("squish",),
@@ -29,7 +30,8 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "unsupervised": ("discover",),
     "warmup_cosine": ("short",),
     # options of models and routers
-    "batch_norm": ("normalized", "normalised"),
+    "normalized": ("normalised",),
+    "batch_norm": ("normalised",),
     "centers": ("centres",),
     "standardized": ("standardised",),
     # functions, methods and attributes
