@@ -33,6 +33,7 @@ from typing import Any
 PROBE = Path(__file__).resolve().with_name("tree_probe")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 SHOWN_QUANTITIES = 4  # of a case in the text; the JSON has all
+SHOWN_IN_SUMMARY = 8  # quantities that differ in most cases
 SHOWN_TRACEBACK = 3  # lines
 
 
@@ -357,6 +358,17 @@ def summary(verdicts: list[Verdict]) -> str:
     return f"{len(verdicts)} cases, {num_quantities} quantities: {words or 'none'}"
 
 
+def print_quantities(verdicts: Iterable[Verdict]) -> None:
+    """Which quantities differ in most cases, and by how much at most."""
+    cases_of: dict[str, list[float]] = {}
+    for verdict in verdicts:
+        for difference in verdict.differences:
+            cases_of.setdefault(difference.quantity, []).append(difference.largest or 0.0)
+    by_count = sorted(cases_of.items(), key=lambda item: -len(item[1]))
+    for quantity, sizes in by_count[:SHOWN_IN_SUMMARY]:
+        print(f"    {len(sizes)} cases differ in {quantity}, by up to {max(sizes):.3g}")
+
+
 def as_json(trees: Iterable[Tree], verdicts: Iterable[Verdict]) -> str:
     document = {
         "trees": {tree.title: {"path": str(tree.path)} for tree in trees},
@@ -411,6 +423,7 @@ def main() -> int:
         for verdict in verdicts:
             if verdict.status != "equal":
                 print_verdict(verdict)
+        print_quantities(verdicts)
         print(summary(verdicts))
         if arguments.json is not None:
             arguments.json.write_text(as_json((base, new), verdicts), encoding="utf-8")

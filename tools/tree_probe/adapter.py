@@ -34,6 +34,9 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "batch_norm": ("normalised",),
     "centers": ("centres",),
     "standardized": ("standardised",),
+    # keys of losses and figures, and implementations
+    "blocked": ("cpu",),
+    "localization": ("localisation",),
     # functions, methods and attributes
     "is_dense": ("pixels",),
     "model_info": ("model_passport",),

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from adapter import call_spelled, first_of, standard_name
+from adapter import call_spelled, first_of, own_spelling, standard_name
 from model_cases import leaves_of, option_label, recorded_routing
 
 import torchcaps as tc
@@ -216,10 +216,12 @@ def probe_convolutions() -> Record:
     record = Record()
     images = random_tensor(2, 8, 18, 16).requires_grad_()
     weight = random_tensor(8, 8, 9, 9, seed=2).requires_grad_()
-    for impl in ("reference", "cpu", "auto"):
+    own_names = tc.ops.implementations("conv2d")
+    for impl in ("reference", "blocked", "auto"):
+        own_impl = own_spelling(impl, own_names)
         for stride in (1, 2):
             label = f"{impl}, stride {stride}"
-            outputs = {label: tc.ops.conv2d(images, weight, None, stride, impl=impl)}
+            outputs = {label: tc.ops.conv2d(images, weight, None, stride, impl=own_impl)}
             record.add("outputs", outputs)
             leaves = {"images": images, "weight": weight}
             add_gradients(record, f"{label}: gradients", outputs, leaves)
