@@ -72,6 +72,14 @@ def standard_name(name: str) -> str:
     return name
 
 
+def standard_key(key: str) -> str:
+    """The key of a loss or figure, also with the part of the data before it."""
+    for prefix in ("train_", "val_"):
+        if key.startswith(prefix):
+            return prefix + standard_name(key.removeprefix(prefix))
+    return standard_name(key)
+
+
 def own_name_of(owner: Any, *names: str) -> str:
     """The first of these names, in any spelling, that `owner` has as an attribute."""
     for name in names:

@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Any
 
 import torch
-from adapter import RENAMED_WEIGHTS, standard_name
+from adapter import RENAMED_WEIGHTS, standard_key
 from torch import Tensor, nn
 
 
@@ -30,7 +30,7 @@ class Record:
             self.tensors[quantity] = torch.tensor(content, dtype=torch.float64)
         elif isinstance(content, Mapping):
             for key, part in content.items():
-                self.add(f"{quantity}.{standard_name(str(key))}", part)
+                self.add(f"{quantity}.{standard_key(str(key))}", part)
         elif isinstance(content, tuple | list):
             for index, part in enumerate(content):
                 self.add(f"{quantity}.{index}", part)

@@ -367,8 +367,7 @@ class TrainingLog:
     def add_to(self, record: Record) -> None:
         for index, tensors in self.batches.items():
             record.add(f"batches.{index}", torch.cat(tensors))
-        for name, tensors in self.losses.items():
-            record.add(f"losses.{name}", torch.stack(tensors))
+        record.add("losses", {name: torch.stack(steps) for name, steps in self.losses.items()})
         record.add("learning rates", torch.tensor(self.learning_rates, dtype=torch.float64))
         record.add("gradient norms", torch.stack(self.gradient_norms))
         record.add_group("weights after the last step", self.weights.items())
