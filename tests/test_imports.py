@@ -1,4 +1,4 @@
-"""The order of the rooms, and what an import costs."""
+"""The order of the packages, and what an import costs."""
 
 import ast
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 import torchcaps
 
 SOURCE = Path(torchcaps.__file__).parent
-ROOMS = [
+PACKAGES = [
     ("types", "errors"),
     ("templates", "words"),
     ("plugins", "isolated", "weight_files"),
@@ -35,12 +35,12 @@ ROOMS = [
     ("explorer",),
     ("cli",),
 ]
-RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
+RANK = {package: rank for rank, packages in enumerate(PACKAGES) for package in packages}
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
-def imported_rooms(path):
-    """Rooms that a file imports, wherever in the file it does."""
+def imported_packages(path):
+    """Packages that a file imports, wherever in the file it does."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module == "torchcaps":
             yield from (alias.name for alias in node.names if alias.name in RANK)
@@ -50,30 +50,32 @@ def imported_rooms(path):
             yield from (a.name.split(".")[1] for a in node.names if a.name.startswith("torchcaps."))
 
 
-def room_of(path):
+def package_of(path):
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in FILES if room_of(p) in RANK], ids=lambda p: str(p.relative_to(SOURCE))
+    "path", [p for p in FILES if package_of(p) in RANK], ids=lambda p: str(p.relative_to(SOURCE))
 )
-def test_a_room_imports_from_those_above_it(path):
-    room = room_of(path)
-    for other in imported_rooms(path):
-        assert other in RANK, f"{path} imports {other}, which is no room"
-        assert other == room or RANK[other] < RANK[room] or {room, other} == {"types", "errors"}, (
-            f"imports {other}"
-        )
+def test_a_package_imports_from_those_above_it(path):
+    package = package_of(path)
+    for other in imported_packages(path):
+        assert other in RANK, f"{path} imports {other}, which is no package"
+        assert (
+            other == package
+            or RANK[other] < RANK[package]
+            or {package, other} == {"types", "errors"}
+        ), f"imports {other}"
 
 
 def test_every_room_has_its_place():
-    rooms = {room_of(path) for path in FILES} - {"__init__", "__main__"}
-    assert rooms == set(RANK)
+    packages = {package_of(path) for path in FILES} - {"__init__", "__main__"}
+    assert packages == set(RANK)
 
 
 def test_data_knows_only_types_errors_and_plugins():
     for path in (SOURCE / "data").rglob("*.py"):
-        assert set(imported_rooms(path)) <= {
+        assert set(imported_packages(path)) <= {
             "types",
             "errors",
             "plugins",
@@ -85,13 +87,13 @@ def test_data_knows_only_types_errors_and_plugins():
 
 
 def test_plugins_know_only_errors():
-    assert set(imported_rooms(SOURCE / "plugins.py")) == {"errors"}
+    assert set(imported_packages(SOURCE / "plugins.py")) == {"errors"}
 
 
 def test_only_ops_imports_kernels():
     for path in FILES:
-        if room_of(path) not in ("ops", "kernels"):
-            assert "kernels" not in set(imported_rooms(path)), path
+        if package_of(path) not in ("ops", "kernels"):
+            assert "kernels" not in set(imported_packages(path)), path
 
 
 HELP = """

@@ -169,9 +169,9 @@ def systems():
     return {*list_models(), *classes}
 
 
-@pytest.mark.parametrize("room", ABOVE)
-def test_no_file_above_the_tasks_names_a_system(room):
-    for path in (SOURCE / room).rglob("*.py"):
+@pytest.mark.parametrize("package", ABOVE)
+def test_no_file_above_the_tasks_names_a_system(package):
+    for path in (SOURCE / package).rglob("*.py"):
         with open(path, "rb") as file:
             tokens = list(tokenize.tokenize(file.readline))
         named = {

@@ -1,6 +1,6 @@
 """What the fake tensors of `memory.py` do not show, in one place: memory inside of kernels, and resident code.
 
-Sizes follow `torchcaps.kernels`, which this room does not import: a test holds the constants together. Those of
+Sizes follow `torchcaps.kernels`, which this package does not import: a test holds the constants together. Those of
 torch's own kernels, and of code, were measured on Linux with torch 2.13.
 """
 
