@@ -131,8 +131,11 @@ def _parsed(name: str, arguments: list[str]) -> tuple[list[Any] | None, str]:
 
     from torchcaps.cli.imports import importing
     from torchcaps.cli.main import COMMANDS
+    from torchcaps.cli.settings import fill_bare_flags
 
     run = importing(COMMANDS[name], arguments)
+    if name == "train":
+        arguments = fill_bare_flags(arguments)
     calls = []
 
     def record(*values: object, **flags: object) -> int:
