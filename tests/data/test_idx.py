@@ -150,3 +150,10 @@ def test_what_is_read_can_be_written_to(tmp_path):
     images = load_dataset(tmp_path).images
     images += 1
     assert torch.equal(images, load_dataset(tmp_path).images + 1)
+
+
+def test_the_first_two_bytes_are_zero(tmp_path):
+    file = tmp_path / "labels"
+    file.write_bytes(bytes([0, 1, 8, 1, 0, 0, 0, 2, 3, 4]))
+    with pytest.raises(DataError, match="magic number"):
+        read_idx(file)
