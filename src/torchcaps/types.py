@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Float
@@ -152,11 +152,15 @@ def model_metadata(model: nn.Module) -> ModelMetadata:
     Of a model that it neither trained nor loaded, the attributes `classes` and `preprocess` count.
     """
     metadata = getattr(model, "_torchcaps", None)
-    if isinstance(metadata, ModelMetadata):
-        return metadata
+    if not isinstance(metadata, ModelMetadata):
+        metadata = ModelMetadata()
     classes = getattr(model, "classes", ())
     are_names = isinstance(classes, tuple) and all(isinstance(name, str) for name in classes)
-    return ModelMetadata(classes if are_names else (), getattr(model, "preprocess", None))
+    return replace(
+        metadata,
+        classes=metadata.classes or (classes if are_names else ()),
+        preprocess=metadata.preprocess or getattr(model, "preprocess", None),
+    )
 
 
 def set_model_metadata(model: nn.Module, metadata: ModelMetadata) -> None:

@@ -40,7 +40,7 @@ def batch_of_none(impl: str) -> None:
     )
 
 
-for _impl in ("auto", "reference", "cpu"):
+for _impl in ("auto", "reference", "blocked"):
     EDGES[f"no images, {_impl}"] = lambda impl=_impl: batch_of_none(impl)
 
 
@@ -50,7 +50,7 @@ def transformed(kind: str, op: str) -> None:
     pose, weight = torch.randn(2, 5, 3, generator=draw), torch.randn(5, 4, 6, 3, generator=draw)
     layers = {
         impl: caps.CapsuleLinear(5, 3, 4, 6, "em", impl=impl)
-        for impl in ("reference", "auto", "cpu")
+        for impl in ("reference", "auto", "blocked")
     }
     for layer in layers.values():
         layer.load_state_dict(
@@ -78,7 +78,7 @@ def transformed(kind: str, op: str) -> None:
         return torch.func.vmap(lambda x: value(x.unsqueeze(0), impl))(pose)
 
     right = run("reference")
-    for impl in ("auto", "cpu"):
+    for impl in ("auto", "blocked"):
         try:
             found = run(impl)
         except (ValueError, NotImplementedError, RuntimeError) as error:

@@ -225,7 +225,7 @@ def test_it_trains_and_is_read_back_and_judged_like_any_model(tmp_path):
     assert isinstance(model, CNN)
     assert not model.training
     known = ImageSet(
-        torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels), ("a", "b", "c"), "bars"
+        torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels), ("0", "1", "2"), "bars"
     )
     found = evaluate(model, known)
     assert found.accuracy > 0.9

@@ -80,7 +80,7 @@ def test_options_reach_the_layers(options):
 
 def test_fast_path_and_reference_agree():
     models = []
-    for impl in ("cpu", "reference"):
+    for impl in ("blocked", "reference"):
         torch.manual_seed(0)
         models.append(tc.create_model("matrix_caps", img_size=20, impl=impl, **TINY))
     images = torch.rand(3, 2, 20, 20, generator=seeded())

@@ -31,16 +31,11 @@ def evaluate(
     """
     folder = output if output is not None else tc.reporting.evaluation_folder(run, data, split)
     with counting("evaluating") as progress:
-        found = tc.evaluate(
-            run,
-            data,
-            root=root,
-            split=split,
-            device=device,
-            output=folder,
-            progress=progress,
-        )
-    show(json, found.to_dict(), found.table().lines, found.summary)
+        task, images = tc.reporting.open_task(run, data, root=root, split=split, device=device)
+        evaluation = task.evaluate(images, progress=progress)
+    # Shown first: a folder that cannot be written to takes no figures away.
+    show(json, evaluation.to_dict(), evaluation.table().lines, evaluation.summary)
+    tc.reporting.write_evaluation(folder, evaluation, task, images)
     note_without_plots()
     return 0
 

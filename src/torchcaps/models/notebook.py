@@ -107,6 +107,8 @@ def _without_weights(model: nn.Module) -> Any:
         memo[id(parameter)] = nn.Parameter(_zeros(parameter), requires_grad=False)
     for buffer in model.buffers():
         memo[id(buffer)] = _zeros(buffer)
+    metadata = vars(model).get("_torchcaps")  # its options may hold a router module
+    memo[id(metadata)] = metadata
     bare = copy.deepcopy(model, memo).eval()
     for module in bare.modules():
         if "impl" in vars(module):

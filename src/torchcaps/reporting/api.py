@@ -73,9 +73,9 @@ def evaluate(
             f"{error}; the model is trained and kept in {run.model_path}, but not evaluated"
         ) from error
     result = task.evaluate(images, progress=progress)
-    if output is not None and current().is_main:
+    if output is not None:
         write_evaluation(output, result, task, images)
-        if isinstance(model_or_run, Run) and can_plot():
+        if current().is_main and isinstance(model_or_run, Run) and can_plot():
             save_figure(model_or_run.curves(), Path(output) / PLOTS / "curves.png")
     return result
 
@@ -120,8 +120,12 @@ def evaluation_folder(run: str | Path, data: str | None = None, split: str = "te
 def write_evaluation(
     folder: str | Path, result: EvaluationResult, task: Task, images: ImageSet
 ) -> None:
-    """Write evaluation.json and, where matplotlib is installed, plots/. Raises RunError or TrainingError if the folder
-    cannot be written to."""
+    """Write evaluation.json and, where matplotlib is installed, plots/, by the first process.
+
+    Raises RunError or TrainingError if the folder cannot be written to.
+    """
+    if not current().is_main:
+        return
     folder = Path(folder)
     make_folder(folder)
     write_json(folder / EVALUATION_FILE, result.to_dict())

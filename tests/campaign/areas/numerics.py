@@ -207,18 +207,18 @@ LAYERS: dict[str, Callable[[Draw], Any]] = {
 }
 FAST: dict[str, tuple[tuple[str, ...], Callable[[Draw, str], Any]]] = {
     "routed dynamic": (
-        ("cpu", "numba"),
+        ("blocked", "numba"),
         lambda d, impl: ops.dynamic_routing(connected(d, d.w), impl=impl, **iterated(d)),
     ),
     "given votes": (
-        ("cpu",),
+        ("blocked",),
         lambda d, impl: ops.dynamic_routing(
             d.w(*votes(d)), impl=impl, want_coupling=True, **iterated(d)
         ),
     ),
-    "routed em": (("cpu",), lambda d, impl: windowed(d, ops.em_routing, d.w, impl=impl)),
+    "routed em": (("blocked",), lambda d, impl: windowed(d, ops.em_routing, d.w, impl=impl)),
     "conv2d": (
-        ("cpu",),
+        ("blocked",),
         lambda d, impl: ops.conv2d(
             d.w(d.batch, 8, 9, 10), d.w(8, 8, 4, 5), stride=d.case["iterations"], impl=impl
         ),
@@ -248,7 +248,7 @@ def draw(test: str, random: Random) -> dict[str, Any]:
         "shape": [random.choice((0, 1, 1, 2, 3)), *(random.randint(1, 5) for _ in range(3))],
         "iterations": random.randint(1, 4),
         "temperature": random.choice((0.001, 0.01, 0.3, 1.0, 5.0)),
-        "impl": random.choice(("cpu",) * 9 + ("numba",)),  # compiling takes seconds
+        "impl": random.choice(("blocked",) * 9 + ("numba",)),  # compiling takes seconds
     }
 
 
