@@ -154,12 +154,14 @@ def model_metadata(model: nn.Module) -> ModelMetadata:
     metadata = getattr(model, "_torchcaps", None)
     if not isinstance(metadata, ModelMetadata):
         metadata = ModelMetadata()
+    if metadata.preprocess is not None:
+        return metadata
     classes = getattr(model, "classes", ())
     are_names = isinstance(classes, tuple) and all(isinstance(name, str) for name in classes)
     return replace(
         metadata,
         classes=metadata.classes or (classes if are_names else ()),
-        preprocess=metadata.preprocess or getattr(model, "preprocess", None),
+        preprocess=getattr(model, "preprocess", None),
     )
 
 

@@ -35,7 +35,7 @@ def evaluate(
         evaluation = task.evaluate(images, progress=progress)
     # Shown first: a folder that cannot be written to takes no figures away.
     show(json, evaluation.to_dict(), evaluation.table().lines, evaluation.summary)
-    tc.reporting.write_evaluation(folder, evaluation, task, images)
+    tc.reporting.api.write_evaluation(folder, evaluation, task, images)
     note_without_plots()
     return 0
 

@@ -7,7 +7,6 @@ from torchcaps.reporting.api import (
     evaluate as evaluate,
     evaluation_folder as evaluation_folder,
     save_figure as save_figure,
-    write_evaluation as write_evaluation,
 )
 from torchcaps.reporting.evaluated import EvaluatedRun as EvaluatedRun
 from torchcaps.reporting.html import report as report
