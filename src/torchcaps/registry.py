@@ -90,7 +90,8 @@ class Registry(Mapping[str, T]):
         try:
             yield
         finally:
-            self._entries = before
+            self._entries.clear()
+            self._entries.update(before)
 
     def registered(self) -> list[T]:
         """The entries so far, without those of plug-ins that are not loaded yet."""

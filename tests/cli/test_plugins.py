@@ -24,11 +24,11 @@ from .conftest import the_sentence
 
 PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
 REGISTRIES = (
-    routers.ROUTERS._entries,
-    model_registry.MODELS._entries,
-    data_registry.DATASETS._entries,
-    MEASURES._entries,
-    recipes.RECIPES._entries,
+    routers.ROUTERS,
+    model_registry.MODELS,
+    data_registry.DATASETS,
+    MEASURES,
+    recipes.RECIPES,
 )
 SMALL = ("--option", "channels=8", "--option", "primary_types=2")
 IMPORT = ("--import", "stripes.py")
@@ -41,7 +41,7 @@ def alone(command):
 
     def run(*words):
         kept, path, modules = (
-            [dict(registry) for registry in REGISTRIES],
+            [dict(registry._entries) for registry in REGISTRIES],
             [*sys.path],
             {*sys.modules},
         )
@@ -50,8 +50,8 @@ def alone(command):
             return command(*words)
         finally:
             for registry, before in zip(REGISTRIES, kept, strict=True):
-                registry.clear()
-                registry.update(before)
+                registry._entries.clear()
+                registry._entries.update(before)
             for name in {"stripes", "broken", "inner"} & (sys.modules.keys() - modules):
                 del sys.modules[name]
             sys.path[:] = path
