@@ -26,12 +26,10 @@ def test_another_batch_size_does_not_compile_again(impl):
     model = small(impl=impl).eval()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
-    counts = []
     for batch in (16, 20, 33):
         images = torch.rand(batch, 1, 28, 28)
         torch.testing.assert_close(compiled(images), model(images))
-        counts.append(counter.frame_count)
-    assert counts[0] == counts[-1]
+    assert counter.frame_count == 1
 
 
 def test_a_training_step_compiles_whole_and_once():

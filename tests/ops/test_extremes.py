@@ -6,7 +6,7 @@ import torch
 import torchcaps as tc
 from torchcaps import functional, ops
 from torchcaps.functional import ConvField
-from torchcaps.functional.bounds import clamp_finite
+from torchcaps.functional.bounds import clamp_finite, factor_limit, steady_limit
 from torchcaps.nn import CapsuleLinear, ConvCaps, PrimaryCaps, create_router
 from torchcaps.testing import PropertyError, assert_close, seeded
 from torchcaps.types import Capsules
@@ -105,10 +105,10 @@ def test_windows_of_any_size(convention, routing):
 def test_bounds_leave_ordinary_numbers_as_they_are():
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         x = torch.tensor([-6e4, -1.0, 0.0, 1e-7, 6e4], dtype=dtype)
-        assert torch.equal(clamp_finite(x, 3 / 16), x)
+        assert torch.equal(clamp_finite(x, steady_limit), x)
     with pytest.raises(PropertyError):
         assert_close(
-            "beyond", clamp_finite(torch.tensor([1e10]), 1 / 4), torch.tensor([1e10]), 1e-6
+            "beyond", clamp_finite(torch.tensor([1e10]), factor_limit), torch.tensor([1e10]), 1e-6
         )
     far = torch.tensor([[[[3e4]], [[3e4 + 2]]]])
     assert functional.em_routing(far, torch.ones(1, 2), 0.0, 0.0).pose.item() == pytest.approx(

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import ArgumentError, check_floating, check_shape
-from torchcaps.functional.bounds import FACTOR, clamp_finite, einsum_autocast, einsum_fp32
+from torchcaps.functional.bounds import clamp_finite, einsum_autocast, einsum_fp32, factor_limit
 from torchcaps.functional.fields import DenseField, Field, spatial_first, spatial_last
 from torchcaps.functional.geometry import matrix_votes
 from torchcaps.functional.random_coupling import random_logits
@@ -220,7 +220,7 @@ class Votes(ABC):
         return self._memo[name]
 
     def _clamped(self, votes: Tensor) -> Tensor:
-        return clamp_finite(votes, FACTOR) if self.context.clamp else votes
+        return clamp_finite(votes, factor_limit) if self.context.clamp else votes
 
     def _autocast(self) -> AbstractContextManager[None]:
         """The caller's autocast, which routers are shielded from."""

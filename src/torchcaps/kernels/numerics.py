@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from torchcaps.functional.bounds import STEADY, limit
+from torchcaps.functional.bounds import steady_limit
 from torchcaps.functional.squash import safe_norm
 
 
@@ -30,7 +30,7 @@ def rescale(x: Tensor, most: float) -> tuple[Tensor, Tensor | None]:
 
 def rescale_factors(pose: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Poses `[b, i, k]` and weights whose votes routing and its gradient can multiply, and the units of the poses."""
-    most = limit(weight.dtype, STEADY)
+    most = steady_limit(weight.dtype)
     weight = within(weight, most)
     pose, units = rescale(pose, most / (weight.shape[-1] * max(1.0, largest(weight))))
     return pose, weight, units

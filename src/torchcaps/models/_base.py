@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, check_floating, check_positive, check_shape
 from torchcaps.functional import standardize
-from torchcaps.functional.bounds import STEADY, clamp_finite
+from torchcaps.functional.bounds import clamp_finite, steady_limit
 from torchcaps.functional.squash import full_precision
 from torchcaps.models.notebook import Stage, card, facts_of, measured_stages, times
 from torchcaps.nn import mask_capsules
@@ -109,7 +109,7 @@ class ImageModel(nn.Module, ABC):
     def _prepare(self, images: Tensor) -> Tensor:
         """Images for the first layer: checked, clamped beyond 2^24 so that nothing overflows, standardized if asked."""
         self._check(images)
-        images = clamp_finite(images, STEADY)
+        images = clamp_finite(images, steady_limit)
         return standardize(images).to(images.dtype) if self.standardized else images
 
     def _repr_html_(self) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, check_range, check_shape
 from torchcaps.functional import procrustes
-from torchcaps.functional.bounds import STEADY, clamp_finite, without_autocast
+from torchcaps.functional.bounds import clamp_finite, steady_limit, without_autocast
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import ImageModel
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
@@ -185,7 +185,7 @@ class CanonicalCapsules(ImageModel):
     def align(self, points: Float[Tensor, "batch dim points 1"]) -> Aligned:
         """What the first encoder says: parts, and the canonical pose."""
         self._check(points)
-        x = clamp_finite(full_precision(points), STEADY).squeeze(3).mT
+        x = clamp_finite(full_precision(points), steady_limit).squeeze(3).mT
         features = self.aligner(x)
         attention = attended(self.aligner.attention, features)
         keypoints, descriptors = pooled(attention, x), pooled(attention, features)

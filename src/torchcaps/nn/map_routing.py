@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from torchcaps import ops
 from torchcaps.errors import ArgumentError, check_range
-from torchcaps.functional.bounds import FACTOR, clamp_finite
+from torchcaps.functional.bounds import clamp_finite, factor_limit
 from torchcaps.functional.fields import Convention, DenseField, Field, spatial_first, spatial_last
 from torchcaps.functional.squash import full_precision, squash, squash_with_length
 from torchcaps.functional.votes import MapVotes, Votes
@@ -187,7 +187,7 @@ class _Convolved(MapVotes):
 
     def _convolve(self) -> Tensor:
         pose = spatial_last(self.pose).to(self.module.weight.dtype)
-        pose = clamp_finite(pose, FACTOR)  # [batch, i, in_dim, *space]
+        pose = clamp_finite(pose, factor_limit)  # [batch, i, in_dim, *space]
         with self._autocast():
             votes = full_precision(self.module.convolved(pose.flatten(0, 1)))
         return self._clamped(votes.view(*pose.shape[:2], self.parents, self.dim, *votes.shape[2:]))

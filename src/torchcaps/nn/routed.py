@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, check_floating, check_range, check_shape
-from torchcaps.functional.bounds import FACTOR, clamp_finite
+from torchcaps.functional.bounds import clamp_finite, factor_limit
 from torchcaps.functional.fields import DenseField, Field
 from torchcaps.functional.squash import full_precision, safe_norm
 from torchcaps.functional.votes import RoutingContext, Votes
@@ -150,7 +150,7 @@ class RoutedLayer(nn.Module):
         """The votes of these children, not computed yet."""
         if isinstance(children, Tensor):
             check_floating(children=children)
-            children = Capsules(children, safe_norm(clamp_finite(children, FACTOR)))
+            children = Capsules(children, safe_norm(clamp_finite(children, factor_limit)))
         self.check(children)
         self._check_dtypes(children)
         shape = children.pose.shape

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError
-from torchcaps.functional.bounds import FACTOR, clamp_finite
+from torchcaps.functional.bounds import clamp_finite, factor_limit
 from torchcaps.functional.fields import Field
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import ProductVotes, Votes
@@ -33,7 +33,7 @@ class SelfRouting(Router):
         self.lean = nn.Parameter(torch.zeros(sizes.children, sizes.parents))
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        u = clamp_finite(full_precision(votes.pose), FACTOR)
+        u = clamp_finite(full_precision(votes.pose), factor_limit)
         W_route, b = (votes.per_child(x).to(u) for x in (self.choice, self.lean))
         c = votes.couple(torch.einsum("...id,ijd->...ij", u, W_route) + b)
         a = _relative(votes.activation, votes.mask).unsqueeze(-1)
@@ -56,12 +56,12 @@ def _mixed(votes: Votes, u: Tensor, phi: Tensor) -> Tensor:
     """`sum_i phi_ij V_ij`; of linear votes parent by parent, in half the time of storing all of them."""
     if not isinstance(votes, ProductVotes) or votes.rows != 1 or votes.shift is not None:
         return votes.weighted(phi)
-    W = clamp_finite(votes.matrices.to(u), FACTOR)
+    W = clamp_finite(votes.matrices.to(u), factor_limit)
     poses = [
         (phi[..., j].unsqueeze(-1) * u).flatten(-2) @ W[:, j].flatten(0, 1)
         for j in range(votes.parents)
     ]
-    return clamp_finite(torch.stack(poses, dim=-2), FACTOR)
+    return clamp_finite(torch.stack(poses, dim=-2), factor_limit)
 
 
 class PoseVotes(nn.Module):
@@ -100,5 +100,7 @@ class _Poses(Votes):
 
     def weighted(self, coefficients: Tensor) -> Tensor:
         return torch.einsum(
-            "...ij,...id->...jd", coefficients, clamp_finite(full_precision(self.pose), FACTOR)
+            "...ij,...id->...jd",
+            coefficients,
+            clamp_finite(full_precision(self.pose), factor_limit),
         )

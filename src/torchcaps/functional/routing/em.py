@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from torchcaps.errors import ArgumentError, check_range, check_shape
 from torchcaps.functional.bounds import (
-    FACTOR,
-    STEADY,
     clamp_finite,
     detach_extremes,
+    factor_limit,
+    steady_limit,
     without_autocast,
 )
 from torchcaps.functional.squash import full_precision
@@ -67,8 +67,8 @@ def em_routing(
         if isinstance(beta, Tensor) and beta.dim() > 0:
             check_shape(name, beta, ("parents",), parents=votes.parents)
     V = votes.dense() if votes.bias is None else votes.dense() + full_precision(votes.bias)
-    V = clamp_finite(V, FACTOR)
-    a_i = clamp_finite(votes.activation.to(V.dtype), STEADY)
+    V = clamp_finite(V, factor_limit)
+    a_i = clamp_finite(votes.activation.to(V.dtype), steady_limit)
     b_u, b_a = (full_precision(b) if isinstance(b, Tensor) else b for b in (beta_u, beta_a))
     first, *later = temperatures(iterations, inverse_temperature)
     with without_autocast(V):

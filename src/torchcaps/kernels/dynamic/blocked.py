@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from torchcaps.functional.bounds import STEADY, limit
+from torchcaps.functional.bounds import steady_limit
 from torchcaps.functional.fields import ConvField, DenseField, Field
 from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.votes import ProductVotes, Votes
@@ -74,7 +74,7 @@ class _Blocks(Work):
             None,
         )
         if x.weight is None:
-            self.pose, self.units = rescale(x.pose, limit(x.pose.dtype, STEADY))
+            self.pose, self.units = rescale(x.pose, steady_limit(x.pose.dtype))
             sizes, like = x.pose.shape[1:], x.pose
         else:
             pose, weight, self.units = rescale_factors(x.pose, x.weight)

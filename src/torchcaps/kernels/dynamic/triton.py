@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.functional.bounds import STEADY, clamp_finite
+from torchcaps.functional.bounds import clamp_finite, steady_limit
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.passes import Problem, Work, implementation, other_votes, route
 from torchcaps.kernels.registry import Support, fast_path
@@ -118,7 +118,7 @@ class _Kernels(Work):
     def __init__(self, x: Problem, backward: bool) -> None:
         weight: Any = x.weight
         self.pose, self.weight = (
-            clamp_finite(tensor.detach(), STEADY).contiguous() for tensor in (x.pose, weight)
+            clamp_finite(tensor.detach(), steady_limit).contiguous() for tensor in (x.pose, weight)
         )
         self.tile, self.mode = tile(*weight.shape[2:]), product_mode(self.pose.dtype, weight.dtype)
         self.leaky, self.detach = x.leaky, x.detach

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.functional.bounds import FACTOR, STEADY, limit
+from torchcaps.functional.bounds import factor_limit, steady_limit
 from torchcaps.functional.fields import Convention, ConvField
 from torchcaps.functional.routing.em import em_routing
 from torchcaps.functional.squash import full_precision
@@ -67,7 +67,7 @@ class Problem(NamedTuple):
 
     def bounded(self) -> Problem:
         """The same, so bounded that squares of votes stay finite."""
-        most, vote = limit(self.weight.dtype, STEADY), limit(self.weight.dtype, FACTOR)
+        most, vote = steady_limit(self.weight.dtype), factor_limit(self.weight.dtype)
         weight = within(self.weight, most)
         pose = within(self.pose, vote / (weight.shape[2] * max(1.0, largest(weight))))
         shift = None if self.shift is None else within(self.shift, vote)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchcaps.functional.bounds import FACTOR, limit
+from torchcaps.functional.bounds import factor_limit
 from torchcaps.functional.fields import spatial_first
 from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.squash import full_precision
@@ -107,7 +107,7 @@ _routed = operator("map_routing_numba", Problem, 3, Parts(_forward, _backward, _
 
 def _whole(x: Problem) -> Problem:
     """The same with whole groups of positions, and so bounded that squares of votes stay finite."""
-    return x._replace(votes=_padded(within(x.votes, limit(x.votes.dtype, FACTOR))))
+    return x._replace(votes=_padded(within(x.votes, factor_limit(x.votes.dtype))))
 
 
 def _padded(x: Tensor) -> Tensor:
