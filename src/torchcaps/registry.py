@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 
 from torchcaps import plugins
@@ -81,6 +82,16 @@ class Registry(Mapping[str, T]):
         if name not in self._entries:
             plugins.load_entry_points()
         return name in self._entries
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restore the entries at the end of the block: what it registers is forgotten. For tests."""
+        before = dict(self._entries)
+        try:
+            yield
+        finally:
+            self._entries.clear()
+            self._entries.update(before)
 
     def registered(self) -> list[T]:
         """The entries so far, without those of plug-ins that are not loaded yet."""
