@@ -22,7 +22,7 @@ from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, create_task
 from torchcaps.training.callbacks import FunctionCallback
 from torchcaps.training.checkpoint import build_model, describe_model
-from torchcaps.training.defaults import resolve_config
+from torchcaps.training.defaults import complete_config
 from torchcaps.training.device import resolve_device
 from torchcaps.training.loggers import MemoryLogger, RunLogger
 from torchcaps.training.loop import Trainer
@@ -114,7 +114,7 @@ def fit(
         logger = MemoryLogger()
         Trainer(
             task,
-            resolve_config(task, len(train_images)),
+            complete_config(task, len(train_images)),
             train_images,
             val_images,
             logger,
@@ -304,7 +304,7 @@ def _create_trainer(
         description["classes"] = []  # a model without classes
         task = build_task()
     description["task"] = task.name
-    config = resolve_config(task, len(train_images))
+    config = complete_config(task, len(train_images))
     return Trainer(
         task,
         config,

@@ -10,7 +10,7 @@ MIN_BATCH_SIZE = 8
 ENOUGH_STEPS = 100  # for which a batch is halved; see docs/decisions.md
 
 
-def resolve_config(task: Task, num_images: int) -> TrainConfig:
+def complete_config(task: Task, num_images: int) -> TrainConfig:
     """The configuration of a task with the batch size and clipping that the run left open.
 
     Raises ArgumentError for a batch with fewer images than processes, or than the model can take.
