@@ -109,7 +109,9 @@ def test_sigterm_waits_for_no_client_and_for_no_work(trained):
         ) as process,
         ExitStack() as connected,
     ):
-        port = int(process.stdout.readline().strip().rstrip("/").rpartition(":")[2])
+        address = process.stdout.readline().strip()
+        assert address, process.stderr.read()
+        port = int(address.rstrip("/").rpartition(":")[2])
         for begun in UNDER_WAY:
             connection = connected.enter_context(
                 socket.create_connection(("127.0.0.1", port), timeout=60)
