@@ -305,7 +305,7 @@ def test_leaving_prints_what_was_written(checked):
     assert checked[2].count("leaving") == checked[0]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_lost_process_is_one_sentence(tmp_path, world, victim):
     results, printed = launch(tmp_path, world, str(victim))

@@ -32,7 +32,8 @@ def write_signs(folder, classes, per_class, size, color):
 
 
 @pytest.mark.parametrize(
-    ("classes", "per_class", "size", "color"), [(43, 8, (32, 32), True), (3, 15, (40, 28), False)]
+    ("classes", "per_class", "size", "color"),
+    [pytest.param(43, 8, (32, 32), True, marks=pytest.mark.slow), (3, 15, (40, 28), False)],
 )
 def test_a_folder_of_class_folders_trains_predicts_and_plots(
     command, tmp_path, classes, per_class, size, color

@@ -44,7 +44,13 @@ def in_digits(data, draw):
     data[at : at + 1] = b"9" * draw.choice((5, 30, 5000))
 
 
-@pytest.mark.parametrize("kind", SETS)
+IN_A_PROCESS = ("svhn", "affnist")  # MATLAB files, each read in a process of its own
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.slow] * (kind in IN_A_PROCESS)) for kind in SETS],
+)
 def test_damage_gives_a_set_or_one_line(tmp_path, kind):
     draw = random.Random(kind)
     (tmp_path / "whole").mkdir()

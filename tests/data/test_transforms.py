@@ -112,6 +112,7 @@ def test_settings_come_and_go_with_what_is_registered(tagging):
         TrainConfig.of(tag="much")
 
 
+@pytest.mark.slow
 def test_a_file_from_outside_gets_its_flag_and_its_place_in_a_run(tmp_path):
     (tmp_path / "my_noise.py").write_text(OUTSIDE)
     train = [sys.executable, "-m", "torchcaps", "train", "capsnet_small", "--noise", "0.5"]

@@ -86,7 +86,10 @@ def test_output_that_nobody_takes_ends_without_a_traceback(reader, tmp_path):
         assert process.returncode == 1
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed",
+    ["<&- >&- 2>&-", *(pytest.param(word, marks=pytest.mark.slow) for word in (">&-", "2>&-"))],
+)
 def test_streams_that_are_closed_end_without_a_traceback(closed, bars, tmp_path):
     train = (
         "train",

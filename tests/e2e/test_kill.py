@@ -143,6 +143,7 @@ def test_of_two_starts_in_one_folder_one_trains_and_the_other_says_who_does(bars
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_not_continued_a_second_time(bars, whole, tmp_path):
     first = begun(*words(bars), cwd=tmp_path)
     assert until(lambda: rows(tmp_path / "run") >= 2, first)
@@ -154,7 +155,9 @@ def test_a_run_that_goes_on_is_not_continued_a_second_time(bars, whole, tmp_path
     assert contents(tmp_path / "run") == whole
 
 
-@pytest.mark.parametrize("delay", [0, 0.02, 0.1])
+@pytest.mark.parametrize(
+    "delay", [0.02, *(pytest.param(delay, marks=pytest.mark.slow) for delay in (0, 0.1))]
+)
 def test_more_signals_after_the_state_is_saved_do_not_change_the_status(bars, tmp_path, delay):
     process = begun(*words(bars), cwd=tmp_path)
     assert until(lambda: rows(tmp_path / "run") >= 5, process)

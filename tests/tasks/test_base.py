@@ -62,7 +62,7 @@ def test_what_a_module_calls_its_own_stays_its_own(tmp_path):
     model = Named()
     images = ImageSet(torch.rand(12, 1, 8, 8), torch.arange(12) % 2, ("cat", "dog"), "pets")
     before = {name: id(value) for name, value in vars(model).items() if name != "training"}
-    fitted, history = tc.fit(model, images, epochs=1, device="cpu")
+    fitted, history = tc.fit(model, images, task="classify", epochs=1, device="cpu")
     assert fitted is model and len(history) == 1
     assert {name: id(vars(model)[name]) for name in before} == before
     assert (model.spec, type(model.task), type(model.preprocess)) == (

@@ -231,6 +231,7 @@ def test_stopped_and_resumed_it_ends_in_the_same_bytes(settings, tmp_path, optio
     assert contents(tmp_path / "stopped") == contents(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_run_goes_through_the_commands(settings, tmp_path, capsys):
     run = train(TrainConfig.of(**settings), "run")
     row = run.rows[-1]
