@@ -53,7 +53,7 @@ def test_splits_of_the_file_are_kept(tmp_path, names):
 def test_a_missing_split(tmp_path):
     path = saved(tmp_path, x_train=IMAGES, y_train=LABELS)
     with pytest.raises(
-        DataError, match="no images and labels of the 'test' split among x_train, y_train"
+        DataError, match="expected images and labels of the 'test' split, got x_train, y_train"
     ):
         load_dataset(path, "test")
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps.data import load_dataset, read_folder
+from torchcaps.data import ReadRequest, load_dataset, read_folder
 from torchcaps.data.images import natural_key
 from torchcaps.errors import DataError
 
@@ -171,4 +171,4 @@ def test_test_classes_are_training_classes(tmp_path):
 
 def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(DataError, match="nowhere: cannot be read"):
-        read_folder(tmp_path / "nowhere")
+        read_folder(tmp_path / "nowhere", ReadRequest("train"))

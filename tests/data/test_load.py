@@ -251,8 +251,8 @@ def test_a_format_of_something_else_than_images_is_one_file(tmp_path):
         register_format("a .signal file", lambda path: path.suffix == ".signal", read_signals)
         (tmp_path / "own.signal").touch()
         signals = load_dataset(tmp_path / "own.signal")
-        assert (type(signals), signals.kind) == (SignalSet, "signals")
-        preprocess = signals.make_preprocess()
+        assert (type(signals), signals.preprocess.kind) == (SignalSet, "signals")
+        preprocess = signals.preprocess(signals.img_size, signals.in_chans)
         assert Preprocess.from_dict(preprocess.to_dict()) == preprocess
         assert not preprocess.is_picture
         with pytest.raises(DataError, match="asks for more than the 0 MiB"):

@@ -11,7 +11,6 @@ from torchcaps.data import (
     Preprocess,
     load_dataset,
     make_planes,
-    read_points,
 )
 from torchcaps.data.points import RADIUS, PointPreprocess, standardized_points
 from torchcaps.errors import DataError
@@ -64,13 +63,13 @@ def test_splits_of_a_file_are_kept(tmp_path):
     np.savez(tmp_path / "two.npz", points_train=SETS[:7], points_test=SETS[7:])
     split = ["train"] * 7 + ["test"] * 3
     for path in (tmp_path / "two.npz", as_csv(tmp_path / "two.csv", SETS, split=split)):
-        assert len(read_points(path)) == 7
+        assert len(load_dataset(path)) == 7
         torch.testing.assert_close(
-            read_points(path, "test").images, standardized_points("x", SETS[7:])
+            load_dataset(path, "test").images, standardized_points("x", SETS[7:])
         )
     np.savez(tmp_path / "one.npz", points_train=SETS[:7])
     with pytest.raises(DataError, match="no points of the 'test' split among points_train"):
-        read_points(tmp_path / "one.npz", "test")
+        load_dataset(tmp_path / "one.npz", "test")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +171,7 @@ def test_other_sizes_are_not_made():
 
 def test_prediction_reads_a_file_as_training_does(tmp_path):
     planes = make_planes(2)
-    known = planes.make_preprocess()
+    known = planes.preprocess(planes.img_size, planes.in_chans)
     assert isinstance(known, PointPreprocess)
     assert known.to_dict() == {"img_size": [256, 1], "in_chans": 2, "kind": "points"}
     assert Preprocess.from_dict(json.loads(json.dumps(known.to_dict()))) == known

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from torchcaps.data import load_dataset, read_table
+from torchcaps.data import ReadRequest, load_dataset, read_table
 from torchcaps.errors import DataError
 
 from .makers import picture
@@ -98,7 +98,7 @@ def test_not_text(tmp_path):
     with pytest.raises(DataError, match=f"{path}: cannot be read as a CSV"):
         load_dataset(path)
     with pytest.raises(DataError, match=r"nowhere\.csv: cannot be read"):
-        read_table(tmp_path / "nowhere.csv")
+        read_table(tmp_path / "nowhere.csv", ReadRequest("train"))
 
 
 def test_size_and_channels_asked_for(tmp_path):

@@ -119,7 +119,7 @@ def test_labels_of_an_ordinary_csv_may_hold_a_slash(tmp_path):
         (
             "image,coarse,fine",
             ["0.png,a,x/y"],
-            r" line 2: expected labels without '/', which parts the levels",
+            r" line 2: expected labels without '/', which separates the levels",
         ),
         (
             "image,fine",

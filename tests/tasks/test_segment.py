@@ -436,9 +436,9 @@ def spoil(folder, what):
         ("no image", r"masks/case 3\.png: there is no image of this name beside it"),
         ("no mask", r"images/case 3\.png: there is no mask of this name beside it"),
         ("truncated", r"case 0\.png: (unreadable image|not an image)"),
-        ("empty", "every mask shows 'background' alone, the background; expected another class"),
+        ("empty", "every mask holds 'background' alone, the background; expected another class"),
         ("value", r"case 1\.png: value 2 at row 2, column 3 is no class of classes\.txt"),
-        ("large", r"case 0\.png: value 77 is no number of a class up to 32; name the classes"),
+        ("large", r"case 0\.png: value 77 is no class index up to 32; name the classes"),
         (
             "color",
             r"case 1\.png: color \(86, 180, 233\) at row 2, column 3 is no class of classes\.txt",

@@ -25,35 +25,55 @@ class Source(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
-    """What is known about a named data set."""
+    """What is known about a named data set.
 
-    name: str  # as given to `load_dataset`
-    title: str  # one line for lists
-    classes: tuple[str, ...]  # their names, in the order of the labels
-    image_shape: tuple[int, int, int]  # (channels, height, width)
-    train: int  # numbers of images
+    Attributes:
+        name: the name that `load_dataset` takes.
+        title: one line for lists.
+        classes: names of the classes, in the order of the labels.
+        image_shape: (channels, height, width).
+        train: number of training images.
+        test: number of test images.
+        license: the license as its authors state it.
+        source: the page or paper that describes it.
+        sha256: its files.
+        sources: where `fetch_dataset` gets it; they are tried in this order.
+        system_folders: folders where operating systems install it.
+        embedded: the package's own folder of a set that comes with it. Such a set is looked for
+            nowhere else.
+        made_from: the set that it is made from when it is read. That set is looked for and fetched.
+    """
+
+    name: str
+    title: str
+    classes: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    train: int
     test: int
-    license: str  # as its authors state it
-    source: str  # the page or paper that describes it
-    sha256: Files  # its files
-    sources: tuple[Source, ...] = ()  # where `fetch_dataset` gets it; they are tried in this order
-    system_folders: tuple[Path, ...] = ()  # where operating systems install it
-    embedded: Path | None = (
-        None  # the package's own folder of a set that comes with it, looked for nowhere else
-    )
-    made_from: str | None = (
-        None  # the set that it is made from when read, which is then looked for and fetched
-    )
+    license: str
+    source: str
+    sha256: Files
+    sources: tuple[Source, ...] = ()
+    system_folders: tuple[Path, ...] = ()
+    embedded: Path | None = None
+    made_from: str | None = None
 
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """What `load_dataset` asks of a reader."""
+    """What `load_dataset` asks of a reader.
 
-    split: str  # "train" or "test"
-    img_size: Size = (
-        None  # may be ignored, as may the channels: `load_dataset` sees to both in the end
-    )
+    A reader may ignore `img_size` and `in_chans`: `load_dataset` applies them to what it returns.
+
+    Attributes:
+        split: "train" or "test".
+        img_size: (height, width), or one side of a square; None keeps the images' size.
+        in_chans: 1 or 3; None keeps the images' channels.
+        budget: memory that the set may take. Use a new request for every set.
+    """
+
+    split: str
+    img_size: Size = None
     in_chans: int | None = None
     budget: MemoryBudget = field(default_factory=MemoryBudget)
 

@@ -1,4 +1,4 @@
-"""What a file may cost in memory, and which errors come out of a reader.
+"""The memory that a file may take, and the errors of a reader.
 
 A file may state sizes that it does not hold, expand to a thousand times its own size, or never end.
 So every size is counted before it is allocated, streams are decompressed piece by piece, and only
@@ -22,7 +22,7 @@ from torchcaps.errors import DataError, TorchcapsError, check_range, check_regul
 
 FLOOR = 256 << 20
 RATIO = 32
-BLOCK = 4096  # what the smallest file takes on disk
+BLOCK = 4096  # bytes that the smallest file takes on disk
 CHUNK = 1 << 20  # bytes decompressed, and characters of a line read, at a time
 LINE_COST = 512  # bytes of memory that is made of a line of text
 DECOMPRESSORS: dict[bytes, Callable[[IO[bytes]], Any]] = {
@@ -37,7 +37,8 @@ class MemoryBudget:
 
     Args:
         max_bytes: the limit, at least 1; None derives it from the files' sizes.
-        parent: a budget that everything counts in too, as a file's in that of its set.
+        parent: a budget in which everything counts too, as that of a file counts in that of its
+            set.
     """
 
     def __init__(self, max_bytes: int | None = None, parent: "MemoryBudget | None" = None) -> None:
@@ -51,22 +52,30 @@ class MemoryBudget:
     @property
     def limit(self) -> int:
         """Bytes allowed by now."""
-        return max(FLOOR, RATIO * self.stored) if self.max_bytes is None else self.max_bytes
+        return self.max_bytes or max(FLOOR, RATIO * self.stored)
 
-    def add_file(self, about: os.stat_result) -> None:
+    def add_file(self, stat: os.stat_result) -> None:
         """Count a file on disk. Holes of a sparse file do not count, where the system tells."""
-        blocks = getattr(about, "st_blocks", 0) * 512
-        self.stored += max(BLOCK, min(about.st_size, blocks) if blocks else about.st_size)
+        num_bytes = stat.st_size
+        if getattr(stat, "st_blocks", 0):
+            num_bytes = min(num_bytes, 512 * stat.st_blocks)
+        self.stored += max(BLOCK, num_bytes)
         if self.parent is not None:
-            self.parent.add_file(about)
+            self.parent.add_file(stat)
 
     def reserve(self, name: str, num_bytes: int) -> None:
-        """Count bytes of memory before they are allocated; DataError, naming `name`, where there are too many."""
+        """Count bytes of memory before they are allocated.
+
+        Raises:
+            DataError: there are too many; the message begins with `name`.
+        """
         self.reserved += num_bytes
         if self.reserved > self.limit:
-            allowed = f"{self.limit / 2**20:,.0f} MiB of memory allowed for {self.stored / 2**20:,.2f} MiB on disk"
-            remedy = "give max_bytes (--max-bytes in training) to allow more"
-            raise DataError(f"{name} asks for more than the {allowed}; {remedy}")
+            raise DataError(
+                f"{name} asks for more than the {self.limit / 2**20:,.0f} MiB of memory allowed "
+                f"for {self.stored / 2**20:,.2f} MiB on disk; "
+                "give max_bytes (--max-bytes in training) to allow more"
+            )
         if self.parent is not None:
             self.parent.reserve(name, num_bytes)
 
@@ -88,33 +97,39 @@ def read_errors(name: Path | str, problem: str = "cannot be read") -> Iterator[N
 
 
 class Reader:
-    """A regular file, decompressed while it is read if it begins as gzip, bzip2 or xz do (`is_packed`).
+    """A regular file, decompressed while it is read if it begins as gzip, bzip2 or xz do.
 
-    `file` is the file itself, not decompressed, and `size` its length in bytes. Made by `open_reader`.
+    Made by `open_reader`. `read`, `seek` and `tell` are what tarfile asks of a file. Every byte
+    that is passed over in a compressed one is counted once.
+
+    Attributes:
+        path: the file's path.
+        file: the file itself, not decompressed.
+        budget: memory of this file, which also counts in that of its set.
     """
 
     def __init__(self, path: Path, file: io.BufferedReader, budget: MemoryBudget | None) -> None:
         self.path = path
         self.file = file
-        about = os.fstat(file.fileno())
-        self.size = about.st_size
+        stat = os.fstat(file.fileno())
         self.budget = MemoryBudget(None if budget is None else budget.max_bytes, budget)
-        self.budget.add_file(about)
+        self.budget.add_file(stat)
+        self._size = stat.st_size
         self._farthest = 0
+        self._stream: IO[bytes] = file
+        self._is_packed = False
         start = file.peek(8)
-        unpack = next((f for magic, f in DECOMPRESSORS.items() if start.startswith(magic)), None)
-        self.is_packed = unpack is not None
-        self._stream: IO[bytes] = file if unpack is None else unpack(file)
+        for magic, unpack in DECOMPRESSORS.items():
+            if start.startswith(magic):
+                self._stream = unpack(file)
+                self._is_packed = True
 
     def reserve(self, num_bytes: int) -> None:
         """Count bytes of memory that are about to be allocated; DataError where they are too many."""
         self.budget.reserve(f"{self.path}: it", num_bytes)
 
-    # `read`, `seek` and `tell` are what tarfile asks of a file. Every byte that is passed over in a
-    # compressed one is counted once.
-
     def read(self, count: int) -> bytes:
-        """The next `count` bytes, fewer where it ends before."""
+        """The next `count` bytes, fewer where the file ends before."""
         if count < 0:
             raise DataError(f"{self.path}: damaged, a size in it is negative")
         self._pass(self.tell() + count)
@@ -130,19 +145,19 @@ class Reader:
         except (zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
             raise DataError(f"{self.path}: damaged gzip file ({error})") from None
 
-    def seek(self, place: int) -> int:
-        """Go to a place, counted from the start."""
-        self._pass(place)
-        return self._stream.seek(place)
+    def seek(self, position: int) -> int:
+        """Go to a position, counted from the start."""
+        self._pass(position)
+        return self._stream.seek(position)
 
     def tell(self) -> int:
-        """The place of the next byte."""
+        """The position of the next byte."""
         return self._stream.tell()
 
-    def _pass(self, place: int) -> None:
-        if self.is_packed and place > self._farthest:
-            self.reserve(place - self._farthest)
-            self._farthest = place
+    def _pass(self, position: int) -> None:
+        if self._is_packed and position > self._farthest:
+            self.reserve(position - self._farthest)
+            self._farthest = position
 
     def chunks(self) -> Iterator[bytes]:
         """All that follows, piece by piece."""
@@ -150,22 +165,30 @@ class Reader:
             self.reserve(len(chunk))
             yield chunk
 
-    def read_exact(self, count: int, asked: str) -> bytearray:
-        """The next `count` bytes, after which it must end; `asked` says in the error who asks for them."""
-        left = count if self.is_packed else self.size - self.tell()
-        data = bytearray()
-        if left == count:
+    def read_exact(self, count: int, reason: str) -> bytearray:
+        """The next `count` bytes, after which the file must end.
+
+        Args:
+            count: number of bytes.
+            reason: what asks for them, for errors.
+
+        Raises:
+            DataError: fewer bytes follow, or more.
+        """
+        contents = bytearray()
+        num_bytes = count if self._is_packed else self._size - self.tell()
+        if num_bytes == count:
             self.reserve(count)
-            data = read_up_to(self._take, count)
-            left = len(data)
-        is_longer = left == count and self._take(1)
-        if left != count or is_longer:
-            problem = "truncated" if left < count else "too long"
-            got = "more" if is_longer else left
+            contents = read_up_to(self._take, count)
+            num_bytes = len(contents)
+        is_longer = num_bytes == count and self._take(1)
+        if num_bytes != count or is_longer:
+            problem = "truncated" if num_bytes < count else "too long"
             raise DataError(
-                f"{self.path}: {problem}, {asked} asks for {count} bytes of data, got {got}"
+                f"{self.path}: {problem}, {reason} asks for {count} bytes of data, "
+                f"got {'more' if is_longer else num_bytes}"
             )
-        return data
+        return contents
 
     def lines(self) -> Iterator[str]:
         """The lines of a text file in UTF-8, shorter than `CHUNK`; each counts as `LINE_COST` bytes."""
@@ -181,9 +204,12 @@ class Reader:
 def open_reader(
     path: Path | str, budget: MemoryBudget | None = None, problem: str = "cannot be read"
 ) -> Iterator[Reader]:
-    """Open a file as a `Reader`; DataError for what goes wrong inside, as `read_errors` has it.
+    """Open a file as a `Reader`.
 
-    What is read counts in a budget of the file's own, and in the one that is given.
+    Args:
+        path: the file.
+        budget: memory of the set that it is read for.
+        problem: what an error inside the block says about the file, as in `read_errors`.
     """
     with read_errors(path, problem):
         check_regular(Path(path))
@@ -192,20 +218,17 @@ def open_reader(
 
 
 def read_up_to(read: Callable[[int], bytes], count: int) -> bytearray:
-    """The next `count` bytes that `read` gives, fewer where it ends before; room is made as they come."""
-    data = bytearray()
-    while len(data) < count and (piece := read(min(CHUNK, count - len(data)))):
-        data += piece
-    return data
+    """The next `count` bytes, fewer where there are no more, without a buffer for all that is asked."""
+    contents = bytearray()
+    while len(contents) < count and (piece := read(min(CHUNK, count - len(contents)))):
+        contents += piece
+    return contents
 
 
 def read_bytes(path: Path, budget: MemoryBudget | None = None) -> bytearray:
     """The bytes of a file, decompressed where it begins as gzip does; DataError where it is damaged or too large."""
     with open_reader(path, budget) as reader:
-        data = bytearray()
-        for chunk in reader.chunks():
-            data += chunk
-        return data
+        return bytearray().join(reader.chunks())
 
 
 def sha256(path: Path, budget: MemoryBudget | None = None) -> str:
@@ -218,11 +241,17 @@ def sha256(path: Path, budget: MemoryBudget | None = None) -> str:
 
 
 def file_fault(path: Path, digest: str | None) -> str:
-    """What is wrong with a file: "" when it is there and has this SHA-256 (decompressed; None accepts any bytes)."""
+    """What is wrong with a file, "" for nothing.
+
+    Args:
+        path: the file.
+        digest: SHA-256 of its decompressed bytes; None accepts any bytes.
+    """
     if not path.is_file():
         return "missing"
     try:
-        is_right = digest is None or sha256(path) == digest
+        if digest is None or sha256(path) == digest:
+            return ""
     except DataError as error:
         return str(error).removeprefix(f"{path}: ")
-    return "" if is_right else "the bytes are not the published ones (SHA-256 differs)"
+    return "the bytes are not the published ones (SHA-256 differs)"

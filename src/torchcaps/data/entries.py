@@ -1,31 +1,37 @@
-"""Files with a class each, before they are read: what folders, archives and tables have in common.
+"""Image files with a class each, before they are decoded: shared by folders, archives and tables.
 
-Classes whose names are paths, coarse to fine, such as `clothing/tops/shirt`, are a label tree. A set carries its tree
-in the names of its classes, and so do its subsets, its splits, and models trained on it.
+Classes whose names are paths from coarse to fine, such as `clothing/tops/shirt`, form a label tree.
+A set carries its tree in the names of its classes. So do its subsets, its splits, and the models
+trained on it.
 """
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchcaps.data._registry import ReadRequest
 from torchcaps.data.budget import MemoryBudget, open_reader
 from torchcaps.data.dataset import ImageSet, default_split
 from torchcaps.data.images import ImageSource, decode_image, is_gray, natural_key
-from torchcaps.data.pixels import Size, to_channels
+from torchcaps.data.pixels import to_channels
 from torchcaps.errors import DataError
 
-BETWEEN = "/"  # levels of a label tree in the name of a class
+SEPARATOR = "/"  # between the levels of a label tree in the name of a class
 
 
-@dataclass(frozen=True)
-class Entry:
-    """An image to read: its file (a path, or a name in an archive), its class, its split where one is given."""
+class Entry(NamedTuple):
+    """An image file to read.
+
+    Attributes:
+        file: a path, or a name in an archive.
+        label: name of its class.
+        split: "train" or "test"; None where the files state no split.
+    """
 
     file: str
     label: str
@@ -33,8 +39,11 @@ class Entry:
 
 
 def plain_or_packed(folder: Path, pattern: str) -> Path | None:
-    """The first file in a folder of this name, a pattern of `glob`, or else of this name and `.gz`; None without."""
-    return next((file for end in ("", ".gz") for file in sorted(folder.glob(pattern + end))), None)
+    """The first file in a folder that matches a `glob` pattern, or the pattern and `.gz`."""
+    for suffix in ("", ".gz"):
+        for file in sorted(folder.glob(pattern + suffix)):
+            return file
+    return None
 
 
 @contextmanager
@@ -44,13 +53,24 @@ def csv_rows(
     delimiter: str = ",",
     problem: str = "cannot be read as a CSV",
 ) -> Iterator["csv.DictReader[str]"]:
-    """The rows of a table in UTF-8 that has a header; an error inside tells the `problem`."""
+    """Open a table in UTF-8 with a header.
+
+    Args:
+        path: the file.
+        budget: memory of the set that it is read for.
+        delimiter: character between two columns.
+        problem: what an error inside the block says about the file.
+    """
     with open_reader(path, budget, problem) as reader:
         yield csv.DictReader(reader.lines(), delimiter=delimiter)
 
 
 def row_split(where: str, row: Mapping[str, str | None]) -> str | None:
-    """What the column `split` of a row says, "train" or "test"; None where there is no such column."""
+    """The split in the column `split` of a row; None where there is no such column.
+
+    Raises:
+        DataError: it is neither "train" nor "test"; the message begins with `where`.
+    """
     if "split" not in row:
         return None
     split = (row["split"] or "").strip().lower()
@@ -59,126 +79,162 @@ def row_split(where: str, row: Mapping[str, str | None]) -> str | None:
     return split
 
 
-def in_split(name: str, given: Sequence[str | None], labels: Tensor, split: str) -> list[int]:
-    """Which images are in a split: as given, or by `default_split` where nothing is; DataError where none is."""
-    if any(given):
-        chosen = [i for i, part in enumerate(given) if part == split]
+def in_split(name: str, splits: Sequence[str | None], labels: Tensor, split: str) -> list[int]:
+    """Indices of the images in a split: as stated, or by `default_split` where none is stated.
+
+    Args:
+        name: name of the set, for errors.
+        splits: the split of each image.
+        labels: the class of each image, `[n]`.
+        split: "train" or "test".
+
+    Raises:
+        DataError: no image is in the split.
+    """
+    if any(splits):
+        indices = [index for index, image_split in enumerate(splits) if image_split == split]
     else:
-        chosen = default_split(name, labels, split).tolist()
-    if not chosen:
+        indices = default_split(name, labels, split).tolist()
+    if not indices:
         raise DataError(f"{name}: no image of the {split!r} split in it")
-    return chosen
+    return indices
 
 
 def read_entries(
     name: str,
     entries: Sequence[Entry],
-    split: str,
-    img_size: Size,
-    in_chans: int | None,
-    budget: MemoryBudget | None = None,
-    *,
-    contents: Callable[[str], ImageSource] = str,
-    where: str = "",
+    request: ReadRequest,
+    open_image: Callable[[str], ImageSource] = str,
+    prefix: str = "",
 ) -> ImageSet:
-    """Read the images of one split as `read_folder` does, of `entries` in the order in which they are best read.
+    """Read the images of one split.
 
-    `contents` is what an entry's file holds, by default the file is a path; `where` stands before a file in errors.
+    Args:
+        name: name of the set.
+        entries: its files, in the order in which they are best read.
+        request: which split, at which size.
+        open_image: the image of an entry's file; by default the file is a path.
+        prefix: text before a file in errors.
+
+    Raises:
+        DataError: a class less than two, a test class without training images, an unreadable image,
+            or mixed sizes.
     """
     ordered = sorted(entries, key=lambda e: (natural_key(e.label), natural_key(e.file)))
-    classes = tuple(dict.fromkeys(e.label for e in ordered if e.split in (None, "train")))
+    classes = tuple(dict.fromkeys(e.label for e in ordered if e.split != "test"))
     if len(classes) < 2:
         raise DataError(
             f"{name}: expected at least two classes to train on, got {', '.join(classes) or 'none'}"
         )
-    index = {label: i for i, label in enumerate(classes)}
+    class_index = {label: index for index, label in enumerate(classes)}
     for entry in ordered:
-        if entry.label not in index:
+        if entry.label not in class_index:
             raise DataError(f"{name}: test class {entry.label!r} is not among the training classes")
-    all_labels = torch.tensor([index[e.label] for e in ordered])
-    places = in_split(name, [e.split for e in ordered], all_labels, split)
-    chosen = [ordered[i] for i in places]
-    chosen_files = {entry.file for entry in chosen}
-    channels = in_chans or 1
-    decoded: dict[str, Tensor] = {}
+    labels = torch.tensor([class_index[entry.label] for entry in ordered])
+    indices = in_split(name, [entry.split for entry in ordered], labels, request.split)
+    split_files = [ordered[index].file for index in indices]
+
+    decoded = dict.fromkeys(split_files, torch.empty(0))
+    channels = request.in_chans or 1
     for file in dict.fromkeys(entry.file for entry in entries):
-        # One color image decides the channels of both splits: until one is found, every header counts.
-        is_undecided = in_chans is None and channels == 1
-        if file in chosen_files or is_undecided:
-            data, label = contents(file), f"{where}{file}"
-            if is_undecided and not is_gray(data, label):
-                channels = 3
-            if file in chosen_files:
-                decoded[file] = decode_image(data, img_size, in_chans, name=label, budget=budget)
-    check_sizes(name, chosen[0].file, decoded)
-    images = [to_channels(decoded[entry.file].unsqueeze(0), channels)[0] for entry in chosen]
-    return ImageSet(torch.stack(images), all_labels[places], classes, name)
+        # One color image decides the channels of both splits: until one is found, every header
+        # counts.
+        is_undecided = request.in_chans is None and channels == 1
+        if not is_undecided and file not in decoded:
+            continue
+        image, label = open_image(file), f"{prefix}{file}"
+        if is_undecided and not is_gray(image, label):
+            channels = 3
+        if file in decoded:
+            decoded[file] = decode_image(
+                image, request.img_size, request.in_chans, name=label, budget=request.budget
+            )
+    check_sizes(name, decoded)
+    images = [to_channels(decoded[file].unsqueeze(0), channels) for file in split_files]
+    return ImageSet(torch.cat(images), labels[indices], classes, name)
 
 
-def check_sizes(name: str, first: str, images: Mapping[str, Tensor]) -> None:
-    """Raise DataError unless all images `[channels, height, width]` by their files have the size of the first one."""
+def check_sizes(name: str, images: Mapping[str, Tensor]) -> None:
+    """Check that all images `[channels, height, width]`, by their files, have one size.
+
+    Raises:
+        DataError: an image differs in size from the first one.
+    """
+    first = next(iter(images))
     height, width = images[first].shape[1:]
     for file, image in images.items():
         if image.shape[1:] != (height, width):
-            both = f"{Path(first).name} is {height} × {width}, {file} is {image.shape[1]} × {image.shape[2]}"
+            other = f"{file} is {image.shape[1]} × {image.shape[2]}"
             raise DataError(
-                f"{name}: images differ in size ({both}); give img_size (--img-size) to resize them all"
+                f"{name}: images differ in size ({Path(first).name} is {height} × {width}, {other});"
+                " give img_size (--img-size) to resize them all"
             )
 
 
 class LabelTree(NamedTuple):
-    """The levels of a label tree, two or more."""
+    """The levels of a label tree, two or more.
 
-    levels: tuple[
-        tuple[str, ...], ...
-    ]  # coarse to fine, the paths of their classes; the last are those of the set
-    parents: tuple[
-        tuple[int, ...], ...
-    ]  # of each level but the first, the places of its classes' parents above
+    Attributes:
+        levels: the paths of the classes of each level, coarse to fine; the last are those of the set.
+        parents: of each level but the first, the indices of its classes' parents in the level above.
+    """
+
+    levels: tuple[tuple[str, ...], ...]
+    parents: tuple[tuple[int, ...], ...]
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Classes of each level."""
+        """Number of classes of each level."""
         return tuple(map(len, self.levels))
 
     @property
     def ancestors(self) -> list[list[int]]:
-        """Of each class of the set, its place in every level, coarse to fine: `[classes][levels]`."""
-        found = [[k] for k in range(self.sizes[-1])]
+        """Of each class of the set, its index in every level, coarse to fine: `[classes][levels]`."""
+        paths = [[index] for index in range(self.sizes[-1])]
         for parents in reversed(self.parents):
-            found = [[parents[path[0]], *path] for path in found]
-        return found
+            paths = [[parents[path[0]], *path] for path in paths]
+        return paths
 
 
 def label_tree(classes: Sequence[str]) -> LabelTree | None:
-    """The tree that the names of classes tell of; None unless all are paths of one depth, at least 2."""
-    depths = {len(name.split(BETWEEN)) for name in classes}
-    if len(depths) != 1 or depths == {1}:
+    """The tree in the names of classes; None unless all are paths of one depth of at least 2."""
+    depths = {name.count(SEPARATOR) for name in classes}
+    if len(depths) != 1 or depths == {0}:
         return None
-    levels, parents = [tuple(classes)], list[tuple[int, ...]]()
-    for _ in range(depths.pop() - 1):
-        above = [name.rpartition(BETWEEN)[0] for name in levels[0]]
-        levels.insert(0, tuple(dict.fromkeys(above)))
-        place = {name: index for index, name in enumerate(levels[0])}
-        parents.insert(0, tuple(place[name] for name in above))
+    levels = [tuple(classes)]
+    parents: list[tuple[int, ...]] = []
+    for _ in range(depths.pop()):
+        parent_names = [name.rpartition(SEPARATOR)[0] for name in levels[0]]
+        level = tuple(dict.fromkeys(parent_names))
+        index = {name: position for position, name in enumerate(level)}
+        levels.insert(0, level)
+        parents.insert(0, tuple(index[name] for name in parent_names))
     return LabelTree(tuple(levels), tuple(parents))
 
 
-def checked(where: object, entries: Iterable[Entry]) -> Iterator[Entry]:
-    """The same entries; DataError, naming `where`, unless their labels are of one depth, each with one parent."""
-    first: Entry | None = None
-    known: dict[tuple[int, str], str] = {}
+def check_tree(where: object, entries: Iterable[Entry]) -> list[Entry]:
+    """Check that all labels have one depth and that each has one parent; returns the entries.
+
+    Raises:
+        DataError: they have not; the message begins with `where`.
+    """
+    checked: list[Entry] = []
+    parents: dict[tuple[int, str], str] = {}
     for entry in entries:
-        first, parts = first or entry, entry.label.split(BETWEEN)
-        if entry.label.count(BETWEEN) != first.label.count(BETWEEN):
-            found = f"{first.file} in {first.label!r} and {entry.file} in {entry.label!r}"
-            raise DataError(f"{where}: expected every image at one depth, got {found}")
+        checked.append(entry)
+        first = checked[0]
+        if entry.label.count(SEPARATOR) != first.label.count(SEPARATOR):
+            raise DataError(
+                f"{where}: expected every image at one depth, "
+                f"got {first.file} in {first.label!r} and {entry.file} in {entry.label!r}"
+            )
+        parts = entry.label.split(SEPARATOR)
         for depth, name in enumerate(parts):
-            above = BETWEEN.join(parts[:depth])
-            before = known.setdefault((depth, name), above)
-            if before != above:
-                parents = f"two parents, {before!r} and {above!r}; a label needs one"
+            parent = SEPARATOR.join(parts[:depth])
+            known_parent = parents.setdefault((depth, name), parent)
+            if known_parent != parent:
                 raise DataError(
-                    f"{where}: label {name!r} has {parents}, so give the two different names"
+                    f"{where}: label {name!r} has two parents, {known_parent!r} and {parent!r}; "
+                    "a label needs one, so give the two different names"
                 )
-        yield entry
+    return checked

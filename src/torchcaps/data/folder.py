@@ -1,4 +1,4 @@
-"""Class folders of images, with or without a level train/ and test/ above them: on disk, or in a tar archive.
+"""Class folders of images, with or without train/ and test/ above them: on disk, or in an archive.
 
 An archive is read as a stream: nothing is ever extracted to disk.
 """
@@ -8,134 +8,133 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from torchcaps.data._registry import register_format
-from torchcaps.data.budget import MemoryBudget, Reader, open_reader, read_errors
+from torchcaps.data._registry import ReadRequest, register_format
+from torchcaps.data.budget import Reader, open_reader, read_errors
 from torchcaps.data.dataset import ImageSet
-from torchcaps.data.entries import BETWEEN, Entry, checked, read_entries
-from torchcaps.data.images import SUFFIXES, is_image_name, natural_key
-from torchcaps.data.pixels import Size
+from torchcaps.data.entries import SEPARATOR, Entry, check_tree, read_entries
+from torchcaps.data.images import SUFFIXES, image_files, is_image_name, natural_key
 from torchcaps.errors import DataError
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-LEVELS = {"train", "test"}
-COST = 2048  # bytes that the description of a member takes in memory
+SPLIT_FOLDERS = {"train", "test"}
+MEMBER_BYTES = 2048  # memory that the description of a member takes
 
 
-def read_folder(
-    root: str | Path,
-    split: str = "train",
-    *,
-    img_size: Size = None,
-    in_chans: int | None = None,
-    budget: MemoryBudget | None = None,
-) -> ImageSet:
-    """Read `root/<class>/*.png`, or `root/train/<class>/*` and `root/test/<class>/*`; the folder names the set.
+def read_folder(root: str | Path, request: ReadRequest) -> ImageSet:
+    """Read `root/<class>/*.png`, or `root/train/<class>/*` and `root/test/<class>/*`.
 
-    Folders of class folders, all of one depth, make a label tree: the images of `root/clothing/tops/shirt/` are of the
-    class "clothing/tops/shirt"; see `label_tree`.
+    The folder names the set. Folders of class folders, all of one depth, make a label tree: the
+    images of `root/clothing/tops/shirt/` are of the class "clothing/tops/shirt"; see `label_tree`.
 
-    Classes and files come in natural order ("2" before "10"). Hidden files, and files that are not images by their
-    ending, are skipped. Without a level train/ and test/, 20 % of each class are the test split, by `stratified_split`
-    with seed 0. See `decode_image` for how pixels are read.
+    Classes and files come in natural order ("2" before "10"). Hidden files, and files that are no
+    images by their ending, are skipped. Without train/ and test/, 20 % of each class are the test
+    split, by `stratified_split` with seed 0. See `decode_image` for how pixels are read.
 
-    `img_size` is (height, width) or one side of a square to resize to; None requires all to have one size. `in_chans`
-    is 1 or 3; None is 1 when every image of both splits is gray, otherwise 3.
+    Args:
+        root: the folder.
+        request: without a size, all images must have one size. Without channels, they are 1 when
+            every image of both splits is gray, otherwise 3.
 
-    DataError: no class folders, one class only, an empty class, class folders at several depths or of one name with two
-    parents, an unreadable image, or mixed sizes.
+    Raises:
+        DataError: no class folders, one class only, an empty class, class folders at several depths
+            or of one name with two parents, an unreadable image, or mixed sizes.
     """
     root = Path(root)
     with read_errors(root):
-        entries = list(checked(root, _entries(root)))
-        return read_entries(
-            root.resolve().name, entries, split, img_size, in_chans, budget or MemoryBudget()
-        )
+        entries = check_tree(root, _entries(root))
+        return read_entries(root.resolve().name, entries, request)
 
 
 def _entries(root: Path) -> Iterator[Entry]:
-    levels = {f.name.lower(): f for f in _folders(root) if f.name.lower() in LEVELS and _folders(f)}
-    for split, folder in levels.items():
-        if len(levels) == 1:
+    split_folders = [
+        folder
+        for folder in _subfolders(root)
+        if folder.name.lower() in SPLIT_FOLDERS and _subfolders(folder)
+    ]
+    if not split_folders:
+        yield from _class_entries(root, None)
+    for folder in split_folders:
+        split = folder.name.lower()
+        if len(split_folders) == 1:
             other = "test" if split == "train" else "train"
             raise DataError(
-                f"{root}: {folder.name}/ has no {other}/ beside it; add it, or give {folder} to split that"
+                f"{root}: {folder.name}/ has no {other}/ beside it; "
+                f"add it, or give {folder} to split that"
             )
         yield from _class_entries(folder, split)
-    if not levels:
-        yield from _class_entries(root, None)
 
 
-def _class_entries(folder: Path, split: str | None, above: str = "") -> Iterator[Entry]:
-    classes = _folders(folder)
-    if not classes:
+def _class_entries(folder: Path, split: str | None, parents: str = "") -> Iterator[Entry]:
+    class_folders = _subfolders(folder)
+    if not class_folders:
         raise DataError(f"{folder}: no class folders in it; expected {folder.name}/<class>/<image>")
-    for place in classes:
-        files = [f for f in place.iterdir() if is_image_name(f.name) and f.is_file()]
-        if not files and _folders(place):
-            yield from _class_entries(place, split, f"{above}{place.name}{BETWEEN}")
-        elif not files:
+    for class_folder in class_folders:
+        label = parents + class_folder.name
+        files = image_files(class_folder)
+        if files:
+            yield from (Entry(str(file), label, split) for file in files)
+        elif _subfolders(class_folder):
+            yield from _class_entries(class_folder, split, label + SEPARATOR)
+        else:
             raise DataError(
-                f"{place}: class {place.name!r} is empty; expected images ({', '.join(sorted(SUFFIXES))})"
+                f"{class_folder}: class {class_folder.name!r} is empty; "
+                f"expected images ({', '.join(sorted(SUFFIXES))})"
             )
-        yield from (Entry(str(f), above + place.name, split) for f in files)
 
 
-def _folders(folder: Path) -> list[Path]:
+def _subfolders(folder: Path) -> list[Path]:
     with read_errors(folder):
-        folders = [f for f in folder.iterdir() if f.is_dir() and not f.name.startswith((".", "__"))]
-    return sorted(folders, key=lambda f: natural_key(f.name))
+        folders = [
+            path
+            for path in folder.iterdir()
+            if path.is_dir() and not path.name.startswith((".", "__"))
+        ]
+    return sorted(folders, key=lambda path: natural_key(path.name))
 
 
-def read_tar(
-    path: str | Path,
-    split: str = "train",
-    img_size: Size = None,
-    in_chans: int | None = None,
-    budget: MemoryBudget | None = None,
-) -> ImageSet:
-    """Read `<class>/*.png`, or `train/<class>/*` and `test/<class>/*`, out of an archive, plain or compressed.
+def read_tar(path: str | Path, request: ReadRequest) -> ImageSet:
+    """Read `<class>/*.png`, or `train/<class>/*` and `test/<class>/*`, out of an archive.
 
-    Folders that wrap the whole are passed over; the archive's name without the ending becomes the set's. Everything
-    else is as in `read_folder`. DataError: as there; or the archive is damaged or cut short.
+    The archive is plain or compressed. Folders that wrap all of it are skipped. Its name without
+    the ending becomes the set's. Everything else is as in `read_folder`.
+
+    Raises:
+        DataError: as `read_folder`, or the archive is damaged or cut short.
     """
     path = Path(path)
     name = path.name.split(".tar")[0].removesuffix(".tgz")
-    budget = budget or MemoryBudget()
     with (
-        open_reader(path, budget, "damaged or truncated archive") as reader,
+        open_reader(path, request.budget, "damaged or truncated archive") as reader,
         tarfile.open(fileobj=cast(Any, reader), mode="r:") as archive,
     ):
-        members = {m.name: m for m in _members(reader, archive) if m.isfile() and _is_image(m.name)}
+        members = {
+            member.name: member
+            for member in _members(reader, archive)
+            if member.isfile() and _is_image(member.name)
+        }
 
-        def contents(member: str) -> bytes:
+        def read_member(member: str) -> bytes:
             stream = archive.extractfile(members[member])
             return stream.read() if stream else b""
 
-        return read_entries(
-            name,
-            _member_entries(path, members),
-            split,
-            img_size,
-            in_chans,
-            budget,
-            contents=contents,
-            where=f"{path}:",
-        )
+        entries = _member_entries(path, members)
+        return read_entries(name, entries, request, read_member, prefix=f"{path}:")
 
 
 register_format(
     f"a file ending in {', '.join(ARCHIVES)}",
     lambda path: path.name.lower().endswith(ARCHIVES) and not path.is_dir(),
-    lambda path, r: read_tar(path, r.split, r.img_size, r.in_chans, r.budget),
+    read_tar,
 )
 
 
 def _members(reader: Reader, archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """All members; tarfile itself follows a negative size backwards for ever, and fills the holes of a sparse file."""
-    place = -1
+    # tarfile itself follows a negative size backwards forever, and fills the holes of a sparse
+    # file.
+    offset = -1
     for member in archive:
-        reader.reserve(COST)
-        if archive.offset <= place or member.size < 0:
+        reader.reserve(MEMBER_BYTES)
+        if archive.offset <= offset or member.size < 0:
             raise DataError(
                 f"{reader.path}: damaged archive, the size of {member.name} is negative"
             )
@@ -143,30 +142,34 @@ def _members(reader: Reader, archive: tarfile.TarFile) -> Iterator[tarfile.TarIn
             raise DataError(
                 f"{reader.path}: {member.name} is a sparse file, which is not read from an archive"
             )
-        place = archive.offset
+        offset = archive.offset
         yield member
 
 
 def _is_image(member: str) -> bool:
     *folders, name = member.split("/")
-    return is_image_name(name) and not any(f.startswith(".") and f != "." for f in folders)
+    is_hidden = any(folder.startswith(".") and folder != "." for folder in folders)
+    return is_image_name(name) and not is_hidden
 
 
 def _member_entries(path: Path, members: Iterable[str]) -> list[Entry]:
-    parts = [[p for p in member.split("/") if p not in ("", ".")] for member in members]
+    parts = [[part for part in member.split("/") if part not in ("", ".")] for member in members]
+    # Folders that wrap the whole archive.
     while (
-        parts
-        and len({p[0] for p in parts}) == 1
+        len({member[0] for member in parts}) == 1
         and min(map(len, parts)) > 2
-        and parts[0][0] not in LEVELS
+        and parts[0][0] not in SPLIT_FOLDERS
     ):
-        parts = [p[1:] for p in parts]
-    depths = {len(p) for p in parts}
-    if depths == {2} or (depths == {3} and {p[0] for p in parts} <= LEVELS):
-        return [
-            Entry(m, p[-2], p[0] if len(p) == 3 else None)
-            for m, p in zip(members, parts, strict=True)
-        ]
-    raise DataError(
-        f"{path}: expected images as <class>/<image> or as train/ and test/<class>/<image> in the archive"
-    )
+        parts = [member[1:] for member in parts]
+
+    depths = {len(member) for member in parts}
+    has_splits = depths == {3} and {member[0] for member in parts} <= SPLIT_FOLDERS
+    if depths != {2} and not has_splits:
+        raise DataError(
+            f"{path}: expected images as <class>/<image> or as train/ and test/<class>/<image> "
+            "in the archive"
+        )
+    return [
+        Entry(file, member[-2], member[0] if has_splits else None)
+        for file, member in zip(members, parts, strict=True)
+    ]

@@ -1,6 +1,7 @@
 """IDX files, the format of MNIST (LeCun, Cortes, Burges), plain or gzip.
 
-Two zero bytes, a type code (8: unsigned bytes), the number of axes, a big-endian 32-bit size of each, the data by rows.
+A file holds two zero bytes, a type code (8: unsigned bytes), the number of axes, a big-endian 32-bit
+size of each axis, and the data by rows.
 """
 
 import math
@@ -28,9 +29,13 @@ STEMS = {"train": "train", "test": "t10k"}
 
 
 def read_idx(path: Path | str, budget: MemoryBudget | None = None) -> Tensor:
-    """The array in an IDX file of unsigned bytes, plain or gzip (told by its first bytes): uint8, 1 to 4 axes.
+    """The array in an IDX file of unsigned bytes, plain or compressed.
 
-    DataError: absent, not IDX, truncated, or longer than its header says.
+    Returns:
+        uint8, 1 to 4 axes.
+
+    Raises:
+        DataError: absent, not IDX, truncated, or longer than its header says.
     """
     with open_reader(path, budget) as reader:
         magic = reader.read(4)
@@ -38,24 +43,33 @@ def read_idx(path: Path | str, budget: MemoryBudget | None = None) -> Tensor:
             raise DataError(
                 f"{path}: truncated IDX file, {len(magic)} bytes where the magic number takes 4"
             )
-        zero, code, axes = struct.unpack(">HBB", magic)
-        if zero != 0 or code != UNSIGNED_BYTE or not 1 <= axes <= 4:
-            want = "0x000008 and 1 to 4 axes (an IDX file of bytes)"
-            raise DataError(f"{path}: wrong magic number 0x{magic.hex()}, expected {want}")
-        sizes = reader.read(4 * axes)
-        if len(sizes) < 4 * axes:
+        zero, code, num_axes = struct.unpack(">HBB", magic)
+        if zero != 0 or code != UNSIGNED_BYTE or not 1 <= num_axes <= 4:
             raise DataError(
-                f"{path}: truncated IDX file, {4 + len(sizes)} bytes where the header takes {4 + 4 * axes}"
+                f"{path}: wrong magic number 0x{magic.hex()}, "
+                "expected 0x000008 and 1 to 4 axes (an IDX file of bytes)"
             )
-        shape = struct.unpack(f">{axes}I", sizes)
-        data = reader.read_exact(math.prod(shape), f"the header {list(shape)}")
-    if not data:
+        sizes = reader.read(4 * num_axes)
+        if len(sizes) < 4 * num_axes:
+            raise DataError(
+                f"{path}: truncated IDX file, {4 + len(sizes)} bytes where the header takes "
+                f"{4 + 4 * num_axes}"
+            )
+        shape = struct.unpack(f">{num_axes}I", sizes)
+        contents = reader.read_exact(math.prod(shape), f"the header {list(shape)}")
+    if not contents:
         raise DataError(f"{path}: the IDX header {list(shape)} says that there is nothing in it")
-    return torch.frombuffer(data, dtype=torch.uint8).reshape(shape)
+    return torch.frombuffer(contents, dtype=torch.uint8).reshape(shape)
 
 
 def find_idx(folder: Path, split: str, kind: str) -> Path | None:
-    """The file of `kind` ("images", "labels") in a folder, `-images-idx3-ubyte` or `-images.idx3-ubyte`, or None."""
+    """The file of a kind in a folder, `-images-idx3-ubyte` or `-images.idx3-ubyte`, or None.
+
+    Args:
+        folder: the folder.
+        split: "train" or "test".
+        kind: "images" or "labels".
+    """
     return plain_or_packed(folder, f"{STEMS[split]}-{kind}[-.]idx?-ubyte")
 
 
@@ -71,31 +85,43 @@ def read_idx_set(
     classes: tuple[str, ...] | None = None,
     budget: MemoryBudget | None = None,
 ) -> ImageSet:
-    """One split of a folder of files named as MNIST's; `classes` None takes "0" up to the largest label."""
-    paths = [find_idx(folder, split, kind) for kind in ("images", "labels")]
-    if None in paths:
-        what = "labels-idx1" if paths[0] else "images-idx3"
-        raise DataError(f"{folder}: no {STEMS[split]}-{what}-ubyte (plain or .gz) in it")
-    images_path, labels_path = filter(None, paths)
+    """One split of a folder of files named as MNIST's.
+
+    Args:
+        folder: the folder.
+        split: "train" or "test".
+        name: name of the set.
+        classes: names of its classes; None takes "0" up to the largest label.
+        budget: memory that the set may take.
+
+    Raises:
+        DataError: a file is absent, damaged, or does not fit the other.
+    """
+    images_path = find_idx(folder, split, "images")
+    labels_path = find_idx(folder, split, "labels")
+    if images_path is None or labels_path is None:
+        missing = "labels-idx1" if images_path else "images-idx3"
+        raise DataError(f"{folder}: no {STEMS[split]}-{missing}-ubyte (plain or .gz) in it")
     budget = budget or MemoryBudget()
     images = read_idx(images_path, budget)
-    labels = read_idx(labels_path, budget)
+    labels = read_idx(labels_path, budget).long()
     if images.ndim < 3:
         raise DataError(f"{images_path}: expected images of 3 or 4 axes, got {images.ndim}")
     if labels.ndim != 1:
         raise DataError(f"{labels_path}: expected labels of 1 axis, got {labels.ndim}")
     if len(images) != len(labels):
         raise DataError(
-            f"{labels_path}: {len(labels)} labels for the {len(images)} images of {images_path.name}"
+            f"{labels_path}: {len(labels)} labels for the {len(images)} images of "
+            f"{images_path.name}"
         )
     if classes is None:
-        training = find_idx(folder, "train", "labels")
-        all_labels = read_idx(training, budget) if training else labels
-        classes = numbered(str(folder), int(all_labels.max()))
-    check_labels(str(labels_path), labels.long(), classes)
-    return ImageSet(
-        images.unsqueeze(1) if images.ndim == 3 else images, labels.long(), classes, name
-    )
+        training_path = find_idx(folder, "train", "labels")
+        training_labels = read_idx(training_path, budget) if training_path else labels
+        classes = numbered(str(folder), int(training_labels.max()))
+    check_labels(str(labels_path), labels, classes)
+    if images.ndim == 3:
+        images = images.unsqueeze(1)
+    return ImageSet(images, labels, classes, name)
 
 
 register_format(
@@ -106,7 +132,10 @@ register_format(
 
 
 def register_idx(info: DatasetInfo) -> None:
-    """Register a named set of four IDX files; files of another named set under the same names are refused."""
+    """Register a named set of four IDX files.
+
+    Files of another named set under the same names are refused.
+    """
 
     @register_dataset(info)
     def read(folder: Path, request: ReadRequest) -> ImageSet | None:

@@ -1,4 +1,4 @@
-"""From an image file to pixels: the one decoder, used for training folders and for prediction alike."""
+"""The one decoder of image files, for training folders and for prediction."""
 
 import io
 import os
@@ -18,7 +18,8 @@ from torchcaps.data.budget import MemoryBudget
 from torchcaps.data.pixels import Size, deep_to_bytes, fit_images, size_pair, to_channels
 from torchcaps.errors import DataError, check_regular
 
-# All that is ever opened, whatever a file is called: others run programs (EPS) or are seldom looked after.
+# The only formats that are opened, whatever a file is called: others run programs (EPS) or are
+# seldom maintained.
 FORMATS = {
     "BMP": (".bmp",),
     "GIF": (".gif",),
@@ -44,31 +45,49 @@ def decode_image(
     name: str | None = None,
     budget: MemoryBudget | None = None,
 ) -> UInt8[Tensor, "channels height width"]:
-    """The pixels of one image, upright: uint8 `[channels, height, width]`.
+    """The pixels of one image, upright.
 
-    The EXIF orientation is applied; transparency is composited on black; palette, CMYK and other color spaces
-    become RGB; 16-bit gray is scaled so that 65535 becomes 255; of an animation the first frame is read.
+    The EXIF orientation is applied. Transparency is composited on black. Palettes, CMYK and other
+    color spaces become RGB. 16-bit gray is scaled so that 65535 becomes 255. Of an animation the
+    first frame is read.
 
-    The source is a path, the bytes of a file, or a Pillow image. `img_size` is (height, width) or one side of a square
-    to resize to; None keeps the image's own. `in_chans` is 1 or 3; None gives 1 for a gray image, else 3.
-    Errors call it `name`; None takes the path. `budget` is that of the set it is read for.
+    Args:
+        source: a path, the bytes of a file, or a Pillow image.
+        img_size: (height, width), or one side of a square, to resize to; None keeps the image's.
+        in_chans: 1 or 3; None gives 1 for a gray image, else 3.
+        name: what errors call the image; None takes the path.
+        budget: memory of the set that it is read for.
 
-    DataError: absent, of another format than those in `FORMATS`, damaged, cut short, or far too large.
+    Returns:
+        uint8 `[channels, height, width]`.
+
+    Raises:
+        DataError: absent, of another format than those in `FORMATS`, damaged, cut short, or far
+            too large.
     """
     with opened(source, name) as image:
         channels = in_chans or (1 if _is_gray(image) else 3)
-        height, width = image.size[::-1] if img_size is None else size_pair(img_size)
-        # The images of a set are kept together: those that do not fit are refused before they are decoded.
+        width, height = image.size
+        if img_size is not None:
+            height, width = size_pair(img_size)
+        # The images of a set are in memory together: those that do not fit are refused before they
+        # are decoded.
         if budget is not None:
             if isinstance(source, str | Path):
                 budget.add_file(os.stat(source))
             budget.reserve("the set", channels * height * width)
-        pixels = _pixels(image, channels, own=isinstance(source, Image.Image))
+        if isinstance(source, Image.Image):
+            image = ImageOps.exif_transpose(image)  # a copy
+        pixels = _decode_upright(image, channels)
     return fit_images(pixels.unsqueeze(0), img_size, None)[0]
 
 
 def is_gray(source: ImageSource, name: str | None = None) -> bool:
-    """Whether an image is stored as gray, told from its header; DataError where it is absent or unreadable."""
+    """Whether an image is stored as gray, read from its header.
+
+    Raises:
+        DataError: absent or unreadable.
+    """
     with opened(source, name) as image:
         return _is_gray(image)
 
@@ -78,24 +97,39 @@ def is_image_name(name: str) -> bool:
     return not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES
 
 
+def image_files(folder: Path) -> list[Path]:
+    """The files directly in a folder that are images by their names."""
+    return [file for file in folder.iterdir() if is_image_name(file.name) and file.is_file()]
+
+
 def natural_key(text: str) -> list[tuple[int, int, str]]:
-    """Sorting key by which `img2` comes before `img10`: of two numbers, that with more digits is larger."""
-    parts = (
-        part.lstrip("0") if part.isdecimal() else part for part in re.split(r"(\d+)", text) if part
-    )
-    return [
-        (0, len(part), part) if not part or part.isdecimal() else (1, 0, part) for part in parts
-    ]
+    """Sorting key by which `img2` comes before `img10`: of two numbers, the one with more digits is larger."""
+    key = []
+    for part in re.findall(r"\d+|\D+", text):
+        if part.isdecimal():
+            digits = part.lstrip("0")
+            key.append((0, len(digits), digits))
+        else:
+            key.append((1, 0, part))
+    return key
 
 
 @contextmanager
 def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image]:
-    """Open an image of a format in `FORMATS`, and turn whatever goes wrong with it into a DataError that names it."""
+    """Open an image of a format in `FORMATS`.
+
+    Args:
+        source: a path, the bytes of a file, or a Pillow image.
+        name: what errors call the image; None takes the path.
+
+    Raises:
+        DataError: whatever goes wrong inside the block.
+    """
     if name is None:
         name = str(source) if isinstance(source, str | Path) else "image"
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # remarks on odd metadata; the pixels are what counts
+            warnings.simplefilter("ignore")  # odd metadata does not matter, only the pixels do
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             if isinstance(source, Image.Image):
                 yield source
@@ -105,44 +139,49 @@ def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image
             file = io.BytesIO(source) if isinstance(source, bytes) else source
             with Image.open(file, formats=[*FORMATS]) as image:
                 yield image
-    except DataError as error:
-        raise DataError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from None
-    except FileNotFoundError:
-        raise DataError(f"{name}: no such image file") from None
-    except Image.UnidentifiedImageError:
-        raise DataError(
-            f"{name}: not an image, or a damaged one; expected {', '.join(FORMATS)}"
-        ) from None
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
-        raise DataError(f"{name}: more than {Image.MAX_IMAGE_PIXELS:,} pixels, refused") from None
     except Exception as error:  # Pillow's plugins raise anything on damaged bytes
-        raise DataError(
-            f"{name}: unreadable image ({str(error) or type(error).__name__})"
-        ) from error
+        raise DataError(f"{name}: {_problem(error, name)}") from error
 
 
-def _pixels(image: Image.Image, channels: int, own: bool) -> UInt8[Tensor, "channels height width"]:
-    """The pixels, upright; converted strip by strip, as every conversion of a whole picture would be a copy of it."""
-    image = ImageOps.exif_transpose(image) if own else image
+def _problem(error: Exception, name: str) -> str:
+    match error:
+        case DataError():
+            return str(error).removeprefix(f"{name}: ")
+        case FileNotFoundError():
+            return "no such image file"
+        case Image.UnidentifiedImageError():
+            return f"not an image, or a damaged one; expected {', '.join(FORMATS)}"
+        case Image.DecompressionBombWarning() | Image.DecompressionBombError():
+            return f"more than {Image.MAX_IMAGE_PIXELS:,} pixels, refused"
+        case _:
+            return f"unreadable image ({str(error) or type(error).__name__})"
+
+
+def _decode_upright(image: Image.Image, channels: int) -> UInt8[Tensor, "channels height width"]:
+    # Strip by strip, as every conversion of a whole picture would be a copy of it.
     ImageOps.exif_transpose(image, in_place=True)
     width, height = image.size
-    rows = max(1, STRIP // width)
-    found = torch.empty(channels, height, width, dtype=torch.uint8)
-    for top in range(0, height, rows):
-        bottom = min(top + rows, height)
-        strip = image if bottom - top == height else image.crop((0, top, width, bottom))
-        values = torch.from_numpy(_strip(strip)).movedim(-1, 0)
-        found[:, top:bottom] = to_channels(values.unsqueeze(0), channels)[0]
-    return found
+    num_rows = max(1, STRIP // width)
+    pixels = torch.empty(channels, height, width, dtype=torch.uint8)
+    for top in range(0, height, num_rows):
+        bottom = min(top + num_rows, height)
+        strip = image
+        if bottom - top < height:
+            strip = image.crop((0, top, width, bottom))
+        strip_pixels = torch.from_numpy(_to_bytes(strip)).movedim(-1, 0)
+        pixels[:, top:bottom] = to_channels(strip_pixels.unsqueeze(0), channels)[0]
+    return pixels
 
 
-def _strip(image: Image.Image) -> np.ndarray:
+def _to_bytes(image: Image.Image) -> np.ndarray:
+    """uint8 `[height, width, 1 or 3]`."""
     if image.mode.startswith("I") or image.mode == "F":
         return deep_to_bytes(np.asarray(image))[..., None]
-    plain = "L" if _is_gray(image) else "RGB"
+    plain_mode = "L" if _is_gray(image) else "RGB"
     if image.mode in ALPHA_MODES or "transparency" in image.info:
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "black"), image.convert("RGBA"))
-    return np.atleast_3d(np.array(image.convert(plain)))
+        background = Image.new("RGBA", image.size, "black")
+        image = Image.alpha_composite(background, image.convert("RGBA"))
+    return np.atleast_3d(np.array(image.convert(plain_mode)))
 
 
 def _is_gray(image: Image.Image) -> bool:

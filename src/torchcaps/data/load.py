@@ -32,18 +32,25 @@ def load_dataset(
     """Load one split of a data set, whole, into memory. Never downloads.
 
     Args:
-        name_or_path: a name of `list_datasets()`, or the path of a folder of class folders or of anything that a format
-            reads (see `register_format`). A name wins over a path of the same spelling; write `./mnist` for the path.
-        split: "train" or "test"; of a path without splits 20 % are the test split (`stratified_split` with seed 0).
-        root: where a named set is looked for first, in the folder itself or in one of the set's name below it.
-        img_size: (height, width), or one side of a square, to resize to; None keeps the images' size.
-        in_chans: 1 or 3; None keeps the images' own, and for image files means 1 when all of them are gray.
+        name_or_path: a name of `list_datasets()`, or the path of a folder of class folders or of
+            anything that a format reads (see `register_format`). A name wins over a path of the
+            same spelling; write `./mnist` for the path.
+        split: "train" or "test". Of a path without splits 20 % are the test split
+            (`stratified_split` with seed 0).
+        root: where a named set is looked for first, in the folder itself or in one of the set's
+            name below it.
+        img_size: (height, width), or one side of a square, to resize to; None keeps the images'
+            size.
+        in_chans: 1 or 3; None keeps the images' own, and for image files means 1 when all of them
+            are gray.
         cache_dir: the cache folder; None is `default_cache_dir()`.
-        max_bytes: memory that the files may expand to, at least 1; None is 256 MiB, or 32 times what they take on disk
-            where that is more.
+        max_bytes: memory that the files may expand to, at least 1; None is 256 MiB, or 32 times
+            what they take on disk where that is more.
 
-    DataError: absent (with every place looked at), damaged, unusable, or larger than `max_bytes`. UnknownNameError:
-    neither a known name nor a path.
+    Raises:
+        DataError: absent (with every place that was searched), damaged, unusable, or larger than
+            `max_bytes`.
+        UnknownNameError: neither a known name nor a path.
     """
     if split not in SPLITS:
         raise DataError(f"split: expected 'train' or 'test', got {split!r}")
@@ -75,13 +82,7 @@ def _read_path(path: Path, request: ReadRequest) -> ImageSet:
         if holds(path):
             return read(path, request)
     if path.is_dir():
-        return read_folder(
-            path,
-            request.split,
-            img_size=request.img_size,
-            in_chans=request.in_chans,
-            budget=request.budget,
-        )
+        return read_folder(path, request)
     raise DataError(
         f"{path}: not a data set; expected a folder of class folders, {', '.join(FORMATS)}"
     )
@@ -99,22 +100,18 @@ def places(
     info = base_info(name)
     if info.embedded is not None:
         return [info.embedded]
-    base = [] if root is None else [Path(root).expanduser() / info.name, Path(root).expanduser()]
-    return [
-        *base,
-        Path(cache_dir or default_cache_dir()).expanduser() / info.name,
-        *info.system_folders,
-    ]
+    folders = [Path(cache_dir or default_cache_dir()) / info.name, *info.system_folders]
+    if root is not None:
+        folders = [Path(root) / info.name, Path(root), *folders]
+    return [folder.expanduser() for folder in folders]
 
 
-def not_found(name: str, looked: list[Path]) -> DatasetNotFoundError:
-    """The error for a named set that is in none of the places looked at."""
+def not_found(name: str, folders: list[Path]) -> DatasetNotFoundError:
+    """The error for a named set that is in none of the folders that were searched."""
     info = base_info(name)
-    how = (
-        f"get it with: torchcaps data fetch {info.name}"
-        if info.sources
-        else f"get it from {info.source}"
-    )
+    remedy = f"get it from {info.source}"
+    if info.sources:
+        remedy = f"get it with: torchcaps data fetch {info.name}"
     return DatasetNotFoundError(
-        f"data set {name!r} is in none of {', '.join(map(str, looked))}; {how}"
+        f"data set {name!r} is in none of {', '.join(map(str, folders))}; {remedy}"
     )

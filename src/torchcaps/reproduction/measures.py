@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchcaps import evaluation, ops
+from torchcaps.data import PairSet
 from torchcaps.errors import AblationUnsupportedError, DatasetNotFoundError
 from torchcaps.evaluation.forward import proportion, right_answers
 from torchcaps.registry import Registry
@@ -45,9 +46,9 @@ def segmentation(run: EvaluatedRun) -> Figures:
     `ink_absent` is the mean brightness of a class that is not there, over that of the labeled ones.
     """
     pairs = run.subset(SUBSET)
-    singles = pairs.singles(torch.arange(len(pairs)))
-    if singles is None or not run.task.spec.decoder:
+    if not isinstance(pairs, PairSet) or not run.task.spec.decoder:
         return {}
+    singles = pairs.singles(torch.arange(len(pairs)))
     images, labels = pairs.float_images(), pairs.labels
     singles = singles.float() / 255 if singles.dtype == torch.uint8 else singles
     drawn = evaluation.segment(run.model, images, labels)

@@ -81,7 +81,7 @@ class Align(Task):
 
     @classmethod
     def supports(cls, images: ImageSet) -> bool:
-        return images.kind == "points"
+        return images.preprocess.kind == "points"
 
     def sample_batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Motions:
         """Two random motions of each set; of those that are measured eight, whatever else is in the batch."""

@@ -128,7 +128,7 @@ def fit(
     metadata = replace(
         model_metadata(model),
         classes=whole.classes if task.labeled else (),
-        preprocess=whole.make_preprocess(config.data.crop),
+        preprocess=whole.preprocess(whole.img_size, whole.in_chans, config.data.crop),
         task=task.name,
         spec=task.spec,
     )
@@ -287,7 +287,7 @@ def _create_trainer(
         config.model.name,
         config.model.options,
         images.classes,
-        images.make_preprocess(data.crop),
+        images.preprocess(images.img_size, images.in_chans, data.crop),
         config.task.name,
     )
 

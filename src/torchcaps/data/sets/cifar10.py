@@ -212,7 +212,7 @@ def _found(folder: Path) -> Path | None:
 def _read(folder: Path, request: ReadRequest, name: str) -> ImageSet:
     place = _found(folder) or folder
     if place.is_file():  # JPEGs lose detail, so that the set is then called "cifar10-jpg"
-        images = read_tar(place, request.split, in_chans=3, budget=request.budget)
+        images = read_tar(place, replace(request, in_chans=3))
         return replace(images, name=JPEG_COPY)
     return read_cifar(place, request.split, name, request.budget)
 

@@ -120,7 +120,7 @@ class PairSet(ImageSet):
     )  # of each of the two, (down, right) in pixels
     seed: int = field(default=0, kw_only=True)
     per_image: ClassVar[tuple[str, ...]] = ("images", "labels", "chosen", "moves")
-    several: ClassVar[tuple[int, ...]] = (2,)
+    label_shape: ClassVar[tuple[int, ...]] = (2,)
 
     def targets(self, indices: Tensor | Sequence[int] | None = None) -> Float[Tensor, "m classes"]:
         """The two-hot labels of the images at `indices` (all when None): `multi_hot(labels, num_classes)`."""
@@ -130,6 +130,7 @@ class PairSet(ImageSet):
     def singles(
         self, indices: Tensor | Sequence[int]
     ) -> UInt8[Tensor, "m 2 channels height width"]:
+        """What each of the two classes of an image looks like alone."""
         index = self._index(indices)
         return self._fitted_singles(self.maker.overlay(self.chosen[index], self.moves[index]))
 

@@ -117,4 +117,4 @@ INFO = DatasetInfo(
 def _read(folder: Path, request: ReadRequest) -> ImageSet | None:
     if not ((folder / TABLE).is_file() and (folder / request.split / "masks").is_dir()):
         return None
-    return read_masks(folder, request.split, budget=request.budget)
+    return read_masks(folder, request)
