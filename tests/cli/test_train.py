@@ -315,7 +315,7 @@ def test_a_wrong_flag_is_2_and_leaves_nothing(command, start, tmp_path, flags, s
 
 def test_one_side_is_both(command, start):
     outcome = command(*start, "--img-size", 5)
-    assert the_sentence(outcome).endswith("need images of at least 17x17 pixels, got 5x5")
+    assert the_sentence(outcome).endswith("images of at least 17x17 pixels, got 5x5")
 
 
 @pytest.mark.parametrize("option", ["itertions=2", "channels=many", "iterations=[1]"])

@@ -13,7 +13,7 @@ import torch
 import torchcaps as tc
 from torchcaps.functional.affine import affine_pose, composed, inverse
 from torchcaps.models import SCAE
-from torchcaps.models.scae import Noise, Objects, Parts, attended, pose_likelihood
+from torchcaps.models.scae import Noise, Objects, Parts, attend, pose_likelihood
 
 SMALL = {"parts": 3, "objects": 4, "channels": 4, "units": 8}
 
@@ -231,13 +231,13 @@ def test_what_flows_back_from_the_objects():
 def test_an_absent_part_is_not_seen():
     query, key, value = torch.randn(3, 2, 4, 6)
     logit = torch.tensor([0.3, -1e9, 0.1, -1e9]).expand(2, 4).clone().requires_grad_()
-    found = attended(query, key, value, logit)
-    present = attended(query, key[:, ::2], value[:, ::2], logit[:, ::2])
+    found = attend(query, key, value, logit)
+    present = attend(query, key[:, ::2], value[:, ::2], logit[:, ::2])
     torch.testing.assert_close(found, present)
     found.sum().backward()
     assert logit.grad.isfinite().all()
     half = (x.bfloat16() for x in (query, key, value, torch.full((2, 4), -1e4)))
-    assert attended(*half).isfinite().all()  # a mask of 1e32 would be infinite
+    assert attend(*half).isfinite().all()  # a mask of 1e32 would be infinite
 
 
 def test_noise_is_for_training_alone():

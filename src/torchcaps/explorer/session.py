@@ -23,7 +23,7 @@ from torchcaps.evaluation.forward import activations_of, device_of, evaluating
 from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.explorer.pictures import Picture
 from torchcaps.explorer.views import VIEWS, View
-from torchcaps.models.cnn import parameter_count
+from torchcaps.models.notebook import parameter_count
 from torchcaps.nn import RoutedLayer, Router
 from torchcaps.reporting import open_task
 from torchcaps.settings import TrainConfig

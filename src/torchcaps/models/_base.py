@@ -12,11 +12,13 @@ from torchcaps.errors import ArgumentError, check_floating, check_positive, chec
 from torchcaps.functional import standardize
 from torchcaps.functional.bounds import clamp_finite, steady_limit
 from torchcaps.functional.squash import full_precision
-from torchcaps.models.notebook import Stage, card, facts_of, measured_stages, times
+from torchcaps.models.notebook import Stage, measured_stages, model_card
 from torchcaps.nn import mask_capsules
 from torchcaps.types import Capsules, ModelSpec
 
+ImageSize = int | tuple[int, int]  # height and width in pixels, or one number for both
 Images = Float[Tensor, "batch channels height width"]
+FeatureMap = Float[Tensor, "batch channels rows columns"]
 Classes = Float[Tensor, "batch classes"]
 
 
@@ -55,7 +57,7 @@ class ImageModel(nn.Module, ABC):
         num_classes: one of `sizes`, where a model has classes; it becomes an attribute.
         in_chans: channels of the images.
         img_size: (height, width) or one number for both.
-        smallest: side of the smallest image in pixels, and what needs it, in the plural.
+        smallest: side of the smallest image in pixels.
         sizes: other numbers by name.
 
     Raises:
@@ -68,18 +70,17 @@ class ImageModel(nn.Module, ABC):
     def __init__(
         self,
         in_chans: int,
-        img_size: int | tuple[int, int],
-        smallest: tuple[int, str] = (1, "models"),
+        img_size: ImageSize,
+        smallest: int = 1,
         **sizes: int,
     ) -> None:
         super().__init__()
         height, width = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
         check_positive(in_chans=in_chans, **sizes)
-        least, what = smallest
-        if min(height, width) < least:
+        if min(height, width) < smallest:
             raise ArgumentError(
                 "img_size",
-                f"{what} need images of at least {least}x{least} pixels, got {height}x{width}",
+                f"expected images of at least {smallest}x{smallest} pixels, got {height}x{width}",
             )
         self.in_chans, self.img_size = in_chans, (height, width)
         if "num_classes" in sizes:
@@ -113,18 +114,7 @@ class ImageModel(nn.Module, ABC):
         return standardize(images).to(images.dtype) if self.standardized else images
 
     def _repr_html_(self) -> str:
-        total = Stage("total", "", "", sum(p.numel() for p in self.parameters()))
-        stages = [
-            Stage("images", "", times(self.in_chans, *self.img_size), 0),
-            *self.notebook_stages(),
-            total,
-        ]
-        rows = [
-            (*stage[:3], f"{stage.parameters:,}" if stage.parameters else "") for stage in stages
-        ]
-        about = (type(self).__doc__ or "").strip().split("\n")[0]
-        heads = ("stage", "", "output", "parameters")
-        return card(type(self).__name__, about, facts_of(self), heads=heads, rows=rows)
+        return model_card(self)
 
 
 class DrawingModel(ImageModel):
@@ -178,16 +168,16 @@ class PlainNetwork(LogitModel):
         self,
         num_classes: int,
         in_chans: int,
-        img_size: int | tuple[int, int],
-        smallest: tuple[int, str],
+        img_size: ImageSize,
+        smallest: int = 1,
         *,
-        multilabel: bool,
-        standardized: bool,
+        multilabel: bool = False,
+        standardized: bool = False,
     ) -> None:
         super().__init__(in_chans, img_size, smallest, num_classes=num_classes)
         self.multilabel, self.standardized = multilabel, standardized
         self.spec = ModelSpec(
-            activation="probability", logits=True, multilabel=multilabel, smallest=smallest[0]
+            activation="probability", logits=True, multilabel=multilabel, smallest=smallest
         )
 
     @abstractmethod

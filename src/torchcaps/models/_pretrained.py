@@ -48,45 +48,41 @@ def pretrained_model(
     file = weights_file(name)
     about = _described(file)
     preprocess = Preprocess.from_dict(about["preprocess"])
-    sizes = {
+    trained: dict[str, Any] = {
         "num_classes": len(about["classes"]),
         "in_chans": preprocess.in_chans,
         "img_size": preprocess.model_size,
     }
-    wanted = {key: size for key, size in given.items() if size is not None}
-    if "img_size" in wanted:
-        wanted["img_size"] = size_pair(wanted["img_size"])
+    sizes = trained | {key: size for key, size in given.items() if size is not None}
+    sizes["img_size"] = size_pair(sizes["img_size"])
     for key in ("in_chans", "img_size"):
-        if wanted.get(key, sizes[key]) != sizes[key]:
+        if sizes[key] != trained[key]:
             raise ArgumentError(
-                key, f"the weights of {name} are for {sizes[key]}, got {wanted[key]}"
+                key, f"the weights of {name} are for {trained[key]}, got {sizes[key]}"
             )
-    options, weights = about["options"] | options, load_file(file)
+    options = about["options"] | options
+    weights = load_file(file)
     with torch.device("meta"):
-        _fitting(name, build(**sizes, **options), weights, strict=True)
-    model: Any = build(**sizes | wanted, **options)
-    model.load_state_dict(_fitting(name, model, weights), strict=False)
-    classes = tuple(about["classes"]) if model.num_classes == sizes["num_classes"] else ()
-    metadata = ModelMetadata(
-        classes, preprocess, about["task"], name=name, options=sizes | wanted | options
-    )
+        state = build(**trained, **options).state_dict()
+    for key in state.keys() - _fitting(state, weights).keys():
+        raise ArgumentError(
+            "pretrained", f"the weights of {name} do not fit these options, such as {key}"
+        )
+    model = build(**sizes, **options)
+    model.load_state_dict(_fitting(model.state_dict(), weights), strict=False)
+    classes = tuple(about["classes"]) if sizes["num_classes"] == trained["num_classes"] else ()
+    metadata = ModelMetadata(classes, preprocess, about["task"], name=name, options=sizes | options)
     set_model_metadata(model, metadata)
     return model
 
 
-def _fitting(
-    name: str, model: nn.Module, weights: dict[str, Tensor], strict: bool = False
-) -> dict[str, Tensor]:
-    """The weights that a model has a place for; ValueError where it must find all of its own and does not."""
-    found = {}
-    for key, tensor in model.state_dict().items():
-        if key in weights and weights[key].shape == tensor.shape:
-            found[key] = weights[key]
-        elif strict:
-            raise ArgumentError(
-                "pretrained", f"the weights of {name} do not fit these options, such as {key}"
-            )
-    return found
+def _fitting(state: dict[str, Tensor], weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights that a model's state has a place for."""
+    return {
+        key: tensor
+        for key, tensor in weights.items()
+        if key in state and state[key].shape == tensor.shape
+    }
 
 
 def _described(path: Path) -> dict[str, Any]:

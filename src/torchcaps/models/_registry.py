@@ -18,21 +18,31 @@ from torchcaps.types import model_metadata
 Builder = Callable[..., nn.Module]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """Where a model comes from, the sizes it was published for, and what was published of it."""
+    """Where a model comes from, the sizes it was published for, and what was published of it.
 
-    title: str  # of the paper
+    Attributes:
+        title: of the paper.
+        year: of the paper.
+        arxiv: identifier, or empty.
+        img_size: height and width of the images; by default those of MNIST, as are the next two.
+        in_chans: channels of the images.
+        num_classes: 0 where labels have no part in it, and it is not told of classes.
+        parameters: their number at these sizes.
+        published: the paper's own figure, in words.
+        named: its builder takes the names of the classes, as `classes`, for their label tree.
+    """
+
+    title: str
     year: int
-    arxiv: str  # identifier, or empty
-    img_size: tuple[int, int]  # (height, width)
-    in_chans: int
-    num_classes: int  # 0 where labels have no part in it, and it is not told of classes
-    parameters: int  # at those sizes
-    published: str  # the paper's own figure, in words
-    named: bool = (
-        False  # its builder takes the names of the classes, as `classes`, for their label tree
-    )
+    arxiv: str = ""
+    img_size: tuple[int, int] = (28, 28)
+    in_chans: int = 1
+    num_classes: int = 10
+    parameters: int
+    published: str
+    named: bool = False
 
 
 MODELS: Registry[tuple[Builder, ModelInfo]] = Registry("model")

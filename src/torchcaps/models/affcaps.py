@@ -50,13 +50,14 @@ class AffineCaps(CapsuleLinear):
     ) -> None:
         check_known("constant", constant, get_args(Constant))
         own = in_capsules if own is None else own
-        c = {"1/K": 1 / out_capsules, "1/sqrt(N)": in_capsules**-0.5, "1/N": 1 / in_capsules}[
-            constant
-        ]
-        std = 0.1 if constant == "1/K" else in_dim**-0.5
-        if (
-            own == in_capsules
-        ):  # votes are independent: as in `LinearVotes`, |s| = 0.4 for children of length 0.1
+        c = in_capsules**-0.5
+        std = in_dim**-0.5
+        if constant == "1/K":
+            c, std = 1 / out_capsules, 0.1
+        elif constant == "1/N":
+            c = 1 / in_capsules
+        if own == in_capsules:
+            # Votes are independent: as in `LinearVotes`, |s| = 0.4 for children of length 0.1.
             std = 4 / (c * (own * out_dim) ** 0.5)
         super().__init__(own, in_dim, out_capsules, out_dim, routing, init_std=std, **options)
         self.in_capsules, self.constant = in_capsules, c
@@ -64,29 +65,32 @@ class AffineCaps(CapsuleLinear):
     def make_votes(self, children: Capsules | Tensor) -> Votes:
         if isinstance(children, Tensor):
             children = Capsules(children, safe_norm(children))
-        return super().make_votes(
-            children._replace(pose=children.pose * (self.constant * self.out_capsules))
-        )
+        pose = children.pose * (self.constant * self.out_capsules)
+        return super().make_votes(Capsules(pose, children.activation))
 
     def forward(self, children: Capsules | Tensor, parents: Capsules | None = None) -> Capsules:
         """Parents of these children; no vote is made where couplings are equal and nobody looks at them."""
         router = self.router
-        plain = isinstance(router, DynamicRouting) and router.over == "parents" and not router.leaky
-        if (
-            not plain
-            or router.num_iterations > 1
-            or router.fixed not in (None, (0, 0.0))
-            or self.recorder is not None
-        ):
+        is_sum = (
+            isinstance(router, DynamicRouting)
+            and router.over == "parents"
+            and not router.leaky
+            and router.num_iterations <= 1
+            and router.fixed in (None, (0, 0.0))
+            and self.recorder is None
+        )
+        if not is_sum:
             return super().forward(children, parents)
-        given = children if isinstance(children, Capsules) else Capsules(children, children[..., 0])
-        self.check(given)
-        with without_autocast(given.pose):
-            pooled = full_precision(given.pose).unflatten(1, (-1, len(self.weight))).sum(dim=1)
-            s = self.constant * torch.einsum("bgi,gkdi->bkd", pooled, full_precision(self.weight))
-            return Capsules(
-                *squash_with_length(s if self.bias is None else s + full_precision(self.bias))
-            )
+        if isinstance(children, Tensor):
+            children = Capsules(children, children[..., 0])
+        self.check(children)
+        pose = children.pose
+        with without_autocast(pose):
+            groups = full_precision(pose).unflatten(1, (-1, len(self.weight))).sum(dim=1)
+            s = self.constant * torch.einsum("bgi,gkdi->bkd", groups, full_precision(self.weight))
+            if self.bias is not None:
+                s = s + full_precision(self.bias)
+            return Capsules(*squash_with_length(s))
 
 
 class AffCapsNet(CapsNet):
@@ -134,8 +138,6 @@ register_model(
         year=2020,
         arxiv="1911.07968",
         img_size=(40, 40),
-        in_chans=1,
-        num_classes=10,
         parameters=7_578_688,
         published="affNIST accuracy 93.21 %, trained on MNIST",
     ),

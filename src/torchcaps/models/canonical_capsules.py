@@ -9,6 +9,7 @@ Letters: b batch, n points, d coordinates, k capsules, c channels of a descripto
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,28 +20,34 @@ from torchcaps.errors import ArgumentError, check_range, check_shape
 from torchcaps.functional import procrustes
 from torchcaps.functional.bounds import clamp_finite, steady_limit, without_autocast
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import ImageModel
+from torchcaps.models._base import ImageModel, ImageSize
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
-from torchcaps.models.notebook import Stage, capsules_in_words, times
+from torchcaps.models.notebook import Stage, capsules_in_words, stages_by_name, times
 from torchcaps.types import Capsules, ModelSpec
 
 EPS = 1e-3  # of weights that a mean is divided by, and of variances
 
 
 class Aligned(NamedTuple):
-    """Sets of points, taken apart and put upright."""
+    """Sets of points, taken apart and put upright.
 
-    attention: Float[Tensor, "batch points capsules"]  # of sum 1 over capsules
-    keypoints: Float[
-        Tensor, "batch capsules dim"
-    ]  # the mean place of each capsule's points, as the points are
-    descriptors: Float[Tensor, "batch capsules channels"]
-    canonical: Float[
-        Tensor, "batch capsules dim"
-    ]  # where the keypoints belong in the canonical pose
-    rotation: Float[Tensor, "batch dim dim"]  # from the pose of the points to the canonical one
-    translation: Float[Tensor, "batch dim"]  # after the rotation
-    upright: Float[Tensor, "batch points dim"]  # the points in the canonical pose
+    Attributes:
+        attention: of sum 1 over capsules, `[batch, points, capsules]`.
+        keypoints: the mean place of each capsule's points, as the points are, `[batch, capsules, dim]`.
+        descriptors: `[batch, capsules, channels]`.
+        canonical: where the keypoints belong in the canonical pose, `[batch, capsules, dim]`.
+        rotation: from the pose of the points to the canonical one, `[batch, dim, dim]`.
+        translation: after the rotation, `[batch, dim]`.
+        upright: the points in the canonical pose, `[batch, points, dim]`.
+    """
+
+    attention: Tensor
+    keypoints: Tensor
+    descriptors: Tensor
+    canonical: Tensor
+    rotation: Tensor
+    translation: Tensor
+    upright: Tensor
 
 
 def attended(attention: nn.Linear, x: Tensor) -> Tensor:
@@ -71,9 +78,7 @@ class ContextNorm(nn.Module):
         super().__init__()
         self.attention = nn.Linear(channels, groups)
 
-    def forward(
-        self, x: Float[Tensor, "batch points channels"]
-    ) -> Float[Tensor, "batch points channels"]:
+    def forward(self, x: Tensor) -> Tensor:
         """Features of the same shape and type; computed in float32 for half precision."""
         a, kind = attended(self.attention, x), x.dtype
         with without_autocast(x):
@@ -91,11 +96,10 @@ class PointLayer(nn.Module):
     def __init__(self, inputs: int, channels: int, groups: int) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs, channels)
-        self.context, self.norm = ContextNorm(channels, groups), nn.BatchNorm1d(channels)
+        self.context = ContextNorm(channels, groups)
+        self.norm = nn.BatchNorm1d(channels)
 
-    def forward(
-        self, x: Float[Tensor, "batch points inputs"]
-    ) -> Float[Tensor, "batch points channels"]:
+    def forward(self, x: Tensor) -> Tensor:
         x = self.context(self.linear(x))
         return self.norm(x.flatten(0, 1)).relu().unflatten(0, x.shape[:2])
 
@@ -103,21 +107,17 @@ class PointLayer(nn.Module):
 class PointEncoder(nn.Module):
     """Three residual blocks of two layers, before the first of which one widens; then attention over capsules.
 
-    There are as many groups as capsules. Attention is there in any case, as in the authors' code; `attends` says
-    whether it is used."""
+    `[b, n, d]` to `[b, n, c]`. There are as many groups as capsules. Attention is there in any case, as in the authors'
+    code; `attends` says whether it is used."""
 
     def __init__(self, dim: int, channels: int, capsules: int, *, attends: bool) -> None:
         super().__init__()
         self.widen = PointLayer(dim, channels, capsules)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(*(PointLayer(channels, channels, capsules) for _ in range(2)))
-            for _ in range(3)
-        )
+        layer = partial(PointLayer, channels, channels, capsules)
+        self.blocks = nn.ModuleList(nn.Sequential(layer(), layer()) for _ in range(3))
         self.attention = nn.Linear(channels, capsules).requires_grad_(attends)
 
-    def forward(
-        self, points: Float[Tensor, "batch points dim"]
-    ) -> Float[Tensor, "batch points channels"]:
+    def forward(self, points: Tensor) -> Tensor:
         x = self.widen(points.to(self.attention.weight.dtype))
         for block in self.blocks:
             x = x + block(x)
@@ -126,11 +126,11 @@ class PointEncoder(nn.Module):
 
 def _decoder(inputs: int, widths: Sequence[int], dim: int) -> nn.Sequential:
     """Linear maps with batch normalization and ReLU between them, and a tanh at the end."""
-    layers: list[nn.Module] = []
+    layers = nn.Sequential()
     for width in widths:
-        layers += [nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.ReLU()]
+        layers.extend([nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.ReLU()])
         inputs = width
-    return nn.Sequential(*layers, nn.Linear(inputs, dim), nn.Tanh())
+    return layers.extend([nn.Linear(inputs, dim), nn.Tanh()])
 
 
 class CanonicalCapsules(ImageModel):
@@ -156,7 +156,7 @@ class CanonicalCapsules(ImageModel):
     def __init__(
         self,
         in_chans: int = 3,
-        img_size: int | tuple[int, int] = (1024, 1),
+        img_size: ImageSize = (1024, 1),
         *,
         capsules: int = 10,
         channels: int = 128,
@@ -199,21 +199,19 @@ class CanonicalCapsules(ImageModel):
 
     def described(self, aligned: Aligned) -> tuple[Tensor, Tensor]:
         """Keypoints `[b, k, d]` and descriptors `[b, k, c]` of the upright points, by the first encoder's attention."""
-        return pooled(aligned.attention, aligned.upright), pooled(
-            aligned.attention, self.encoder(aligned.upright)
-        )
+        attention, upright = aligned.attention, aligned.upright
+        return pooled(attention, upright), pooled(attention, self.encoder(upright))
 
     def draw(self, keypoints: Tensor, descriptors: Tensor) -> Float[Tensor, "batch capsules m dim"]:
         """What each capsule draws: `MLP_k(grid_k, descriptor_k) + keypoint_k`."""
-        count, m = len(keypoints), self.grid.shape[1]
-        drawn = []
+        batch, m = len(keypoints), self.grid.shape[1]
+        drawings = []
         for k, decoder in enumerate(self.decoders):
-            parts = self.grid[k].expand(count, -1, -1), descriptors[:, k, None].expand(-1, m, -1)
-            flat = decoder(
-                torch.cat([part.to(self.grid.dtype) for part in parts], dim=2).flatten(0, 1)
-            )
-            drawn.append(full_precision(flat).unflatten(0, (count, m)))
-        return torch.stack(drawn, dim=1) + keypoints.unsqueeze(2)
+            grid = self.grid[k].expand(batch, -1, -1)
+            descriptor = descriptors[:, k, None].expand(-1, m, -1).to(grid.dtype)
+            flat = decoder(torch.cat([grid, descriptor], dim=2).flatten(0, 1))
+            drawings.append(full_precision(flat).unflatten(0, (batch, m)))
+        return torch.stack(drawings, dim=1) + keypoints.unsqueeze(2)
 
     def capsules(self, images: Float[Tensor, "batch dim points 1"]) -> Capsules:
         """Poses `[batch, capsules, dim + channels]`, keypoints in the canonical pose and descriptors, and the share of
@@ -236,18 +234,14 @@ class CanonicalCapsules(ImageModel):
 
     def notebook_stages(self) -> list[Stage]:
         k, dim, m = self.num_capsules, self.in_chans, self.grid.shape[1]
-        stages = {
+        rows = {
             "aligner": ("PointEncoder", f"attention {times(self.img_size[0], k)}"),
             "keypoints": ("canonical keypoints", times(k, dim)),
             "encoder": ("PointEncoder", capsules_in_words((k, dim + self.channels))),
             "decoders": ("a decoder a capsule", times(dim, k * m)),
+            "grid": ("learned", times(*self.grid.shape)),
         }
-        counts = {
-            name: sum(p.numel() for p in module.parameters())
-            for name, module in self.named_children()
-        }
-        found = [Stage(name, kind, output, counts[name]) for name, (kind, output) in stages.items()]
-        return [*found, Stage("grid", "learned", times(*self.grid.shape), self.grid.numel())]
+        return stages_by_name(self, rows)
 
 
 # The network of the paper.

@@ -6,14 +6,13 @@ CapsuleLinear).
 """
 
 from copy import deepcopy
-from itertools import pairwise
 from math import prod
 from typing import Any
 
 import torch
 from torch import nn
 
-from torchcaps.models._base import DrawingModel, Images
+from torchcaps.models._base import DrawingModel, Images, ImageSize
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, PrimaryCaps, flatten_space, set_impl
 from torchcaps.nn.primary import Grouping
@@ -21,7 +20,6 @@ from torchcaps.types import Capsules, ModelSpec
 
 KERNEL, STRIDE = 9, 2  # of the convolution (stride 1) and of the primary capsules (stride 2)
 SMALLEST = 2 * KERNEL - 1  # pixels that leave one position for the primary capsules
-NEEDY = f"the primary capsules ({KERNEL}x{KERNEL} after a {KERNEL}x{KERNEL} convolution)"
 MOST_WITHOUT_BIAS = 10  # classes, as published
 
 
@@ -48,7 +46,7 @@ class CapsNet(DrawingModel):
         self,
         num_classes: int = 10,
         in_chans: int = 1,
-        img_size: int | tuple[int, int] = 28,
+        img_size: ImageSize = 28,
         *,
         channels: int = 256,
         primary_types: int = 32,
@@ -59,41 +57,41 @@ class CapsNet(DrawingModel):
         decoder: bool | tuple[int, int] = True,
         **layer_options: Any,
     ) -> None:
-        sizes = {"num_classes": num_classes, "channels": channels, "primary_types": primary_types}
         super().__init__(
             in_chans,
             img_size,
-            (SMALLEST, NEEDY),
-            **sizes,
+            SMALLEST,
+            num_classes=num_classes,
+            channels=channels,
+            primary_types=primary_types,
             primary_dim=primary_dim,
             class_dim=class_dim,
         )
-        children = primary_types * prod((side - SMALLEST) // STRIDE + 1 for side in self.img_size)
         self.conv = nn.Conv2d(in_chans, channels, KERNEL)
-        kernel: dict[str, Any] = {"kernel_size": KERNEL, "stride": STRIDE}
         self.primary = PrimaryCaps(
-            channels, primary_types, primary_dim, grouping=grouping, **kernel
+            channels,
+            primary_types,
+            primary_dim,
+            kernel_size=KERNEL,
+            stride=STRIDE,
+            grouping=grouping,
         )
         impl = layer_options.pop("impl", "auto")
         if layer_options.get("bias") is None:
             layer_options["bias"] = num_classes > MOST_WITHOUT_BIAS
-        layers = [
-            (children, primary_dim),
-            *((count, class_dim) for count in (*between, num_classes)),
-        ]
-        below = [
-            self.layer(*child, *parent, **deepcopy(layer_options))
-            for child, parent in pairwise(layers[:-1])
-        ]
-        self.between = nn.Sequential(*below) if below else None
-        self.class_capsules = self.layer(*layers[-2], *layers[-1], **layer_options)
-        shape, widths = (
-            (in_chans, *self.img_size),
-            {} if isinstance(decoder, bool) else {"hidden": decoder},
-        )
-        self.decoder = (
-            FullyConnectedDecoder(num_classes, class_dim, shape, **widths) if decoder else None
-        )
+        below = primary_types * prod((side - SMALLEST) // STRIDE + 1 for side in self.img_size)
+        dim = primary_dim
+        layers = []
+        for count in between:
+            layers.append(self.layer(below, dim, count, class_dim, **deepcopy(layer_options)))
+            below, dim = count, class_dim
+        self.between = nn.Sequential(*layers) if layers else None
+        self.class_capsules = self.layer(below, dim, num_classes, class_dim, **layer_options)
+        self.decoder = None
+        if decoder:
+            hidden = (512, 1024) if isinstance(decoder, bool) else decoder
+            shape = (in_chans, *self.img_size)
+            self.decoder = FullyConnectedDecoder(num_classes, class_dim, shape, hidden=hidden)
         if impl != "auto":
             set_impl(self, impl)
         self.spec = ModelSpec(
@@ -106,11 +104,10 @@ class CapsNet(DrawingModel):
 
     def capsules(self, images: Images) -> Capsules:
         x = torch.relu(self.conv(self._prepare(images)))  # [batch, channels, height - 8, width - 8]
-        primary = self.primary(x)  # 32 types of dim 8 at each of 6x6 positions, for 28x28 images
-        children = flatten_space(primary)
-        return self.class_capsules(
-            children if self.between is None else self.between(children)
-        )  # 10 of dim 16
+        children = flatten_space(self.primary(x))  # 6x6 positions of 32 types of dim 8
+        if self.between is not None:
+            children = self.between(children)
+        return self.class_capsules(children)  # 10 of dim 16
 
 
 # The network of 2017: 8.2 million parameters with decoder on 28x28 images, 6.8 million without.
@@ -121,9 +118,6 @@ register_model(
         title="Dynamic Routing Between Capsules",
         year=2017,
         arxiv="1710.09829",
-        img_size=(28, 28),
-        in_chans=1,
-        num_classes=10,
         parameters=8_215_568,
         published="MNIST test error 0.25 % (3 routing iterations, with decoder)",
     ),

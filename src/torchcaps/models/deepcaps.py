@@ -7,7 +7,7 @@ axes before the routed skip, where the code mixes them; weights of the class cap
 (see CapsuleLinear); the decoder ends in a sigmoid in place of a ReLU, so that images stay in [0, 1].
 """
 
-from itertools import pairwise
+from functools import partial
 from math import prod
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError
 from torchcaps.functional import squash
-from torchcaps.models._base import DrawingModel, Images
+from torchcaps.models._base import DrawingModel, FeatureMap, Images, ImageSize
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn import CapsuleLinear, RoutedLayer
 from torchcaps.nn.map_routing import KernelVotes, MapRouting, global_competition, per_position
@@ -39,9 +39,7 @@ class ConvCapsules(nn.Conv2d):
         self.dim = dim
         nn.init.xavier_uniform_(self.weight)
 
-    def forward(
-        self, x: Float[Tensor, "batch in_channels above left"]
-    ) -> Float[Tensor, "batch channels rows columns"]:
+    def forward(self, x: FeatureMap) -> FeatureMap:
         s = super().forward(x.to(self.weight.dtype))
         return squash(s.unflatten(1, (-1, self.dim)), dim=2).flatten(1, 2)
 
@@ -57,9 +55,7 @@ class RoutedSkip(RoutedLayer):
             per_position if local else global_competition,
         )
 
-    def channels(
-        self, x: Float[Tensor, "batch channels rows columns"]
-    ) -> Float[Tensor, "batch channels rows columns"]:
+    def channels(self, x: FeatureMap) -> FeatureMap:
         """Parents as channels."""
         sizes = self.votes.sizes
         children = x.unflatten(1, (sizes.children, sizes.in_dim)).permute(0, 3, 4, 1, 2)
@@ -70,16 +66,15 @@ class CapsuleCell(nn.Module):
     """A layer of capsules that halves the map, two more, and a skip that is added: a layer, or a routed one."""
 
     def __init__(
-        self, in_channels: int, types: int, dim: int, skip: RoutedSkip | None = None
+        self, in_channels: int, types: int, dim: int, skip: nn.Module | None = None
     ) -> None:
         super().__init__()
+        layer = partial(ConvCapsules, types * dim, types, dim)
         self.first = ConvCapsules(in_channels, types, dim, stride=2)
-        self.second, self.third = (ConvCapsules(types * dim, types, dim) for _ in range(2))
-        self.skip = ConvCapsules(types * dim, types, dim) if skip is None else skip
+        self.second, self.third = layer(), layer()
+        self.skip = layer() if skip is None else skip
 
-    def forward(
-        self, x: Float[Tensor, "batch in_channels above left"]
-    ) -> Float[Tensor, "batch channels rows columns"]:
+    def forward(self, x: FeatureMap) -> FeatureMap:
         x = self.first(x)
         skip = self.skip.channels(x) if isinstance(self.skip, RoutedSkip) else self.skip(x)
         return self.third(self.second(x)) + skip
@@ -91,26 +86,27 @@ class ClassIndependentDecoder(nn.Module):
     def __init__(self, dim: int, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
         channels, *self.size = image_shape
-        doublings = next(
-            (k for k in range(MOST_DOUBLINGS) if max(self.size) <= LARGEST_START << k),
-            MOST_DOUBLINGS,
-        )
+        doublings = 0
+        while doublings < MOST_DOUBLINGS and max(self.size) > LARGEST_START << doublings:
+            doublings += 1
         start = [-(-side >> doublings) for side in self.size]
-        self.linear = nn.Linear(dim, DRAWN[0] * prod(start))
-        first = nn.Unflatten(1, (DRAWN[0], *start))
-        self.norm = nn.Sequential(nn.ReLU(), first, nn.BatchNorm2d(DRAWN[0], momentum=0.2))
-        widths = [*DRAWN[: doublings + 2], channels]
-        strides = [1, *[2] * doublings, 1]
-        larger = (
-            nn.ConvTranspose2d(below, above, 3, stride, padding=1, output_padding=stride - 1)
-            for (below, above), stride in zip(pairwise(widths), strides, strict=True)
+        width, *widths = DRAWN[: doublings + 2]
+        self.linear = nn.Linear(dim, width * prod(start))
+        self.norm = nn.Sequential(
+            nn.ReLU(), nn.Unflatten(1, (width, *start)), nn.BatchNorm2d(width, momentum=0.2)
         )
-        self.layers = nn.Sequential(*larger, nn.Sigmoid())
+        self.layers = nn.Sequential()
+        for above, stride in zip((*widths, channels), (1, *[2] * doublings, 1), strict=True):
+            self.layers.append(
+                nn.ConvTranspose2d(width, above, 3, stride, padding=1, output_padding=stride - 1)
+            )
+            width = above
+        self.layers.append(nn.Sigmoid())
 
     def forward(self, masked: Float[Tensor, "batch classes dim"]) -> Images:
         pose = masked.sum(dim=1).to(self.linear.weight.dtype)
-        drawn = self.layers(self.norm(self.linear(pose)))
-        return drawn[:, :, : self.size[0], : self.size[1]]
+        images = self.layers(self.norm(self.linear(pose)))
+        return images[:, :, : self.size[0], : self.size[1]]
 
 
 class DeepCaps(DrawingModel):
@@ -132,7 +128,7 @@ class DeepCaps(DrawingModel):
         self,
         num_classes: int = 10,
         in_chans: int = 3,
-        img_size: int | tuple[int, int] = 64,
+        img_size: ImageSize = 64,
         *,
         channels: int = 128,
         types: int = 32,
@@ -142,14 +138,14 @@ class DeepCaps(DrawingModel):
         local: bool = False,
         decoder: bool = True,
     ) -> None:
-        sizes = {
-            "num_classes": num_classes,
-            "channels": channels,
-            "types": types,
-            "class_dim": class_dim,
-        }
         super().__init__(
-            in_chans, img_size, (SMALLEST, f"{CELLS} cells, which halve the map,"), **sizes
+            in_chans,
+            img_size,
+            SMALLEST,
+            num_classes=num_classes,
+            channels=channels,
+            types=types,
+            class_dim=class_dim,
         )
         if len(dims) != CELLS or min(dims) < 1 or dims[-1] != dims[-2]:
             raise ArgumentError(
@@ -161,35 +157,30 @@ class DeepCaps(DrawingModel):
             nn.Conv2d(in_chans, channels, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(channels)
         )
         widths = [channels, *(types * dim for dim in dims)]
-        skips = [None, None, None, RoutedSkip(types, dims[-1], iterations, local)]
+        skips = [None, None, None, RoutedSkip(types, self.dim, iterations, local)]
         self.cells = nn.ModuleList(map(CapsuleCell, widths, [types] * CELLS, dims, skips))
         maps = [[-(-side >> k) for side in self.img_size] for k in (CELLS, CELLS - 1)]
-        children = (types * sum(map(prod, maps)), dims[-1])
+        children = types * sum(map(prod, maps))
         self.class_capsules = CapsuleLinear(
-            *children, num_classes, class_dim, bias=True, iterations=iterations
+            children, self.dim, num_classes, class_dim, bias=True, iterations=iterations
         )
-        nn.init.normal_(
-            self.class_capsules.votes.bias, std=0.1
-        )  # equal ones would leave poses of classes nearly equal
-        self.decoder = (
-            ClassIndependentDecoder(class_dim, (in_chans, *self.img_size)) if decoder else None
-        )
+        # Equal biases would leave poses of classes nearly equal.
+        nn.init.normal_(self.class_capsules.votes.bias, std=0.1)
+        self.decoder = None
+        if decoder:
+            self.decoder = ClassIndependentDecoder(class_dim, (in_chans, *self.img_size))
         self.spec = ModelSpec(
             pose=True, activation="length", decoder=decoder, smallest=SMALLEST, loss="margin"
         )
 
     def capsules(self, images: Images) -> Capsules:
-        maps = [self.stem(self._prepare(images))]  # [batch, 128, 64, 64], for 64x64 images
+        x = self.stem(self._prepare(images))  # [batch, 128, 64, 64], for 64x64 images
+        children: list[Tensor] = []
         for cell in self.cells:
-            maps.append(
-                cell(maps[-1])
-            )  # 32 types of 4, 8, 8 and 8 dims at 32x32, 16x16, 8x8 and 4x4 positions
-        children = [
-            x.unflatten(1, (-1, self.dim)).movedim(2, -1).flatten(1, 3) for x in maps[:-3:-1]
-        ]
-        return self.class_capsules(
-            torch.cat(children, dim=1)
-        )  # 512 + 2048 of dim 8 vote for 10 of dim 32
+            x = cell(x)  # 32 types of 4, 8, 8 and 8 dims at 32x32, 16x16, 8x8 and 4x4 positions
+            children.insert(0, x)
+        poses = [x.unflatten(1, (-1, self.dim)).movedim(2, -1).flatten(1, 3) for x in children[:2]]
+        return self.class_capsules(torch.cat(poses, dim=1))  # 512 + 2048 of dim 8, for 10 of dim 32
 
 
 # The network of the authors' code: 13.4 million parameters on images of 64x64 pixels, 8.5 million on 28x28.
@@ -202,7 +193,6 @@ register_model(
         arxiv="1904.09546",
         img_size=(64, 64),
         in_chans=3,
-        num_classes=10,
         parameters=13_426_995,
         published="CIFAR-10 test error 7.26 % (7 networks)",
     ),

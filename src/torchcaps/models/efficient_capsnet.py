@@ -13,7 +13,7 @@ from torch import nn
 
 from torchcaps.errors import ArgumentError, check_known, check_range
 from torchcaps.functional import steep_squash_with_length
-from torchcaps.models._base import DrawingModel, Images, side_after, side_before
+from torchcaps.models._base import DrawingModel, Images, ImageSize, side_after, side_before
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder
 from torchcaps.nn.decoder import UpsamplingDecoder
@@ -25,7 +25,11 @@ MNIST = ((5, 1), (3, 1), (3, 1), (3, 2))  # (kernel, stride) of each convolution
 SMALLNORB = ((7, 2), (3, 1), (3, 1), (3, 2))
 MULTIMNIST = ((5, 1), (3, 1), (3, 2), (3, 2))
 LEAST = 2  # rows and columns of the last map: norms need more than one value
-EPSILON, MOMENTUM = 1e-3, 0.1  # the former is Keras'
+EPSILON = 1e-3  # of norms, as Keras has it
+DECODERS: dict[str, type[nn.Module]] = {
+    "dense": FullyConnectedDecoder,
+    "upsampling": UpsamplingDecoder,
+}
 UNTRUNCATED = 0.87962566  # the standard deviation of normal numbers that are cut off at 2 of theirs
 
 
@@ -42,7 +46,6 @@ class EfficientCapsNet(DrawingModel):
         norm: after each convolution: "batch" or "instance", the latter without running statistics.
         norm_first: normalize before the activation, as a port to PyTorch does; published is the activation first.
         epsilon: of the norms.
-        momentum: share of a batch in the running statistics of batch norm; 0.01 in the authors' code.
         slope: of the activation below zero; 0 is ReLU.
         decoder: "dense" is CapsNet's, "upsampling" the one for smallNORB; True is "dense", False none.
         layer_options: of `CapsuleLinear`, such as `scale=8.0`; `routing` is "self_attention" unless given.
@@ -52,37 +55,32 @@ class EfficientCapsNet(DrawingModel):
         self,
         num_classes: int = 10,
         in_chans: int = 1,
-        img_size: int | tuple[int, int] = 28,
+        img_size: ImageSize = 28,
         *,
         stem: tuple[tuple[int, ...], ...] = MNIST,
         edge: int = 0,
         norm: Literal["batch", "instance"] = "batch",
         norm_first: bool = False,
         epsilon: float = EPSILON,
-        momentum: float = MOMENTUM,
         slope: float = 0.0,
         decoder: bool | str = True,
         **layer_options: Any,
     ) -> None:
         sizes = _sizes(stem)
-        windows = [
-            (kernel - 2 * padding, stride) for kernel, stride, _, padding in sizes
-        ]  # as without padding
-        smallest = side_before(max(LEAST, 1 + edge), windows)
-        super().__init__(
-            in_chans, img_size, (smallest, "the convolutions"), num_classes=num_classes
-        )
+        windows = [(kernel - 2 * padding, stride) for kernel, stride, _, padding in sizes]
+        smallest = side_before(max(LEAST, 1 + edge), windows)  # as without padding
+        super().__init__(in_chans, img_size, smallest, num_classes=num_classes)
         check_range("slope", slope, low=0, high=1)
-        layers, below = list[nn.Module](), in_chans
+        self.stem = nn.Sequential()
+        below = in_chans
         for kernel, stride, above, padding in sizes:
             relu = nn.LeakyReLU(slope, inplace=True) if slope else nn.ReLU(inplace=True)
-            between = [relu, _norm(norm, above, epsilon, momentum)]
+            then = [relu, _norm(norm, above, epsilon)]
             conv = nn.Conv2d(below, above, kernel, stride, padding)
             std = (2 / (below * kernel**2)) ** 0.5 / UNTRUNCATED  # as Keras' "he_normal"
             nn.init.trunc_normal_(conv.weight, std=std, a=-2 * std, b=2 * std)
-            layers += [conv, *(reversed(between) if norm_first else between)]
+            self.stem.extend([conv, *(reversed(then) if norm_first else then)])
             below = above
-        self.stem = nn.Sequential(*layers)
         height, width = (side_after(side, windows) - edge for side in self.img_size)
         self.primary = WholeMapConv2d(below, (height, width))
         children = below // PRIMARY_DIM
@@ -91,7 +89,11 @@ class EfficientCapsNet(DrawingModel):
         self.class_capsules = CapsuleLinear(
             children, PRIMARY_DIM, num_classes, CLASS_DIM, **layer_options
         )
-        self.decoder = _decoder(decoder, num_classes, (in_chans, *self.img_size))
+        self.decoder = None
+        if decoder is not False:
+            kind = "dense" if decoder is True else decoder
+            check_known("decoder", kind, DECODERS)
+            self.decoder = DECODERS[kind](num_classes, CLASS_DIM, (in_chans, *self.img_size))
         self.spec = ModelSpec(
             pose=True,
             activation=self.class_capsules.router.activation,
@@ -113,41 +115,34 @@ class EfficientCapsNet(DrawingModel):
 
 def _sizes(stem: tuple[tuple[int, ...], ...]) -> list[tuple[int, int, int, int]]:
     """Kernel, stride, channels and padding of each convolution."""
-    least, sizes = (2 if len(stem) == len(CHANNELS) else 3), list[tuple[int, int, int, int]]()
-    for n, given in enumerate(stem):
-        padding = given[3] if len(given) > 3 else 0
-        if not least <= len(given) <= 4 or min(given[:3]) < 1 or not 0 <= 2 * padding < given[0]:
+    sizes: list[tuple[int, int, int, int]] = []
+    for n, numbers in enumerate(stem):
+        if len(numbers) == 2 and len(stem) == len(CHANNELS):
+            numbers = (*numbers, CHANNELS[n])
+        if len(numbers) == 3:
+            numbers = (*numbers, 0)
+        if len(numbers) != 4 or min(numbers[:3]) < 1 or not 0 <= 2 * numbers[3] < numbers[0]:
             raise ArgumentError(
                 "stem",
-                f"expected (kernel, stride, channels, padding below half a kernel), got {given}",
+                f"expected (kernel, stride, channels, padding below half a kernel), got {stem[n]}",
             )
-        sizes.append((given[0], given[1], given[2] if len(given) > 2 else CHANNELS[n], padding))
-    if not sizes or sizes[-1][2] % PRIMARY_DIM:
+        kernel, stride, channels, padding = numbers
+        sizes.append((kernel, stride, channels, padding))
+    if not sizes or channels % PRIMARY_DIM:
         raise ArgumentError(
             "stem", f"expected a multiple of {PRIMARY_DIM} as the last channels, got {stem}"
         )
     return sizes
 
 
-def _norm(name: str, channels: int, epsilon: float, momentum: float) -> nn.Module:
+def _norm(name: str, channels: int, epsilon: float) -> nn.Module:
     if name == "batch":
-        return nn.BatchNorm2d(channels, epsilon, momentum)
+        return nn.BatchNorm2d(channels, epsilon)
     check_known("norm", name, ("batch", "instance"))
     norm = nn.InstanceNorm2d(channels, epsilon, affine=True)
     for parameter in norm.parameters():  # the authors' choice
         nn.init.uniform_(parameter, -0.05, 0.05)
     return norm
-
-
-def _decoder(
-    name: bool | str, num_classes: int, image_shape: tuple[int, int, int]
-) -> nn.Module | None:
-    if name is False:
-        return None
-    kinds = {"dense": FullyConnectedDecoder, "upsampling": UpsamplingDecoder}
-    name = "dense" if name is True else name
-    check_known("decoder", name, kinds)
-    return kinds[name](num_classes, CLASS_DIM, image_shape)
 
 
 # The network for MNIST: 161,824 parameters, and 1,411,344 of the decoder.
@@ -158,9 +153,6 @@ register_model(
         title="Efficient-CapsNet: capsule network with self-attention routing",
         year=2021,
         arxiv="2101.12491",
-        img_size=(28, 28),
-        in_chans=1,
-        num_classes=10,
         parameters=1_573_168,
         published="MNIST test error 0.26 %; 0.16 % with an ensemble",
     ),

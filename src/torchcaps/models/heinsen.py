@@ -6,17 +6,23 @@ of pretrained transformers, and here the vectors of a small convolutional map; t
 convolutions, for smaller images.
 """
 
-import math
 from dataclasses import replace
-from itertools import pairwise
+from math import prod
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import Classes, Images, LogitModel, side_after, side_before
+from torchcaps.models._base import (
+    Classes,
+    FeatureMap,
+    Images,
+    ImageSize,
+    LogitModel,
+    side_after,
+    side_before,
+)
 from torchcaps.models._registry import ModelInfo, register_model
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutingHead
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
@@ -32,33 +38,31 @@ class _Convolved(LogitModel):
         self,
         num_classes: int,
         in_chans: int,
-        img_size: int | tuple[int, int],
+        img_size: ImageSize,
         *,
         channels: int,
         strides: tuple[int, ...],
         **sizes: int,
     ) -> None:
         smallest = side_before(1, [(KERNEL, stride) for stride in strides])
-        needs = (smallest, f"{len(strides)} convolutions without padding")
         super().__init__(
-            in_chans, img_size, needs, num_classes=num_classes, channels=channels, **sizes
+            in_chans, img_size, smallest, num_classes=num_classes, channels=channels, **sizes
         )
         self.spec = ModelSpec(pose=True, activation="probability", logits=True, smallest=smallest)
-        layers: list[nn.Module] = []
-        for (below, above), stride in zip(
-            pairwise((in_chans + 2, *len(strides) * [channels])), strides, strict=True
-        ):
-            conv: Any = nn.Conv2d(below, above, KERNEL, stride)
+        self.convolutions = nn.Sequential()
+        below = in_chans + 2
+        for stride in strides:
+            conv: Any = nn.Conv2d(below, channels, KERNEL, stride)
             nn.init.kaiming_normal_(conv.weight)
             nn.init.zeros_(conv.bias)
-            layers += [nn.BatchNorm2d(below), conv, nn.SiLU()]
-        self.convolutions = nn.Sequential(*layers)
+            self.convolutions.extend([nn.BatchNorm2d(below), conv, nn.SiLU()])
+            below = channels
 
-    def features(self, images: Images) -> Float[Tensor, "batch c rows columns"]:
+    def features(self, images: Images) -> FeatureMap:
         """The map that is routed."""
         images = self._prepare(images)
-        rows, columns = (torch.linspace(-1.0, 1.0, side).to(images) for side in self.img_size)
-        places = torch.stack([rows[:, None].expand(self.img_size), columns.expand(self.img_size)])
+        axes = [torch.linspace(-1.0, 1.0, side).to(images) for side in self.img_size]
+        places = torch.stack(torch.meshgrid(axes, indexing="ij"))
         return self.convolutions(torch.cat([images, places.expand(len(images), -1, -1, -1)], dim=1))
 
 
@@ -75,7 +79,7 @@ class ConvRouting(_Convolved):
         self,
         num_classes: int = 10,
         in_chans: int = 1,
-        img_size: int | tuple[int, int] = 28,
+        img_size: ImageSize = 28,
         *,
         channels: int = 64,
         strides: tuple[int, ...] = (1, 2, 1),
@@ -87,9 +91,7 @@ class ConvRouting(_Convolved):
 
     def capsules(self, images: Images) -> Capsules:
         """Class capsules: pose `[batch, num_classes, 1]`, the logit, and the probabilities of the classes."""
-        logits = self.head(
-            self.features(images).flatten(2).transpose(1, 2)
-        )  # 100 vectors, for 28x28 images
+        logits = self.head(self.features(images).flatten(2).mT)  # 100 vectors, for 28x28 images
         return Capsules(logits.unsqueeze(-1), self.probabilities(logits))
 
     def logits_of(self, capsules: Capsules) -> Classes:
@@ -111,7 +113,7 @@ class MatrixRouting(_Convolved):
         self,
         num_classes: int = 5,
         in_chans: int = 2,
-        img_size: int | tuple[int, int] = 96,
+        img_size: ImageSize = 96,
         *,
         channels: int = 64,
         strides: tuple[int, ...] = (1, 2, 1, 2, 1, 2),
@@ -121,29 +123,29 @@ class MatrixRouting(_Convolved):
         super().__init__(
             num_classes, in_chans, img_size, channels=channels, strides=strides, parts=parts
         )
-        positions = math.prod(
-            side_after(side, [(KERNEL, n) for n in strides]) for side in self.img_size
-        )
-        if positions == 1:  # batch norm needs two values
-            self.spec = replace(self.spec, smallest_batch=2)
+        convolutions = [(KERNEL, stride) for stride in strides]
+        if prod(side_after(side, convolutions) for side in self.img_size) == 1:
+            self.spec = replace(self.spec, smallest_batch=2)  # batch norm needs two values
+        dim = POSE**2
         self.score = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts, 1))
-        self.pose = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts * POSE**2, 1))
-        sizes = ((1, parts), (parts, num_classes))  # all children below share their matrices
-        kinds = (LayerSizes(below, POSE**2, above, POSE**2) for below, above in sizes)
-        votes = (MatrixVotes(kind, init_std=1 / POSE, identity=False) for kind in kinds)
+        self.pose = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts * dim, 1))
+        # All children below share their matrices.
+        votes = [
+            MatrixVotes(LayerSizes(below, dim, above, dim), init_std=1 / POSE, identity=False)
+            for below, above in ((1, parts), (parts, num_classes))
+        ]
         self.part_capsules, self.class_capsules = (
-            RoutedLayer(each, "heinsen_2019", iterations=iterations) for each in votes
+            RoutedLayer(matrices, "heinsen_2019", iterations=iterations) for matrices in votes
         )
         router: Any = self.class_capsules.router
-        for beta in (router.beta_use, router.beta_ignore):
-            nn.init.normal_(
-                beta, std=0.01
-            )  # from zeros, as published, the first step reaches nothing below
+        # From zeros, as published, the first step reaches nothing below.
+        nn.init.normal_(router.beta_use, std=0.01)
+        nn.init.normal_(router.beta_ignore, std=0.01)
 
     def capsules(self, images: Images) -> Capsules:
         x = self.features(images)  # 9x9, for 96x96 images
-        pose = full_precision(self.pose(x)).permute(0, 2, 3, 1).unflatten(-1, (-1, POSE**2))
-        score = full_precision(self.score(x)).permute(0, 2, 3, 1)
+        pose = full_precision(self.pose(x)).movedim(1, -1).unflatten(-1, (-1, POSE**2))
+        score = full_precision(self.score(x)).movedim(1, -1)
         return self.class_capsules(self.part_capsules(Capsules(pose, score.sigmoid())))
 
     def logits_of(self, capsules: Capsules) -> Classes:
@@ -159,9 +161,6 @@ register_model(
         title="An Algorithm for Routing Vectors in Sequences",
         year=2022,
         arxiv="2211.11754",
-        img_size=(28, 28),
-        in_chans=1,
-        num_classes=10,
         parameters=163_025,
         published="none of this network; its head on frozen BEiT-large has 99.2 % on CIFAR-10",
     ),

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import ArgumentError, check_known, check_range
+from torchcaps.errors import ArgumentError, check_known
 from torchcaps.functional.squash import full_precision, safe_norm
-from torchcaps.models._base import Classes, Images, LogitModel
+from torchcaps.models._base import Classes, Images, ImageSize, LogitModel
 from torchcaps.models._registry import ModelInfo, register_model
 from torchcaps.types import Capsules, ModelSpec
 
@@ -25,8 +25,8 @@ STD, EPSILON = 0.05, 1e-3  # of all weights at the start; of all batch norms
 class ShiftNorm(nn.BatchNorm1d):
     """Batch norm of channels, the axis after the batch, that learns a shift and no scale: ones take its place."""
 
-    def __init__(self, channels: int, momentum: float) -> None:
-        super().__init__(channels, EPSILON, momentum)
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, EPSILON)
         del self.weight
         self.register_buffer("weight", torch.ones(channels), persistent=False)
 
@@ -39,10 +39,10 @@ class HomogeneousCaps(nn.Module):
 
     `weight` is `[parents, children, dim]`. The statistics of a dimension are those of the batch and of all parents."""
 
-    def __init__(self, children: int, dim: int, parents: int, *, momentum: float = 0.1) -> None:
+    def __init__(self, children: int, dim: int, parents: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(parents, children, dim))
-        self.norm = ShiftNorm(dim, momentum)
+        self.norm = ShiftNorm(dim)
         nn.init.normal_(self.weight, std=STD)
 
     def forward(self, x: Float[Tensor, "batch dim children"]) -> Float[Tensor, "batch dim parents"]:
@@ -60,61 +60,54 @@ class HVC(LogitModel):
             11 convolutions and branches 5, 8, 11.
         merge: weights of the branches: "fixed" at one, or learned from "ones" or from "random" numbers (their standard
             deviation is 0.05). The batch norm after them cancels all but their sign, almost.
-        momentum: share of each batch in the running statistics that evaluation uses; 0.0003 in the authors' code.
     """
 
     def __init__(
         self,
         num_classes: int = 10,
         in_chans: int = 1,
-        img_size: int | tuple[int, int] = 28,
+        img_size: ImageSize = 28,
         *,
         convolutions: int = 9,
         branches: tuple[int, ...] = (3, 6, 9),
         merge: Merge = "ones",
-        momentum: float = 0.1,
     ) -> None:
         smallest = 2 * convolutions + 1
         sizes = {"num_classes": num_classes, "convolutions": convolutions}
-        super().__init__(
-            in_chans, img_size, (smallest, f"{convolutions} convolutions 3x3"), **sizes
-        )
+        super().__init__(in_chans, img_size, smallest, **sizes)
         if not branches or list(branches) != sorted({*branches} & {*range(1, convolutions + 1)}):
             raise ArgumentError(
                 "branches",
                 f"expected rising numbers from 1 to {convolutions}, got {list(branches)}",
             )
         check_known("merge", merge, get_args(Merge))
-        check_range("momentum", momentum, low=0, high=1)
         self.branches = tuple(branches)
         channels = (in_chans, *(32 + 16 * k for k in range(convolutions)))
-        self.convolutions = nn.ModuleList(
-            nn.Sequential(
-                nn.Conv2d(below, above, 3, bias=False), ShiftNorm(above, momentum), nn.ReLU()
-            )
-            for below, above in pairwise(channels)
-        )
+        self.convolutions = nn.ModuleList()
+        for below, above in pairwise(channels):
+            conv = nn.Conv2d(below, above, 3, bias=False)
+            self.convolutions.append(nn.Sequential(conv, ShiftNorm(above), nn.ReLU()))
         for weight in self.convolutions.parameters():
             if weight.dim() == 4:
                 nn.init.normal_(weight, std=STD)
         height, width = self.img_size
         self.class_capsules = nn.ModuleList(
-            HomogeneousCaps(
-                (height - 2 * k) * (width - 2 * k), channels[k], num_classes, momentum=momentum
-            )
+            HomogeneousCaps((height - 2 * k) * (width - 2 * k), channels[k], num_classes)
             for k in branches
         )
-        start = torch.ones(len(branches)) if merge != "random" else torch.randn(len(branches)) * STD
-        self.weights = nn.Parameter(start) if merge != "fixed" else None
-        self.norm = ShiftNorm(len(branches), momentum)
+        self.weights = None
+        if merge != "fixed":
+            ones = torch.ones(len(branches))
+            self.weights = nn.Parameter(ones if merge == "ones" else torch.randn_like(ones) * STD)
+        self.norm = ShiftNorm(len(branches))
         # Batch norm needs two values of each channel.
-        alone = num_classes == 1 or (height, width) == (smallest, smallest)
+        is_alone = num_classes == 1 or (height, width) == (smallest, smallest)
         self.spec = ModelSpec(
             pose=True,
             activation="probability",
             logits=True,
             smallest=smallest,
-            smallest_batch=2 if alone else 1,
+            smallest_batch=2 if is_alone else 1,
         )
 
     def parents(self, images: Images) -> list[Float[Tensor, "batch dim classes"]]:
@@ -129,11 +122,10 @@ class HVC(LogitModel):
 
     def merged(self, parents: list[Float[Tensor, "batch dim classes"]]) -> Classes:
         """The sum over branches of the normed lengths: any numbers."""
-        lengths = torch.stack(
-            [safe_norm(y, dim=1) for y in parents], dim=1
-        )  # [batch, branches, classes]
-        weighted = lengths if self.weights is None else lengths * self.weights.unsqueeze(1)
-        return self.norm(weighted.to(self.norm.bias.dtype)).sum(dim=1)
+        lengths = torch.stack([safe_norm(y, dim=1) for y in parents], dim=1)
+        if self.weights is not None:
+            lengths = lengths * self.weights.unsqueeze(1)  # [batch, branches, classes]
+        return self.norm(lengths.to(self.norm.bias.dtype)).sum(dim=1)
 
     def logits(self, images: Images) -> Classes:
         return self.merged(self.parents(images))
@@ -152,9 +144,6 @@ register_model(
         title="No Routing Needed Between Capsules",
         year=2021,
         arxiv="2001.09136",
-        img_size=(28, 28),
-        in_chans=1,
-        num_classes=10,
         parameters=1_513_686,
         published="MNIST test error 0.17 % (the best of 32 trials; 300 epochs)",
     ),

@@ -7,6 +7,7 @@ images; windows are laid out as their corrected fork does it; images are not sta
 
 from functools import partial
 from itertools import pairwise
+from math import prod
 from typing import Any, Literal, get_args
 
 import torch
@@ -15,9 +16,9 @@ from torch import nn
 from torchcaps.errors import check_known
 from torchcaps.functional.fields import ConvField, DenseField
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import Classes, Images, LogitModel
+from torchcaps.models._base import Classes, Images, ImageSize, LogitModel, side_after
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
-from torchcaps.models.resnet import ResidualBlock, convolution
+from torchcaps.models.resnet import convolution, residual_blocks
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutedStack
 from torchcaps.nn.routers import check_iterations
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
@@ -47,7 +48,7 @@ class InvertedAttentionCaps(LogitModel):
         self,
         num_classes: int = 10,
         in_chans: int = 3,
-        img_size: int | tuple[int, int] = 32,
+        img_size: ImageSize = 32,
         *,
         backbone: Backbone = "resnet",
         types: int = 32,
@@ -57,9 +58,7 @@ class InvertedAttentionCaps(LogitModel):
         sequential: bool = False,
     ) -> None:
         sizes = {"num_classes": num_classes, "types": types, "pose_size": pose_size}
-        super().__init__(
-            in_chans, img_size, (SMALLEST, "two layers of convolutional capsules"), **sizes
-        )
+        super().__init__(in_chans, img_size, SMALLEST, **sizes)
         check_iterations(iterations)
         check_known("backbone", backbone, get_args(Backbone))
         self.types = types
@@ -67,41 +66,33 @@ class InvertedAttentionCaps(LogitModel):
         self.backbone = _backbone(backbone, in_chans)
         self.primary = nn.Conv2d(CHANNELS, types * dim, 1, bias=False)
         self.norm = nn.LayerNorm(dim)
-        places = [
-            ((side + 1) // 2 - KERNEL) // STRIDES[0] + 1 - KERNEL + 1 for side in self.img_size
-        ]
-        counts = (places[0] * places[1] * types, *hidden, num_classes)
-        each, together = (iterations, 1) if sequential else (1, iterations)
-        fields = [
-            partial(ConvField, kernel=KERNEL, stride=stride, convention="type")
+        convolutions = [(KERNEL, stride) for stride in STRIDES]
+        places = prod(side_after((side + 1) // 2, convolutions) for side in self.img_size)
+        layer = partial(_layer, iterations=iterations if sequential else 1)
+        window = LayerSizes(KERNEL**2 * types, dim, types, dim)
+        layers = [
+            layer(window, partial(ConvField, kernel=KERNEL, stride=stride, convention="type"))
             for stride in STRIDES
         ]
-        window = LayerSizes(KERNEL**2 * types, dim, types, dim)
-        self.capsule_layers = RoutedStack(
-            *(_layer(window, field, each) for field in fields),
-            *(
-                _layer(LayerSizes(below, dim, above, dim), DenseField, each)
-                for below, above in pairwise(counts)
-            ),
-            num_iterations=together,
-        )
+        layers += [
+            layer(LayerSizes(below, dim, above, dim), DenseField)
+            for below, above in pairwise((places * types, *hidden, num_classes))
+        ]
+        self.capsule_layers = RoutedStack(*layers, num_iterations=1 if sequential else iterations)
         self.classes_layer = nn.Linear(dim, 1)  # shared by all classes
 
     def capsules(self, images: Images) -> Capsules:
-        features = self.primary(
-            self.backbone(self._prepare(images))
-        )  # [batch, types * r * r, 16, 16], for 32x32 images
-        pose = self.norm(features.permute(0, 2, 3, 1).unflatten(-1, (self.types, -1)))
-        pose = full_precision(pose)
-        classes = self.capsule_layers(
-            Capsules(pose, torch.ones_like(pose[..., 0]))
-        )  # 7x7, then 5x5, then none
+        x = self.primary(self.backbone(self._prepare(images)))  # [batch, types * r * r, 16, 16]
+        pose = full_precision(self.norm(x.movedim(1, -1).unflatten(-1, (self.types, -1))))
+        children = Capsules(
+            pose, torch.ones_like(pose[..., 0])
+        )  # 16x16 positions, for 32x32 images
+        classes = self.capsule_layers(children)  # 7x7, then 5x5, then none
         return Capsules(classes.pose, self.probabilities(self.logits_of(classes)))
 
     def logits_of(self, capsules: Capsules) -> Classes:
-        return full_precision(
-            self.classes_layer(capsules.pose.to(self.classes_layer.weight.dtype))
-        ).squeeze(-1)
+        pose = capsules.pose.to(self.classes_layer.weight.dtype)
+        return full_precision(self.classes_layer(pose)).squeeze(-1)
 
 
 def _layer(sizes: LayerSizes, field: Any, iterations: int) -> RoutedLayer:
@@ -117,11 +108,7 @@ def _backbone(kind: Backbone, in_chans: int) -> nn.Sequential:
         return nn.Sequential(nn.Conv2d(in_chans, CHANNELS, 3, 2, 1), nn.ReLU())
     half = CHANNELS // 2
     widths = [half] * 4 + [CHANNELS] * 4
-    blocks = (
-        ResidualBlock(below, above, 1 if below == above else 2, "B")
-        for below, above in pairwise(widths)
-    )
-    return nn.Sequential(*convolution(in_chans, half), *blocks)
+    return nn.Sequential(*convolution(in_chans, half), *residual_blocks(widths, "B"))
 
 
 # The network for CIFAR-10: 1.8 million parameters, three quarters of them in its backbone.
@@ -134,7 +121,6 @@ register_model(
         arxiv="2002.04764",
         img_size=(32, 32),
         in_chans=3,
-        num_classes=10,
         parameters=1_828_817,
         published="CIFAR-10 test accuracy 94.85 % (mean; 94.73 % with equal couplings)",
     ),

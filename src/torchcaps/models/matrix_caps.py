@@ -15,7 +15,7 @@ from torch import nn
 from torchcaps.functional import receptive_centers
 from torchcaps.functional.fields import Convention
 from torchcaps.functional.routing.em import temperatures
-from torchcaps.models._base import ImageModel, Images, side_after
+from torchcaps.models._base import ImageModel, Images, ImageSize, side_after
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixPrimaryCaps
 from torchcaps.nn.routers import check_iterations
@@ -53,7 +53,7 @@ class MatrixCaps(ImageModel):
         self,
         num_classes: int = 5,
         in_chans: int = 2,
-        img_size: int | tuple[int, int] = 32,
+        img_size: ImageSize = 32,
         *,
         channels: int = 32,
         primary_types: int = 32,
@@ -65,9 +65,7 @@ class MatrixCaps(ImageModel):
         **layer_options: Any,
     ) -> None:
         sizes = {"num_classes": num_classes, "channels": channels, "primary_types": primary_types}
-        super().__init__(
-            in_chans, img_size, (SMALLEST, "a convolution and two layers of capsules"), **sizes
-        )
+        super().__init__(in_chans, img_size, SMALLEST, **sizes)
         self.standardized = standardized
         options: dict[str, Any] = {"pose_size": 4, "iterations": 3} | layer_options
         iterations, pose_size = options["iterations"], options["pose_size"]
@@ -76,7 +74,7 @@ class MatrixCaps(ImageModel):
         self.primary = MatrixPrimaryCaps(channels, primary_types, pose_size)
         kinds = (primary_types, *types)
         maps = [prod(side_after(side, LAYERS[:k]) for side in self.img_size) for k in (1, 2, 3)]
-        counts = [n * places for n, places in zip(kinds, maps, strict=True)]
+        counts = [count * places for count, places in zip(kinds, maps, strict=True)]
         first, second, last = (
             temperature(gain, below / above, iterations, pose_size) | options
             for below, above in pairwise([*counts, num_classes])
@@ -85,9 +83,11 @@ class MatrixCaps(ImageModel):
             ConvCaps(*kinds[:2], *LAYERS[1], convention=convention, **first),
             ConvCaps(*kinds[1:], *LAYERS[2], convention=convention, **second),
         )
-        centers = [[c / 100 for c in receptive_centers(side, LAYERS)] for side in self.img_size]
-        places = (centers[0], centers[1]) if coordinates else None
-        self.class_capsules = ClassCaps(types[1], num_classes, centers=places, **last)
+        centers = None
+        if coordinates:
+            rows, columns = (receptive_centers(side, LAYERS) for side in self.img_size)
+            centers = ([row / 100 for row in rows], [column / 100 for column in columns])
+        self.class_capsules = ClassCaps(types[1], num_classes, centers=centers, **last)
 
     def capsules(self, images: Images) -> Capsules:
         x = torch.relu(self.conv(self._prepare(images)))  # [batch, A, 14, 14], for 32x32 images
@@ -100,10 +100,9 @@ def temperature(gain: float, children: float, iterations: int, pose_size: int) -
     """Options of a router for which a parent with its even share of `children`, half of them active, has this gain.
 
     `beta_a` then puts the activation of a parent near 1/2 when the logarithm of its votes' deviation is -2."""
-    data = children * CHILD_ACTIVATION
     rise = temperatures(iterations, 1.0)[-1]
     return {
-        "inverse_temperature": gain / (data * pose_size**2 * rise),
+        "inverse_temperature": gain / (children * CHILD_ACTIVATION * pose_size**2 * rise),
         "beta_a": gain * LOG_DEVIATION,
     }
 
@@ -115,7 +114,6 @@ register_model(
     info=ModelInfo(
         title="Matrix capsules with EM routing",
         year=2018,
-        arxiv="",
         img_size=(32, 32),
         in_chans=2,
         num_classes=5,

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,43 +26,16 @@ class Stage(NamedTuple):
     parameters: int  # numbers that training can change
 
 
-def card(
-    title: str,
-    about: str,
-    facts: Sequence[tuple[str, str]],
-    *,
-    heads: Sequence[str] = (),
-    rows: Sequence[Sequence[str]] = (),
-    picture: Any = None,
-) -> str:
-    """HTML of a title and a line, names with their values, a table, and a picture; text is escaped.
-
-    Args:
-        title, about: the first line.
-        facts: names and values.
-        heads, rows: of the table, whose first column names its rows and whose last holds numbers.
-        picture: with `source` (a data URL), `alt`, and `width` in pixels.
-    """
-    return render(
-        "torchcaps.models",
-        "card.html",
-        title=title,
-        about=about,
-        facts=facts,
-        heads=heads,
-        rows=rows,
-        picture=picture,
-    )
-
-
 def times(*sizes: int) -> str:
     """`6 × 6 × 32`."""
     return " × ".join(map(str, sizes))
 
 
-def capsules_in_words(shape: Sequence[int]) -> str:
+def capsules_in_words(shape: Sequence[int], unit: str = "dims") -> str:
     """`6 × 6 × 32 capsules of 8 dims` for `[6, 6, 32, 8]`."""
-    return f"{times(*shape[:-1])} {'capsule' if shape[-2] == 1 else 'capsules'} of {shape[-1]} dims"
+    return (
+        f"{times(*shape[:-1])} {'capsule' if shape[-2] == 1 else 'capsules'} of {shape[-1]} {unit}"
+    )
 
 
 def measured_stages(model: Any) -> list[Stage]:
@@ -70,18 +44,39 @@ def measured_stages(model: Any) -> list[Stage]:
     The model, its mode, its hooks and random numbers are not touched. Of a router, which may be the user's own, the
     shapes are those that it has to give. A chain is listed one by one."""
     bare = _without_weights(model)
-    shapes: dict[str, str] = {}
+    outputs: dict[str, Any] = {}
     for name, module in _stages(bare):
-        module.register_forward_hook(
-            lambda *seen, name=name: shapes.update({name: _in_words(seen[2])})
-        )
-    images = torch.zeros(1, bare.in_chans, *bare.img_size, dtype=next(bare.parameters()).dtype)
+        module.register_forward_hook(partial(_keep_output, outputs, name))
+    dtype = next(bare.parameters()).dtype
+    images = torch.zeros(1, bare.in_chans, *bare.img_size, dtype=dtype, device="meta")
     with torch.no_grad():
         _ = bare.reconstruct(bare.capsules(images)) if spec_of(bare).decoder else bare(images)
-    counts = {name: sum(p.numel() for p in module.parameters()) for name, module in _stages(model)}
     return [
-        Stage(name, _kind(module), shapes[name], counts[name]) for name, module in _stages(model)
+        Stage(name, _kind(module), _in_words(outputs[name]), parameter_count(module))
+        for name, module in _stages(model)
     ]
+
+
+def _keep_output(outputs: dict[str, Any], name: str, *call: Any) -> None:
+    """A forward hook, which is called with a module, its inputs and its output."""
+    outputs[name] = call[-1]
+
+
+def stages_by_name(model: nn.Module, rows: dict[str, tuple[str, str]]) -> list[Stage]:
+    """Stages by a part of the names of their parameters, with what each is and gives in words."""
+    return [
+        Stage(
+            name,
+            *words,
+            sum(p.numel() for path, p in model.named_parameters() if name in path.split(".")),
+        )
+        for name, words in rows.items()
+    ]
+
+
+def parameter_count(module: nn.Module) -> int:
+    """Numbers that training can change."""
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 class _Shapes(Router):
@@ -95,18 +90,15 @@ class _Shapes(Router):
 
 
 def _without_weights(model: nn.Module) -> Any:
-    """A copy on the CPU in evaluation mode, all zeros, whose routers do nothing; hooks and recordings stay behind."""
+    """A copy in evaluation mode of shapes alone, whose routers do nothing; hooks and recordings stay behind."""
     memo: dict[int, Any] = {}
     for module in model.modules():
-        memo |= {
-            id(hooks): type(hooks)() for hooks in (module._forward_hooks, module._forward_pre_hooks)
-        }
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            memo[id(hooks)] = type(hooks)()
         if isinstance(module, RoutedLayer):
             memo[id(module.router)] = _Shapes()
-    for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(_zeros(parameter), requires_grad=False)
-    for buffer in model.buffers():
-        memo[id(buffer)] = _zeros(buffer)
+    for tensor in (*model.parameters(), *model.buffers()):
+        memo[id(tensor)] = nn.Parameter(torch.empty_like(tensor, device="meta"), False)
     metadata = vars(model).get("_torchcaps")  # its options may hold a router module
     memo[id(metadata)] = metadata
     bare = copy.deepcopy(model, memo).eval()
@@ -114,10 +106,6 @@ def _without_weights(model: nn.Module) -> Any:
         if "impl" in vars(module):
             vars(module)["impl"] = "reference"
     return bare
-
-
-def _zeros(x: Tensor) -> Tensor:
-    return torch.zeros(x.shape, dtype=x.dtype)  # the system hands these out without touching memory
 
 
 def _stages(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -154,6 +142,24 @@ def _kind(module: nn.Module) -> str:
             else f", {iterations} iteration{'' if iterations == 1 else 's'}"
         )
     return name
+
+
+def model_card(model: Any) -> str:
+    """HTML of a model: a title and a line, facts, and a table of its stages."""
+    images = Stage("images", "", times(model.in_chans, *model.img_size), 0)
+    total = Stage("total", "", "", parameter_count(model))
+    stages = [images, *model.notebook_stages(), total]
+    return render(
+        "torchcaps.models",
+        "card.html",
+        title=type(model).__name__,
+        about=(type(model).__doc__ or "").strip().split("\n")[0],
+        facts=facts_of(model),
+        heads=("stage", "", "output", "parameters"),
+        rows=[
+            (*stage[:3], f"{stage.parameters:,}" if stage.parameters else "") for stage in stages
+        ],
+    )
 
 
 def facts_of(model: Any) -> list[tuple[str, str]]:

@@ -5,16 +5,16 @@ Kaiming He, Xiangyu Zhang, Shaoqing Ren, Jian Sun, "Deep Residual Learning for I
 zeros after the others (any order of channels is the same network).
 """
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from torchcaps.errors import check_known, check_range
-from torchcaps.models._base import Classes, Images, PlainNetwork
+from torchcaps.models._base import Classes, FeatureMap, Images, ImageSize, PlainNetwork
 from torchcaps.models._registry import ModelInfo, register_model
 
 Shortcut = Literal["A", "B"]
@@ -34,17 +34,15 @@ class ResidualBlock(nn.Module):
         self.first = convolution(below, above, stride)
         self.second = convolution(above, above, relu=False)
         changes = shortcut == "B" and (stride > 1 or self.missing > 0)
-        self.projection = (
-            convolution(below, above, stride, kernel=1, relu=False) if changes else None
-        )
+        self.projection = None
+        if changes:
+            self.projection = convolution(below, above, stride, kernel=1, relu=False)
 
-    def forward(
-        self, x: Float[Tensor, "batch below rows columns"]
-    ) -> Float[Tensor, "batch above rows2 columns2"]:
-        if self.projection is not None:
-            straight = self.projection(x)
-        else:
+    def forward(self, x: FeatureMap) -> FeatureMap:
+        if self.projection is None:
             straight = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.missing))
+        else:
+            straight = self.projection(x)
         return torch.relu(self.second(self.first(x)) + straight)
 
 
@@ -54,7 +52,16 @@ def convolution(
     """A convolution without bias that keeps the size (divided by the stride), batch norm, and ReLU if asked."""
     conv = nn.Conv2d(below, above, kernel, stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
-    return nn.Sequential(conv, nn.BatchNorm2d(above), *([nn.ReLU()] if relu else []))
+    layers = nn.Sequential(conv, nn.BatchNorm2d(above))
+    return layers.append(nn.ReLU()) if relu else layers
+
+
+def residual_blocks(widths: Iterable[int], shortcut: Shortcut) -> list[ResidualBlock]:
+    """A block from each of these widths to the next, of stride 2 where it changes."""
+    return [
+        ResidualBlock(below, above, 1 if below == above else 2, shortcut)
+        for below, above in pairwise(widths)
+    ]
 
 
 def residual_trunk(in_chans: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Sequential:
@@ -62,10 +69,7 @@ def residual_trunk(in_chans: int, width: int = 16, shortcut: Shortcut = "A") -> 
     check_range("width", width, low=1)
     check_known("shortcut", shortcut, get_args(Shortcut))
     widths = [width] * (BLOCKS + 1) + [2 * width] * BLOCKS + [4 * width] * BLOCKS
-    blocks = [
-        ResidualBlock(below, above, 1 if below == above else 2, shortcut)
-        for below, above in pairwise(widths)
-    ]
+    blocks = residual_blocks(widths, shortcut)
     return nn.Sequential(convolution(in_chans, width), *blocks)
 
 
@@ -73,7 +77,7 @@ class ResNet(PlainNetwork):
     """A convolution, nine residual blocks in three stages, global average pooling, and the classes.
 
     Args:
-        several, standardized: see `PlainNetwork`.
+        multilabel, standardized: see `PlainNetwork`.
         width: channels of the first stage; the next ones have twice and four times as many. The paper has 16.
         shortcut: "A", without parameters, as in the paper's figures for CIFAR-10; or "B", with projections.
     """
@@ -82,17 +86,13 @@ class ResNet(PlainNetwork):
         self,
         num_classes: int = 10,
         in_chans: int = 3,
-        img_size: int | tuple[int, int] = 32,
+        img_size: ImageSize = 32,
         *,
         width: int = 16,
         shortcut: Shortcut = "A",
-        multilabel: bool = False,
-        standardized: bool = False,
+        **options: bool,
     ) -> None:
-        needs = (SMALLEST, "residual networks")
-        super().__init__(
-            num_classes, in_chans, img_size, needs, multilabel=multilabel, standardized=standardized
-        )
+        super().__init__(num_classes, in_chans, img_size, SMALLEST, **options)
         self.trunk = residual_trunk(in_chans, width, shortcut)
         self.classes_layer = nn.Linear(4 * width, num_classes)
         nn.init.kaiming_normal_(self.classes_layer.weight, nonlinearity="relu")
@@ -111,7 +111,6 @@ register_model(
         arxiv="1512.03385",
         img_size=(32, 32),
         in_chans=3,
-        num_classes=10,
         parameters=269_722,
         published="CIFAR-10 test error 8.75 %",
     ),

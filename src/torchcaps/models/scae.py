@@ -10,8 +10,7 @@ Letters: b batch, m parts, k objects, c channels, h height, w width, t side of a
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from numbers import Real
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -19,11 +18,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import ArgumentError, check_known, check_range
+from torchcaps.errors import check_known, check_positive, check_range
 from torchcaps.functional.affine import affine_pose, composed, inverse
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import ImageModel, Images, side_after, side_before
+from torchcaps.models._base import ImageModel, Images, ImageSize, side_after, side_before
 from torchcaps.models._registry import ModelInfo, register_model
 from torchcaps.types import Capsules, ModelSpec
 
@@ -52,37 +51,55 @@ WEIGHTS = {
     "examples": 0.35,
     "views": 0.0,
 }
-COLOR_UNITS, BLOCKS, CAPSULE_UNITS, CAPSULE_DIM = 32, 3, 128, 32
+COLOR_UNITS, BLOCKS = 32, 3
+CAPSULE_UNITS = (128, 32, 128)  # of the hidden layers of an object capsule
+KERNEL, STRIDES = 3, (2, 2, 1, 1)
 
 
 class Noise(NamedTuple):
-    """What is added to logits of presence in training, each uniform in [-2, 2]."""
+    """What is added to logits of presence in training, each uniform in [-2, 2].
 
-    parts: Float[Tensor, "batch parts"]
-    objects: Float[Tensor, "batch objects"]
-    votes: Float[Tensor, "batch objects parts"]
+    Attributes:
+        parts: `[batch, parts]`.
+        objects: `[batch, objects]`.
+        votes: `[batch, objects, parts]`.
+    """
+
+    parts: Tensor
+    objects: Tensor
+    votes: Tensor
 
 
 class Parts(NamedTuple):
-    """Part capsules: pose `[b, m, 6]`, logit of presence `[b, m]`, feature `[b, m, numbers]`."""
+    """Part capsules.
 
-    pose: Float[Tensor, "batch parts 6"]
-    logit: Float[Tensor, "batch parts"]
-    feature: Float[Tensor, "batch parts numbers"]
+    Attributes:
+        pose: `[batch, parts, 6]`.
+        logit: of presence, `[batch, parts]`.
+        feature: `[batch, parts, 16]`.
+    """
+
+    pose: Tensor
+    logit: Tensor
+    feature: Tensor
 
 
 class Objects(NamedTuple):
-    """Object capsules, and what each of them says of each part."""
+    """Object capsules, and what each of them says of each part.
 
-    pose: Float[Tensor, "batch objects 6"]  # of the object as the viewer sees it
-    vote: Float[Tensor, "batch objects parts 6"]  # the pose that the part should have
-    spread: Float[Tensor, "batch objects parts"]  # standard deviation of that
-    log_weight: Float[
-        Tensor, "batch objects parts"
-    ]  # log a_km: presence of the object, times the part's in it
-    dynamic: Float[
-        Tensor, "batch objects parts 6"
-    ]  # by how much the part's place differs from the learned one
+    Attributes:
+        pose: of the object as the viewer sees it, `[batch, objects, 6]`.
+        vote: the pose that the part should have, `[batch, objects, parts, 6]`.
+        spread: standard deviation of the vote, `[batch, objects, parts]`.
+        log_weight: log a_km: presence of the object, times the part's in it, `[batch, objects, parts]`.
+        dynamic: by how much the part's place differs from the learned one, `[batch, objects, parts, 6]`.
+    """
+
+    pose: Tensor
+    vote: Tensor
+    spread: Tensor
+    log_weight: Tensor
+    dynamic: Tensor
 
     @property
     def presence(self) -> Float[Tensor, "batch objects"]:
@@ -92,21 +109,24 @@ class Objects(NamedTuple):
 
 class Explained(NamedTuple):
     """An image, taken apart. Of the m + 1 parts that draw, the last is the background; of the k + 1 objects that
-    explain a part, the last is none."""
+    explain a part, the last is none.
+
+    Attributes:
+        parts, objects: its capsules.
+        drawn: what each part draws at each pixel, in [0, 1], `[batch, m + 1, channels, height, width]`.
+        share: logits: how much each of them has to say there, `[batch, m + 1, 1, height, width]`.
+        log_likelihood: of the pixels, `[batch]`.
+        part_log_likelihood: of the poses of the parts, weighted by their presence, `[batch]`.
+        posterior: which object explains a part, `[batch, m, k + 1]`.
+    """
 
     parts: Parts
     objects: Objects
-    drawn: Float[
-        Tensor, "batch parts channels height width"
-    ]  # what each part draws at each pixel, in [0, 1]
-    share: Float[
-        Tensor, "batch parts 1 height width"
-    ]  # logits: how much each of them has to say there
-    log_likelihood: Float[Tensor, " batch"]  # of the pixels
-    part_log_likelihood: Float[
-        Tensor, " batch"
-    ]  # of the poses of the parts, weighted by their presence
-    posterior: Float[Tensor, "batch parts objects"]  # which object explains a part
+    drawn: Tensor
+    share: Tensor
+    log_likelihood: Tensor
+    part_log_likelihood: Tensor
+    posterior: Tensor
 
 
 class PartCapsules(nn.Module):
@@ -118,22 +138,26 @@ class PartCapsules(nn.Module):
         img_size: tuple[int, int],
         parts: int,
         *,
-        channels: int,
-        strides: Sequence[int],
-        pixel_scale: float,
+        channels: int = 128,
+        strides: Sequence[int] = STRIDES,
+        pixel_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.sizes, self.pixel_scale = (in_chans, *img_size), pixel_scale
-        layers: list[nn.Module] = []
-        for below, stride in zip((in_chans, *len(strides) * [channels]), strides, strict=False):
-            layers += [nn.Conv2d(below, channels, 3, stride), nn.ReLU()]
-        self.encoder = nn.Sequential(*layers)
-        sides = [side_after(side, [(3, stride) for stride in strides]) for side in img_size]
+        check_positive(channels=channels)
+        check_range("pixel_scale", pixel_scale, low=1e-3)
+        self.sizes = (in_chans, *img_size)
+        self.pixel_scale = pixel_scale
+        self.encoder = nn.Sequential()
+        below = in_chans
+        for stride in strides:
+            self.encoder.extend([nn.Conv2d(below, channels, KERNEL, stride), nn.ReLU()])
+            below = channels
+        sides = [side_after(side, [(KERNEL, stride) for stride in strides]) for side in img_size]
         self.place = nn.Parameter(torch.zeros(channels, *sides))
         self.head = nn.Conv2d(channels, parts * (POSE + FEATURES + 2), 1)
-        start = torch.empty(parts, in_chans * TEMPLATE**2)
-        nn.init.orthogonal_(start)
-        low, high = start.amin(dim=1, keepdim=True), start.amax(dim=1, keepdim=True)
+
+        start = nn.init.orthogonal_(torch.empty(parts, in_chans * TEMPLATE**2))
+        low, high = start.aminmax(dim=1, keepdim=True)
         start = START * (2 * (start - low) / (high - low) - 1)
         self.template = nn.Parameter(start.unflatten(1, (in_chans, TEMPLATE, TEMPLATE)))
         self.alpha = nn.Parameter(torch.zeros(parts, 1, TEMPLATE, TEMPLATE))
@@ -147,7 +171,7 @@ class PartCapsules(nn.Module):
         """The learned templates, in (0, 1)."""
         return (GAIN * full_precision(self.template)).sigmoid()
 
-    def forward(self, images: Tensor, noise: Tensor | None) -> Parts:
+    def forward(self, images: Tensor, noise: Tensor | None = None) -> Parts:
         features = self.head(self.encoder(images) + self.place).flatten(2)
         features = full_precision(features.unflatten(1, (len(self.template), -1)))
         attention = features[:, :, -1:].softmax(dim=-1)  # over places; [b, m, 1, places]
@@ -161,11 +185,9 @@ class PartCapsules(nn.Module):
         (b, m), (c, h, w) = pose.shape[:2], self.sizes
         color = full_precision(self.color(feature.to(self.template))).sigmoid()[..., None, None]
         both = torch.cat([self.templates(), full_precision(self.alpha)], dim=1)
-        grid = F.affine_grid(
-            inverse(pose).flatten(0, 1).unflatten(-1, (2, 3)), [b * m, 1, h, w], align_corners=True
-        )
         # One sampling a part, of the batch beside each other: a template is not copied for each image.
-        grid = grid.unflatten(0, (b, m)).transpose(0, 1).flatten(1, 2)  # [m, b * h, w, 2]
+        theta = inverse(pose).transpose(0, 1).reshape(-1, 2, 3)
+        grid = F.affine_grid(theta, [m * b, 1, h, w], align_corners=True).view(m, b * h, w, 2)
         warped = F.grid_sample(
             both, grid, mode="bilinear", padding_mode="zeros", align_corners=True
         )
@@ -197,23 +219,25 @@ class _Block(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.first, self.second = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.out = nn.Linear(dim, dim)
+        self.first = nn.LayerNorm(dim)
+        self.second = nn.LayerNorm(dim)
         self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
 
     def forward(self, x: Tensor, logit: Tensor) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, dim=-1)
-        x = x + self.out(attended(q, k, v, logit))
+        x = x + self.out(attend(q, k, v, logit))
         x = self.first(x * logit.sigmoid().unsqueeze(-1).to(x))
         return self.second(x + self.mlp(x))
 
 
-def attended(query: Tensor, key: Tensor, value: Tensor, logit: Tensor) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, logit: Tensor) -> Tensor:
     """One head of attention over a set whose members have logits of presence: logs of presence on its logits."""
-    kind, (query, key, value) = value.dtype, (full_precision(x) for x in (query, key, value))
+    query, key = full_precision(query), full_precision(key)
     scores = query @ key.mT / math.sqrt(key.shape[-1]) + F.logsigmoid(logit).unsqueeze(-2)
     with without_autocast(scores):
-        return (scores.softmax(dim=-1) @ value).to(kind)
+        return (scores.softmax(dim=-1) @ full_precision(value)).to(value.dtype)
 
 
 class ObjectCapsules(nn.Module):
@@ -223,46 +247,40 @@ class ObjectCapsules(nn.Module):
         self, numbers: int, parts: int, objects: int, units: int, set_units: int = 16
     ) -> None:
         super().__init__()
-        self.parts, self.embed = parts, nn.Linear(numbers, set_units)
+        self.parts = parts
+        self.embed = nn.Linear(numbers, set_units)
         self.blocks = nn.ModuleList(_Block(set_units) for _ in range(BLOCKS))
         self.widen = nn.Linear(set_units, units)
-        self.key, self.value = nn.Linear(units, units, bias=False), nn.Linear(units, units)
+        self.key = nn.Linear(units, units, bias=False)
+        self.value = nn.Linear(units, units)
         self.seeds = nn.Parameter(torch.randn(objects, units) / math.sqrt(units))
-        out = parts * (POSE + 2) + POSE + 1
-        shapes = (
-            (units, CAPSULE_UNITS),
-            (CAPSULE_UNITS, CAPSULE_DIM),
-            (CAPSULE_DIM, CAPSULE_UNITS),
-        )
+        rest = POSE + 1 + 2 * parts  # of all that a capsule says but the dynamic relations
+        widths = (units, *CAPSULE_UNITS, parts * POSE + rest)
         self.weight = nn.ParameterList(
-            torch.randn(objects, *shape) * math.sqrt(2 / sum(shape))
-            for shape in (*shapes, (CAPSULE_UNITS, out))
+            torch.randn(objects, *shape) * math.sqrt(2 / sum(shape)) for shape in pairwise(widths)
         )
-        self.bias = nn.ParameterList(
-            torch.zeros(objects, n) for n in (CAPSULE_UNITS, CAPSULE_DIM, CAPSULE_UNITS)
-        )
-        self.rest = nn.Parameter(
-            torch.zeros(objects, out - parts * POSE)
-        )  # of all but the dynamic relations
+        self.bias = nn.ParameterList(torch.zeros(objects, width) for width in CAPSULE_UNITS)
+        self.rest = nn.Parameter(torch.zeros(objects, rest))
         self.static = nn.Parameter(torch.randn(objects, parts, POSE) * math.sqrt(1 / POSE))
 
-    def forward(self, members: Tensor, logit: Tensor, noise: Noise | None) -> Objects:
+    def forward(self, members: Tensor, logit: Tensor, noise: Noise | None = None) -> Objects:
         x = self.embed(members.to(self.embed.weight.dtype))
         for block in self.blocks:
             x = block(x, logit)
         x = self.widen(x)
-        return self.decode(
-            attended(self.seeds.expand(len(x), -1, -1), self.key(x), self.value(x), logit), noise
-        )
+        seeds = self.seeds.expand(len(x), -1, -1)
+        return self.decode(attend(seeds, self.key(x), self.value(x), logit), noise)
 
     def decode(self, x: Tensor, noise: Noise | None) -> Objects:
         """What capsules `[b, k, 256]` say."""
         with without_autocast(x):  # likelihoods are of small differences
             x = full_precision(x)
-            for layer, (weight, bias) in enumerate(zip(self.weight[:3], self.bias, strict=True)):
-                x = torch.einsum("bki,kio->bko", x, full_precision(weight)) + full_precision(bias)
-                x = x if layer == 1 else x.relu()
-            x = torch.einsum("bki,kio->bko", x, full_precision(self.weight[3]))
+            for layer, weight in enumerate(self.weight):
+                x = torch.einsum("bki,kio->bko", x, full_precision(weight))
+                if layer < len(self.bias):
+                    x = x + full_precision(self.bias[layer])
+                if layer in (0, 2):
+                    x = x.relu()
             m = self.parts
             dynamic = x[..., : m * POSE].unflatten(-1, (m, POSE))
             rest = x[..., m * POSE :] + full_precision(self.rest)
@@ -295,61 +313,64 @@ class SCAE(ImageModel):
         parts: part capsules; 40 in the paper's experiment with MNIST.
         objects: object capsules; 32 there.
         clusters: that images are divided into by their objects, after the training; as many as there are classes.
-        channels: of the 3x3 convolutions; 128 there.
-        strides: of the convolutions, one each.
         units: of the learned seeds that look for objects; 256 there.
         set_units: of the set transformer that looks at parts; 16 there.
-        pixel_scale: standard deviation of a pixel; 1 there, with which a training takes many times longer.
         weights: of parts of the loss, those that differ from `WEIGHTS`. With `views` above 0 parts and objects learn
             one after the other; see `tasks.unsupervised.Unsupervised`. ValueError for unknown names,
-            and for what is no number of at least 0.
+            and for numbers below 0.
+        channels: of the 3x3 convolutions; 128 there.
+        strides: of the convolutions, one each.
+        pixel_scale: standard deviation of a pixel; 1 there, with which a training takes many times longer.
     """
-
-    spec = ModelSpec(pose=True, activation="probability", task="unsupervised", loss="likelihood")
 
     def __init__(
         self,
         in_chans: int = 1,
-        img_size: int | tuple[int, int] = 40,
+        img_size: ImageSize = 40,
         *,
         parts: int = 40,
         objects: int = 32,
         clusters: int = 10,
-        channels: int = 128,
-        strides: Sequence[int] = (2, 2, 1, 1),
         units: int = 256,
         set_units: int = 16,
-        pixel_scale: float = 1.0,
         weights: Mapping[str, float] | None = None,
+        **part_options: Any,
     ) -> None:
-        sizes = {"parts": parts, "objects": objects, "clusters": clusters, "channels": channels}
-        sizes |= {"units": units, "set_units": set_units}
+        strides = part_options.get("strides", STRIDES)
         for stride in strides:
             check_range("strides", stride, low=1)
-        smallest = side_before(1, [(3, stride) for stride in strides])
-        super().__init__(in_chans, img_size, (smallest, f"{len(strides)} convolutions"), **sizes)
-        self.spec = replace(self.spec, smallest=smallest)
-        check_range("pixel_scale", pixel_scale, low=1e-3)
-        self.num_parts, self.num_objects = parts, objects
-        how: dict[str, Any] = {"channels": channels, "strides": strides, "pixel_scale": pixel_scale}
-        self.part_capsules = PartCapsules(in_chans, self.img_size, parts, **how)
+        smallest = side_before(1, [(KERNEL, stride) for stride in strides])
+        super().__init__(
+            in_chans,
+            img_size,
+            smallest,
+            parts=parts,
+            objects=objects,
+            clusters=clusters,
+            units=units,
+            set_units=set_units,
+        )
+        self.spec = ModelSpec(
+            pose=True,
+            activation="probability",
+            smallest=smallest,
+            task="unsupervised",
+            loss="likelihood",
+        )
+        self.num_parts, self.num_objects, self.num_clusters = parts, objects, clusters
+        self.part_capsules = PartCapsules(in_chans, self.img_size, parts, **part_options)
         numbers = POSE + 1 + FEATURES + in_chans * TEMPLATE**2
         self.object_capsules = ObjectCapsules(numbers, parts, objects, units, set_units)
-        weights = {} if weights is None else weights
-        if not isinstance(weights, Mapping) or not all(
-            isinstance(value, Real) for value in weights.values()
-        ):
-            raise ArgumentError("weights", f"expected numbers by name, got {weights!r}")
-        for name, value in weights.items():
+        self.weights = WEIGHTS | dict(weights or {})
+        for name, weight in self.weights.items():
             check_known("weight", name, WEIGHTS)
-            check_range(name, value, low=0)
-        self.num_clusters, self.weights = clusters, {**WEIGHTS, **weights}
+            check_range(name, weight, low=0)
         self.register_buffer("centers", torch.zeros(2, clusters, objects))
         self.register_buffer("names", torch.zeros(2, clusters, dtype=torch.int64))
 
     def explain(self, images: Images, noise: Noise | None = None) -> Explained:
         """Parts and objects of the images, what they draw, and how likely that makes what is seen."""
-        parts, drawn, share, seen = self.depict(images, None if noise is None else noise.parts)
+        parts, drawn, share, seen = self.depict(images, noise and noise.parts)
         objects, told, posterior = self._told(parts, noise)
         return Explained(parts, objects, drawn, share, seen, told, posterior)
 
@@ -367,12 +388,12 @@ class SCAE(ImageModel):
         """Objects of the images, and the log likelihood of the poses of their parts, from which nothing flows back."""
         images = self._prepare(images)
         with torch.no_grad():
-            parts = self.part_capsules(images, None)
-        return self._told(parts, None)[:2]
+            parts = self.part_capsules(images)
+        return self._told(parts)[:2]
 
     def capsules(self, images: Images) -> Capsules:
         images = self._prepare(images)
-        objects = self._objects(self.part_capsules(images, None), None)
+        objects = self._objects(self.part_capsules(images))
         return Capsules(objects.pose, objects.presence)
 
     def templates(self) -> Float[Tensor, "parts channels side side"]:
@@ -383,14 +404,14 @@ class SCAE(ImageModel):
         """How much each pixel of a template has to say, in (0, 1), beside a part of the same presence that is gray."""
         return self.part_capsules.alpha.detach().sigmoid()
 
-    def _told(self, parts: Parts, noise: Noise | None) -> tuple[Objects, Tensor, Tensor]:
+    def _told(self, parts: Parts, noise: Noise | None = None) -> tuple[Objects, Tensor, Tensor]:
         """Objects, and of their votes what `Explained` has as `part_log_likelihood` and `posterior`."""
         objects = self._objects(parts, noise)
         with without_autocast(parts.pose):
             each, posterior = pose_likelihood(parts.pose.detach(), objects)
             return objects, (parts.logit.detach().sigmoid() * each).sum(dim=1), posterior
 
-    def _objects(self, parts: Parts, noise: Noise | None) -> Objects:
+    def _objects(self, parts: Parts, noise: Noise | None = None) -> Objects:
         """The objects that explain the parts, from which nothing flows back but through features."""
         pose, logit, feature = parts
         logit = logit.detach()
@@ -408,8 +429,6 @@ register_model(
         title="Stacked Capsule Autoencoders",
         year=2019,
         arxiv="1906.06818",
-        img_size=(28, 28),
-        in_chans=1,
         num_classes=0,
         parameters=746_671,
         published="98.7 % unsupervised accuracy on MNIST",

@@ -8,7 +8,6 @@ kernels at the start (see `KernelCaps`), windows centered on a pixel where the m
 """
 
 from functools import partial
-from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int64
@@ -17,7 +16,7 @@ from torch.nn import functional as F
 
 from torchcaps.errors import check_range
 from torchcaps.functional.squash import full_precision, safe_norm
-from torchcaps.models._base import DrawingModel, Images
+from torchcaps.models._base import DrawingModel, Images, ImageSize
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn.map_routing import KernelCaps
 from torchcaps.types import Capsules, ModelSpec
@@ -42,7 +41,7 @@ class SegCaps(DrawingModel):
         self,
         num_classes: int = 2,
         in_chans: int = 1,
-        img_size: int | tuple[int, int] = 512,
+        img_size: ImageSize = 512,
         *,
         dim: int = 16,
         iterations: int = 3,
@@ -52,26 +51,33 @@ class SegCaps(DrawingModel):
         super().__init__(in_chans, img_size, num_classes=num_classes, dim=dim)
         check_range("num_classes", num_classes, low=2)
         a, b, c = dim, 2 * dim, 4 * dim
-        changed, kept = iterations, iterations if same_size is None else same_size
+        same_size = iterations if same_size is None else same_size
+        same = partial(KernelCaps, iterations=same_size)
+        smaller = partial(KernelCaps, stride=2, iterations=iterations)
+        larger = partial(smaller, kernel_size=4, transposed=True)
         self.conv1 = nn.Conv2d(in_chans, a, 5, padding=2)
         self.primary = KernelCaps(1, a, 2, a, stride=2, iterations=1)
-        self.caps2_1 = KernelCaps(2, a, 4, a, iterations=kept)
-        self.caps2_2 = KernelCaps(4, a, 4, b, stride=2, iterations=changed)
-        self.caps3_1 = KernelCaps(4, b, 8, b, iterations=kept)
-        self.caps3_2 = KernelCaps(8, b, 8, c, stride=2, iterations=changed)
-        self.caps4_1 = KernelCaps(8, c, 8, b, iterations=kept)
-        larger = partial(KernelCaps, kernel_size=4, stride=2, transposed=True, iterations=changed)
+        self.caps2_1 = same(2, a, 4, a)
+        self.caps2_2 = smaller(4, a, 4, b)
+        self.caps3_1 = same(4, b, 8, b)
+        self.caps3_2 = smaller(8, b, 8, c)
+        self.caps4_1 = same(8, c, 8, b)
         self.up1_1 = larger(8, b, 8, b)
-        self.up1_2 = KernelCaps(16, b, 4, b, iterations=kept)
+        self.up1_2 = same(16, b, 4, b)
         self.up2_1 = larger(4, b, 4, a)
-        self.up2_2 = KernelCaps(8, a, 4, a, iterations=kept)
+        self.up2_2 = same(8, a, 4, a)
         self.up3_1 = larger(4, a, 2, a)
-        self.seg_caps = KernelCaps(3, a, num_classes - 1, a, kernel_size=1, iterations=kept)
-        hidden = (a * (num_classes - 1), 64, 128, in_chans)
+        self.seg_caps = same(3, a, num_classes - 1, a, kernel_size=1)
         self.decoder = None
         if decoder:
-            first, second, third = (nn.Conv2d(*pair, 1) for pair in pairwise(hidden))
-            self.decoder = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third, nn.Sigmoid())
+            self.decoder = nn.Sequential(
+                nn.Conv2d(a * (num_classes - 1), 64, 1),
+                nn.ReLU(),
+                nn.Conv2d(64, 128, 1),
+                nn.ReLU(),
+                nn.Conv2d(128, in_chans, 1),
+                nn.Sigmoid(),
+            )
         self.spec = ModelSpec(
             pose=True,
             activation="length",
@@ -85,10 +91,9 @@ class SegCaps(DrawingModel):
         """Class capsules of each pixel: pose `[batch, height, width, num_classes - 1, dim]`, lengths in [0, 1)."""
         self._check(images)
         height, width = self.img_size
-        x = F.relu(
-            self.conv1(F.pad(images, (0, -width % STEP, 0, -height % STEP)))
-        )  # [batch, 16, 512, 512]
-        pose = full_precision(x).permute(0, 2, 3, 1).unsqueeze(3)
+        x = self.conv1(F.pad(images, (0, -width % STEP, 0, -height % STEP)))
+        x = F.relu(x)  # [batch, 16, 512, 512]
+        pose = full_precision(x).movedim(1, -1).unsqueeze(3)
         first = Capsules(pose, safe_norm(pose))  # one capsule a pixel
         second = self.caps2_1(self.primary(first))  # 4 types at 256x256
         third = self.caps3_1(self.caps2_2(second))  # 8 at 128x128
@@ -111,12 +116,11 @@ class SegCaps(DrawingModel):
         return (pose * shown.unsqueeze(-1)).flatten(3).movedim(-1, 1)
 
 
-def _joined(one: Capsules, other: Capsules) -> Capsules:
+def _joined(first: Capsules, second: Capsules) -> Capsules:
     """The capsule types of two maps as those of one; made with the types before the places, as convolutions go."""
-    pose = torch.cat([x.pose.permute(0, 3, 4, 1, 2) for x in (one, other)], dim=1).permute(
-        0, 3, 4, 1, 2
-    )
-    return Capsules(pose, torch.cat([one.activation, other.activation], dim=-1))
+    poses = [capsules.pose.permute(0, 3, 4, 1, 2) for capsules in (first, second)]
+    pose = torch.cat(poses, dim=1).permute(0, 3, 4, 1, 2)
+    return Capsules(pose, torch.cat([first.activation, second.activation], dim=-1))
 
 
 # SegCaps R3: three iterations in every layer.
@@ -128,7 +132,6 @@ register_model(
         year=2018,
         arxiv="1804.04241",
         img_size=(512, 512),
-        in_chans=1,
         num_classes=2,
         parameters=1_425_649,
         published="LUNA16 lung fields, Dice 98.479 % (mean of 4 splits)",

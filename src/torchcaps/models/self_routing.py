@@ -16,7 +16,7 @@ from torch import nn
 from torchcaps.errors import ArgumentError, check_known, check_range
 from torchcaps.functional.fields import ConvField, DenseField
 from torchcaps.functional.squash import full_precision, squash_with_length
-from torchcaps.models._base import Classes, ImageModel, Images, PlainNetwork
+from torchcaps.models._base import Classes, ImageModel, Images, ImageSize, PlainNetwork
 from torchcaps.models._registry import ModelInfo, register_model
 from torchcaps.models.matrix_caps import temperature
 from torchcaps.models.resnet import convolution, residual_trunk
@@ -43,16 +43,12 @@ def trunk(backbone: Backbone, in_chans: int) -> tuple[nn.Sequential, int, int]:
     check_known("backbone", backbone, get_args(Backbone))
     if backbone == "resnet20":
         return residual_trunk(in_chans), 64, 2
-    layers, below = list[nn.Module](), in_chans
+    layers = nn.Sequential()
+    below = in_chans
     for above, stride in CONVNET:
         layers.append(convolution(below, above, stride))
         below = above
-    return nn.Sequential(*layers), below, 3
-
-
-def _needs(halvings: int) -> tuple[int, str]:
-    """Pixels that leave more than one place, of which batch norm needs two."""
-    return 2**halvings + 1, f"{halvings} convolutions of stride 2"
+    return layers, below, 3
 
 
 def _halved(img_size: tuple[int, int], times: int) -> int:
@@ -64,7 +60,7 @@ class PlainHeadNetwork(PlainNetwork):
     """The backbone with a head without capsules: the average of the map, or a convolution and all of its map.
 
     Args:
-        several, standardized, backbone: see `PlainNetwork` and `SRCapsNet`.
+        multilabel, standardized, backbone: see `PlainNetwork` and `SRCapsNet`.
         head: "average" or "linear".
     """
 
@@ -72,33 +68,25 @@ class PlainHeadNetwork(PlainNetwork):
         self,
         num_classes: int,
         in_chans: int,
-        img_size: int | tuple[int, int],
+        img_size: ImageSize,
         *,
         head: PlainHead,
         backbone: Backbone = "resnet20",
-        multilabel: bool = False,
-        standardized: bool = False,
+        **options: bool,
     ) -> None:
         layers, channels, halvings = trunk(backbone, in_chans)
-        super().__init__(
-            num_classes,
-            in_chans,
-            img_size,
-            _needs(halvings),
-            multilabel=multilabel,
-            standardized=standardized,
-        )
-        self.trunk, self.head = layers, None
+        super().__init__(num_classes, in_chans, img_size, 2**halvings + 1, **options)
+        self.trunk = layers
+        self.head = None
         if head == "linear":
             self.head = convolution(channels, TYPES * DIM)
             channels = TYPES * DIM * _halved(self.img_size, halvings)
         self.classes_layer = nn.Linear(channels, num_classes)
 
     def scores(self, x: Images) -> Classes:
-        features = self.trunk(x)
-        return self.classes_layer(
-            features.mean(dim=(2, 3)) if self.head is None else self.head(features).flatten(1)
-        )
+        x = self.trunk(x)
+        x = x.mean(dim=(2, 3)) if self.head is None else self.head(x).flatten(1)
+        return self.classes_layer(x)
 
 
 class BranchedPrimaryCaps(nn.Module):
@@ -113,11 +101,11 @@ class BranchedPrimaryCaps(nn.Module):
         self.activation = None if squashed else convolution(channels, types, relu=False)
 
     def forward(self, x: Images) -> Capsules:
-        pose = self.pose(x).permute(0, 2, 3, 1).unflatten(-1, (self.types, -1))
+        pose = self.pose(x).movedim(1, -1).unflatten(-1, (self.types, -1))
         if self.activation is None:
             return Capsules(*squash_with_length(pose))
         activation = full_precision(self.activation(x)).sigmoid()
-        return Capsules(full_precision(pose), activation.permute(0, 2, 3, 1))
+        return Capsules(full_precision(pose), activation.movedim(1, -1))
 
 
 class SRCapsNet(ImageModel):
@@ -137,7 +125,7 @@ class SRCapsNet(ImageModel):
         self,
         num_classes: int = 10,
         in_chans: int = 3,
-        img_size: int | tuple[int, int] = 32,
+        img_size: ImageSize = 32,
         *,
         routing: CapsuleHead = "self_routing",
         depth: int = 1,
@@ -152,65 +140,79 @@ class SRCapsNet(ImageModel):
             why = "the couplings of self-routed classes are the answer itself"
             raise ArgumentError("uniform", f"expected depth 2, for {why}")
         layers, channels, halvings = trunk(backbone, in_chans)
-        needs = _needs(halvings + depth - 1)
-        super().__init__(in_chans, img_size, needs, num_classes=num_classes, types=types, dim=dim)
+        halvings += depth - 1
+        smallest = 2**halvings + 1  # pixels that leave more than one place: batch norm needs two
+        super().__init__(
+            in_chans, img_size, smallest, num_classes=num_classes, types=types, dim=dim
+        )
         self.standardized, self.trunk = standardized, layers
         self.primary = BranchedPrimaryCaps(channels, types, dim, squashed=routing == "dynamic")
         self.conv_capsules = self.norm = None
         if depth == 2:
-            field = partial(ConvField, kernel=3, stride=2, padding=1, convention="type")
             self.conv_capsules = routed(
-                routing, LayerSizes(9 * types, dim, types, dim), field, primary=True
+                routing,
+                LayerSizes(9 * types, dim, types, dim),
+                partial(ConvField, kernel=3, stride=2, padding=1, convention="type"),
+                primary=True,
+                uniform=uniform,
             )
             self.norm = nn.BatchNorm2d(types * dim) if routing != "dynamic" else None
-        children = types * _halved(self.img_size, halvings + depth - 1)
+        children = types * _halved(self.img_size, halvings)
         self.class_capsules = routed(
-            routing, LayerSizes(children, dim, num_classes, dim), primary=depth == 1
+            routing,
+            LayerSizes(children, dim, num_classes, dim),
+            primary=depth == 1,
+            uniform=uniform and routing != "self_routing",
         )
-        for layer in (self.conv_capsules, self.class_capsules) if uniform else ():
-            if layer is not None and (routing != "self_routing" or layer is self.conv_capsules):
-                layer.router = layer.router.uniform()
         activation = self.class_capsules.router.activation
         self.spec = ModelSpec(
-            pose=True, activation=activation, loss="likelihood", smallest=needs[0]
+            pose=True, activation=activation, loss="likelihood", smallest=smallest
         )
 
     def capsules(self, images: Images) -> Capsules:
-        features = self.trunk(self._prepare(images))
-        capsules = self.primary(
-            features
-        )  # 32 types of dim 16 at each of 8x8 places, for 32x32 images
+        # 32 types of dim 16 at each of 8x8 places, for 32x32 images
+        capsules = self.primary(self.trunk(self._prepare(images)))
         if self.conv_capsules is not None:
             capsules = self.conv_capsules(capsules)  # 32 types at 4x4 places
-            if self.norm is not None:  # each number of a pose, over the batch and the map
-                pose, kind = capsules.pose, self.norm.weight.dtype
-                normed = full_precision(self.norm(pose.flatten(3).permute(0, 3, 1, 2).to(kind)))
-                capsules = capsules._replace(
-                    pose=normed.permute(0, 2, 3, 1).unflatten(3, pose.shape[3:])
-                )
+        if self.norm is not None:  # each number of a pose, over the batch and the map
+            pose = capsules.pose
+            x = self.norm(pose.flatten(3).movedim(-1, 1).to(self.norm.weight.dtype))
+            normed = full_precision(x).movedim(1, -1).unflatten(3, pose.shape[3:])
+            capsules = Capsules(normed, capsules.activation)
         return self.class_capsules(capsules)
 
 
 def routed(
-    routing: CapsuleHead, sizes: LayerSizes, field: Any = DenseField, *, primary: bool
+    routing: CapsuleHead,
+    sizes: LayerSizes,
+    field: Any = DenseField,
+    *,
+    primary: bool,
+    uniform: bool,
 ) -> RoutedLayer:
     """A layer of one of the heads, on primary capsules or others. Self-routed classes have no matrices."""
-    if routing == "dynamic":  # normed poses are about one long when squashed, not a tenth
-        std = (
-            PARENT_LENGTH * sizes.parents / (sizes.children * sizes.dim) ** 0.5 if primary else None
-        )
-        return RoutedLayer(LinearVotes(sizes, init_std=std), routing, field)
-    if routing == "em":
-        pose_size, share = round(sizes.dim**0.5), sizes.children / sizes.parents
-        return RoutedLayer(
-            MatrixVotes(sizes), routing, field, **temperature(EM_GAIN, share, 3, pose_size)
-        )
     check_known("routing", routing, get_args(CapsuleHead))
-    if field is not DenseField:
-        return RoutedLayer(LinearVotes(sizes, init_std=sizes.in_dim**-0.5), routing, field)
-    layer = RoutedLayer(PoseVotes(sizes), routing)
+    votes: nn.Module
+    options: dict[str, float] = {}
+    if routing == "em":
+        votes = MatrixVotes(sizes)
+        share = sizes.children / sizes.parents
+        options = temperature(EM_GAIN, share, 3, round(sizes.dim**0.5))
+    elif routing == "self_routing" and field is DenseField:
+        votes = PoseVotes(sizes)
+    else:
+        std = None
+        if routing == "self_routing":
+            std = sizes.in_dim**-0.5
+        elif primary:  # normed poses are about one long when squashed, not a tenth
+            std = PARENT_LENGTH * sizes.parents / (sizes.children * sizes.dim) ** 0.5
+        votes = LinearVotes(sizes, init_std=std)
+    layer = RoutedLayer(votes, routing, field, **options)
     router: Any = layer.router
-    nn.init.normal_(router.choice, std=sizes.in_dim**-0.5)  # logits of normed poses: about 1
+    if isinstance(votes, PoseVotes):
+        nn.init.normal_(router.choice, std=sizes.in_dim**-0.5)  # logits of normed poses: about 1
+    if uniform:
+        layer.router = router.uniform()
     return layer
 
 
@@ -218,10 +220,8 @@ def routed(
     ModelInfo(
         title="Self-Routing Capsule Networks",
         year=2019,
-        arxiv="",
         img_size=(32, 32),
         in_chans=3,
-        num_classes=10,
         parameters=931_664,
         published="CIFAR-10 test error 8.17 ± 0.18 % (depth 1), 7.86 ± 0.12 % (depth 2)",
     )
@@ -230,8 +230,8 @@ def sr_capsnet(
     *, head: PlainHead | CapsuleHead = "self_routing", **options: Any
 ) -> SRCapsNet | PlainHeadNetwork:
     """ResNet-20 with a head of self-routed capsules, or with one of those it was compared with; see `head`."""
-    chosen: Any = head
-    if head in get_args(PlainHead):
-        return PlainHeadNetwork(head=chosen, **options)
     check_known("head", head, (*get_args(PlainHead), *get_args(CapsuleHead)))
-    return SRCapsNet(routing=chosen, **options)
+    name: Any = head
+    if head in get_args(PlainHead):
+        return PlainHeadNetwork(head=name, **options)
+    return SRCapsNet(routing=name, **options)

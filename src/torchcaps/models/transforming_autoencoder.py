@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, check_known, check_shape
 from torchcaps.functional.bounds import without_autocast
-from torchcaps.models._base import ImageModel, Images
+from torchcaps.models._base import ImageModel, Images, ImageSize
 from torchcaps.models._registry import ModelInfo, register_model
-from torchcaps.models.notebook import Stage, capsules_in_words, times
+from torchcaps.models.notebook import Stage, capsules_in_words, stages_by_name, times
 from torchcaps.types import Capsules, ModelSpec
 
 Pose = Literal["translation", "affine"]
@@ -59,7 +59,7 @@ class TransformingAutoencoder(ImageModel):
     def __init__(
         self,
         in_chans: int = 1,
-        img_size: int | tuple[int, int] = 28,
+        img_size: ImageSize = 28,
         *,
         capsules: int = 30,
         recognition: int = 10,
@@ -69,119 +69,97 @@ class TransformingAutoencoder(ImageModel):
         bounded: bool = False,
     ) -> None:
         sizes = {"capsules": capsules, "recognition": recognition, "generation": generation}
-        super().__init__(in_chans, img_size, (1, "transforming auto-encoders"), **sizes)
+        super().__init__(in_chans, img_size, **sizes)
         check_known("pose", pose, get_args(Pose))
         if constrained and pose != "affine":
             raise ArgumentError("constrained", f"expected affine poses, got {pose!r}")
-        self.num_capsules, self.pose, self.constrained, self.bounded = (
-            capsules,
-            pose,
-            constrained,
-            bounded,
-        )
-        pixels = in_chans * math.prod(self.img_size)
-        recognized = 2 if pose == "translation" else 6 if constrained else 9
+        self.num_capsules = capsules
+        self.pose, self.constrained, self.bounded = pose, constrained, bounded
         self.pose_dim = 2 if pose == "translation" else 9
+        pixels = in_chans * math.prod(self.img_size)
         shapes = {
             "recognize": (pixels, recognition),
-            "place": (recognition, recognized),
+            "place": (recognition, 6 if constrained else self.pose_dim),
             "gate": (recognition, 1),
             "generate": (self.pose_dim, generation),
             "draw": (generation, pixels),
         }
         self.weight = nn.ParameterDict(
-            {n: torch.empty(capsules, *shape) for n, shape in shapes.items()}
+            {name: torch.empty(capsules, *shape) for name, shape in shapes.items()}
         )
         self.bias = nn.ParameterDict(
-            {n: torch.empty(capsules, shape[1]) for n, shape in shapes.items()}
+            {name: torch.empty(capsules, width) for name, (_, width) in shapes.items()}
         )
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw the weights anew: presences start near 1/2, and generation units tile the middle of the canvas."""
-        pixel = (
-            1.0 if self.pose == "translation" else 2 / max(self.img_size)
-        )  # in units of the pose
+        is_shift = self.pose == "translation"
+        pixel = 1.0 if is_shift else 2 / max(self.img_size)  # in units of the pose
         for name in ("recognize", "gate", "draw"):
-            bound = math.sqrt(3.0) * math.sqrt(
-                2.0 / sum(self.weight[name].shape[1:])
-            )  # Glorot's, of each matrix
+            bound = math.sqrt(3.0) * math.sqrt(2.0 / sum(self.weight[name].shape[1:]))  # Glorot's
             nn.init.uniform_(self.weight[name], -bound, bound)
             nn.init.zeros_(self.bias[name])
         self.weight["draw"].mul_(0.1)  # thirty capsules at once must not drown the image
         nn.init.normal_(self.weight["place"], std=pixel)
         nn.init.normal_(self.weight["generate"], std=_SLOPE / pixel)
-        rest = torch.zeros(2) if self.pose == "translation" else torch.eye(3).flatten()
-        self.bias["place"].copy_(rest[: self.bias["place"].shape[1]].expand_as(self.bias["place"]))
+        rest = torch.zeros(2) if is_shift else torch.eye(3).flatten()
+        self.bias["place"].copy_(rest[: self.bias["place"].shape[1]])
         weight = self.weight["generate"]  # [k, d, g]
-        centers = rest.to(weight).view(1, -1, 1) + torch.empty_like(weight).uniform_(
-            -_REACH * pixel, _REACH * pixel
-        )
+        centers = torch.empty_like(weight).uniform_(-_REACH * pixel, _REACH * pixel)
+        centers += rest.to(weight).unsqueeze(-1)
         self.bias["generate"].copy_(-(weight * centers).sum(dim=1))
 
     def notebook_stages(self) -> list[Stage]:
-        count, image, units = (
-            self.num_capsules,
-            times(self.in_chans, *self.img_size),
-            "sigmoid units",
-        )
-        words = {
-            n: capsules_in_words((count, w.shape[2])).replace("dims", "units")
-            for n, w in self.weight.items()
-        }
-        stages = {
-            "recognize": (units, words["recognize"]),
+        units = "sigmoid units"
+        count, _, recognition = self.weight["recognize"].shape
+        generation = self.weight["generate"].shape[2]
+        rows = {
+            "recognize": (units, capsules_in_words((count, recognition), "units")),
             "gate": (units, f"{count} presences"),
             "place": (f"poses ({self.pose})", capsules_in_words((count, self.pose_dim))),
-            "generate": (units, words["generate"]),
-            "draw": ("sum over capsules" + (", then sigmoid" if self.bounded else ""), image),
+            "generate": (units, capsules_in_words((count, generation), "units")),
+            "draw": (
+                "sum over capsules, then sigmoid" if self.bounded else "sum over capsules",
+                times(self.in_chans, *self.img_size),
+            ),
         }
-        return [
-            Stage(n, *stages[n], self.weight[n].numel() + self.bias[n].numel()) for n in self.weight
-        ]
+        return stages_by_name(self, rows)
 
     def capsules(self, images: Images) -> Capsules:
         """Capsules of the images: pose `[batch, capsules, 2 or 9]`, presence `[batch, capsules]` in [0, 1]."""
         self._check(images)
         x = images.flatten(1)
-        h = (
-            torch.einsum("bp,kpr->bkr", x, self.weight["recognize"]) + self.bias["recognize"]
-        ).sigmoid()
-        with without_autocast(
-            x
-        ):  # places are stages by small differences, which half precision would round away
+        h = torch.einsum("bp,kpr->bkr", x, self.weight["recognize"]) + self.bias["recognize"]
+        h = h.sigmoid()
+        with without_autocast(x):  # half precision would round away small differences of places
             h = h.to(self.weight["place"].dtype)
-            pose = torch.einsum("bkr,krd->bkd", h, self.weight["place"]) + self.bias["place"]
-            presence = (
-                torch.einsum("bkr,kro->bko", h, self.weight["gate"]) + self.bias["gate"]
-            ).sigmoid()
+            pose = self._mapped("place", h)
+            presence = self._mapped("gate", h).sigmoid()
         if self.constrained:
-            pose = torch.cat(
-                [pose, pose.new_tensor([0.0, 0.0, 1.0]).expand(*pose.shape[:2], 3)], dim=-1
-            )
+            last_row = pose.new_tensor([0.0, 0.0, 1.0]).expand(*pose.shape[:2], 3)
+            pose = torch.cat([pose, last_row], dim=-1)
         return Capsules(pose, presence.squeeze(-1))
+
+    def _mapped(self, name: str, x: Float[Tensor, "batch capsules inputs"]) -> Tensor:
+        """Each capsule's own affine map of its numbers."""
+        return torch.einsum("bki,kio->bko", x, self.weight[name]) + self.bias[name]
 
     def move(
         self, capsules: Capsules, transformation: Float[Tensor, " batch *numbers"]
     ) -> Capsules:
         """The same capsules with their poses transformed: `pose + shift`, or `T A`; see `TransformedPairs`."""
         pose, presence = capsules
+        axes = {"batch": len(pose), "shift": 2}
+        if self.pose == "affine":
+            axes = {"batch": len(pose), "rows": 3, "columns": 3}
+        check_shape("transformation", transformation, [*axes], **axes)
+        transformation = transformation.unsqueeze(1)
         if self.pose == "translation":
-            check_shape(
-                "transformation", transformation, ("batch", "shift"), batch=len(pose), shift=2
-            )
-            return Capsules(pose + transformation.unsqueeze(1), presence)
-        check_shape(
-            "transformation",
-            transformation,
-            ("batch", "rows", "columns"),
-            batch=len(pose),
-            rows=3,
-            columns=3,
-        )
+            return Capsules(pose + transformation, presence)
         with without_autocast(pose):
-            matrices = transformation.unsqueeze(1) @ pose.unflatten(-1, (3, 3))
+            matrices = transformation @ pose.unflatten(-1, (3, 3))
         return Capsules(matrices.flatten(-2), presence)
 
     def reconstruct(
@@ -190,42 +168,33 @@ class TransformingAutoencoder(ImageModel):
         """The image that capsules draw together: the sum of what each draws, times its presence; see `bounded`. With
         `labels` `[batch]`, numbers of capsules, only what that one of each image draws."""
         pose, presence = capsules
-        check_shape(
-            "capsules",
-            pose,
-            ("batch", "capsules", "dim"),
-            capsules=self.num_capsules,
-            dim=self.pose_dim,
-        )
+        sizes = {"capsules": self.num_capsules, "dim": self.pose_dim}
+        check_shape("capsules", pose, ("batch", *sizes), **sizes)
         if labels is not None:
             check_shape("labels", labels, ("batch",), batch=len(pose))
-            presence = torch.zeros_like(presence).scatter(
-                1, labels[:, None], presence.gather(1, labels[:, None])
-            )
+            index = labels.unsqueeze(1)
+            presence = torch.zeros_like(presence).scatter(1, index, presence.gather(1, index))
         with without_autocast(pose):
-            g = (
-                torch.einsum("bkd,kdg->bkg", pose, self.weight["generate"]) + self.bias["generate"]
-            ).sigmoid()
+            g = self._mapped("generate", pose).sigmoid()
             base = presence @ self.bias["draw"]
-        drawn = torch.einsum("bkg,kgp->bp", presence.unsqueeze(-1) * g, self.weight["draw"]) + base
-        return (drawn.sigmoid() if self.bounded else drawn).unflatten(
-            1, (self.in_chans, *self.img_size)
-        )
+        images = torch.einsum("bkg,kgp->bp", presence.unsqueeze(-1) * g, self.weight["draw"]) + base
+        if self.bounded:
+            images = images.sigmoid()
+        return images.unflatten(1, (self.in_chans, *self.img_size))
 
     def forward(
         self, images: Images, transformation: Float[Tensor, " batch *numbers"] | None = None
     ) -> Images:
         """What the images look like after the transformation (None: as they are), as drawn by the capsules."""
         capsules = self.capsules(images)
-        return self.reconstruct(
-            capsules if transformation is None else self.move(capsules, transformation)
-        )
+        if transformation is not None:
+            capsules = self.move(capsules, transformation)
+        return self.reconstruct(capsules)
 
     def strokes(self) -> Float[Tensor, "capsules units height width"]:
         """What each generation unit adds to the drawing, a mean over the channels: any numbers."""
-        return (
-            self.weight["draw"].detach().unflatten(-1, (self.in_chans, *self.img_size)).mean(dim=2)
-        )
+        weight = self.weight["draw"].detach()
+        return weight.unflatten(-1, (self.in_chans, *self.img_size)).mean(dim=2)
 
 
 # The auto-encoder of 2011 with 60 recognition units for the paper's 10, which are few to tell a place with.
@@ -235,9 +204,6 @@ register_model(
     info=ModelInfo(
         title="Transforming Auto-encoders",
         year=2011,
-        arxiv="",
-        img_size=(28, 28),
-        in_chans=1,
         num_classes=0,
         parameters=1_914_210,
         published="pictures only",

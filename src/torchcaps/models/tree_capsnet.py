@@ -6,9 +6,8 @@ prior of the couplings of the parents above, where theirs multiplies logits, by 
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
-from math import ceil
-from typing import Any, Literal, get_args
+from math import ceil, prod
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -18,7 +17,7 @@ from torchcaps.data import label_tree
 from torchcaps.errors import ArgumentError, check_known
 from torchcaps.functional import dynamic_routing, squash
 from torchcaps.functional.votes import Votes
-from torchcaps.models._base import ImageModel, Images
+from torchcaps.models._base import ImageModel, Images, ImageSize
 from torchcaps.models._registry import ModelInfo, register_model
 from torchcaps.models.capsnet import MOST_WITHOUT_BIAS
 from torchcaps.nn import CapsuleLinear, Router
@@ -72,7 +71,7 @@ class TreeCapsNet(ImageModel):
         self,
         num_classes: int = 10,
         in_chans: int = 1,
-        img_size: int | tuple[int, int] = 28,
+        img_size: ImageSize = 28,
         *,
         classes: Sequence[str] = (),
         tree: Taxonomy = "labels",
@@ -80,13 +79,7 @@ class TreeCapsNet(ImageModel):
         class_dim: int = 16,
         iterations: int = 2,
     ) -> None:
-        super().__init__(
-            in_chans,
-            img_size,
-            (SMALLEST, "label trees"),
-            num_classes=num_classes,
-            class_dim=class_dim,
-        )
+        super().__init__(in_chans, img_size, SMALLEST, num_classes=num_classes, class_dim=class_dim)
         check_known("tree", tree, get_args(Taxonomy))
         if len(channels) != 3 or min(channels) < 1 or channels[-1] % (2 * DIM):
             raise ArgumentError(
@@ -103,15 +96,16 @@ class TreeCapsNet(ImageModel):
             raise ArgumentError(
                 "class_dim", f"expected {2 * DIM}, as two primary capsules have, got {class_dim}"
             )
-        widths = [in_chans, *channels]
-        self.convolutions = nn.Sequential(*(nn.Conv2d(*pair, 3, 2, 1) for pair in pairwise(widths)))
-        first: Any = self.convolutions[0]
-        nn.init.kaiming_normal_(
-            first.weight
-        )  # primary capsules then begin near 0.1, as `CapsuleLinear` supposes
-        places = ceil(self.img_size[0] / 8) * ceil(self.img_size[1] / 8)
+        first, second, third = channels
+        first_convolution = nn.Conv2d(in_chans, first, 3, 2, 1)
+        self.convolutions = nn.Sequential(
+            first_convolution, nn.Conv2d(first, second, 3, 2, 1), nn.Conv2d(second, third, 3, 2, 1)
+        )
+        # Primary capsules then begin near 0.1, as `CapsuleLinear` supposes.
+        nn.init.kaiming_normal_(first_convolution.weight)
+        primary = third // DIM * prod(ceil(side / 8) for side in self.img_size)
         self.level_capsules = nn.ModuleList(
-            self._layer(level, places * channels[-1] // DIM, class_dim, tree, iterations)
+            self._layer(level, primary, class_dim, tree, iterations)
             for level in range(len(self.sizes))
         )
         task = "classify" if len(self.sizes) == 1 else "tree"
@@ -139,19 +133,18 @@ class TreeCapsNet(ImageModel):
     def levels(self, images: Images) -> list[Capsules]:
         """The capsules of the classes of every level, coarse to fine: pose `[batch, classes of the level, class_dim]`,
         and as activation the length of that, in [0, 1)."""
-        x = self._prepare(images)
-        for index, convolution in enumerate(self.convolutions):
-            x = convolution(torch.relu(x) if index else x)
-        primary = squash(x.permute(0, 2, 3, 1).unflatten(-1, (-1, DIM))).flatten(
-            1, 3
-        )  # 256 of 8, for 28x28 images
-        first, *others = self.level_capsules
-        found = [first(primary)]
-        for layer in others:  # 128 of 16, and those above
-            found.append(
-                layer(torch.cat([primary.unflatten(1, (-1, 2)).flatten(2), found[-1].pose], dim=1))
-            )
-        return found
+        first, *others = self.convolutions
+        x = first(self._prepare(images))
+        for convolution in others:
+            x = convolution(torch.relu(x))
+        # 256 of 8, for 28x28 images
+        primary = squash(x.movedim(1, -1).unflatten(-1, (-1, DIM))).flatten(1, 3)
+        lowest, *higher = self.level_capsules
+        levels = [lowest(primary)]
+        for layer in higher:  # 128 of 16, and those above
+            pairs = primary.unflatten(1, (-1, 2)).flatten(2)
+            levels.append(layer(torch.cat([pairs, levels[-1].pose], dim=1)))
+        return levels
 
     def capsules(self, images: Images) -> Capsules:
         return self.levels(images)[-1]
@@ -164,10 +157,6 @@ register_model(
     info=ModelInfo(
         title="HT-CapsNet",
         year=2025,
-        arxiv="",
-        img_size=(28, 28),
-        in_chans=1,
-        num_classes=10,
         parameters=420_352,
         published="none for this small form, which the authors' results do not bear on",
         named=True,

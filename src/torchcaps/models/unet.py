@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.errors import check_positive, check_range
-from torchcaps.models._base import Images, PlainNetwork
+from torchcaps.models._base import Images, ImageSize, PlainNetwork
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
 
 Scores = Float[Tensor, "batch classes height width"]
@@ -35,14 +35,12 @@ class UNet(PlainNetwork):
         self,
         num_classes: int = 2,
         in_chans: int = 1,
-        img_size: int | tuple[int, int] = 512,
+        img_size: ImageSize = 512,
         *,
         channels: int = 64,
         levels: int = 5,
     ) -> None:
-        super().__init__(
-            num_classes, in_chans, img_size, (1, "U-Nets"), multilabel=True, standardized=False
-        )
+        super().__init__(num_classes, in_chans, img_size, multilabel=True)
         check_positive(channels=channels, levels=levels)
         check_range("num_classes", num_classes, low=2)
         self.step = 2 ** (levels - 1)
@@ -77,8 +75,12 @@ class UNet(PlainNetwork):
 
 def _two(channels: int, width: int) -> nn.Sequential:
     """Two 3x3 convolutions with ReLU."""
-    first, second = nn.Conv2d(channels, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
-    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(channels, width, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(width, width, 3, padding=1),
+        nn.ReLU(),
+    )
 
 
 # The network that SegCaps was compared with.
@@ -90,7 +92,6 @@ register_model(
         year=2015,
         arxiv="1505.04597",
         img_size=(512, 512),
-        in_chans=1,
         num_classes=2,
         parameters=31_030_593,
         published="LUNA16 lung fields, Dice 98.449 % (by SegCaps' authors)",

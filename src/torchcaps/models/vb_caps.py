@@ -6,7 +6,6 @@ of a child from the first iteration on; the costs beta, which a batch norm after
 is the spread loss, where theirs is cross-entropy of activations.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import nn
 from torchcaps.errors import ArgumentError, check_range
 from torchcaps.functional.fields import Convention, DenseField
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import ImageModel, Images, side_after
+from torchcaps.models._base import ImageModel, Images, ImageSize, side_after
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixVotes, RoutedLayer
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
@@ -44,7 +43,7 @@ class NormalizedPrimaryCaps(nn.Module):
     def forward(self, x: Images) -> Capsules:
         pose = self.pose_norm(self.pose(x).unflatten(1, (self.types, POSE**2)))
         activation = torch.sigmoid(full_precision(self.activation_norm(self.activation(x))))
-        return Capsules(full_precision(pose).permute(0, 3, 4, 1, 2), activation.permute(0, 2, 3, 1))
+        return Capsules(full_precision(pose).permute(0, 3, 4, 1, 2), activation.movedim(1, -1))
 
 
 class VBCaps(ImageModel):
@@ -67,7 +66,7 @@ class VBCaps(ImageModel):
         self,
         num_classes: int = 5,
         in_chans: int = 2,
-        img_size: int | tuple[int, int] = 32,
+        img_size: ImageSize = 32,
         *,
         channels: int = 64,
         primary_types: int = 8,
@@ -77,58 +76,67 @@ class VBCaps(ImageModel):
         standardized: bool = False,
         **routing_options: Any,
     ) -> None:
-        sizes = {"num_classes": num_classes, "channels": channels, "primary_types": primary_types}
-        what = "a convolution and the layers of capsules"
-        super().__init__(in_chans, img_size, (SMALLEST, what), convolutions=convolutions, **sizes)
+        super().__init__(
+            in_chans,
+            img_size,
+            SMALLEST,
+            num_classes=num_classes,
+            channels=channels,
+            primary_types=primary_types,
+            convolutions=convolutions,
+        )
         if len(types) not in (0, len(LAYERS)):
             raise ArgumentError(
                 "types", f"expected {len(LAYERS)} numbers or none, got {list(types)}"
             )
         self.standardized = standardized
         routing: dict[str, Any] = {"routing": "vb", "batch_norm": True} | routing_options
-        self.stem = nn.Sequential(*_stem(in_chans, channels, convolutions))
+        self.stem = _stem(in_chans, channels, convolutions)
         self.primary = NormalizedPrimaryCaps(channels, primary_types, *(() if types else LAYERS[0]))
         self.conv_capsules = nn.Sequential()
-        rows, columns = (
-            side_after(side, (STEM, *LAYERS[: len(types) or 1])) for side in self.img_size
-        )
-        if not types:
-            votes = MatrixVotes(
-                LayerSizes(rows * columns * primary_types, POSE**2, num_classes, POSE**2)
-            )
-            self.class_capsules = _drawn(
-                RoutedLayer(votes, field=DenseField, **routing), rows * columns
-            )
-            return
+        layer: RoutedLayer
         below = primary_types
-        for above, slide in zip(types, LAYERS, strict=True):
+        for above, slide in zip(types, LAYERS, strict=False):
             check_range("types", above, low=1)
             layer = ConvCaps(below, above, *slide, pose_size=POSE, convention=convention, **routing)
-            self.conv_capsules.append(_drawn(layer, slide[0] ** 2))
+            self.conv_capsules.append(with_xavier_weights(layer, slide[0] ** 2))
             below = above
-        centers = [[(k + 1) / (10 * side) for k in range(side)] for side in (rows, columns)]
-        routing |= {"centers": centers, "pose_size": POSE}
-        self.class_capsules = _drawn(ClassCaps(below, num_classes, **routing))
+        layers = (STEM, *LAYERS[: len(types) or 1])
+        rows, columns = (side_after(side, layers) for side in self.img_size)
+        if types:
+            centers = _coordinates(rows), _coordinates(columns)
+            layer = ClassCaps(below, num_classes, centers=centers, pose_size=POSE, **routing)
+            self.class_capsules = with_xavier_weights(layer)
+        else:
+            sizes = LayerSizes(rows * columns * below, POSE**2, num_classes, POSE**2)
+            layer = RoutedLayer(MatrixVotes(sizes), field=DenseField, **routing)
+            self.class_capsules = with_xavier_weights(layer, rows * columns)
 
     def capsules(self, images: Images) -> Capsules:
         x = self.stem(self._prepare(images))  # [batch, A, 14, 14], for 32x32 images
-        above = self.conv_capsules(
-            self.primary(x)
-        )  # B types at 14x14 positions, C at 6x6, D at 4x4
+        primary = self.primary(x)  # B types at 14x14 positions
+        above = self.conv_capsules(primary)  # C types at 6x6, D at 4x4
         return self.class_capsules(above)
 
 
-def _stem(in_chans: int, channels: int, convolutions: int) -> list[nn.Module]:
+def _coordinates(side: int) -> list[float]:
+    return [(k + 1) / (10 * side) for k in range(side)]
+
+
+def _stem(in_chans: int, channels: int, convolutions: int) -> nn.Sequential:
     """Convolutions without bias, each with its batch norm and ReLU."""
-    make = partial(nn.Conv2d, bias=False)
-    more = (make(channels, channels, 3, padding=1) for _ in range(convolutions - 1))
-    convs = [make(in_chans, channels, *STEM), *more]
-    for conv in convs:
+    layers = nn.Sequential()
+    for k in range(convolutions):
+        if k == 0:
+            conv = nn.Conv2d(in_chans, channels, *STEM, bias=False)
+        else:
+            conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         nn.init.kaiming_uniform_(conv.weight, nonlinearity="relu")
-    return [part for conv in convs for part in (conv, nn.BatchNorm2d(channels), nn.ReLU())]
+        layers.extend([conv, nn.BatchNorm2d(channels), nn.ReLU()])
+    return layers
 
 
-def _drawn(layer: RoutedLayer, window: int = 1) -> RoutedLayer:
+def with_xavier_weights(layer: RoutedLayer, window: int = 1) -> RoutedLayer:
     """The layer with Xavier's weights, for windows of so many places: from identity matrices it learns much later."""
     children, parents = layer.weight.shape[:2]
     bound = (6 / ((children + parents * window) * POSE**2)) ** 0.5

@@ -14,7 +14,7 @@ from torchcaps.data import ImageSet, load_dataset
 from torchcaps.errors import RunError, check_range
 from torchcaps.evaluation import Calibration, Evaluation, Reliability
 from torchcaps.evaluation.base import EvaluationResult
-from torchcaps.models.cnn import parameter_count
+from torchcaps.models.notebook import parameter_count
 from torchcaps.reporting.subject import open_task
 from torchcaps.tasks import Task
 from torchcaps.tasks.classify import is_correct

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcaps.errors import RunError, TrainingError, read_text
-from torchcaps.models.notebook import card
 from torchcaps.settings import TrainConfig
-from torchcaps.templates import picture
+from torchcaps.templates import picture, render
 from torchcaps.training.checkpoint import FORMAT, LAST_FILE, MODEL_FILE, PREVIOUS_FILE
 from torchcaps.training.environment import check_threads, environment
 from torchcaps.training.files import LOCK_FILE, atomic, exclusive, make_folder, write_json
@@ -184,7 +183,13 @@ class Run:
         if self.epochs and find_spec("matplotlib"):
             alt = f"Curves of loss and {in_words(self.score)} over {len(self.epochs)} epochs."
             drawing = picture(self.curves(), alt)
-        return card(self.path.resolve().name, "", [*facts.items()], picture=drawing)
+        return render(
+            "torchcaps.models",
+            "card.html",
+            title=self.path.resolve().name,
+            facts=facts.items(),
+            picture=drawing,
+        )
 
     def curves(self) -> Figure:
         """Loss and score over epochs; parts of the loss that validation does not measure are left

@@ -17,7 +17,7 @@ from torchcaps.evaluation.comparison.compare import Comparison, compare_answers
 from torchcaps.evaluation.forward import proportion, right_answers
 from torchcaps.evaluation.routing import ablation as ablations, couplings, health
 from torchcaps.evaluation.routing.layers import route_images, routers_of
-from torchcaps.models.cnn import parameter_count
+from torchcaps.models.notebook import parameter_count
 from torchcaps.nn import Router, RoutingTrace
 
 FEW = 64  # images for the test of signs
