@@ -154,10 +154,3 @@ def test_gradients_at_zero_and_what_is_refused():
         tc.create_model("affcaps", share="some")
     with pytest.raises(ValueError, match="unknown constant '1/C'"):
         tc.create_model("affcaps", constant="1/C")
-
-
-def test_compiles_whole():
-    model, images = tc.create_model("affcaps", **SMALL).eval(), torch.rand(2, 1, 20, 20)
-    torch.testing.assert_close(
-        torch.compile(model, fullgraph=True, backend="aot_eager")(images), model(images)
-    )

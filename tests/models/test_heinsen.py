@@ -22,9 +22,7 @@ def test_any_size(name, in_chans, img_size):
     capsules = model.capsules(images)
     assert capsules.pose.shape == (2, 4, 1 if name == "heinsen" else 16)
     assert model.logits_of(capsules).argsort().tolist() == capsules.activation.argsort().tolist()
-    with pytest.raises(
-        ValueError, match="img_size: 3 convolutions without padding need images of at least 9x9"
-    ):
+    with pytest.raises(ValueError, match="img_size: expected images of at least 9x9"):
         tc.create_model(name, img_size=8, **TINY[name])
 
 
@@ -49,17 +47,6 @@ def test_logits_of_2019_are_those_that_the_router_had():
         atol=1e-5,
         rtol=1e-4,
     )
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("name", TINY)
-def test_it_compiles_whole(name):
-    model = tc.create_model(name, img_size=9, **TINY[name]).eval()
-    images = torch.rand(2, model.in_chans, 9, 9, generator=seeded())
-    torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(images), model(images), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("side", "smallest"), [(29, 2), (37, 1)])

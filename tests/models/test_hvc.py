@@ -8,10 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import torchcaps as tc
-from torchcaps.data import ImageBatch
 from torchcaps.models.hvc import HomogeneousCaps
-from torchcaps.tasks import create_task
-from torchcaps.training import TrainConfig
 
 SMALL = {"img_size": 11, "convolutions": 3, "branches": (1, 3), "num_classes": 4}
 
@@ -103,7 +100,7 @@ def test_other_options_that_are_wrong():
         tc.create_model("hvc", merge="sum")
     with pytest.raises(
         ValueError,
-        match="img_size: 9 convolutions 3x3 need images of at least 19x19 pixels, got 18x28",
+        match="img_size: expected images of at least 19x19 pixels, got 18x28",
     ):
         tc.create_model("hvc", img_size=(18, 28))
 
@@ -114,30 +111,3 @@ def test_gradients_are_finite_where_nothing_is_seen():
         layer.norm.bias.data.fill_(-100.0)  # every capsule is zero
     model.logits(torch.zeros(2, 1, 11, 11)).square().sum().backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
-
-
-def test_it_learns_by_cross_entropy():
-    model = tc.create_model("hvc", **SMALL)
-    task = create_task(model, TrainConfig()).train()
-    assert task.loss == "cross_entropy"
-    labels = torch.arange(32) % 4
-    images = torch.rand(32, 1, 11, 11) * 0.2 + F.one_hot(labels, 11)[:, None, :, None]
-    optimizer = torch.optim.Adam(model.parameters(), 0.003)
-    losses = []
-    for _ in range(15):
-        optimizer.zero_grad()
-        losses.append(task(ImageBatch(images, labels), 0.0)["loss"])
-        losses[-1].backward()
-        optimizer.step()
-    assert losses[-1] < 0.5 * losses[0]
-    assert (
-        task.detect_collapse({"activation": torch.full((2, 4), 0.01)}) is None
-    )  # probabilities, not lengths
-
-
-def test_compiles_whole():
-    model = tc.create_model("hvc", **SMALL).eval()
-    images = torch.rand(2, 1, 11, 11)
-    torch.testing.assert_close(
-        torch.compile(model, fullgraph=True, backend="aot_eager")(images), model(images)
-    )

@@ -1,8 +1,6 @@
 """The network for label trees against loops in NumPy, its sizes, and its controls."""
 
-import copy
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -59,24 +57,6 @@ def test_worked_values_of_the_prior():
     torch.testing.assert_close(
         prior[133].softmax(dim=0)[8].item(), 1.01 / 1.1, atol=1e-6, rtol=0
     )  # bag alone
-
-
-def test_worked_values_of_the_published_mask():
-    """It multiplies logits by 0.49 (off the tree) to 0.60 (on it, the parent certain), and lifts negative ones."""
-    low, high, tau = 0.1, 0.99, 0.5
-
-    def mask(on_tree, certainty):
-        return low + (high - low) / (1 + math.exp(-tau * (on_tree * certainty - 0.5)))
-
-    assert round(mask(0, 1), 2) == 0.49 and round(mask(1, 1), 2) == 0.60
-    for logit in (0.0, -2.0):
-        assert (
-            mask(0, 1) * logit >= mask(1, 1) * logit
-        )  # what is off the tree is not below what is on it
-    # Rows repeat over 128 primaries and the 6 parents after them as often as they fit; the rest takes the first.
-    rows = [row % 6 if row < 134 // 6 * 6 else 0 for row in range(128, 134)]
-    assert rows == [2, 3, 4, 5, 0, 0]  # and no parent has its own
-    assert all(row != own for own, row in enumerate(rows))
 
 
 def squash(s):
@@ -180,22 +160,6 @@ def test_couplings_are_on_record_and_can_be_made_equal():
     assert record["level_capsules.2"][0].coupling.allclose(torch.tensor(0.2))
 
 
-def test_module_manners():
-    model, images = small(), torch.rand(4, 1, 12, 9)
-    expected = model(images)
-    assert expected.shape == (4, 5) and expected.dtype == torch.float32
-    torch.testing.assert_close(model(images[:1]), expected[:1])
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        torch.testing.assert_close(other(images), expected)
-    fresh = small()
-    fresh.load_state_dict(model.state_dict())
-    torch.testing.assert_close(fresh(images), expected)
-    with torch.autocast("cpu", torch.bfloat16):
-        capsules = model.capsules(images)
-    assert capsules.pose.dtype == capsules.activation.dtype == torch.float32
-    torch.testing.assert_close(capsules.activation, expected, atol=0.02, rtol=0.1)
-
-
 def test_gradients_are_finite_at_zero():
     model = small().train()
     for convolution in model.convolutions:
@@ -231,7 +195,7 @@ def test_many_classes_have_a_bias():
         (
             {"img_size": 7},
             ValueError,
-            "img_size: label trees need images of at least 8x8 pixels, got 7x7",
+            "img_size: expected images of at least 8x8 pixels, got 7x7",
         ),
         ({"iterations": 0}, ValueError, "iterations: expected at least 1, got 0"),
     ],
@@ -239,13 +203,3 @@ def test_many_classes_have_a_bias():
 def test_wrong_options(options, error, message):
     with pytest.raises(error, match=message):
         small(**options)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-def test_compiles_whole_and_takes_another_batch_size():
-    model = small()
-    compiled = torch.compile(model, fullgraph=True)
-    for batch in (4, 7):
-        images = torch.rand(batch, 1, 12, 9)
-        torch.testing.assert_close(compiled(images), model(images), rtol=1e-4, atol=1e-5)

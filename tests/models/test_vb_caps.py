@@ -18,7 +18,7 @@ def images_of(model, batch=3):
 
 
 @pytest.mark.parametrize(
-    ("num_classes", "in_chans", "img_size"), [(5, 2, 32), (10, 1, 17), (3, 3, (20, 29)), (1, 1, 18)]
+    ("num_classes", "in_chans", "img_size"), [(10, 1, 17), (3, 3, (20, 29)), (1, 1, 18)]
 )
 @pytest.mark.parametrize("name", ["vb_caps", "vb_caps_small"])
 def test_any_size(name, num_classes, in_chans, img_size):
@@ -87,12 +87,6 @@ def test_training_steps_lower_the_loss():
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_compiles_whole():
-    model = tc.create_model("vb_caps", img_size=18, iterations=2, **TINY).eval()
-    found = torch.compile(model, fullgraph=True, backend="eager")(images_of(model))
-    torch.testing.assert_close(found, model(images_of(model)), atol=1e-5, rtol=1e-4)
-
-
 def test_wrong_sizes():
     with pytest.raises(ValueError, match=r"types: expected 2 numbers or none, got \[3\]"):
         tc.create_model("vb_caps", types=(3,))
@@ -101,6 +95,6 @@ def test_wrong_sizes():
     with pytest.raises(ValueError, match="convolutions: expected at least 1, got 0"):
         tc.create_model("vb_caps", convolutions=0)
     with pytest.raises(
-        ValueError, match=r"img_size: .* need images of at least 17x17 pixels, got 16x16"
+        ValueError, match="img_size: expected images of at least 17x17 pixels, got 16x16"
     ):
         tc.create_model("vb_caps", img_size=16)
