@@ -56,7 +56,7 @@ def dynamic_routing(
     if votes.bias is not None:
         check_shape("bias", votes.bias, ("parents", "dim"), parents=votes.parents, dim=votes.dim)
     if votes.context.is_uniform:  # the first iteration has equal couplings by itself
-        votes = votes.without_fixed()
+        votes = votes.bind(votes.context.without_fixed())
         iterations = 1
     path, _ = _choose("dynamic_routing", (votes,), impl)
     run = functional.dynamic_routing if path is None else path.run
@@ -83,7 +83,7 @@ def em_routing(
         if isinstance(beta, Tensor) and beta.dim() > 0:
             check_shape(name, beta, ("parents",), parents=votes.parents)
     if votes.context.is_uniform:  # every M-step is the first one; the last temperature counts
-        votes = votes.without_fixed()
+        votes = votes.bind(votes.context.without_fixed())
         heat = heat[-1:]
     path, _ = _choose("em_routing", (votes,), impl)
     if path is None:

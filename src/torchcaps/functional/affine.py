@@ -1,4 +1,7 @@
-"""Affine poses as six numbers: the upper two rows of a 3x3 matrix, row-major (Kosiorek and others, 1906.06818)."""
+"""Affine poses as six numbers: the upper two rows of a 3x3 matrix, row-major.
+
+Source: Kosiorek, Sabour, Teh, Hinton, "Stacked Capsule Autoencoders", arXiv 1906.06818.
+"""
 
 import math
 
@@ -8,29 +11,43 @@ from torch import Tensor
 
 from torchcaps.functional.squash import full_precision
 
-SMALLEST_SCALE, GAIN = 0.01, 5.0
+MIN_SCALE = 0.01
+GAIN = 5.0
 
 
 def affine_pose(raw: Float[Tensor, "*batch 6"]) -> Float[Tensor, "*batch 6"]:
-    """Any six numbers (widths, angle, shear, place) as the upper two rows of an affine matrix, row-major.
+    """The affine pose that six numbers stand for.
 
-    Widths are `sigmoid + 0.01`, the angle is in turns, shear and place are `tanh(5 x)`.
+    Args:
+        raw: any numbers, `[*batch, 6]`: two scales, an angle, a shear and a translation. Scales are
+            `sigmoid + 0.01`, the angle is in turns, shear and translation are `tanh(5 x)`.
+
+    Returns:
+        The upper two rows of an affine matrix, `[*batch, 6]`.
     """
-    sx, sy, turn, shear, tx, ty = full_precision(raw).unbind(-1)
-    sx, sy = sx.sigmoid() + SMALLEST_SCALE, sy.sigmoid() + SMALLEST_SCALE
-    cos, sin = (2 * math.pi * turn).cos(), (2 * math.pi * turn).sin()
-    shear, tx, ty = ((GAIN * value).tanh() for value in (shear, tx, ty))
-    rows = (sx * cos + shear * sy * sin, -sx * sin + shear * sy * cos, tx, sy * sin, sy * cos, ty)
-    return torch.stack(rows, dim=-1)
+    sx, sy, turns, shear, tx, ty = full_precision(raw).unbind(-1)
+    sx = sx.sigmoid() + MIN_SCALE
+    sy = sy.sigmoid() + MIN_SCALE
+    angle = 2 * math.pi * turns
+    cos = angle.cos()
+    sin = angle.sin()
+    shear = (GAIN * shear).tanh()
+    tx = (GAIN * tx).tanh()
+    ty = (GAIN * ty).tanh()
+
+    first_row = (sx * cos + shear * sy * sin, -sx * sin + shear * sy * cos, tx)
+    second_row = (sy * sin, sy * cos, ty)
+    return torch.stack(first_row + second_row, dim=-1)
 
 
 def composed(
     outer: Float[Tensor, "*batch 6"], inner: Float[Tensor, "*batch 6"]
 ) -> Float[Tensor, "*batch 6"]:
     """`outer inner` of affine poses: the upper two rows of the product of their 3x3 matrices."""
-    a, b = outer.unflatten(-1, (2, 3)), inner.unflatten(-1, (2, 3))
-    product = a[..., :2] @ b
-    return torch.cat([product[..., :2], product[..., 2:] + a[..., 2:]], dim=-1).flatten(-2)
+    outer = outer.unflatten(-1, (2, 3))
+    product = outer[..., :2] @ inner.unflatten(-1, (2, 3))
+    translation = product[..., 2:] + outer[..., 2:]
+    return torch.cat([product[..., :2], translation], dim=-1).flatten(-2)
 
 
 def inverse(pose: Float[Tensor, "*batch 6"]) -> Float[Tensor, "*batch 6"]:

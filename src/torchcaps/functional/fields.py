@@ -1,8 +1,9 @@
 """Fields: which children vote for which parents, and which parents compete for a child.
 
-A child of a convolution feeds the parents of every window that contains it. Its couplings therefore sum to one over
-parent types AND positions; most public code lets only the types of one window compete. Letters: n capsule types of the
-map, K kernel size, i a child of one position of the parents, in a window (ky, kx, n), j parent types.
+A child of a convolution feeds the parents of every window that contains it. Its couplings therefore
+sum to one over parent types AND positions; most public code lets only the types of one window
+compete. Letters: n capsule types of the map, K kernel size, i a child of one position of the
+parents, in a window (ky, kx, n), j parent types.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float
@@ -27,7 +28,7 @@ CONVENTIONS = get_args(Convention)
 def spatial_last(
     x: Float[Tensor, "batch height width *rest"],
 ) -> Float[Tensor, "batch *rest height width"]:
-    """`[batch, height, width, *rest]` -> `[batch, *rest, height, width]`, a view."""
+    """Move the axes of a map to the end: `[batch, *rest, height, width]`, a view."""
     return x.movedim((1, 2), (-2, -1))
 
 
@@ -39,14 +40,18 @@ def spatial_first(
 
 
 class Field(ABC):
-    """Children of a map `[batch, *space, n, ...]` and the positions of their parents."""
+    """Children of a map `[batch, *space, n, ...]` and the positions of their parents.
 
-    convention: Convention  # the name of the competition; see `ConvField`
+    Attributes:
+        convention: which parents compete for a child; see `ConvField`.
+    """
+
+    convention: Convention
 
     @property
     @abstractmethod
     def positions(self) -> tuple[int, ...]:
-        """Of the parents; empty for one set of parents."""
+        """Positions of the parents along each axis; empty for one set of parents."""
 
     @property
     def local(self) -> bool:
@@ -55,38 +60,71 @@ class Field(ABC):
 
     @abstractmethod
     def count(self, types: int) -> int:
-        """i: how many children each position has, of `types` capsule types on the map."""
+        """Number of children of each position, i, of a map with so many capsule types."""
 
     @abstractmethod
     def gather(self, x: Tensor) -> Tensor:
-        """What each position's children have: `[batch, *space, n, ...]` -> `[batch, *positions, i, ...]`."""
+        """Numbers of each position's children.
+
+        Args:
+            x: numbers of the map, `[batch, *space, n, ...]`.
+
+        Returns:
+            `[batch, *positions, i, ...]`.
+        """
 
     @abstractmethod
     def scatter(self, x: Tensor) -> Tensor:
-        """Sum over positions, the adjoint of `gather`: `[batch, *positions, i]` -> `[batch, *space, n]`."""
+        """Sum over positions, the adjoint of `gather`.
+
+        Args:
+            x: numbers of each position's children, `[batch, *positions, i]`.
+
+        Returns:
+            `[batch, *space, n]`.
+        """
 
     def mask(self, types: int) -> Tensor | None:
-        """1 for each child that is on the map and 0 for padding, `[1, *positions, i]`; None where all are."""
+        """1 for children on the map, 0 for padding, `[1, *positions, i]`; None without padding."""
         return None
 
     def reduce_competing(self, x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
-        """`reduce` (Tensor.sum or amax) over the parents that compete for a child; axes of one where all are equal."""
+        """Reduce numbers over the parents that compete for a child.
+
+        Args:
+            x: `[batch, *positions, i, j]`.
+            reduce: `Tensor.sum` or `Tensor.amax`.
+
+        Returns:
+            A tensor that broadcasts against `x`.
+        """
         return reduce(x, dim=-1, keepdim=True)
 
     def softmax(
         self, log_weight: Float[Tensor, "batch *positions i j"], leaky: bool = False
     ) -> Tensor:
-        """Softmax over the parents that compete for a child; if leaky, one more competes, of logit 0."""
+        """Softmax over the parents that compete for a child.
+
+        Args:
+            log_weight: logits `[batch, *positions, i, j]`.
+            leaky: let one more parent of logit 0 compete, whose share is dropped.
+
+        Returns:
+            Couplings of the same shape.
+        """
         if self.local and not leaky:
             return log_weight.softmax(dim=-1)
         high = self.reduce_competing(log_weight.detach(), Tensor.amax)
-        high = high.clamp(min=0.0) if leaky else high
+        if leaky:
+            high = high.clamp(min=0.0)
         weight = (log_weight - high).exp()
         total = self.reduce_competing(weight, Tensor.sum)
-        return weight / (total + (-high).exp() if leaky else total)
+        if leaky:
+            total = total + (-high).exp()
+        return weight / total
 
     def initial_coupling(self, like: Float[Tensor, "batch *positions i j"]) -> Tensor:
-        """Couplings before anything is known of the votes; `like` gives their shape and type."""
+        """Couplings without logits, in the shape and type of `like`."""
         return self.softmax(torch.zeros_like(like))
 
 
@@ -96,7 +134,7 @@ class DenseField(Field):
 
     Attributes:
         height, width: of the map, in positions; None for children without places.
-        positions: where children already stand at the positions of their parents, these; empty otherwise.
+        positions: positions of the parents, where the children already stand at them; else empty.
     """
 
     height: int | None = None
@@ -107,7 +145,9 @@ class DenseField(Field):
     @property
     def space(self) -> tuple[int, ...]:
         """Height and width of the map; empty for children without places."""
-        return () if self.height is None or self.width is None else (self.height, self.width)
+        if self.height is None or self.width is None:
+            return ()
+        return self.height, self.width
 
     def count(self, types: int) -> int:
         return math.prod(self.space) * types
@@ -119,19 +159,33 @@ class DenseField(Field):
         return x if self.positions else x.unflatten(1, (*self.space, -1))
 
 
+class Layout(NamedTuple):
+    """Where windows and children stand on the padded map, in its rows or columns."""
+
+    border: int  # rows and columns without children on each side
+    step: int  # from one window to the next
+    spacing: int  # from one position of the map to the next
+
+
 @dataclass(frozen=True)
 class ConvField(Field):
-    """Square windows that slide over a map: a convolution. ValueError for windows larger than the padded map.
+    """Square windows that slide over a map: a convolution.
 
     Attributes:
         height, width: of the map, in positions.
         kernel: side of a window, K.
         stride: positions from one window to the next.
-        padding: rows and columns of absent children (pose and activation 0) on each side of the map, below K.
-        convention: which parents compete for a child. "all": over types and positions, as in procedure 1 of the EM
-            paper. "type": over the types of each window; parents at different positions do not compete. "space": over
-            positions for each type, as in the authors' code. "patch": over types and all windows with the place in the
-            window in the child's stead, which lumps different children together; for comparison with code that does so.
+        padding: rows and columns of absent children (pose and activation 0) on each side of the
+            map, below K.
+        convention: which parents compete for a child. "all": over types and positions, as in
+            procedure 1 of the EM paper. "type": over the types of each window; parents at different
+            positions do not compete. "space": over positions for each type, as in the authors'
+            code. "patch": over types and all windows, where a place in the window stands for a
+            child. That lumps different children together; it is for comparison with code that does
+            so.
+
+    Raises:
+        ArgumentError: windows that are larger than the padded map, or another size out of range.
     """
 
     height: int
@@ -144,26 +198,28 @@ class ConvField(Field):
     def __post_init__(self) -> None:
         check_positive(kernel=self.kernel, stride=self.stride)
         check_range("padding", self.padding, low=0, high=self.kernel - 1)
-        edge, _, gap = self.slide
-        least = 1 if gap > 1 else max(1, self.kernel - 2 * edge)
-        for name in ("height", "width"):
-            check_range(name, getattr(self, name), low=least)
+        border, _, spacing = self.layout
+        smallest = max(1, 1 - (2 * border + 1 - self.kernel) // spacing)
+        check_range("height", self.height, low=smallest)
+        check_range("width", self.width, low=smallest)
         check_known("convention", self.convention, CONVENTIONS)
 
     @property
-    def slide(self) -> tuple[int, int, int]:
-        """Absent rows and columns on each side; positions to the next window; and to the map's next place."""
-        return self.padding, self.stride, 1
+    def layout(self) -> Layout:
+        """Where windows and children stand on the padded map."""
+        return Layout(self.padding, self.stride, 1)
 
     @property
     def padded(self) -> tuple[int, int]:
-        """Height and width with what is absent."""
-        edge, _, gap = self.slide
-        return (self.height - 1) * gap + 1 + 2 * edge, (self.width - 1) * gap + 1 + 2 * edge
+        """Height and width of the padded map."""
+        border, _, spacing = self.layout
+        extra = 2 * border + 1 - spacing
+        return self.height * spacing + extra, self.width * spacing + extra
 
     @property
     def positions(self) -> tuple[int, int]:
-        (height, width), (_, step, _) = self.padded, self.slide
+        height, width = self.padded
+        step = self.layout.step
         return (height - self.kernel) // step + 1, (width - self.kernel) // step + 1
 
     def count(self, types: int) -> int:
@@ -172,13 +228,13 @@ class ConvField(Field):
     def pad(
         self, x: Float[Tensor, "batch height width *rest"]
     ) -> Float[Tensor, "batch padded1 padded2 *rest"]:
-        """The map with zeros where there is no child."""
-        edge, _, gap = self.slide
-        if gap == 1:
-            return F.pad(x, [0, 0] * (x.dim() - 3) + [edge] * 4) if edge else x
-        wide = x.new_zeros(len(x), *self.padded, *x.shape[3:])
-        self._inside(wide).copy_(x)
-        return wide
+        """The padded map, with zeros where there is no child."""
+        border, _, spacing = self.layout
+        if spacing == 1:
+            return F.pad(x, [0, 0] * (x.dim() - 3) + [border] * 4) if border else x
+        padded = x.new_zeros(len(x), *self.padded, *x.shape[3:])
+        self._crop(padded).copy_(x)
+        return padded
 
     def gather(
         self, x: Float[Tensor, "batch height width n *rest"]
@@ -188,84 +244,84 @@ class ConvField(Field):
     def scatter(
         self, x: Float[Tensor, "batch rows columns i"]
     ) -> Float[Tensor, "batch height width n"]:
-        return self._inside(self._fold(x))
+        return self._crop(self._fold_sum(x))
 
     def mask(self, types: int) -> Tensor | None:
         if self.padded == (self.height, self.width):
             return None
-        return self.gather(torch.ones(1, self.height, self.width, 1)).repeat_interleave(
-            types, dim=-1
-        )
+        present = self.gather(torch.ones(1, self.height, self.width, 1))
+        return present.repeat_interleave(types, dim=-1)
 
     def reduce_competing(
         self, x: Float[Tensor, "batch rows columns i j"], reduce: Callable[..., Tensor]
     ) -> Tensor:
-        onto_map = (
-            self._fold if reduce is Tensor.sum else self._largest
-        )  # over the windows with a child
         if self.convention == "type":
             return super().reduce_competing(x, reduce)
         if self.convention == "patch":
             return reduce(x, dim=(1, 2, 4), keepdim=True)
+
+        # Reduce over the windows that contain a child, and bring the outcome back to each of them.
+        fold = self._fold_sum if reduce is Tensor.sum else self._fold_max
         if self.convention == "all":
-            return self._unfold(onto_map(reduce(x, dim=-1))).unsqueeze(-1)
-        links = x.movedim(-1, 1).flatten(0, 1)  # of each type alone
-        return self._unfold(onto_map(links)).unflatten(0, (len(x), x.shape[-1])).movedim(1, -1)
+            return self._unfold(fold(reduce(x, dim=-1))).unsqueeze(-1)
+        by_type = x.movedim(-1, 1)
+        reduced = self._unfold(fold(by_type.flatten(0, 1)))
+        return reduced.unflatten(0, by_type.shape[:2]).movedim(1, -1)
 
     def initial_coupling(self, like: Float[Tensor, "batch rows columns i j"]) -> Tensor:
-        if (
-            self.convention == "space"
-        ):  # the authors' code starts so, although types do not compete there
+        # The authors' code starts with equal types, although types do not compete there.
+        if self.convention == "space":
             return torch.full_like(like, 1.0 / like.shape[-1])
         return super().initial_coupling(like)
 
     def _unfold(self, x: Tensor) -> Tensor:
-        """Like `gather`, of what is there for every place of the padded map."""
-        cut = x.unfold(1, self.kernel, self.slide[1]).unfold(2, self.kernel, self.slide[1])
-        return cut.movedim((-2, -1), (3, 4)).flatten(3, 5)
+        """Windows of the padded map, `[batch, rows, columns, K * K * n, ...]`."""
+        step = self.layout.step
+        windows = x.unfold(1, self.kernel, step).unfold(2, self.kernel, step)
+        return windows.movedim((-2, -1), (3, 4)).flatten(3, 5)
 
-    def _fold(self, x: Tensor) -> Tensor:
-        """The adjoint of `_unfold`: `[batch, rows, columns, K * K * n]` -> the padded map."""
-        rows, columns = self.positions
-        if len(x) == 0:  # torch's own refuses it
+    def _fold_sum(self, x: Tensor) -> Tensor:
+        """Sums over windows, `[batch, rows, columns, K * K * n]` -> the padded map."""
+        if len(x) == 0:  # F.fold takes no empty batch
             return x.reshape(0, *self.padded, x.shape[-1] // self.kernel**2)
-        by_type = x.reshape(len(x), rows * columns, self.kernel**2, -1).permute(
-            0, 3, 2, 1
-        )  # [b, n, K * K, windows]
-        return F.fold(
-            by_type.flatten(1, 2), self.padded, self.kernel, stride=self.slide[1]
-        ).permute(0, 2, 3, 1)
+        windows = x.reshape(len(x), math.prod(self.positions), self.kernel**2, -1)
+        columns = windows.permute(0, 3, 2, 1).flatten(1, 2)  # [batch, n * K * K, windows]
+        folded = F.fold(columns, self.padded, self.kernel, stride=self.layout.step)
+        return folded.permute(0, 2, 3, 1)
 
-    def _largest(self, x: Tensor) -> Tensor:
-        """Like `_fold`, with the maximum in place of the sum, and -infinity where no window reaches. No gradient."""
-        (rows, columns), (_, step, _) = self.positions, self.slide
+    def _fold_max(self, x: Tensor) -> Tensor:
+        """Maxima over windows, -infinity where no window reaches, without a gradient."""
+        rows, columns = self.positions
+        step = self.layout.step
         x = x.detach().unflatten(3, (self.kernel, self.kernel, -1))
-        best = x.new_full((len(x), *self.padded, x.shape[-1]), -torch.inf)
+        maxima = x.new_full((len(x), *self.padded, x.shape[-1]), -torch.inf)
         for ky in range(self.kernel):
             for kx in range(self.kernel):
-                reached = best[:, ky::step, kx::step][:, :rows, :columns]
+                reached = maxima[:, ky::step, kx::step][:, :rows, :columns]
                 reached.copy_(torch.maximum(reached, x[:, :, :, ky, kx]))
-        return best
+        return maxima
 
-    def _inside(self, x: Tensor) -> Tensor:
-        """The places of the map, of the padded map."""
-        edge, _, gap = self.slide
-        rows, columns = (
-            slice(edge, edge + (n - 1) * gap + 1, gap) for n in (self.height, self.width)
-        )
+    def _crop(self, x: Tensor) -> Tensor:
+        """The positions of the map, of the padded map; a view."""
+        border, _, spacing = self.layout
+        rows = slice(border, border + (self.height - 1) * spacing + 1, spacing)
+        columns = slice(border, border + (self.width - 1) * spacing + 1, spacing)
         return x[:, rows, columns]
 
 
 @dataclass(frozen=True)
 class ConvTransposeField(ConvField):
-    """Windows over a map whose places stand `stride` apart, with absent children between: a transposed convolution.
+    """Windows over a map whose positions are `stride` apart: a transposed convolution.
 
-    A parent at row y has children at the rows r with `0 <= y + padding - r * stride < kernel`, as in
-    `torch.nn.functional.conv_transpose2d`; the matrices of the window's row ky are those of its row K - 1 - ky there.
-    Attributes and errors are those of `ConvField`, but `stride` is from one child's window of parents to the next, and
-    `padding` counts rows and columns of parents that are left out on each side.
+    Children between the positions are absent. A parent at row y has children at the rows r with
+    `0 <= y + padding - r * stride < kernel`, as in `torch.nn.functional.conv_transpose2d`; the
+    matrices of the window's row ky are those of its row K - 1 - ky there.
+
+    Attributes and errors are those of `ConvField`, but `stride` is from one child's window of
+    parents to the next, and `padding` counts rows and columns of parents that are left out on each
+    side.
     """
 
     @property
-    def slide(self) -> tuple[int, int, int]:
-        return self.kernel - 1 - self.padding, 1, self.stride
+    def layout(self) -> Layout:
+        return Layout(self.kernel - 1 - self.padding, 1, self.stride)

@@ -1,6 +1,7 @@
-"""Matrix poses: votes by matrix products, and coordinate addition (Hinton, Sabour, Frosst, ICLR 2018, section 4).
+"""Matrix poses: votes by matrix products, and coordinate addition.
 
-A pose is a matrix, 4 x 4 in the paper, stored flat and row-major.
+Source: Hinton, Sabour, Frosst, "Matrix capsules with EM routing", ICLR 2018, section 4. A pose is a
+matrix, 4 x 4 in the paper, stored flat and row-major.
 """
 
 from collections.abc import Sequence
@@ -17,21 +18,26 @@ def matrix_votes(
     pose: Float[Tensor, "*batch children in_dim"],
     weight: Float[Tensor, "children parents inner outer"],
 ) -> Float[Tensor, "*batch children parents dim"]:
-    """`V_ij = M_i W_ij`: the child's pose on the left, its transformation to a parent on the right.
+    """Votes by matrix products: `V_ij = M_i W_ij`, the pose of the child on the left.
 
-    Poses, row-major matrices, are `[batch, *space, children, rows * inner]`, taken in the type of the weight
-    `[children, parents, inner, outer]`, 4 x 4 in the paper. Votes are `[batch, *space, children, parents, rows *
-    outer]`, float32 for weights in float16. ValueError for shapes that do not fit, or other than floating point.
+    Args:
+        pose: row-major matrices `[batch, *space, children, rows * inner]`, computed in the type of
+            the weight.
+        weight: `[children, parents, inner, outer]`, 4 x 4 in the paper.
+
+    Returns:
+        Votes `[batch, *space, children, parents, rows * outer]`; in float32 for weights in float16.
+
+    Raises:
+        ArgumentError: shapes that do not fit, or tensors that are not of floating point.
     """
     check_shape("weight", weight, ("children", "parents", "inner", "outer"))
     children, _, inner, _ = weight.shape
     rows = pose.shape[-1] // inner
-    check_shape(
-        "pose", pose, ("*batch", "children", "in_dim"), children=children, in_dim=rows * inner
-    )
-    return einsum_autocast(
-        "...ipr,ijrq->...ijpq", pose.unflatten(-1, (rows, inner)), weight
-    ).flatten(-2)
+    axes = ("*batch", "children", "in_dim")
+    check_shape("pose", pose, axes, children=children, in_dim=rows * inner)
+    matrices = pose.unflatten(-1, (rows, inner))
+    return einsum_autocast("...ipr,ijrq->...ijpq", matrices, weight).flatten(-2)
 
 
 def coordinate_addition(
@@ -40,26 +46,32 @@ def coordinate_addition(
     columns: Float[Tensor, " width"],
     indices: tuple[int, int] = (3, 7),
 ) -> Float[Tensor, "*batch height width children parents dim"]:
-    """Add a child's place to two elements of its votes: matrices that are shared over positions do not tell it.
+    """Add the position of a child to two elements of its votes.
 
-    Source: Hinton, Sabour, Frosst, ICLR 2018, section 4. ValueError for shapes that do not fit, or other indices.
+    Matrices that are shared over positions do not tell it. Source: section 4 of the paper.
 
     Args:
         votes: `[batch, height, width, children, parents, dim]`.
         rows: `[height]`, the row coordinate of each position, added to element `indices[0]`.
         columns: `[width]`, the column coordinate, added to element `indices[1]`.
-        indices: elements of the flat pose. (3, 7) are the first two of the right-hand column, as in the paper; the
-            authors' code takes (0, 1).
+        indices: elements of the flat pose. (3, 7) are the first two of the right-hand column, as in
+            the paper; the authors' code has (0, 1).
+
+    Returns:
+        Votes of the same shape.
+
+    Raises:
+        ArgumentError: shapes that do not fit, or an index out of range.
     """
-    height, width, dim = votes.shape[-5], votes.shape[-4], votes.shape[-1]
+    height, width, _, _, dim = votes.shape[-5:]
     check_shape("rows", rows, ("height",), height=height)
     check_shape("columns", columns, ("width",), width=width)
     for index in indices:
         check_range("indices", index, low=0, high=dim - 1)
-    place = votes.new_zeros(height, width, 1, 1, dim)
-    place[..., indices[0]] += rows.to(votes)[:, None, None, None]
-    place[..., indices[1]] += columns.to(votes)[None, :, None, None]
-    return votes + place
+    coordinates = votes.new_zeros(height, width, 1, 1, dim)
+    coordinates[..., indices[0]] += rows.to(votes)[:, None, None, None]
+    coordinates[..., indices[1]] += columns.to(votes)[None, :, None, None]
+    return votes + coordinates
 
 
 class Slide(NamedTuple):
@@ -71,39 +83,53 @@ class Slide(NamedTuple):
 
 
 class ReceptiveField(NamedTuple):
-    """What the positions of a map see along one axis, in pixels."""
+    """The pixels that the positions of a map depend on, along one axis."""
 
-    first: float  # the center of the first position's field; the first pixel is 0
+    first: float  # center of the field of the first position; the first pixel is 0
     step: int  # from one position to the next
     size: int  # of a field
 
 
 def receptive_field(slides: Sequence[Slide], axis: int = 0) -> ReceptiveField:
-    """Of the last of these layers, from the image on, along one axis: 0 is down, 1 is right."""
-    first, step, size = 0.0, 1, 1
+    """Receptive field of the last of these layers.
+
+    Args:
+        slides: of the layers, from the image on.
+        axis: 0 is down, 1 is right.
+    """
+    first = 0.0
+    step = 1
+    size = 1
     for slide in slides:
-        kernel, stride, padding = (side[axis] for side in slide)
-        first += step * ((kernel - 1) / 2 - padding)
+        kernel = slide.kernel[axis]
+        first += step * ((kernel - 1) / 2 - slide.padding[axis])
         size += step * (kernel - 1)
-        step *= stride
+        step *= slide.stride[axis]
     return ReceptiveField(first, step, size)
 
 
 def receptive_centers(size: int, layers: Sequence[tuple[int, int]]) -> list[float]:
-    """Where the receptive fields of the last of these layers have their centers, in pixels from the image's center.
+    """Centers of the receptive fields of the last of these layers, from the image's center.
 
     Args:
-        size: of the image in pixels, along one axis; the pixel with index `size / 2` is 0, as in the authors' code.
-        layers: (kernel, stride) of each layer without padding, from the image on; ValueError for a kernel larger than
-            the map it slides over.
+        size: of the image in pixels, along one axis; the pixel with index `size / 2` is 0, as in
+            the authors' code.
+        layers: (kernel, stride) of each layer without padding, from the image on.
+
+    Returns:
+        The center of each position's field, in pixels.
+
+    Raises:
+        ArgumentError: a kernel that is larger than the map it slides over.
 
     Example:
         >>> receptive_centers(32, [(5, 2), (3, 2), (3, 1)])
         [-8.0, -4.0, 0.0, 4.0]
     """
-    positions = size
+    num_positions = size
     for kernel, stride in layers:
-        check_range("size of the map", positions, low=kernel)
-        positions = (positions - kernel) // stride + 1
-    seen = receptive_field([Slide((kernel, kernel), (stride, stride)) for kernel, stride in layers])
-    return [seen.first + seen.step * k - size / 2 for k in range(positions)]
+        check_range("size of the map", num_positions, low=kernel)
+        num_positions = (num_positions - kernel) // stride + 1
+    slides = [Slide((kernel, kernel), (stride, stride)) for kernel, stride in layers]
+    first, step, _ = receptive_field(slides)
+    return [first + step * k - size / 2 for k in range(num_positions)]

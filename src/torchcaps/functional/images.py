@@ -1,4 +1,4 @@
-"""Images moved by matrices, or with mean 0 and standard deviation 1 as networks for photographs take them."""
+"""Images moved by matrices, and images with mean 0 and standard deviation 1."""
 
 import torch
 import torch.nn.functional as F
@@ -10,29 +10,39 @@ from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision
 
 Images = Float[Tensor, "batch channels height width"]
+AXES = ("batch", "channels", "height", "width")
 
 
 def move_by_matrix(images: Images, matrices: Float[Tensor, "batch 3 3"]) -> Images:
-    """Move the content of each image by a matrix of its own, bilinearly, with zeros from outside.
+    """Move the content of each image by its matrix, bilinearly, with zeros from outside.
 
-    What was at (x, y) is at `matrix @ (x, y, 1)` afterwards. The origin is the center of the image, x goes to the
-    right, y downwards, and the unit is half of the longer side. ValueError for other axes, or counts that differ;
-    torch.linalg.LinAlgError for a matrix without an inverse.
+    The content of (x, y) moves to `matrix @ (x, y, 1)`. The origin is the center of the image, x
+    goes to the right, y downwards, and the unit is half of the longer side.
+
+    Args:
+        images: `[batch, channels, height, width]`.
+        matrices: `[batch, 3, 3]`.
+
+    Returns:
+        Images of the same shape.
+
+    Raises:
+        ArgumentError: other axes, or counts that differ.
+        torch.linalg.LinAlgError: a matrix without an inverse.
     """
-    check_shape("images", images, ("batch", "channels", "height", "width"))
-    check_shape(
-        "matrices", matrices, ("batch", "rows", "columns"), batch=len(images), rows=3, columns=3
-    )
+    check_shape("images", images, AXES)
+    axes = ("batch", "rows", "columns")
+    check_shape("matrices", matrices, axes, batch=len(images), rows=3, columns=3)
     height, width = images.shape[2:]
-    unit = matrices.new_tensor([width, height, 1.0])
-    unit = torch.cat(
-        [max(height, width) / unit[:2], unit[2:]]
-    )  # from our coordinates to affine_grid's [-1, 1]
-    with without_autocast(
-        images
-    ):  # half precision rounds places by up to a twentieth of a pixel and more
-        back = torch.linalg.inv(matrices) * unit[:, None] / unit
-        grid = F.affine_grid(back[:, :2], list(images.shape), align_corners=False)
+
+    # From units of the longer side to the [-1, 1] of affine_grid.
+    sides = matrices.new_tensor([width, height, 1.0])
+    scale = torch.cat([max(height, width) / sides[:2], sides[2:]])
+
+    # Half precision rounds places by a twentieth of a pixel and more.
+    with without_autocast(images):
+        backward = torch.linalg.inv(matrices) * scale[:, None] / scale
+        grid = F.affine_grid(backward[:, :2], list(images.shape), align_corners=False)
         return F.grid_sample(
             images, grid, mode="bilinear", padding_mode="zeros", align_corners=False
         )
@@ -41,9 +51,17 @@ def move_by_matrix(images: Images, matrices: Float[Tensor, "batch 3 3"]) -> Imag
 def shift_matrices(
     shifts: Float[Tensor, "batch 2"], img_size: tuple[int, int]
 ) -> Float[Tensor, "batch 3 3"]:
-    """Matrices, as `move_by_matrix` takes them, of shifts by pixels to the right and downwards.
+    """Matrices of shifts, as `move_by_matrix` takes them.
 
-    ValueError for other axes.
+    Args:
+        shifts: `[batch, 2]`, in pixels to the right and downwards.
+        img_size: height and width of the images.
+
+    Returns:
+        `[batch, 3, 3]`.
+
+    Raises:
+        ArgumentError: other axes.
     """
     check_shape("shifts", shifts, ("batch", "shift"), shift=2)
     matrices = torch.eye(3, dtype=shifts.dtype, device=shifts.device).repeat(len(shifts), 1, 1)
@@ -52,17 +70,24 @@ def shift_matrices(
 
 
 def standardize(images: Images, least: float = 1e-3) -> Images:
-    """Each image with mean 0 and standard deviation 1 over all of its pixels and channels together.
+    """Give each image mean 0 and standard deviation 1 over all of its pixels and channels.
 
-    Part of a model and not of its data, so that attacks, sweeps and drawings all speak of pixels in [0, 1]. Half
-    precision is computed in float32. A standard deviation below `least` is taken for that: an image of one gray becomes
-    zero.
+    This is a part of a model and not of its data, so that attacks, sweeps and figures all have
+    pixels in [0, 1].
 
-    ValueError for other axes.
+    Args:
+        images: `[batch, channels, height, width]`; half precision is computed in float32.
+        least: smallest standard deviation; an image of one gray becomes zero.
+
+    Returns:
+        Images of the same shape.
+
+    Raises:
+        ArgumentError: other axes.
     """
-    check_shape("images", images, ("batch", "channels", "height", "width"))
+    check_shape("images", images, AXES)
     images = full_precision(images)
     centered = images - images.mean(dim=(1, 2, 3), keepdim=True)
-    # The gradient of a root at zero is infinite: the square is bounded, not the root.
-    deviation = centered.square().mean(dim=(1, 2, 3), keepdim=True).clamp(min=least**2).sqrt()
-    return centered / deviation
+    # The gradient of a root at zero is infinite: the variance is bounded, not the root.
+    variance = centered.square().mean(dim=(1, 2, 3), keepdim=True).clamp(min=least**2)
+    return centered / variance.sqrt()

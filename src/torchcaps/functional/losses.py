@@ -1,4 +1,7 @@
-"""Losses on class-capsule activations and on reconstructions. Activations are lengths in [0, 1], not logits."""
+"""Losses on class-capsule activations and on reconstructions.
+
+Activations are lengths in [0, 1], not logits.
+"""
 
 import torch
 from jaxtyping import Float, Int64
@@ -17,21 +20,26 @@ def margin_loss(
 ) -> Float[Tensor, ""]:
     """Margin loss: `sum_k T_k max(0, m+ - |v_k|)^2 + lambda (1 - T_k) max(0, |v_k| - m-)^2`.
 
-    Source: arXiv 1710.09829, equation 4. Summed over classes, mean over the batch. Known values with ten classes:
-    0.81 when every length is 0 (dead), 3.645 when every length is 1 (saturated), 0.5236 for the best constant length.
+    Source: arXiv 1710.09829, equation 4. Known values with ten classes: 0.81 when every length is 0
+    (dead), 3.645 when every length is 1 (saturated), 0.5236 for the best constant length.
 
     Args:
         activation: `[batch, classes]` lengths in [0, 1].
-        labels: `[batch]` class indices, or `[batch, classes]` with 1 where a class is present (several may be);
-            ValueError for other shapes.
-        present: m+, the length wanted of a class that is there.
-        absent: m-, the length allowed of a class that is not.
+        labels: `[batch]` class indices, or `[batch, classes]` with 1 for each class that is present.
+        present: m+, below which the length of a present class is penalized.
+        absent: m-, above which the length of an absent class is penalized.
         down_weight: lambda, the weight of absent classes.
+
+    Returns:
+        The sum over classes, mean over the batch.
+
+    Raises:
+        ArgumentError: shapes that do not fit.
     """
     lengths = full_precision(activation)
-    target = _as_targets(lengths, labels)
-    loss = target * (present - lengths).clamp(min=0).square()
-    loss = loss + down_weight * (1 - target) * (lengths - absent).clamp(min=0).square()
+    targets = _make_targets(lengths, labels)
+    loss = targets * (present - lengths).clamp(min=0).square()
+    loss = loss + down_weight * (1 - targets) * (lengths - absent).clamp(min=0).square()
     return loss.sum(dim=1).mean()
 
 
@@ -40,35 +48,50 @@ def spread_loss(
 ) -> Float[Tensor, ""]:
     """Spread loss: `sum_{k != t} max(0, margin - (a_t - a_k))^2`.
 
-    Source: Hinton, Sabour, Frosst, "Matrix capsules with EM routing", ICLR 2018, equation 3. Summed over the wrong
-    classes, mean over the batch. Activations are `[batch, classes]` in [0, 1], labels `[batch]` class indices;
-    ValueError for other shapes. The margin is the distance wanted between the right activation and each other one; the
-    paper raises it from 0.2 to 0.9.
+    Source: Hinton, Sabour, Frosst, "Matrix capsules with EM routing", ICLR 2018, equation 3.
+
+    Args:
+        activation: `[batch, classes]` in [0, 1].
+        labels: `[batch]` class indices, t.
+        margin: between the activation of the right class and each other one; the paper raises it
+            from 0.2 to 0.9.
+
+    Returns:
+        The sum over the wrong classes, mean over the batch.
+
+    Raises:
+        ArgumentError: shapes that do not fit.
     """
     activation = full_precision(activation)
     check_shape("labels", labels, ("batch",), batch=activation.shape[0])
-    right = activation.gather(1, labels.unsqueeze(1))
-    gap = (margin - (right - activation)).clamp(min=0).square()
-    return gap.scatter(1, labels.unsqueeze(1), 0.0).sum(dim=1).mean()
+    index = labels.unsqueeze(1)
+    gaps = (margin - (activation.gather(1, index) - activation)).clamp(min=0).square()
+    return gaps.scatter(1, index, 0.0).sum(dim=1).mean()
 
 
 def reconstruction_loss(
     reconstruction: Float[Tensor, " batch *image"], images: Float[Tensor, " batch *image"]
 ) -> Float[Tensor, ""]:
-    """Squared error summed over pixels and channels, mean over the batch (arXiv 1710.09829, section 4.1).
+    """Squared error of a reconstruction.
 
-    The paper adds it with weight 0.0005; on 28x28 images that is 0.392 times the mean squared error. ValueError if the
-    two shapes differ.
+    Source: arXiv 1710.09829, section 4.1. The paper adds it with weight 0.0005; on 28x28 images
+    that is 0.392 times the mean squared error.
+
+    Returns:
+        The sum over pixels and channels, mean over the batch.
+
+    Raises:
+        ArgumentError: shapes that differ.
     """
     if reconstruction.shape != images.shape:
-        expected, found = list(images.shape), list(reconstruction.shape)
-        raise ArgumentError("reconstruction", f"expected the images' shape {expected}, got {found}")
+        expected = f"expected the images' shape {list(images.shape)}"
+        raise ArgumentError("reconstruction", f"{expected}, got {list(reconstruction.shape)}")
     difference = full_precision(reconstruction) - full_precision(images)
     return difference.square().flatten(1).sum(dim=1).mean()
 
 
-def _as_targets(lengths: Tensor, labels: Tensor) -> Tensor:
-    """Labels as a 0/1 tensor of the shape of `lengths`."""
+def _make_targets(lengths: Tensor, labels: Tensor) -> Tensor:
+    """Labels as a tensor of zeros and ones, in the shape of `lengths`."""
     batch, classes = lengths.shape
     if labels.dim() == 2:
         check_shape("labels", labels, ("batch", "classes"), batch=batch, classes=classes)

@@ -1,4 +1,7 @@
-"""Sets of points: the rigid motion between two sets that correspond, and the distance of two that do not."""
+"""Sets of points: the rigid motion between two sets, and the distance of two sets.
+
+The points of the first two correspond, those of the latter do not.
+"""
 
 import torch
 from jaxtyping import Float
@@ -8,90 +11,126 @@ from torchcaps.errors import check_range, check_shape
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision
 
-LEAST = 1e-12  # below it a sum of products tells no direction
+EPSILON = 1e-12  # below it a sum of products has no direction
+AXES = ("batch", "points", "dim")
 
 
 def procrustes(
     source: Float[Tensor, "batch points dim"], target: Float[Tensor, "batch points dim"]
 ) -> tuple[Float[Tensor, "batch dim dim"], Float[Tensor, "batch dim"]]:
-    """The rotation R (determinant +1) and the translation t that make `sum_k |R source_k + t - target_k|^2` smallest.
+    """The rotation R and the translation t that minimize `sum_k |R source_k + t - target_k|^2`.
 
-    In two dimensions the angle is `atan2(M_01 - M_10, M_00 + M_11)` with `M = sum_k source_k target_k^T`, both
-    centered. In three, R comes from a singular value decomposition, whose own gradient is NaN where singular values are
-    equal; that of R is not, and is taken from the condition that R is optimal.
+    In two dimensions the angle is `atan2(M_01 - M_10, M_00 + M_11)` with
+    `M = sum_k source_k target_k^T`, both centered. In three, R comes from a singular value
+    decomposition, whose own gradient is NaN for equal singular values; the gradient of R is finite
+    there, and is taken from the condition that R is optimal.
 
-    Sets `[batch, points, dim]`, dim 2 or 3, whose points correspond, give R `[batch, dim, dim]` and t `[batch, dim]`,
-    in float32 for half precision. Where nothing tells a rotation, such as for points that coincide, it is any one, with
-    a finite gradient. ValueError for other shapes.
+    Args:
+        source, target: `[batch, points, dim]`, dim 2 or 3; half precision is computed in float32.
+
+    Returns:
+        R `[batch, dim, dim]` of determinant +1, and t `[batch, dim]`. Where many rotations are
+        optimal, as for points that coincide, R is one of them, with a finite gradient.
+
+    Raises:
+        ArgumentError: other shapes.
     """
-    axes = ("batch", "points", "dim")
-    check_shape("source", source, axes)
-    check_range("dim", source.shape[2], low=2, high=3)
-    check_shape("target", target, axes, **dict(zip(axes, source.shape, strict=True)))
+    check_shape("source", source, AXES)
+    batch, num_points, dim = source.shape
+    check_range("dim", dim, low=2, high=3)
+    check_shape("target", target, AXES, batch=batch, points=num_points, dim=dim)
     with without_autocast(source):
-        source, target = full_precision(source), full_precision(target)
-        center, goal = source.mean(dim=1), target.mean(dim=1)
-        products = (target - goal.unsqueeze(1)).mT @ (source - center.unsqueeze(1))  # M^T
-        rotation = _turn(products) if source.shape[2] == 2 else _rotation(products)
-        return rotation, goal - (rotation @ center.unsqueeze(2)).squeeze(2)
+        source = full_precision(source)
+        target = full_precision(target)
+        source_center = source.mean(dim=1)
+        target_center = target.mean(dim=1)
+        centered = source - source_center.unsqueeze(1)
+        products = (target - target_center.unsqueeze(1)).mT @ centered  # M^T
+        rotation = _rotation_2d(products) if dim == 2 else _rotation_3d(products)
+        translation = target_center - (rotation @ source_center.unsqueeze(2)).squeeze(2)
+        return rotation, translation
 
 
-def _turn(products: Float[Tensor, "batch 2 2"]) -> Float[Tensor, "batch 2 2"]:
+def _rotation_2d(products: Float[Tensor, "batch 2 2"]) -> Float[Tensor, "batch 2 2"]:
     cos = products[:, 0, 0] + products[:, 1, 1]
     sin = products[:, 1, 0] - products[:, 0, 1]
-    vague = cos.square() + sin.square() < LEAST
-    cos, sin = torch.where(vague, 1.0, cos), torch.where(vague, 0.0, sin)
+    is_undefined = cos.square() + sin.square() < EPSILON
+    cos = torch.where(is_undefined, 1.0, cos)
+    sin = torch.where(is_undefined, 0.0, sin)
     length = (cos.square() + sin.square()).sqrt()
-    cos, sin = cos / length, sin / length
+    cos = cos / length
+    sin = sin / length
     return torch.stack([cos, -sin, sin, cos], dim=1).unflatten(1, (2, 2))
 
 
-def _rotation(products: Float[Tensor, "batch 3 3"]) -> Float[Tensor, "batch 3 3"]:
+def _rotation_3d(products: Float[Tensor, "batch 3 3"]) -> Float[Tensor, "batch 3 3"]:
     with torch.no_grad():
         u, _, v = torch.linalg.svd(products)
-        sign = torch.ones_like(products[:, 0])
-        sign[:, 2] = torch.linalg.det(u @ v)
-        best = (u * sign.unsqueeze(1)) @ v
-        stretch = best.mT @ products  # symmetric at the optimum
-        eye = torch.eye(3, dtype=best.dtype, device=best.device)
-        stiffness = (
-            eye * stretch.diagonal(dim1=1, dim2=2).sum(dim=1)[:, None, None]
-            - (stretch + stretch.mT) / 2
-        )
-        values, axes = torch.linalg.eigh(stiffness)
-        give = (axes / values.clamp(min=LEAST**0.5).unsqueeze(1)) @ axes.mT
-    stretch = best.mT @ products
-    twist = torch.stack(
-        [stretch[:, i, j] - stretch[:, j, i] for i, j in ((2, 1), (0, 2), (1, 0))], dim=1
+        signs = torch.ones_like(products[:, 0])
+        signs[:, 2] = torch.linalg.det(u @ v)
+        rotation = (u * signs.unsqueeze(1)) @ v
+
+        # R^T M^T is symmetric at the optimum. The matrix tr(R^T M^T) I - R^T M^T answers a small
+        # turn by a torque; its inverse answers a torque by a turn.
+        stretch = rotation.mT @ products
+        trace = stretch.diagonal(dim1=1, dim2=2).sum(dim=1)
+        eye = torch.eye(3, dtype=rotation.dtype, device=rotation.device)
+        stiffness = eye * trace[:, None, None] - (stretch + stretch.mT) / 2
+        eigenvalues, axes = torch.linalg.eigh(stiffness)
+        compliance = (axes / eigenvalues.clamp(min=EPSILON**0.5).unsqueeze(1)) @ axes.mT
+
+    stretch = rotation.mT @ products
+    torque = torch.stack(
+        [
+            stretch[:, 2, 1] - stretch[:, 1, 2],
+            stretch[:, 0, 2] - stretch[:, 2, 0],
+            stretch[:, 1, 0] - stretch[:, 0, 1],
+        ],
+        dim=1,
     )
-    # Zero in value, so that R stays; its gradient is that of the optimum.
-    x, y, z = (give @ (twist - twist.detach()).unsqueeze(2)).squeeze(2).unbind(dim=1)
-    none = torch.zeros_like(x)
-    return best + best @ torch.stack([none, -z, y, z, none, -x, -y, x, none], dim=1).unflatten(
-        1, (3, 3)
-    )
+    # The turn is zero in value, so that R stays; its gradient is that of the optimum.
+    turn = compliance @ (torque - torque.detach()).unsqueeze(2)
+    return rotation + rotation @ _cross_matrix(turn.squeeze(2))
+
+
+def _cross_matrix(vectors: Float[Tensor, "batch 3"]) -> Float[Tensor, "batch 3 3"]:
+    """Matrices that multiply a vector by the cross product with these."""
+    x, y, z = vectors.unbind(dim=1)
+    zero = torch.zeros_like(x)
+    elements = [zero, -z, y, z, zero, -x, -y, x, zero]
+    return torch.stack(elements, dim=1).unflatten(1, (3, 3))
 
 
 def chamfer_distance(
     points: Float[Tensor, "batch n dim"], others: Float[Tensor, "batch m dim"]
 ) -> Float[Tensor, " batch"]:
-    """`mean_n min_m |x_n - y_m|^2 + mean_m min_n |x_n - y_m|^2`, in float32 for half precision.
+    """Chamfer distance: `mean_n min_m |x_n - y_m|^2 + mean_m min_n |x_n - y_m|^2`.
 
-    Sets `[batch, n, dim]` and `[batch, m, dim]` may be of different sizes; ValueError for other shapes.
+    Args:
+        points: x, `[batch, n, dim]`; half precision is computed in float32.
+        others: y, `[batch, m, dim]`.
+
+    Returns:
+        `[batch]`.
+
+    Raises:
+        ArgumentError: other shapes.
     """
     check_shape("points", points, ("batch", "n", "dim"))
     check_shape("others", others, ("batch", "m", "dim"), batch=len(points), dim=points.shape[2])
-    points, others = full_precision(points), full_precision(others)
-    with (
-        torch.no_grad(),
-        without_autocast(points),
-    ):  # which is nearest has no gradient, and the table is large
-        table = others.square().sum(dim=2).unsqueeze(1) - 2 * points @ others.mT
-        nearest = table.argmin(dim=2)
-        back = (table + points.square().sum(dim=2).unsqueeze(2)).argmin(dim=1)
-    return _distance(points, others, nearest) + _distance(others, points, back)
+    points = full_precision(points)
+    others = full_precision(others)
+    # Which point is nearest has no gradient, and the table of distances is large.
+    with torch.no_grad(), without_autocast(points):
+        distances = others.square().sum(dim=2).unsqueeze(1) - 2 * points @ others.mT
+        nearest_other = distances.argmin(dim=2)
+        distances = distances + points.square().sum(dim=2).unsqueeze(2)
+        nearest_point = distances.argmin(dim=1)
+    there = _mean_distance(points, others, nearest_other)
+    return there + _mean_distance(others, points, nearest_point)
 
 
-def _distance(x: Tensor, y: Tensor, at: Tensor) -> Tensor:
-    """The mean squared distance of each x from the y at its place."""
-    return (x - y.gather(1, at.unsqueeze(2).expand_as(x))).square().sum(dim=2).mean(dim=1)
+def _mean_distance(x: Tensor, y: Tensor, nearest: Tensor) -> Tensor:
+    """Mean squared distance of each x from its nearest y."""
+    nearest_y = y.gather(1, nearest.unsqueeze(2).expand_as(x))
+    return (x - nearest_y).square().sum(dim=2).mean(dim=1)

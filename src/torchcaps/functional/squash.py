@@ -1,4 +1,7 @@
-"""Squash (Sabour, Frosst, Hinton 2017, arXiv 1710.09829, equation 1), a steeper one, and norms safe at zero."""
+"""Squash, a steeper one, and norms that are safe at zero.
+
+Source: Sabour, Frosst, Hinton, "Dynamic Routing Between Capsules", arXiv 1710.09829, equation 1.
+"""
 
 import torch
 from jaxtyping import Float
@@ -6,38 +9,54 @@ from torch import Tensor
 
 from torchcaps.errors import check_floating
 
-# In float32 this bounds the slope of the square root at zero to 1e4, and the slope of squash there to 1e-4.
+# In float32 this bounds the slope of the square root at zero to 1e4, and that of squash to 1e-4.
 EPSILON = 1e-8
+
+PoseAndLength = tuple[Float[Tensor, "*rest"], Float[Tensor, "*reduced"]]
 
 
 def full_precision(x: Tensor) -> Tensor:
-    """`x` in float32 where it is float16 or bfloat16, else unchanged: norms and exponentials need the bits."""
+    """`x` in float32 where it is float16 or bfloat16: norms and exponentials need the bits."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def safe_norm(
     s: Float[Tensor, "*rest"], dim: int = -1, keepdim: bool = False
-) -> Float[Tensor, "*kept"]:
-    """Euclidean norm with a finite gradient at zero and no overflow: `sqrt(|s|^2 + 1e-8)`, at least 1e-4.
+) -> Float[Tensor, "*reduced"]:
+    """Euclidean norm with a finite gradient at zero and no overflow: `sqrt(|s|^2 + 1e-8)`.
 
-    Half precision is computed in float32; `dim` is the axis of a pose's dimensions.
+    Args:
+        s: vectors; half precision is computed in float32.
+        dim: the axis of their dimensions.
+        keepdim: keep that axis.
 
-    ValueError for integers.
+    Returns:
+        Norms of at least 1e-4.
+
+    Raises:
+        ArgumentError: a tensor that is not of floating point.
     """
     check_floating(s=s)
     s = full_precision(s)
-    # Squares of values beyond 1e19 overflow float32: divide by the largest magnitude first, where it exceeds one.
+    # Squares of numbers beyond 1e19 overflow float32: divide by the largest one first.
     scale = s.detach().abs().amax(dim, keepdim=True).clamp(min=1.0)
     norm = scale * ((s / scale).square().sum(dim, keepdim=True) + EPSILON).sqrt()
     return norm if keepdim else norm.squeeze(dim)
 
 
 def squash(s: Float[Tensor, "*rest"], dim: int = -1) -> Float[Tensor, "*rest"]:
-    """Shrink vectors to a length in [0, 1), keeping their direction: `|s|^2 / (1 + |s|^2) * s / |s|`.
+    """Shrink vectors to a length in [0, 1): `|s|^2 / (1 + |s|^2) * s / |s|`.
 
-    Source: arXiv 1710.09829, equation 1. The gradient is finite everywhere and (almost) zero at zero, so a capsule that
-    is exactly zero does not wake up by itself: give the layer a bias, or weights that are large enough. Half precision
-    is computed and returned in float32; `dim` is the axis of a capsule's dimensions.
+    Source: arXiv 1710.09829, equation 1. The gradient is finite everywhere and almost zero at zero,
+    so a capsule of zeros does not learn by itself: give the layer a bias, or weights that are large
+    enough.
+
+    Args:
+        s: vectors; half precision is computed and returned in float32.
+        dim: the axis of a capsule's dimensions.
+
+    Returns:
+        Vectors of the same shape and direction.
 
     Example:
         >>> squash(torch.tensor([3.0, 4.0]))
@@ -46,38 +65,47 @@ def squash(s: Float[Tensor, "*rest"], dim: int = -1) -> Float[Tensor, "*rest"]:
     return squash_with_length(s, dim)[0]
 
 
-Pair = tuple[Float[Tensor, "*rest"], Float[Tensor, "*kept"]]
+def squash_with_length(s: Float[Tensor, "*rest"], dim: int = -1) -> PoseAndLength:
+    """`squash`, and the lengths of its outcome without a second root.
 
-
-def squash_with_length(s: Float[Tensor, "*rest"], dim: int = -1) -> Pair:
-    """Squash, and the length of the outcome, in [0, 1), without a second root; `dim` is gone from the lengths."""
-    scaled, norm, inverse = _measured(s, dim)
-    factor = 1.0 / (inverse * inverse / norm + norm)
+    Returns:
+        The vectors, and their lengths in [0, 1) without the axis `dim`.
+    """
+    scaled, norm, inverse_scale = _rescale(s, dim)
+    factor = 1.0 / (inverse_scale * inverse_scale / norm + norm)
     return scaled * factor, (norm * factor).squeeze(dim)
 
 
-def steep_squash_with_length(s: Float[Tensor, "*rest"], dim: int = -1) -> Pair:
-    """Shrink vectors to a length below one: `(1 - exp(-|s|)) s / |s|`, and that length; 1e-4 for zeros.
+def steep_squash_with_length(s: Float[Tensor, "*rest"], dim: int = -1) -> PoseAndLength:
+    """Shrink vectors to a length below one: `(1 - exp(-|s|)) s / |s|`.
 
-    Source: Efficient-CapsNet (arXiv 2101.12491). Near zero it leaves vectors as they are, so that short capsules keep
-    their gradient; `squash` flattens them. Otherwise as `squash_with_length`.
+    Source: Efficient-CapsNet, arXiv 2101.12491. Near zero it leaves vectors as they are, so that
+    short capsules keep their gradient; `squash` flattens them.
+
+    Returns:
+        The vectors, and their lengths without the axis `dim`: 1e-4 for zeros.
 
     Example:
         >>> steep_squash_with_length(torch.tensor([3.0, 4.0]))
         (tensor([0.5960, 0.7946]), tensor(0.9933))
     """
-    scaled, norm, inverse = _measured(s, dim)
-    length = -torch.expm1(-norm / inverse)  # exact for the shortest; exp(|s|) would overflow
+    scaled, norm, inverse_scale = _rescale(s, dim)
+    # expm1 is exact for the shortest vectors, and exp(|s|) would overflow.
+    length = -torch.expm1(-norm / inverse_scale)
     return scaled * (length / norm), length.squeeze(dim)
 
 
-def _measured(s: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Vectors in units of their largest magnitude (at least one), their norms in these units, and one by the unit.
+def _rescale(s: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Vectors in units of their largest number (at least one), where squares do not overflow.
 
-    With r = |s| / scale, the n / (1 + n^2) of squash is 1 / (r + 1 / (scale^2 r)) / scale, where nothing overflows.
+    With r = |s| / scale, the n / (1 + n^2) of squash is 1 / (r + 1 / (scale^2 r)) / scale.
+
+    Returns:
+        The vectors and their norms r in these units, and 1 / scale.
     """
     check_floating(s=s)
     s = full_precision(s)
-    inverse = 1.0 / s.detach().abs().amax(dim, keepdim=True).clamp(min=1.0)
-    scaled = s * inverse
-    return scaled, (scaled.square().sum(dim, keepdim=True) + EPSILON).sqrt(), inverse
+    inverse_scale = 1.0 / s.detach().abs().amax(dim, keepdim=True).clamp(min=1.0)
+    scaled = s * inverse_scale
+    norm = (scaled.square().sum(dim, keepdim=True) + EPSILON).sqrt()
+    return scaled, norm, inverse_scale

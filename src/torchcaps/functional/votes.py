@@ -13,49 +13,77 @@ from jaxtyping import Float
 from torch import Tensor
 
 from torchcaps.errors import ArgumentError, check_floating, check_shape
-from torchcaps.functional.bounds import clamp_finite, einsum_autocast, einsum_fp32, factor_limit
+from torchcaps.functional.bounds import (
+    autocast_dtype,
+    clamp_finite,
+    einsum_autocast,
+    einsum_fp32,
+    factor_limit,
+)
 from torchcaps.functional.fields import DenseField, Field, spatial_first, spatial_last
 from torchcaps.functional.geometry import matrix_votes
 from torchcaps.functional.random_coupling import random_logits
 from torchcaps.functional.squash import full_precision
 from torchcaps.types import Capsules
 
+Over = Literal["parents", "children"]
+
 
 def linear_votes(
     pose: Float[Tensor, "*batch children in_dim"],
     weight: Float[Tensor, "children parents dim in_dim"],
 ) -> Float[Tensor, "*batch children parents dim"]:
-    """`vote_ij = weight[i, j] @ pose_i` (arXiv 1710.09829, equation 2): one matrix per pair of child and parent.
+    """Votes by one matrix for each pair of child and parent: `vote_ij = weight[i, j] @ pose_i`.
 
-    Poses `[batch, *space, children, in_dim]` are taken in the type of the weight `[children, parents, dim, in_dim]`, as
-    squash gives float32 for half precision. Votes `[batch, *space, children, parents, dim]` are float32 for weights in
-    float16, which has no room for products. ValueError for shapes that do not fit, or other than floating point.
+    Source: arXiv 1710.09829, equation 2.
+
+    Args:
+        pose: `[batch, *space, children, in_dim]`; computed in the type of the weight, as squash
+            gives float32 for half precision.
+        weight: `[children, parents, dim, in_dim]`.
+
+    Returns:
+        Votes `[batch, *space, children, parents, dim]`; in float32 for weights in float16, which
+        has no room for the products.
+
+    Raises:
+        ArgumentError: shapes that do not fit, or tensors that are not of floating point.
     """
     children, _, _, in_dim = weight.shape
     check_shape("pose", pose, ("*batch", "children", "in_dim"), children=children, in_dim=in_dim)
     return einsum_autocast("...id,ijkd->...ijk", pose, weight)
 
 
-Over = Literal["parents", "children"]
-
-
 class FixedCoupling(NamedTuple):
-    """Couplings of an ablation: random ones of this seed and standard deviation, equal ones for 0.
+    """Couplings of an ablation, the same for every sample.
 
-    `uses` belongs to one call of a router and gets an entry whenever they are taken.
+    Attributes:
+        seed: of random couplings.
+        scale: standard deviation of their logits; 0 for equal couplings.
+        uses: gets an entry whenever the couplings are used in one call of a router.
     """
 
     seed: int
     scale: float
     uses: list[None]
 
+    def make_logits(self, like: Tensor) -> Tensor | None:
+        """Logits of these couplings, in the shape and type of `like`; None for equal ones."""
+        self.uses.append(None)
+        if self.scale == 0:
+            return None
+        children, parents = like.shape[-2:]
+        logits = random_logits(children, parents, self.seed, scale=self.scale, device=like.device)
+        return logits.to(like).expand(like.shape)
+
 
 class RoutingContext(NamedTuple):
     """What one call of a router needs besides its votes.
 
     Attributes:
-        needs_coupling: whether the coupling is used; a fast path may leave it out otherwise.
-        clamp: whether stored votes beyond 2^32 (2^256 in float64) are clamped, so that squares stay finite.
+        needs_coupling: whether the coupling is used; otherwise a fast path may leave it out.
+        clamp: whether stored votes are clamped to 2^32 (2^256 in float64), so that their squares
+            stay finite.
         trace: list that receives the couplings of every iteration, or None.
         fixed: couplings of an ablation, or None.
     """
@@ -70,17 +98,23 @@ class RoutingContext(NamedTuple):
         """Whether an ablation asks for equal couplings."""
         return self.fixed is not None and self.fixed.scale == 0
 
+    def without_fixed(self) -> RoutingContext:
+        """The same for a routing that makes the couplings of the ablation by itself."""
+        if self.fixed is not None:
+            self.fixed.uses.append(None)
+        return self._replace(fixed=None)
+
 
 class Votes(ABC):
     """What the children of a layer predict for their parents: lazy and immutable.
 
-    Nothing is computed before it is asked for. `bind` gives the same votes for one call of a router;
+    Nothing is computed before it is needed. `bind` gives the same votes for one call of a router;
     these keep what they have computed until the call ends.
 
     Letters: i children of one position, j parents, d dimensions of a vote.
 
     Args:
-        children: pose `[batch, *space, n, in_dim]`, activation `[batch, *space, n]`: of the map.
+        children: pose `[batch, *space, n, in_dim]` and activation `[batch, *space, n]` of the map.
         field: which of them vote for which parents.
         parents: j, at each position.
         dim: d.
@@ -89,8 +123,8 @@ class Votes(ABC):
     Attributes:
         context: what the call that these votes are bound to needs.
         recomputable: whether `with_children` can make the votes of some of the samples.
-        autocast_dtype: type of matrix products under the caller's autocast, or None; all else is in
-            full precision.
+        autocast_dtype: type of matrix products under the caller's autocast, or None. Everything
+            else is computed in full precision.
     """
 
     context = RoutingContext()
@@ -98,16 +132,19 @@ class Votes(ABC):
     _memo: dict[str, Tensor] | None = None
 
     def __init__(
-        self, children: Capsules, field: Field, parents: int, dim: int, bias: Tensor | None = None
+        self,
+        children: Capsules,
+        field: Field,
+        parents: int,
+        dim: int,
+        bias: Tensor | None = None,
     ) -> None:
         self.children = children
         self.field = field
         self.parents = parents
         self.dim = dim
         self.bias = bias
-        device = children.pose.device.type
-        casting = device != "meta" and torch.is_autocast_enabled(device)
-        self.autocast_dtype = torch.get_autocast_dtype(device) if casting else None
+        self.autocast_dtype = autocast_dtype(children.pose)
 
     def bind(self, context: RoutingContext) -> Self:
         """The same votes for one call of a router."""
@@ -125,48 +162,48 @@ class Votes(ABC):
     @property
     def activation(self) -> Float[Tensor, "batch *positions i"]:
         """Activations of each position's children, in full precision; 0 for absent ones."""
-        return self._memoized(
-            "activation", lambda: self.field.gather(full_precision(self.children.activation))
-        )
+        activation = self.children.activation
+        return self._memoized("activation", lambda: self.field.gather(full_precision(activation)))
 
     @property
     def mask(self) -> Float[Tensor, "#batch *positions i"] | None:
-        """1 for children that are on the map, 0 for padding; None where all are.
+        """1 for children on the map, 0 for padding; None without padding.
 
         A router that counts children needs it: padding has poses and votes of zeros.
         """
-        mask = self.field.mask(self.children.activation.shape[-1])
-        return None if mask is None else mask.to(self.children.activation.device)
+        activation = self.children.activation
+        mask = self.field.mask(activation.shape[-1])
+        return None if mask is None else mask.to(activation.device)
 
     @property
     def count(self) -> int:
-        """i."""
+        """Number of children of each position, i."""
         return self.field.count(self.children.activation.shape[-1])
 
     def dense(self) -> Float[Tensor, "batch *positions i j d"]:
-        """Every vote, stored; in full precision."""
+        """Every vote, stored, in full precision."""
         return self._memoized("dense", lambda: self._clamped(full_precision(self._compute())))
 
     def per_child(self, x: Float[Tensor, " children *rest"]) -> Float[Tensor, " i *rest"]:
-        """What a router has learned for each child, repeated where several children share a matrix."""
+        """Parameters of each child, repeated where several children share them."""
         times = self.count // len(x)
         return x if times == 1 else x.repeat(times, *[1] * (x.dim() - 1))
 
     def weighted(
         self, coefficients: Float[Tensor, "batch *positions i j"]
     ) -> Float[Tensor, "batch *positions j d"]:
-        """Each parent's sum of votes with these coefficients; without the bias."""
+        """Each parent's sum of votes with these coefficients, without the bias."""
         return einsum_fp32("...ij,...ijd->...jd", coefficients, self.dense())
 
     def sum(self) -> Float[Tensor, "batch *positions j d"]:
-        """Each parent's sum of votes, all counted alike; without the bias."""
+        """Each parent's sum of votes with coefficients of 1, without the bias."""
         ones = torch.ones_like(self._zeros())
         return self.weighted(ones if self.mask is None else ones * self.mask.unsqueeze(-1))
 
     def agreement(
         self, pose: Float[Tensor, "batch *positions j d"]
     ) -> Float[Tensor, "batch *positions i j"]:
-        """The inner product of each vote with the parent that it is for."""
+        """The inner product of each vote with the pose of its parent."""
         return einsum_fp32("...jd,...ijd->...ij", pose, self.dense())
 
     def couple(
@@ -176,35 +213,37 @@ class Votes(ABC):
         leaky: bool = False,
         over: Over = "parents",
     ) -> Float[Tensor, "batch *positions i j"]:
-        """Couplings: a softmax over the parents that compete for a child. Every router takes them from here.
+        """Couplings: a softmax over the parents that compete for a child.
 
-        Without logits, and in an ablation whatever they are, couplings are equal, or fixed at random.
-        With `leaky` one more parent competes, "none of the above", whose logit is 0. Over "children",
-        those of a parent compete for it.
+        Every router takes its couplings from here: in an ablation they are equal, or random and
+        fixed, whatever the logits are.
+
+        Args:
+            logits: `[batch, *positions, i, j]`; None for equal couplings.
+            leaky: let one more parent of logit 0, "none of the above", compete.
+            over: "children" lets the children of a parent compete for it.
+
+        Returns:
+            Couplings of the shape of the logits; 0 for absent children.
         """
-        like = logits if logits is not None else self._zeros()
-        if (fixed := self.context.fixed) is not None:
-            fixed.uses.append(None)
-            logits = _fixed_logits(like, fixed)
+        like = self._zeros() if logits is None else logits
+        if self.context.fixed is not None:
+            logits = self.context.fixed.make_logits(like)
         if over == "children":
-            coupling = (torch.zeros_like(like) if logits is None else logits).softmax(dim=-2)
+            logits = torch.zeros_like(like) if logits is None else logits
+            coupling = logits.softmax(dim=-2)
         elif logits is None and not leaky:
             coupling = self.field.initial_coupling(like)
         else:
-            coupling = self.field.softmax(
-                torch.zeros_like(like) if logits is None else logits, leaky
-            )
-        if (mask := self.mask) is not None:
+            logits = torch.zeros_like(like) if logits is None else logits
+            coupling = self.field.softmax(logits, leaky)
+
+        mask = self.mask
+        if mask is not None:
             coupling = coupling * mask.to(coupling).unsqueeze(-1)
         if self.context.trace is not None:
             self.context.trace.append(coupling)
         return coupling
-
-    def without_fixed(self) -> Self:
-        """The same for a routing that makes the couplings of an ablation by itself; notes that it does."""
-        if self.context.fixed is not None:
-            self.context.fixed.uses.append(None)
-        return self.bind(self.context._replace(fixed=None))
 
     def _copy(self, **changes: Any) -> Self:
         votes = copy(self)
@@ -212,7 +251,7 @@ class Votes(ABC):
         return votes
 
     def _memoized(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        """What was computed before in the call that these votes are bound to."""
+        """A tensor that is computed once in the call that these votes are bound to."""
         if self._memo is None:
             return compute()
         if name not in self._memo:
@@ -235,27 +274,21 @@ class Votes(ABC):
 
     @abstractmethod
     def _compute(self) -> Tensor:
-        """`[batch, *positions, i, j, d]`."""
-
-
-def _fixed_logits(like: Tensor, fixed: FixedCoupling) -> Tensor | None:
-    """Logits of an ablation in this shape; None for equal couplings."""
-    if fixed.scale == 0:
-        return None
-    children, parents = like.shape[-2:]
-    logits = random_logits(children, parents, fixed.seed, scale=fixed.scale, device=like.device)
-    return logits.to(like).expand(like.shape)
+        """Votes `[batch, *positions, i, j, d]`."""
 
 
 class DenseVotes(Votes):
-    """Votes that exist already, with what is known of the children; ValueError for shapes that do not fit.
+    """Votes that exist already.
 
     Args:
         votes: `[batch, *positions, i, j, d]`.
-        activation: `[batch, *positions, i]` in [0, 1]; 1 unless given.
-        pose: `[batch, *positions, i, in_dim]`; without dimensions unless given.
+        activation: of the children, `[batch, *positions, i]` in [0, 1]; by default 1.
+        pose: of the children, `[batch, *positions, i, in_dim]`; by default without dimensions.
         bias: see `Votes`.
         field: says which parents compete, at these positions; by default those of one position.
+
+    Raises:
+        ArgumentError: shapes that do not fit, or tensors that are not of floating point.
     """
 
     def __init__(
@@ -267,45 +300,51 @@ class DenseVotes(Votes):
         field: Field | None = None,
     ) -> None:
         check_shape("votes", votes, ("*batch", "children", "parents", "dim"))
-        activation = torch.ones_like(votes[..., 0, 0]) if activation is None else activation
+        if activation is None:
+            activation = torch.ones_like(votes[..., 0, 0])
         check_floating(votes=votes, bias=bias, activation=activation)
         if activation.shape != votes.shape[:-2]:
-            raise ArgumentError(
-                "activation",
-                f"expected the votes' {list(votes.shape[:-2])}, got {list(activation.shape)}",
-            )
-        pose = activation.unsqueeze(-1)[..., :0] if pose is None else pose
-        field = field or DenseField(positions=tuple(votes.shape[1:-3]))
-        super().__init__(Capsules(pose, activation), field, votes.shape[-2], votes.shape[-1], bias)
-        self.given = votes
+            expected = f"expected the votes' {list(votes.shape[:-2])}"
+            raise ArgumentError("activation", f"{expected}, got {list(activation.shape)}")
+        if pose is None:
+            pose = activation.unsqueeze(-1)[..., :0]
+        *positions, _, parents, dim = votes.shape[1:]
+        field = field or DenseField(positions=tuple(positions))
+        super().__init__(Capsules(pose, activation), field, parents, dim, bias)
+        self._votes = votes
 
     def _compute(self) -> Tensor:
-        return self.given
+        return self._votes
 
 
 class MapVotes(Votes):
-    """Votes that are stored as maps: sums over children and over dimensions run along rows of a map."""
+    """Votes that are stored as maps: sums run along the rows of a map."""
 
     @abstractmethod
     def maps(self) -> Float[Tensor, "batch i j d rows columns"]:
-        """Every vote, stored; in full precision."""
+        """Every vote, stored, in full precision."""
 
     def weighted(self, coefficients: Tensor) -> Tensor:
-        return spatial_first((spatial_last(coefficients).unsqueeze(3) * self.maps()).sum(dim=1))
+        products = spatial_last(coefficients).unsqueeze(3) * self.maps()
+        return spatial_first(products.sum(dim=1))
 
     def agreement(self, pose: Tensor) -> Tensor:
-        return spatial_first((spatial_last(pose).unsqueeze(1) * self.maps()).sum(dim=3))
+        products = spatial_last(pose).unsqueeze(1) * self.maps()
+        return spatial_first(products.sum(dim=3))
 
     def _compute(self) -> Tensor:
         return spatial_first(self.maps())
 
 
 class DenseMapVotes(MapVotes):
-    """Maps of votes that exist already, of children that are there and have no pose; ValueError for other axes.
+    """Maps of votes that exist already, of children that are present and have no pose.
 
     Args:
         votes: `[batch, i, j, d, rows, columns]`.
         bias: see `Votes`.
+
+    Raises:
+        ArgumentError: other axes, or tensors that are not of floating point.
     """
 
     def __init__(
@@ -314,23 +353,25 @@ class DenseMapVotes(MapVotes):
         check_shape("votes", votes, ("batch", "children", "parents", "dim", "rows", "columns"))
         check_floating(votes=votes, bias=bias)
         batch, children, parents, dim, *positions = votes.shape
-        one = votes.new_ones(()).expand(batch, *positions, children, 1)
+        ones = votes.new_ones(()).expand(batch, *positions, children, 1)
         field = DenseField(positions=tuple(positions))
-        super().__init__(Capsules(one[..., :0], one[..., 0]), field, parents, dim, bias)
-        self.given = votes
+        super().__init__(Capsules(ones[..., :0], ones[..., 0]), field, parents, dim, bias)
+        self._votes = votes
 
     def maps(self) -> Tensor:
-        return full_precision(self.given)
+        return full_precision(self._votes)
 
 
 class ProductVotes(Votes):
     """Products of poses, as matrices, and matrices of weights: `V_ij = M_i W_ij + shift_ij`.
 
-    A linear vote `weight[i, j] @ pose_i` is such a product with poses of one row and transposed weights.
+    A linear vote `weight[i, j] @ pose_i` is such a product with poses of one row and transposed
+    weights.
 
     Args:
         children, field, bias: see `Votes`.
-        weight: `[i, j, inner, outer]`, or `[i / k, j, inner, outer]` where the matrices repeat for k children in turn.
+        weight: `[i, j, inner, outer]`, or `[i / k, j, inner, outer]` where every k children in turn
+            share the matrices.
         shift: added to the votes, `[i or 1, j or 1, dim]`, or None.
     """
 
@@ -344,10 +385,11 @@ class ProductVotes(Votes):
         shift: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> None:
-        inner, outer = weight.shape[2:]
+        _, parents, inner, outer = weight.shape
         self.rows = children.pose.shape[-1] // inner
-        super().__init__(children, field, weight.shape[1], self.rows * outer, bias)
-        self.weight, self.shift = weight, shift
+        self.weight = weight
+        self.shift = shift
+        super().__init__(children, field, parents, self.rows * outer, bias)
 
     @property
     def matrices(self) -> Float[Tensor, "i j inner outer"]:
@@ -360,9 +402,9 @@ class ProductVotes(Votes):
         # One product over all children; absent ones have poses of zeros.
         with self._autocast():
             pose = full_precision(self.pose).unflatten(-1, (self.rows, -1))
-            return full_precision(
-                einsum_autocast("...ipr,ijrq->...jpq", pose, full_precision(self.matrices))
-            ).flatten(-2)
+            matrices = full_precision(self.matrices)
+            sums = einsum_autocast("...ipr,ijrq->...jpq", pose, matrices)
+            return full_precision(sums).flatten(-2)
 
     def _compute(self) -> Tensor:
         with self._autocast():
@@ -370,7 +412,9 @@ class ProductVotes(Votes):
                 votes = linear_votes(self.pose, self.matrices.transpose(2, 3))
             else:
                 votes = matrix_votes(self.pose, self.matrices)
-        return votes if self.shift is None else full_precision(votes) + full_precision(self.shift)
+        if self.shift is None:
+            return votes
+        return full_precision(votes) + full_precision(self.shift)
 
 
 AnyVotes = Votes | Float[Tensor, "*batch children parents dim"]
@@ -380,17 +424,25 @@ Bias = Float[Tensor, "parents dim"] | None
 def as_votes(
     votes: Votes | Tensor, activation: Tensor | None = None, bias: Tensor | None = None
 ) -> Votes:
-    """Votes for one call of a router; a tensor of votes becomes such.
+    """Votes for one call of a router.
 
-    ArgumentError where shapes do not fit, and for an activation or a bias beside the votes of a
-    layer, which have their own.
+    Args:
+        votes: of a layer, or a tensor `[batch, *space, children, parents, dim]`.
+        activation: of the children of a tensor of votes.
+        bias: added to the sums of a tensor of votes.
+
+    Returns:
+        Votes that keep what they have computed.
+
+    Raises:
+        ArgumentError: shapes that do not fit, or an activation or a bias beside the votes of a
+            layer, which have their own.
     """
-    if not isinstance(votes, Votes):
+    if isinstance(votes, Tensor):
         votes = DenseVotes(votes, activation, bias=bias)
     else:
         for name, tensor in (("activation", activation), ("bias", bias)):
             if tensor is not None:
-                raise ArgumentError(
-                    name, f"expected None beside {type(votes).__name__}, which have their own"
-                )
+                owner = type(votes).__name__
+                raise ArgumentError(name, f"expected None beside {owner}, which have their own")
     return votes.bind(votes.context) if votes._memo is None else votes

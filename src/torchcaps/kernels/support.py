@@ -49,7 +49,7 @@ def padded_windows(field: Field) -> ConvField | None:
     """The same windows on the map that `field.pad` makes, where no child is absent; None for another field."""
     if not isinstance(field, ConvField):
         return None
-    return ConvField(*field.padded, field.kernel, field.slide[1], convention=field.convention)
+    return ConvField(*field.padded, field.kernel, field.layout.step, convention=field.convention)
 
 
 def needs_reference(votes: Votes) -> str | None:

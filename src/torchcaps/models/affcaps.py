@@ -61,6 +61,7 @@ class AffineCaps(CapsuleLinear):
             std = 4 / (c * (own * out_dim) ** 0.5)
         super().__init__(own, in_dim, out_capsules, out_dim, routing, init_std=std, **options)
         self.in_capsules, self.constant = in_capsules, c
+        self.expected = {"children": in_capsules}
 
     def make_votes(self, children: Capsules | Tensor) -> Votes:
         if isinstance(children, Tensor):

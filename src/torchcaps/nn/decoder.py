@@ -14,21 +14,40 @@ from torchcaps.types import Capsules
 def mask_capsules(
     capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None
 ) -> Float[Tensor, "batch capsules dim"]:
-    """Poses with all but one capsule set to zero: the labeled one, or without labels the most active one.
+    """Set the poses of all but one capsule to zero.
 
-    Source: arXiv 1710.09829, section 4.1. All inputs of the decoder are kept, so that it knows which class it draws.
+    Source: arXiv 1710.09829, section 4.1. All inputs of the decoder stay, so that it knows which
+    class it draws.
+
+    Args:
+        capsules: pose `[batch, capsules, dim]` and activation `[batch, capsules]`.
+        labels: the capsule of each sample that stays; by default the most active one.
+
+    Returns:
+        Poses `[batch, capsules, dim]`.
     """
     pose, activation = capsules
-    chosen = activation.argmax(dim=1) if labels is None else labels
-    mask = torch.zeros_like(activation).scatter(1, chosen.unsqueeze(1), 1.0)
+    classes = activation.argmax(dim=1) if labels is None else labels
+    mask = torch.zeros_like(activation).scatter(1, classes.unsqueeze(1), 1.0)
     return pose * mask.unsqueeze(-1)
 
 
 class FullyConnectedDecoder(nn.Module):
-    """Three linear layers: ReLU, ReLU, sigmoid (arXiv 1710.09829, figure 2).
+    """Three linear layers: ReLU, ReLU, sigmoid.
 
-    Masked poses `[batch, num_capsules, pose_dim]` become images `[batch, *image_shape]` in [0, 1]. The two hidden
-    layers are of the paper's widths.
+    Source: arXiv 1710.09829, figure 2.
+
+    Args:
+        num_capsules, pose_dim: of the capsules.
+        image_shape: channels, height and width of the images.
+        hidden: widths of the two hidden layers, by default the paper's.
+
+    Shapes:
+        masked poses `[batch, num_capsules, pose_dim]` -> images `[batch, *image_shape]` in [0, 1].
+
+    Example:
+        >>> decoder = FullyConnectedDecoder(10, 16, (1, 28, 28))
+        >>> images = decoder(mask_capsules(capsules, labels))
     """
 
     def __init__(
@@ -41,45 +60,51 @@ class FullyConnectedDecoder(nn.Module):
     ) -> None:
         super().__init__()
         self.image_shape = image_shape
+        first, second = hidden
         self.layers = nn.Sequential(
-            nn.Linear(num_capsules * pose_dim, hidden[0]),
+            nn.Linear(num_capsules * pose_dim, first),
             nn.ReLU(),
-            nn.Linear(hidden[0], hidden[1]),
+            nn.Linear(first, second),
             nn.ReLU(),
-            nn.Linear(hidden[1], math.prod(image_shape)),
+            nn.Linear(second, math.prod(image_shape)),
             nn.Sigmoid(),
         )
 
     def forward(
         self, masked: Float[Tensor, "batch capsules dim"]
     ) -> Float[Tensor, "batch channels height width"]:
-        first = next(self.parameters())
-        return self.layers(masked.flatten(1).to(first.dtype)).unflatten(1, self.image_shape)
+        dtype = next(self.parameters()).dtype
+        return self.layers(masked.flatten(1).to(dtype)).unflatten(1, self.image_shape)
 
 
 class UpsamplingDecoder(nn.Module):
-    """A small map, doubled in size three times, with a 3x3 convolution after each, and one more that draws.
+    """A small map that is enlarged twofold three times, each time with a 3x3 convolution.
 
-    Arguments and shapes are those of `FullyConnectedDecoder`.
+    One more convolution draws the image. Arguments and shapes are those of `FullyConnectedDecoder`.
     """
 
     def __init__(self, num_capsules: int, pose_dim: int, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
         channels, *self.size = image_shape
-        self.start = [-(-(side + 16) // 8) for side in self.size]  # n becomes 8 n - 16
-        self.dense = nn.Linear(num_capsules * pose_dim, self.start[0] * self.start[1])
+        # A side of n becomes 8 n - 16: at least that of the image.
+        self.start = [-(-(side + 16) // 8) for side in self.size]
+        self.dense = nn.Linear(num_capsules * pose_dim, math.prod(self.start))
         widths = (1, 64, 128, 128, channels)
-        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3) for a, b in pairwise(widths))
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(width, next_width, 3) for width, next_width in pairwise(widths)
+        )
 
     def forward(
         self, masked: Float[Tensor, "batch capsules dim"]
     ) -> Float[Tensor, "batch channels height width"]:
         x = self.dense(masked.flatten(1).to(self.dense.weight.dtype)).unflatten(1, (1, *self.start))
-        *growing, last = self.convolutions
-        for convolution in growing:
+        *hidden, last = self.convolutions
+        for convolution in hidden:
             x = F.leaky_relu(convolution(F.interpolate(x, scale_factor=2, mode="bilinear")), 0.2)
-        drawn = last(x).sigmoid()
-        top, left = (
-            (have - want) // 2 for have, want in zip(drawn.shape[2:], self.size, strict=True)
-        )
-        return drawn[:, :, top : top + self.size[0], left : left + self.size[1]]
+        images = last(x).sigmoid()
+
+        # Crop to the size of the image around its center.
+        height, width = self.size
+        top = (images.shape[2] - height) // 2
+        left = (images.shape[3] - width) // 2
+        return images[:, :, top : top + height, left : left + width]

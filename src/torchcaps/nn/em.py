@@ -16,17 +16,20 @@ from torchcaps.types import Capsules, LayerSizes, Routed
 
 @register_router("em")
 class EMRouting(Router):
-    """`functional.em_routing` with learned `beta_u` and `beta_a` (Hinton, Sabour, Frosst, ICLR 2018).
+    """`functional.em_routing` with learned `beta_u` and `beta_a`.
 
-    Each parent of a layer has costs of its own, as in the authors' code; a router without a layer has one pair.
-    `beta_a` is kept multiplied by lambda, so that a step of the optimizer moves the argument of the sigmoid by as much:
-    the published values are in the thousands, out of the reach of steps of 0.001.
+    Source: Hinton, Sabour, Frosst, "Matrix capsules with EM routing", ICLR 2018. Each parent of a
+    layer has its own costs, as in the authors' code; a router without a layer has one pair.
+    `beta_a` is stored as `lambda * beta_a`, so that a step of the optimizer moves the argument of
+    the sigmoid by as much: the published values are in the thousands, out of reach of steps of
+    0.001.
 
     Args:
-        iterations: from 1 to 100; the paper uses 3.
-        inverse_temperature: lambda after many iterations, or one for each; see `functional.em_routing`.
-        beta_u: value at the start.
-        beta_a: value of `lambda * beta_a` at the start; 0 is an activation of 1/2 for a parent without data.
+        iterations: from 1 to 100; the paper has 3.
+        inverse_temperature: lambda of each iteration, or its limit; see `functional.em_routing`.
+        beta_u: initial value.
+        beta_a: initial value of `lambda * beta_a`; 0 is an activation of 1/2 for a parent without
+            data.
         impl: "auto", "reference", "blocked" or "numba"; see `torchcaps.ops`.
     """
 
@@ -45,20 +48,21 @@ class EMRouting(Router):
         impl: ops.Impl = "auto",
     ) -> None:
         super().__init__()
-        self.iterations, self.impl = check_iterations(iterations), impl
+        self.iterations = check_iterations(iterations)
+        self.impl = impl
         self.inverse_temperature = tuple(temperatures(iterations, inverse_temperature))
-        self.beta_u, self.beta_a = (
-            nn.Parameter(torch.full((1,), float(value))) for value in (beta_u, beta_a)
-        )
+        self.beta_u = nn.Parameter(torch.full((1,), float(beta_u)))
+        self.beta_a = nn.Parameter(torch.full((1,), float(beta_a)))
 
     def build(self, sizes: LayerSizes) -> None:
         if self.sizes is None:
-            pair = self.beta_u.detach(), self.beta_a.detach()
-            self.beta_u, self.beta_a = (nn.Parameter(beta.repeat(sizes.parents)) for beta in pair)
+            self.beta_u = nn.Parameter(self.beta_u.detach().repeat(sizes.parents))
+            self.beta_a = nn.Parameter(self.beta_a.detach().repeat(sizes.parents))
         super().build(sizes)
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        beta_u, beta_a = (beta.expand(votes.parents) for beta in (self.beta_u, self.beta_a))
+        beta_u = self.beta_u.expand(votes.parents)
+        beta_a = self.beta_a.expand(votes.parents)
         beta_a = full_precision(beta_a) / self.inverse_temperature[-1]
         temperatures = self.inverse_temperature[-self.num_iterations :]
         return ops.em_routing(
@@ -66,9 +70,10 @@ class EMRouting(Router):
         )
 
     def with_iterations(self, iterations: int) -> Router:
-        copy: Any = super().with_iterations(iterations)
-        if copy is not self:
-            copy.inverse_temperature = self.inverse_temperature[:iterations]
-            # The learned cost is kept as a multiple of the last temperature, which is another one now.
-            copy.beta_a.data.mul_(copy.inverse_temperature[-1] / self.inverse_temperature[-1])
-        return copy
+        router: Any = super().with_iterations(iterations)
+        if router is not self:
+            router.inverse_temperature = self.inverse_temperature[:iterations]
+            # The learned cost is a multiple of the last temperature, which is another one now.
+            scale = router.inverse_temperature[-1] / self.inverse_temperature[-1]
+            router.beta_a.data.mul_(scale)
+        return router

@@ -1,4 +1,9 @@
-"""Inverted dot-product attention as a router (Tsai, Srivastava, Goh, Salakhutdinov, ICLR 2020, arXiv 2002.04764)."""
+"""Inverted dot-product attention as a router.
+
+Yao-Hung Hubert Tsai, Nitish Srivastava, Hanlin Goh, Ruslan Salakhutdinov, "Capsules with Inverted
+Dot-Product Attention Routing", ICLR 2020, arXiv 2002.04764. Letters: i children, j parents, d
+dimensions of a vote.
+"""
 
 from typing import Any
 
@@ -14,14 +19,23 @@ from torchcaps.types import Capsules, LayerSizes, Routed
 
 @register_router("inverted_attention")
 class InvertedAttention(Router):
-    """Parents, the queries, compete for each child: the softmax runs over them and not over the votes that they read.
+    """Parents, the queries, compete for each child: the softmax runs over them, not over votes.
 
-    Nothing tells whether a parent is present. In a stack, whose passes interleave, a call begins with the parents of
-    the pass before: take one iteration there; the paper has 2. Without parents of a pass before, the first has equal
-    couplings, so that one iteration is no attention at all.
+        a_ij = <vote_ij, v_j> / sqrt(d)
+        r_ij = softmax over parents of a_ij
+        v_j = LayerNorm(sum_i r_ij vote_ij)
+
+    These are equations 2 to 4 of the paper. v_j is computed from all votes in each iteration; the
+    gradient flows through all of them. The first iteration has equal couplings, unless it gets the
+    parents of the pass before: in a stack, whose passes interleave, take one iteration. Nothing
+    says whether a parent is present.
+
+    Args:
+        iterations: from 1 to 100; the paper has 2. One alone is no attention at all.
     """
 
-    activation, convention = "none", "type"
+    activation = "none"
+    convention = "type"
     adds_bias = True
 
     def __init__(self, iterations: int = 2) -> None:
@@ -32,23 +46,22 @@ class InvertedAttention(Router):
         self.norm = nn.LayerNorm(sizes.dim) if sizes.dim > 1 else nn.Identity()
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        """Equations 2 to 4: v_j is made anew from all votes in each iteration; the gradient flows through all."""
         v: Any = None if parents is None else full_precision(parents.pose)
         for _ in range(self.iterations):
             v, r = ops.in_blocks(self._attend, votes, v)
         return Routed(v, torch.ones_like(v[..., 0]), r)
 
     def _attend(self, votes: Votes, v: Tensor | None) -> tuple[Tensor, Tensor]:
-        logits = (
-            None if v is None else votes.agreement(v) * votes.dim**-0.5
-        )  # <vote_ij, v_j> / sqrt(d)
-        r = votes.couple(logits)  # over j
+        a = None if v is None else votes.agreement(v) * votes.dim**-0.5
+        r = votes.couple(a)
         if v is None and votes.field.local and votes.context.fixed is None:
-            s = votes.sum() / votes.parents  # equal couplings: no vote is made alone
+            s = votes.sum() / votes.parents  # equal couplings: no vote is stored
         else:
-            s = votes.weighted(r)  # sum_i r_ij vote_ij
-        s = s if votes.bias is None else s + votes.bias
+            s = votes.weighted(r)
+        if votes.bias is not None:
+            s = s + votes.bias
         if isinstance(self.norm, nn.LayerNorm):
-            weight, bias = self.norm.weight.to(s), self.norm.bias.to(s)
+            weight = self.norm.weight.to(s)
+            bias = self.norm.bias.to(s)
             s = nn.functional.layer_norm(s, s.shape[-1:], weight, bias, self.norm.eps)
         return s, r

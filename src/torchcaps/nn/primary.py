@@ -1,4 +1,4 @@
-"""Primary capsules: a convolution whose channels at one pixel are grouped into vectors, or into matrices."""
+"""Primary capsules: a convolution whose channels at one pixel form vectors, or matrices."""
 
 from typing import Literal, get_args
 
@@ -15,7 +15,7 @@ Grouping = Literal["position", "flat"]
 
 
 class LargeKernelConv2d(nn.Conv2d):
-    """`nn.Conv2d` of square kernels without padding, by `torchcaps.ops.conv2d`; parameters are torch's."""
+    """`nn.Conv2d` of square kernels without padding, by `torchcaps.ops.conv2d`."""
 
     operators = ("conv2d",)
 
@@ -38,16 +38,31 @@ class LargeKernelConv2d(nn.Conv2d):
 
 
 class PrimaryCaps(nn.Module):
-    """Convolution, then squash over the dimensions of each capsule; no ReLU between (arXiv 1710.09829, section 4).
+    """Convolution, then squash over the dimensions of each capsule, without a ReLU between.
 
-    A capsule is `dim` channels AT ONE PIXEL: channel `type * dim + d` is dimension d of that type's capsule. The paper
-    has 32 types of 8 dimensions, kernels of 9 and a stride of 2. Grouping "flat" makes capsules of `dim` neighbors in
-    a row of one channel's map after another's, as one public code does: `[batch, children, dim]`, without places.
+    A capsule is `dim` channels AT ONE PIXEL: channel `type * dim + d` is dimension d of that type's
+    capsule. Source: arXiv 1710.09829, section 4; the paper has 32 types of 8 dimensions, kernels of
+    9 and a stride of 2.
+
+    Args:
+        in_channels: of the image or map.
+        types, dim: capsule types, and the dimensions of a pose.
+        kernel_size, stride: of the convolution.
+        grouping: "position" as above; "flat" makes capsules of `dim` neighbors in a row of one
+            channel's map, channel after channel, as one public code does.
 
     Shapes:
         input `[batch, in_channels, in_height, in_width]`; output Capsules with pose
-        `[batch, height, width, types, dim]` and activation `[batch, height, width, types]` in [0, 1). Grouping a
-        channels-last convolution is a view.
+        `[batch, height, width, types, dim]` and activation `[batch, height, width, types]` in
+        [0, 1). Grouping a channels-last convolution is a view. Flat ones have the pose
+        `[batch, children, dim]`, without places.
+
+    Raises:
+        ArgumentError: an unknown grouping.
+
+    Example:
+        >>> PrimaryCaps(256)(torch.rand(4, 256, 20, 20)).pose.shape
+        torch.Size([4, 6, 6, 32, 8])
     """
 
     def __init__(
@@ -62,24 +77,26 @@ class PrimaryCaps(nn.Module):
     ) -> None:
         super().__init__()
         check_known("grouping", grouping, get_args(Grouping))
-        self.grouping, self.types, self.dim = grouping, types, dim
+        self.grouping = grouping
+        self.types = types
+        self.dim = dim
         self.conv = LargeKernelConv2d(in_channels, types * dim, kernel_size, stride)
 
     def forward(self, x: Float[Tensor, "batch channels in_height in_width"]) -> Capsules:
+        features = self.conv(x)
         if self.grouping == "flat":
-            return Capsules(
-                *squash_with_length(self.conv(x).flatten(1).unflatten(1, (-1, self.dim)))
-            )
-        features = self.conv(x).permute(0, 2, 3, 1)  # [batch, height, width, types * dim]
-        return Capsules(*squash_with_length(features.unflatten(-1, (self.types, self.dim))))
+            s = features.flatten(1).unflatten(1, (-1, self.dim))
+        else:
+            s = features.permute(0, 2, 3, 1).unflatten(-1, (self.types, self.dim))
+        return Capsules(*squash_with_length(s))
 
 
 class WholeMapConv2d(nn.Conv2d):
     """A depthwise convolution whose kernel is as large as its map: one number for each channel.
 
-    It is computed as a sum of products, in full precision: torch's gradient of this convolution takes several times as
-    long on a CPU in bfloat16, a tenth of the whole step of Efficient-CapsNet. Rows and columns beyond the kernel are
-    left out. `weight` is `[channels, 1, *kernel_size]`.
+    It is computed as a sum of products, in full precision: torch's gradient of this convolution
+    takes several times as long on a CPU in bfloat16, a tenth of the whole step of Efficient-CapsNet.
+    Rows and columns beyond the kernel are left out. `weight` is `[channels, 1, *kernel_size]`.
     """
 
     def __init__(self, channels: int, kernel_size: tuple[int, int]) -> None:
@@ -90,23 +107,39 @@ class WholeMapConv2d(nn.Conv2d):
         self, x: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch channels"]:
         height, width = self.kernel_size
-        seen = x[:, :, :height, :width].flatten(2).mT  # a view, where channels are last
-        features = (seen * full_precision(self.weight).flatten(1).T).sum(dim=1)
+        pixels = x[:, :, :height, :width].flatten(2).mT  # a view, where channels are last
+        features = (pixels * full_precision(self.weight).flatten(1).T).sum(dim=1)
         return features if self.bias is None else features + self.bias
 
 
 class MatrixPrimaryCaps(nn.Module):
-    """A 1x1 convolution that gives each position `types` capsules: a linear P x P pose and a sigmoid activation.
+    """A 1x1 convolution that gives each position capsules with linear P x P poses.
+
+    Their activations are sigmoids.
+
+    Args:
+        in_channels: of the map.
+        types: capsule types.
+        pose_size: P.
 
     Shapes:
         input `[batch, in_channels, height, width]`; output Capsules with pose
-        `[batch, height, width, types, P * P]` and activation `[batch, height, width, types]` in [0, 1].
+        `[batch, height, width, types, P * P]` and activation `[batch, height, width, types]` in
+        [0, 1].
+
+    Raises:
+        ArgumentError: a size below 1.
+
+    Example:
+        >>> MatrixPrimaryCaps(32, 8)(torch.rand(4, 32, 14, 14)).pose.shape
+        torch.Size([4, 14, 14, 8, 16])
     """
 
     def __init__(self, in_channels: int, types: int, pose_size: int = 4) -> None:
         super().__init__()
         check_positive(in_channels=in_channels, types=types, pose_size=pose_size)
-        self.types, self.pose_dim = types, pose_size**2
+        self.types = types
+        self.pose_dim = pose_size**2
         self.pose = nn.Conv2d(in_channels, types * self.pose_dim, 1, bias=False)
         self.activation = nn.Conv2d(in_channels, types, 1, bias=False)
         self.reset_parameters()
@@ -118,12 +151,13 @@ class MatrixPrimaryCaps(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch channels height width"]) -> Capsules:
         pose = self.pose(x).permute(0, 2, 3, 1).unflatten(-1, (self.types, self.pose_dim))
-        return Capsules(
-            full_precision(pose),
-            torch.sigmoid(full_precision(self.activation(x))).permute(0, 2, 3, 1),
-        )
+        activation = torch.sigmoid(full_precision(self.activation(x)))
+        return Capsules(full_precision(pose), activation.permute(0, 2, 3, 1))
 
 
 def flatten_space(capsules: Capsules) -> Capsules:
-    """All capsules of all positions as one set: `[batch, height, width, types, dim]` -> `[batch, children, dim]`."""
+    """All capsules of all positions as one set.
+
+    The pose becomes `[batch, children, dim]` from `[batch, height, width, types, dim]`.
+    """
     return Capsules(capsules.pose.flatten(1, -2), capsules.activation.flatten(1))

@@ -1,7 +1,8 @@
-"""The routed layer: votes x field x router; and record_routing, which looks at it while a model runs."""
+"""The routed layer: votes x field x router; and record_routing, which records a model's routing."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -20,17 +21,19 @@ from torchcaps.nn.routers import Router, Routing, create_router
 from torchcaps.types import Capsules, Routed
 
 MAP = ("batch", "height", "width", "types", "dim")  # axes of poses on a map
+# `recorders` by layer, in a thread that records: other threads are not disturbed.
+_recording = threading.local()
 
 
 class RoutingTrace(NamedTuple):
-    """What one routed layer did in one forward pass.
+    """One forward pass of a routed layer.
 
     Attributes:
         coupling: `[batch, *space, children, parents]`; see `Router.normalized`.
         activation: of the parents, `[batch, *space, parents]`, in [0, 1].
         child_activation: of the children, `[batch, *space, children]`, in [0, 1].
         pose: of the parents, `[batch, *space, parents, dim]`.
-        iterations: the couplings of every iteration, first to last, where they were asked for.
+        iterations: the couplings of every iteration, first to last, if they are recorded.
         extras: further tensors of the router; see `Routed`.
     """
 
@@ -44,17 +47,17 @@ class RoutingTrace(NamedTuple):
     def map(self, change: Callable[[Tensor], Tensor]) -> RoutingTrace:
         """The same with every tensor changed."""
         return RoutingTrace(
-            coupling=change(self.coupling),
-            activation=change(self.activation),
-            child_activation=change(self.child_activation),
-            pose=change(self.pose),
-            iterations=tuple(map(change, self.iterations)),
-            extras={name: change(tensor) for name, tensor in self.extras.items()},
+            change(self.coupling),
+            change(self.activation),
+            change(self.child_activation),
+            change(self.pose),
+            tuple(map(change, self.iterations)),
+            {name: change(tensor) for name, tensor in self.extras.items()},
         )
 
 
 class _Recorder(list[RoutingTrace]):
-    """Takes what a layer did; says whether gradients and iterations are wanted."""
+    """Recordings of a layer, one for each forward pass."""
 
     def __init__(self, detach: bool, iterations: bool) -> None:
         super().__init__()
@@ -62,13 +65,12 @@ class _Recorder(list[RoutingTrace]):
         self.iterations = iterations
 
     def record(self, votes: Votes, routed: Routed, couplings: list[Tensor] | None) -> None:
-        """Append one forward pass of a layer, and the couplings of its iterations."""
+        """Append one forward pass, with the couplings of its iterations."""
         if routed.coupling is None:
             raise ArgumentError("record_routing", "this router returned no coupling")
-        activation = full_precision(routed.activation)
         trace = RoutingTrace(
             routed.coupling,
-            activation,
+            full_precision(routed.activation),
             votes.activation,
             routed.pose,
             tuple(couplings or ()),
@@ -78,30 +80,37 @@ class _Recorder(list[RoutingTrace]):
 
 
 class RoutedLayer(nn.Module):
-    """Any votes, in any field, by any router; ValueError for an unknown one, or children that do not fit.
+    """Any votes, in any field, by any router.
 
     Args:
-        votes: a module `(children, field) -> Votes` with the `sizes` of the layer, such as `LinearVotes`.
-        routing: a name of `list_routers()`, a router module, or a function `(votes, activation) -> Routed`.
-        field: makes the field of a map from its height and width (of children without places: from nothing), such as
-            `partial(ConvField, kernel=3, stride=2)`.
-        routing_options: passed to the router of that name, e.g. `iterations=2`.
+        votes: a module `(children, field) -> Votes` with the `sizes` of the layer, such as
+            `LinearVotes`.
+        routing: a name of `list_routers()`, a router module, or a function
+            `(votes, activation) -> Routed`.
+        field: makes the field of a map from its height and width (of children without places: from
+            nothing), such as `partial(ConvField, kernel=3, stride=2)`.
+        routing_options: options of the router of that name, e.g. `iterations=2`.
 
     Shapes:
-        input Capsules (or their pose, taken as vector capsules) `[batch, *space, n, in_dim]`; output Capsules with
-        pose `[batch, *positions, parents, dim]` and activation `[batch, *positions, parents]`.
+        input Capsules (or their pose, as vector capsules) `[batch, *space, n, in_dim]`; output
+        Capsules with pose `[batch, *positions, parents, dim]` and activation
+        `[batch, *positions, parents]`.
 
     Attributes:
-        axes, expected: of the children's poses, and the sizes wanted of some of them.
+        axes: names of the axes of the children's poses.
+        expected: sizes of some of these axes.
+
+    Raises:
+        ArgumentError: an unknown routing, or children that do not fit.
 
     Example:
         >>> sizes = LayerSizes(children=9 * 32, in_dim=8, parents=32, dim=8)
-        >>> layer = RoutedLayer(LinearVotes(sizes), "dynamic", partial(ConvField, kernel=3, stride=2))
+        >>> field = partial(ConvField, kernel=3, stride=2)
+        >>> layer = RoutedLayer(LinearVotes(sizes), "dynamic", field)
     """
 
     axes: tuple[str, ...] = ("*batch", "types", "dim")
     expected: Mapping[str, int] = MappingProxyType({})
-    recorder: _Recorder | None = None
     votes: Any
     router: Router
 
@@ -125,15 +134,26 @@ class RoutedLayer(nn.Module):
 
     @property
     def bias(self) -> Tensor | None:
-        """What is added to each parent's sum of votes."""
+        """The bias of each parent's sum of votes."""
         return self.votes.bias
+
+    @property
+    def recorder(self) -> _Recorder | None:
+        """Takes the passes of this layer in this thread, within a block of `record_routing`."""
+        recorders: dict[nn.Module, _Recorder] | None = getattr(_recording, "recorders", None)
+        return None if recorders is None else recorders.get(self)
 
     def reset_parameters(self) -> None:
         """Draw the matrices anew."""
         self.votes.reset_parameters()
 
     def forward(self, children: Capsules | Tensor, parents: Capsules | None = None) -> Capsules:
-        """Parents of these children; `parents` are those of the pass before, where layers route together."""
+        """Route children to their parents.
+
+        Args:
+            children: Capsules, or their pose; see the class.
+            parents: of the iteration before, where layers route together.
+        """
         votes = self.make_votes(children)
         recorder = self.recorder
         couplings: list[Tensor] | None = None
@@ -155,20 +175,20 @@ class RoutedLayer(nn.Module):
         self._check_dtypes(children)
         shape = children.pose.shape
         field = self.field(*shape[1:-2])
+        num_children = field.count(shape[-2])
         expected = self.votes.sizes.children
-        if field.count(shape[-2]) % expected:
+        if num_children % expected:
             raise ArgumentError(
                 "children",
-                f"expected {expected} at each position of the parents (or a multiple, position after "
-                f"position), got {field.count(shape[-2])} from poses {list(shape)}",
+                f"expected {expected} at each position of the parents (or a multiple, position "
+                f"after position), got {num_children} from poses {list(shape)}",
             )
         return self.votes(children, field)
 
     def check(self, children: Capsules) -> None:
-        """Raise ArgumentError unless the children fit this layer, before anything else is tried."""
-        check_shape(
-            "children", children.pose, self.axes, dim=self.votes.sizes.in_dim, **self.expected
-        )
+        """Raise ArgumentError unless the shape of the children fits this layer."""
+        sizes = {"dim": self.votes.sizes.in_dim, **self.expected}
+        check_shape("children", children.pose, self.axes, **sizes)
 
     def _check_dtypes(self, children: Capsules) -> None:
         check_floating(**children._asdict())
@@ -182,16 +202,23 @@ class RoutedLayer(nn.Module):
         sizes = ", ".join(f"{name}={size}" for name, size in self.votes.sizes._asdict().items())
         return f"{sizes}, bias={getattr(self.votes, 'bias', None) is not None}"
 
-    def __getstate__(self) -> dict[str, object]:
-        return {key: value for key, value in self.__dict__.items() if key != "recorder"}
-
 
 class RoutedStack(nn.Module):
-    """Layers that route together: in each pass, each of them takes the parents that it had in the pass before.
+    """Layers that route together: in each pass, each layer takes its parents of the pass before.
 
-    Source: Tsai, Srivastava, Goh, Salakhutdinov, ICLR 2020, arXiv 2002.04764 (concurrent routing). Layer by layer, each
-    to its last iteration, is what layers in a row do without a stack. The routers of these layers make one iteration a
-    call and use the parents of the one before; there is at least one layer, and one iteration.
+    Source: Tsai, Srivastava, Goh, Salakhutdinov, ICLR 2020, arXiv 2002.04764 (concurrent routing).
+    Without a stack, layers in a row route one after the other, each to its last iteration. The
+    routers of these layers make one iteration a call and use the parents of the one before.
+
+    Args:
+        layers: at least one, from the bottom up.
+        num_iterations: at least 1.
+
+    Raises:
+        ArgumentError: no layer, or no iteration.
+
+    Example:
+        >>> stack = RoutedStack(lower_layer, upper_layer, num_iterations=2)
     """
 
     def __init__(self, *layers: nn.Module, num_iterations: int = 2) -> None:
@@ -220,7 +247,7 @@ class RoutedStack(nn.Module):
 
 
 class RoutingTraces(dict[str, list[RoutingTrace]]):
-    """Recordings by layer name; `record["class_capsules"]` is a list with one entry per forward pass."""
+    """Recordings by layer name: `record["class_capsules"]` has one entry per forward pass."""
 
     def last(self) -> dict[str, RoutingTrace]:
         """The newest recording of each layer that ran."""
@@ -231,14 +258,19 @@ class RoutingTraces(dict[str, list[RoutingTrace]]):
 def record_routing(
     model: nn.Module, *, detach: bool = True, iterations: bool = False
 ) -> Iterator[RoutingTraces]:
-    """Collect what every routed layer of `model` does while the block runs.
-
-    The block gets a dictionary: layer name -> list of `RoutingTrace`, one a forward pass.
+    """Record every routed layer of a model while the block runs, in this thread alone.
 
     Args:
-        model: any module that holds routed layers (`CapsuleLinear`, ...); ValueError if it has none.
+        model: any module with routed layers (`CapsuleLinear`, ...).
         detach: cut the recordings from the graph; False lets a loss on couplings train the model.
-        iterations: record the couplings of every iteration. The reference runs then, which stores all votes.
+        iterations: record the couplings of every iteration. The reference runs then, which stores
+            all votes.
+
+    Yields:
+        A dictionary: layer name -> list of `RoutingTrace`, one for each forward pass.
+
+    Raises:
+        ArgumentError: a model without a routed layer.
 
     Example:
         >>> with record_routing(model) as record:
@@ -246,16 +278,14 @@ def record_routing(
         >>> record["class_capsules"][-1].coupling.shape  # [batch, children, parents]
     """
     layers = {
-        name: module for name, module in model.named_modules() if isinstance(module, RoutedLayer)
+        module: name for name, module in model.named_modules() if isinstance(module, RoutedLayer)
     }
     if not layers:
         raise ArgumentError("record_routing", f"{type(model).__name__} has no routed layer")
-    before = {name: layer.recorder for name, layer in layers.items()}
-    recorders = {name: _Recorder(detach, iterations) for name in layers}
-    for name, layer in layers.items():
-        layer.recorder = recorders[name]
+    recorders = {layer: _Recorder(detach, iterations) for layer in layers}
+    outer = getattr(_recording, "recorders", {})
+    _recording.recorders = outer | recorders
     try:
-        yield RoutingTraces(recorders)
+        yield RoutingTraces({layers[layer]: recorder for layer, recorder in recorders.items()})
     finally:
-        for name, layer in layers.items():
-            layer.recorder = before[name]
+        _recording.recorders = outer

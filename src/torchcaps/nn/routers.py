@@ -1,4 +1,4 @@
-"""Routers: a routing function with its options (and, where it learns, its parameters) as a small module."""
+"""Routers: a routing function with its options (and its parameters) as a small module."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ from torchcaps.types import Capsules, LayerSizes, Routed
 RouteFunction = Callable[..., Routed]
 Routing = str | nn.Module | RouteFunction
 ROUTERS: Registry[type[Router]] = Registry("routing")
-MOST_ITERATIONS = 100  # of a layer: a file may ask for any number; the functions take any
+MAX_ITERATIONS = 100  # of a layer: a file may ask for any number; the functions take any
 R = TypeVar("R", bound="type[Router]")
 
 
 def register_router(name: str, *, replace: bool = False) -> Callable[[R], R]:
-    """Class decorator: registers a router for every routed layer, the shared tests and the command line.
+    """Class decorator: registers a router for layers, the shared tests and the command line.
 
-    Raises ValueError for a name that is taken, unless `replace`.
+    Raises:
+        ArgumentError: a name that is taken, unless `replace`.
     """
     return ROUTERS.register(name, replace=replace)
 
@@ -47,79 +48,107 @@ def list_routers() -> list[str]:
 
 
 def create_router(routing: Routing, **options: Any) -> Router:
-    """A router from a name with options, from a router module, or from a function `(votes, activation) -> Routed`.
+    """Create a router.
 
-    ValueError for an unknown name, TypeError for an option that this router does not take.
+    Args:
+        routing: a name, a router module, or a function `(votes, activation) -> Routed`.
+        options: of the router of that name.
+
+    Raises:
+        UnknownNameError: an unknown name.
+        TypeError: an option that this router does not take, or a routing of another type.
+
+    Example:
+        >>> create_router("dynamic", iterations=2)
+        DynamicRouting(iterations=2, leaky=False, detach=False, over='parents', impl='auto')
     """
     if isinstance(routing, str):
-        kind = ROUTERS[routing]
-        known = list(inspect.signature(kind).parameters)
-        for option in (name for name in options if name not in known):
-            raise TypeError(
-                f"routing {routing!r} takes no option {option!r}; it takes: {', '.join(known) or 'none'}"
-            )
-        return kind(**options)
+        router_class = ROUTERS[routing]
+        known = list(inspect.signature(router_class).parameters)
+        for option in options:
+            if option not in known:
+                names = ", ".join(known) or "none"
+                raise TypeError(
+                    f"routing {routing!r} takes no option {option!r}; it takes: {names}"
+                )
+        return router_class(**options)
+    kind = type(routing).__name__
     if options:
-        raise TypeError(
-            f"routing: options ({', '.join(options)}) go with a name, not with {type(routing).__name__}"
-        )
+        raise TypeError(f"routing: options ({', '.join(options)}) go with a name, not with {kind}")
     if isinstance(routing, Router):
         return routing
     if callable(routing):
         return FunctionRouter(routing)
-    raise TypeError(
-        f"routing: expected a name, a module or a function, got {type(routing).__name__}"
-    )
+    raise TypeError(f"routing: expected a name, a module or a function, got {kind}")
 
 
 def set_impl(model: nn.Module, impl: ops.Impl) -> None:
-    """Have every layer of a model take this implementation of its operators, where it has one of that name.
+    """Set the implementation of the operators of a model's layers.
 
-    Layers whose operators know no such name stay as they are: "numba", say, routes and does not convolve. Whether it
-    can run is asked at the next call, which raises the reason if it cannot. ValueError for a name that no layer knows.
+    Layers whose operators have no implementation of that name stay as they are: "numba", say,
+    routes and does not convolve. The next call raises the reason where it cannot run.
+
+    Args:
+        model: any module.
+        impl: name of the implementation; see `torchcaps.ops`.
+
+    Raises:
+        ArgumentError: a name that no layer of the model knows.
     """
     check_known("impl", impl, ops.IMPLS)
-    modules: list[Any] = list(model.modules())
-    layers = [
-        m
-        for m in modules
-        if any(impl in ops.implementations(op) for op in getattr(m, "operators", ()))
-    ]
-    if not layers:
-        raise ArgumentError(
-            "impl", f"no layer of this {type(model).__name__} has an implementation {impl!r}"
-        )
-    for layer in layers:
-        layer.impl = impl
+    has_layer = False
+    for layer in model.modules():
+        operators = getattr(layer, "operators", ())
+        if any(impl in ops.implementations(operator) for operator in operators):
+            layer.impl = impl  # type: ignore[assignment]
+            has_layer = True
+    if not has_layer:
+        owner = type(model).__name__
+        raise ArgumentError("impl", f"no layer of this {owner} has an implementation {impl!r}")
 
 
 def check_iterations(iterations: int) -> int:
-    """The number, if a layer may have so many iterations, from 1 to 100; ValueError if not, TypeError for no int."""
+    """The number of iterations of a layer, from 1 to 100.
+
+    Raises:
+        ArgumentError: a number out of range.
+        TypeError: not a whole number.
+    """
     if isinstance(iterations, bool) or not isinstance(iterations, int):
         raise TypeError(f"iterations: expected a whole number, got {iterations!r}")
     check_range("iterations", iterations, low=1)
-    check_range("iterations", iterations, high=MOST_ITERATIONS)
+    check_range("iterations", iterations, high=MAX_ITERATIONS)
     return iterations
 
 
 class Router(nn.Module):
-    """Base of routers. A subclass writes `route`, and `build_parameters` if their sizes are its layer's.
+    """Base of routers. A subclass defines `route`, and `build_parameters` if it has parameters.
 
-    Couplings come from `votes.couple(logits)`: a softmax over the parents that compete for a child. A router that takes
-    them from there works in every layer, and has its ablations for nothing: `uniform()` and `random()`.
+    Couplings come from `votes.couple(logits)`: a softmax over the parents that compete for a child.
+    A router that takes them from there works in every layer, and has the ablations `uniform()` and
+    `random()`.
 
     Attributes:
-        activation: what the activation of a parent is: the "length" of its pose, a "probability" of its own, or
-            "none", where nothing tells whether a parent is present.
-        normalized: couplings sum to one over the parents that compete for a child (to less with an option `leaky`);
-            otherwise they are any numbers.
-        adds_bias: `route` adds `votes.bias`, where there is one; a layer with a bias refuses other routers.
-        permutation_equivariant: children and parents may be numbered in any order: the outcome moves with them.
-            Not so where couplings or parameters belong to their places, as fixed random ones do.
-        convention: which parents compete in a convolution unless its layer says otherwise; see `functional.ConvField`.
-        handles_extreme_votes: finite for votes of any size. Others see votes beyond 2^32 (2^256 in float64) as that,
-            so that squares of them stay finite.
+        activation: meaning of the activation of a parent: the "length" of its pose, a "probability"
+            of its own, or "none", where nothing says whether a parent is present.
+        normalized: couplings sum to one over the parents that compete for a child (to less with an
+            option `leaky`); otherwise they are any numbers.
+        adds_bias: `route` adds `votes.bias`; a layer with a bias refuses other routers.
+        permutation_equivariant: children and parents may be numbered in any order: the outcome
+            moves with them. Not so where couplings or parameters belong to their places.
+        convention: which parents compete in a convolution by default; see `functional.ConvField`.
+        handles_extreme_votes: finite for votes of any size. Other routers get votes clamped to 2^32
+            (2^256 in float64), so that their squares stay finite.
         sizes: of the layer, once it has built the router.
+        fixed: seed and scale of the couplings of an ablation, or None.
+
+    Example:
+        >>> @register_router("mean")
+        ... class MeanRouting(Router):
+        ...     def route(self, votes, parents):
+        ...         coupling = votes.couple()
+        ...         pose = votes.weighted(coupling)
+        ...         return Routed(pose, pose.norm(dim=-1), coupling)
     """
 
     activation: Literal["length", "probability", "none"] = "length"
@@ -129,10 +158,14 @@ class Router(nn.Module):
     convention: Convention = "all"
     handles_extreme_votes: bool = False
     sizes: LayerSizes | None = None
-    fixed: tuple[int, float] | None = None  # seed and scale of the couplings of an ablation
+    fixed: tuple[int, float] | None = None
 
     def build(self, sizes: LayerSizes) -> None:
-        """Take the sizes of the layer that this router belongs to; ValueError if it belongs to one of other sizes."""
+        """Take the sizes of the layer of this router.
+
+        Raises:
+            ArgumentError: the router belongs to a layer of other sizes.
+        """
         if self.sizes is None:
             self.sizes = sizes
             self.build_parameters(sizes)
@@ -143,7 +176,7 @@ class Router(nn.Module):
             )
 
     def build_parameters(self, sizes: LayerSizes) -> None:
-        """Make the parameters that depend on the sizes of a layer; nothing unless a subclass does."""
+        """Make the parameters that depend on the sizes of a layer; by default none."""
 
     def forward(
         self,
@@ -154,65 +187,83 @@ class Router(nn.Module):
     ) -> Routed:
         """Route, in full precision under any autocast.
 
-        ArgumentError for votes that do not fit, or a layer with a bias that this router does not add;
-        AblationUnsupportedError for an ablation of a router that does not take its couplings from the
-        votes; RuntimeError for a router with parameters that no layer has built.
-
         Args:
-            votes: of a layer, or given ones `[batch, *space, children, parents, dim]`.
-            activation: of the children of given votes, `[batch, *space, children]` in [0, 1]; 1 unless given.
+            votes: of a layer, or a tensor `[batch, *space, children, parents, dim]`.
+            activation: of the children of a tensor of votes, `[batch, *space, children]` in [0, 1];
+                by default 1.
             parents: of the iteration before, where layers route together.
-            context: what the caller needs of this call; see `RoutingContext`. The router itself says
-                whether votes are clamped and couplings fixed.
+            context: what the caller needs of this call; see `RoutingContext`. The router itself
+                says whether votes are clamped and couplings fixed.
+
+        Raises:
+            ArgumentError: votes that do not fit, or a bias that this router does not add.
+            AblationUnsupportedError: an ablation of a router that makes its couplings by itself.
+            RuntimeError: a router with parameters that no layer has built.
         """
         votes = as_votes(votes, activation)
         if self.sizes is None and type(self).build_parameters is not Router.build_parameters:
+            name = type(self).__name__
             raise RuntimeError(
-                f"{type(self).__name__}: no layer has built this router; call build(layer.votes.sizes)"
+                f"{name}: no layer has built this router; call build(layer.votes.sizes)"
             )
         if votes.bias is not None and not self.adds_bias:
             raise ArgumentError(
                 "bias", f"expected False for a layer routed by {self.describe()}, which adds none"
             )
+
         fixed = None if self.fixed is None else FixedCoupling(*self.fixed, uses=[])
         context = RoutingContext() if context is None else context
-        votes = votes.bind(context._replace(clamp=not self.handles_extreme_votes, fixed=fixed))
+        context = context._replace(clamp=not self.handles_extreme_votes, fixed=fixed)
+        votes = votes.bind(context)
         with without_autocast(votes.children.pose):
             routed = self.route(votes, parents)
         if fixed is not None and not fixed.uses:
             raise AblationUnsupportedError(
-                f"routing: {self.describe()} makes its couplings by itself, so they cannot be fixed for an ablation; "
-                "let it take them from votes.couple(logits)"
+                f"routing: {self.describe()} makes its couplings by itself, so they cannot be "
+                "fixed for an ablation; let it take them from votes.couple(logits)"
             )
         return routed
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        """The parents of these votes; `votes` has the poses and activations of the children too."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how it routes")
+        """The parents of these votes.
+
+        Args:
+            votes: also have the poses and activations of the children.
+            parents: of the iteration before, where layers route together.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define route")
 
     def uniform(self) -> Router:
-        """This router with every coupling equal, and all else as it has learned it: its own ablation."""
+        """The ablation of this router: every coupling is equal, its parameters stay as learned."""
         return self.random(scale=0.0)
 
     def random(self, seed: int = 0, *, scale: float = 1.0) -> Router:
-        """This router with fixed random couplings: a softmax of normal numbers of this seed and standard deviation."""
-        functional.random_logits(1, 1, seed, scale=scale)  # refuses what is out of range
-        copy = deepcopy(self)
-        copy.fixed = (seed, scale)
-        return copy
+        """The ablation of this router with fixed random couplings.
+
+        Args:
+            seed: of the couplings.
+            scale: standard deviation of their normal logits.
+
+        Raises:
+            ArgumentError: a seed or scale out of range.
+        """
+        _check_fixed(seed, scale)
+        router = deepcopy(self)
+        router.fixed = (seed, scale)
+        return router
 
     def with_iterations(self, iterations: int) -> Router:
         """This router, stopped after so many iterations, at least 1, where it has more."""
         check_range("iterations", iterations, low=1)
         if iterations >= self.num_iterations:
             return self
-        copy: Any = deepcopy(self)
-        copy.iterations = iterations
-        return copy
+        router: Any = deepcopy(self)
+        router.iterations = iterations
+        return router
 
     @property
     def num_iterations(self) -> int:
-        """How many iterations a call makes; 1 for a router that does not iterate, or whose couplings are fixed."""
+        """Iterations of a call; 1 for a router that has no iterations, or fixed couplings."""
         return 1 if self.fixed is not None else int(getattr(self, "iterations", 1))
 
     def describe(self) -> str:
@@ -220,19 +271,23 @@ class Router(nn.Module):
         return ROUTERS.name_of(type(self)) or type(self).__name__
 
     def extra_repr(self) -> str:
-        options = {
-            name: getattr(self, name, None) for name in inspect.signature(type(self)).parameters
-        }
+        names = inspect.signature(type(self)).parameters
+        options = {name: getattr(self, name, None) for name in names}
         return ", ".join(
-            f"{k}={v!r}" for k, v in options.items() if isinstance(v, str | int | float)
+            f"{name}={option!r}"
+            for name, option in options.items()
+            if isinstance(option, str | int | float)
         )
 
 
 @register_router("dynamic")
 class DynamicRouting(Router):
-    """`functional.dynamic_routing` with its options; by a fast path it never stores the votes of a batch.
+    """`functional.dynamic_routing` with its options; a fast path never stores the votes of a batch.
 
-    Iterations are from 1 to 100; `impl` is "auto", "reference", "blocked", "numba" or "triton": see `torchcaps.ops`.
+    Args:
+        iterations: from 1 to 100.
+        leaky, detach, over: see `functional.dynamic_routing`.
+        impl: "auto", "reference", "blocked", "numba" or "triton"; see `torchcaps.ops`.
     """
 
     operators = ("dynamic_routing",)
@@ -250,8 +305,11 @@ class DynamicRouting(Router):
     ) -> None:
         super().__init__()
         check_known("over", over, get_args(Over))
-        self.iterations, self.leaky, self.detach = check_iterations(iterations), leaky, detach
-        self.over, self.impl = over, impl
+        self.iterations = check_iterations(iterations)
+        self.leaky = leaky
+        self.detach = detach
+        self.over = over
+        self.impl = impl
         self.normalized = over == "parents"
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
@@ -263,7 +321,7 @@ class DynamicRouting(Router):
 
 @register_router("uniform")
 class UniformRouting(DynamicRouting):
-    """`functional.uniform_routing`: the ablation without routing. As an operator it is dynamic routing's first pass."""
+    """`functional.uniform_routing`: the ablation without routing, dynamic routing's first pass."""
 
     def __init__(self, *, impl: ops.Impl = "auto") -> None:
         super().__init__(1, impl=impl)
@@ -271,9 +329,16 @@ class UniformRouting(DynamicRouting):
 
 @register_router("random")
 class RandomRouting(Router):
-    """`functional.random_routing`: fixed random couplings, the ablation beside uniform ones; nothing is learned.
+    """`functional.random_routing`: fixed random couplings, an ablation without parameters.
 
-    Layers of equal sizes and seeds have equal couplings. `impl` is as of `DynamicRouting`.
+    Layers of equal sizes and seeds have equal couplings.
+
+    Args:
+        seed, scale: of the couplings; see `functional.random_logits`.
+        impl: see `DynamicRouting`.
+
+    Raises:
+        ArgumentError: a seed or scale out of range.
     """
 
     operators = ("dynamic_routing",)
@@ -283,38 +348,43 @@ class RandomRouting(Router):
 
     def __init__(self, seed: int = 0, *, scale: float = 1.0, impl: ops.Impl = "auto") -> None:
         super().__init__()
-        functional.random_logits(1, 1, seed, scale=scale)  # refuses what is out of range
-        self.seed, self.scale, self.impl = seed, scale, impl
+        _check_fixed(seed, scale)
+        self.seed = seed
+        self.scale = scale
+        self.impl = impl
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        # Weighted sums of votes; in one operator where only the parents of one position compete for a child.
-        observed = votes.context.fixed is not None or votes.context.trace is not None
-        if (
-            self.impl == "reference"
-            or observed
-            or not isinstance(votes, ProductVotes)
-            or not votes.field.local
-            or votes.shift is not None
-            or votes.mask is not None
-        ):
+        if not isinstance(votes, ProductVotes) or not self._can_scale_weights(votes):
             return functional.random_routing(votes, self.seed, scale=self.scale)
-        weight, count, many = votes.matrices, votes.count, votes.parents
+
+        # Couplings that multiply the weights leave equal ones to a single operator.
         c = functional.random_coupling(
-            count, many, self.seed, scale=self.scale, device=weight.device
+            votes.count, votes.parents, self.seed, scale=self.scale, device=votes.weight.device
         )
-        scaled = (
-            weight * (many * c).to(weight.dtype)[:, :, None, None]
-        )  # then couplings may be equal
-        given = ProductVotes(votes.children, votes.field, scaled, bias=votes.bias)
-        routed = ops.dynamic_routing(given, 1, impl=self.impl)
-        shape = (*routed.activation.shape[:-1], *c.shape)
-        return routed._replace(coupling=c.to(routed.pose.dtype).expand(shape))
+        factors = (votes.parents * c).to(votes.weight.dtype)[:, :, None, None]
+        weight = votes.matrices * factors
+        scaled = ProductVotes(votes.children, votes.field, weight, bias=votes.bias)
+        routed = ops.dynamic_routing(scaled, 1, impl=self.impl)
+        coupling = c.to(routed.pose.dtype).expand(*routed.activation.shape[:-1], *c.shape)
+        return routed._replace(coupling=coupling)
+
+    def _can_scale_weights(self, votes: ProductVotes) -> bool:
+        """Whether only the parents of one position compete for a child, and nobody looks on."""
+        return (
+            self.impl != "reference"
+            and votes.field.local
+            and votes.shift is None
+            and votes.mask is None
+            and votes.context.fixed is None
+            and votes.context.trace is None
+        )
 
 
 class FunctionRouter(Router):
-    """Any function `(votes, activation) -> Routed` of stored votes (or module that takes these) as a router.
+    """A function `(votes, activation) -> Routed` of stored votes (or a module) as a router.
 
-    A bias of the layer is passed on as a third argument. Nothing is known of its couplings, so it has no ablations.
+    A bias of the layer is passed on as a third argument. The function makes its couplings by
+    itself, so it has no ablations.
     """
 
     adds_bias = True
@@ -324,9 +394,13 @@ class FunctionRouter(Router):
         self.function = function
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        return self.function(
-            votes.dense(), votes.activation, *(() if votes.bias is None else (votes.bias,))
-        )
+        bias = () if votes.bias is None else (votes.bias,)
+        return self.function(votes.dense(), votes.activation, *bias)
 
     def describe(self) -> str:
         return str(getattr(self.function, "__name__", type(self.function).__name__))
+
+
+def _check_fixed(seed: int, scale: float) -> None:
+    """Raise ArgumentError for fixed couplings that are out of range."""
+    functional.random_logits(1, 1, seed, scale=scale)

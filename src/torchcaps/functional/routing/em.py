@@ -1,7 +1,8 @@
 """EM routing: each parent is a Gaussian that explains the votes of its children.
 
-Geoffrey Hinton, Sara Sabour, Nicholas Frosst, "Matrix capsules with EM routing", ICLR 2018, procedure 1. Letters:
-b batch, i children, j parents, h pose dimensions. Variances are used in place of the paper's standard deviations.
+Geoffrey Hinton, Sara Sabour, Nicholas Frosst, "Matrix capsules with EM routing", ICLR 2018,
+procedure 1. Letters: b batch, i children, j parents, h pose dimensions. Variances take the place of
+the paper's standard deviations.
 """
 
 from collections.abc import Sequence
@@ -38,76 +39,92 @@ def em_routing(
 ) -> Routed:
     """Fit one Gaussian per parent to the votes by expectation maximization.
 
-        R_ij uniform;  repeat:  M-step;  E-step, except after the last M-step
-        M:  r_ij = R_ij a_i;  S_j = sum_i r_ij;  mu_jh = sum_i r_ij V_ijh / S_j;  var_jh likewise, + 5e-4;
-            cost_jh = (beta_u + log(var_jh) / 2) S_j;  a_j = sigmoid(lambda_t (beta_a - sum_h cost_jh))
-        E:  R_i = softmax over parents of  log a_j + log N(V_ij; mu_j, var_j)
+        R_ij uniform
+        repeat:
+            M-step:  r_ij = R_ij a_i
+                     S_j = sum_i r_ij
+                     mu_jh = sum_i r_ij V_ijh / S_j
+                     var_jh = sum_i r_ij (V_ijh - mu_jh)^2 / S_j + 5e-4
+                     cost_jh = (beta_u + log(var_jh) / 2) S_j
+                     a_j = sigmoid(lambda_t (beta_a - sum_h cost_jh))
+            E-step, except after the last M-step:
+                     R_i = softmax over parents of  log a_j + log N(V_ij; mu_j, var_j)
 
-    beta_u, minus what it costs to describe a dimension of a vote without a parent, stands inside the sum over h, as in
-    the procedure. The gradient flows through all iterations.
+    beta_u, minus the cost of describing a dimension of a vote without a parent, stands inside the
+    sum over h, as in the procedure. The gradient flows through all iterations.
 
     Args:
-        votes: V, `[batch, *space, children, parents, dim]`, or the votes of a layer, whose field says which parents
-            compete; its bias is added to them. Half precision is computed in float32. What is beyond 2^32 (2^256 in
-            float64) is taken for that: squares must stay finite.
-        activation: a_i, `[batch, *space, children]`, in [0, 1]; None where the votes of a layer bring theirs. A child
-            of activation 0 has no influence.
+        votes: V, `[batch, *space, children, parents, dim]`, or the votes of a layer, whose field
+            says which parents compete; its bias is added to them. Half precision is computed in
+            float32. Numbers are clamped to 2^32 (2^256 in float64): squares must stay finite.
+        activation: a_i, `[batch, *space, children]`, in [0, 1]; None for the votes of a layer,
+            which have their own. A child of activation 0 has no influence.
         beta_u: a number, or one per parent `[parents]`.
-        beta_a: likewise; the cost of describing a parent, against which the gain of using it is held.
-        iterations: T, at least 1; the paper uses 3.
-        inverse_temperature: lambda after the last of many iterations: `lambda_t = value (1 - 0.95^(t+1))`, t from 0, as
-            in the authors' code; or one value per iteration. ValueError for another number of them.
+        beta_a: likewise; the cost of describing a parent, which the gain of using it must exceed.
+        iterations: T, at least 1; the paper has 3.
+        inverse_temperature: lambda, one number per iteration, or its limit: then it is
+            `lambda_t = limit (1 - 0.95^(t+1))`, t from 0, as in the authors' code.
 
     Returns:
-        Routed: pose mu `[batch, *space, parents, dim]`, activation a_j `[batch, *space, parents]` in [0, 1], coupling R
-        of the last M-step, which sums to one over the parents of a child.
+        Routed: pose mu `[batch, *space, parents, dim]`, activation a_j `[batch, *space, parents]`
+        in [0, 1], coupling R of the last M-step, which sums to one over the parents of a child.
+
+    Raises:
+        ArgumentError: shapes that do not fit, tensors that are not of floating point, or another
+            number of temperatures than iterations.
     """
     votes = as_votes(votes, activation)
     for name, beta in (("beta_u", beta_u), ("beta_a", beta_a)):
         if isinstance(beta, Tensor) and beta.dim() > 0:
             check_shape(name, beta, ("parents",), parents=votes.parents)
-    V = votes.dense() if votes.bias is None else votes.dense() + full_precision(votes.bias)
+    V = votes.dense()
+    if votes.bias is not None:
+        V = V + full_precision(votes.bias)
     V = clamp_finite(V, factor_limit)
-    a_i = clamp_finite(votes.activation.to(V.dtype), steady_limit)
-    b_u, b_a = (full_precision(b) if isinstance(b, Tensor) else b for b in (beta_u, beta_a))
+    a_i = clamp_finite(votes.activation.to(V.dtype), steady_limit).unsqueeze(-1)
+    beta_u = full_precision(beta_u) if isinstance(beta_u, Tensor) else beta_u
+    beta_a = full_precision(beta_a) if isinstance(beta_a, Tensor) else beta_a
     first, *later = temperatures(iterations, inverse_temperature)
+
     with without_autocast(V):
         R = votes.couple().to(V.dtype)
-        mu, var, logit = _m_step(V, R * a_i.unsqueeze(-1), b_u, b_a, first)
-        for inverse in later:
-            R = votes.couple(
-                detach_extremes(F.logsigmoid(logit).unsqueeze(-2) + _log_density(V, mu, var))
-            )
-            mu, var, logit = _m_step(V, R * a_i.unsqueeze(-1), b_u, b_a, inverse)
+        mu, var, logit = _m_step(V, R * a_i, beta_u, beta_a, first)
+        for lambda_t in later:
+            log_p = F.logsigmoid(logit).unsqueeze(-2) + _log_density(V, mu, var)
+            R = votes.couple(detach_extremes(log_p))
+            mu, var, logit = _m_step(V, R * a_i, beta_u, beta_a, lambda_t)
     return Routed(mu, torch.sigmoid(logit), R)
 
 
 def temperatures(iterations: int, inverse_temperature: float | Sequence[float]) -> list[float]:
-    """lambda of each iteration: the authors' schedule towards a number, or the numbers given, if they are as many."""
+    """lambda of each iteration: the authors' schedule towards a number, or the numbers themselves.
+
+    Raises:
+        ArgumentError: another number of temperatures than iterations.
+    """
     check_range("iterations", iterations, low=1)
     if isinstance(inverse_temperature, int | float):
         return [inverse_temperature * (1 - 0.95 ** (t + 1)) for t in range(iterations)]
     if len(inverse_temperature) != iterations:
-        found = len(inverse_temperature)
-        raise ArgumentError(
-            "inverse_temperature", f"expected a number or {iterations} of them, got {found}"
-        )
+        expected = f"expected a number or {iterations} of them"
+        raise ArgumentError("inverse_temperature", f"{expected}, got {len(inverse_temperature)}")
     return list(inverse_temperature)
 
 
 def _m_step(
-    V: Tensor, r: Tensor, beta_u: Beta, beta_a: Beta, inverse: float
+    V: Tensor, r: Tensor, beta_u: Beta, beta_a: Beta, lambda_t: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance `[..., j, h]` of votes weighted by r `[..., i, j]`, and the logit of a_j `[..., j]`."""
+    """Mean and variance `[..., j, h]` of votes weighted by r `[..., i, j]`, and the logit of a_j."""
     S = r.sum(dim=-2)
     w = r / (S + EPSILON).unsqueeze(-2)
     mu = torch.einsum("...ij,...ijh->...jh", w, V)
     var = torch.einsum("...ij,...ijh->...jh", w, (V - mu.unsqueeze(-3)).square()) + VAR_MIN
     cost = (beta_u * V.shape[-1] + 0.5 * var.log().sum(dim=-1)) * S
-    return mu, var, inverse * (beta_a - cost)
+    return mu, var, lambda_t * (beta_a - cost)
 
 
 def _log_density(V: Tensor, mu: Tensor, var: Tensor) -> Tensor:
-    """log N(V; mu, var) `[..., i, j]`, summed over h; without the constant of 2 pi, which no softmax sees."""
-    mu, var = mu.unsqueeze(-3), var.unsqueeze(-3)
+    """log N(V; mu, var) `[..., i, j]`, summed over h, without the constant that softmax cancels."""
+    mu = mu.unsqueeze(-3)
+    var = var.unsqueeze(-3)
     return -0.5 * (var.log() + (V - mu).square() / var).sum(dim=-1)

@@ -1,7 +1,8 @@
-"""Couplings that look at nothing: equal ones, or ones drawn once at random. The ablations of every table of routing.
+"""Couplings that do not depend on the votes: equal ones, or ones drawn once at random.
 
-Paik, Kwak, Kim 2019 (arXiv 1907.13327) found them as good as five routing algorithms. Equal couplings are one iteration
-of dynamic routing. Letters: i children, j parents, d pose dimensions.
+They are the ablations of routing. Paik, Kwak, Kim 2019 (arXiv 1907.13327) found them as good as
+five routing algorithms. Equal couplings are one iteration of dynamic routing. Letters: i children,
+j parents, d pose dimensions.
 """
 
 from torch import Tensor
@@ -14,28 +15,37 @@ from torchcaps.types import Routed
 
 
 def uniform_routing(votes: AnyVotes, *, bias: Bias = None) -> Routed:
-    """`v_j = squash(sum_i u_ij / parents + bias_j)`; votes, bias, outcome and errors are those of `dynamic_routing`."""
-    return _summed(as_votes(votes, bias=bias), None)
+    """Route with equal couplings: `v_j = squash(sum_i u_ij / parents + bias_j)`.
+
+    Arguments, outcome and errors are those of `dynamic_routing`.
+    """
+    return _route(as_votes(votes, bias=bias), None)
 
 
 def random_routing(
     votes: AnyVotes, seed: int = 0, *, scale: float = 1.0, bias: Bias = None
 ) -> Routed:
-    """`v_j = squash(sum_i c_ij u_ij + bias_j)` with fixed random couplings c, the same for every sample and position.
+    """Route with fixed random couplings: `v_j = squash(sum_i c_ij u_ij + bias_j)`.
 
-    Couplings sum to one over the parents that compete; for `seed` and `scale` see `random_logits`.
+    Couplings are the same for every sample and position. They sum to one over the parents that
+    compete.
+
+    Args:
+        votes, bias: see `dynamic_routing`.
+        seed, scale: of the couplings; see `random_logits`.
     """
     votes = as_votes(votes, bias=bias)
     device = votes.children.activation.device
-    return _summed(
-        votes, random_logits(votes.count, votes.parents, seed, scale=scale, device=device)
-    )
+    logits = random_logits(votes.count, votes.parents, seed, scale=scale, device=device)
+    return _route(votes, logits)
 
 
-def _summed(votes: Votes, logits: Tensor | None) -> Routed:
+def _route(votes: Votes, logits: Tensor | None) -> Routed:
     u = votes.dense()
     with without_autocast(u):
         c = votes.couple(None if logits is None else logits.to(u.dtype).expand(u.shape[:-1]))
         s = votes.weighted(c)
-        v, length = squash_with_length(s if votes.bias is None else s + full_precision(votes.bias))
+        if votes.bias is not None:
+            s = s + full_precision(votes.bias)
+        v, length = squash_with_length(s)
     return Routed(v, length, c)
