@@ -1,4 +1,4 @@
-"""Random capsules and votes that repeat: nothing here touches the global random state."""
+"""Random capsules and votes that repeat: the global random state is left alone."""
 
 import torch
 from jaxtyping import Float
@@ -9,7 +9,7 @@ from torchcaps.types import Capsules
 
 
 def seeded(seed: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator of its own with this seed."""
+    """A new generator with this seed."""
     return torch.Generator(device).manual_seed(seed)
 
 
@@ -26,8 +26,16 @@ def random_capsules(
 ) -> Capsules:
     """Vector capsules in random directions: squashed normal vectors, and their lengths.
 
-    Poses are `[batch, *space, capsules, dim]`; the vectors have the standard deviation `scale` before the squash: 1
-    gives lengths of about `dim / (1 + dim)`. They come from `generator`, or from a fresh one with seed 0.
+    Args:
+        batch, capsules, dim: sizes.
+        space: positions along each axis.
+        scale: standard deviation of the vectors before the squash: 1 gives lengths of about
+            `dim / (1 + dim)`.
+        generator: of the vectors; by default a new one with seed 0.
+        dtype, device: of the capsules.
+
+    Returns:
+        Poses `[batch, *space, capsules, dim]` and activations `[batch, *space, capsules]`.
 
     Example:
         >>> from torchcaps.testing import random_capsules
@@ -35,9 +43,8 @@ def random_capsules(
         torch.Size([2, 3, 4, 5, 8])
     """
     size = (batch, *space, capsules, dim)
-    s = scale * torch.randn(
-        size, generator=generator or seeded(device=device), dtype=dtype, device=device
-    )
+    generator = generator or seeded(device=device)
+    s = scale * torch.randn(size, generator=generator, dtype=dtype, device=device)
     return Capsules(*squash_with_length(s))
 
 
@@ -53,8 +60,10 @@ def random_votes(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Float[Tensor, "batch *space children parents dim"]:
-    """Normal votes `[batch, *space, children, parents, dim]` of standard deviation `scale`; see `random_capsules`."""
+    """Normal votes `[batch, *space, children, parents, dim]` of standard deviation `scale`.
+
+    Other arguments are those of `random_capsules`.
+    """
     size = (batch, *space, children, parents, dim)
-    return scale * torch.randn(
-        size, generator=generator or seeded(device=device), dtype=dtype, device=device
-    )
+    generator = generator or seeded(device=device)
+    return scale * torch.randn(size, generator=generator, dtype=dtype, device=device)
