@@ -54,11 +54,11 @@ class ImageModel(nn.Module, ABC):
     capsules `[batch, num_classes]` in [0, 1], which are no logits and, unless a model says so, do not sum to one.
 
     Args:
-        num_classes: one of `sizes`, where a model has classes; it becomes an attribute.
+        num_classes: of a model that has classes, else None.
         in_chans: channels of the images.
         img_size: (height, width) or one number for both.
         smallest: side of the smallest image in pixels.
-        sizes: other numbers by name.
+        sizes: other numbers by name, at least 1.
 
     Raises:
         ValueError: for images that are too small, a size below one, or another argument that a model cannot take.
@@ -69,6 +69,7 @@ class ImageModel(nn.Module, ABC):
 
     def __init__(
         self,
+        num_classes: int | None,
         in_chans: int,
         img_size: ImageSize,
         smallest: int = 1,
@@ -83,8 +84,9 @@ class ImageModel(nn.Module, ABC):
                 f"expected images of at least {smallest}x{smallest} pixels, got {height}x{width}",
             )
         self.in_chans, self.img_size = in_chans, (height, width)
-        if "num_classes" in sizes:
-            self.num_classes = sizes["num_classes"]
+        if num_classes is not None:
+            check_positive(num_classes=num_classes)
+            self.num_classes = num_classes
 
     @abstractmethod
     def capsules(self, images: Images) -> Capsules:
@@ -174,7 +176,7 @@ class PlainNetwork(LogitModel):
         multilabel: bool = False,
         standardized: bool = False,
     ) -> None:
-        super().__init__(in_chans, img_size, smallest, num_classes=num_classes)
+        super().__init__(num_classes, in_chans, img_size, smallest)
         self.multilabel, self.standardized = multilabel, standardized
         self.spec = ModelSpec(
             activation="probability", logits=True, multilabel=multilabel, smallest=smallest

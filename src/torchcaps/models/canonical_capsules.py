@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from torchcaps.errors import ArgumentError, check_range, check_shape
+from torchcaps.errors import ArgumentError, check_range
 from torchcaps.functional import procrustes
 from torchcaps.functional.bounds import clamp_finite, steady_limit, without_autocast
 from torchcaps.functional.squash import full_precision
@@ -164,7 +164,7 @@ class CanonicalCapsules(ImageModel):
         decoder: Sequence[int] = (1280, 640, 320),
         canonical: bool = True,
     ) -> None:
-        super().__init__(in_chans, img_size, capsules=capsules, channels=channels, grid=grid)
+        super().__init__(None, in_chans, img_size, capsules=capsules, channels=channels, grid=grid)
         check_range("in_chans (coordinates of a point)", in_chans, low=2, high=3)
         if self.img_size[1] != 1 or self.img_size[0] < capsules:
             raise ArgumentError(
@@ -221,10 +221,8 @@ class CanonicalCapsules(ImageModel):
 
     def decode(self, capsules: Capsules) -> Float[Tensor, "batch dim m 1"]:
         """The points that capsules, as `capsules` gives them, draw in the canonical pose, capsule after capsule."""
-        sizes = {"capsules": self.num_capsules, "numbers": self.in_chans + self.channels}
-        check_shape("capsules", capsules.pose, ("batch", "capsules", "numbers"), **sizes)
-        drawn = self.draw(*capsules.pose.split([self.in_chans, self.channels], dim=2))
-        return drawn.flatten(1, 2).mT.unsqueeze(3)
+        keypoints, descriptors = capsules.pose.split([self.in_chans, self.channels], dim=2)
+        return self.draw(keypoints, descriptors).flatten(1, 2).mT.unsqueeze(3)
 
     def forward(
         self, images: Float[Tensor, "batch dim points 1"]

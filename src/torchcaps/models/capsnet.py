@@ -58,10 +58,10 @@ class CapsNet(DrawingModel):
         **layer_options: Any,
     ) -> None:
         super().__init__(
+            num_classes,
             in_chans,
             img_size,
             SMALLEST,
-            num_classes=num_classes,
             channels=channels,
             primary_types=primary_types,
             primary_dim=primary_dim,

@@ -74,10 +74,8 @@ class CNN(PlainNetwork):
 def _check_layers(
     channels: tuple[int, ...], kernels: tuple[int, ...], hidden: tuple[int, ...], dropout: float
 ) -> None:
-    for width in channels:
-        check_range("channels", width, low=1)
-    for width in hidden:
-        check_range("hidden", width, low=1)
+    for width in (*channels, *hidden):
+        check_range("channels and hidden", width, low=1)
     check_range("layers", len(channels) + len(hidden), high=MOST_LAYERS)
     if len(channels) == 0 or len(kernels) != len(channels):
         raise ArgumentError(

@@ -139,10 +139,10 @@ class DeepCaps(DrawingModel):
         decoder: bool = True,
     ) -> None:
         super().__init__(
+            num_classes,
             in_chans,
             img_size,
             SMALLEST,
-            num_classes=num_classes,
             channels=channels,
             types=types,
             class_dim=class_dim,

@@ -69,7 +69,7 @@ class EfficientCapsNet(DrawingModel):
         sizes = _sizes(stem)
         windows = [(kernel - 2 * padding, stride) for kernel, stride, _, padding in sizes]
         smallest = side_before(max(LEAST, 1 + edge), windows)  # as without padding
-        super().__init__(in_chans, img_size, smallest, num_classes=num_classes)
+        super().__init__(num_classes, in_chans, img_size, smallest)
         check_range("slope", slope, low=0, high=1)
         self.stem = nn.Sequential()
         below = in_chans

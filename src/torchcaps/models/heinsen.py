@@ -45,9 +45,7 @@ class _Convolved(LogitModel):
         **sizes: int,
     ) -> None:
         smallest = side_before(1, [(KERNEL, stride) for stride in strides])
-        super().__init__(
-            in_chans, img_size, smallest, num_classes=num_classes, channels=channels, **sizes
-        )
+        super().__init__(num_classes, in_chans, img_size, smallest, channels=channels, **sizes)
         self.spec = ModelSpec(pose=True, activation="probability", logits=True, smallest=smallest)
         self.convolutions = nn.Sequential()
         below = in_chans + 2

@@ -73,8 +73,7 @@ class HVC(LogitModel):
         merge: Merge = "ones",
     ) -> None:
         smallest = 2 * convolutions + 1
-        sizes = {"num_classes": num_classes, "convolutions": convolutions}
-        super().__init__(in_chans, img_size, smallest, **sizes)
+        super().__init__(num_classes, in_chans, img_size, smallest, convolutions=convolutions)
         if not branches or list(branches) != sorted({*branches} & {*range(1, convolutions + 1)}):
             raise ArgumentError(
                 "branches",

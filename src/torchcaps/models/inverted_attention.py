@@ -57,8 +57,9 @@ class InvertedAttentionCaps(LogitModel):
         iterations: int = 2,
         sequential: bool = False,
     ) -> None:
-        sizes = {"num_classes": num_classes, "types": types, "pose_size": pose_size}
-        super().__init__(in_chans, img_size, SMALLEST, **sizes)
+        super().__init__(
+            num_classes, in_chans, img_size, SMALLEST, types=types, pose_size=pose_size
+        )
         check_iterations(iterations)
         check_known("backbone", backbone, get_args(Backbone))
         self.types = types

@@ -64,8 +64,14 @@ class MatrixCaps(ImageModel):
         standardized: bool = False,
         **layer_options: Any,
     ) -> None:
-        sizes = {"num_classes": num_classes, "channels": channels, "primary_types": primary_types}
-        super().__init__(in_chans, img_size, SMALLEST, **sizes)
+        super().__init__(
+            num_classes,
+            in_chans,
+            img_size,
+            SMALLEST,
+            channels=channels,
+            primary_types=primary_types,
+        )
         self.standardized = standardized
         options: dict[str, Any] = {"pose_size": 4, "iterations": 3} | layer_options
         iterations, pose_size = options["iterations"], options["pose_size"]

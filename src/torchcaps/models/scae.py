@@ -36,6 +36,7 @@ GAIN, START = (
     0.2,
 )  # of templates: what makes their pixels learn as fast as other weights; where they start
 NOISE = 4.0  # the range of what is added to logits of presence in training
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 VOTE_SCALE, SMALLEST_SPREAD = 0.5, 0.01
 NOBODY = -4 * math.log(
     10
@@ -207,11 +208,8 @@ class PartCapsules(nn.Module):
             share, off, off, value=-0.5 / self.pixel_scale**2
         )  # one pass over the largest tensor
         pixels = both.logsumexp(dim=1) - share.logsumexp(dim=1)
-        return (
-            (pixels - math.log(self.pixel_scale) - 0.5 * math.log(2 * math.pi))
-            .flatten(1)
-            .sum(dim=1)
-        )
+        pixels = pixels - math.log(self.pixel_scale) - HALF_LOG_2PI
+        return pixels.flatten(1).sum(dim=1)
 
 
 class _Block(nn.Module):
@@ -299,7 +297,7 @@ def pose_likelihood(
     """`log p(part)` by the votes of all objects, and the posterior of the objects, the last of which is "none"."""
     spread = objects.spread.unsqueeze(-1)
     off = (pose.unsqueeze(1) - objects.vote) / spread
-    each = (-0.5 * off.square() - spread.log() - 0.5 * math.log(2 * math.pi)).sum(dim=-1)
+    each = (-0.5 * off.square() - spread.log() - HALF_LOG_2PI).sum(dim=-1)
     logits = F.pad((objects.log_weight + each).mT, (0, 1), value=NOBODY)  # [b, m, k + 1]
     return logits.logsumexp(dim=-1), logits.softmax(dim=-1)
 
@@ -341,6 +339,7 @@ class SCAE(ImageModel):
             check_range("strides", stride, low=1)
         smallest = side_before(1, [(KERNEL, stride) for stride in strides])
         super().__init__(
+            None,
             in_chans,
             img_size,
             smallest,

@@ -48,7 +48,7 @@ class SegCaps(DrawingModel):
         same_size: int | None = None,
         decoder: bool = True,
     ) -> None:
-        super().__init__(in_chans, img_size, num_classes=num_classes, dim=dim)
+        super().__init__(num_classes, in_chans, img_size, dim=dim)
         check_range("num_classes", num_classes, low=2)
         a, b, c = dim, 2 * dim, 4 * dim
         same_size = iterations if same_size is None else same_size
@@ -112,7 +112,7 @@ class SegCaps(DrawingModel):
         """Of each pixel the capsule of its class alone, or else the longest one; background shows no capsule."""
         pose, length = capsules
         chosen = 1 + length.argmax(dim=-1) if labels is None else labels
-        shown = chosen.unsqueeze(-1) == torch.arange(1, self.num_classes, device=pose.device)
+        shown = F.one_hot(chosen, self.num_classes)[..., 1:]
         return (pose * shown.unsqueeze(-1)).flatten(3).movedim(-1, 1)
 
 

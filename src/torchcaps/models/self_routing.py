@@ -142,9 +142,7 @@ class SRCapsNet(ImageModel):
         layers, channels, halvings = trunk(backbone, in_chans)
         halvings += depth - 1
         smallest = 2**halvings + 1  # pixels that leave more than one place: batch norm needs two
-        super().__init__(
-            in_chans, img_size, smallest, num_classes=num_classes, types=types, dim=dim
-        )
+        super().__init__(num_classes, in_chans, img_size, smallest, types=types, dim=dim)
         self.standardized, self.trunk = standardized, layers
         self.primary = BranchedPrimaryCaps(channels, types, dim, squashed=routing == "dynamic")
         self.conv_capsules = self.norm = None

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from torchcaps.errors import ArgumentError, check_known, check_shape
 from torchcaps.functional.bounds import without_autocast
@@ -68,8 +69,14 @@ class TransformingAutoencoder(ImageModel):
         constrained: bool = False,
         bounded: bool = False,
     ) -> None:
-        sizes = {"capsules": capsules, "recognition": recognition, "generation": generation}
-        super().__init__(in_chans, img_size, **sizes)
+        super().__init__(
+            None,
+            in_chans,
+            img_size,
+            capsules=capsules,
+            recognition=recognition,
+            generation=generation,
+        )
         check_known("pose", pose, get_args(Pose))
         if constrained and pose != "affine":
             raise ArgumentError("constrained", f"expected affine poses, got {pose!r}")
@@ -171,9 +178,7 @@ class TransformingAutoencoder(ImageModel):
         sizes = {"capsules": self.num_capsules, "dim": self.pose_dim}
         check_shape("capsules", pose, ("batch", *sizes), **sizes)
         if labels is not None:
-            check_shape("labels", labels, ("batch",), batch=len(pose))
-            index = labels.unsqueeze(1)
-            presence = torch.zeros_like(presence).scatter(1, index, presence.gather(1, index))
+            presence = presence * F.one_hot(labels, self.num_capsules)
         with without_autocast(pose):
             g = self._mapped("generate", pose).sigmoid()
             base = presence @ self.bias["draw"]

@@ -79,7 +79,7 @@ class TreeCapsNet(ImageModel):
         class_dim: int = 16,
         iterations: int = 2,
     ) -> None:
-        super().__init__(in_chans, img_size, SMALLEST, num_classes=num_classes, class_dim=class_dim)
+        super().__init__(num_classes, in_chans, img_size, SMALLEST, class_dim=class_dim)
         check_known("tree", tree, get_args(Taxonomy))
         if len(channels) != 3 or min(channels) < 1 or channels[-1] % (2 * DIM):
             raise ArgumentError(

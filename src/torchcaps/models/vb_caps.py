@@ -77,10 +77,10 @@ class VBCaps(ImageModel):
         **routing_options: Any,
     ) -> None:
         super().__init__(
+            num_classes,
             in_chans,
             img_size,
             SMALLEST,
-            num_classes=num_classes,
             channels=channels,
             primary_types=primary_types,
             convolutions=convolutions,
