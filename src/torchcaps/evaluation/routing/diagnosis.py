@@ -1,6 +1,6 @@
 """All that one model can be asked about its routing, at once: what each measure finds, and what that means.
 
-The criticizm of capsule networks is collected in nine measures, numbered here as in the documentation: (1) entropy of
+The criticism of capsule networks is collected in nine measures, numbered here as in the documentation: (1) entropy of
 couplings, (2) dynamics, (3) parse tree, (4) ablation, (5) dead capsules, (6) starvation, (7) decay of activations,
 (8) blindness to sign, (9) a baseline of equal size.
 """
