@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import ClientDisconnect, HTTPConnection, Request as HTTPRequest
+from starlette.requests import ClientDisconnect, Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from torchcaps.errors import TorchcapsError, one_line
 from torchcaps.explorer.pictures import read_picture
@@ -93,6 +93,14 @@ def make_app(
             raise HTTPException(404)
         return Response(contents[name], media_type=TYPES[Path(name).suffix])
 
+    async def guard(request: HTTPRequest, answer: RequestResponseEndpoint) -> Response:
+        if reason := _reason_to_refuse(request, token):
+            response: Response = JSONResponse({"error": reason}, status_code=403)
+        else:
+            response = await answer(request)
+        response.headers.update(HEADERS)
+        return response
+
     app = Starlette(
         routes=[
             Route("/", static),
@@ -106,40 +114,21 @@ def make_app(
         ],
         exception_handlers=dict.fromkeys(REFUSED, refuse),
     )
-    return Guard(app, token)
+    return BaseHTTPMiddleware(app, guard)
 
 
-class Guard:
-    """Answers no other page, nobody without the token, and puts headers on every answer."""
-
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self.app = app
-        self.token = token
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as ASGI has it."""
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
-
-        app = self.app
-        if reason := self._reason_to_refuse(HTTPConnection(scope)):
-            app = JSONResponse({"error": reason}, status_code=403)
-        await app(scope, receive, send_with_headers)
-
-    def _reason_to_refuse(self, request: HTTPConnection) -> str:
-        path = request.scope["path"]
-        site = request.headers.get("sec-fetch-site", "none")
-        if path.startswith("/api/") and site not in ("same-origin", "none"):
-            return "requests from other pages are not answered"
-        sent = request.headers.get("x-token") or request.query_params.get("token", "")
-        if path.startswith("/static/") or not self.token:
-            return ""
-        if secrets.compare_digest(sent.encode(errors="replace"), self.token.encode()):
-            return ""
-        return "the token is missing or wrong; open the address that was printed"
+def _reason_to_refuse(request: HTTPRequest, token: str) -> str:
+    """Why a request is not answered: it is from another page, or without the token; or ""."""
+    path = request.scope["path"]
+    site = request.headers.get("sec-fetch-site", "none")
+    if path.startswith("/api/") and site not in ("same-origin", "none"):
+        return "requests from other pages are not answered"
+    if path.startswith("/static/") or not token:
+        return ""
+    sent = request.headers.get("x-token") or request.query_params.get("token", "")
+    if secrets.compare_digest(sent.encode(errors="replace"), token.encode()):
+        return ""
+    return "the token is missing or wrong; open the address that was printed"
 
 
 class Api:

@@ -15,6 +15,7 @@ from torchcaps.errors import DataError, check_known, check_range, check_shape
 from torchcaps.evaluation import transform_images
 
 MAX_PIXELS = 16_000_000  # of an image file
+AXES = ("channels", "height", "width")
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 Picture = UInt8[Tensor, "channels height width"]
@@ -83,7 +84,6 @@ def overlay(first: Picture, second: Picture, right: float = 0, down: float = 0) 
 
     Raises ValueError for images of unequal shapes, or a move of more than a picture.
     """
-    axes = ("channels", "height", "width")
-    check_shape("second", second, axes, **dict(zip(axes, first.shape, strict=True)))
+    check_shape("second", second, AXES, **dict(zip(AXES, first.shape, strict=True)))
     moved = move(second, Motion(right=right, down=down))
     return (first.int() + moved.int()).clamp_(max=255).to(torch.uint8)

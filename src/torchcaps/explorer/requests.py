@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcaps.errors import ArgumentError
@@ -38,26 +39,31 @@ class Request:
         self, name: str, low: int = 0, high: int = 2**31, default: int | None = None
     ) -> int:
         """A whole number."""
-        return _integer(name, self.values.get(name, default), low, high)
+        number = self.values.get(name, default)
+        if type(number) is not int or not low <= number <= high:
+            raise ArgumentError(name, f"expected a whole number from {low} to {high}")
+        return number
 
-    def number(self, name: str, low: float, high: float, default: float = 0.0) -> float:
-        """A number, by default `default`."""
-        return _number(name, self.values.get(name, default), low, high)
+    def numbers(
+        self, name: str, num_axes: int, limit: float, default: float | Sequence[float] = ()
+    ) -> NDArray[np.float64]:
+        """A number, or nested lists of numbers, as an array.
 
-    def numbers(self, name: str, least: int, most: int, largest: float) -> list[float]:
-        """So many numbers, of this size or smaller."""
-        items = _items(name, self.values.get(name, []), least, most, "numbers")
-        return [_number(name, item, -largest, largest) for item in items]
-
-    def numbers_of_rows(
-        self, name: str, least: int, most: int, length: int, largest: float
-    ) -> list[list[float]]:
-        """So many lists of numbers, all of one length."""
-        rows = []
-        for row in _items(name, self.values.get(name, []), least, most, name):
-            items = _items(name, row, length, length, "numbers")
-            rows.append([_number(name, item, -largest, largest) for item in items])
-        return rows
+        Args:
+            name: of the value.
+            num_axes: how deep the lists are nested, 0 to 2.
+            limit: the largest absolute value.
+            default: where there is no value.
+        """
+        try:
+            numbers = np.array(self.values.get(name, default))
+        except ValueError:  # lists of different lengths
+            numbers = np.array(None)
+        is_numeric = numbers.dtype.kind in "if" and numbers.ndim == num_axes
+        if not is_numeric or (np.abs(numbers.astype(float)) > limit).any():
+            shapes = ("a number", "a list of numbers", "a list of equally long lists of numbers")
+            raise ArgumentError(name, f"expected {shapes[num_axes]}, at most ±{limit:g}")
+        return numbers.astype(float)
 
     def label(self) -> int:
         """A capsule of the model, as "label"."""
@@ -65,16 +71,17 @@ class Request:
 
     def classes(self) -> list[int]:
         """Capsules to decode, as "classes"; by default none."""
-        values = self.values.get("classes", [])
-        items = _items("classes", values, 0, self.session.MAX_DECODED, "classes")
-        return [_integer("classes", item, 0, 2**31) for item in items]
+        classes = self.values.get("classes", [])
+        if not isinstance(classes, list) or any(type(label) is not int for label in classes):
+            raise ArgumentError("classes", "expected a list of whole numbers")
+        return classes
 
     def uniform(self) -> bool:
         """Whether every class gets the same share of every child, as "uniform"."""
-        value = self.values.get("uniform", False)
-        if not isinstance(value, bool):
+        uniform = self.values.get("uniform", False)
+        if not isinstance(uniform, bool):
             raise ArgumentError("uniform", "expected true or false")
-        return value
+        return uniform
 
     def motion(self) -> Motion:
         """A motion, as "motion"; by default none."""
@@ -82,13 +89,10 @@ class Request:
         if not isinstance(values, dict):
             raise ArgumentError("motion", "expected an object")
         changing = values.get("changing", Motion.changing)
-        if changing not in list(Motion.LIMITS):  # a list: not every value has a hash
-            raise ArgumentError("changing", f"expected one of {', '.join(Motion.LIMITS)}")
-        amounts = {
-            name: _number(name, values.get(name, getattr(Motion, name)), *limits)
-            for name, limits in Motion.LIMITS.items()
-        }
-        return Motion(**amounts, changing=changing)
+        amounts = {name: values.get(name, getattr(Motion, name)) for name in Motion.LIMITS}
+        if not {type(amount) for amount in amounts.values()} <= {int, float}:
+            raise ArgumentError("motion", f"expected numbers for {', '.join(amounts)}")
+        return Motion(**amounts, changing=str(changing))
 
     def image(self, name: str = "image") -> Picture:
         """A picture of the page, as the model takes it."""
@@ -113,18 +117,14 @@ def parse_object(body: bytes) -> Mapping[str, Any]:
     """A JSON object without NaN or infinity. Raises ValueError for anything else."""
 
     def refuse(name: str) -> float:
-        raise json.JSONDecodeError(f"{name} is no number of it", "", 0)
+        raise ValueError(f"{name} is no number of JSON")
 
     try:
         values = json.loads(body.decode(), parse_constant=refuse)
-    except json.JSONDecodeError as error:
-        place = f", at character {error.pos}" if error.doc else ""
-        raise ValueError(f"the body is no JSON ({error.msg[:60]}{place})") from None
     except (ValueError, RecursionError):
-        needed = "UTF-8, numbers of some digits, lists not too deep"
-        raise ValueError(f"the body is no JSON that can be read: {needed}") from None
+        values = None
     if not isinstance(values, dict):
-        raise ValueError(f"expected a JSON object, got {type(values).__name__}")
+        raise ValueError("expected a JSON object in UTF-8, with finite numbers")
     return values
 
 
@@ -146,22 +146,3 @@ def _check_finite(values: Tensor) -> Tensor:
     if not torch.isfinite(values).all():
         raise ValueError("this model gives values that are not finite; its training failed")
     return values
-
-
-def _integer(name: str, value: Any, low: int, high: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ArgumentError(name, f"expected a whole number from {low} to {high}")
-    return value
-
-
-def _number(name: str, value: Any, low: float, high: float) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise ArgumentError(name, f"expected a number from {low:g} to {high:g}")
-    return float(value)
-
-
-def _items(name: str, value: Any, least: int, most: int, kind: str) -> list[Any]:
-    if isinstance(value, list) and least <= len(value) <= most:
-        return value
-    count = f"{least} to {most}" if least else f"at most {most}"
-    raise ArgumentError(name, f"expected a list of {most if least == most else count} {kind}")

@@ -7,6 +7,7 @@ and 6 (overlapping digits).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -21,7 +22,7 @@ from torchcaps.data.pixels import fit_images
 from torchcaps.errors import ArgumentError, DataError, RunError, check_range, check_shape
 from torchcaps.evaluation.forward import activations_of, device_of, evaluating
 from torchcaps.evaluation.routing.layers import swapped_routers
-from torchcaps.explorer.pictures import Picture
+from torchcaps.explorer.pictures import AXES, Picture
 from torchcaps.explorer.views import VIEWS, View
 from torchcaps.models.notebook import parameter_count
 from torchcaps.nn import RoutedLayer, Router
@@ -48,6 +49,11 @@ class Session:
         note: why there are none.
 
     Attributes:
+        shape: (channels, height, width) of the images that the model takes.
+        blank: a black picture.
+        has_poses: whether there are capsules with poses for the whole picture.
+        has_decoder: whether capsules can be drawn.
+        has_routing: whether there is routing that uniform couplings can replace.
         names: of the capsules: the classes, or "capsule 1", "capsule 2", ... where there is not
             one for each class.
         pose_dim: 0 without poses.
@@ -77,6 +83,12 @@ class Session:
         self.name = name
         self.examples = examples
         self.note = note
+        self.shape = (self.preprocess.in_chans, *self.preprocess.model_size)
+        self.blank = torch.zeros(self.shape, dtype=torch.uint8)
+        self.has_poses = self.spec.pose and not self.spec.is_dense
+        self.has_decoder = self.has_poses and self.spec.decoder and "decode" in task.capabilities
+        has_router = any(isinstance(module, RoutedLayer) for module in self.model.modules())
+        self.has_routing = has_router and "routing" in task.capabilities
 
         # The first pass compiles what is compiled, so that nobody at the page waits for it.
         activation, pose = self.encode([self.blank])
@@ -89,57 +101,26 @@ class Session:
             kind.name: kind(self) for kind in kinds if not kind.missing(self)
         }
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(channels, height, width) of the images that the model takes."""
-        return (self.preprocess.in_chans, *self.preprocess.model_size)
-
-    @property
-    def blank(self) -> Picture:
-        """A black picture."""
-        return torch.zeros(self.shape, dtype=torch.uint8)
-
-    @property
-    def has_poses(self) -> bool:
-        """Whether there are capsules with poses for the whole picture."""
-        return self.spec.pose and not self.spec.is_dense
-
-    @property
-    def has_decoder(self) -> bool:
-        """Whether capsules can be drawn."""
-        return self.has_poses and self.spec.decoder and "decode" in self.task.capabilities
-
-    @property
-    def has_routing(self) -> bool:
-        """Whether there is routing that uniform couplings can replace."""
-        layers = (isinstance(module, RoutedLayer) for module in self.model.modules())
-        return "routing" in self.task.capabilities and any(layers)
-
     def view(self, name: str) -> View:
         """A view by name. Raises ValueError for one that this model or its task is not for."""
-        return self.views[name] if name in self.views else VIEWS[name](self)
+        return self.views.get(name) or VIEWS[name](self)
 
     def describe(self) -> dict[str, Any]:
         """What the page needs to know of the model, ready for JSON."""
-        channels, height, width = self.shape
         examples = self.examples
-        labels_each = 1
-        if examples is not None and self.has_labels and examples.labels.dim() > 1:
-            labels_each = examples.labels.shape[1]
+        sides = examples.label_shape if examples is not None and self.has_labels else ()
         return {
             "name": self.name,
             "title": type(self.model).__name__,
             "classes": list(self.names),
-            "channels": channels,
-            "height": height,
-            "width": width,
+            **dict(zip(AXES, self.shape, strict=True)),
             "parameters": parameter_count(self.model),
             "task": self.task.name,
             "labeled": self.has_labels,
             "dense": self.spec.is_dense,
             "routed": self.has_routing,
             "activation": self._activation_kind(),
-            "several": labels_each,
+            "several": math.prod(sides),
             "data": "" if examples is None else examples.name,
             "note": self.note,
             "views": {name: view.describe() for name, view in self.views.items()},
@@ -164,8 +145,7 @@ class Session:
 
     def fit(self, image: Picture) -> Picture:
         """An image of another model with this one's size and channels; DataError where it cannot."""
-        channels, height, width = self.shape
-        return fit_images(image.unsqueeze(0), (height, width), channels)[0]
+        return fit_images(image.unsqueeze(0), self.preprocess.model_size, self.shape[0])[0]
 
     def encode(
         self, images: Sequence[Picture], *, uniform: bool = False
@@ -200,9 +180,8 @@ class Session:
 
     def batch(self, images: Sequence[Picture]) -> Float[Tensor, "n channels height width"]:
         """Images in [0, 1] on the model's device."""
-        sizes = dict(zip(("channels", "height", "width"), self.shape, strict=True))
         for image in images:
-            check_shape("image", image, tuple(sizes), **sizes)
+            check_shape("image", image, AXES, **dict(zip(AXES, self.shape, strict=True)))
         return (torch.stack([*images]).float() / 255).to(device_of(self.model))
 
     def routed(self, uniform: bool) -> AbstractContextManager[object]:

@@ -8,104 +8,100 @@ from torchcaps.data import ImageSet, PlacedSet, affine_copies, load_dataset, pla
 from torchcaps.errors import DataError
 
 AMOUNTS = ("rotation", "shear", "scale_x", "scale_y")
-# Of `placed(source(), 16)`, top and left; of `affine_copies(nine digits, 2)`.
+# Of `placed(make_source(), 16)`, top and left; of `affine_copies(nine digits, 2)`.
 PLACES = [[4, 5, 0, 3, 3], [3, 7, 0, 1, 0]]
 ROTATIONS = [1.95254, -3.05381, 18.54651]
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+def make_generator():
+    return torch.Generator().manual_seed(0)
 
 
-def source(count=40, height=10, width=8, channels=1):
+def make_set(images, name="toy"):
+    return ImageSet(images, torch.arange(len(images)) % 2, ("a", "b"), name)
+
+
+def make_source(count=40, channels=1):
+    """Images of 10 × 8 pixels, all of which have ink."""
     random = np.random.RandomState(0)
-    images = torch.from_numpy(
-        random.randint(1, 256, (count, channels, height, width)).astype(np.uint8)
-    )
-    return ImageSet(images, torch.arange(count) % 2, ("a", "b"), "toy")
+    pixels = random.randint(1, 256, (count, channels, 10, 8)).astype(np.uint8)
+    return make_set(torch.from_numpy(pixels))
 
 
-def dot(row, column, value=255, side=28, count=1):
-    images = torch.zeros(count, 1, side, side, dtype=torch.uint8)
-    images[:, 0, row, column] = value
-    return ImageSet(images, torch.arange(count) % 2, ("a", "b"), "dot")
+def make_dots(count=1, value=255):
+    """Images of 28 × 28 pixels with a dot in the middle."""
+    images = torch.zeros(count, 1, 28, 28, dtype=torch.uint8)
+    images[:, 0, 14, 14] = value
+    return make_set(images, "dot")
 
 
-def window(images, tops, lefts, height, width):
-    return torch.stack(
-        [i[:, t : t + height, x : x + width] for i, t, x in zip(images, tops, lefts, strict=True)]
-    )
+def ink_corners(images):
+    """Row and column of the first ink of each image, `[n]` each."""
+    has_ink = images[:, 0] > 0
+    return has_ink.any(dim=2).int().argmax(dim=1), has_ink.any(dim=1).int().argmax(dim=1)
 
 
-def test_every_place_is_used_and_nothing_is_cut():
-    one = source(count=2)
-    made = placed(one, 16)
-    index = torch.zeros(3000, dtype=torch.int64)
-    found, images = (
-        made.sample_batch(index, generator=generator()).images.mul(255).round().to(torch.uint8),
-        one.images[index],
-    )
-    assert found.shape == (3000, 1, 16, 16)
-    assert (found.flatten(1).long().sum(dim=1) == images[0].long().sum()).all()
-    tops = (found[:, 0].amax(dim=2) > 0).int().argmax(dim=1)
-    lefts = (found[:, 0].amax(dim=1) > 0).int().argmax(dim=1)
-    assert set(tops.tolist()) == set(range(7))  # 0..16 - 10: the last offset included
-    assert set(lefts.tolist()) == set(range(9))
-    torch.testing.assert_close(window(found, tops, lefts, 10, 8), images)
+def windows(images, tops, lefts):
+    """Windows of 10 × 8 pixels at these places."""
+    places = zip(images, tops, lefts, strict=True)
+    return torch.stack([image[:, top : top + 10, left : left + 8] for image, top, left in places])
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_dataset("digits", "test").subset(range(60))
 
 
 def test_placed_images_are_where_their_factors_say():
-    made = placed(source(), 16)
-    assert isinstance(made, PlacedSet)
-    torch.testing.assert_close(
-        window(made.images, made.factors["top"], made.factors["left"], 10, 8), source().images
-    )
-    assert (made.images > 0).flatten(1).sum(dim=1).tolist() == [80] * 40
-    assert made.name == "placed-toy"
+    source = make_source()
+    wide = placed(source, 16)
+    assert (type(wide), wide.name) == (PlacedSet, "placed-toy")
+    assert torch.equal(windows(wide.images, *wide.factors.values()), source.images)
+    assert ((wide.images > 0).flatten(1).sum(dim=1) == 80).all()
 
 
-def test_a_placed_set_is_the_same_on_every_machine():
-    one, other = placed(source(), 16), placed(source(), 16, seed=1)
-    assert torch.stack([one.factors["top"][:5], one.factors["left"][:5]]).tolist() == PLACES
-    assert not torch.equal(one.images, other.images)
+def test_a_seed_gives_the_same_places_on_every_machine():
+    places = [factor[:5].tolist() for factor in placed(make_source(), 16).factors.values()]
+    assert places == PLACES
+    other = placed(make_source(), 16, seed=1)
+    assert [factor[:5].tolist() for factor in other.factors.values()] != PLACES
 
 
-def test_drawing_moves_the_content_alone():
-    made = placed(source(channels=3), 16)
-    index = torch.arange(40)
-    drawn = made.sample_batch(index, generator=generator())
-    assert (drawn.images.shape, drawn.singles) == ((40, 3, 16, 16), None)
-    torch.testing.assert_close(
-        drawn.images.sum((1, 2, 3)), source(channels=3).float_images().sum((1, 2, 3))
-    )
-    assert drawn.labels.tolist() == made.labels.tolist()
-    assert not torch.equal(drawn.images, made.float_images())
-    torch.testing.assert_close(
-        drawn.images, made.sample_batch(index, generator=generator()).images, rtol=0, atol=0
-    )
-    tops = (drawn.images[:, 0].amax(dim=2) > 0).int().argmax(dim=1)
-    lefts = (drawn.images[:, 0].amax(dim=1) > 0).int().argmax(dim=1)
-    torch.testing.assert_close(
-        window(drawn.images, tops, lefts, 10, 8), source(channels=3).float_images()
-    )
+def test_a_batch_has_the_images_at_new_places():
+    source = make_source(channels=3)
+    wide = placed(source, 16)
+    batch = wide.sample_batch(range(40), generator=make_generator())
+    assert (batch.images.shape, batch.singles) == ((40, 3, 16, 16), None)
+    assert batch.labels.tolist() == wide.labels.tolist()
+    assert torch.equal(windows(batch.images, *ink_corners(batch.images)), source.float_images())
+    assert not torch.equal(batch.images, wide.float_images())
+    again = wide.sample_batch(range(40), generator=make_generator())
+    assert torch.equal(batch.images, again.images)
+
+
+def test_a_batch_uses_every_place():
+    wide = placed(make_source(2), 16)
+    index = torch.zeros(3000, dtype=torch.int64)
+    tops, lefts = ink_corners(wide.sample_batch(index, generator=make_generator()).images)
+    assert set(tops.tolist()) == set(range(16 - 10 + 1))
+    assert set(lefts.tolist()) == set(range(16 - 8 + 1))
 
 
 def test_parts_of_a_placed_set_can_be_drawn():
-    kept, held = placed(source(), 16).train_val_split(0.25)
-    assert (len(kept), len(held)) == (30, 10)
-    assert held.sample_batch([0, 9], generator=generator()).images.shape == (2, 1, 16, 16)
+    training, validation = placed(make_source(), 16).train_val_split(0.25)
+    assert (len(training), len(validation)) == (30, 10)
+    batch = validation.sample_batch([0, 9], generator=make_generator())
+    assert batch.images.shape == (2, 1, 16, 16)
 
 
 def test_a_resized_canvas_is_refused():
-    made = load_dataset("placed-digits", "test", img_size=20)
-    with pytest.raises(
-        DataError, match="placed-digits: expected canvases of 40 pixels, as they were made, got"
-    ):
-        made.sample_batch([0], generator=generator())
+    wide = placed(make_source(), 16).resized(20, None)
+    with pytest.raises(DataError, match="placed-toy: expected canvases of 16 pixels, as they were"):
+        wide.sample_batch([0], generator=make_generator())
 
 
-def test_ranges_of_the_transformations():
-    made = affine_copies(dot(14, 14, count=100), copies=20)
+def test_amounts_fill_their_ranges():
+    copies = affine_copies(make_dots(100), copies=20)
     limits = {
         "rotation": (-20, 20),
         "shear": (-0.2, 0.2),
@@ -113,118 +109,99 @@ def test_ranges_of_the_transformations():
         "scale_y": (0.8, 1.2),
     }
     for name, (low, high) in limits.items():
-        values, width = made.factors[name], high - low
-        assert low <= values.min() < low + 0.02 * width
-        assert high - 0.02 * width < values.max() <= high
-        assert abs(values.mean() - (low + high) / 2) < 0.03 * width
-    assert made.factors["original"].tolist() == [i // 20 for i in range(2000)]
-
-
-def test_all_ink_stays_inside_at_the_place_named():
-    digits = load_dataset("digits", "test").subset(range(60))
-    made = affine_copies(digits, copies=3)
-    assert made.images.shape == (180, 1, 40, 40)
-    assert (made.images.flatten(1).amax(dim=1) > 0).all()
-    rows, columns = (made.images[:, 0] > 0).any(dim=2), (made.images[:, 0] > 0).any(dim=1)
-    assert rows.int().argmax(dim=1).tolist() == made.factors["top"].int().tolist()
-    assert columns.int().argmax(dim=1).tolist() == made.factors["left"].int().tolist()
-    # A digit of changed area keeps its ink, apart from rounding: none was cut off.
-    ink = made.images.flatten(1).double().sum(dim=1)
-    area = (made.factors["scale_x"] * made.factors["scale_y"]).double()
-    before = digits.images.flatten(1).double().sum(dim=1)[made.factors["original"]]
-    assert ((ink / (before * area)) - 1).abs().max() < 0.04
+        amounts = copies.factors[name]
+        width = high - low
+        assert low <= amounts.min() < low + 0.02 * width
+        assert high - 0.02 * width < amounts.max() <= high
+        assert abs(amounts.mean() - (low + high) / 2) < 0.03 * width
+    assert copies.factors["original"].tolist() == [k // 20 for k in range(2000)]
 
 
 def test_all_places_that_keep_the_ink_inside_are_used():
-    made = affine_copies(dot(14, 14, count=200), copies=10)
-    rows, columns = (made.images[:, 0] > 0).any(dim=2), (made.images[:, 0] > 0).any(dim=1)
-    for ink, name in ((rows, "top"), (columns, "left")):
-        last = 39 - ink.flip(1).int().argmax(dim=1)
-        assert made.factors[name].min() == 0
-        assert last.max() == 39
+    copies = affine_copies(make_dots(200), copies=10)
+    ends = ink_corners(copies.images.flip(2, 3))
+    for name, end in zip(("top", "left"), ends, strict=True):
+        assert copies.factors[name].min() == 0
+        assert end.min() == 0
 
 
-@pytest.mark.parametrize(("row", "column"), [(4, 20), (20, 22), (9, 5), (14, 24)])
-def test_a_bright_dot_goes_where_the_matrix_sends_it(row, column):
+def test_all_ink_stays_inside_at_the_place_named(digits):
+    copies = affine_copies(digits, copies=3)
+    assert copies.images.shape == (180, 1, 40, 40)
+    tops, lefts = ink_corners(copies.images)
+    assert torch.equal(tops, copies.factors["top"].int())
+    assert torch.equal(lefts, copies.factors["left"].int())
+    # A digit of changed area has its ink, apart from rounding: none was cut off.
+    ink = copies.images.flatten(1).double().sum(dim=1)
+    area = (copies.factors["scale_x"] * copies.factors["scale_y"]).double()
+    ink_before = digits.images.flatten(1).double().sum(dim=1)[copies.factors["original"]]
+    assert ((ink / (ink_before * area)) - 1).abs().max() < 0.04
+
+
+def center_of(weights):
+    """Mean (x, y) of an image."""
+    along = torch.arange(float(len(weights)))
+    moments = torch.stack([(weights.sum(dim=k) * along).sum() for k in (0, 1)])
+    return moments / weights.sum()
+
+
+@pytest.mark.parametrize(("row", "column"), [(4, 20), (20, 22), (9, 5)])
+def test_a_point_goes_where_the_matrix_sends_it(row, column):
     """Two dots: the one in the middle is the origin, the other shows where A sends its point."""
-    count = 100
-    images = torch.zeros(
-        count, 1, 29, 29, dtype=torch.uint8
-    )  # odd, so that a pixel is in the middle
+    images = torch.zeros(50, 1, 29, 29, dtype=torch.uint8)  # odd: a pixel is in the middle
     images[:, 0, 14, 14] = 255
     images[:, 0, row, column] = 120
-    made = affine_copies(ImageSet(images, torch.arange(count) % 2, ("a", "b"), "dots"), copies=1)
+    copies = affine_copies(make_set(images), copies=1)
     point = torch.tensor([column - 14.0, row - 14.0])  # x to the right, y down
-    along = torch.arange(40.0)
-    for i in range(count):
-        turn, shear, x, y = (float(made.factors[name][i]) for name in AMOUNTS)
-        turn = math.radians(turn)
-        rotation = torch.tensor(
-            [[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]]
-        )
-        sent = rotation @ torch.tensor([[1.0, shear], [0.0, 1.0]]) @ (torch.tensor([x, y]) * point)
-        image = made.images[i, 0].float()
-        peak = divmod(
-            int(image.argmax()), 40
-        )  # of either dot; each lights a few pixels next to each other
-        near = torch.maximum((along[:, None] - peak[0]).abs(), (along - peak[1]).abs()) <= 2
-        dots = sorted((image * near, image * ~near), key=torch.sum, reverse=True)
-        centers = [
-            torch.stack([(d.sum(0) * along).sum(), (d.sum(1) * along).sum()]) / d.sum()
-            for d in dots
-        ]
-        assert (centers[1] - centers[0] - sent).norm() < 0.5, (i, centers, sent)
+    along = torch.arange(40)
+    for k, image in enumerate(copies.images[:, 0].float()):
+        degrees, shear, scale_x, scale_y = (float(copies.factors[n][k]) for n in AMOUNTS)
+        sine = math.sin(math.radians(degrees))
+        cosine = math.cos(math.radians(degrees))
+        rotation = torch.tensor([[cosine, -sine], [sine, cosine]])
+        scaled = torch.tensor([scale_x, scale_y]) * point
+        expected = rotation @ torch.tensor([[1.0, shear], [0.0, 1.0]]) @ scaled
+        # The pixels around the brightest one are one dot, the rest is the other.
+        peak_row, peak_column = divmod(int(image.argmax()), 40)
+        is_row = (along - peak_row).abs() <= 2
+        is_near = is_row.unsqueeze(1) & ((along - peak_column).abs() <= 2)
+        dots = sorted((image * is_near, image * ~is_near), key=torch.sum)
+        assert (center_of(dots[0]) - center_of(dots[1]) - expected).norm() < 0.5
 
 
-def test_a_seed_settles_the_copies():
-    digits = load_dataset("digits", "test").subset(range(9))
-    one, two, other = (affine_copies(digits, 2, seed=seed) for seed in (0, 0, 1))
-    torch.testing.assert_close(one.images, two.images, rtol=0, atol=0)
-    assert not torch.equal(one.images, other.images)
-    assert one.factors["rotation"][:3].tolist() == pytest.approx(ROTATIONS)
+def test_a_seed_gives_the_same_copies(digits):
+    nine = digits.subset(range(9))
+    copies = affine_copies(nine, 2)
+    assert copies.factors["rotation"][:3].tolist() == pytest.approx(ROTATIONS)
+    assert not torch.equal(copies.images, affine_copies(nine, 2, seed=1).images)
 
 
 def test_what_is_too_large_is_drawn_again():
-    full = ImageSet(
-        torch.full((60, 1, 28, 28), 255, dtype=torch.uint8),
-        torch.arange(60) % 2,
-        ("a", "b"),
-        "full",
-    )
-    made = affine_copies(full, 2, size=34)
-    rows, columns = (
-        (made.images[:, 0] > 0).any(dim=2).sum(dim=1),
-        (made.images[:, 0] > 0).any(dim=1).sum(dim=1),
-    )
-    assert max(rows.max(), columns.max()) <= 34
-    assert made.images.flatten(1).sum(dim=1).min() > 0
-    with pytest.raises(DataError, match="full: image 0 does not fit a canvas of 12 × 12 pixels"):
-        affine_copies(full, 1, size=12)
+    white = make_set(torch.full((60, 1, 28, 28), 255, dtype=torch.uint8), "white")
+    has_ink = affine_copies(white, 2, size=34).images[:, 0] > 0
+    for axis in (1, 2):
+        assert has_ink.any(dim=axis).sum(dim=1).min() > 0
+        assert has_ink.any(dim=axis).sum(dim=1).max() <= 34
+    with pytest.raises(DataError, match="white: image 0 does not fit a canvas of 12 × 12 pixels"):
+        affine_copies(white, 1, size=12)
 
 
-def test_copies_of_one_stay_together():
-    kept, held = affine_copies(
-        load_dataset("digits", "test").subset(range(100)), 3
-    ).train_val_split(0.2)
-    assert not set(kept.factors["original"].tolist()) & set(held.factors["original"].tolist())
-    assert len(held) % 3 == 0
+def test_copies_of_one_stay_together(digits):
+    sides = affine_copies(digits, 3).train_val_split(0.2)
+    training, validation = (set(side.factors["original"].tolist()) for side in sides)
+    assert not training & validation
 
 
 def test_an_empty_image_stays_empty():
-    made = affine_copies(dot(14, 14, value=0, count=2))
-    assert made.images.max() == 0
+    assert affine_copies(make_dots(2, value=0)).images.max() == 0
 
 
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: placed(source(), 9), ValueError, "size: expected at least 10, got 9"),
-        (
-            lambda: affine_copies(source(channels=3)),
-            DataError,
-            "toy: expected uint8 images of one channel",
-        ),
-        (lambda: affine_copies(source(), 0), ValueError, "copies: expected at least 1, got 0"),
+        (lambda: placed(make_source(), 9), ValueError, "size: expected at least 10, got 9"),
+        (lambda: affine_copies(make_source(channels=3)), DataError, "toy: expected uint8 images"),
+        (lambda: affine_copies(make_source(), 0), ValueError, "copies: expected at least 1, got 0"),
     ],
 )
 def test_arguments_out_of_range(make, error, words):
@@ -233,11 +210,9 @@ def test_arguments_out_of_range(make, error, words):
 
 
 def test_named_sets():
-    train, test = load_dataset("affine-digits"), load_dataset("placed-digits", "test")
-    assert isinstance(train, PlacedSet)
-    assert isinstance(test, PlacedSet)
-    assert train.images.shape == (6_000, 1, 40, 40)
-    assert test.images.shape == (1_000, 1, 40, 40)
-    transformed = load_dataset("affine-digits", "test")
-    assert transformed.images.shape == (4_000, 1, 40, 40)
-    assert transformed.labels[::4].tolist() == test.labels.tolist()
+    placed_test = load_dataset("placed-digits", "test")
+    affine_test = load_dataset("affine-digits", "test")
+    assert type(placed_test) is type(load_dataset("affine-digits")) is PlacedSet
+    assert placed_test.images.shape == (1_000, 1, 40, 40)
+    assert affine_test.images.shape == (4_000, 1, 40, 40)
+    assert affine_test.labels[::4].tolist() == placed_test.labels.tolist()

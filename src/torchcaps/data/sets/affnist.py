@@ -1,11 +1,10 @@
-"""affNIST as published: MATLAB files, each with a 40 × 40 version of every MNIST digit of its part (Tieleman 2013)."""
+"""affNIST as published: a 40 × 40 version of every MNIST digit in each file (Tieleman 2013)."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from torchcaps.data._registry import DatasetInfo, ReadRequest, register_directory_format
 from torchcaps.data.budget import MemoryBudget
@@ -15,7 +14,7 @@ from torchcaps.data.mat import read_mat
 from torchcaps.errors import DataError
 
 SIDE = 40
-PARTS = {"train": "training_and_validation_batches", "test": "test_batches"}
+FOLDERS = {"train": "training_and_validation_batches", "test": "test_batches"}
 INFO = DatasetInfo(
     name="affnist",
     title="affNIST, MNIST under affine transformations",
@@ -25,45 +24,53 @@ INFO = DatasetInfo(
     test=320_000,
     license="none stated",
     source="https://www.cs.toronto.edu/~tijmen/affNIST/",
-    sha256={
-        "transformed/training_and_validation_batches/1.mat": None,
-        "transformed/test_batches/1.mat": None,
-    },
+    sha256={f"transformed/{folder}/1.mat": None for folder in FOLDERS.values()},
 )
 
 
-def _files(folder: Path, split: str) -> list[Path]:
-    found = (list((base / PARTS[split]).glob("*.mat")) for base in (folder / "transformed", folder))
-    return sorted(next(filter(None, found), []), key=lambda path: natural_key(path.name))
+def _find_files(folder: Path, split: str) -> list[Path]:
+    """The files of a split, in their numbers' order."""
+    for base in (folder / "transformed", folder):
+        if files := list((base / FOLDERS[split]).glob("*.mat")):
+            return sorted(files, key=lambda path: natural_key(path.name))
+    return []
 
 
 def read_affnist(
     path: str | Path, name: str = "affnist", budget: MemoryBudget | None = None
 ) -> ImageSet:
-    """Read a `.mat` file with a struct `affNISTdata`: `image` uint8 `[1600, n]` and `label_int` `[1, n]`.
+    """Read a `.mat` file with a struct `affNISTdata`.
 
-    The images `[n, 1, 40, 40]` have the factor "original" where the file has `original_id`: the place of the digit in
-    its part of MNIST, from 0; it is the group. DataError: damaged, without this struct, or fields of other shapes.
+    Args:
+        path: of the file. Its struct has `image`, uint8 `[1600, n]`, and `label_int` `[1, n]`.
+        name: of the set.
+        budget: of memory.
+
+    Returns:
+        Images `[n, 1, 40, 40]`. Where the file has `original_id`, the factor and group "original"
+        is the place of the digit in its part of MNIST, from 0.
+
+    Raises:
+        DataError: damaged, without this struct, or fields of other shapes.
     """
-    data = read_mat(path, budget).get("affNISTdata")
-    if not isinstance(data, dict) or not isinstance(data.get("image"), np.ndarray):
+    fields = read_mat(path, budget).get("affNISTdata")
+    if not isinstance(fields, dict):
+        raise DataError(f"{path}: expected a struct affNISTdata, which is not in it")
+    images = np.asarray(fields.get("image"))
+    labels = np.asarray(fields.get("label_int"))
+    ids = np.asarray(fields.get("original_id", ()))
+    if images.dtype != np.uint8 or images.shape != (SIDE * SIDE, labels.size):
+        got = f"{list(images.shape)} of {images.dtype} and {list(labels.shape)}"
         raise DataError(
-            f"{path}: expected a struct affNISTdata with a field image, which is not in it"
+            f"{path}: expected image [1600, n] of uint8 and label_int [1, n], got {got}"
         )
-    images = data["image"]
-    if images.ndim != 2 or images.shape[0] != SIDE * SIDE or images.dtype != np.uint8:
-        raise DataError(
-            f"{path}: expected image [1600, n] of uint8, got {list(images.shape)} of {images.dtype}"
-        )
-    count = images.shape[1]
-    labels, ids = (_numbers(data.get(field), count) for field in ("label_int", "original_id"))
-    if labels is None:
-        raise DataError(f"{path}: expected label_int for {count} images in affNISTdata")
-    pixels = np.require(images.T, requirements=["C", "W"]).reshape(count, 1, SIDE, SIDE)
-    factors = {} if ids is None else {"original": ids - 1}
+    factors = {}
+    if ids.size == labels.size:
+        factors["original"] = torch.from_numpy(ids.reshape(-1).astype(np.int64) - 1)
+    pixels = np.require(images.T, requirements=["C", "W"]).reshape(-1, 1, SIDE, SIDE)
     return ImageSet(
         torch.from_numpy(pixels),
-        labels,
+        torch.from_numpy(labels.reshape(-1).astype(np.int64)),
         INFO.classes,
         name,
         factors,
@@ -72,27 +79,24 @@ def read_affnist(
 
 
 def _read_all(folder: Path, request: ReadRequest, name: str) -> ImageSet:
-    files = _files(folder, request.split)
+    files = _find_files(folder, request.split)
     if not files:
         raise DataError(f"{folder}: no .mat file of the {request.split!r} split of affNIST in it")
     parts = [read_affnist(file, name, request.budget) for file in files]
-    images, labels = (
-        torch.cat([getattr(part, kind) for part in parts]) for kind in ("images", "labels")
+    return replace(
+        parts[0],
+        images=torch.cat([part.images for part in parts]),
+        labels=torch.cat([part.labels for part in parts]),
+        factors={
+            factor: torch.cat([part.factors[factor] for part in parts])
+            for factor in parts[0].factors
+        },
     )
-    factors = {name: torch.cat([part.factors[name] for part in parts]) for name in parts[0].factors}
-    return replace(parts[0], images=images, labels=labels, factors=factors)
-
-
-def _numbers(values: object, count: int) -> Tensor | None:
-    """A field with a whole number for each image; None where it is absent or of another size."""
-    if not isinstance(values, np.ndarray) or values.size != count:
-        return None
-    return torch.from_numpy(values.reshape(-1).astype(np.int64))
 
 
 register_directory_format(
     INFO,
     "a folder of affNIST's batches",
-    lambda folder: any(_files(folder, split) for split in PARTS),
+    lambda folder: any(_find_files(folder, split) for split in FOLDERS),
     _read_all,
 )

@@ -1,15 +1,15 @@
-"""CIFAR-10: small color photographs (Krizhevsky 2009, "Learning multiple layers of features from tiny images").
+"""CIFAR-10: small color photographs.
 
-Binary batches are records of one label byte and 3,072 pixel bytes (red, green, blue planes of 32 × 32). A Python batch
-is a pickled dictionary whose `data` is uint8 `[n, 3072]` in the same order. Stand-ins take the place of what rebuilds a
-numpy array, and a pickle that names anything else is refused.
+Krizhevsky, "Learning multiple layers of features from tiny images", 2009. Binary batches are
+records of one label byte and 3,072 pixel bytes (red, green, blue planes of 32 × 32). A Python batch
+is a pickled dictionary whose `data` is uint8 `[n, 3072]` in the same order. Stand-ins take the place
+of what rebuilds a numpy array, and a pickle that names anything else is refused.
 """
 
 import io
 import pickle
 import re
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from torchcaps.data.folder import read_tar
 from torchcaps.data.sources import Archive
 from torchcaps.errors import DataError
 
-RECORD = 1 + 3 * 32 * 32
+RECORD = 1 + 3 * 32 * 32  # bytes
 STEMS = {"train": "data_batch_[0-9]", "test": "test_batch"}
 OPCODE_COST = 256  # bytes of memory that an opcode of a pickle takes at most, besides what it reads
 FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py")
@@ -54,7 +54,7 @@ INFO = DatasetInfo(
 )
 
 
-def _batches(folder: Path, split: str) -> list[Path]:
+def _find_batches(folder: Path, split: str) -> list[Path]:
     stem = STEMS[split]
     return sorted(folder.glob(f"{stem}.bin")) or sorted(folder.glob(stem))
 
@@ -65,76 +65,82 @@ def read_cifar(
     name: str = "cifar10",
     budget: MemoryBudget | None = None,
 ) -> ImageSet:
-    """Read the batches `data_batch_*` or `test_batch` in a folder, binary (`.bin`) or Python: uint8 `[n, 3, 32, 32]`.
+    """Read the batches `data_batch_*` or `test_batch`, binary (`.bin`) or Python.
 
-    DataError: no batch, a gap in their numbers, a truncated or damaged one, or a label outside the ten classes.
+    Args:
+        folder: that holds the batches.
+        split: "train" or "test".
+        name: of the set.
+        budget: of memory.
+
+    Returns:
+        Images, uint8 `[n, 3, 32, 32]`.
+
+    Raises:
+        DataError: no batch, a gap in their numbers, a truncated or damaged one, or a label outside
+            the ten classes.
     """
     folder = Path(folder)
-    files = _batches(folder, split)
+    files = _find_batches(folder, split)
     if not files:
         raise DataError(f"{folder}: no {split} batch ({STEMS[split]}, with or without .bin) in it")
     if split == "train" and files[-1].stem[-1] != str(len(files)):
         raise DataError(f"{folder}: a batch is missing between data_batch_1 and {files[-1].name}")
     budget = budget or MemoryBudget()
-    batches = [
-        _read_binary(file, budget) if file.suffix == ".bin" else _read_python(file, budget)
-        for file in files
-    ]
-    for file, (held, _) in zip(files, batches, strict=True):
-        check_labels(str(file), torch.from_numpy(held.astype(np.int64)), INFO.classes)
-    labels = torch.from_numpy(np.concatenate([labels for labels, _ in batches]).astype(np.int64))
-    pixels = torch.from_numpy(
-        np.concatenate([pixels for _, pixels in batches]).reshape(-1, *INFO.image_shape)
-    )
-    return ImageSet(pixels, labels, INFO.classes, name)
+    labels = []
+    pixels = []
+    for file in files:
+        read = _read_binary if file.suffix == ".bin" else _read_python
+        batch_labels, batch_pixels = read(file, budget)
+        labels.append(torch.from_numpy(batch_labels.astype(np.int64)))
+        pixels.append(batch_pixels)
+        check_labels(str(file), labels[-1], INFO.classes)
+    images = torch.from_numpy(np.concatenate(pixels)).unflatten(1, INFO.image_shape)
+    return ImageSet(images, torch.cat(labels), INFO.classes, name)
 
 
 def _read_binary(path: Path, budget: MemoryBudget) -> tuple[np.ndarray, np.ndarray]:
-    data = np.frombuffer(read_bytes(path, budget), dtype=np.uint8)
-    if len(data) == 0 or len(data) % RECORD:
-        raise DataError(
-            f"{path}: truncated or not CIFAR-10, {len(data)} bytes are no multiple of {RECORD}"
-        )
-    return data[::RECORD], data.reshape(-1, RECORD)[:, 1:]
+    content = np.frombuffer(read_bytes(path, budget), dtype=np.uint8)
+    if len(content) == 0 or len(content) % RECORD:
+        problem = f"truncated or not CIFAR-10, {len(content)} bytes are no multiple of {RECORD}"
+        raise DataError(f"{path}: {problem}")
+    records = content.reshape(-1, RECORD)
+    return records[:, 0], records[:, 1:]
 
 
 def _read_python(path: Path, budget: MemoryBudget) -> tuple[np.ndarray, np.ndarray]:
-    data = io.BytesIO(read_bytes(path, budget))
+    content = io.BytesIO(read_bytes(path, budget))
     try:
-        batch = _ArraysOnly(data, budget).load()
-        labels, pixels = _values(batch[b"labels"]), _values(batch[b"data"])
+        batch = _ArraysOnly(content, budget).load()
+        labels = _to_array(batch[b"labels"])
+        pixels = _to_array(batch[b"data"])
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
     except Exception as error:  # a damaged pickle can raise anything
-        raise DataError(
-            f"{path}: truncated or damaged CIFAR-10 batch ({str(error) or type(error).__name__})"
-        ) from None
-    if (
-        labels.dtype.kind not in "iu"
-        or pixels.dtype != np.uint8
-        or pixels.shape != (len(labels), RECORD - 1)
-    ):
-        found = (
-            f"{list(pixels.shape)} of {pixels.dtype} with {labels.size} labels of {labels.dtype}"
-        )
-        raise DataError(
-            f"{path}: expected data [n, {RECORD - 1}] of uint8 with n integer labels, got {found}"
-        )
+        reason = str(error) or type(error).__name__
+        raise DataError(f"{path}: truncated or damaged CIFAR-10 batch ({reason})") from None
+    is_aligned = pixels.shape == (len(labels), RECORD - 1)
+    if labels.dtype.kind not in "iu" or pixels.dtype != np.uint8 or not is_aligned:
+        expected = f"expected data [n, {RECORD - 1}] of uint8 with n integer labels"
+        got = f"{list(pixels.shape)} of {pixels.dtype} with {labels.size} labels of {labels.dtype}"
+        raise DataError(f"{path}: {expected}, got {got}")
     return labels, pixels
 
 
-def _values(value: object) -> np.ndarray:
-    if isinstance(value, _Named):
-        _, shape, kind, by_column, data = value.state
-        return np.frombuffer(data, _dtype(kind)).reshape(shape, order="F" if by_column else "C")
-    if isinstance(value, list) and all(type(number) in (int, float) for number in value):
-        return np.asarray(value)
+def _to_array(content: object) -> np.ndarray:
+    if isinstance(content, _Named):
+        _, shape, dtype, is_fortran, buffer = content.state
+        array = np.frombuffer(buffer, _to_dtype(dtype))
+        return array.reshape(shape, order="F" if is_fortran else "C")
+    if isinstance(content, list) and all(type(number) in (int, float) for number in content):
+        return np.asarray(content)
     raise DataError("expected labels and data as arrays or lists of numbers")
 
 
-def _dtype(kind: Any) -> np.dtype:
+def _to_dtype(dtype: Any) -> np.dtype:
     texts: Any = [
-        part.decode() if isinstance(part, bytes) else part for part in (kind.args[0], kind.state[1])
+        text.decode() if isinstance(text, bytes) else text
+        for text in (dtype.args[0], dtype.state[1])
     ]
     code, order = texts
     if not re.fullmatch("[|<>=]?[biuf][1248]", code):
@@ -143,7 +149,7 @@ def _dtype(kind: Any) -> np.dtype:
 
 
 class _Named:
-    """What a pickle may name: it keeps the arguments and the state that it gets, and does nothing with them."""
+    """What a pickle may name: it keeps its arguments and its state, and does nothing with them."""
 
     def __init__(self, *args: Any) -> None:
         self.args = args
@@ -152,12 +158,12 @@ class _Named:
         self.state = state
 
 
-# Where pickles name an array's builder: its place differs between versions of numpy.
-ALLOWED: dict[tuple[str, str], type] = {
-    ("numpy.core.multiarray", "_reconstruct"): _Named,
-    ("numpy._core.multiarray", "_reconstruct"): _Named,
-    ("numpy", "ndarray"): _Named,
-    ("numpy", "dtype"): _Named,
+# Builders of arrays, whose place differs between versions of numpy.
+ALLOWED = {
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
 }
 
 
@@ -177,23 +183,22 @@ class _Opcodes(dict[int, Any]):
 
 
 class _ArraysOnly(pickle._Unpickler):
-    """Python's unpickler in Python: that in C allocates what an opcode asks for before it looks at what is there."""
+    """Python's unpickler in Python: that in C allocates what an opcode asks for, unseen."""
 
-    def __init__(self, data: io.BytesIO, budget: MemoryBudget) -> None:
-        super().__init__(data, encoding="bytes")
+    def __init__(self, content: io.BytesIO, budget: MemoryBudget) -> None:
+        super().__init__(content, encoding="bytes")
         self.budget = budget
         self.dispatch = _Opcodes(pickle._Unpickler.dispatch, budget)  # type: ignore[misc]
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("_codecs", "encode"):
-            return self.encoded
+            return self.encode
         if (module, name) not in ALLOWED:
-            raise DataError(
-                f"refused: the pickle asks for {module}.{name}, which is no part of an array"
-            )
-        return ALLOWED[module, name]
+            problem = f"the pickle asks for {module}.{name}, which is no part of an array"
+            raise DataError(f"refused: {problem}")
+        return _Named
 
-    def encoded(self, text: str, encoding: str) -> bytes:
+    def encode(self, text: str, encoding: str) -> bytes:
         """Bytes as Python 3 writes them into an old-style pickle; no other codec is let through."""
         if encoding not in ("latin1", "latin-1"):
             raise DataError(f"refused: the pickle asks for the codec {encoding!r}")
@@ -201,16 +206,17 @@ class _ArraysOnly(pickle._Unpickler):
         return text.encode("latin1")
 
 
-def _found(folder: Path) -> Path | None:
-    """The folder that holds batches, `folder` itself or one of the usual names in it; or an archive of JPEGs."""
-    places = (folder, *(folder / name for name in FOLDERS))
-    batches = (place for place in places if any(_batches(place, split) for split in STEMS))
+def _find_place(folder: Path) -> Path | None:
+    """The folder that holds batches, itself or in `folder`; or an archive of JPEGs."""
+    for place in (folder, *(folder / name for name in FOLDERS)):
+        if any(_find_batches(place, split) for split in STEMS):
+            return place
     archives = (place / f"{JPEG_COPY}.tar.gz" for place in (folder, folder / JPEG_COPY))
-    return next(chain(batches, filter(Path.is_file, archives)), None)
+    return next(filter(Path.is_file, archives), None)
 
 
 def _read(folder: Path, request: ReadRequest, name: str) -> ImageSet:
-    place = _found(folder) or folder
+    place = _find_place(folder) or folder
     if place.is_file():  # JPEGs lose detail, so that the set is then called "cifar10-jpg"
         images = read_tar(place, replace(request, in_chans=3))
         return replace(images, name=JPEG_COPY)
@@ -218,5 +224,5 @@ def _read(folder: Path, request: ReadRequest, name: str) -> ImageSet:
 
 
 register_directory_format(
-    INFO, "a folder of CIFAR-10 batches", lambda folder: _found(folder) is not None, _read
+    INFO, "a folder of CIFAR-10 batches", lambda folder: _find_place(folder) is not None, _read
 )

@@ -1,7 +1,9 @@
-"""German Traffic Sign Recognition Benchmark (Stallkamp, Schlipsing, Salmen, Igel 2012): folders of tracks of frames.
+"""German Traffic Sign Recognition Benchmark: folders of tracks of frames.
 
-Training: a folder `00000`, `00001`, … for each class, with images TRACK_FRAME.ppm and a `GT-<class>.csv`; test: one
-folder with `GT-final_test.csv`. A track, the group of the set, is one sign in some thirty frames, nearly alike.
+Stallkamp, Schlipsing, Salmen, Igel, "Man vs. computer: Benchmarking machine learning algorithms for
+traffic sign recognition", 2012. Training: a folder `00000`, `00001`, ... for each class, with images
+TRACK_FRAME.ppm and a `GT-<class>.csv`. Test: one folder with `GT-final_test.csv`. A track, the group
+of the set, is one sign in some thirty frames, nearly alike.
 """
 
 import re
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from jaxtyping import UInt8
 from torch import Tensor
 
 from torchcaps.data._registry import DatasetInfo, register_directory_format
@@ -66,9 +69,11 @@ CLASSES = (
 )
 COLUMNS = ("Filename", "Width", "Height", "Roi.X1", "Roi.Y1", "Roi.X2", "Roi.Y2", "ClassId")
 TRAINING = ("Final_Training/Images", "Training", "Train", "")
-TESTING = ("Final_Test/Images", "Final_Test", "Test")
-MOST_DIGITS = 18  # of an int64
-TEST_TABLES = ("GT-final_test.csv", "../GT-final_test.csv")
+TEST_TABLES = [
+    f"{place}/{table}"
+    for place in ("Final_Test/Images", "Final_Test", "Test")
+    for table in ("GT-final_test.csv", "../GT-final_test.csv")
+]
 INFO = DatasetInfo(
     name="gtsrb",
     title="German Traffic Sign Recognition Benchmark",
@@ -93,8 +98,9 @@ class _Sign(NamedTuple):
     frame: int
 
 
-def _base(folder: Path) -> Path | None:
-    return next((base for base in (folder, folder / "GTSRB") if _class_tables(base)), None)
+def _find_base(folder: Path) -> Path | None:
+    bases = (folder, folder / "GTSRB")
+    return next((base for base in bases if _class_tables(base)), None)
 
 
 def read_gtsrb(
@@ -108,33 +114,50 @@ def read_gtsrb(
 ) -> ImageSet:
     """Read one split of GTSRB.
 
-    The uint8 images `[n, 3, height, width]` have the factors "track" and "frame" (both -1 where unknown); the group is
-    the track, except for test images, whose tracks are not published.
+    Without a test table, whole tracks of the training images, 20 % of each class, are the test
+    split, by `stratified_split` with seed 0.
 
-    `folder` holds `Final_Training/Images/00000/GT-00000.csv` (or `Training/…`, or the class folders themselves) and
-    `Final_Test/Images/GT-final_test.csv`. Without a test table, whole tracks of the training images, 20 % of each
-    class, are the test split, by `stratified_split` with seed 0. All images are resized to `img_size`, (height, width)
-    or one side of a square; with `roi` the sign is cut out by its box before, which is scaled where the image has
-    another size than the table says.
+    Args:
+        folder: holds `Final_Training/Images/00000/GT-00000.csv` (or `Training/...`, or the class
+            folders themselves) and `Final_Test/Images/GT-final_test.csv`.
+        split: "train" or "test".
+        img_size: (height, width) or one side of a square that all images are resized to.
+        roi: cut the sign out by its box before, which is scaled where the image has another size
+            than the table says.
+        name: of the set.
+        budget: of memory.
 
-    DataError: no such folders, a damaged table, an absent or unreadable image, a class outside 0..42.
+    Returns:
+        uint8 images `[n, 3, height, width]` with the factors "track" and "frame" (both -1 where
+        unknown). The group is the track, except for test images, whose tracks are not published.
+
+    Raises:
+        DataError: no such folders, a damaged table, an absent or unreadable image, a class outside
+            0 to 42.
     """
     with read_errors(folder):
-        base = _base(Path(folder))
+        base = _find_base(Path(folder))
         if base is None:
-            raise DataError(
-                f"{folder}: no Final_Training/Images/00000/GT-00000.csv, nor class folders with such tables"
+            expected = (
+                "Final_Training/Images/00000/GT-00000.csv, nor class folders with such tables"
             )
+            raise DataError(f"{folder}: no {expected}")
         budget = budget or MemoryBudget()
-        return _read(_signs(base, split, budget), size_pair(img_size), roi, name, budget)
+        signs = _read_signs(base, split, budget)
+        size = size_pair(img_size)
+        images = torch.cat([_read_image(sign, size, roi, budget) for sign in signs])
+        labels = torch.tensor([sign.label for sign in signs])
+        tracks = torch.tensor([sign.track for sign in signs])
+        factors = {"track": tracks, "frame": torch.tensor([sign.frame for sign in signs])}
+        group = "track" if bool((tracks >= 0).all()) else None
+        return ImageSet(images, labels, CLASSES, name, factors, group)
 
 
-def _signs(base: Path, split: str, budget: MemoryBudget) -> list[_Sign]:
-    tables = (base / place / table for place in TESTING for table in TEST_TABLES)
-    test_table = next((path for path in tables if path.is_file()), None)
+def _read_signs(base: Path, split: str, budget: MemoryBudget) -> list[_Sign]:
+    test_table = next((base / table for table in TEST_TABLES if (base / table).is_file()), None)
     if split == "test" and test_table is not None:
-        return _rows(test_table, budget)
-    signs = [sign for path in _class_tables(base) for sign in _rows(path, budget)]
+        return _read_table(test_table, budget)
+    signs = [sign for path in _class_tables(base) for sign in _read_table(path, budget)]
     if test_table is not None:
         return signs
     labels = torch.tensor([sign.label for sign in signs])
@@ -144,63 +167,46 @@ def _signs(base: Path, split: str, budget: MemoryBudget) -> list[_Sign]:
 
 
 def _class_tables(base: Path) -> list[Path]:
-    found = (sorted((base / place).glob("[0-9]*/GT-*.csv")) for place in TRAINING)
-    return next(filter(None, found), [])
+    tables = (sorted((base / place).glob("[0-9]*/GT-*.csv")) for place in TRAINING)
+    return next(filter(None, tables), [])
 
 
-def _rows(path: Path, budget: MemoryBudget) -> list[_Sign]:
-    with csv_rows(path, budget, ";", "cannot be read as a table") as reader:
-        missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+def _read_table(path: Path, budget: MemoryBudget) -> list[_Sign]:
+    with csv_rows(path, budget, ";", "cannot be read as a table") as rows:
+        missing = [column for column in COLUMNS if column not in (rows.fieldnames or ())]
         if missing:
             raise DataError(f"{path}: no column {missing[0]!r}; expected {';'.join(COLUMNS)}")
-        found = [_sign(path, reader.line_num, row) for row in reader]
-    if not found:
+        signs = [_read_row(f"{path} line {rows.line_num}", path.parent, row) for row in rows]
+    if not signs:
         raise DataError(f"{path}: no image in this table")
-    return found
+    return signs
 
 
-def _sign(path: Path, line: int, row: dict[str, str | None]) -> _Sign:
-    where = f"{path} line {line}"
-    # Some copies have the test images in a folder beside their table.
-    file, inside = (path.parent / folder / (row["Filename"] or "") for folder in ("", "Images"))
-    file = inside if inside.is_file() and not file.is_file() else file
+def _read_row(where: str, folder: Path, row: dict[str, str | None]) -> _Sign:
+    name, *numbers = (row[column] or "" for column in COLUMNS)
     try:
-        width, height, left, top, right, bottom, label = (
-            int(row[column] or "") for column in COLUMNS[1:]
-        )
+        width, height, left, top, right, bottom, label = map(int, numbers)
     except ValueError:
         raise DataError(f"{where}: expected whole numbers in {', '.join(COLUMNS[1:])}") from None
     if not 0 <= label < len(CLASSES):
         raise DataError(f"{where}: expected a ClassId from 0 to {len(CLASSES) - 1}, got {label}")
     if not (0 <= left < right <= width and 0 <= top < bottom <= height):
-        box = f"{left}, {top} to {right}, {bottom}"
-        raise DataError(f"{where}: the box {box} does not lie in {width} × {height} pixels")
-    if not file.is_file():
-        raise DataError(f"{where}: no such file {file}")
-    place = re.fullmatch(r"(\d+)_(\d+)", file.stem)
-    if place and max(map(len, place.groups())) > MOST_DIGITS:
-        raise DataError(
-            f"{where}: expected a track and a frame of at most {MOST_DIGITS} digits, got {file.name}"
-        )
-    track, frame = (int(place[1]), int(place[2])) if place else (-1, -1)
-    return _Sign(
-        file, label, (left / width, top / height, right / width, bottom / height), track, frame
-    )
+        problem = f"the box {left}, {top} to {right}, {bottom} does not lie in"
+        raise DataError(f"{where}: {problem} {width} × {height} pixels")
+    # Some copies have the test images in a folder beside their table.
+    files = [folder / name, folder / "Images" / name]
+    file = next(filter(Path.is_file, files), None)
+    if file is None:
+        raise DataError(f"{where}: no such file {files[0]}")
+    box = (left / width, top / height, right / width, bottom / height)
+    place = re.fullmatch(r"(\d{1,18})_(\d{1,18})", file.stem)  # digits of an int64
+    track, frame = map(int, place.groups()) if place else (-1, -1)
+    return _Sign(file, label, box, track, frame)
 
 
-def _read(
-    signs: list[_Sign], size: tuple[int, int], roi: bool, name: str, budget: MemoryBudget
-) -> ImageSet:
-    images = torch.cat([_pixels(sign, size, roi, budget) for sign in signs])
-    kinds = ("label", "track", "frame")
-    labels, *factors = (torch.tensor([getattr(sign, kind) for sign in signs]) for kind in kinds)
-    group = "track" if bool((factors[0] >= 0).all()) else None
-    return ImageSet(
-        images, labels, CLASSES, name, dict(zip(kinds[1:], factors, strict=True)), group
-    )
-
-
-def _pixels(sign: _Sign, size: tuple[int, int], roi: bool, budget: MemoryBudget) -> Tensor:
+def _read_image(
+    sign: _Sign, size: tuple[int, int], roi: bool, budget: MemoryBudget
+) -> UInt8[Tensor, "1 3 height width"]:
     with read_errors(sign.file):
         budget.add_file(sign.file.stat())
     with opened(sign.file) as image:
@@ -214,8 +220,8 @@ def _pixels(sign: _Sign, size: tuple[int, int], roi: bool, budget: MemoryBudget)
 register_directory_format(
     INFO,
     "a folder of GTSRB",
-    lambda folder: _base(folder) is not None,
-    lambda folder, r, name: read_gtsrb(
-        folder, r.split, img_size=r.img_size or 32, name=name, budget=r.budget
+    lambda folder: _find_base(folder) is not None,
+    lambda folder, request, name: read_gtsrb(
+        folder, request.split, img_size=request.img_size or 32, name=name, budget=request.budget
     ),
 )

@@ -10,42 +10,48 @@ from torchcaps.errors import check_range
 
 COUNTS = {"train": 512, "test": 64}
 POINTS = 256
-# Ends of uniform distributions, of the wings and of the tail: front of the root, its chord, chord of the tip, span to
-# one side, sweep; the fuselage is from -1 to 1.
-PARTS = (
-    ((0.2, 0.5), (0.35, 0.6), (0.1, 0.25), (0.6, 1.0), (0.2, 0.6)),
-    ((-0.75, -0.65), (0.2, 0.3), (0.08, 0.15), (0.25, 0.4), (0.1, 0.25)),
-)
+# Ends of uniform distributions, of the wings and of the tail: front of the root, its chord, chord
+# of the tip, span to one side, sweep. The fuselage is from -1 to 1.
+WINGS = ((0.2, 0.5), (0.35, 0.6), (0.1, 0.25), (0.6, 1.0), (0.2, 0.6))
+TAIL = ((-0.75, -0.65), (0.2, 0.3), (0.08, 0.15), (0.25, 0.4), (0.1, 0.25))
 
 
 def make_planes(count: int, points: int = POINTS, *, seed: int = 0) -> PointSet:
-    """So many planes of so many points each, at least 2; the same seed, 0 or more, gives the same planes everywhere.
+    """Planes that are the same everywhere for the same seed.
 
-    ValueError for counts out of range.
+    Args:
+        count: of planes, at least 1.
+        points: of each, at least 2.
+        seed: 0 or more.
+
+    Raises:
+        ValueError: for counts out of range.
     """
     check_range("count", count, low=1)
     check_range("points", points, low=2)
     random = np.random.RandomState(seed)
-    shapes = standardized_points("planes", np.stack([_plane(points, random) for _ in range(count)]))
-    return PointSet.of(shapes, "planes", "plane")
+    planes = np.stack([_make_plane(points, random) for _ in range(count)])
+    return PointSet.of(standardized_points("planes", planes), "planes", "plane")
 
 
-def _plane(points: int, random: np.random.RandomState) -> np.ndarray:
+def _make_plane(points: int, random: np.random.RandomState) -> np.ndarray:
     width = random.uniform(0.08, 0.14)
-    wings, tail = (np.array([random.uniform(*ends) for ends in part]) for part in PARTS)
-    areas = np.array([np.pi * width, *(part[3] * (part[1] + part[2]) for part in (wings, tail))])
-    counts = random.multinomial(points, areas / areas.sum())
-    turn, radius = random.uniform(0, 2 * np.pi, counts[0]), np.sqrt(random.uniform(size=counts[0]))
-    found = [np.stack([radius * np.cos(turn), width * radius * np.sin(turn)], axis=1)]
-    for (front, root, tip, span, sweep), n in zip((wings, tail), counts[1:], strict=True):
-        out, side, back = (
-            random.uniform(size=n),
-            random.choice([-1.0, 1.0], size=n),
-            random.uniform(size=n),
-        )
+    surfaces = [random.uniform(*np.transpose(ends)) for ends in (WINGS, TAIL)]
+    areas = [np.pi * width]
+    for _, root, tip, span, _ in surfaces:
+        areas.append(span * (root + tip))
+    fuselage, *counts = random.multinomial(points, areas / np.sum(areas))
+
+    turn = random.uniform(0, 2 * np.pi, fuselage)
+    radius = np.sqrt(random.uniform(size=fuselage))
+    parts = [np.stack([radius * np.cos(turn), width * radius * np.sin(turn)], axis=1)]
+    for (front, root, tip, span, sweep), count in zip(surfaces, counts, strict=True):
+        out = random.uniform(size=count)
+        side = random.choice([-1.0, 1.0], size=count)
+        back = random.uniform(size=count)
         x = front - sweep * out - back * (root + (tip - root) * out)
-        found.append(np.stack([x, side * span * out], axis=1))
-    return np.concatenate(found)
+        parts.append(np.stack([x, side * span * out], axis=1))
+    return np.concatenate(parts)
 
 
 INFO = DatasetInfo(

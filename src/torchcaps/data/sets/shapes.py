@@ -1,4 +1,4 @@
-"""Shapes: rendered discs, squares and triangles that overlap, with their masks; only outlines tell them apart."""
+"""Rendered discs, squares and triangles that overlap, with masks; only outlines tell them apart."""
 
 from pathlib import Path
 
@@ -15,87 +15,92 @@ from torchcaps.errors import check_range
 
 Floats = NDArray[np.float64]
 CLASSES = ("background", "disc", "square", "triangle")
-SIDE, COUNTS = 64, {"train": 2000, "test": 500}
+SIDE = 64
+COUNTS = {"train": 2000, "test": 500}
 FINE = 3  # rays of a pixel along each axis
-NOISE, TRIES = (
-    12,
-    32,
-)  # deviation of the noise, of 255; brightnesses drawn for a shape: the most distinct is kept
+NOISE = 12  # standard deviation, of 255
+TRIES = 32  # brightnesses drawn for a shape: the most distinct is taken
 TABLE = "classes.txt"
 
 
 def render_shapes(count: int, size: int = SIDE, *, seed: int = 0) -> MaskedSet:
-    """Gray images of two to four shapes of random kind, place, size, turn and brightness, each laid over the last.
+    """Gray images of two to four shapes, each laid over the last.
 
-    Sides have `size` pixels, at least 16; the same seed, 0 or more, gives the same set on every machine and version.
+    Their kinds, places, sizes, turns and brightnesses are random.
 
-    ValueError for a count below 1 or a size below 16.
+    Args:
+        count: of images, at least 1.
+        size: of a side in pixels, at least 16.
+        seed: 0 or more; gives the same set on every machine and version.
+
+    Raises:
+        ValueError: for a count or size out of range.
     """
     check_range("count", count, low=1)
     check_range("size", size, low=16)
-    drawn = [_scene(np.random.RandomState([seed, index]), size) for index in range(count)]
-    images, masks = (torch.from_numpy(np.stack(parts)) for parts in zip(*drawn, strict=True))
+    scenes = [_render_scene(np.random.RandomState([seed, k]), size) for k in range(count)]
+    images, masks = (torch.from_numpy(np.stack(parts)) for parts in zip(*scenes, strict=True))
     return MaskedSet.of(images.unsqueeze(1), masks, CLASSES, "shapes")
 
 
-def _scene(random: np.random.RandomState, size: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _render_scene(
+    random: np.random.RandomState, size: int
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """An image and its mask, `[size, size]` each."""
     along = (np.arange(size * FINE) + 0.5) / (size * FINE)
     y, x = np.meshgrid(along, along, indexing="ij")
     slope = random.uniform(-30, 30, 2)
     light = 128 + random.uniform(-60, 60) + slope[0] * (x - 0.5) + slope[1] * (y - 0.5)
-    mask, levels = np.zeros(light.shape, dtype=np.uint8), [light.mean()]
+    mask = np.zeros(light.shape, dtype=np.uint8)
+    levels = [light.mean()]
     for _ in range(random.randint(2, 5)):
         kind = random.randint(1, len(CLASSES))
-        inside = _shape(kind, x, y, random)
-        levels.append(
-            max(
-                random.uniform(10, 245, TRIES),
-                key=lambda new: min(abs(new - old) for old in levels),
-            )
-        )
-        light[inside], mask[inside] = levels[-1], kind
-    pixels = light.reshape(size, FINE, size, FINE).mean(axis=(1, 3)) + random.normal(
-        0, NOISE, (size, size)
-    )
-    return pixels.round().clip(0, 255).astype(np.uint8), mask[
-        FINE // 2 :: FINE, FINE // 2 :: FINE
-    ].copy()
+        is_inside = _draw_shape(kind, x, y, random)
+        candidates = random.uniform(10, 245, TRIES)
+        distances = np.abs(candidates - np.array(levels)[:, None]).min(axis=0)
+        levels.append(candidates[distances.argmax()])
+        light[is_inside] = levels[-1]
+        mask[is_inside] = kind
+    pixels = light.reshape(size, FINE, size, FINE).mean(axis=(1, 3))
+    pixels = pixels + random.normal(0, NOISE, (size, size))
+    middle = slice(FINE // 2, None, FINE)
+    return pixels.round().clip(0, 255).astype(np.uint8), mask[middle, middle].copy()
 
 
-def _shape(kind: int, x: Floats, y: Floats, random: np.random.RandomState) -> NDArray[np.bool_]:
-    """Where a shape is: all three kinds of one radius have about the same area."""
-    center, radius, turn = (
-        random.uniform(0.15, 0.85, 2),
-        random.uniform(0.1, 0.22),
-        random.uniform(0, 2 * np.pi),
-    )
-    x, y = x - center[0], y - center[1]
-    if kind == 1:
+def _draw_shape(
+    kind: int, x: Floats, y: Floats, random: np.random.RandomState
+) -> NDArray[np.bool_]:
+    """Where a shape is; all three kinds of one radius have about the same area."""
+    center = random.uniform(0.15, 0.85, 2)
+    radius = random.uniform(0.1, 0.22)
+    turn = random.uniform(0, 2 * np.pi)
+    x = x - center[0]
+    y = y - center[1]
+    if CLASSES[kind] == "disc":
         return x * x + y * y < radius * radius
-    corners, reach = (
-        (4, 0.886 * radius) if kind == 2 else (3, 0.778 * radius)
-    )  # from the center to a side
-    sides = turn + 2 * np.pi * np.arange(corners) / corners
-    found: NDArray[np.bool_] = np.all(
-        [x * np.cos(a) + y * np.sin(a) < reach for a in sides], axis=0
-    )
-    return found
+    corners, reach = (4, 0.886) if CLASSES[kind] == "square" else (3, 0.778)
+    is_inside = np.ones(x.shape, dtype=bool)
+    for angle in turn + 2 * np.pi * np.arange(corners) / corners:
+        is_inside &= x * np.cos(angle) + y * np.sin(angle) < reach * radius
+    return is_inside
 
 
 def write_shapes(folder: str | Path, progress: FetchProgress | None = None) -> None:
     """Render both splits and write them as `read_masks` reads them, the table of classes last."""
     folder = Path(folder)
     with writing(folder):
-        for split, count in COUNTS.items():
-            shapes = render_shapes(count, seed=("train", "test").index(split))
-            for part in ("images", "masks"):
-                (folder / split / part).mkdir(parents=True, exist_ok=True)
-            for index, (image, mask) in enumerate(zip(shapes.images, shapes.masks, strict=True)):
-                name = f"{index:05d}.png"
-                Image.fromarray(image[0].numpy()).save(folder / split / "images" / name)
-                write_mask(folder / split / "masks" / name, mask.numpy(), len(CLASSES))
-                if progress and index % 100 == 99:
-                    progress(f"shapes {split}", index + 1, count)
+        for seed, (split, count) in enumerate(COUNTS.items()):
+            images_folder = folder / split / "images"
+            masks_folder = folder / split / "masks"
+            images_folder.mkdir(parents=True, exist_ok=True)
+            masks_folder.mkdir(parents=True, exist_ok=True)
+            shapes = render_shapes(count, seed=seed)
+            for k, (image, mask) in enumerate(zip(shapes.images, shapes.masks, strict=True)):
+                name = f"{k:05d}.png"
+                Image.fromarray(image[0].numpy()).save(images_folder / name)
+                write_mask(masks_folder / name, mask.numpy(), len(CLASSES))
+                if progress and k % 100 == 99:
+                    progress(f"shapes {split}", k + 1, count)
         (folder / TABLE).write_text("\n".join(CLASSES) + "\n", encoding="utf-8")
 
 

@@ -1,6 +1,7 @@
-"""Street View House Numbers, cropped digits (Netzer, Wang, Coates, Bissacco, Wu, Ng 2011): `*_32x32.mat`.
+"""Street View House Numbers, cropped digits (Netzer, Wang, Coates, Bissacco, Wu, Ng 2011).
 
-`X` is uint8 `[32, 32, 3, n]`, `y` is `[n, 1]` with 10 for the digit 0. A photograph shows what stands beside it too.
+A file `*_32x32.mat` holds `X`, uint8 `[32, 32, 3, n]`, and `y`, `[n, 1]`, with 10 for the digit 0.
+A photograph shows what stands beside its digit too.
 """
 
 from pathlib import Path
@@ -33,28 +34,32 @@ INFO = DatasetInfo(
 
 
 def read_svhn(path: str | Path, name: str = "svhn", budget: MemoryBudget | None = None) -> ImageSet:
-    """Read one `*_32x32.mat`: uint8 images `[n, 3, 32, 32]`; the label of a digit is the digit, 0 included.
+    """Read one `*_32x32.mat`.
 
-    DataError: damaged, without `X` and `y`, of other shapes or types, or with a label outside 1..10.
+    Args:
+        path: of the file.
+        name: of the set.
+        budget: of memory.
+
+    Returns:
+        uint8 images `[n, 3, 32, 32]`; the label of a digit is the digit, 0 included.
+
+    Raises:
+        DataError: damaged, without `X` and `y`, of other shapes or types, or with a label outside
+            1 to 10.
     """
-    held = read_mat(path, budget)
-    images, labels = held.get("X"), held.get("y")
-    if not isinstance(images, np.ndarray) or not isinstance(labels, np.ndarray):
-        raise DataError(
-            f"{path}: expected the arrays X and y of SVHN, got {', '.join(held) or 'none'}"
-        )
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[:3] != (32, 32, 3):
-        raise DataError(
-            f"{path}: expected X [32, 32, 3, n] of uint8, got {list(images.shape)} of {images.dtype}"
-        )
-    if labels.size != images.shape[3] or labels.size == 0:
-        raise DataError(f"{path}: {labels.size} labels for {images.shape[3]} images")
+    arrays = read_mat(path, budget)
+    images = np.asarray(arrays.get("X"))
+    labels = np.asarray(arrays.get("y"))
+    expected_shape = (32, 32, 3, labels.size)
+    if images.dtype != np.uint8 or images.shape != expected_shape or labels.dtype.kind not in "uif":
+        got = f"{list(images.shape)} of {images.dtype} and {list(labels.shape)} of {labels.dtype}"
+        raise DataError(f"{path}: expected X [32, 32, 3, n] of uint8 and y [n, 1], got {got}")
     digits = labels.reshape(-1).astype(np.int64)
-    low, high = digits.min(), digits.max()
-    if low < 1 or high > 10:
-        raise DataError(
-            f"{path}: expected labels from 1 to 10, where 10 is the digit 0, got {low} to {high}"
-        )
+    outside = np.setdiff1d(digits, range(1, 11))
+    if len(outside):
+        expected = "expected labels from 1 to 10, where 10 is the digit 0"
+        raise DataError(f"{path}: {expected}, got {outside[0]}")
     pixels = np.require(images.transpose(3, 2, 0, 1), requirements=["C", "W"])
     return ImageSet(torch.from_numpy(pixels), torch.from_numpy(digits % 10), INFO.classes, name)
 
@@ -63,5 +68,7 @@ register_directory_format(
     INFO,
     "a folder of SVHN's *_32x32.mat",
     lambda folder: any((folder / file).is_file() for file in INFO.sha256),
-    lambda folder, r, name: read_svhn(folder / f"{r.split}_32x32.mat", name, r.budget),
+    lambda folder, request, name: read_svhn(
+        folder / f"{request.split}_32x32.mat", name, request.budget
+    ),
 )

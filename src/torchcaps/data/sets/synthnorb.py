@@ -1,4 +1,4 @@
-"""synthNORB: rendered toys with smallNORB's categories, viewpoints, lightings, split and layout, made from a seed."""
+"""synthNORB: rendered toys with smallNORB's categories, views, lamps, split and layout."""
 
 import os
 from collections.abc import Sequence
@@ -13,13 +13,15 @@ from torchcaps.data._registry import FetchProgress
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.sets.smallnorb import FACTORS, INFO as SMALLNORB, matrix_bytes, register_norb
 from torchcaps.data.sources import Rendering, writing
-from torchcaps.data.synthnorb.solids import INSTANCES, LAMPS, Body, make_toy, photograph
-from torchcaps.errors import DataError, check_range
+from torchcaps.data.synthnorb.solids import LAMPS, NUM_TOYS, Body, make_toy, photograph
+from torchcaps.errors import check_known, check_range
 
 SPLIT = {"train": (4, 6, 7, 8, 9), "test": (0, 1, 2, 3, 5)}
-AZIMUTHS, ELEVATIONS, LIGHTINGS = tuple(range(0, 36, 2)), tuple(range(9)), tuple(range(6))
+ELEVATIONS = range(9)
+AZIMUTHS = range(0, 36, 2)
+LIGHTINGS = range(len(LAMPS))
 PARALLAX = 3.0  # degrees by which each eye is off the middle
-NAMES = {
+STEMS = {
     "train": "synthnorb-5x46789x9x18x6x1x48x48-training",
     "test": "synthnorb-5x01235x9x18x6x1x48x48-testing",
 }
@@ -37,72 +39,89 @@ def render_synthnorb(
     seed: int = 0,
     progress: FetchProgress | None = None,
 ) -> ImageSet:
-    """Render a split, or a part of it: every toy from every viewpoint under every lamp, as `read_norb` gives it.
+    """Render a split, or a part of it: every toy from every viewpoint under every lamp.
 
-    Views and their order are smallNORB's in kind: categories take turns, what else is known is shuffled.
+    The set is as `read_norb` gives it, in smallNORB's order: categories take turns, and what else
+    is known is shuffled.
 
-    The split is "train" (toys 4, 6, 7, 8, 9 of each category) or "test" (toys 0, 1, 2, 3, 5); `instances` are toys,
-    0..9, in place of its own. `elevations` are codes 0..8, for 30°, 35°, …, 70° above the table; `azimuths` codes
-    0..35, times 10°, of which smallNORB has the even ones; `lightings` codes 0..5. Images have `size` × `size` pixels,
-    each the mean of four rays; `stereo` renders two channels, left eye first, 6° apart. `seed`, 0 or more, is of the
-    toys' proportions and the order. `progress("synthnorb train", images so far, images in all)` is called on the way.
+    Args:
+        split: "train" (toys 4, 6, 7, 8, 9 of each category) or "test" (toys 0, 1, 2, 3, 5).
+        instances: toys, 0 to 9, in place of the split's own.
+        elevations: codes 0 to 8, for 30°, 35°, ..., 70° above the table.
+        azimuths: codes 0 to 35, times 10°; smallNORB has the even ones.
+        lightings: codes 0 to 5.
+        size: sides of an image in pixels, at least 4. Each pixel is the mean of four rays.
+        stereo: render two channels, left eye first, 6° apart.
+        seed: 0 or more; of the toys' proportions and of the order.
+        progress: called with "synthnorb train", the images so far, and the images in all.
 
-    DataError: another split, or nothing to render. ValueError: a code or a size out of range.
+    Raises:
+        UnknownNameError: for another split.
+        ValueError: for nothing to render, or a code or size out of range.
     """
-    if split not in SPLIT:
-        raise DataError(f"split: expected 'train' or 'test', got {split!r}")
+    check_known("split", split, SPLIT)
     toys = SPLIT[split] if instances is None else tuple(instances)
-    for name, codes, last in (
-        ("instances", toys, INSTANCES - 1),
-        ("elevations", elevations, 8),
-        ("azimuths", azimuths, 35),
-        ("lightings", lightings, len(LAMPS) - 1),
-    ):
-        if not len(codes):
-            raise DataError(f"{name}: expected at least one, got none")
-        for code in codes:
-            check_range(name, code, low=0, high=last)
+    _check_codes("instances", toys, NUM_TOYS)
+    _check_codes("elevations", elevations, 9)
+    _check_codes("azimuths", azimuths, 36)
+    _check_codes("lightings", lightings, len(LAMPS))
     check_range("size", size, low=4)
+
     categories = range(len(SMALLNORB.classes))
-    known = torch.tensor(list(product(categories, toys, elevations, azimuths, lightings)))
-    images = torch.empty(len(known), 2 if stereo else 1, size, size, dtype=torch.uint8)
-    views = images.unflatten(0, (-1, len(elevations) * len(azimuths), len(lightings)))
-    lamps = [LAMPS[i] for i in lightings]
+    codes = torch.tensor(list(product(categories, toys, elevations, azimuths, lightings)))
+    images = torch.empty(len(codes), 2 if stereo else 1, size, size, dtype=torch.uint8)
+    views = images.unflatten(0, (-1, len(elevations), len(azimuths), len(lightings)))
+    lamps = [LAMPS[code] for code in lightings]
+    offsets = (-PARALLAX, PARALLAX) if stereo else (0.0,)
     for i, (category, toy) in enumerate(product(categories, toys)):
-        paint = 0.78 + 0.14 * np.random.RandomState([seed, category, toy, 1]).random_sample()
+        albedo = 0.78 + 0.14 * np.random.RandomState([seed, category, toy, 1]).random_sample()
         body = Body(make_toy(category, toy, seed))
-        for j, (elevation, azimuth) in enumerate(product(elevations, azimuths)):
-            for eye, off in enumerate((-PARALLAX, PARALLAX) if stereo else (0.0,)):
-                angles = 30 + 5 * elevation, 10.0 * azimuth + off
-                views[i, j, :, eye] = photograph(body, *angles, lamps, size=size, albedo=paint)
+        for j, elevation in enumerate(elevations):
+            for k, azimuth in enumerate(azimuths):
+                for eye, offset in enumerate(offsets):
+                    angles = (30 + 5 * elevation, 10.0 * azimuth + offset)
+                    photographs = photograph(body, *angles, lamps, size=size, albedo=albedo)
+                    views[i, j, k, :, eye] = photographs
         if progress:
-            progress(f"synthnorb {split}", (i + 1) * views[0].shape[:2].numel(), len(images))
+            progress(f"synthnorb {split}", (i + 1) * len(images) // len(views), len(images))
+
+    # Shuffled, with the categories in turn.
     random = np.random.RandomState(seed)
-    places = [random.permutation(np.flatnonzero(known[:, 0].numpy() == c)) for c in categories]
-    order = torch.from_numpy(
-        np.stack(places, axis=1).reshape(-1)
-    )  # shuffled, with the categories in turn
-    known = known[order]
-    factors = {name: known[:, i + 1] for i, name in enumerate(FACTORS)}
+    unordered = codes[:, 0].numpy()
+    places = [random.permutation(np.flatnonzero(unordered == category)) for category in categories]
+    order = torch.from_numpy(np.stack(places, axis=1).reshape(-1))
+    labels, *factors = codes[order].unbind(dim=1)
     return ImageSet(
-        images[order], known[:, 0], SMALLNORB.classes, "synthnorb", factors, group="instance"
+        images[order],
+        labels,
+        SMALLNORB.classes,
+        "synthnorb",
+        dict(zip(FACTORS, factors, strict=True)),
+        group="instance",
     )
 
 
+def _check_codes(name: str, codes: Sequence[int], limit: int) -> None:
+    check_range(f"number of {name}", len(codes), low=1)
+    for code in codes:
+        check_range(name, code, low=0, high=limit - 1)
+
+
 def write_synthnorb(folder: str | Path, progress: FetchProgress | None = None) -> None:
-    """Render both splits and write them as smallNORB's files, each named when whole; DataError where that fails."""
-    for split, stem in NAMES.items():
+    """Render both splits and write them as smallNORB's files, each named when it is whole.
+
+    Raises:
+        DataError: where a file cannot be written.
+    """
+    for split, stem in STEMS.items():
         images = render_synthnorb(split, progress=progress)
-        info = torch.stack([images.factors[name] for name in FACTORS], dim=1)
-        for kind, values in (
-            ("info", info.int()),
-            ("cat", images.labels.int()),
-            ("dat", images.images),
-        ):
+        factors = torch.stack([images.factors[name] for name in FACTORS], dim=1)
+        matrices = {"info": factors.int(), "cat": images.labels.int(), "dat": images.images}
+        for kind, matrix in matrices.items():
             path = Path(folder) / f"{stem}-{kind}.mat"
             part = path.with_name(f"{path.name}.part")
             with writing(part):
-                part.write_bytes(matrix_bytes(values.numpy()))
+                part.write_bytes(matrix_bytes(matrix.numpy()))
                 os.replace(part, path)
 
 
@@ -115,7 +134,7 @@ INFO = replace(
     source="torchcaps.data.render_synthnorb",
     # Rounding differs between processors, so that no digest holds everywhere.
     sha256={
-        f"{stem}-{kind}.mat": None for stem in NAMES.values() for kind in ("dat", "cat", "info")
+        f"{stem}-{kind}.mat": None for stem in STEMS.values() for kind in ("dat", "cat", "info")
     },
     sources=(Rendering(write_synthnorb, "rendering"),),
 )

@@ -1,7 +1,8 @@
-"""Fifty toys, the solids that they are made of, and photographs of them, by rays that meet solids in closed form.
+"""The toys of synthNORB, the solids that they are made of, and photographs of them.
 
-Each is a unit solid (ball, cube of half side 1, truncated cone of half height 1) under an affine map, which takes rays
-to rays and keeps the order along them: a solid is met by meeting the unit solid in its own frame.
+A solid is a unit solid (ball, cube of half side 1, truncated cone of half height 1) under an affine
+map. The map takes rays to rays and keeps the order along them. A ray therefore meets a solid where
+it meets the unit solid in the solid's own frame, which has a closed form for each kind.
 """
 
 import math
@@ -9,31 +10,42 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
+from torch.nn.functional import normalize
 
-BALL, BLOCK, CONE = 0, 1, 2
-INSTANCES = 10
+BALL = 0
+BLOCK = 1
+CONE = 2
+
+NUM_TOYS = 10  # of each category
 JITTER = 0.06  # largest change of a proportion by the seed, as a fraction
 TINY = 1e-9
-FAR = 10.0  # from the camera's plane to the middle of the scene
-SKIP = 1e-3  # a shadow ray starts this far above its surface
-TABLE = 0.62  # share of light that the table gives back
+CAMERA_DISTANCE = 10.0  # from the camera's plane to the point that it looks at
+SHADOW_OFFSET = 1e-3  # a shadow ray starts this far above its surface
+TABLE_ALBEDO = 0.62  # share of light that the table gives back
 EXTENT = 1.15  # half the side of what a photograph shows
-HEIGHT = 0.35  # of the point above the table that the camera looks at
+TARGET_HEIGHT = 0.35  # above the table, of the point that the camera looks at
+
 Vector = Sequence[float] | np.ndarray
 
 
 @dataclass(frozen=True)
 class Solid:
-    """A unit solid (BALL, BLOCK or CONE) under `x -> frame @ x + center`; the columns of `frame` are its half axes.
+    """A unit solid under the map `x -> frame @ x + center`.
 
-    `top` is a cone's radius at +1 as a share of its radius at -1: 0 is a pointed cone, 1 a cylinder.
+    Attributes:
+        kind: BALL, BLOCK or CONE.
+        center: `[3]`.
+        frame: `[3, 3]`; its columns are the half axes.
+        top: radius of a cone at +1 as a share of its radius at -1: 0 is a pointed cone, 1 a
+            cylinder.
     """
 
     kind: int
@@ -44,19 +56,20 @@ class Solid:
 
 def ball(center: Vector, radii: Vector | float, tilt: Vector = (0, 0, 0)) -> Solid:
     """An ellipsoid; `tilt` turns it about x, then y, then z, in degrees."""
-    return Solid(BALL, np.array(center, float), turned(tilt) * np.broadcast_to(radii, 3))
+    return Solid(BALL, np.array(center, float), rotation(tilt) * np.broadcast_to(radii, 3))
 
 
 def block(center: Vector, half: Vector, tilt: Vector = (0, 0, 0)) -> Solid:
     """A box with these half sides; `tilt` as of `ball`."""
-    return Solid(BLOCK, np.array(center, float), turned(tilt) * np.asarray(half))
+    return Solid(BLOCK, np.array(center, float), rotation(tilt) * np.asarray(half))
 
 
 def rod(start: Vector, end: Vector, radius: float, end_radius: float | None = None) -> Solid:
     """A cylinder from `start` to `end`, or a cone that narrows to `end_radius`, at most `radius`."""
     axis = (np.asarray(end, float) - np.asarray(start, float)) / 2
     along = axis / np.linalg.norm(axis)
-    side = np.cross(along, [0.0, 0.0, 1.0] if abs(along[2]) < 0.9 else [1.0, 0.0, 0.0])
+    helper = [0.0, 0.0, 1.0] if abs(along[2]) < 0.9 else [1.0, 0.0, 0.0]
+    side = np.cross(along, helper)
     side /= np.linalg.norm(side)
     frame = np.stack([side * radius, np.cross(along, side) * radius, axis], axis=1)
     top = 1.0 if end_radius is None else end_radius / radius
@@ -64,131 +77,109 @@ def rod(start: Vector, end: Vector, radius: float, end_radius: float | None = No
 
 
 def wing(center: Vector, half_span: float, chord: float, sweep: float) -> Solid:
-    """A flat box along y, sheared back along x by `sweep` per unit of y; `chord` is half its length along x."""
+    """A flat box along y, sheared back along x.
+
+    Args:
+        center: of the box, before it is moved back by half of the sweep.
+        half_span: half its length along y.
+        chord: half its length along x.
+        sweep: shear toward -x per unit of y.
+    """
     flat = block(center, (chord, half_span, 0.03))
     shear = np.array([[1, -sweep, 0], [0, 1, 0], [0, 0, 1.0]])
     return Solid(BLOCK, flat.center - (abs(sweep) * half_span, 0, 0), shear @ flat.frame)
 
 
-def turned(degrees: Vector) -> np.ndarray:
-    """The rotation about x, then y, then z."""
+def rotation(degrees: Vector) -> np.ndarray:
+    """The matrix `[3, 3]` that turns about x, then y, then z."""
     from scipy.spatial.transform import Rotation
 
-    found: np.ndarray = Rotation.from_euler("xyz", degrees, degrees=True).as_matrix()
-    return found
+    matrix: np.ndarray = Rotation.from_euler("xyz", degrees, degrees=True).as_matrix()
+    return matrix
 
 
 class Body:
-    """Solids put together, ready for rays; solids of one kind are computed together."""
+    """Solids put together, ready for rays.
+
+    Args:
+        solids: in any order; those of one kind are computed together.
+
+    Attributes:
+        kinds: `[solids]`, in ascending order, as are the solids in all that follows.
+        center: `[solids, 3]`.
+        inverse: `[solids, 3, 3]`, maps into the solids' frames.
+        top: `[solids]`, as of `Solid`.
+    """
 
     def __init__(self, solids: Sequence[Solid]) -> None:
-        ordered = sorted(solids, key=lambda s: s.kind)
-        self.kinds = torch.tensor([s.kind for s in ordered])
-        arrays = (
-            [s.frame for s in ordered],
-            [np.linalg.inv(s.frame) for s in ordered],
-            [s.center for s in ordered],
-        )
-        self.frame, self.inverse, self.center = (
-            torch.from_numpy(np.stack(some)).float() for some in arrays
-        )
-        # Row by row of the maps into the solids' frames: [3, solids, 3], and where the origin goes, [3, solids, 1].
-        self._rows = self.inverse.movedim(1, 0).contiguous()
-        self._origin = -(self.inverse @ self.center.unsqueeze(-1)).movedim(1, 0)
-        self.top = torch.tensor([s.top for s in ordered], dtype=torch.float32)
+        ordered = sorted(solids, key=attrgetter("kind"))
+        inverses = np.linalg.inv([solid.frame for solid in ordered])
+        centers = np.stack([solid.center for solid in ordered])
+        self.kinds = torch.tensor([solid.kind for solid in ordered])
+        self.inverse = torch.from_numpy(inverses).float()
+        self.center = torch.from_numpy(centers).float()
+        self.top = torch.tensor([solid.top for solid in ordered], dtype=torch.float32)
 
     def crossings(
         self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]
-    ) -> tuple[Tensor, ...]:
-        """(ray, solid, where it enters, where it leaves), `[crossings]` each, of parallel rays and solids."""
-        ray, solid, start = self._near(origins, direction)
-        local = self.inverse @ direction  # [solids, 3]
-        # A ray parallel to a face divides by zero; one a hair off does not.
-        local = torch.where(local.abs() < TINY, torch.full_like(local, TINY), local)
-        along, top = local.T.index_select(1, solid), self.top.index_select(0, solid)
-        # Solids are sorted by kind, and so are their crossings.
-        counts = torch.bincount(self.kinds.index_select(0, solid), minlength=3).tolist()
-        some = zip(
-            _MEET, start.split(counts, 1), along.split(counts, 1), top.split(counts), strict=True
-        )
-        enter, leave = (
-            torch.cat(ends) for ends in zip(*(meet(*each) for meet, *each in some), strict=True)
-        )
-        real = (enter < leave).nonzero().flatten()
-        return tuple(values.index_select(0, real) for values in (ray, solid, enter, leave))
+    ) -> tuple[Float[Tensor, "solids rays"], Float[Tensor, "solids rays"]]:
+        """Distances at which parallel rays enter and leave each solid.
 
-    def _near(self, origins: Tensor, direction: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        helper = torch.eye(3)[int(direction.abs().argmin())]
-        side = torch.nn.functional.normalize(torch.linalg.cross(direction, helper), dim=0)
-        axes = torch.stack([side, torch.linalg.cross(direction, side)])  # [2, 3], across the rays
-        at = axes @ origins.T
-        far, center = reach(self.kinds, axes @ self.frame).T, axes @ self.center.T  # [2, solids]
-        low, high = center - far, center + far
-        # First the box around all solids, which most rays miss.
-        inside = (at > low.amin(dim=1, keepdim=True)) & (at < high.amax(dim=1, keepdim=True))
-        rays = (inside[0] & inside[1]).nonzero().flatten()
-        at = at.index_select(1, rays)
-        across, down = ((at[i] - center[i, :, None]).abs_() < far[i, :, None] for i in (0, 1))
-        passes = (across & down).flatten().nonzero().flatten()
-        solid = passes // len(rays) if len(rays) else passes
-        starts = torch.baddbmm(
-            self._origin, self._rows, origins.index_select(0, rays).T.expand(3, -1, -1)
+        A ray that misses a solid enters it at infinity and leaves it at minus infinity.
+        """
+        # A ray parallel to a face divides by zero; one a hair off does not.
+        along = self.inverse @ direction
+        along = torch.where(along.abs() < TINY, TINY, along)
+        rows = self.inverse.movedim(1, 0)
+        frame_origin = -(self.inverse @ self.center.unsqueeze(-1)).movedim(1, 0)
+        start = torch.baddbmm(frame_origin, rows, origins.T.expand(3, -1, -1))
+
+        counts = self.kinds.bincount(minlength=len(INTERSECTIONS)).tolist()
+        kinds = zip(
+            INTERSECTIONS,
+            start.split(counts, dim=1),
+            along.T.unsqueeze(-1).split(counts, dim=1),
+            self.top.unsqueeze(-1).split(counts),
+            strict=True,
         )
-        return (
-            rays.index_select(0, passes - solid * len(rays)),
-            solid,
-            starts.flatten(1).index_select(1, passes),
-        )
+        distances = [intersect(*solids) for intersect, *solids in kinds]
+        enter, leave = map(torch.cat, zip(*distances, strict=True))
+        is_hit = enter < leave
+        return torch.where(is_hit, enter, torch.inf), torch.where(is_hit, leave, -torch.inf)
 
     def first(
         self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]
-    ) -> tuple[Tensor, Tensor]:
-        """`[rays]` each: distance to the nearest solid that a ray enters, or infinity, and that solid, or 0."""
-        ray, solid, enter, _ = self.crossings(origins, direction)
-        distance = torch.full((len(origins),), torch.inf).scatter_reduce(0, ray, enter, "amin")
-        nearest = enter == distance.index_select(0, ray)
-        none = torch.zeros(len(origins), dtype=torch.int64)
-        return distance, none.scatter_reduce(
-            0, ray[nearest], solid[nearest], "amin", include_self=False
-        )
+    ) -> tuple[Float[Tensor, " rays"], Int64[Tensor, " rays"]]:
+        """Distance to the nearest solid that each ray enters, or infinity, and that solid, or 0."""
+        enter, _ = self.crossings(origins, direction)
+        distance, solid = enter.min(dim=0)
+        return distance, solid
 
     def covered(
         self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"], skip: float
-    ) -> Tensor:
-        """`[rays]`: 1 where something more than `skip` away lies on the ray, so that its light is blocked, or 0."""
-        ray, _, enter, leave = self.crossings(origins, direction)
-        return torch.zeros(len(origins)).index_fill(0, ray[(leave > skip) & (enter > -skip)], 1.0)
+    ) -> Bool[Tensor, " rays"]:
+        """Whether each ray enters something that ends more than `skip` away, which stops light."""
+        enter, leave = self.crossings(origins, direction)
+        return ((leave > skip) & (enter > -skip)).any(dim=0)
 
     def normals(
         self, points: Float[Tensor, "rays 3"], solid: Int64[Tensor, " rays"]
     ) -> Float[Tensor, "rays 3"]:
         """Outward unit normals at points on these solids."""
-        inverse, kind = (
-            self.inverse.index_select(0, solid),
-            self.kinds.index_select(0, solid).unsqueeze(-1),
-        )
-        local = torch.einsum("pij,pj->pi", inverse, points - self.center.index_select(0, solid))
-        rim = _rim(local, self.top.index_select(0, solid))
+        inverse = self.inverse[solid]
+        kind = self.kinds[solid].unsqueeze(-1)
+        local = torch.einsum("pij,pj->pi", inverse, points - self.center[solid])
+
         size = local.abs()
-        face = local.sign() * (
-            size >= size.amax(dim=-1, keepdim=True)
-        )  # of the unit cube, that it is nearest to
+        is_face = size >= size.amax(dim=-1, keepdim=True)
+        face = local.sign() * is_face  # of the unit cube, the one that it is nearest to
+        rim = _cone_normals(local, self.top[solid])
         out = torch.where(kind == BALL, local, torch.where(kind == BLOCK, face, rim))
         # Normals turn with the inverse's transpose.
-        return torch.nn.functional.normalize(torch.einsum("pij,pi->pj", inverse, out), dim=-1)
+        return normalize(torch.einsum("pij,pi->pj", inverse, out), dim=-1)
 
 
-def reach(
-    kinds: Int64[Tensor, " solids"], axes: Float[Tensor, "solids k 3"]
-) -> Float[Tensor, "solids k"]:
-    """How far solids reach along k directions, given as (direction · half axis); a cone counts as a cylinder."""
-    round_, square = axes.square(), axes.abs()
-    cone = (round_[..., 0] + round_[..., 1]).sqrt() + square[..., 2]
-    ends = torch.stack([round_.sum(dim=-1).sqrt(), square.sum(dim=-1), cone])
-    return ends[kinds, torch.arange(len(kinds))]
-
-
-def _meet_ball(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+def _intersect_ball(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
     square = (along * along).sum(dim=0)
     middle = -(start * along).sum(dim=0) / square
     rest = (start * start).sum(dim=0) - 1
@@ -197,88 +188,127 @@ def _meet_ball(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tenso
     return middle - root, torch.where(half > 0, middle + root, -torch.inf)
 
 
-def _meet_block(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    middle, half = -start / along, 1 / along.abs()
+def _intersect_block(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    middle = -start / along
+    half = 1 / along.abs()
     return (middle - half).amax(dim=0), (middle + half).amin(dim=0)
 
 
-def _meet_cone(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
-    """Between the two lids, the ray is inside where x² + y² < (radius at z)²: a quadratic in the distance."""
+def _intersect_cone(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
+    """Between the two lids, the ray is inside where x² + y² < (radius at z)².
+
+    This is a quadratic inequality in the distance, a t² + 2 b t + c < 0.
+    """
     x, y, z = start
     u, v, w = along
-    enter, leave = -z / w - 1 / w.abs(), -z / w + 1 / w.abs()
-    radius, slope = (1 + top) / 2 + (top - 1) / 2 * z, (top - 1) / 2 * w
+    enter = -z / w - 1 / w.abs()
+    leave = -z / w + 1 / w.abs()
+    radius = (1 + top) / 2 + (top - 1) / 2 * z
+    slope = (top - 1) / 2 * w
     a = u * u + v * v - slope * slope
-    a = torch.where(a.abs() < TINY, torch.full_like(a, TINY), a)
+    a = torch.where(a.abs() < TINY, TINY, a)
     b = x * u + y * v - radius * slope
     c = x * x + y * y - radius * radius
-    under = b * b - a * c
-    root = under.clamp(min=0).sqrt()
-    near, far = (-b - root) / a, (-b + root) / a
-    # A ray as steep as the cone or steeper (a < 0) is inside before one root or behind the other: of the two nappes
-    # only one reaches between the lids.
-    low, high = torch.minimum(near, far), torch.maximum(near, far)
-    before = torch.where(under > 0, low, leave)
-    steep_enter = torch.where(
-        high < leave, torch.where(before > enter, enter, torch.maximum(enter, high)), enter
+    discriminant = b * b - a * c
+    is_real = discriminant > 0
+    root = discriminant.clamp(min=0).sqrt()
+    near = (-b - root) / a
+    far = (-b + root) / a
+
+    # A ray as steep as the cone or steeper (a < 0) is inside before one root or behind the other:
+    # of the two nappes only one reaches between the lids.
+    low = torch.minimum(near, far)
+    high = torch.maximum(near, far)
+    before = torch.where(is_real, low, leave)
+    is_behind = (high < leave) & (before <= enter)
+    steep_enter = torch.where(is_behind, torch.maximum(enter, high), enter)
+    steep_leave = torch.where(is_behind, leave, torch.minimum(leave, before))
+
+    slant_enter = torch.maximum(enter, near)
+    slant_leave = torch.where(is_real, torch.minimum(leave, far), -torch.inf)
+    is_steep = a < 0
+    return (
+        torch.where(is_steep, steep_enter, slant_enter),
+        torch.where(is_steep, steep_leave, slant_leave),
     )
-    steep_leave = torch.where(
-        (high < leave) & (before <= enter), leave, torch.minimum(leave, before)
-    )
-    slant_leave = torch.where(under > 0, torch.minimum(leave, far), -torch.inf)
-    steep = a < 0
-    return torch.where(steep, steep_enter, torch.maximum(enter, near)), torch.where(
-        steep, steep_leave, slant_leave
-    )
 
 
-_MEET = (_meet_ball, _meet_block, _meet_cone)
+INTERSECTIONS = (_intersect_ball, _intersect_block, _intersect_cone)  # by kind
 
 
-def _rim(local: Tensor, top: Tensor) -> Tensor:
+def _cone_normals(local: Tensor, top: Tensor) -> Tensor:
+    x, y, z = local.unbind(dim=-1)
     slope = (top - 1) / 2
-    radius = (1 + top) / 2 + slope * local[:, 2]
-    mantle = torch.stack([local[:, 0], local[:, 1], -radius * slope], dim=-1)
-    lid = torch.stack(
-        [torch.zeros_like(radius), torch.zeros_like(radius), local[:, 2].sign()], dim=-1
-    )
+    radius = (1 + top) / 2 + slope * z
+    mantle = torch.stack([x, y, -radius * slope], dim=-1)
+    lid = torch.stack([torch.zeros_like(x), torch.zeros_like(x), z.sign()], dim=-1)
     to_mantle = (local[:, :2].norm(dim=-1) - radius).abs()
-    return torch.where(((1 - local[:, 2].abs()).abs() < to_mantle).unsqueeze(-1), lid, mantle)
+    is_lid = (1 - z.abs()).abs() < to_mantle
+    return torch.where(is_lid.unsqueeze(-1), lid, mantle)
 
 
-KINDS: dict[str, Callable[..., Solid]] = {"ball": ball, "block": block, "rod": rod, "wing": wing}
+SHAPES: dict[str, Callable[..., Solid]] = {"ball": ball, "block": block, "rod": rod, "wing": wing}
 
 
 @cache
-def _parts() -> list[dict[str, list[tuple[str, Any]]]]:
-    return list(tomllib.loads(Path(__file__).with_name("toys.toml").read_text("utf-8")).values())
+def _read_toys() -> list[dict[str, list[list[Any]]]]:
+    text = Path(__file__).with_name("toys.toml").read_text("utf-8")
+    return list(tomllib.loads(text).values())
 
 
 def make_toy(category: int, instance: int, seed: int = 0) -> list[Solid]:
-    """The solids of toy 0..9 of a category (0 animal, 1 human, 2 airplane, 3 truck, 4 car).
+    """The solids of a toy, which stands on the table, over the origin.
 
-    It stands on the table, over the origin, with its longest side 1.9 and no higher than 1.5.
+    Its longest horizontal side is 1.9, unless it would then be higher than 1.5.
+
+    Args:
+        category: 0 animal, 1 human, 2 airplane, 3 truck, 4 car.
+        instance: 0 to 9.
+        seed: of its proportions.
     """
     stretch = 1 + JITTER * np.random.RandomState([seed, category, instance]).uniform(-1, 1, 3)
-    solids = [KINDS[kind](*numbers) for kind, *numbers in _parts()[category][str(instance)]]
-    center, frame = np.stack([s.center for s in solids]), np.stack([s.frame for s in solids])
-    center, frame = center * stretch, frame * stretch[:, None]
-    far = reach(torch.tensor([s.kind for s in solids]), torch.from_numpy(frame)).numpy()
-    least, most = (center - far).min(axis=0), (center + far).max(axis=0)
-    shift = np.array([(least[0] + most[0]) / 2, (least[1] + most[1]) / 2, least[2]])
-    sides = most - least
-    scale = min(1.9 / max(sides[0], sides[1]), 1.5 / sides[2])
-    parts = zip(solids, (center - shift) * scale, frame * scale, strict=True)
-    return [replace(solid, center=middle, frame=axes) for solid, middle, axes in parts]
+    toy = [SHAPES[shape](*numbers) for shape, *numbers in _read_toys()[category][str(instance)]]
+    toy = [
+        replace(solid, center=solid.center * stretch, frame=solid.frame * stretch[:, None])
+        for solid in toy
+    ]
+    reach = np.stack([_reach(solid) for solid in toy])
+    center = np.stack([solid.center for solid in toy])
+    low = (center - reach).min(axis=0)
+    high = (center + reach).max(axis=0)
+    shift = np.array([(low[0] + high[0]) / 2, (low[1] + high[1]) / 2, low[2]])
+    length, width, height = high - low
+    scale = min(1.9 / max(length, width), 1.5 / height)
+    return [
+        replace(solid, center=(solid.center - shift) * scale, frame=solid.frame * scale)
+        for solid in toy
+    ]
+
+
+def _reach(solid: Solid) -> np.ndarray:
+    """How far a solid reaches from its center along x, y and z; a cone counts as a cylinder."""
+    if solid.kind == BALL:
+        return np.sqrt((solid.frame**2).sum(axis=1))
+    if solid.kind == BLOCK:
+        return np.abs(solid.frame).sum(axis=1)
+    x, y, z = solid.frame.T
+    return np.sqrt(x**2 + y**2) + np.abs(z)
 
 
 class Lamp(NamedTuple):
-    """A lamp, and the light from everywhere."""
+    """A lamp, and the light from everywhere.
 
-    azimuth: float  # of the direction to the lamp, in degrees; 0 is where the camera is
-    height: float  # in degrees
+    Attributes:
+        azimuth: of the direction to the lamp, in degrees; 0 is where the camera is.
+        height: of that direction above the table, in degrees.
+        strength: of its light.
+        ambient: strength of the light from everywhere.
+    """
+
+    azimuth: float
+    height: float
     strength: float
-    ambient: float  # strength of the light from everywhere
+    ambient: float
 
 
 # From the left, the right, behind, the front; strong and low, weak and high.
@@ -301,34 +331,42 @@ def photograph(
     size: int = 48,
     albedo: float = 0.85,
 ) -> UInt8[Tensor, "lamps size size"]:
-    """One view of a body on the plane z = 0, once under each lamp; lamps stay with the camera's table, the body turns.
+    """One view of a body on the plane z = 0, once under each lamp.
 
-    The camera's elevation (between 0 and 90) and azimuth are in degrees; a pixel is the mean of 2 × 2 rays; `albedo` is
-    the share of light that the body gives back, in [0, 1].
+    The lamps stay with the camera's table; the body turns. A pixel is the mean of 2 × 2 rays.
+
+    Args:
+        body: what stands on the table.
+        elevation: of the camera, between 0 and 90 degrees.
+        azimuth: of the camera, in degrees.
+        lamps: one for each photograph.
+        size: pixels of a side.
+        albedo: share of light that the body gives back, in [0, 1].
     """
-    turn = math.radians(azimuth)
     # Unit vectors to the camera, to its right and up, in the body's own frame.
-    eye, right = (
-        _direction(math.radians(elevation), turn),
-        torch.tensor([-math.sin(turn), math.cos(turn), 0.0]),
-    )
+    turn = math.radians(azimuth)
+    eye = _direction(math.radians(elevation), turn)
+    right = torch.tensor([-math.sin(turn), math.cos(turn), 0.0])
     up = torch.linalg.cross(eye, right)
-    side = 2 * size
-    along = (torch.arange(side) + 0.5) / size - 1
+
+    along = (torch.arange(2 * size) + 0.5) / size - 1
     rows, columns = torch.meshgrid(-along * EXTENT, along * EXTENT, indexing="ij")
-    target = torch.tensor([0.0, 0.0, HEIGHT])
-    origins = columns.reshape(-1, 1) * right + rows.reshape(-1, 1) * up + target + FAR * eye
+    target = torch.tensor([0.0, 0.0, TARGET_HEIGHT])
+    origins = columns.reshape(-1, 1) * right + rows.reshape(-1, 1) * up
+    origins = origins + target + CAMERA_DISTANCE * eye
+
+    # What each ray meets first: the body, or else the table.
     distance, solid = body.first(origins, -eye)
     on_table = torch.isinf(distance)
     distance = torch.where(on_table, origins[:, 2] / eye[2], distance)
     points = origins - distance.unsqueeze(-1) * eye
     normals = torch.tensor([0.0, 0.0, 1.0]).repeat(len(points), 1)
-    hit = (~on_table).nonzero().flatten()
-    normals[hit] = body.normals(points[hit], solid[hit])
-    surface = torch.where(on_table, TABLE, albedo)
-    starts = points + SKIP * normals
-    light = torch.stack([_lit(body, lamp, turn, starts, normals, on_table) for lamp in lamps])
-    gray = (light * surface).reshape(len(lamps), size, 2, size, 2).mean(dim=(2, 4))
+    normals[~on_table] = body.normals(points[~on_table], solid[~on_table])
+
+    starts = points + SHADOW_OFFSET * normals
+    light = torch.stack([_light(body, lamp, turn, starts, normals, on_table) for lamp in lamps])
+    gray = light * torch.where(on_table, TABLE_ALBEDO, albedo)
+    gray = gray.reshape(len(lamps), size, 2, size, 2).mean(dim=(2, 4))
     return (gray.clamp(0, 1) * 255).round().to(torch.uint8)
 
 
@@ -337,15 +375,14 @@ def _direction(height: float, azimuth: float) -> Tensor:
     return torch.tensor([flat * math.cos(azimuth), flat * math.sin(azimuth), math.sin(height)])
 
 
-def _lit(
+def _light(
     body: Body, lamp: Lamp, turn: float, starts: Tensor, normals: Tensor, on_table: Tensor
 ) -> Tensor:
-    """Light that arrives at each point: Lambert's cosine of the lamp where nothing is before it, and of the sky."""
+    """Light that arrives at each point: of the lamp, by Lambert's cosine, and of the sky."""
     to_lamp = _direction(math.radians(lamp.height), math.radians(lamp.azimuth) + turn)
     cosine = (normals @ to_lamp).clamp(min=0)
     cosine = torch.where(on_table, to_lamp[2], cosine)
-    asked = (cosine > 0).nonzero().flatten()
-    dark = body.covered(starts.index_select(0, asked), to_lamp, SKIP)
-    cosine = cosine.index_fill(0, asked.masked_select(dark > 0), 0.0)
+    is_lit = cosine > 0
+    is_lit[is_lit.clone()] = ~body.covered(starts[is_lit], to_lamp, SHADOW_OFFSET)
     sky = 0.6 + 0.4 * normals[:, 2]
-    return lamp.ambient * sky + lamp.strength * cosine
+    return lamp.ambient * sky + lamp.strength * (cosine * is_lit)

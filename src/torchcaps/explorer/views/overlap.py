@@ -25,9 +25,9 @@ class Overlap(View):
         return "" if session.has_labels else "this model has no classes"
 
     def answer(self, request: Request) -> dict[str, Any]:
-        limit = float(max(self.session.shape[1:]))
-        right = request.number("right", -limit, limit)
-        down = request.number("down", -limit, limit)
+        limit = max(self.session.shape[1:])
+        right = float(request.numbers("right", 0, limit, 0.0))
+        down = float(request.numbers("down", 0, limit, 0.0))
         image = overlay(request.image(), request.image("second"), right, down)
         infer = Infer(self.session)
         inference = infer.run(image, request.classes(), uniform=request.uniform(), count=2)

@@ -60,17 +60,16 @@ class Pose(View):
             activations = poses.norm(dim=-1)
         elif activations is None:
             activations = torch.ones(len(poses))
+        check_shape("activations", activations, ("n",), n=len(poses))
         is_label = torch.arange(len(session.names)) == label
         pose = is_label.unsqueeze(-1) * poses.unsqueeze(1)
         return session.draw(pose, is_label * activations.unsqueeze(1), (label,) * len(poses))
 
     def answer(self, request: Request) -> dict[str, Any]:
-        dim = self.session.pose_dim
         label = request.label()
-        rows = request.numbers_of_rows("poses", 1, self.session.MAX_DECODED, dim, MAX_VALUE)
+        poses = torch.from_numpy(request.numbers("poses", 2, MAX_VALUE)).float()
         activations = None
         if "activations" in request.values:
-            count = len(rows)
-            activations = torch.tensor(request.numbers("activations", count, count, MAX_VALUE))
-        drawn = self.run(torch.tensor(rows), label, activations)
+            activations = torch.from_numpy(request.numbers("activations", 1, MAX_VALUE)).float()
+        drawn = self.run(poses, label, activations)
         return {"drawn": [as_base64(image) for image in drawn]}

@@ -67,8 +67,8 @@ class Transform(View):
         return Sweep(activation, None if pose is None else pose[:, label])
 
     def answer(self, request: Request) -> dict[str, Any]:
-        largest = max(high for _, high in Motion.LIMITS.values())
-        values = request.numbers("values", 1, MAX_STEPS, largest)
+        limit = max(high for _, high in Motion.LIMITS.values())
+        values = request.numbers("values", 1, limit).tolist()
         sweep = self.run(
             request.image(), request.motion(), values, request.label(), uniform=request.uniform()
         )
