@@ -1,61 +1,50 @@
-"""Networks together: activations whose accuracies are known, and the command on a run."""
+"""Several networks as one: activations whose accuracies are known, and the command on runs."""
+
+from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 import torch
 
-from torchcaps.training import TrainConfig, train
+from torchcaps.training import train
+from training.makers import tiny, write_bars
 
 ensemble = pytest.importorskip("benchmarks.ensemble", reason="needs a checkout")
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    bars = write_bars(folder / "bars.npz")
+    for seed in (0, 1):
+        train(tiny(bars, epochs=1, seed=seed), folder / str(seed))
+    train(tiny(write_bars(folder / "others.npz", classes=2), epochs=1), folder / "others")
+    return folder
+
+
 def test_the_surer_network_decides():
     labels = torch.tensor([0, 1, 1, 0])
-    one = torch.tensor(
-        [[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.4, 0.6]]
-    )  # wrong about the second and the last
-    other = torch.tensor(
-        [[0.4, 0.6], [0.1, 0.9], [0.3, 0.7], [0.2, 0.8]]
-    )  # about the first and the last
-    found = ensemble.together([one, other], labels)
-    assert found == {"each": [0.5, 0.5], "mean": 0.5, "std": 0.0, "together": 0.75}
-    assert ensemble.together([one[:3], other[:3]], labels[:3])["std"] == 0.0
-    assert ensemble.together([one[1:3], other[1:3]], labels[1:3])["std"] == pytest.approx(
-        0.5**0.5 / 2
-    )
+    # The first is wrong about the second and the last image, the other about the first and the last.
+    first = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.4, 0.6]])
+    other = torch.tensor([[0.4, 0.6], [0.1, 0.9], [0.3, 0.7], [0.2, 0.8]])
+    figures = ensemble.together([first, other], labels)
+    assert figures == {"each": [0.5, 0.5], "mean": 0.5, "std": 0.0, "together": 0.75}
+    middle = ensemble.together([first[1:3], other[1:3]], labels[1:3])
+    assert middle["std"] == pytest.approx(0.5**0.5 / 2)
 
 
-def test_the_command(capsys, tmp_path):
-    how = {
-        "model": "efficient_capsnet",
-        "model_options": {"decoder": False},
-        "epochs": 1,
-        "epoch_size": 64,
-    }
-    for seed in (0, 1):
-        train(TrainConfig.of(**how, batch_size=16, seed=seed), tmp_path / str(seed))
-    assert ensemble.main([str(tmp_path / "0"), str(tmp_path / "1")]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["mean"] == pytest.approx(sum(found["each"]) / 2)
-    for seed, accuracy in enumerate(found["each"]):
-        assert ensemble.main([str(tmp_path / str(seed))]) == 0
+def test_the_command_prints_the_accuracies_of_runs(runs, capsys):
+    assert ensemble.main([str(runs / "0"), str(runs / "1")]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["mean"] == pytest.approx(sum(figures["each"]) / 2)
+    for seed, accuracy in enumerate(figures["each"]):
+        assert ensemble.main([str(runs / str(seed))]) == 0
         assert json.loads(capsys.readouterr().out)["together"] == accuracy
 
 
-def test_runs_of_other_data_are_refused(capsys, tmp_path):
-    how = {
-        "model": "efficient_capsnet",
-        "model_options": {"decoder": False},
-        "epochs": 1,
-        "epoch_size": 16,
-    }
-    train(TrainConfig.of(**how), tmp_path / "one")
-    path, noise = tmp_path / "own.npz", np.random.default_rng(0).random((40, 28, 28))
-    np.savez(path, images=noise, labels=np.arange(40) % 3)
-    train(TrainConfig.of(**how, data=str(path)), tmp_path / "other")
-    assert ensemble.main([str(tmp_path / "one"), str(tmp_path / "other")]) == 2
+def test_runs_of_other_data_and_absent_runs_are_refused(runs, capsys):
+    assert ensemble.main([str(runs / "0"), str(runs / "others")]) == 2
     assert "runs: expected runs with the same data" in capsys.readouterr().err
-    assert ensemble.main([str(tmp_path / "none")]) == 2
-    assert str(tmp_path / "none") in capsys.readouterr().err
+    assert ensemble.main([str(runs / "absent")]) == 2
+    assert str(runs / "absent") in capsys.readouterr().err

@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-import torchcaps
 from torchcaps.bench import Workload, benchmark_memory, estimate_memory, timing, workspace
 from torchcaps.kernels import samples
 from torchcaps.kernels.conv2d import frequency
-from torchcaps.kernels.dynamic import numba
+from torchcaps.kernels.simd import lanes
 from torchcaps.models import create_model
 
 from .conftest import SMALL
@@ -23,14 +22,14 @@ def weights(model):
     return 4 * sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_parameters_and_moments_are_counted_exactly(model):
+def test_parts_are_counted_exactly_and_read_as_a_sentence(model):
     estimate = estimate_memory(model, 2)
     assert estimate.parameters == weights(model)
     assert estimate.optimizer == 2 * weights(model)
     assert 0 < estimate.gradients <= weights(model)
-    assert estimate.total == sum(
-        value for name, value in estimate.to_dict().items() if name != "total"
-    )
+    parts = estimate.to_dict()
+    assert parts.pop("total") == estimate.total == sum(parts.values())
+    assert str(estimate).startswith(f"{estimate.total / 2**20:.1f} MiB (parameters ")
 
 
 def test_the_model_stays_as_it_is(model):
@@ -38,10 +37,8 @@ def test_the_model_stays_as_it_is(model):
     state = torch.random.get_rng_state()
     estimate_memory(model, 2)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    assert all(
-        type(parameter) is nn.Parameter and parameter.grad is None
-        for parameter in model.parameters()
-    )
+    assert all(type(weight) is nn.Parameter for weight in model.parameters())
+    assert all(weight.grad is None for weight in model.parameters())
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -57,24 +54,16 @@ def test_half_precision_takes_less(model):
     assert estimate_memory(model, 64, "bf16").total < estimate_memory(model, 64).total
 
 
-def test_color_classes_and_stored_votes_take_more(model):
-    base = estimate_memory(model, 8).total
-    assert (
-        estimate_memory(create_model("capsnet", impl="blocked", in_chans=3, **SMALL), 8).total
-        > base
-    )
-    assert (
-        estimate_memory(create_model("capsnet", impl="blocked", num_classes=20, **SMALL), 8).total
-        > base
-    )
+@pytest.mark.parametrize("options", [{"in_chans": 3}, {"num_classes": 20}])
+def test_colors_and_classes_take_more(model, options):
+    larger = create_model("capsnet", impl="blocked", **options, **SMALL)
+    assert estimate_memory(larger, 8).total > estimate_memory(model, 8).total
+
+
+def test_stored_votes_are_activations(model):
     votes = 8 * 144 * 10 * 16 * 4
     stored = estimate_memory(create_model("capsnet", impl="reference", **SMALL), 64).activations
     assert stored > estimate_memory(model, 64).activations + votes
-
-
-def test_it_reads_as_a_sentence_in_mebibytes(model):
-    text = str(torchcaps.estimate_memory(model, 2))
-    assert text.startswith(f"{estimate_memory(model, 2).total / 2**20:.1f} MiB (parameters ")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +87,7 @@ def test_bad_arguments_are_refused(model, arguments, error, sentence):
 
 def test_the_table_has_the_constants_of_the_kernels():
     assert workspace.VOTES_BYTES == samples.BLOCK_BYTES
-    assert (workspace.FACTORS_BYTES, workspace.LANES) == (numba.FACTORS_BYTES, numba.LANES)
+    assert workspace.LANES == lanes.LANES
     assert (workspace.POINTS_BYTES, workspace.MOST_WINDOWS) == (
         frequency.BLOCK_BYTES,
         frequency.MOST_WINDOWS,

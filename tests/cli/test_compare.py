@@ -52,7 +52,7 @@ class TestCompare:
         assert outcome.status == 1
         assert (
             the_sentence(outcome)
-            == "paired: expected runs of the same seeds of both methods, got 0, 1 and 0, 7"
+            == "paired: expected runs of the same seeds of both methods, got [0, 1] and [0, 7]"
         )
 
     def test_the_runs_of_a_method_differ_in_their_seed(self, command):

@@ -53,7 +53,7 @@ def test_a_model_without_decoder_has_nothing_to_draw_with(command, bars, tmp_pat
     outcome = command(name, "blind")
     assert outcome.status == 1
     assert the_sentence(outcome).startswith(
-        "blind: this model has no decoder of class capsules, so there is nothing"
+        "blind: this model has no decoder of class capsules, so it cannot draw"
     )
 
 

@@ -226,14 +226,14 @@ def test_mistakes_are_ordered_by_how_sure_the_model_was(finished):
 
 
 def with_activations(run, activations):
-    return replace(run, evaluation=score(activations, run.images.labels, run.classes))
+    return replace(run, evaluation=score(activations, run.images.labels, run.images.classes))
 
 
 def test_figures_are_those_of_the_evaluation_where_there_is_one(run, finished, plain):
     found = finished.evaluation.to_dict() | {"accuracy": 0.25, "error": 0.75}
     (run / "evaluation.json").write_text(json.dumps(found))
     recorded = evaluate_run(run)
-    assert recorded.accuracy == recorded.whole_evaluation.accuracy == 0.25
+    assert recorded.accuracy == sections._whole_evaluation(recorded).accuracy == 0.25
     body = sections.summary(recorded).body
     assert "25.00 % of 12 images" in body
     assert "The figures are those of evaluation.json. Measured again for this report" in body

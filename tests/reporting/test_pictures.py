@@ -50,7 +50,7 @@ def test_the_same_seed_chooses_the_same_images_of_each_class(run, drawn):
 
 
 def test_no_more_than_can_be_drawn_is_drawn_from_all_classes(run, drawn, monkeypatch):
-    monkeypatch.setattr(pictures, "MOST_PAIRS", 4)
+    monkeypatch.setattr(pictures, "MAX_PAIRS", 4)
     reconstruct_run(run, per_class=2)
     [((_, _, labels), _)] = drawn
     assert labels.tolist() == [0, 1, 1, 2]

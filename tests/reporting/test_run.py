@@ -126,19 +126,6 @@ def test_a_model_without_decoder_has_every_plot_but_reconstructions(blind):
     )
 
 
-def test_test_images_that_are_gone_leave_the_trained_model_and_say_where_it_is(run, bars, tmp_path):
-    moved = shutil.copy(bars, tmp_path / "gone.npz")
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(config | {"data": str(moved)}))
-    Path(moved).unlink()
-    with pytest.raises(
-        DataError,
-        match=r"gone\.npz.*; the model is trained and kept in .*model\.safetensors, but not",
-    ):
-        evaluate(Run(run), output=run)
-    assert (run / "model.safetensors").exists()
-
-
 def test_a_folder_that_cannot_be_written_to_is_named(run, bars):
     (run / "file").write_text("mine")
     with pytest.raises(RunError, match="file/deep: the folder cannot be made"):

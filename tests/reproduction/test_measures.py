@@ -33,8 +33,8 @@ def trained(folder, **changes):
 
 
 def few(monkeypatch, count=24):
-    monkeypatch.setattr("torchcaps.reproduction.measures.SUBSET", count)
-    monkeypatch.setattr("torchcaps.reproduction.measures.ATTACKED", count)
+    monkeypatch.setattr("torchcaps.reproduction.measures.NUM_SUBSET", count)
+    monkeypatch.setattr("torchcaps.reproduction.measures.NUM_ATTACKED", count)
     return count
 
 
@@ -177,14 +177,14 @@ class Templates(torch.nn.Module):
 def test_attack_success_is_of_rightly_answered_images(cnn, monkeypatch):
     few(monkeypatch, 48)
     trained = replace(cnn, task=create_task(Templates(cnn.images), cnn.config))
-    monkeypatch.setattr("torchcaps.reproduction.measures.TURN", 0.15)
+    monkeypatch.setattr("torchcaps.reproduction.measures.SUCCESS_STRENGTH", 0.15)
     found = MEASURES["attack_success"](trained)
     assert set(found) == {
         f"{kind}{name}_success" for kind in ("", "targeted_") for name in ("fgsm", "bim")
     }
     assert 0 < found["targeted_fgsm_success"] < found["fgsm_success"] < 1
     assert 0 < found["targeted_bim_success"] < found["bim_success"] < 1
-    monkeypatch.setattr("torchcaps.reproduction.measures.TURN", 0.0)
+    monkeypatch.setattr("torchcaps.reproduction.measures.SUCCESS_STRENGTH", 0.0)
     assert set(MEASURES["attack_success"](trained).values()) == {0.0}
-    monkeypatch.setattr("torchcaps.reproduction.measures.TURN", 1.0)
+    monkeypatch.setattr("torchcaps.reproduction.measures.SUCCESS_STRENGTH", 1.0)
     assert MEASURES["attack_success"](trained)["bim_success"] > 0.9

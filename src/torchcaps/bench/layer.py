@@ -1,6 +1,6 @@
-"""Votes and routing alone, forward and backward, without the network around them: implementations, and routers.
+"""Votes and routing alone, forward and backward, without the network around them.
 
-`extra MiB` is the high-water mark of a forward and backward pass over what the process held before it.
+`extra MiB` is the high-water mark of a forward and backward pass over what the process held before.
 """
 
 import inspect
@@ -21,8 +21,11 @@ from torchcaps.errors import check_range
 from torchcaps.nn import CapsuleLinear, create_router, list_routers, use_generator
 from torchcaps.types import Capsules
 
-COPIED, SIDE = 1 << 24, 1024  # numbers that are copied; rows of the matrices
+NUM_COPIED = 1 << 24  # numbers that are copied to measure a machine
+MATRIX_SIZE = 1024  # rows of the matrices that are multiplied
+TOTAL = "forward+backward ms"
 Passes = tuple[Callable[[], None], Callable[[], None]]
+"""Functions that run a layer forward, and forward and backward."""
 
 
 class Work(NamedTuple):
@@ -41,8 +44,10 @@ class Rates(NamedTuple):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a routed layer and its input; by default the class capsules of the MNIST network. Raises ValueError for one
-    below 1."""
+    """Of a routed layer and its input; by default the class capsules of the MNIST network.
+
+    Raises ArgumentError for one below 1.
+    """
 
     batch: int = 128
     children: int = 1152
@@ -60,8 +65,14 @@ class Sizes:
         return self.routed("dynamic", impl="reference")
 
     def routed(self, routing: str, **options: Any) -> CapsuleLinear:
-        """The layer of these sizes with a router by name; `iterations` goes to those that take such an option."""
-        if "iterations" in inspect.signature(type(create_router(routing, **options))).parameters:
+        """The layer of these sizes with a router by name.
+
+        Args:
+            routing: of `list_routers()`.
+            options: of the router; `iterations` is passed to those that take it.
+        """
+        router = create_router(routing, **options)
+        if "iterations" in inspect.signature(type(router)).parameters:
             options = {"iterations": self.iterations, **options}
         with use_generator(torch.Generator().manual_seed(0)):
             return CapsuleLinear(
@@ -70,17 +81,19 @@ class Sizes:
 
 
 def layer_variants(sizes: Sizes, names: Sequence[str] = (), log: Log = silent) -> list[str]:
-    """The variants asked for, or without any all that can run here; which ones cannot, and why, is logged."""
+    """The variants of these names; without any, all that can run here.
+
+    Those that cannot are logged with the reason.
+    """
     return select("variant", names, VARIANTS, lambda: unusable(sizes.layer()), log)
 
 
 def passes_of(variant: str | nn.Module, sizes: Sizes) -> Passes:
-    """Functions that run a layer of these sizes, or the variant of this name, forward, and forward and backward."""
+    """The passes of a layer of these sizes, or of the variant of this name."""
     layer = VARIANTS[variant].build(sizes.layer()) if isinstance(variant, str) else variant
     generator = torch.Generator().manual_seed(1)
-    pose = (
-        torch.randn(sizes.batch, sizes.children, sizes.in_dim, generator=generator) * 0.1
-    ).requires_grad_()
+    pose = 0.1 * torch.randn(sizes.batch, sizes.children, sizes.in_dim, generator=generator)
+    pose.requires_grad_()
     children = Capsules(pose, pose.detach().norm(dim=-1))
     upstream = torch.randn(sizes.batch, sizes.parents, sizes.dim, generator=generator)
 
@@ -88,13 +101,13 @@ def passes_of(variant: str | nn.Module, sizes: Sizes) -> Passes:
         with torch.no_grad():
             layer(children)
 
-    def both() -> None:
+    def forward_backward() -> None:
         layer.zero_grad(set_to_none=True)
         pose.grad = None
         parents = layer(children)
         ((parents.pose * upstream).sum() + parents.activation.sum()).backward()
 
-    return forward, both
+    return forward, forward_backward
 
 
 def benchmark_layers(
@@ -106,80 +119,102 @@ def benchmark_layers(
     clock: Clock,
     log: Log = silent,
 ) -> list[Row]:
-    """A row for each variant: times, ratio to the reference, extra memory, share of the roofline."""
-    rows = pass_rows({name: passes_of(name, sizes) for name in variants}, repeats, clock, log)
-    bound = 1e3 * least_seconds(least_work(sizes.batch, sizes.layer()), rates)
-    reference = rows["reference"]["forward+backward ms"] if "reference" in rows else None
+    """Time the passes of layers by turns, and measure the peak memory of each in a fresh process.
+
+    Args:
+        sizes: of the layers.
+        variants: their names, see `layer_variants`.
+        repeats: number of runs of each.
+        memory: whether memory is measured, where the system can.
+        rates: of the machine, see `machine_rates`.
+        clock: see `timing.use_clock`.
+        log: called with a line about the work that begins.
+
+    Returns:
+        A row for each variant: times, ratio to the reference, share of the roofline, extra memory.
+    """
+    rows = _time_passes({name: passes_of(name, sizes) for name in variants}, repeats, clock, log)
+    roofline = 1e3 * least_seconds(least_work(sizes.batch, sizes.layer()), rates)
+    reference = rows["reference"][TOTAL] if "reference" in rows else None
     for name, row in rows.items():
-        total = row["forward+backward ms"]
-        row["x reference"] = None if reference is None else reference / total
-        row["roofline ms"], row["of roofline"] = (
-            (bound, bound / total) if VARIANTS[name].exact else (None, None)
-        )
+        is_exact = VARIANTS[name].exact
+        row["x reference"] = None if reference is None else reference / row[TOTAL]
+        row["roofline ms"] = roofline if is_exact else None
+        row["of roofline"] = roofline / row[TOTAL] if is_exact else None
         if memory and timing.can_measure_memory():
             log(f"{name}: memory")
-            memory_use = timing.in_fresh_process("layer", variant=name, sizes=asdict(sizes))
-            row["extra MiB"] = memory_use["peak_mib"] - memory_use["before_mib"]
+            marks = timing.in_fresh_process("layer", variant=name, sizes=asdict(sizes))
+            row["extra MiB"] = marks["peak_mib"] - marks["before_mib"]
     return list(rows.values())
 
 
-def pass_rows(passes: Mapping[str, Passes], repeats: int, clock: Clock, log: Log) -> dict[str, Row]:
-    """Name -> a row: milliseconds forward, and forward and backward with quartiles; all take turns."""
-    forward, whole = (
-        alternate({name: pair[k] for name, pair in passes.items()}, repeats, clock=clock, log=log)
-        for k in (0, 1)
-    )
-    return {
-        name: {
-            "variant": name,
-            "forward ms": 1e3 * median(forward[name]),
-            **spread("forward+backward ms", seconds),
-        }
-        for name, seconds in whole.items()
-    }
+def _time_passes(
+    passes: Mapping[str, Passes], repeats: int, clock: Clock, log: Log
+) -> dict[str, Row]:
+    """A row for each name: milliseconds forward, and forward and backward with quartiles."""
+    forward = {name: pair[0] for name, pair in passes.items()}
+    forward_backward = {name: pair[1] for name, pair in passes.items()}
+    forward_seconds = alternate(forward, repeats, clock=clock, log=log)
+    rows = {}
+    for name, seconds in alternate(forward_backward, repeats, clock=clock, log=log).items():
+        forward_ms = 1e3 * median(forward_seconds[name])
+        rows[name] = {"variant": name, "forward ms": forward_ms, **spread(TOTAL, seconds)}
+    return rows
 
 
 def peak(variant: str, sizes: dict[str, Any]) -> dict[str, float]:
-    """Resident memory in MiB before and during a forward and backward pass, after a first one to warm up."""
-    both = passes_of(variant, Sizes(**sizes))[1]
-    both()
-    return timing.peak_of(both)
+    """Resident memory in MiB before and during both passes, after a first run to warm up."""
+    forward_backward = passes_of(variant, Sizes(**sizes))[1]
+    forward_backward()
+    return timing.peak_of(forward_backward)
 
 
 def least_work(batch: int, layer: CapsuleLinear) -> Work:
     """A forward and backward pass that recomputes votes in every pass, and reads no vote.
 
-    Forward: votes in each of T passes, and in all but the first <u, V> and c u. Backward: T - 1 passes with votes, two
-    inner products and a sum; then votes, two inner products a pass, dL/du, and the gradients of poses and weights.
-    Bytes: poses and weights once per pass, their gradients once.
+    Forward: votes in each of T passes, and in all but the first <u, V> and c u. Backward: T - 1
+    passes with votes, two inner products and a sum; then votes, two inner products a pass, dL/du,
+    and the gradients of poses and weights. Bytes: poses and weights once per pass, their gradients
+    once.
     """
     passes = iterations_of(layer)
     pairs = layer.in_capsules * layer.out_capsules * layer.out_dim  # numbers of a sample's votes
     votes = pairs * layer.in_dim
     forward = passes * votes + (2 * passes - 1) * pairs
     backward = (passes - 1) * (votes + 3 * pairs) + 3 * votes + 4 * (passes - 1) * pairs
-    once = 4 * (batch * layer.in_capsules * layer.in_dim + layer.weight.numel())
-    return Work(once * (2 * passes + 2), batch * (forward + backward))
+    bytes_per_pass = 4 * (batch * layer.in_capsules * layer.in_dim + layer.weight.numel())
+    return Work(bytes_per_pass * (2 * passes + 2), batch * (forward + backward))
 
 
 def least_seconds(work: Work, rates: Rates) -> float:
-    """The larger of the times of bytes and of products."""
+    """The larger of the times of bytes and of products: the roofline."""
     return max(work.bytes / rates.copy, work.products / rates.product)
 
 
 def machine_rates(
-    repeats: int, clock: Clock = time.perf_counter, copied: int = COPIED, side: int = SIDE
+    repeats: int,
+    clock: Clock = time.perf_counter,
+    num_copied: int = NUM_COPIED,
+    matrix_size: int = MATRIX_SIZE,
 ) -> Rates:
-    """Rates of this machine's CPU in float32, with as many threads as torch uses; the fastest of the repeats."""
-    x, y, a = torch.zeros(copied), torch.zeros(copied), torch.rand(side, side)
-    seconds = alternate(
-        {"copy": partial(y.copy_, x), "product": partial(torch.mm, a, a)}, repeats, clock=clock
-    )
-    return Rates(2 * x.nbytes / min(seconds["copy"]), side**3 / min(seconds["product"]))
+    """Rates of this machine's CPU in float32, with as many threads as torch uses.
+
+    The fastest of the repeats counts.
+    """
+    source = torch.zeros(num_copied)
+    target = torch.zeros(num_copied)
+    matrix = torch.rand(matrix_size, matrix_size)
+    work = {"copy": partial(target.copy_, source), "product": partial(torch.mm, matrix, matrix)}
+    seconds = alternate(work, repeats, clock=clock)
+    num_products = matrix_size**3
+    return Rates(2 * source.nbytes / min(seconds["copy"]), num_products / min(seconds["product"]))
 
 
 def routers_known(names: Sequence[str] = ()) -> list[str]:
-    """The routers asked for, or without any all that are registered. Raises UnknownNameError for one that is not."""
+    """The routers of these names; without any, all that are registered.
+
+    Raises UnknownNameError for one that is not.
+    """
     return select("routing", names, list_routers())
 
 
@@ -192,25 +227,31 @@ def benchmark_routers(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     log: Log = silent,
 ) -> list[Row]:
-    """A row for each routing: milliseconds forward, and forward and backward, and those over the time of "uniform".
+    """Time routers in the same layer, by turns.
 
-    Each takes the fastest implementation that it has here; one that is written as a function of votes has them stored.
+    Each takes the fastest implementation that it has here; votes are stored for one that is written
+    as a function of them.
 
     Args:
-        sizes: of the layer; `iterations` goes to those that take such an option.
-        names: of `list_routers()`; that of the ablation, "uniform", is timed in any case.
-        repeats: runs of each, taking turns; the median counts.
+        sizes: of the layer; `iterations` is passed to routers that take it.
+        names: of `list_routers()`.
+        repeats: number of runs of each; the median counts.
         clock: see `timing.use_clock`.
-        options: name -> options of that router.
-        log: is called with a line on what is being measured.
+        options: options of routers, by name.
+        log: called with a line about the work that begins.
+
+    Returns:
+        A row for each router: milliseconds forward, and forward and backward, and the latter over
+        the time of "uniform", the router of the ablation.
 
     Raises:
-        UnknownNameError: for a routing that is not registered. TypeError: for an option that it does not take.
+        UnknownNameError: for a router that is not registered.
+        TypeError: for an option that it does not take.
     """
     options = options or {}
-    timed = list(dict.fromkeys([*routers_known(names), "uniform"]))
-    passes = {name: passes_of(sizes.routed(name, **options.get(name, {})), sizes) for name in timed}
-    rows, total = pass_rows(passes, repeats, clock, log), "forward+backward ms"
-    return [
-        rows[name] | {"x uniform": rows[name][total] / rows["uniform"][total]} for name in names
-    ]
+    passes = {}
+    for name in dict.fromkeys([*routers_known(names), "uniform"]):
+        passes[name] = passes_of(sizes.routed(name, **options.get(name, {})), sizes)
+    rows = _time_passes(passes, repeats, clock, log)
+    uniform = rows["uniform"][TOTAL]
+    return [rows[name] | {"x uniform": rows[name][TOTAL] / uniform} for name in names]

@@ -1,7 +1,8 @@
-"""How time grows: of a routed layer with each of its sizes, of a trained network's answer with the images at once."""
+"""How time grows: of a routed layer with each of its sizes, of a network's answer with the batch."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from itertools import product
 from statistics import median
 
 import numpy as np
@@ -12,14 +13,15 @@ from torchcaps.bench.timing import Clock, Log, Row, alternate, silent
 from torchcaps.bench.workload import Workload, answer_of
 from torchcaps.errors import ArgumentError
 
-AXES = tuple(field.name for field in fields(Sizes))
 BATCHES = (1, 2, 4, 8, 16, 32)
 QUICK = Sizes(batch=32, children=288)
 
 
 def fitted_exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    """p of seconds = c * size^p, by least squares between the logarithms. Raises ValueError for fewer than two
-    different sizes, or values that are not above zero."""
+    """p of seconds = c * size^p, by least squares between the logarithms.
+
+    Raises ArgumentError for fewer than two different sizes, or numbers that are not above zero.
+    """
     if len(sizes) != len(seconds) or len(set(sizes)) < 2 or min(*sizes, *seconds) <= 0:
         raise ArgumentError(
             "sizes",
@@ -29,7 +31,7 @@ def fitted_exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
 
 
 def series(middle: int, count: int = 5) -> list[int]:
-    """Sizes that double from one to the next, around this one; at least 1, and none twice."""
+    """Sizes around this one that double from one to the next; at least 1, and each once."""
     return sorted({max(1, round(middle * 2.0 ** (n - count // 2))) for n in range(count)})
 
 
@@ -41,32 +43,41 @@ def benchmark_scaling(
     count: int = 5,
     log: Log = silent,
 ) -> list[Row]:
-    """A row for each size's name and implementation: milliseconds of a forward and backward pass, and the exponent.
-    Raises UnknownNameError for an implementation that does not exist."""
+    """Time a forward and backward pass of a routed layer against each of its sizes.
+
+    Args:
+        impls: names of variants.
+        middle: sizes of the layer; one at a time is varied around them.
+        repeats: number of runs of each.
+        clock: see `timing.use_clock`.
+        count: number of different sizes.
+        log: called with a line about the work that begins.
+
+    Returns:
+        A row for each name of a size and variant: milliseconds, and the exponent of their growth.
+
+    Raises:
+        UnknownNameError: for a variant that does not exist.
+    """
     rows = []
     impls = select("impl", impls, VARIANTS)
-    for axis in AXES:
+    for axis in [field.name for field in fields(Sizes)]:
         sizes = series(getattr(middle, axis), count)
-        cases = {
-            f"{axis} {n}, {impl}": (impl, replace(middle, **{axis: n}))
-            for n in sizes
-            for impl in impls
-        }
-        timings = alternate(
-            {name: passes_of(*case)[1] for name, case in cases.items()},
-            repeats,
-            clock=clock,
-            log=log,
-        )
+        work = {}
+        for size, impl in product(sizes, impls):
+            layer_sizes = replace(middle, **{axis: size})
+            work[f"{axis} {size}, {impl}"] = passes_of(impl, layer_sizes)[1]
+        times = alternate(work, repeats, clock=clock, log=log)
         for impl in impls:
-            seconds = [median(timings[f"{axis} {size}, {impl}"]) for size in sizes]
+            seconds = [median(times[f"{axis} {size}, {impl}"]) for size in sizes]
             row: Row = {
                 "against": axis,
                 "impl": impl,
                 "exponent": fitted_exponent(sizes, seconds),
                 "sizes": sizes,
+                "ms": [1e3 * time for time in seconds],
             }
-            rows.append(row | {"ms": [1e3 * s for s in seconds]})
+            rows.append(row)
     return rows
 
 
@@ -78,29 +89,38 @@ def benchmark_latency(
     batches: Sequence[int] = BATCHES,
     log: Log = silent,
 ) -> list[Row]:
-    """A row for each batch size and precision: median and 95th percentile of a forward pass, in milliseconds."""
+    """Time forward passes of a network by turns.
+
+    Args:
+        workload: the network.
+        precisions: "fp32", "bf16" or both.
+        runs: number of passes of each.
+        clock: see `timing.use_clock`.
+        batches: numbers of images at once.
+        log: called with a line about the work that begins.
+
+    Returns:
+        A row for each precision and batch size: median and 95th percentile, in milliseconds.
+    """
     model = workload.build().eval()
-    cases = {
-        f"batch {batch}, {precision}": (batch, precision)
-        for precision in precisions
-        for batch in batches
-    }
-    work = {
-        name: answer_of(model, replace(workload, batch=batch).data(model)[0], precision)
-        for name, (batch, precision) in cases.items()
-    }
+    cases = {}
+    work = {}
+    for precision, batch in product(precisions, batches):
+        images, _ = replace(workload, batch=batch).data(model)
+        name = f"batch {batch}, {precision}"
+        cases[name] = (batch, precision)
+        work[name] = answer_of(model, images, precision)
     rows = []
     for name, seconds in alternate(work, runs, warm_up=3, clock=clock, log=log).items():
         batch, precision = cases[name]
-        middle, late = (1e3 * float(np.percentile(seconds, percent)) for percent in (50, 95))
-        rows.append(
-            {
-                "batch": batch,
-                "precision": precision,
-                "median ms": middle,
-                "95 % ms": late,
-                "ms / image": middle / batch,
-                "runs": runs,
-            }
-        )
+        median_ms = 1e3 * float(np.percentile(seconds, 50))
+        row = {
+            "batch": batch,
+            "precision": precision,
+            "median ms": median_ms,
+            "95 % ms": 1e3 * float(np.percentile(seconds, 95)),
+            "ms / image": median_ms / batch,
+            "runs": runs,
+        }
+        rows.append(row)
     return rows

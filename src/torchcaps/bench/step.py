@@ -1,90 +1,58 @@
-"""One training step of a network, the class-capsule layer being swapped: how much does routing cost?
+"""One training step of a network, with its class-capsule layer swapped: how much does routing cost?
 
-Step: the library's model and its task (margin loss and reconstruction), fused Adam, images in channels-last, as
-`torchcaps train` does it. Layers that are not this library's get torch's own convolution before them, and the C
-library's own allocator; this library's get what `torchcaps train` gives them. `limit` and `limit-torch` are the plain
-linear layer in either surrounding, and the tax is counted over the one in the same. `textbook-network` is another
-network of as many weights, with a step of its own.
+The step is that of `torchcaps train`: the library's model and its task (margin loss and
+reconstruction), fused Adam, images in channels-last memory. Layers that are not this library's get
+torch's own convolution before them, and the C library's own allocator; this library's get what
+`torchcaps train` gives them. `limit` and `limit-torch` are the plain linear layer in either
+surrounding, and the tax is counted over the one in the same.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
-import torch
-
 from torchcaps.bench import timing
-from torchcaps.bench.baselines import (
-    VARIANTS,
-    check_errors,
-    largest_error,
-    select,
-    unusable,
-    verify,
-)
+from torchcaps.bench.baselines import VARIANTS, select, unusable, verify
 from torchcaps.bench.timing import Clock, Log, Row, alternate, silent, spread
-from torchcaps.bench.workload import (
-    TextbookNetwork,
-    Workload,
-    replicable,
-    routed_layer,
-    textbook_step,
-    training_step,
-)
-from torchcaps.evaluation.base import capsule_model
+from torchcaps.bench.workload import Workload, routed_layer, training_step
 from torchcaps.nn import set_impl
 from torchcaps.training.allocator import give_memory_back, keep_memory
 
-NETWORK, TORCH_LIMIT = "textbook-network", "limit-torch"
-STEPS = (*VARIANTS, TORCH_LIMIT, NETWORK)
-FOREIGN = (
-    TORCH_LIMIT,
-    "einsum",
-    "textbook",
-    NETWORK,
-)  # steps in the surroundings that other code has
+TORCH_LIMIT = "limit-torch"
+STEPS = (*VARIANTS, TORCH_LIMIT)
+FOREIGN = (TORCH_LIMIT, "einsum", "textbook")  # steps in the surroundings that other code has
+BASES = {  # heading of a ratio -> variant and precision (None: the row's own) it is taken over
+    "x limit-torch": (TORCH_LIMIT, None),
+    "x textbook": ("textbook", None),
+    "x einsum": ("einsum", None),
+    "x textbook fp32": ("textbook", "fp32"),
+}
 
 
 def step_variants(workload: Workload, names: Sequence[str] = (), log: Log = silent) -> list[str]:
-    """The variants asked for, or without any all that can run here; which ones cannot, and why, is logged. Raises
-    UnknownNameError for one that does not exist, and ValueError for a model that none can be built for."""
+    """The variants of these names; without any, all that can run here.
 
-    def reasons() -> dict[str, str]:
-        model = workload.build()
-        network = "the tutorials' network is a capsnet with a decoder for 28x28 images"
-        return unusable(routed_layer(model)[1]) | ({} if replicable(model) else {NETWORK: network})
-
-    return select("variant", names, STEPS, reasons, log)
+    Those that cannot are logged with the reason. Raises UnknownNameError for one that does not
+    exist, and ArgumentError for a model that none can be built for.
+    """
+    return select("variant", names, STEPS, lambda: unusable(routed_layer(workload.build())[1]), log)
 
 
 def verify_steps(variants: Sequence[str], workload: Workload) -> dict[str, float]:
-    """Largest relative error of each exact variant, the textbook network too. Raises WrongResultError as `verify`."""
-    model = workload.build()
-    errors = verify([name for name in variants if name in VARIANTS], routed_layer(model)[1])
-    if NETWORK in variants:
-        images, labels = replace(workload, batch=2).data(model)
-        network = capsule_model(model, decoder=True)
-        with torch.no_grad():
-            outputs = TextbookNetwork(model)(images, labels)
-            capsules = network.capsules(images)
-            drawn = network.reconstruct(capsules, labels).flatten(1)
-        errors |= check_errors({NETWORK: largest_error(outputs, (capsules.activation, drawn))})
-    return errors
+    """Largest relative error of each exact variant; see `verify`."""
+    layer = routed_layer(workload.build())[1]
+    return verify([name for name in variants if name in VARIANTS], layer)
 
 
 def step_of(variant: str, workload: Workload, precision: str) -> Callable[[], None]:
-    """A function that runs one training step with this class-capsule layer."""
+    """A function that makes one training step with this class-capsule layer."""
     model = workload.build()
-    images, labels = workload.data(model)
-    if variant == NETWORK:
-        return textbook_step(model, images, labels, precision)
     if variant in FOREIGN:
         set_impl(model, "reference")
-    place, layer = routed_layer(model)
-    model.set_submodule(
-        place, VARIANTS["limit" if variant == TORCH_LIMIT else variant].build(layer)
-    )
-    return training_step(model, images, labels, precision)
+    name, layer = routed_layer(model)
+    baseline = VARIANTS["limit" if variant == TORCH_LIMIT else variant]
+    model.set_submodule(name, baseline.build(layer))
+    return training_step(model, *workload.data(model), precision)
 
 
 def benchmark_steps(
@@ -96,12 +64,29 @@ def benchmark_steps(
     clock: Clock,
     log: Log = silent,
 ) -> list[Row]:
-    """A row for each variant and precision: time, images per second, ratios, peak memory of a process of its own."""
+    """Time training steps by turns, and measure the peak memory of each in a fresh process.
+
+    Args:
+        workload: the model and the batch.
+        variants: names of class-capsule layers, see `step_variants`.
+        precisions: "fp32", "bf16" or both.
+        repeats: number of runs of each.
+        memory: whether memory is measured, where the system can.
+        clock: see `timing.use_clock`.
+        log: called with a line about the work that begins.
+
+    Returns:
+        A row for each variant and precision: time, images per second, ratios, memory.
+    """
     rows: list[Row] = []
     for precision in precisions:
         work = {name: step_of(name, workload, precision) for name in variants}
         seconds = alternate(
-            work, repeats, clock=clock, log=_prefixed(log, precision), settle=_surround
+            work,
+            repeats,
+            clock=clock,
+            log=lambda line, precision=precision: log(f"{precision}, {line}"),
+            settle=_settle_allocator,
         )
         give_memory_back()
         del work
@@ -114,9 +99,12 @@ def benchmark_steps(
     return rows
 
 
-def _surround(variant: str, run: Callable[[], object]) -> None:
-    """Set the allocator as this variant has it, and run it once, untimed, until it holds the memory it needs."""
-    (give_memory_back if variant in FOREIGN else keep_memory)()
+def _settle_allocator(variant: str, run: Callable[[], object]) -> None:
+    """Set the allocator as this variant has it, and run until it holds the memory it needs."""
+    if variant in FOREIGN:
+        give_memory_back()
+    else:
+        keep_memory()
     run()
 
 
@@ -128,34 +116,28 @@ def peak(variant: str, workload: dict[str, Any], precision: str) -> dict[str, fl
 
 
 def _add_ratios(rows: list[Row]) -> None:
-    """Time over that of the limit in the same surroundings; times of other code over the row's time."""
-    time_of = {(row["variant"], row["precision"]): row["ms"] for row in rows}
+    """Add the tax: time over that of the limit in the same surroundings; and times over the row's."""
+    times = {(row["variant"], row["precision"]): row["ms"] for row in rows}
     for row in rows:
-        time, precision = row["ms"], row["precision"]
-        limit = time_of.get((TORCH_LIMIT if row["variant"] in FOREIGN else "limit", precision))
-        row["tax"] = None if limit is None else time / limit
-        for head, other in (
-            ("x limit-torch", (TORCH_LIMIT, precision)),
-            ("x textbook", ("textbook", precision)),
-            ("x einsum", ("einsum", precision)),
-            ("x textbook fp32", ("textbook", "fp32")),
-            ("x network fp32", (NETWORK, "fp32")),
-        ):
-            row[head] = time_of[other] / time if other in time_of else None
+        limit = TORCH_LIMIT if row["variant"] in FOREIGN else "limit"
+        limit_time = times.get((limit, row["precision"]))
+        row["tax"] = None if limit_time is None else row["ms"] / limit_time
+        for head, (variant, precision) in BASES.items():
+            time = times.get((variant, precision or row["precision"]))
+            row[head] = None if time is None else time / row["ms"]
 
 
 def _add_memory(rows: list[Row], workload: Workload, log: Log) -> None:
+    limits = {}
     for row in rows:
-        log(f"{row['precision']}, {row['variant']}: memory")
-        case = {"variant": row["variant"], "precision": row["precision"]}
-        row["peak MiB"] = timing.in_fresh_process("step", workload=asdict(workload), **case)[
-            "peak_mib"
-        ]
-    limits = {row["precision"]: row["peak MiB"] for row in rows if row["variant"] == TORCH_LIMIT}
+        variant, precision = row["variant"], row["precision"]
+        log(f"{precision}, {variant}: memory")
+        memory = timing.in_fresh_process(
+            "step", workload=asdict(workload), variant=variant, precision=precision
+        )
+        row["peak MiB"] = memory["peak_mib"]
+        if variant == TORCH_LIMIT:
+            limits[precision] = memory["peak_mib"]
     for row in rows:
         limit = limits.get(row["precision"])
         row["above limit-torch MiB"] = None if limit is None else row["peak MiB"] - limit
-
-
-def _prefixed(log: Log, prefix: str) -> Log:
-    return lambda text: log(f"{prefix}, {text}")

@@ -1,4 +1,4 @@
-"""How things are timed here: alternating, in one process, medians; peak memory in a fresh process each."""
+"""Timing in one process, by turns, with medians; peak memory in a fresh process each."""
 
 import datetime
 import json
@@ -26,16 +26,24 @@ PROC = Path("/proc/self")
 
 
 def silent(_: str) -> None:
-    """Say nothing."""
+    """Log nothing."""
 
 
 def use_clock(clock: str, threads: int | None) -> Clock:
-    """Set the number of threads (None: leave it); the clock of this name: "wall", or "cpu" for a busy machine. Raises
-    ValueError for CPU time of several threads, since a thread that waits in a spinning barrier would count."""
-    count = torch.get_num_threads() if threads is None else threads
-    if clock == "cpu" and count != 1:
-        raise ArgumentError("--clock cpu", f"expected --threads 1, got {count}")
-    torch.set_num_threads(count)
+    """Set the number of threads of torch, and choose a clock.
+
+    Args:
+        clock: "wall", or "cpu" for a machine that others keep busy.
+        threads: of torch; None leaves their number.
+
+    Raises:
+        ArgumentError: for CPU time of several threads, because a thread that waits in a spinning
+            barrier would count.
+    """
+    num_threads = torch.get_num_threads() if threads is None else threads
+    if clock == "cpu" and num_threads != 1:
+        raise ArgumentError("--clock cpu", f"expected --threads 1, got {num_threads}")
+    torch.set_num_threads(num_threads)
     return CLOCKS[clock]
 
 
@@ -47,8 +55,19 @@ def alternate(
     log: Log = silent,
     settle: Callable[[str, Callable[[], object]], object] | None = None,
 ) -> dict[str, list[float]]:
-    """Seconds of each function, `repeats` times, taking turns so that a busy moment hits all alike; `settle(name,
-    function)` is called before each run that is timed."""
+    """Time functions by turns, so that a busy moment of the machine hits all alike.
+
+    Args:
+        work: the functions, by name.
+        repeats: number of timed runs of each.
+        warm_up: number of runs before them.
+        clock: returns seconds.
+        log: called with a line before each run.
+        settle: called with name and function before each timed run.
+
+    Returns:
+        Seconds of each run, by name.
+    """
     for name, run in work.items():
         log(f"{name}: warming up")
         for _ in range(warm_up):
@@ -59,72 +78,91 @@ def alternate(
             log(f"{name}: run {repeat + 1} of {repeats}")
             if settle is not None:
                 settle(name, run)
-            started = clock()
+            start = clock()
             run()
-            seconds[name].append(clock() - started)
+            seconds[name].append(clock() - start)
     return seconds
 
 
 def spread(head: str, seconds: Sequence[float]) -> Row:
-    """Milliseconds of these seconds for a row: the median under this heading, and quartiles."""
+    """The cells of a row for these times, in milliseconds: the median under `head`, and quartiles."""
     low, _, high = quantiles(seconds, n=4) if len(seconds) > 1 else (seconds[0],) * 3
     return {head: 1e3 * median(seconds), "q1": 1e3 * low, "q3": 1e3 * high}
 
 
 def peak_of(run: Callable[[], object]) -> dict[str, float]:
-    """Resident memory before `run`, and its high-water mark during it, in MiB. Call `run` once before, to warm up.
-    Where the system does not let the mark be reset, it is that of the process's whole life."""
+    """Resident memory before a function runs, and its high-water mark meanwhile, in MiB.
+
+    Call the function once before, to warm up. Where the system does not let the mark be reset, it
+    is that of the process's whole life.
+    """
     before = _status("VmRSS")
-    with suppress(OSError):
-        (PROC / "clear_refs").write_text(
-            "5", encoding="ascii"
-        )  # resets the high-water mark to the present size
+    with suppress(OSError):  # 5 resets the high-water mark to the present size
+        (PROC / "clear_refs").write_text("5", encoding="ascii")
     run()
     return {"before_mib": before, "peak_mib": _status("VmHWM")}
 
 
 def can_measure_memory() -> bool:
-    """Whether this system tells the high-water mark of a process (Linux does)."""
+    """Whether this system tells the high-water mark of a process; Linux does."""
     return (PROC / "status").exists()
 
 
+def _status(field: str) -> float:
+    """A field of /proc/self/status, in MiB."""
+    for line in (PROC / "status").read_text(encoding="ascii", errors="replace").splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024 / MIB
+    raise KeyError(field)
+
+
 def in_fresh_process(work: str, **arguments: Any) -> dict[str, float]:
-    """What `peak` of the module `torchcaps.bench.WORK` finds, in a process of its own with as many threads as this one.
-    Raises TorchcapsError with the end of its error output, if it fails."""
-    code = f"import json, sys, torch; torch.set_num_threads({torch.get_num_threads()}); "
-    code += f"from torchcaps.bench import {work}; print(json.dumps({work}.peak(**json.loads(sys.argv[1]))))"
+    """Call `torchcaps.bench.WORK.peak` in a process of its own, with as many threads as this one.
+
+    Args:
+        work: name of the module.
+        arguments: of `peak`, ready for JSON.
+
+    Returns:
+        What `peak` returns.
+
+    Raises:
+        TorchcapsError: with the last line of the error output, if the process fails.
+    """
+    code = (
+        f"import json, sys, torch; torch.set_num_threads({torch.get_num_threads()}); "
+        f"from torchcaps.bench import {work}; "
+        f"print(json.dumps({work}.peak(**json.loads(sys.argv[1]))))"
+    )
     command = [sys.executable, "-P", "-c", code, json.dumps(arguments)]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     if process.returncode:
-        last = (process.stderr.strip().splitlines() or [f"status {process.returncode}"])[-1]
+        lines = process.stderr.strip().splitlines() or [f"status {process.returncode}"]
         raise TorchcapsError(
-            f"memory of {work} {arguments}: the process that measures it failed: {last}"
+            f"memory of {work} {arguments}: the process that measures it failed: {lines[-1]}"
         )
     peak: dict[str, float] = json.loads(process.stdout.splitlines()[-1])
     return peak
 
 
 def machine() -> dict[str, object]:
-    """What the figures belong to."""
+    """Versions, hardware, load and date that figures belong to."""
     load = os.getloadavg()[0] if sys.platform != "win32" else None
     return environment() | {"load_1min": load, "date": datetime.date.today().isoformat()}
 
 
 def cells(rows: Sequence[Mapping[str, object]]) -> list[list[str]]:
-    """Rows as text, with a heading; figures to three digits, a dash where there is none."""
+    """Rows as text, with a heading: figures to three digits, a dash where there is none."""
     heads = list(dict.fromkeys(head for row in rows for head in row))
-    return [heads, *([_cell(row.get(head)) for head in heads] for row in rows)]
+    table = [heads]
+    for row in rows:
+        table.append([_cell(row.get(head)) for head in heads])
+    return table
 
 
-def _cell(value: object) -> str:
-    if isinstance(value, list):
-        return " ".join(map(_cell, value))
-    if isinstance(value, float):
-        return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
-    return "-" if value is None else str(value)
-
-
-def _status(field: str) -> float:
-    """A field of /proc/self/status in MiB."""
-    lines = (PROC / "status").read_text(encoding="ascii", errors="replace").splitlines()
-    return next(int(line.split()[1]) * 1024 / MIB for line in lines if line.startswith(f"{field}:"))
+def _cell(figure: object) -> str:
+    if isinstance(figure, list):
+        return " ".join(map(_cell, figure))
+    if isinstance(figure, float):
+        return f"{figure:.3g}" if abs(figure) < 100 else f"{figure:.0f}"
+    return "-" if figure is None else str(figure)

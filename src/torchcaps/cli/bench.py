@@ -9,10 +9,11 @@ import tyro
 
 import torchcaps as tc
 from torchcaps.cli.console import UsageError, note, print_json, print_table, progress_bar, usage
-from torchcaps.cli.settings import _options
+from torchcaps.cli.settings import parse_options
 from torchcaps.errors import check_range
 
-RUNS_PER_REPEAT, QUICK_REPEATS = 20, 3
+RUNS_PER_REPEAT = 20  # of latency
+QUICK_REPEATS = 3
 
 
 @dataclass(frozen=True)
@@ -21,13 +22,11 @@ class BenchSettings:
 
     model: str | None = None  # Of `torchcaps models`; by default the network of 2017.
     batch: int = 128  # Images, or samples of the layer, at once.
-    precision: tuple[Literal["fp32", "bf16"], ...] = (
-        "fp32",
-        "bf16",
-    )  # One or both; bf16 is autocast.
+    precision: tuple[Literal["fp32", "bf16"], ...] = ("fp32", "bf16")
+    """One or both; bf16 is autocast."""
     variants: tuple[str, ...] = ()
-    """step, layer: limit, auto, numba, blocked, triton, reference, einsum, compiled, textbook, and for step
-    limit-torch and textbook-network; by default all that can run here."""
+    """step, layer: limit, auto, blocked, triton, reference, einsum, compiled, textbook, and for step limit-torch; by
+    default all that can run here."""
     routers: tuple[str, ...] = ()  # routers: which; by default all.
     impl: tuple[str, ...] = ("auto",)  # scaling: whose curves.
     children: int = 1152  # layer, scaling: child capsules (scaling: the middle of the sizes).
@@ -36,10 +35,10 @@ class BenchSettings:
     in_dim: int = 8  # Dimensions of a child.
     iterations: int = 3  # Of the routing.
     repeats: int = 5  # Runs of each, taking turns; the median counts. For latency 20 times as many.
-    quick: bool = False  # Three repeats, no torch.compile, no memory; a smaller layer and three sizes for scaling.
-    clock: Literal["wall", "cpu"] = (
-        "wall"  # cpu, with --threads 1: for a machine that others keep busy.
-    )
+    quick: bool = False
+    """Three repeats, no torch.compile, no memory; a smaller layer and three sizes for scaling."""
+    clock: Literal["wall", "cpu"] = "wall"
+    """cpu, with --threads 1: for a machine that others keep busy."""
     threads: int | None = None  # Processor threads; by default torch's choice.
 
 
@@ -57,7 +56,7 @@ def bench(
 ) -> int:
     """Measure speed and memory on this machine, beside a plain linear layer and the code that tutorials copy.
 
-    Example: torchcaps bench step --variants limit auto textbook textbook-network --output step.json
+    Example: torchcaps bench step --variants limit auto textbook --output step.json
 
     Args:
         what: step (a training step), layer (routing alone, and the least that it could take), routers (every routing in
@@ -71,32 +70,38 @@ def bench(
     """
     with usage():
         job = _Job(settings, option)
-    _check_places(output, plots)
+    _make_folders(output, plots)
     machine = tc.bench.timing.machine()
-    document = {"settings": asdict(settings) | {"option": list(option)}, "machine": machine}
+    parts = {}
     with progress_bar("measuring") as bar:
         task = bar.add_task("", total=None)
-        job.tell = lambda text: bar.update(task, description=text)
-        found = {name: PARTS[name][0](job) for name in (PARTS if what == "all" else (what,))}
-    document |= found
+        job.log = lambda line: bar.update(task, description=line)
+        for name in BENCHMARKS if what == "all" else (what,):
+            parts[name] = BENCHMARKS[name][0](job)
+    settings_used = asdict(settings) | {"option": list(option)}
+    document = {"settings": settings_used, "machine": machine, **parts}
     if output is not None:
         tc.training.files.write_json(output, document)
     if json:
         print_json(document)
     else:
-        _print(found, machine)
+        _print_tables(parts, machine)
     if plots is not None:
-        for name, part in found.items():
-            getattr(tc.viz, PARTS[name][1])(part["rows"]).savefig(plots / f"{name}.png")
+        for name, part in parts.items():
+            figure = getattr(tc.viz, BENCHMARKS[name][1])(part["rows"])
+            figure.savefig(plots / f"{name}.png")
             note(str(plots / f"{name}.png"))
     return 0
 
 
 class _Job:
-    """The settings of a command line as the benchmarks take them. UsageError, ValueError: what cannot be measured."""
+    """The settings of a command line as the benchmarks take them.
+
+    Raises UsageError or ValueError for what cannot be measured.
+    """
 
     def __init__(self, settings: BenchSettings, option: tuple[str, ...]) -> None:
-        select, sizes = tc.bench.baselines.select, tc.bench.Sizes.__dataclass_fields__
+        select = tc.bench.baselines.select
         for name in ("batch", "repeats"):
             check_range(f"--{name}", getattr(settings, name), low=1)
         if settings.threads is not None:
@@ -106,89 +111,85 @@ class _Job:
         select("variant", settings.variants, tc.bench.step.STEPS)
         self.impls = select("impl", settings.impl, tc.bench.baselines.VARIANTS)
         self.routers = tc.bench.layer.routers_known(settings.routers)
-        self.settings, self.tell = settings, note
-        self.repeats, self.memory = (
-            (QUICK_REPEATS, False) if settings.quick else (settings.repeats, True)
-        )
+        self.settings = settings
+        self.log: Callable[[str], object] = note
+        self.repeats = QUICK_REPEATS if settings.quick else settings.repeats
         self.precisions = tuple(dict.fromkeys(settings.precision))
-        self.sizes = tc.bench.Sizes(**{name: getattr(settings, name) for name in sizes})
-        self.subject = tc.bench.Workload(
-            settings.model or tc.training.TrainConfig().model.name, _options(option), settings.batch
-        )
+        names = tc.bench.Sizes.__dataclass_fields__
+        self.sizes = tc.bench.Sizes(**{name: getattr(settings, name) for name in names})
+        model = settings.model or tc.training.TrainConfig().model.name
+        self.workload = tc.bench.Workload(model, parse_options(option), settings.batch)
         try:
-            self.subject.build()
+            self.workload.build()
         except TypeError as error:
             raise UsageError(f"--option: {error}") from error
         self.clock = tc.bench.timing.use_clock(settings.clock, settings.threads)
 
-    def variants(self, known: list[str]) -> list[str]:
-        """These variants; with --quick, and none asked for by name, without torch.compile."""
-        left_out = ("compiled",) if self.settings.quick and not self.settings.variants else ()
-        return [name for name in known if name not in left_out]
+    def without_slow(self, variants: list[str]) -> list[str]:
+        """Without torch.compile, with --quick and without --variants."""
+        is_quick = self.settings.quick and not self.settings.variants
+        return [name for name in variants if name != "compiled" or not is_quick]
 
 
 def _step(job: _Job) -> dict[str, Any]:
     step = tc.bench.step
-    variants = job.variants(step.step_variants(job.subject, job.settings.variants, note))
-    errors = step.verify_steps(variants, job.subject)
+    variants = job.without_slow(step.step_variants(job.workload, job.settings.variants, note))
+    errors = step.verify_steps(variants, job.workload)
+    memory = not job.settings.quick
     rows = step.benchmark_steps(
-        job.subject, variants, job.precisions, job.repeats, job.memory, job.clock, job.tell
+        job.workload, variants, job.precisions, job.repeats, memory, job.clock, job.log
     )
     return {"rows": rows, "errors": errors}
 
 
 def _layer(job: _Job) -> dict[str, Any]:
     layer = tc.bench.layer
-    asked = [
-        name for name in job.settings.variants if name in layer.VARIANTS
-    ]  # the others are networks
-    variants = job.variants(layer.layer_variants(job.sizes, asked, note))
+    names = [name for name in job.settings.variants if name in layer.VARIANTS]  # not of step alone
+    variants = job.without_slow(layer.layer_variants(job.sizes, names, note))
     errors = tc.bench.verify(variants, job.sizes.layer())
     rates = layer.machine_rates(job.repeats, job.clock)
+    memory = not job.settings.quick
     rows = layer.benchmark_layers(
-        job.sizes, variants, job.repeats, job.memory, rates, job.clock, job.tell
+        job.sizes, variants, job.repeats, memory, rates, job.clock, job.log
     )
     return {"rows": rows, "errors": errors, "rates": rates._asdict()}
 
 
 def _routers(job: _Job) -> dict[str, Any]:
-    return {
-        "rows": tc.bench.benchmark_routers(
-            job.sizes, job.routers, job.repeats, job.clock, log=job.tell
-        )
-    }
+    rows = tc.bench.benchmark_routers(job.sizes, job.routers, job.repeats, job.clock, log=job.log)
+    return {"rows": rows}
 
 
 def _scaling(job: _Job) -> dict[str, Any]:
-    scaling, quick = tc.bench.scaling, job.settings.quick
-    middle = scaling.QUICK if quick and job.sizes == type(job.sizes)() else job.sizes
+    quick = job.settings.quick
+    middle = job.sizes
+    if quick and middle == tc.bench.Sizes():
+        middle = tc.bench.scaling.QUICK
     errors = tc.bench.verify(job.impls, middle.layer())
-    rows = scaling.benchmark_scaling(
-        job.impls, middle, job.repeats, job.clock, 3 if quick else 5, job.tell
+    rows = tc.bench.benchmark_scaling(
+        job.impls, middle, job.repeats, job.clock, 3 if quick else 5, job.log
     )
     return {"rows": rows, "errors": errors, "middle": asdict(middle)}
 
 
 def _latency(job: _Job) -> dict[str, Any]:
     runs = RUNS_PER_REPEAT * job.repeats
-    return {
-        "rows": tc.bench.benchmark_latency(
-            job.subject, job.precisions, runs, job.clock, log=job.tell
-        )
-    }
+    rows = tc.bench.benchmark_latency(job.workload, job.precisions, runs, job.clock, log=job.log)
+    return {"rows": rows}
 
 
 def _memory(job: _Job) -> dict[str, Any]:
     if not tc.bench.timing.can_measure_memory():
         raise UsageError(
-            "memory: expected a system that tells the high-water mark of a process in /proc, got another"
+            "memory: expected a system that tells the high-water mark of a process in /proc, "
+            "got another"
         )
-    batches = sorted({max(1, job.subject.batch // 4), job.subject.batch})
-    return {"rows": tc.bench.benchmark_memory(job.subject, batches, job.precisions, job.tell)}
+    batches = sorted({max(1, job.workload.batch // 4), job.workload.batch})
+    return {"rows": tc.bench.benchmark_memory(job.workload, batches, job.precisions, job.log)}
 
 
-# Name -> what measures, and what of `viz` draws.
-PARTS: dict[str, tuple[Callable[[_Job], dict[str, Any]], str]] = {
+# Name -> the function that measures, and that of `viz` which draws.
+BENCHMARKS: dict[str, tuple[Callable[[_Job], dict[str, Any]], str]] = {
     "step": (_step, "throughput_bars"),
     "layer": (_layer, "layer_bars"),
     "routers": (_routers, "layer_bars"),
@@ -198,28 +199,29 @@ PARTS: dict[str, tuple[Callable[[_Job], dict[str, Any]], str]] = {
 }
 
 
-def _check_places(output: Path | None, plots: Path | None) -> None:
-    """Fail before the work, not after it, for places that cannot be written and plots that cannot be drawn."""
+def _make_folders(output: Path | None, plots: Path | None) -> None:
+    """Fail before the work, not after it, for places that cannot be written to or drawn into."""
     if output is not None:
         if output.is_dir():
             raise UsageError(f"--output: expected a file, got the folder {output}")
         output.parent.mkdir(parents=True, exist_ok=True)
     if plots is not None:
-        _ = tc.viz
+        _ = tc.viz  # needs matplotlib
         plots.mkdir(parents=True, exist_ok=True)
 
 
-def _print(found: dict[str, dict[str, Any]], machine: Any) -> None:
-    for name, part in found.items():
-        if len(found) > 1:
+def _print_tables(parts: dict[str, dict[str, Any]], machine: Any) -> None:
+    for name, part in parts.items():
+        if len(parts) > 1:
             print(f"{name}:")
         print_table(tc.bench.timing.cells(part["rows"]))
-        if "rates" in part:
-            copy, product = (part["rates"][key] / 1e9 for key in ("copy", "product"))
+        if rates := part.get("rates"):
             print(
-                f"\ncopies {copy:.1f} GB/s, matrix products {product:.0f} billion multiply-adds/s"
+                f"\ncopies {rates['copy'] / 1e9:.1f} GB/s, "
+                f"matrix products {rates['product'] / 1e9:.0f} billion multiply-adds/s"
             )
         print()
     print(
-        f"{machine['processor']}, {machine['threads']} threads, torch {machine['torch']}, {machine['date']}"
+        f"{machine['processor']}, {machine['threads']} threads, torch {machine['torch']}, "
+        f"{machine['date']}"
     )

@@ -26,7 +26,7 @@ class UsageError(Exception):
 
 @contextmanager
 def usage() -> Iterator[None]:
-    """What a ValueError inside says is wrong with the command line, not with the work."""
+    """Raise UsageError for a ValueError inside: the command line is wrong, not the work."""
     try:
         yield
     except ValueError as error:
@@ -39,27 +39,29 @@ def note(text: str) -> None:
 
 
 def note_without_plots() -> None:
-    """Say why there are no pictures, where there are none."""
+    """Say why there are no plots, where matplotlib is not installed."""
     if not tc.reporting.can_plot():
         note("no plots: they need matplotlib; install it with: pip install 'torchcaps[plots]'")
 
 
-def print_json(value: Any) -> None:
+def print_json(document: Any) -> None:
     """One JSON document to stdout."""
-    print(json.dumps(value, indent=2, allow_nan=False))
+    print(json.dumps(document, indent=2, allow_nan=False))
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Rows of text in aligned columns, the first row as heading; all columns but the first to the right."""
-    widths = [max(cell_len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    """Rows of text in aligned columns, with a heading first; all columns but the first to the right."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        blanks = [" " * (width - cell_len(text)) for text, width in zip(row, widths, strict=True)]
-        first, *others = zip(row, blanks, strict=True)
-        print("  ".join([first[0] + first[1], *(blank + text for text, blank in others)]).rstrip())
+        cells = []
+        for text, width in zip(row, widths, strict=True):
+            blank = " " * (width - cell_len(text))
+            cells.append(blank + text if cells else text + blank)
+        print("  ".join(cells).rstrip())
 
 
 def show(as_json: bool, document: Any, rows: Sequence[Sequence[str]], below: str = "") -> None:
-    """The document where JSON is asked for, else the rows as a table, and a line below it."""
+    """Print the document as JSON, or the rows as a table and a line below it."""
     if as_json:
         print_json(document)
         return
@@ -69,26 +71,26 @@ def show(as_json: bool, document: Any, rows: Sequence[Sequence[str]], below: str
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Progress]:
-    """A bar on stderr that vanishes when done; nothing at all where stderr is no terminal."""
+def progress_bar(title: str) -> Iterator[Progress]:
+    """A bar on stderr that vanishes when done; nothing where stderr is no terminal."""
     console = Console(stderr=True)
-    times = (TimeElapsedColumn(), TimeRemainingColumn())
-    columns = (
-        TextColumn(what),
+    with Progress(
+        TextColumn(title),
         BarColumn(),
         MofNCompleteColumn(),
-        *times,
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
         TextColumn("{task.description}"),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
     ) as bar:
         yield bar
 
 
 @contextmanager
-def counting(what: str) -> Iterator[Callable[[int, int], None]]:
-    """The bar as a function of how many are done, and of how many there are."""
-    with progress_bar(what) as bar:
+def counting(title: str) -> Iterator[Callable[[int, int], None]]:
+    """The bar as a function of the number that is done and the number of all."""
+    with progress_bar(title) as bar:
         task = bar.add_task("")
         yield lambda done, total: bar.update(task, completed=done, total=total)

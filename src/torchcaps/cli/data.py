@@ -36,42 +36,37 @@ def data(
 
 
 def _list(json: bool) -> int:
-    found = [tc.data.dataset_info(name) for name in tc.data.list_datasets()]
     keys = ("name", "title", "classes", "image_shape", "train", "test", "license", "source")
-    rows = [
-        (
-            i.name,
-            "×".join(map(str, i.image_shape)),
-            f"{i.train:,}",
-            f"{i.test:,}",
-            str(len(i.classes)),
-            i.title,
-        )
-        for i in found
-    ]
-    heads = ("data set", "image", "train", "test", "classes", "title")
-    show(json, [{name: getattr(info, name) for name in keys} for info in found], [heads, *rows])
+    document = []
+    rows = [("data set", "image", "train", "test", "classes", "title")]
+    for name in tc.data.list_datasets():
+        info = tc.data.dataset_info(name)
+        shape = "×".join(map(str, info.image_shape))
+        counts = (f"{info.train:,}", f"{info.test:,}", str(len(info.classes)))
+        rows.append((name, shape, *counts, info.title))
+        document.append({key: getattr(info, key) for key in keys})
+    show(json, document, rows)
     return 0
 
 
 def _fetch(name: str, root: Path | None) -> int:
     with progress_bar(f"fetching {name}") as bar:
         task = bar.add_task("", total=None)
-        folder = tc.data.fetch_dataset(
-            name,
-            root,
-            lambda file, done, total: bar.update(
-                task, description=file, completed=done, total=total
-            ),
-        )
+
+        def progress(file: str, done: int, total: int | None) -> None:
+            bar.update(task, description=file, completed=done, total=total)
+
+        folder = tc.data.fetch_dataset(name, root, progress)
     print(folder)
     return 0
 
 
 def _verify(name: str, root: Path | None, json: bool) -> int:
     checks = tc.data.verify_dataset(name, root)
-    rows = ((check.file, "ok" if check.ok else "DAMAGED", check.reason) for check in checks)
-    show(json, [check._asdict() for check in checks], [("file", "state", "why"), *rows])
+    rows = [("file", "state", "why")]
+    for check in checks:
+        rows.append((check.file, "ok" if check.ok else "DAMAGED", check.reason))
+    show(json, [check._asdict() for check in checks], rows)
     return 0 if all(check.ok for check in checks) else 1
 
 
@@ -86,7 +81,7 @@ def import_weights(
         file: Keras' .h5 (it needs h5py), or a state_dict that PyTorch has saved. No code in it is run.
         output: The model file; by default the file's name with the ending .safetensors.
     """
-    written, source = tc.training.import_weights(file, output)
+    path, source = tc.training.import_weights(file, output)
     note(f"the weights are of {source}")
-    print(written)
+    print(path)
     return 0

@@ -1,13 +1,15 @@
 """torchcaps evaluate and torchcaps predict."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 import torchcaps as tc
 from torchcaps.cli.console import UsageError, counting, note_without_plots, show
 from torchcaps.cli.flags import Data, Device, Json, Root, Run
+
+HEADS = {"path": "image", "label": "class"}  # of the columns of predictions
 
 
 def evaluate(
@@ -31,11 +33,10 @@ def evaluate(
     """
     folder = output if output is not None else tc.reporting.evaluation_folder(run, data, split)
     with counting("evaluating") as progress:
-        task, images = tc.reporting.open_task(run, data, root=root, split=split, device=device)
-        evaluation = task.evaluate(images, progress=progress)
-    # Shown first: a folder that cannot be written to takes no figures away.
+        evaluation = tc.evaluate(
+            run, data, root=root, split=split, device=device, output=folder, progress=progress
+        )
     show(json, evaluation.to_dict(), evaluation.table().lines, evaluation.summary)
-    tc.reporting.api.write_evaluation(folder, evaluation, task, images)
     note_without_plots()
     return 0
 
@@ -61,29 +62,31 @@ def predict(
         output: Folder for what the model's task draws of each image: masks and overlays of a model of pixels.
         json: Print JSON: for each image its path, and all that the model's task says; of classes all activations.
     """
-    is_image_name = tc.data.images.is_image_name
-    first = paths[0] if paths else Path()
-    alone = (
-        len(paths) == 1 and first.is_dir() and not (first / tc.training.run.CONFIG_FILE).exists()
-    )
-    run, *images = (
-        [tc.models.weights_file(), *paths]
-        if alone or is_image_name(first.name)
-        else [first, *paths[1:]]
-    )
+    if paths and not _are_images(paths):
+        run, *images = paths
+    else:
+        run, *images = tc.models.weights_file(), *paths
     if not images:
         raise UsageError("images: expected image files or folders after the run, got none")
-    rows = tc.predict(run, images, device=device, output=output)
-    shown = [
-        {name: value for name, value in row.items() if not isinstance(value, dict | list)}
-        for row in rows
-    ]
-    heads = [
-        "image" if name == "path" else "class" if name == "label" else name for name in shown[0]
-    ]
-    cells = [
-        [f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()]
-        for row in shown
-    ]
-    show(json, rows, [heads, *cells])
+    predictions = tc.predict(run, images, device=device, output=output)
+    rows = [_cells(prediction) for prediction in predictions]
+    heads = [HEADS.get(name, name) for name in rows[0]]
+    show(json, predictions, [heads, *(list(row.values()) for row in rows)])
     return 0
+
+
+def _are_images(paths: tuple[Path, ...]) -> bool:
+    """Whether the first path is an image, or the only one a folder that is no run folder."""
+    first = paths[0]
+    is_run = (first / tc.training.run.CONFIG_FILE).exists()
+    is_image_folder = len(paths) == 1 and first.is_dir() and not is_run
+    return is_image_folder or tc.data.images.is_image_name(first.name)
+
+
+def _cells(prediction: dict[str, Any]) -> dict[str, str]:
+    """A prediction as text, by column; without what is no single number or name."""
+    return {
+        name: f"{cell:.3f}" if isinstance(cell, float) else str(cell)
+        for name, cell in prediction.items()
+        if not isinstance(cell, dict | list)
+    }

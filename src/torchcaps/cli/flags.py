@@ -1,5 +1,7 @@
 """Flags that several commands have, and their checks."""
 
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -12,10 +14,10 @@ from torchcaps.errors import check_range
 Run = Annotated[
     Path, tyro.conf.Positional, tyro.conf.arg(help="A run folder, or a model.safetensors file.")
 ]
-_HELP = (
+_RUN_OR_OURS_HELP = (
     "A run folder, or a model.safetensors file; without one, a network that comes with the package."
 )
-RunOrOurs = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(help=_HELP)]
+RunOrOurs = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(help=_RUN_OR_OURS_HELP)]
 Data = Annotated[
     str | None, tyro.conf.arg(help="Another data set than the run's own, by name or path.")
 ]
@@ -24,14 +26,24 @@ Root = Annotated[
 ]
 Device = Annotated[str, tyro.conf.arg(help="auto, cpu, cuda, ...")]
 Json = Annotated[bool, tyro.conf.arg(help="Print JSON instead of text.")]
-
 Threads = Annotated[int | None, tyro.conf.arg(help="Processor threads; by default torch's choice.")]
 
 
-def in_range(flag: str, value: float, low: float, high: float | None = None) -> None:
-    """Raise UsageError unless low <= value <= high."""
+def find_values(flag: str, arguments: Sequence[str]) -> list[str]:
+    """The values of a flag in a command line that is not parsed yet."""
+    values = []
+    for word, next_word in pairwise([*arguments, ""]):
+        if word.startswith(f"{flag}="):
+            values.append(word.removeprefix(f"{flag}="))
+        elif word == flag and next_word:
+            values.append(next_word)
+    return values
+
+
+def check_flag(flag: str, number: float, low: float, high: float | None = None) -> None:
+    """Raise UsageError unless low <= number <= high."""
     with usage():
-        check_range(flag, value, low, high)
+        check_range(flag, number, low, high)
 
 
 def use_threads(count: int | None) -> None:

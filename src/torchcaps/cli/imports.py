@@ -1,10 +1,10 @@
-"""The flag `--import` of the commands, and what runs say of the modules that they were started with."""
+"""The flag `--import` of the commands, and the modules that runs were started with."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -13,10 +13,14 @@ import tyro
 import torchcaps as tc
 from torchcaps import plugins
 from torchcaps.cli.console import UsageError, note
+from torchcaps.cli.flags import find_values
 from torchcaps.cli.settings import settings_class
 from torchcaps.errors import TorchcapsError, UnknownNameError, one_line
 
-HELP = "Module or .py file to import first, which registers things of your own; may be given several times."
+HELP = (
+    "Module or .py file to import first, which registers things of your own; "
+    "may be given several times."
+)
 Modules = Annotated[
     tuple[str, ...],
     tyro.conf.UseAppendAction,
@@ -27,29 +31,35 @@ Modules = Annotated[
 def importing(command: Callable[..., int], arguments: Sequence[str]) -> Callable[..., int]:
     """The command with the flag `--import` beside its own.
 
-    Plug-ins and the modules that `arguments` name are imported first, for they may add flags. Raises UsageError for a
-    module that is not found.
+    Plug-ins and the modules that the command line names are imported first, because they may add
+    flags.
+
+    Args:
+        command: a function whose signature is its flags.
+        arguments: the command line.
+
+    Raises:
+        UsageError: for a module that is not found.
     """
     plugins.load_entry_points(tell=lambda sentence: note(f"torchcaps: warning: {sentence}"))
-    for name in _imports(arguments):
+    for name in find_values("--import", arguments):
         try:
             plugins.import_module(name)
         except ModuleNotFoundError as error:
             raise UsageError(f"--import {error}") from error
 
     @wraps(command)
-    def run(*values: Any, modules: tuple[str, ...] = (), **flags: Any) -> int:
-        del modules  # which are imported already
-        with hinted(*values, *flags.values()):
-            return command(*values, **flags)
+    def run(*positional: Any, modules: tuple[str, ...] = (), **flags: Any) -> int:
+        del modules  # they are imported already
+        with hinted(*positional, *flags.values()):
+            return command(*positional, **flags)
 
     signature = inspect.signature(command)
     flag = inspect.Parameter(
         "modules", inspect.Parameter.KEYWORD_ONLY, default=(), annotation=Modules
     )
-    vars(run)["__signature__"] = signature.replace(
-        parameters=[*signature.parameters.values(), flag]
-    )
+    parameters = [*signature.parameters.values(), flag]
+    vars(run)["__signature__"] = signature.replace(parameters=parameters)
     run.__annotations__ = get_type_hints(command, include_extras=True) | {"modules": Modules}
     if run.__annotations__.get("settings") is Any:
         run.__annotations__["settings"] = settings_class()
@@ -57,17 +67,11 @@ def importing(command: Callable[..., int], arguments: Sequence[str]) -> Callable
     return run
 
 
-def _imports(arguments: Sequence[str]) -> list[str]:
-    """The values of `--import` in a command line."""
-    return [
-        word.removeprefix("--import=") if word.startswith("--import=") else following
-        for word, following in pairwise([*arguments, ""])
-        if word.startswith("--import=") or (word == "--import" and following)
-    ]
-
-
 def described(command: Callable[..., int]) -> Callable[[], int]:
-    """A command that is not called: its help's first line, without the flags, which would have to import torch."""
+    """A command that is not called: the first line of its help.
+
+    It has no flags, which would have to import torch.
+    """
 
     def run() -> int:
         raise AssertionError("the command that is called has flags")
@@ -78,30 +82,39 @@ def described(command: Callable[..., int]) -> Callable[[], int]:
 
 @contextmanager
 def hinted(*arguments: Any) -> Iterator[None]:
-    """Where a name is unknown, say which modules the runs among the arguments were started with and this command not.
+    """Where a name is unknown, name the modules that a run was started with and this command not.
 
-    They are never imported by themselves: a file from elsewhere must not choose what code runs here. UsageError takes
-    the place of an error that comes from an unknown name.
+    They are never imported by themselves: a file from elsewhere must not choose what code runs
+    here.
+
+    Args:
+        arguments: of a command; paths among them may be those of runs.
+
+    Raises:
+        UsageError: in place of an error that comes from an unknown name.
     """
     try:
         yield
     except TorchcapsError as error:
         if isinstance(error, UnknownNameError) or isinstance(error.__cause__, UnknownNameError):
-            values = chain.from_iterable(
-                value if isinstance(value, tuple) else (value,) for value in arguments
+            flat = chain.from_iterable(
+                argument if isinstance(argument, tuple) else (argument,) for argument in arguments
             )
-            for path in (value for value in values if isinstance(value, Path)):
-                folder = path if path.is_dir() else path.parent
-                modules = tc.training.Run(folder).environment.get("imports")
-                names = modules if isinstance(modules, list) else []
-                if missing := [
-                    name
-                    for name in names
-                    if isinstance(name, str) and name not in plugins.imported()
-                ]:
-                    start = f"{error}; {folder} was started with{plugins.flags(missing)}"
-                    sentence = one_line(
-                        f"{start}: give that to this command too, if you trust the module"
-                    )
-                    raise UsageError(sentence) from error
+            for path in flat:
+                if isinstance(path, Path):
+                    _check_imports(path if path.is_dir() else path.parent, error)
         raise
+
+
+def _check_imports(folder: Path, error: TorchcapsError) -> None:
+    """Raise UsageError if a run was started with modules that are not imported here."""
+    names = tc.training.Run(folder).environment.get("imports")
+    if not isinstance(names, list):
+        return
+    missing = [name for name in names if isinstance(name, str) and name not in plugins.imported()]
+    if missing:
+        sentence = one_line(
+            f"{error}; {folder} was started with{plugins.flags(missing)}: "
+            "give that to this command too, if you trust the module"
+        )
+        raise UsageError(sentence) from error

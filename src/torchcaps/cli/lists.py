@@ -15,10 +15,13 @@ def models(pattern: str = "*", json: Json = False) -> int:
     Args:
         pattern: Wildcard for names.
     """
-    infos = {name: tc.models.model_info(name) for name in tc.list_models(pattern)}
-    document = [{"name": name} | asdict(info) for name, info in infos.items()]
-    rows = [(n, str(p.year), f"{p.parameters:,}", p.title, p.published) for n, p in infos.items()]
-    show(json, document, [("model", "year", "parameters", "paper", "published"), *rows])
+    document = []
+    rows = [("model", "year", "parameters", "paper", "published")]
+    for name in tc.list_models(pattern):
+        info = tc.models.model_info(name)
+        document.append({"name": name} | asdict(info))
+        rows.append((name, str(info.year), f"{info.parameters:,}", info.title, info.published))
+    show(json, document, rows)
     return 0
 
 
@@ -27,13 +30,14 @@ def recipes(json: Json = False) -> int:
 
     Example: torchcaps recipes
     """
-    found = [tc.training.load_recipe(name) for name in tc.training.list_recipes()]
-    document = [
-        {"name": r.name, "title": r.title, "published": r.published, "run": r.config.to_dict()}
-        for r in found
-    ]
-    rows = [(r.name, r.rows[0].name, r.config.data.name, r.title) for r in found]
-    show(json, document, [("recipe", "first row", "data", "title"), *rows])
+    document = []
+    rows = [("recipe", "first row", "data", "title")]
+    for name in tc.training.list_recipes():
+        recipe = tc.training.load_recipe(name)
+        facts = {"name": name, "title": recipe.title, "published": recipe.published}
+        document.append(facts | {"run": recipe.config.to_dict()})
+        rows.append((name, recipe.rows[0].name, recipe.config.data.name, recipe.title))
+    show(json, document, rows)
     return 0
 
 
@@ -42,21 +46,19 @@ def doctor(json: Json = False) -> int:
 
     Example: torchcaps doctor
     """
-    device_module, environment = tc.training.device, tc.training.environment
-    device = device_module.resolve_device("auto")
-    facts = environment.environment() | {
-        "device": str(device),
-        "precision auto": device_module.resolve_precision("auto", device),
-    }
-    facts |= {
-        f"kernel {op}": f"{name}: {reason}" for op, (name, reason) in tc.ops.survey(device).items()
-    }
-    for extra in ("matplotlib", "numba", "triton"):
-        facts[extra] = environment.package_version(extra)
+    environment = tc.training.environment
+    device = tc.training.device.resolve_device("auto")
+    facts = environment.environment()
+    facts["device"] = str(device)
+    facts["precision auto"] = tc.training.device.resolve_precision("auto", device)
+    for operator, (implementation, reason) in tc.ops.survey(device).items():
+        facts[f"kernel {operator}"] = f"{implementation}: {reason}"
+    for package in ("matplotlib", "numba", "triton"):
+        facts[package] = environment.package_version(package)
     if json:
         print_json(facts)
         return 0
     width = max(map(len, facts))
-    for name, value in facts.items():
-        print(f"{name.ljust(width)}  {value}")
+    for name, fact in facts.items():
+        print(f"{name.ljust(width)}  {fact}")
     return 0

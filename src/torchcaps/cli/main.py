@@ -17,6 +17,7 @@ import tyro
 
 from torchcaps.cli import bench, data, evaluate, lists, pictures, report, reproduce, train
 from torchcaps.cli.console import UsageError
+from torchcaps.cli.flags import find_values
 from torchcaps.cli.imports import described, importing
 from torchcaps.cli.settings import fill_bare_flags
 from torchcaps.cli.signals import ignore_signals, sigterm_as_exit
@@ -56,9 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if int(os.environ.get("WORLD_SIZE") or 1) == 1:
         return _guarded(arguments)
-    os.environ.setdefault(
-        "TORCH_CPP_LOG_LEVEL", "ERROR"
-    )  # or torch tells each process of what DDP found out
+    # Otherwise torch writes what DDP finds out to stderr, once for each process.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from torchcaps.distributed import hard_exit
 
     try:
@@ -69,17 +69,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _guarded(arguments: Sequence[str], around: AbstractContextManager[None] = nullcontext()) -> int:  # noqa: B008
-    """The status of a command line, run within `around`; what is expected to go wrong is one sentence."""
+    """Run a command line within `around`; an expected failure is one sentence.
+
+    Returns the exit status.
+    """
     from torchcaps.errors import TorchcapsError, UnknownNameError
 
     try:
         _check_words(arguments)
         with sigterm_as_exit(), around:
             called = arguments[0] if arguments else ""
-            commands: dict[str, Callable[..., int]] = {
-                name: importing(command, arguments) if name == called else described(command)
-                for name, command in COMMANDS.items()
-            }
+            commands: dict[str, Callable[..., int]] = {}
+            for name, command in COMMANDS.items():
+                is_called = name == called
+                commands[name] = importing(command, arguments) if is_called else described(command)
             status = tyro.extras.subcommand_cli_from_dict(
                 commands,
                 prog="torchcaps",
@@ -110,33 +113,25 @@ def _guarded(arguments: Sequence[str], around: AbstractContextManager[None] = nu
         return _without_stdout(status) if error.filename is None else status
 
 
-def _device(arguments: Sequence[str]) -> str:
-    """What `--device` says, which decides how several processes talk to each other."""
-    given = [after for before, after in pairwise(arguments) if before == "--device"]
-    return next(
-        (word.partition("=")[2] for word in arguments if word.startswith("--device=")),
-        (given or ["auto"])[0],
-    )
-
-
 @contextmanager
 def _joined(arguments: Sequence[str]) -> Iterator[None]:
-    """Join the other processes. The first one prints; what another says goes nowhere, but for an error (`_say`)."""
+    """Join the other processes. The first one prints; of another only an error is printed."""
     from torchcaps.distributed import init, lost_rank_errors
 
-    with init(os.environ, _device(arguments)) as ranks, lost_rank_errors():
+    # The device decides how the processes communicate.
+    device = (find_values("--device", arguments) or ["auto"])[0]
+    with init(os.environ, device) as ranks, lost_rank_errors():
         if arguments and arguments[0] in COMMANDS and arguments[0] not in SHARED:
             raise UsageError(
-                f"{arguments[0]}: expected one process, got {ranks.world_size}; start it without torchrun"
+                f"{arguments[0]}: expected one process, got {ranks.world_size}; "
+                "start it without torchrun"
             )
         try:
             with nullcontext() if ranks.is_main else _silence():
                 yield
         except SystemExit as end:
-            if end.code in (
-                0,
-                2,
-            ):  # help or a wrong word, for all alike; the end of one would end the others
+            # Help (0) or a wrong word (2) is for all alike; the end of one would end the others.
+            if end.code in (0, 2):
                 ranks.broadcast(None)
             raise
 
@@ -148,10 +143,10 @@ def _silence() -> Iterator[None]:
 
 
 def _open_streams() -> None:
-    """Make standard streams fit for use.
+    """Make the standard streams fit for use.
 
-    One that the caller closed gets somewhere to go, or the next file opened would take its place.
-    What an encoding lacks is escaped.
+    One that the caller closed writes to nowhere; otherwise the next file opened would take its
+    place. Characters that an encoding lacks are escaped.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -162,12 +157,18 @@ def _open_streams() -> None:
 
 
 def _check_words(arguments: Sequence[str]) -> None:
-    """Refuse empty words, which as a path would be the current folder; they come from variables that are not set."""
+    """Raise UsageError for an empty word, which comes from a variable that is not set.
+
+    As a path it would be the current folder.
+    """
     for before, word in pairwise(("", *arguments)):
-        flag, equals, value = word.partition("=")
-        if not word or (word.startswith("--") and equals and not value):
-            name = flag or (before if before.startswith("--") else "command line")
-            raise UsageError(f"{name}: expected a value, got an empty word")
+        if not word:
+            flag = before if before.startswith("--") else "command line"
+        elif word.startswith("--") and word.find("=") == len(word) - 1:
+            flag = word.removesuffix("=")
+        else:
+            continue
+        raise UsageError(f"{flag}: expected a value, got an empty word")
 
 
 def _fail(error: Exception | str, status: int) -> int:
@@ -176,7 +177,7 @@ def _fail(error: Exception | str, status: int) -> int:
 
 
 def _say(text: str) -> None:
-    """Say why it ends; of several processes the one that ends first does so, whichever it is."""
+    """Print why the program ends; of several processes, the first one that ends does."""
     ranks = sys.modules.get("torchcaps.distributed")
     if ranks is None or ranks.current().claim_report():
         print(f"torchcaps: {text}", file=sys.stderr)

@@ -8,7 +8,7 @@ import tyro
 
 import torchcaps as tc
 from torchcaps.cli.console import note
-from torchcaps.cli.flags import Data, Device, Root, RunOrOurs, in_range, use_threads
+from torchcaps.cli.flags import Data, Device, Root, RunOrOurs, check_flag, use_threads
 from torchcaps.cli.signals import sigterm_as_exit
 
 
@@ -32,13 +32,17 @@ def reconstruct(
         seed: Of their choice.
         output: The picture; by default plots/reconstructions.png in the run folder, or here.
     """
-    in_range("--per-class", per_class, low=1)
-    run = run or tc.models.weights_file()
-    print(
-        tc.reporting.reconstruct_run(
-            run, images, data=data, root=root, per_class=per_class, seed=seed, output=output
-        )
+    check_flag("--per-class", per_class, low=1)
+    picture = tc.reporting.reconstruct_run(
+        run or tc.models.weights_file(),
+        images,
+        data=data,
+        root=root,
+        per_class=per_class,
+        seed=seed,
+        output=output,
     )
+    print(picture)
     return 0
 
 
@@ -64,13 +68,19 @@ def perturb(
         seed: Of the choice of test images.
         output: Folder of the pictures; by default plots/ in the run folder, or here.
     """
-    in_range("--span", span, low=0)
-    in_range("--steps", steps, low=2)
-    run = run or tc.models.weights_file()
-    written = tc.reporting.perturb_run(
-        run, images, data=data, root=root, span=span, steps=steps, seed=seed, output=output
+    check_flag("--span", span, low=0)
+    check_flag("--steps", steps, low=2)
+    pictures = tc.reporting.perturb_run(
+        run or tc.models.weights_file(),
+        images,
+        data=data,
+        root=root,
+        span=span,
+        steps=steps,
+        seed=seed,
+        output=output,
     )
-    print(*written, sep="\n")
+    print(*pictures, sep="\n")
     return 0
 
 
@@ -98,7 +108,7 @@ def explore(
         open: Open the page in the browser.
         threads: Of torch; one image at a time gains little from more.
     """
-    in_range("--port", port, low=0, high=65535)
+    check_flag("--port", port, low=0, high=65535)
     use_threads(threads)
     note("reading the model ...")
     try:

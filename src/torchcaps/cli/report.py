@@ -1,13 +1,13 @@
 """torchcaps report, torchcaps compare and torchcaps diagnose."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
 import torchcaps as tc
 from torchcaps.cli.console import UsageError, counting, print_json, show
-from torchcaps.cli.flags import Data, Device, Json, Root, Run, Threads, in_range, use_threads
+from torchcaps.cli.flags import Data, Device, Json, Root, Run, Threads, check_flag, use_threads
 
 
 def report(
@@ -32,18 +32,20 @@ def report(
     if not runs:
         raise UsageError("runs: expected one run folder or more, got none")
     _check_different(runs)
-    in_range("--images", images, low=1)
-    in_range("--diagnose", diagnose, low=0)
+    check_flag("--images", images, low=1)
+    check_flag("--diagnose", diagnose, low=0)
     if diagnose == 1:
         raise UsageError("--diagnose: expected 0 or at least 2, got 1")
     with counting("evaluating") as progress:
-        how: dict[str, Any] = {
-            "root": root,
-            "device": device,
-            "images": images,
-            "progress": progress,
-        }
-        path = tc.report(runs, output, diagnose=diagnose, **how)
+        path = tc.report(
+            runs,
+            output,
+            root=root,
+            device=device,
+            images=images,
+            diagnose=diagnose,
+            progress=progress,
+        )
     print(path)
     return 0
 
@@ -78,12 +80,12 @@ def compare(
         runs, others = runs[:1], runs[1:]
     if not runs:
         raise UsageError("runs: expected one run folder or more, got none")
-    few, many = sorted([len(runs), len(others)])
-    if few == 1 < many:
+    fewer, more = sorted([len(runs), len(others)])
+    if fewer == 1 < more:
         raise UsageError(
-            f"--with: expected one run of each method or several of each, got {few} and {many}"
+            f"--with: expected one run of each method or several of each, got {fewer} and {more}"
         )
-    if paired and many == 1:
+    if paired and more == 1:
         raise UsageError("--paired: expected several runs of each method, got one")
     _check_different((*runs, *others))
     if not 0 < margin < 100:
@@ -124,7 +126,7 @@ def diagnose(
         images: Random test images to look at.
         seed: Of their choice.
     """
-    in_range("--images", images, low=2)
+    check_flag("--images", images, low=2)
     use_threads(threads)
     diagnosis = tc.diagnose(
         run, data, baseline=baseline, count=images, seed=seed, root=root, device=device

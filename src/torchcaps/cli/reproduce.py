@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,9 +10,9 @@ import tyro
 
 import torchcaps as tc
 from torchcaps.cli.console import UsageError, note, print_json, print_table, progress_bar
-from torchcaps.cli.flags import Json, Root, Threads, in_range, use_threads
+from torchcaps.cli.flags import Json, Root, Threads, check_flag, use_threads
 from torchcaps.cli.signals import graceful_stop, ignore_signals
-from torchcaps.cli.train import say, telling
+from torchcaps.cli.train import print_above, report_rows
 
 
 @dataclass(frozen=True)
@@ -62,17 +63,21 @@ def reproduce(
 
     if list or (recipe is None and not table):
         return _list(json)
-    in_range("--seeds", extent.seeds, low=1)
+    check_flag("--seeds", extent.seeds, low=1)
     if table and recipe is not None:
         raise UsageError(f"--table: expected no recipe beside it, got {recipe}")
     use_threads(threads)
     tc.training.keep_memory()
-    field = [name for name in tc.training.list_recipes() if name.startswith("field-")]
-    results = _run(field if recipe is None else [recipe], extent, root, output, device)
+    recipes = [recipe]
+    if recipe is None:
+        recipes = [name for name in tc.training.list_recipes() if name.startswith("field-")]
+    results = _run(recipes, extent, root, output, device)
     if isinstance(results, int):
         return results
-    everything = read_results(output)
-    files = [write_table(everything, output), *(write_field(everything, output) if table else ())]
+    all_results = read_results(output)
+    files = [write_table(all_results, output)]
+    if table:
+        files += write_field(all_results, output)
     if json:
         print_json([vars(result) for result in results])
         return 0
@@ -93,11 +98,11 @@ def _run(
     """The results of these recipes, or the status of a command that a signal stopped."""
     from torchcaps.reproduction import reproduce
 
-    found: list[Any] = []
+    results: list[Any] = []
     for recipe in [tc.training.load_recipe(name) for name in names]:
         with progress_bar(recipe.name) as bar, graceful_stop() as caught:
             try:
-                found += reproduce(
+                results += reproduce(
                     recipe,
                     extent.budget,
                     output=output,
@@ -105,36 +110,35 @@ def _run(
                     rows=extent.row,
                     root=root,
                     device=device,
-                    emit=telling(bar),
-                    started=lambda name: say(bar, name),
+                    emit=report_rows(bar),
+                    started=partial(print_above, bar),
                     should_stop=lambda: bool(caught),
                 )
             except tc.training.Interrupted as stop:
                 ignore_signals()
                 note(f"{stop}; the same command continues it")
                 return 128 + caught[0]
-    return found
+    return results
 
 
 def _list(json: bool) -> int:
-    recipes = [tc.training.load_recipe(name) for name in tc.training.list_recipes()]
+    experiments: list[dict[str, Any]] = []
+    for name in tc.training.list_recipes():
+        recipe = tc.training.load_recipe(name)
+        experiment = {
+            "name": name,
+            "title": recipe.title,
+            "published": recipe.published,
+            "rows": [row.name for row in recipe.rows],
+            "budgets": {name: budget.cost for name, budget in recipe.budgets.items()},
+        }
+        experiments.append(experiment)
     if json:
-        print_json(
-            [
-                {
-                    "name": r.name,
-                    "title": r.title,
-                    "published": r.published,
-                    "rows": [row.name for row in r.rows],
-                    "budgets": {name: budget.cost for name, budget in r.budgets.items()},
-                }
-                for r in recipes
-            ]
-        )
+        print_json(experiments)
         return 0
-    for r in recipes:
-        print(f"{r.name}: {r.title}")
-        print(f"    published: {r.published}")
-        for name, budget in r.budgets.items():
-            print(f"    {name}: {budget.cost}")
+    for experiment in experiments:
+        print(f"{experiment['name']}: {experiment['title']}")
+        print(f"    published: {experiment['published']}")
+        for budget, cost in experiment["budgets"].items():
+            print(f"    {budget}: {cost}")
     return 0

@@ -13,17 +13,28 @@ STOPPING = "stopping after this step; the state will be saved"
 
 @contextmanager
 def sigterm_as_exit(end: Callable[[int], object] = sys.exit) -> Iterator[None]:
-    """While open, SIGTERM unwinds the program as Ctrl-C does, so that nothing half-written stays; or ends it so."""
+    """While open, SIGTERM unwinds the program as Ctrl-C does, so that nothing half-written stays.
+
+    Args:
+        end: called with the exit status instead of unwinding.
+    """
     with _handling(lambda number, _: end(128 + number), signal.SIGTERM):
         yield
 
 
 @contextmanager
 def graceful_stop(rank: int | None = None) -> Iterator[list[int]]:
-    """While open, a first SIGINT or SIGTERM is noted, for the loop to stop after its step; a second acts at once.
+    """While open, a first SIGINT or SIGTERM is noted, for the loop to stop after its step.
 
-    Among several processes (`rank`) a second changes nothing: `torchrun` sends what they have got from the terminal
-    already. SIGTERM is noted in silence there: it also means a lost one.
+    A second one acts at once. Among several processes it changes nothing, because `torchrun` sends
+    what they have got from the terminal already; and SIGTERM is noted in silence there, because it
+    also means a lost process.
+
+    Args:
+        rank: of this process among several.
+
+    Yields:
+        The numbers of the signals that came.
     """
     caught: list[int] = []
 
@@ -33,9 +44,8 @@ def graceful_stop(rank: int | None = None) -> Iterator[list[int]]:
             raise SystemExit(128 + number)
         if not caught and (rank is None or (rank == 0 and number == signal.SIGINT)):
             again = " (once more: stop at once)" if rank is None else ""
-            os.write(
-                2, f"{STOPPING}{again}\n".encode()
-            )  # a handler may come in the middle of another print
+            # Not print: a handler may come in the middle of another print.
+            os.write(2, f"{STOPPING}{again}\n".encode())
         caught.append(number)
 
     with _handling(note, signal.SIGINT, signal.SIGTERM):
@@ -43,8 +53,10 @@ def graceful_stop(rank: int | None = None) -> Iterator[list[int]]:
 
 
 def ignore_signals() -> None:
-    """From here on signals change nothing: the program is about to end, and its status is known. Python takes its own
-    handlers away before it ends; a Ctrl-C that came then would kill it."""
+    """Ignore signals from here on: the program is about to end, and its status is known.
+
+    Python takes its own handlers away before it ends; a Ctrl-C that came then would kill it.
+    """
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
@@ -54,7 +66,7 @@ def ignore_signals() -> None:
 def _handling(
     handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals
 ) -> Iterator[None]:
-    """Replace the handlers of these signals for a while; only the main thread may, elsewhere they stay as they are."""
+    """Replace the handlers of these signals for a while, where this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -63,5 +75,5 @@ def _handling(
         yield
     finally:
         for number, former in before.items():
-            if signal.getsignal(number) is handler:  # not settled meanwhile
+            if signal.getsignal(number) is handler:  # not replaced meanwhile
                 signal.signal(number, former)

@@ -13,10 +13,17 @@ from rich.progress import Progress
 
 import torchcaps as tc
 from torchcaps import plugins
-from torchcaps.cli.console import UsageError, note, note_without_plots, progress_bar, show
+from torchcaps.cli.console import (
+    UsageError,
+    note,
+    note_without_plots,
+    progress_bar,
+    show,
+    usage,
+)
 from torchcaps.cli.flags import use_threads
 from torchcaps.cli.imports import hinted
-from torchcaps.cli.settings import Settings, check_unchanged, resolve
+from torchcaps.cli.settings import Settings, parse_options, parse_settings, resolve
 from torchcaps.cli.signals import graceful_stop, ignore_signals
 
 if TYPE_CHECKING:
@@ -51,58 +58,63 @@ def train(
     from torchcaps.distributed import current
 
     use_threads(threads)
-    ranks, config = current(), resolve(recipe_or_model, settings, option)
-    folder, resume = ranks.broadcast(_where(config, recipe_or_model, output, resume))
-    run, data = tc.training.Run(folder), config.data
+    ranks = current()
+    config = resolve(recipe_or_model, settings, option)
+    folder, resume = ranks.broadcast(_find_folder(config, recipe_or_model, output, resume))
+    run = tc.training.Run(folder)
+    data = config.data
     if resume:
-        check_unchanged(run, config, settings, option)
-        _threads_of_then(run, threads)
+        before = run.config
+        options = before.model.options | parse_options(option)
+        changes = {"model": config.model.name, "model_options": options}
+        with usage():
+            tc.training.run.check_unchanged(before, parse_settings(settings) | changes)
+        _use_threads_of(run, threads)
     elif ranks.is_main:
         run.check_new()
-        # If the images of the evaluation cannot be read, it fails before the training and not after it.
+        # Test images that cannot be read are an error before the training, not after it.
         tc.data.load_dataset(
             data.name, "test", data.root, img_size=data.img_size, max_bytes=data.max_bytes
         )
     if keep_memory == "yes":
         tc.training.keep_memory()
+
     with hinted(folder):
-        if status := _train(config, folder, resume):
-            return status
-    # On the test images, once.
+        status = _train(config, folder, resume)
+    if status:
+        return status
     evaluation = tc.evaluate(run, root=data.root, device=config.training.device, output=run.path)
-    show(
-        json,
-        evaluation.to_dict() | {"run": str(folder)},
-        evaluation.table().lines,
-        f"run folder: {folder}",
-    )
+    document = evaluation.to_dict() | {"run": str(folder)}
+    show(json, document, evaluation.table().lines, f"run folder: {folder}")
     note_without_plots()
     return 0
 
 
-def _where(
+def _find_folder(
     config: TrainConfig, recipe_or_model: str, output: Path | None, resume: bool
 ) -> tuple[Path, bool]:
-    """The run folder, and whether there is a run in it to go on with."""
-    folder = (
-        output
-        if output is not None
-        else tc.training.default_folder(config, recipe_or_model, resume)
-    )
+    """The run folder, and whether there is a run in it to continue."""
+    folder = output
+    if folder is None:
+        folder = tc.training.default_folder(config, recipe_or_model, resume)
     if resume and not (folder / "config.json").exists():
         note(f"{folder}: nothing to resume; starting")
         return folder, False
     return folder, resume
 
 
-def _threads_of_then(run: tc.training.Run, asked: int | None) -> None:
-    """Sums over threads differ in their last bits: a resumed run takes as many as before, unless told otherwise."""
+def _use_threads_of(run: tc.training.Run, threads: int | None) -> None:
+    """Take as many threads as a run was started with, unless the command line names another number.
+
+    Sums over threads differ in their last bits.
+    """
     before = run.threads
-    if asked is None:
+    if threads is None:
         use_threads(before)
-    elif before not in (None, asked):
+    elif before not in (None, threads):
         note(
-            f"--threads: the run was started with {before}; with {asked} it will not end with the same bits"
+            f"--threads: the run was started with {before}; "
+            f"with {threads} it will not end with the same bits"
         )
 
 
@@ -111,66 +123,65 @@ def _train(config: TrainConfig, folder: Path, resume: bool) -> int:
     from torchcaps.distributed import current
 
     ranks = current()
-    with (
-        progress_bar("training") as bar,
-        graceful_stop(ranks.rank if ranks.world_size > 1 else None) as caught,
-    ):
+    rank = ranks.rank if ranks.world_size > 1 else None
+    with progress_bar("training") as bar, graceful_stop(rank) as caught:
         try:
             tc.training.train(
                 config,
                 folder,
                 resume=resume,
-                emit=telling(bar),
+                emit=report_rows(bar),
                 should_stop=lambda: bool(caught),
             )
         except tc.training.Interrupted as stop:
             ignore_signals()
-            again = f"torchcaps train {config.model.name} --output {shlex.quote(str(folder))} --resume{plugins.flags()}"
-            note(f"{stop}; continue with: {again}")
-            return (
-                128 + (caught or [signal.SIGINT])[0]
-            )  # another process may be the one that was asked
+            output = shlex.quote(str(folder))
+            command = f"torchcaps train {config.model.name} --output {output} --resume"
+            note(f"{stop}; continue with: {command}{plugins.flags()}")
+            number = caught[0] if caught else signal.SIGINT  # another process may have got it
+            return 128 + number
         except tc.training.OptionError as error:
             raise UsageError(f"--option: {error}") from error
     return 0
 
 
-def say(bar: Progress, line: str) -> None:
-    """A line above the bar."""
+def print_above(bar: Progress, line: str) -> None:
+    """Print a line above the bar."""
     bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def telling(bar: Progress) -> Callable[[dict[str, Any]], None]:
-    """Takes the rows of a training: its steps move the bar; epochs and warnings are lines above it."""
+def report_rows(bar: Progress) -> Callable[[dict[str, Any]], None]:
+    """A function of the rows of a training: steps move the bar, epochs and notes are lines above."""
     task = bar.add_task("", total=None)
 
     def emit(row: dict[str, Any]) -> None:
         if row["kind"] == "tick":
-            bar.update(
-                task,
-                completed=row["step"],
-                total=row["steps"],
-                description=f"loss {row['loss']:.4f}",
-            )
-        elif row["kind"] in ("epoch", "note"):
-            say(bar, epoch_line(row) if row["kind"] == "epoch" else f"warning: {row['text']}")
+            loss = f"loss {row['loss']:.4f}"
+            bar.update(task, completed=row["step"], total=row["steps"], description=loss)
+        elif row["kind"] == "epoch":
+            print_above(bar, _epoch_line(row))
+        elif row["kind"] == "note":
+            print_above(bar, f"warning: {row['text']}")
 
     return emit
 
 
-def epoch_line(row: dict[str, Any]) -> str:
-    """`epoch 2/8  training: loss 0.0453, accuracy 97.10%  validation: loss ...  350 images/s`, and warnings."""
+def _epoch_line(row: dict[str, Any]) -> str:
+    """`epoch 2/8  training: loss 0.0453, accuracy 97.10%  validation: ...`, and warnings."""
     parts = [f"epoch {row['epoch']}/{row['epochs']}"]
-    for title, start in (("training", "train_"), ("validation", "val_")):
-        found = [
-            (name.removeprefix(start), value)
-            for name, value in row.items()
-            if name.startswith(start)
+    for title, prefix in (("training", "train_"), ("validation", "val_")):
+        metrics = [
+            _format_metric(name.removeprefix(prefix), metric)
+            for name, metric in row.items()
+            if name.startswith(prefix)
         ]
-        words = [
-            f"{n.replace('_', ' ')} {f'{v:.2%}' if n == 'accuracy' else f'{v:.4f}'}"
-            for n, v in found
-        ]
-        parts.append(f"{title}: {', '.join(words)}")
+        parts.append(f"{title}: {', '.join(metrics)}")
     parts.append(f"{row['images_per_second']:.0f} images/s")
-    return "\n".join(["  ".join(parts), *(f"warning: {text}" for text in row["warnings"])])
+    lines = ["  ".join(parts)]
+    lines += [f"warning: {text}" for text in row["warnings"]]
+    return "\n".join(lines)
+
+
+def _format_metric(name: str, metric: float) -> str:
+    number = f"{metric:.2%}" if name == "accuracy" else f"{metric:.4f}"
+    return f"{name.replace('_', ' ')} {number}"

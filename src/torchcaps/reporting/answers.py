@@ -1,4 +1,4 @@
-"""Which of two methods is better, by the right and wrong answers of their models on the same images."""
+"""Which of two methods is better, by their right and wrong answers on the same images."""
 
 from __future__ import annotations
 
@@ -36,18 +36,20 @@ def compare(
 ) -> BaseComparison:
     """Compare a method with a baseline, on the same images in the same order.
 
-    One model of each is a comparison of two models, over images alone (McNemar's test); two or more of
-    each, with different seeds, is one of two methods, over seeds and images.
+    One model of each method is a comparison of two models, over images alone (McNemar's test).
+    Two or more of each, with different seeds, is a comparison of two methods, over seeds and images.
 
     Args:
-        first, second: the method in question and the baseline. Each is an evaluation of a classifier
-            or several; a finished run, or its folder, or several, which are run over all of their
-            test images; or booleans, whether a model is right on each image, `[n]` or `[runs, n]`.
+        first, second: the method in question and the baseline. Each is one evaluation of a
+            classifier, or several; one finished run or its folder, or several, whose models are
+            run over all of their test images; or booleans that say whether a model is right on
+            each image, `[n]` or `[runs, n]`.
         groups, adjust: not available yet; expected None.
-        margin: the smallest difference that matters: in accuracy, in (0, 1); or as text a share of the
-            errors of the baseline, such as "10%", of at least one error. Choose it before you look.
-        paired: whether runs with the same seed (of other kinds: in the same place) belong together,
-            because split and order come from it. Only the differences within pairs count then.
+        margin: smallest difference that matters, in accuracy, in (0, 1); or, as text such as "10%",
+            a share of the errors of the baseline, of which there is at least one. Choose it before
+            you look at the answers.
+        paired: whether runs with the same seed (without seeds: in the same place) belong together,
+            because split and order come from the seed. Only differences within pairs count then.
         root, device, progress: for run folders, see `report`.
 
     Returns:
@@ -55,89 +57,96 @@ def compare(
         `.interval`, `.p_value`, and `.verdict` in words.
 
     Raises:
-        RunError: for no run, one that is not finished or damaged, runs of different tasks or of one
-            without right answers, runs that were not tested on the same images, two of one method with
-            the same seed, or, if paired, other seeds for the second method.
-        DataError: if the test images cannot be had.
-        ArgumentError: for what is none of these, other images, one run against several, or a margin out of range.
+        RunError: for a folder without a finished, intact run; runs of different tasks, or of a task
+            without right answers; runs that were not tested on the same images; two runs of one
+            method with the same seed; or, if paired, other seeds for the second method.
+        DataError: if the test images cannot be read.
+        ArgumentError: for a method of another type, evaluations of other images, one run against
+            several, or a margin out of range.
 
     Example:
         >>> tc.compare(["runs/routed-0", "runs/routed-1"], ["runs/uniform-0", "runs/uniform-1"]).outcome
         "undecided"
     """
-    for name, value in (("groups", groups), ("adjust", adjust)):
-        if value is not None:
-            raise ArgumentError(name, f"expected None: it is not available yet; got {value!r}")
-    collector = _Collector(root, device, progress)
-    ours = collector.answers("first", first)
-    theirs = collector.answers("second", second)
-    if paired and ours.keys() != theirs.keys():
-        seeds = [", ".join(map(str, sorted(method))) for method in (ours, theirs)]
+    for option, setting in (("groups", groups), ("adjust", adjust)):
+        if setting is not None:
+            raise ArgumentError(option, f"expected None: it is not available yet; got {setting!r}")
+    reader = _AnswerReader({"root": root, "device": device, "progress": progress})
+    first_answers = reader.read("first", first)
+    second_answers = reader.read("second", second)
+    if paired and first_answers.keys() != second_answers.keys():
         raise RunError(
-            f"paired: expected runs of the same seeds of both methods, got {' and '.join(seeds)}"
+            "paired: expected runs of the same seeds of both methods, got "
+            f"{sorted(first_answers)} and {sorted(second_answers)}"
         )
-    one, two = (torch.stack([method[key] for key in sorted(method)]) for method in (ours, theirs))
-    if len(one) == len(two) == 1:
-        return compare_answers(one[0], two[0], margin=_difference(margin, two))
-    return compare_runs(one, two, paired=paired, margin=_difference(margin, two))
+    first_rows = _stack_by_seed(first_answers)
+    second_rows = _stack_by_seed(second_answers)
+    difference = _margin_as_difference(margin, baseline=second_rows)
+    if len(first_rows) == len(second_rows) == 1:
+        return compare_answers(first_rows[0], second_rows[0], margin=difference)
+    return compare_runs(first_rows, second_rows, paired=paired, margin=difference)
 
 
-def _difference(margin: str | float, baseline: Answers) -> float:
-    """A margin as a difference in accuracy."""
+def _stack_by_seed(answers: dict[int, Tensor]) -> Answers:
+    return torch.stack([answers[seed] for seed in sorted(answers)])
+
+
+def _margin_as_difference(margin: str | float, baseline: Answers) -> float:
+    """A margin as a difference in accuracy; a percentage is a share of the baseline's errors."""
     if not isinstance(margin, str):
         return margin
-    number, percent, rest = margin.partition("%")
     try:
-        share = float(number) / 100
+        share = float(margin.removesuffix("%")) / 100
     except ValueError:
         share = 0.0
-    if not percent or rest or not 0 < share < 1:
+    if not margin.endswith("%") or not 0 < share < 1:
         raise ArgumentError("margin", f'expected a number or a share such as "10%", got {margin!r}')
-    errors = max(1 - float(baseline.double().mean()), 1 / baseline.shape[1])
-    return share * errors
+    error = 1 - float(baseline.double().mean())
+    one_image = 1 / baseline.shape[1]
+    return share * max(error, one_image)
 
 
-class _Collector:
-    """Right and wrong answers of each run of a method, by seed; all on the same images."""
+class _AnswerReader:
+    """Reads whether each model of a method is right on each image; all on the same images.
 
-    def __init__(
-        self, root: str | None, device: str, progress: Callable[[int, int], None] | None
-    ) -> None:
-        self.options: dict[str, Any] = {"root": root, "device": device, "progress": progress}
-        self.labels: Tensor | None = None
-        self.run: EvaluatedRun | None = None  # the first one
+    Args:
+        options: of `evaluate_run`.
+    """
 
-    def answers(self, argument: str, method: Method) -> dict[int, Tensor]:
-        """Seed, or place, of each run -> whether it is right on each image, `[n]`."""
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.labels: Tensor | None = None  # of the first evaluation
+        self.reference: EvaluatedRun | None = None  # the first run
+
+    def read(self, argument: str, method: Method) -> dict[int, Tensor]:
+        """Answers `[n]` of each model of a method, by seed, or by place where there is none."""
         if isinstance(method, np.ndarray):
             method = torch.from_numpy(method)
         if isinstance(method, Tensor):
             if method.dtype != torch.bool or method.dim() not in (1, 2):
-                raise ArgumentError(
-                    argument,
-                    f"expected booleans [runs, n], got {method.dtype} {list(method.shape)}",
-                )
+                shape = f"{method.dtype} {list(method.shape)}"
+                raise ArgumentError(argument, f"expected booleans [runs, n], got {shape}")
             return dict(enumerate(torch.atleast_2d(method.cpu())))
-        items = [method] if isinstance(method, Evaluation | Run | str | Path) else list(method)
-        rows: dict[int, Tensor] = {}
-        for place, item in enumerate(items):
-            if isinstance(item, Evaluation):
-                rows[place] = self._of_evaluation(argument, item)
-                continue
-            if not isinstance(item, Run | str | Path):
-                raise ArgumentError(
-                    argument, f"expected evaluations or runs, got {type(item).__name__}"
-                )
-            run = self._evaluated(item)
-            seed = run.config.training.seed
-            if seed in rows:
-                raise RunError(
-                    f"{run.run.path}: expected another seed for each run of a method, got {seed} twice"
-                )
-            rows[seed] = run.is_correct
-        return rows
+        is_single = isinstance(method, Evaluation | Run | str | Path)
+        answers: dict[int, Tensor] = {}
+        for place, source in enumerate([method] if is_single else method):
+            if isinstance(source, Evaluation):
+                answers[place] = self._read_evaluation(argument, source)
+            elif isinstance(source, Run | str | Path):
+                run = self._evaluate(source)
+                seed = run.config.training.seed
+                if seed in answers:
+                    raise RunError(
+                        f"{run.run.path}: expected another seed for each run of a method, "
+                        f"got {seed} twice"
+                    )
+                answers[seed] = run.is_correct
+            else:
+                kind = type(source).__name__
+                raise ArgumentError(argument, f"expected evaluations or runs, got {kind}")
+        return answers
 
-    def _of_evaluation(self, argument: str, evaluation: Evaluation) -> Tensor:
+    def _read_evaluation(self, argument: str, evaluation: Evaluation) -> Tensor:
         if self.labels is None:
             self.labels = evaluation.labels
         if not torch.equal(self.labels, evaluation.labels):
@@ -148,24 +157,25 @@ class _Collector:
             )
         return evaluation.predictions == evaluation.labels
 
-    def _evaluated(self, item: Run | str | Path) -> EvaluatedRun:
-        run = evaluate_run(item, **self.options)
-        if self.run is None:
-            self.run = run
-        check_same_task([self.run, run])
+    def _evaluate(self, source: Run | str | Path) -> EvaluatedRun:
+        run = evaluate_run(source, **self.options)
+        if self.reference is None:
+            self.reference = run
+        check_same_task([self.reference, run])
+        path = run.run.path
         if not run.has_classes:
             raise RunError(
-                f"{run.run.path}: the task {run.task.name} gives no right and wrong answers to compare"
+                f"{path}: the task {run.task.name} gives no right and wrong answers to compare"
             )
-        if not same_images(self.run, run):
+        if not same_images(self.reference, run):
             raise RunError(
-                f"{run.run.path}: was not tested on the same images as {self.run.run.path}"
+                f"{path}: was not tested on the same images as {self.reference.run.path}"
             )
         return run
 
 
 def check_same_task(runs: Sequence[EvaluatedRun]) -> None:
-    """Raise RunError unless all of them were trained for the same task."""
+    """Raise RunError unless all runs were trained for the same task."""
     first = runs[0]
     for run in runs[1:]:
         if run.task.name != first.task.name:
@@ -176,10 +186,14 @@ def check_same_task(runs: Sequence[EvaluatedRun]) -> None:
 
 
 def same_images(run: EvaluatedRun, other: EvaluatedRun) -> bool:
-    """Whether both were tested on the same images in the same order; of other sizes, those of the same data set."""
+    """Whether both runs were tested on the same images, in the same order.
+
+    Images of different sizes count as the same where they come from the same data set.
+    """
     if run.images.classes != other.images.classes or not torch.equal(run.labels, other.labels):
         return False
-    first, second = run.images.images.cpu(), other.images.images.cpu()
-    if first.shape == second.shape:
-        return torch.equal(first, second)
+    pixels = run.images.images.cpu()
+    other_pixels = other.images.images.cpu()
+    if pixels.shape == other_pixels.shape:
+        return torch.equal(pixels, other_pixels)
     return run.config.data.name == other.config.data.name and run.images.name == other.images.name

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
-from torch import nn
-
 from torchcaps import evaluation
-from torchcaps.data import ImageSet
 from torchcaps.distributed import current
-from torchcaps.errors import ArgumentError, DataError
+from torchcaps.errors import ArgumentError, RunError
 from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.models._pretrained import FOLDER
 from torchcaps.reporting.subject import Data, ModelOrRun, load_model, open_task
-from torchcaps.tasks import Task
 from torchcaps.training import Run
 from torchcaps.training.files import atomic, make_folder, write_json
 from torchcaps.training.run import EVALUATION_FILE
@@ -47,7 +44,8 @@ def evaluate(
         root: where a named set is looked for first.
         split: "test" or "train", of a named set.
         device: "auto" leaves a model where it is.
-        output: a folder for evaluation.json and, where matplotlib is installed, plots.
+        output: a folder for evaluation.json and, where matplotlib is installed, plots. The first
+            process writes them.
         progress: called with (images done, images in all).
 
     Returns:
@@ -55,29 +53,42 @@ def evaluate(
         and confusions; of any task `to_dict()`, `summary` and `table()`.
 
     Raises:
-        RunError: for no run, or data whose classes are not the model's.
-        DataError: if the data cannot be had.
+        RunError: for no run, data whose classes are not the model's, or, before anything is
+            measured, an output folder that cannot be written to.
+        DataError: if the data cannot be read.
         ArgumentError: for a model without data, or data that its task does not take.
 
     Example:
         >>> tc.evaluate("runs/capsnet-digits").accuracy
         0.985
     """
+    task, images = open_task(model_or_run, data, root=root, split=split, device=device)
+    writes = output is not None and current().is_main
+    folder = Path(output or "")
+    if writes:
+        _check_writable(folder)
+    measured = task.evaluate(images, progress=progress)
+    if not writes:
+        return measured
+
+    write_json(folder / EVALUATION_FILE, measured.to_dict())
+    if can_plot():
+        for item in task.report_items(measured, images):
+            if item.figure is not None:
+                save_figure(item.figure, folder / PLOTS / f"{item.key}.png")
+        if isinstance(model_or_run, Run):
+            save_figure(model_or_run.curves(), folder / PLOTS / "curves.png")
+    return measured
+
+
+def _check_writable(folder: Path) -> None:
+    """Make a folder where it is missing. Raises RunError unless a file can be written into it."""
+    make_folder(folder)
     try:
-        task, images = open_task(model_or_run, data, root=root, split=split, device=device)
-    except DataError as error:
-        if isinstance(model_or_run, nn.Module) or data is not None:
-            raise
-        run = model_or_run if isinstance(model_or_run, Run) else Run(model_or_run)
-        raise DataError(
-            f"{error}; the model is trained and kept in {run.model_path}, but not evaluated"
-        ) from error
-    result = task.evaluate(images, progress=progress)
-    if output is not None:
-        write_evaluation(output, result, task, images)
-        if current().is_main and isinstance(model_or_run, Run) and can_plot():
-            save_figure(model_or_run.curves(), Path(output) / PLOTS / "curves.png")
-    return result
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written to ({error.strerror})") from error
 
 
 def diagnose(
@@ -91,12 +102,15 @@ def diagnose(
     split: str = "test",
     device: str = "auto",
 ) -> evaluation.Diagnosis:
-    """Every measure of what routing does in a trained model, with a verdict in words for each.
+    """Measure what routing does in a trained model, with a verdict in words for each measure.
 
     Args:
-        baseline: a model or run to compare with on the same images, such as a CNN of equal size.
-        count, seed: so many random images are looked at; see `evaluation.diagnose`.
         model_or_run, data, root, split, device: see `evaluate`, whose errors are raised too.
+        baseline: a model or run to compare with on the same images, such as a CNN of equal size.
+        count, seed: number of random images, and the seed of their choice.
+
+    Returns:
+        The measures of `evaluation.diagnose`.
 
     Raises:
         ArgumentError: for a model without routed layers.
@@ -107,32 +121,23 @@ def diagnose(
 
 
 def evaluation_folder(run: str | Path, data: str | None = None, split: str = "test") -> Path:
-    """Where an evaluation belongs: the run folder for its own test images, else a folder in it named after the data.
-    For weights of the package that is the present folder."""
+    """The folder that an evaluation belongs in.
+
+    Args:
+        run: a run folder or a file of weights; weights of the package belong in the present folder.
+        data: name or path of a data set that is not the run's own.
+        split: "test" or "train".
+
+    Returns:
+        The run folder for its own test images, else a folder in it named after data and split.
+    """
     folder = Path(run)
     if not folder.is_dir():
         folder = Path() if folder.parent == FOLDER else folder.parent
     if data is None and split == "test":
         return folder
-    return folder / "evaluations" / f"{Path(data).name.split('.')[0] if data else 'own'}-{split}"
-
-
-def write_evaluation(
-    folder: str | Path, result: EvaluationResult, task: Task, images: ImageSet
-) -> None:
-    """Write evaluation.json and, where matplotlib is installed, plots/, by the first process.
-
-    Raises RunError or TrainingError if the folder cannot be written to.
-    """
-    if not current().is_main:
-        return
-    folder = Path(folder)
-    make_folder(folder)
-    write_json(folder / EVALUATION_FILE, result.to_dict())
-    if can_plot():
-        for item in task.report_items(result, images):
-            if item.figure is not None:
-                save_figure(item.figure, folder / PLOTS / f"{item.key}.png")
+    source = Path(data).name.split(".")[0] if data else "own"
+    return folder / "evaluations" / f"{source}-{split}"
 
 
 def can_plot() -> bool:
@@ -141,8 +146,16 @@ def can_plot() -> bool:
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:
-    """Write a figure atomically, in the format that the ending of `path` names (PNG without one); folders are made.
-    Raises ValueError for an ending that is no picture format; RunError or TrainingError if it cannot be written."""
+    """Write a figure atomically; missing folders are made.
+
+    Args:
+        figure: of matplotlib.
+        path: the file; its ending names the format, which is PNG without one.
+
+    Raises:
+        ArgumentError: for an ending that is no picture format.
+        RunError, TrainingError: if the file cannot be written.
+    """
     path = Path(path)
     file_format = path.suffix.removeprefix(".").lower() or "png"
     formats = figure.canvas.get_supported_filetypes()

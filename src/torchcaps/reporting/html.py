@@ -20,8 +20,6 @@ from torchcaps.training import Run
 from torchcaps.training.files import atomic, make_folder
 from torchcaps.words import unique_suffixes
 
-REPORT, COMPARISON = "report.html", "comparison.html"
-
 
 def report(
     run: Run | str | Path | Sequence[Run | str | Path],
@@ -33,45 +31,49 @@ def report(
     diagnose: int = NUM_DIAGNOSED,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Write what a finished run is and does as one HTML file that needs nothing else, not even a network.
+    """Write what a finished run is and does as one HTML file that loads nothing from anywhere.
 
-    Its figures are those of evaluation.json where there is one, else of all test images. Mistakes and pictures come
-    from running the model over its test images once more; nothing is chosen by them.
+    Its figures are those of evaluation.json where there is one, else of all test images. Mistakes
+    and pictures come from running the model over its test images once more; nothing is chosen by
+    them.
 
     Args:
-        run: a run, or its folder; or two or more of one task, which are set side by side: the first is the reference.
+        run: a run, or its folder; or two or more of one task, which are set side by side: the first
+            is the reference.
         path: the file; by default report.html, or comparison.html, in the (first) run folder.
         root: where a named data set is looked for first; by default as for the run.
-        images: of more test images, so many evenly spread ones are looked at; a task that tells no classes apart
-            measures all of them.
-        diagnose: of these, so many random ones are looked at by `diagnose`, of one run; 0 leaves its section out.
+        device: "auto", "cpu", "cuda", ...
+        images: number of evenly spread test images for mistakes and pictures, at least 1; a task
+            that tells no classes apart measures all of them.
+        diagnose: number of random ones of these that routing is measured on, of one run; at least
+            2, or 0 to leave the section out.
         progress: called with (images done, images in all).
 
     Returns:
         The file.
 
     Raises:
-        RunError: for no run, one that is not finished, one whose files are damaged, or runs of different tasks.
-        DataError: if the test images cannot be had.
+        RunError: for no run, one that is not finished or is damaged, or runs of different tasks.
+        DataError: if the test images cannot be read.
         TrainingError: if the file cannot be written.
         ImportError: without matplotlib.
-        ArgumentError: for `images` below 1, `diagnose` of 1 or below 0, or a run that is named twice.
+        ArgumentError: for `images` or `diagnose` out of range, or a run that is named twice.
     """
     if not can_plot():
         raise ImportError(
-            "a report needs matplotlib for its pictures; install it with: pip install 'torchcaps[plots]'"
+            "a report needs matplotlib for its pictures; "
+            "install it with: pip install 'torchcaps[plots]'"
         )
     check_range("images", images, low=1)
     if diagnose:
         check_range("diagnose", diagnose, low=2)
-    runs = [run] if isinstance(run, Run | str | Path) else list(run)
-    check_range("number of runs", len(runs), low=1)
-    folders = [one.path if isinstance(one, Run) else Path(one) for one in runs]
-    resolved = [folder.resolve() for folder in folders]
-    for folder in folders:
-        if resolved.count(folder.resolve()) > 1:
-            raise ArgumentError("run", f"expected different run folders, got {folder} twice")
-    evaluated = [
+    paths = [run] if isinstance(run, Run | str | Path) else list(run)
+    check_range("number of runs", len(paths), low=1)
+    folders = [one.path if isinstance(one, Run) else Path(one) for one in paths]
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ArgumentError("run", "expected different run folders, got one of them twice")
+
+    runs = [
         evaluate_run(
             one,
             root=root,
@@ -80,15 +82,20 @@ def report(
             num_diagnosed=diagnose,
             progress=progress,
         )
-        for one in runs
+        for one in paths
     ]
-    if len(evaluated) == 1:
-        content = _report_page(evaluated[0])
+    if len(runs) == 1:
+        name = "report.html"
+        content = _report_page(runs[0])
     else:
-        check_same_task(evaluated)
-        content = _comparison_page(evaluated)
-    default = REPORT if len(evaluated) == 1 else COMPARISON
-    return _write(content, folders[0] / default if path is None else Path(path))
+        name = "comparison.html"
+        check_same_task(runs)
+        content = _comparison_page(runs)
+    path = folders[0] / name if path is None else Path(path)
+    make_folder(path.parent)
+    with atomic(path) as partial:
+        partial.write_text(content, encoding="utf-8")
+    return path
 
 
 def _report_page(run: EvaluatedRun) -> str:
@@ -104,6 +111,7 @@ def _comparison_page(runs: Sequence[EvaluatedRun]) -> str:
 
 
 def _foot(runs: Sequence[EvaluatedRun]) -> str:
+    """The last line of a page, which says what activations are."""
     foot = f"Written by torchcaps {torchcaps.__version__}."
     kinds = set()
     for run in runs:
@@ -113,10 +121,3 @@ def _foot(runs: Sequence[EvaluatedRun]) -> str:
         activations = " or ".join(sorted(kinds))
         foot += f" Activations of class capsules are {activations} in [0, 1], not probabilities."
     return foot
-
-
-def _write(content: str, path: Path) -> Path:
-    make_folder(path.parent)
-    with atomic(path) as partial:
-        partial.write_text(content, encoding="utf-8")
-    return path

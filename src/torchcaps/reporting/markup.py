@@ -10,6 +10,8 @@ from markupsafe import Markup
 
 from torchcaps.templates import Picture, render
 
+PACKAGE = "torchcaps.reporting"  # whose templates are used
+
 
 class Table(NamedTuple):
     """A table whose first column names its rows."""
@@ -26,30 +28,34 @@ Block = str | Table | Picture | list[Picture]
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page, under a heading of its own."""
+    """A part of a page, under a heading of its own.
 
-    key: str  # letters, hyphens and underscores, the address within the page
+    Attributes:
+        key: address within the page, of letters, hyphens and underscores.
+        title: the heading.
+        blocks: what stands below it.
+    """
+
+    key: str
     title: str
     blocks: Sequence[Block]
 
     @property
     def body(self) -> Markup:
         """The blocks as HTML."""
-        return Markup(render("torchcaps.reporting", "section.html", blocks=self.blocks))
+        return Markup(render(PACKAGE, "section.html", blocks=self.blocks))
 
 
-def name(value: object) -> Markup:
-    """A name of unknown script: one that runs from right to left leaves its surroundings alone."""
-    return Markup("<bdi>{}</bdi>").format(value)
+def name(text: object) -> Markup:
+    """A name of any script; one that runs from right to left leaves the text around it alone."""
+    return Markup("<bdi>{}</bdi>").format(text)
 
 
-def names(values: Sequence[object]) -> Markup:
-    """Names after commas."""
-    return Markup(", ").join(map(name, values))
+def names(texts: Sequence[object]) -> Markup:
+    """Names with commas between them."""
+    return Markup(", ").join(map(name, texts))
 
 
 def page(title: str, lead: str, sections: Sequence[Section], foot: str) -> str:
-    """The whole document, with its contents: nothing in it is loaded from anywhere."""
-    return render(
-        "torchcaps.reporting", "page.html", title=title, lead=lead, sections=sections, foot=foot
-    )
+    """The whole document, with a table of contents; it loads nothing from anywhere."""
+    return render(PACKAGE, "page.html", title=title, lead=lead, sections=sections, foot=foot)

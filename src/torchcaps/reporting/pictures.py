@@ -1,8 +1,8 @@
 """Pictures of what capsules encode: reconstructions and perturbed pose dimensions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,16 @@ from torchcaps.tasks.report_items import evenly
 from torchcaps.training import load
 from torchcaps.types import model_metadata, spec_of
 
-MOST_PAIRS = 80
+MAX_PAIRS = 80
+
+
+class Examples(NamedTuple):
+    """Images to draw, and the model whose decoder draws them."""
+
+    model: Any
+    images: Tensor  # [n, channels, height, width]
+    labels: Tensor | None  # [n]; None for own images
+    names: list[str]  # of classes or files
 
 
 def reconstruct_run(
@@ -31,26 +40,38 @@ def reconstruct_run(
     seed: int = 0,
     output: str | Path | None = None,
 ) -> Path:
-    """Write a picture of originals over their reconstructions from the longest capsule; of more than 80, evenly spread.
-    Raises RunError if the model has no decoder; RunError or DataError as `open_task`, whose arguments are not said
-    again.
+    """Write a picture of originals over their reconstructions from the longest capsule.
+
+    Of more than 80 images, 80 evenly spread ones are drawn.
 
     Args:
+        run: a run folder or a file of weights.
         images: own image files or folders; without them, test images.
-        per_class: test images of each class, chosen by `seed`.
+        data, root: of the test images, see `evaluate`.
+        per_class: number of test images of each class.
+        seed: of their choice.
         output: the picture; by default plots/reconstructions.png in the run folder.
+
+    Returns:
+        The picture.
+
+    Raises:
+        RunError: for no run, or a model without a decoder.
+        DataError: if the images cannot be read.
     """
     from torchcaps import viz
 
-    model, shown, labels, _ = _chosen(run, images, data, root, per_class, seed)
-    some = evenly(torch.arange(len(shown)), MOST_PAIRS)
-    drawn = evaluation.reconstructions(model, shown[some])
-    truth, classes = (
-        drawn.predictions if labels is None else labels[some],
-        viz.names.drawable(model_metadata(model).classes),
-    )
+    examples = _choose_examples(run, images, data, root, per_class, seed)
+    indices = evenly(torch.arange(len(examples.images)), MAX_PAIRS)
+    originals = examples.images[indices]
+    drawn = evaluation.reconstructions(examples.model, originals)
+    labels = drawn.predictions if examples.labels is None else examples.labels[indices]
     figure = viz.reconstructions(
-        shown[some], drawn.images, truth, predictions=drawn.predictions, classes=classes
+        originals,
+        drawn.images,
+        labels,
+        predictions=drawn.predictions,
+        classes=viz.names.drawable(model_metadata(examples.model).classes),
     )
     return save_figure(figure, output or evaluation_folder(run) / PLOTS / "reconstructions.png")
 
@@ -66,65 +87,78 @@ def perturb_run(
     seed: int = 0,
     output: str | Path | None = None,
 ) -> list[Path]:
-    """Write, for each image, a grid of reconstructions: a row per pose dimension, a column per offset; the files.
+    """Write a grid of reconstructions of each image: a row per pose dimension, a column per offset.
 
-    A dimension moves from -span to span in so many steps, at least 2. Without own images, it is one test image of each
-    class. The folder of the pictures is by default plots/ in the run folder. Raises ValueError if span or steps cannot
-    be used; otherwise as `reconstruct_run`."""
+    Args:
+        run: a run folder or a file of weights.
+        images: own image files or folders; without them, one test image of each class.
+        data, root: of the test images, see `evaluate`.
+        span: each dimension moves from -span to span.
+        steps: number of offsets, at least 2.
+        seed: of the choice of test images.
+        output: folder of the pictures; by default plots/ in the run folder.
+
+    Returns:
+        The pictures.
+
+    Raises:
+        ValueError: for `span` or `steps` out of range.
+        RunError, DataError: see `reconstruct_run`.
+    """
     from torchcaps import viz
 
-    model, shown, labels, names = _chosen(run, images, data, root, 1, seed)
+    examples = _choose_examples(run, images, data, root, 1, seed)
     folder = evaluation_folder(run) / PLOTS if output is None else Path(output)
-    classes, written = viz.names.drawable(model_metadata(model).classes), []
-    for index, name in enumerate(_file_names(names)):
-        label = None if labels is None else labels[index : index + 1]
-        found = evaluation.perturb(model, shown[index : index + 1], label, span=span, steps=steps)
-        title = f"pose of class capsule {classes[int(found.shown)]!r}, one dimension at a time"
-        figure = viz.perturbations(found.reconstructions[0], found.offsets, title=title)
-        written.append(save_figure(figure, folder / f"perturb_{name}.png"))
-    return written
+    classes = viz.names.drawable(model_metadata(examples.model).classes)
+    pictures = []
+    for index, name in enumerate(_file_names(examples.names)):
+        one = slice(index, index + 1)
+        label = None if examples.labels is None else examples.labels[one]
+        perturbed = evaluation.perturb(
+            examples.model, examples.images[one], label, span=span, steps=steps
+        )
+        figure = viz.perturbations(
+            perturbed.reconstructions[0],
+            perturbed.offsets,
+            title=f"pose of class capsule {classes[int(perturbed.shown)]!r}, "
+            "one dimension at a time",
+        )
+        pictures.append(save_figure(figure, folder / f"perturb_{name}.png"))
+    return pictures
 
 
-def _chosen(
+def _choose_examples(
     run: str | Path,
     images: Sequence[str | Path],
     data: str | None,
     root: str | None,
     per_class: int,
     seed: int,
-) -> tuple[Any, Tensor, Tensor | None, list[str]]:
-    """A model with a decoder of class capsules, images, their labels where they are known, and a name for each."""
+) -> Examples:
+    """Own images, or test images of each class."""
     if images:
-        model = _with_decoder(run, load(run))
+        model = _check_decoder(run, load(run))
         files = images_in(images)
-        return (
-            model,
-            torch.stack([model_metadata(model).preprocess(file) for file in files]),
-            None,
-            [file.stem for file in files],
-        )
-    task, test = open_task(run, data=data, root=root, device="cpu")
-    model = _with_decoder(run, task.model)
-    first = test.labels.view(len(test), -1)[:, 0]
-    some = example_indices(first, per_class, seed)
-    return (
-        model,
-        test.float_images(some),
-        first[some],
-        [test.classes[k] for k in first[some].tolist()],
-    )
+        pixels = torch.stack([model_metadata(model).preprocess(file) for file in files])
+        return Examples(model, pixels, None, [file.stem for file in files])
+    task, test_images = open_task(run, data=data, root=root, device="cpu")
+    model = _check_decoder(run, task.model)
+    labels = test_images.labels.view(len(test_images), -1)[:, 0]
+    indices = example_indices(labels, per_class, seed)
+    names = [test_images.classes[label] for label in labels[indices].tolist()]
+    return Examples(model, test_images.float_images(indices), labels[indices], names)
 
 
-def _with_decoder(run: str | Path, model: Any) -> Any:
-    if not (
-        spec_of(model).decoder and model_metadata(model).classes and not spec_of(model).is_dense
-    ):
-        raise RunError(
-            f"{run}: this model has no decoder of class capsules, so there is nothing that could draw them"
-        )
+def _check_decoder(run: str | Path, model: Any) -> Any:
+    spec = spec_of(model)
+    if not (spec.decoder and model_metadata(model).classes) or spec.is_dense:
+        raise RunError(f"{run}: this model has no decoder of class capsules, so it cannot draw")
     return model
 
 
-def _file_names(texts: Sequence[str]) -> list[str]:
-    """Names of classes or files as parts of file names, each once."""
-    return unique_names("".join(c if c.isalnum() or c in "-_" else "_" for c in t) for t in texts)
+def _file_names(names: Iterable[str]) -> list[str]:
+    """Names of classes or files as parts of file names, each different."""
+    return unique_names(
+        "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)
+        for name in names
+    )

@@ -1,6 +1,6 @@
 """What a trained model says of pictures."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torchcaps.evaluation.base import BATCH
 from torchcaps.evaluation.forward import device_of, evaluating
 from torchcaps.reporting.subject import ModelOrRun, load_model
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks import Task, create_task
+from torchcaps.tasks import create_task
 from torchcaps.tasks.masks import predict_masks
 from torchcaps.types import model_metadata
 
@@ -40,7 +40,7 @@ def predict(
             `torchcaps.load` and `torchcaps.fit` return it.
         inputs: image files and folders of them; or pictures of Pillow, arrays or tensors: one,
             several, or a batch `[n, channels, height, width]`.
-        batch_size: so many are read at a time.
+        batch_size: number of pictures that are read at a time, at least 1.
         device: "auto" leaves a model where it is.
         output: a folder, made where it is missing, for what the task draws of each image file, such
             as masks.
@@ -51,7 +51,7 @@ def predict(
 
     Raises:
         RunError: for no run.
-        DataError: for a path that is absent, holds no image, or what cannot be read as one.
+        DataError: for a path that is absent, holds no image, or cannot be read as one.
         ArgumentError: for a model without preprocessing, a batch size below 1, `output` where
             nothing is drawn, or arrays for a task of pixels.
     """
@@ -62,21 +62,24 @@ def predict(
     if not isinstance(preprocess, Preprocess):
         raise ArgumentError("model", "expected .preprocess, as torchcaps.load gives it, got none")
     task = create_task(model, TrainConfig.of(task=metadata.task))
-    items = _items(inputs)
-    paths = [item for item in items if isinstance(item, str | Path)]
-    are_files = len(paths) == len(items)
+
+    pictures = _as_list(inputs)
+    are_files = all(isinstance(picture, str | Path) for picture in pictures)
+    if task.is_dense and not are_files:
+        raise ArgumentError("inputs", f"the task {task.name} takes image files")
     if output is not None:
-        if not (task.is_dense and are_files):
+        if not task.is_dense:
             raise ArgumentError("output", f"the task {task.name} draws nothing of single pictures")
         output = Path(output)
         output.mkdir(parents=True, exist_ok=True)
-    elif task.is_dense and not are_files:
-        raise ArgumentError("inputs", f"the task {task.name} takes image files")
-    pictures = preprocess.files(paths) if are_files else items
+
+    names: list[str] = []
+    if are_files:
+        pictures = preprocess.files(pictures)
+        names = unique_names(path.stem for path in pictures)
     ranks = current()
     shard = ranks.shard(len(pictures))
-    names = unique_names([Path(path).stem for path in pictures])[shard] if are_files else []
-    pictures = pictures[shard]
+    pictures, names = pictures[shard], names[shard]
     rows: Rows = []
     with evaluating(model):
         for start in range(0, len(pictures), batch_size):
@@ -84,29 +87,27 @@ def predict(
             if task.is_dense:
                 rows += predict_masks(task, pictures[batch], names[batch], preprocess, output)
             else:
-                rows += _predict_batch(task, preprocess, pictures[batch])
+                images = torch.stack([preprocess(picture) for picture in pictures[batch]])
+                rows += task.predict(images.to(device_of(model)))
     if are_files:
         rows = [{"path": str(path), **row} for path, row in zip(pictures, rows, strict=True)]
     return [row for part in ranks.gather(rows) for row in part]
 
 
-def _items(inputs: Input | Iterable[Input]) -> list[Any]:
-    if isinstance(inputs, np.ndarray | Tensor) and inputs.ndim == 4:
-        return list(inputs)
-    return [inputs] if isinstance(inputs, Input) else list(inputs)
-
-
-def _predict_batch(task: Task, preprocess: Preprocess, pictures: Sequence[Input]) -> Rows:
-    images = torch.stack([preprocess(picture) for picture in pictures])
-    return task.predict(images.to(device_of(task.model)))
+def _as_list(inputs: Any) -> list[Any]:
+    is_batch = isinstance(inputs, np.ndarray | Tensor) and inputs.ndim == 4
+    return [inputs] if isinstance(inputs, Input) and not is_batch else list(inputs)
 
 
 def unique_names(names: Iterable[str]) -> list[str]:
-    """Names, with a number after one that was there before; some file systems do not tell capitals."""
+    """Names, with a number after one that was there before, in whatever case.
+
+    Some file systems do not tell capitals from small letters.
+    """
     unique: list[str] = []
     taken = set()
     for name in names:
-        candidates = (name if n == 1 else f"{name}-{n}" for n in count(1))
+        candidates = (name if number == 1 else f"{name}-{number}" for number in count(1))
         candidate = next(text for text in candidates if text.lower() not in taken)
         taken.add(candidate.lower())
         unique.append(candidate)

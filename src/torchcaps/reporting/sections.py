@@ -1,12 +1,17 @@
-"""The sections of the report on one run: those that every task has, and the registry of the others."""
+"""The sections of the report on one run: those that every task has, and the registry of others."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import sqrt
 from typing import TypeVar
 
+import torch
 from markupsafe import Markup
 
+from torchcaps.evaluation import Calibration, Evaluation, Reliability
+from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.models._registry import model_info
+from torchcaps.models.notebook import parameter_count
 from torchcaps.registry import Registry
 from torchcaps.reporting.evaluated import EvaluatedRun
 from torchcaps.reporting.markup import Block, Section, Table, name, names
@@ -28,9 +33,17 @@ ACTIVATIONS = {
 
 
 def register_section(*tasks: str) -> Callable[[W], W]:
-    """Decorator: what this function writes becomes a section of reports on these tasks (none: all), after their
-    report items. The function is given a `EvaluatedRun` and returns a `ReportItem` (text, a format_metric, a
-    table), or None for no section. Raises ValueError if another one has the name of the function."""
+    """Decorator: what this function writes becomes a section of reports.
+
+    It stands after the report items of the task. The function is given an `EvaluatedRun` and
+    returns a `ReportItem` (text, a figure, a table), or None for no section.
+
+    Args:
+        tasks: names of the tasks whose reports have the section; none for all.
+
+    Raises:
+        ValueError: if another section has the name of the function.
+    """
 
     def register(writer: W) -> W:
         SECTIONS.add(writer.__name__, (tasks, writer))
@@ -40,22 +53,32 @@ def register_section(*tasks: str) -> Callable[[W], W]:
 
 
 def sections_of(run: EvaluatedRun) -> list[Section]:
-    """All sections of a run's report, in their order."""
-    registered = [
-        writer(run) for tasks, writer in SECTIONS.values() if not tasks or run.task.name in tasks
-    ]
-    parts = [
-        summary(run),
-        curves(run),
-        *run.task.report_items(run.whole_evaluation, run.images),
-        *registered,
-        configuration(run),
-    ]
-    return [as_section(part) for part in parts if part is not None]
+    """All sections of the report on a run, in their order."""
+    parts: list[ReportItem | Section | None] = [summary(run), curves(run)]
+    parts += run.task.report_items(_whole_evaluation(run), run.images)
+    for tasks, writer in SECTIONS.values():
+        if not tasks or run.task.name in tasks:
+            parts.append(writer(run))
+    parts.append(configuration(run))
+    return [_as_section(part) for part in parts if part is not None]
 
 
-def as_section(part: ReportItem | Section) -> Section:
-    """A report item of a task as a section."""
+def _whole_evaluation(run: EvaluatedRun) -> EvaluationResult:
+    """Figures of all test images, with the activations of those that the model was run over."""
+    recorded = run.recorded
+    if recorded is None or not isinstance(run.evaluation, Evaluation):
+        return run.evaluation
+    curves = {name: Reliability(**curve) for name, curve in recorded["calibration"].items()}
+    names = ("accuracy", "error", "loss", "num_samples", "per_class")
+    return replace(
+        run.evaluation,
+        confusion=torch.tensor(recorded["confusion_matrix"]),
+        calibration=Calibration(**curves),
+        **{name: recorded[name] for name in names},
+    )
+
+
+def _as_section(part: ReportItem | Section) -> Section:
     if isinstance(part, Section):
         return part
     blocks: list[Block] = [part.about] if part.about else []
@@ -67,10 +90,10 @@ def as_section(part: ReportItem | Section) -> Section:
 
 
 def lead(run: EvaluatedRun) -> Markup:
-    """Two sentences: what was trained, and what came out."""
-    epochs = counted(len(run.epochs), "epoch")
+    """Two sentences: what was trained, and the figures of the test images."""
+    training = counted(len(run.epochs), "epoch")
     if run.run.seconds is not None:
-        epochs = f"{epochs} in about {duration(run.run.seconds)} of training"
+        training += f" in about {duration(run.run.seconds)} of training"
     if run.accuracy is None:
         outcome = Markup("Measured: {}.").format(run.evaluation.summary)
     else:
@@ -80,29 +103,28 @@ def lead(run: EvaluatedRun) -> Markup:
             "have all their classes found" if run.is_multilabel else "are right",
         )
     return Markup("{} on {}: {}. {}").format(
-        run.config.model.name, name(run.images.name), epochs, outcome
+        run.config.model.name, name(run.images.name), training, outcome
     )
 
 
 def summary(run: EvaluatedRun) -> Section:
-    """What was trained, on what, how long, and what came out."""
-    info = model_info(run.config.model.name)
-    options = ", ".join(
-        f"{key} = {setting(value)}" for key, value in run.config.model.options.items()
-    )
+    """What was trained, on which images, how long, and the figures of the test images."""
+    model = run.config.model
+    info = model_info(model.name)
     rows = {
-        "Model": f"{run.config.model.name} ({info.title}, {info.year})",
-        "Its options": options or "none, so its defaults",
-        "Its outputs": _outputs(run),
-        "Parameters": f"{run.parameters:,}",
+        "Model": f"{model.name} ({info.title}, {info.year})",
+        "Its options": setting(model.options) if model.options else "none, so its defaults",
+        "Its outputs": _describe_outputs(run),
+        "Parameters": f"{parameter_count(run.model):,}",
         "Task": f"{run.task.name}, trained with the {in_words(run.task.loss)} loss",
         "Data": run.config.data.name,
         "Images": run.images.size_in_words,
-        "Classes": _classes(run) if run.task.labeled else "labels had no part in it",
-        "Training": _training(run),
-        "Time": _time(run),
-        "Model kept": _kept(run),
-        **_results(run),
+        "Classes": _describe_classes(run) if run.task.labeled else "labels had no part in it",
+        "Training": _describe_training(run),
+        "Time": _describe_time(run),
+        "Model kept": f"that of epoch {run.run.best_epoch}, chosen by validation; "
+        "test images had no part in it",
+        **_test_figures(run),
     }
     blocks: list[Block] = [Table("The run", ("What", "Value"), [*rows.items()], "words")]
     if not run.has_classes:
@@ -111,13 +133,94 @@ def summary(run: EvaluatedRun) -> Section:
     return Section("summary", "Summary", [*blocks, *_notes(run)])
 
 
+def _describe_outputs(run: EvaluatedRun) -> str:
+    """What the model declares, which is why a section may be missing."""
+    spec = run.task.spec
+    capsules = "capsules with poses" if spec.pose else "no capsules"
+    decoder = "a decoder draws images" if spec.decoder else "no decoder, so nothing is drawn"
+    return f"{ACTIVATIONS[spec.activation]}; {capsules}; {decoder}"
+
+
+def _describe_classes(run: EvaluatedRun) -> Markup:
+    classes = run.images.classes
+    rest = ", …" if len(classes) > MAX_NAMES else ""
+    return Markup("{}: {}{}").format(len(classes), names(classes[:MAX_NAMES]), rest)
+
+
+def _describe_training(run: EvaluatedRun) -> str:
+    training = run.config.training
+    epochs = counted(len(run.epochs), "epoch")
+    if len(run.epochs) != training.epochs:
+        epochs += f" of at most {training.epochs}"
+    return (
+        f"{epochs} of {int(run.epochs[-1]['images']):,} images, batches of {training.batch_size}, "
+        f"learning rate {run.config.optimizer.lr:g} ({run.config.schedule.name}), "
+        f"seed {training.seed}"
+    )
+
+
+def _describe_time(run: EvaluatedRun) -> str:
+    if run.run.seconds is None:
+        return "not recorded"
+    environment = run.run.environment
+    machine = environment.get("gpu")
+    if not machine:
+        machine = environment.get("processor") or "an unrecorded machine"
+        if threads := environment.get("threads"):
+            machine = f"{machine}, {counted(threads, 'thread')}"
+    time = duration(run.run.seconds)
+    return f"about {time} of training steps, without validation, on {machine}"
+
+
+def _test_figures(run: EvaluatedRun) -> dict[str, str]:
+    """Figures of the test images of a task with classes, by heading."""
+    if not run.has_classes:
+        return {}
+    figures = run.figures
+    num_images = figures["num_samples"]
+    error = percent(figures["error"])
+    if run.is_multilabel:
+        deviation = percent(figures["standard_error"])
+        return {
+            "All classes found": f"{percent(figures['exact'])} of {num_images:,} test images "
+            f"(error {error}, standard error {deviation})",
+            "At least one found": percent(figures["almost"]),
+            "Single classes found": percent(figures["per_digit"]),
+        }
+    num_wrong = round(figures["error"] * num_images)
+    deviation = percent(sqrt(figures["error"] * figures["accuracy"] / num_images))
+    return {
+        "Test accuracy": f"{percent(figures['accuracy'])} of {num_images:,} images",
+        "Test error": f"{error}, {num_wrong:,} images (standard error {deviation})",
+        "Margin loss": f"{figures['loss']:.4f}, of the activations of test images, "
+        "whatever the training loss is",
+    }
+
+
+def _notes(run: EvaluatedRun) -> list[str]:
+    """Where figures and pictures are not of the same images, or not of the same pass."""
+    if len(run.images) < run.num_images:
+        images = f"{len(run.images):,} evenly spread of {run.num_images:,} test images"
+        return [f"Mistakes and pictures are those of {images}."]
+    if run.recorded is not None and run.accuracy is not None:
+        accuracy = float(run.is_correct.double().mean())
+        num_recorded = run.accuracy * run.figures["num_samples"]
+        if round(accuracy * run.num_images) != round(num_recorded):
+            return [
+                "The figures are those of evaluation.json. "
+                f"Measured again for this report, {percent(accuracy)} are right."
+            ]
+    return []
+
+
 def curves(run: EvaluatedRun) -> Section:
     """Loss and score over epochs."""
-    score, loss = run.run.score, in_words(run.task.loss)
-    first, last = (row[f"val_{score}"] for row in (run.epochs[0], run.epochs[-1]))
+    score = run.run.score
+    loss = in_words(run.task.loss)
+    first, last = (format_metric(score, run.epochs[end][f"val_{score}"]) for end in (0, -1))
     alt = (
-        f"Curves of loss and score over {len(run.epochs)} epochs. Validation {in_words(score)} goes "
-        f"from {format_metric(score, first)} after the first to {format_metric(score, last)} after the last."
+        f"Curves of loss and score over {len(run.epochs)} epochs. Validation {in_words(score)} "
+        f"goes from {first} after the first to {last} after the last."
     )
     rises = ", whose margin rises during training" if loss == "spread" else ""
     about = (
@@ -125,108 +228,26 @@ def curves(run: EvaluatedRun) -> Section:
         "changes of the images where the run has them; validation figures are measured after it. "
         f"The loss is the {loss} loss{rises}; other parts of the training loss are left out."
     )
-    warnings = [
-        f"Epoch {row['epoch']}: {warning}"
-        for row in run.epochs
-        for warning in row.get("warnings", ())
-    ]
-    drawing = picture(run.run.curves(), alt)
-    return Section("curves", "Training", [about, drawing, *run.run.notes, *warnings])
+    blocks: list[Block] = [about, picture(run.run.curves(), alt), *run.run.notes]
+    for row in run.epochs:
+        blocks += [f"Epoch {row['epoch']}: {warning}" for warning in row.get("warnings", ())]
+    return Section("curves", "Training", blocks)
 
 
 def configuration(run: EvaluatedRun) -> Section:
     """All settings, those that are not the default in bold, and the machine."""
-    task = create_task(run.task.model, TrainConfig())
+    task = create_task(run.model, TrainConfig())
     defaults = task.config.updated(clip=task.clip).flat()
     rows = []
-    for key, value in run.config.flat().items():
-        is_default = value is None or value == defaults[key]
+    for key, choice in run.config.flat().items():
+        is_default = choice is None or choice == defaults[key]
         style = Markup("{}" if is_default else "<strong>{}</strong>")
-        rows.append((key, style.format(setting(value))))
-    settings = Table(
-        "Settings; bold where they are not the default", ("Setting", "Value"), rows, "words"
-    )
-    machine = [(key, setting(value)) for key, value in run.run.environment.items()]
+        rows.append((key, style.format(setting(choice))))
+    caption = "Settings; bold where they are not the default"
+    settings = Table(caption, ("Setting", "Value"), rows, "words")
+
     environment: Block = "The environment was not recorded."
-    if machine:
+    if machine := [(key, setting(fact)) for key, fact in run.run.environment.items()]:
         caption = "Environment: what the run was started with"
         environment = Table(caption, ("What", "Version or kind"), machine, "words")
     return Section("configuration", "Configuration and environment", [settings, environment])
-
-
-def _outputs(run: EvaluatedRun) -> str:
-    """What the model declares, which says why a section is not there."""
-    spec = run.task.spec
-    capsules = "capsules with poses" if spec.pose else "no capsules"
-    drawn = "a decoder draws images" if spec.decoder else "no decoder, so nothing is drawn"
-    return f"{ACTIVATIONS[spec.activation]}; {capsules}; {drawn}"
-
-
-def _classes(run: EvaluatedRun) -> Markup:
-    more = ", …" if len(run.classes) > MAX_NAMES else ""
-    return Markup("{}: {}{}").format(len(run.classes), names(run.classes[:MAX_NAMES]), more)
-
-
-def _training(run: EvaluatedRun) -> str:
-    config = run.config
-    epochs = counted(len(run.epochs), "epoch")
-    if len(run.epochs) != config.training.epochs:
-        epochs = f"{epochs} of at most {config.training.epochs}"
-    return (
-        f"{epochs} of {int(run.epochs[-1]['images']):,} images, batches of {config.training.batch_size}, "
-        f"learning rate {config.optimizer.lr:g} ({config.schedule.name}), seed {config.training.seed}"
-    )
-
-
-def _time(run: EvaluatedRun) -> str:
-    if run.run.seconds is None:
-        return "not recorded"
-    where = (
-        run.run.environment.get("gpu")
-        or run.run.environment.get("processor")
-        or "an unrecorded machine"
-    )
-    threads = run.run.environment.get("threads")
-    kind = (
-        f"{where}, {counted(threads, 'thread')}"
-        if threads and not run.run.environment.get("gpu")
-        else str(where)
-    )
-    return f"about {duration(run.run.seconds)} of training steps, without validation, on {kind}"
-
-
-def _kept(run: EvaluatedRun) -> str:
-    epoch = run.run.best_epoch
-    return f"that of epoch {epoch}, chosen by validation; test images had no part in it"
-
-
-def _results(run: EvaluatedRun) -> dict[str, str]:
-    found, n = run.figures, run.figures["num_samples"]
-    if not run.has_classes:
-        return {}
-    if run.is_multilabel:
-        return {
-            "All classes found": f"{percent(found['exact'])} of {n:,} test images "
-            f"(error {percent(found['error'])}, standard error {percent(found['standard_error'])})",
-            "At least one found": percent(found["almost"]),
-            "Single classes found": percent(found["per_digit"]),
-        }
-    spread = percent(sqrt(found["error"] * found["accuracy"] / n))
-    return {
-        "Test accuracy": f"{percent(found['accuracy'])} of {n:,} images",
-        "Test error": f"{percent(found['error'])}, {round(found['error'] * n):,} images (standard error {spread})",
-        "Margin loss": f"{found['loss']:.4f}, of the activations of test images, whatever the training loss is",
-    }
-
-
-def _notes(run: EvaluatedRun) -> list[str]:
-    if len(run.images) < run.num_images:
-        few = f"{len(run.images):,} evenly spread of {run.num_images:,} test images"
-        return [f"Mistakes and pictures are those of {few}."]
-    if run.recorded is not None and run.accuracy is not None:
-        again = float(run.is_correct.double().mean())
-        if round(again * run.num_images) != round(run.accuracy * run.figures["num_samples"]):
-            return [
-                f"The figures are those of evaluation.json. Measured again for this report, {percent(again)} are right."
-            ]
-    return []

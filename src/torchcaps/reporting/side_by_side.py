@@ -6,6 +6,7 @@ from typing import Any
 from markupsafe import Markup
 
 from torchcaps.evaluation import compare_answers
+from torchcaps.models.notebook import parameter_count
 from torchcaps.reporting.answers import same_images
 from torchcaps.reporting.evaluated import EvaluatedRun
 from torchcaps.reporting.markup import Block, Section, Table, name
@@ -16,15 +17,15 @@ Runs = Mapping[str, EvaluatedRun]
 
 
 def sections_of(runs: Runs) -> list[Section]:
-    """All sections, in their order; those on right answers only where classes are told apart."""
+    """All sections in their order; those on right answers only where all runs have classes."""
     if all(run.has_classes for run in runs.values()):
         return [figures(runs), difference(runs), curves(runs), classes(runs), settings(runs)]
     return [figures(runs), curves(runs), settings(runs)]
 
 
 def figures(runs: Runs) -> Section:
-    """Model, figures of test images, size, time."""
-    columns = [_facts(run) for run in runs.values()]
+    """Model, figures of the test images, size and time, a column for each run."""
+    columns = [_describe_run(run) for run in runs.values()]
     labels = dict.fromkeys(label for column in columns for label in column)
     rows = [(label, *(column.get(label, "–") for column in columns)) for label in labels]
     about = "Times are those of training steps alone, on the machine of each run."
@@ -34,7 +35,8 @@ def figures(runs: Runs) -> Section:
     return Section("figures", "Side by side", [table, about])
 
 
-def _facts(run: EvaluatedRun) -> dict[str, str]:
+def _describe_run(run: EvaluatedRun) -> dict[str, str]:
+    """Figures of one run, by heading."""
     measured = run.figures
     if run.has_classes:
         scores = {"Test accuracy": percent(run.accuracy), "Test error": percent(measured["error"])}
@@ -42,12 +44,14 @@ def _facts(run: EvaluatedRun) -> dict[str, str]:
             scores["Margin loss"] = f"{measured['loss']:.4f}"
             scores["Calibration error"] = percent(measured["calibration_error"])
     else:
-        scores = {label: format_metric(label, value) for label, value in numbers(measured).items()}
+        scores = {
+            label: format_metric(label, metric) for label, metric in numbers(measured).items()
+        }
     return {
         "Model": run.config.model.name,
         **scores,
         "Test images": f"{measured['num_samples']:,}",
-        "Parameters": f"{run.parameters:,}",
+        "Parameters": f"{parameter_count(run.model):,}",
         "Loss in training": in_words(run.task.loss),
         "Epochs": str(len(run.epochs)),
         "Best epoch": str(run.run.best_epoch),
@@ -57,55 +61,58 @@ def _facts(run: EvaluatedRun) -> dict[str, str]:
 
 
 def difference(runs: Runs) -> Section:
-    """Whether one of them is better, on the same test images."""
-    (first, base), *others = runs.items()
+    """Whether one of the runs is better than the first, on the same test images."""
+    (first, reference), *others = runs.items()
     rows = []
     verdicts: list[Block] = []
     for key, run in others:
-        heading = Markup("<strong>{}</strong>: {}")
-        if not same_images(base, run):
-            verdicts.append(heading.format(name(key), "not tested on the same images."))
-            continue
-        comparison = compare_answers(run.is_correct, base.is_correct)
-        low, high = (f"{100 * bound:+.2f}" for bound in comparison.interval)
-        rows.append(
-            (
+        if same_images(reference, run):
+            comparison = compare_answers(run.is_correct, reference.is_correct)
+            low, high = comparison.interval
+            row = (
                 key,
                 f"{100 * comparison.difference:+.2f}",
-                f"{low} to {high}",
+                f"{100 * low:+.2f} to {100 * high:+.2f}",
                 f"{comparison.only_first:,}",
                 f"{comparison.only_second:,}",
                 f"{comparison.p_value:.2g}",
             )
-        )
-        verdict = comparison.verdict.replace("The first model", "This run")
-        verdict = verdict.replace("The second model", "The reference")
-        verdicts.append(heading.format(name(key), verdict))
+            rows.append(row)
+            verdict = comparison.verdict.replace("The first model", "This run")
+            verdict = verdict.replace("The second model", "The reference")
+        else:
+            verdict = "not tested on the same images."
+        verdicts.append(Markup("<strong>{}</strong>: {}").format(name(key), verdict))
+
     about = Markup(
-        "Each run beside {}, the reference, image by image: only images that one gets right and the other "
-        "wrong say which is better (McNemar's exact test). A difference that is not seen may still be there: the "
-        "sentences say how large one must be to be seen, and only an equivalence test calls two models equally good. "
-        "One run a model is one seed a model: a difference between two trainings is not yet one between two methods. "
-        "Several runs of each are compared by <code>torchcaps compare</code>."
+        "Each run is compared with {}, the reference, image by image: only images that one gets "
+        "right and the other wrong say which is better (McNemar's exact test). A difference that "
+        "is not seen may still be there: the sentences say how large one must be to be seen, and "
+        "only an equivalence test calls two models equally good. One run a model is one seed a "
+        "model: a difference between two trainings is not yet one between two methods. "
+        "<code>torchcaps compare</code> compares several runs of each."
     ).format(name(first))
     heads = ("Run", "Points", "95 % of resamples", "Right here alone", "Right there alone", "p")
-    caption = f"Differences in accuracy to the reference, on {len(base.images):,} test images"
+    caption = f"Differences in accuracy to the reference, on {len(reference.images):,} test images"
     tables = [Table(caption, heads, rows, "figures")] if rows else []
     return Section("difference", "Is one better?", [about, *tables, *verdicts])
 
 
 def curves(runs: Runs) -> Section:
-    """Validation loss and score of all of them in one picture."""
+    """Validation loss and score of all runs in one picture."""
     from torchcaps import viz
 
     score = next(iter(runs.values())).run.score
-    drawing = viz.overlaid_curves({key: run.epochs for key, run in runs.items()}, score=score)
-    ends = ", ".join(
-        f"{key} ends at {format_metric(score, run.epochs[-1][f'val_{score}'])}"
-        for key, run in runs.items()
+    epochs = {key: run.epochs for key, run in runs.items()}
+    ends = [
+        f"{key} ends at {format_metric(score, rows[-1][f'val_{score}'])}"
+        for key, rows in epochs.items()
+    ]
+    alt = (
+        f"Validation loss and {in_words(score)} over epochs, a line for each run: "
+        f"{', '.join(ends)}."
     )
-    alt = f"Validation loss and {in_words(score)} over epochs, a line for each run: {ends}."
-    blocks: list[Block] = [picture(drawing, alt)]
+    blocks: list[Block] = [picture(viz.overlaid_curves(epochs, score=score), alt)]
     if len({run.task.loss for run in runs.values()}) > 1:
         blocks.append(
             "The runs were trained with different losses: these lines cannot be compared."
@@ -115,19 +122,19 @@ def curves(runs: Runs) -> Section:
 
 def classes(runs: Runs) -> Section:
     """Accuracy of each class, a column for each run."""
-    title = "Class by class"
-    names = next(iter(runs.values())).classes
+    names = next(iter(runs.values())).images.classes
+    block: Block
     if any(run.is_multilabel for run in runs.values()):
-        return Section("classes", title, ["A comparison by class needs one class an image."])
-    if any(run.classes != names for run in runs.values()):
-        return Section("classes", title, ["The runs do not have the same classes."])
-    columns = [run.figures["per_class"] for run in runs.values()]
-    rows = [
-        (label, *(percent(column[index]["accuracy"]) for column in columns))
-        for index, label in enumerate(names)
-    ]
-    table = Table("Accuracy by class", ["Class", *runs], rows, "figures")
-    return Section("classes", title, [table])
+        block = "A comparison by class needs one class an image."
+    elif any(run.images.classes != names for run in runs.values()):
+        block = "The runs do not have the same classes."
+    else:
+        columns = [
+            [percent(row["accuracy"]) for row in run.figures["per_class"]] for run in runs.values()
+        ]
+        rows = list(zip(names, *columns, strict=True))
+        block = Table("Accuracy by class", ["Class", *runs], rows, "figures")
+    return Section("classes", "Class by class", [block])
 
 
 def settings(runs: Runs) -> Section:
@@ -135,17 +142,19 @@ def settings(runs: Runs) -> Section:
     configs = [run.config.flat() for run in runs.values()]
     environments = [run.run.environment for run in runs.values()]
     blocks = [
-        _differing("Settings that differ", ["Setting", *runs], configs),
-        _differing("Environments that differ", ["What", *runs], environments),
+        _tabulate_differences("Settings that differ", ["Setting", *runs], configs),
+        _tabulate_differences("Environments that differ", ["What", *runs], environments),
     ]
     return Section("settings", "What differs", blocks)
 
 
-def _differing(caption: str, heads: Sequence[str], columns: Sequence[Mapping[str, Any]]) -> Block:
-    """A row for each key whose values are not all the same."""
+def _tabulate_differences(
+    caption: str, heads: Sequence[str], columns: Sequence[Mapping[str, Any]]
+) -> Block:
+    """A row for each key that does not have the same setting in all columns."""
     rows = []
     for key in dict.fromkeys(key for column in columns for key in column):
-        values = [setting(column.get(key)) for column in columns]
-        if len(set(values)) > 1:
-            rows.append((key, *values))
+        choices = [setting(column.get(key)) for column in columns]
+        if len(set(choices)) > 1:
+            rows.append((key, *choices))
     return Table(caption, heads, rows, "words") if rows else f"{caption}: none."

@@ -25,14 +25,17 @@ ModelOrRun = nn.Module | Run | str | Path
 """A model; a run, or its folder; or a file of weights."""
 Data = ImageSet | tuple[ArrayLike | Tensor, ArrayLike | Tensor] | str | Path
 """Images with labels; or the name or path of a data set."""
+MAX_CLASSES = 5  # that an error lists
 
 
 def load_model(model_or_run: ModelOrRun, device: str = "auto") -> Any:
-    """The model; a module is moved only where a device is named. Raises RunError for no run."""
+    """The model of a run or file; a module is moved only where a device is named.
+
+    Raises RunError for no run.
+    """
     if isinstance(model_or_run, nn.Module):
         return model_or_run if device == "auto" else model_or_run.to(resolve_device(device))
-    path = model_or_run.path if isinstance(model_or_run, Run) else model_or_run
-    return load(path, device=resolve_device(device))
+    return load(_path_of(model_or_run), device=resolve_device(device))
 
 
 def open_task(
@@ -46,64 +49,70 @@ def open_task(
     """The task around a trained model, and images for it.
 
     Args:
+        model_or_run: a model; a run, or its folder; or a file of weights.
         data: by default the data set that the run was trained on; a model has none.
         root: where a named set is looked for first.
         split: "test" or "train", of a named set.
+        device: "auto" leaves a model where it is.
 
     Raises:
         RunError: for no such run, or data whose classes are not the model's.
-        DataError: if the data cannot be had.
+        DataError: if the data cannot be read.
         ArgumentError: for a model without data, or data that its task does not take.
     """
     model = load_model(model_or_run, device)
-    config = _config_of(model_or_run)
-    settings = config.data
+    metadata = model_metadata(model)
+    if isinstance(model_or_run, nn.Module):
+        config = TrainConfig.of(task=metadata.task)
+    else:
+        path = _path_of(model_or_run)
+        config = Run.open(path).config if path.is_dir() else TrainConfig()
+
     max_bytes = None
     if data is None:
-        data, root = _default_data(model_or_run, settings.name), root or settings.root
-        max_bytes = settings.max_bytes
-    classes = model_metadata(model).classes
+        data = _default_data(model_or_run, config)
+        root = root or config.data.root
+        max_bytes = config.data.max_bytes
     images = _load_images(model, data, root, split, max_bytes)
-    if not isinstance(data, ImageSet | str | Path) and len(images.classes) <= len(classes):
-        images = replace(images, classes=classes)  # arrays have no names of classes
+    if not isinstance(data, ImageSet | str | Path) and len(images.classes) <= len(metadata.classes):
+        images = replace(images, classes=metadata.classes)  # arrays do not name their classes
+
     # Such as overlapping digits, for a model of single ones.
     if not task_class(config.task.name, model, images).supports(images):
         config = config.updated(task="auto")
     task = create_task(model, config, images)
-    if task.labeled and classes and images.classes != classes:
+    if task.labeled and metadata.classes and images.classes != metadata.classes:
         name = data if isinstance(data, str | Path) else images.name
         raise RunError(
-            f"{name}: its {len(images.classes)} classes ({_first(images.classes)}) are not "
-            f"the model's {len(classes)} ({_first(classes)})"
+            f"{name}: its {_list_classes(images.classes)} are not "
+            f"the model's {_list_classes(metadata.classes, noun='')}"
         )
     return task, images
 
 
-def _config_of(model_or_run: ModelOrRun) -> TrainConfig:
-    if isinstance(model_or_run, nn.Module):
-        return TrainConfig.of(task=model_metadata(model_or_run).task)
-    run = model_or_run if isinstance(model_or_run, Run) else Run(model_or_run)
-    return Run.open(run.path).config if run.path.is_dir() else TrainConfig()
+def _path_of(run: Run | str | Path) -> Path:
+    return run.path if isinstance(run, Run) else Path(run)
 
 
-def _default_data(model_or_run: ModelOrRun, name: str) -> str:
+def _default_data(model_or_run: ModelOrRun, config: TrainConfig) -> str:
     """The data set of a run, or of weights that come with the package."""
     if isinstance(model_or_run, nn.Module):
         raise ArgumentError("data", "expected a data set for a model without a run, got None")
-    path = model_or_run.path if isinstance(model_or_run, Run) else Path(model_or_run)
+    path = _path_of(model_or_run)
     if path.is_dir():
-        return name
-    shown = read_header(path)[1].get("weights", {}).get("shown")
-    if shown is None:
+        return config.data.name
+    name = read_header(path)[1].get("weights", {}).get("shown")
+    if name is None:
         raise RunError(
             f"{path}: a model file does not say what data it was trained on; give --data"
         )
-    return str(shown)
+    return str(name)
 
 
 def _load_images(
     model: Any, data: Data, root: str | None, split: str, max_bytes: int | None
 ) -> ImageSet:
+    """Images of the model's size and channels, cropped as in its training."""
     if not isinstance(data, str | Path):
         return as_set(data)
     preprocess = model_metadata(model).preprocess
@@ -120,5 +129,7 @@ def _load_images(
     return images if preprocess is None else cropped(images, preprocess.crop)
 
 
-def _first(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+def _list_classes(classes: tuple[str, ...], noun: str = " classes") -> str:
+    listed = ", ".join(classes[:MAX_CLASSES])
+    rest = ", ..." if len(classes) > MAX_CLASSES else ""
+    return f"{len(classes)}{noun} ({listed}{rest})"

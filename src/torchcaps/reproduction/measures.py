@@ -1,4 +1,4 @@
-"""What an experiment measures beside the test images of its own data set: one function a measure, by name.
+"""What an experiment measures beside the test images of its data set: one function a measure.
 
 Every figure is a plain number; shares, accuracies and errors are in [0, 1].
 """
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchcaps import evaluation, ops
-from torchcaps.data import PairSet
+from torchcaps.data import ImageSet, PairSet
 from torchcaps.errors import AblationUnsupportedError, DatasetNotFoundError
 from torchcaps.evaluation.forward import proportion, right_answers
 from torchcaps.registry import Registry
@@ -22,90 +22,99 @@ from torchcaps.reporting import EvaluatedRun, evaluate
 from torchcaps.training import load
 
 # Data set -> one of the same size and other classes.
-UNKNOWN = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}
-SUBSET = 512  # test images that slow measures look at
-ABLATED = 10_000  # all of most sets, for the figure stands beside the error on all
-CURVE = 2048  # of each side of a viewpoint set, after every epoch
-ATTACKED = 200
+UNKNOWN_SETS = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}
+NUM_SUBSET = 512  # test images of slow measures
+NUM_ABLATED = 10_000  # all of most sets, because the figure stands beside the error on all
+NUM_CURVE = 2048  # of each side of a viewpoint set, after every epoch
+NUM_ATTACKED = 200
 STRENGTHS = (0.05, 0.1, 0.2, 0.3)  # of attacks, on pixels in [0, 1]
 DETECTED_STRENGTH = 0.2
-TURN = 0.02  # the strength 0.1 of Hahn et al. on CIFAR-10, which they divided by its deviation
-
+# The strength 0.1 of Hahn et al. on CIFAR-10, whose pixels they divided by the deviation.
+SUCCESS_STRENGTH = 0.02
 
 Figures = dict[str, Any]
 Measure = Callable[[EvaluatedRun], Figures]
 MEASURES: Registry[Measure] = Registry("measure")
-# A recipe names it among its `measures`. It returns no figures where the task or the model cannot be measured so.
+# Decorator: a recipe names the function among its `measures`. It returns no figures where the task
+# or the model cannot be measured so.
 register_measure = MEASURES.register
 
 
 @register_measure()
 def segmentation(run: EvaluatedRun) -> Figures:
-    """Composites taken apart: each labeled capsule decoded alone, against the single images; and an absent one.
+    """Composites taken apart: each labeled capsule is decoded alone, and so is an absent one.
 
-    `ink_absent` is the mean brightness of a class that is not there, over that of the labeled ones.
+    Returns:
+        "iou", "ink_right", "correlation" and "pixel_mse" of the drawings and the single images;
+        "ink_absent": mean brightness of a class that is not in the image, over that of the labeled
+        ones.
     """
-    pairs = run.subset(SUBSET)
+    pairs = run.subset(NUM_SUBSET)
     if not isinstance(pairs, PairSet) or not run.task.spec.decoder:
         return {}
     singles = pairs.singles(torch.arange(len(pairs)))
     images, labels = pairs.float_images(), pairs.labels
     singles = singles.float() / 255 if singles.dtype == torch.uint8 else singles
-    drawn = evaluation.segment(run.model, images, labels)
-    scores = evaluation.score_segmentation(drawn.images, singles)
+    segments = evaluation.segment(run.model, images, labels)
+    scores = evaluation.score_segmentation(segments.images, singles)
+
     # The next class that is neither of the two.
     absent = (labels + 1) % pairs.num_classes
-    absent = torch.where((absent == labels.flip(1)), (absent + 1) % pairs.num_classes, absent)
+    absent = torch.where(absent == labels.flip(1), (absent + 1) % pairs.num_classes, absent)
     blank = evaluation.segment(run.model, images, absent).images
     return {
         "iou": scores.iou,
         "ink_right": scores.ink_right,
         "correlation": scores.correlation,
         "pixel_mse": scores.error,
-        "ink_absent": float(blank.mean() / drawn.images.mean()),
+        "ink_absent": float(blank.mean() / segments.images.mean()),
     }
 
 
 @register_measure()
 def placed(run: EvaluatedRun) -> Figures:
-    """Error on digits at random places, which the experiment compares models at equal values of: its "clean" error."""
+    """Error on untransformed digits at random places.
+
+    The experiment compares models of equal "clean" error.
+    """
     if not run.has_one_class:
         return {}
-    return {
-        "clean_error": run.error(
-            run.load_images(f"placed-{run.config.data.name.removeprefix('affine-')}")
-        )
-    }
+    name = run.config.data.name.removeprefix("affine-")
+    return {"clean_error": _error(run, run.load_images(f"placed-{name}"))}
 
 
 @register_measure()
 def affnist(run: EvaluatedRun) -> Figures:
-    """Error on affNIST's own test images, where that set is at hand; nothing of it where it is not."""
+    """Error on affNIST's own test images; no figure where that set is not at hand."""
     if not run.has_one_class:
         return {}
     try:
-        return {"affnist_error": run.error(run.load_images("affnist"))}
+        images = run.load_images("affnist")
     except DatasetNotFoundError:
         return {}
+    return {"affnist_error": _error(run, images)}
 
 
 @register_measure()
 def viewpoints(run: EvaluatedRun) -> Figures:
-    """Errors on familiar and on novel views; and, on some of each, after every epoch whose model was kept."""
+    """Errors on familiar and on novel views.
+
+    Where the models of all epochs were kept, "curve" has the accuracies of each on a part of both.
+    """
     if not run.has_one_class:
         return {}
     familiar = run.load_images(f"{run.config.data.name}-familiar")
     figures: Figures = {
-        "familiar_error": run.error(familiar),
-        "novel_error": run.error(run.images),
+        "familiar_error": _error(run, familiar),
+        "novel_error": _error(run, run.images),
     }
     epochs = range(1, run.config.training.epochs + 1)
     paths = [run.run.epoch_model_path(epoch) for epoch in epochs]
     models = [load(path) for path in paths if path.exists()]
     if models:
         subsets = {
-            "familiar": replace(run, images=familiar).subset(CURVE),
-            "novel": run.subset(CURVE),
+            "familiar": replace(run, images=familiar).subset(NUM_CURVE),
+            "novel": run.subset(NUM_CURVE),
         }
         figures["curve"] = {
             name: [evaluate(model, subset).to_dict()["accuracy"] for model in models]
@@ -114,50 +123,58 @@ def viewpoints(run: EvaluatedRun) -> Figures:
     return figures
 
 
+def _error(run: EvaluatedRun, images: ImageSet) -> float:
+    """Share of these images that are wrong."""
+    return float(run.task.evaluate(images).to_dict()["error"])
+
+
 @register_measure()
 def ablation(run: EvaluatedRun) -> Figures:
-    """The trained model with uniform and with random couplings at test time."""
-    if not run.has_routing:
+    """The trained model with uniform couplings at test time."""
+    if not (run.has_one_class and run.task.spec.pose):
         return {}
-    subset = run.subset(ABLATED)
+    subset = run.subset(NUM_ABLATED)
     try:
-        result = evaluation.routing_ablation(run.model, subset.float_images(), subset.labels)
+        routed = evaluation.routing_ablation(run.model, subset.float_images(), subset.labels)
     except AblationUnsupportedError:
         return {}
-    return {"uniform_at_test_error": 1 - result.uniform, "changed_by_routing": result.changed}
+    return {"uniform_at_test_error": 1 - routed.uniform, "changed_by_routing": routed.changed}
 
 
 @register_measure()
 def diagnostics(run: EvaluatedRun) -> Figures:
-    """Every measure of routing (docs/diagnostics.md); the table shows couplings and dead capsules of the last layer."""
-    if not run.has_routing:
+    """Every measure of routing (docs/diagnostics.md), and couplings of the last layer."""
+    if not (run.has_one_class and run.task.spec.pose):
         return {}
     diagnosis = evaluation.diagnose(run.model, run.images)
-    last = diagnosis.layers[-1]
     figures: Figures = {"diagnosis": diagnosis.to_dict()}
-    if last.entropy is not None and last.dynamics is not None:
-        figures["coupling_entropy"] = last.entropy.mean
-        figures["coupling_std"] = last.dynamics.mean
+    last_layer = diagnosis.layers[-1]
+    if last_layer.entropy is not None and last_layer.dynamics is not None:
+        figures["coupling_entropy"] = last_layer.entropy.mean
+        figures["coupling_std"] = last_layer.dynamics.mean
     return figures
 
 
 @register_measure()
 def robustness(run: EvaluatedRun) -> Figures:
-    """Affine changes, attacks through the gradient, detection by reconstruction, and images of no class."""
+    """Affine changes, attacks, detection by reconstruction, and images of no class."""
     if not run.has_one_class:
         return {}
-    subset = run.subset(SUBSET)
+    subset = run.subset(NUM_SUBSET)
     images, labels = subset.float_images(), subset.labels
+    attacked = images[:NUM_ATTACKED]
+    attacked_labels = labels[:NUM_ATTACKED]
     return {
         **_affine(run.model, images, labels),
-        **_attacks(run.model, images[:ATTACKED], labels[:ATTACKED]),
+        **_attacks(run.model, attacked, attacked_labels),
         **_rejection(run, images),
         "calibration_error": run.task.evaluate(subset).to_dict()["calibration_error"],
-        **_detection(run, images[:ATTACKED], labels[:ATTACKED]),
+        **_detection(run, attacked, attacked_labels),
     }
 
 
 def _affine(model: nn.Module, images: Tensor, labels: Tensor) -> Figures:
+    """Accuracy on rotated (degrees), scaled (%), sheared (degrees) and shifted (pixels) images."""
     sweep = evaluation.affine_sweep(
         model,
         images,
@@ -167,26 +184,29 @@ def _affine(model: nn.Module, images: Tensor, labels: Tensor) -> Figures:
         shear=(-30, -15, 15, 30),
         shift=(2, 4),
     )
-    accuracies = [value for curve in sweep.curves.values() for value in curve.accuracy]
+    accuracies: list[float] = []
+    for curve in sweep.curves.values():
+        accuracies += curve.accuracy
     return {"affine_accuracy": mean(accuracies), "affine": sweep.to_dict()}
 
 
 def _attacks(model: nn.Module, images: Tensor, labels: Tensor) -> Figures:
-    sweeps = {
-        name: evaluation.attack_sweep(model, images, labels, STRENGTHS, attack=name)
-        for name in ("fgsm", "bim", "pgd")
-    }
-    means = {f"{name}_accuracy": sweep.mean for name, sweep in sweeps.items()}
-    return means | {"attacks": {name: sweep.to_dict() for name, sweep in sweeps.items()}}
+    """Accuracy under attacks through the gradient, a mean over their strengths."""
+    figures: Figures = {"attacks": {}}
+    for name in ("fgsm", "bim", "pgd"):
+        sweep = evaluation.attack_sweep(model, images, labels, STRENGTHS, attack=name)
+        figures[f"{name}_accuracy"] = sweep.mean
+        figures["attacks"][name] = sweep.to_dict()
+    return figures
 
 
 def _rejection(run: EvaluatedRun, images: Tensor) -> Figures:
-    """How well lengths tell known images from inverted ones, from noise, and from another data set."""
+    """How well lengths tell images of the set from inverted ones, noise and another set."""
     generator = torch.Generator().manual_seed(0)
     strangers = {"inverted": 1 - images, "noise": torch.rand(images.shape, generator=generator)}
-    if run.config.data.name in UNKNOWN:
-        unknown = run.load_images(UNKNOWN[run.config.data.name])
-        strangers["unknown"] = unknown.float_images()[:SUBSET]
+    if run.config.data.name in UNKNOWN_SETS:
+        unknown = run.load_images(UNKNOWN_SETS[run.config.data.name])
+        strangers["unknown"] = unknown.float_images()[:NUM_SUBSET]
     return {
         f"auroc_{name}": evaluation.reject_by_length(run.model, images, others).auroc
         for name, others in strangers.items()
@@ -194,9 +214,10 @@ def _rejection(run: EvaluatedRun, images: Tensor) -> Figures:
 
 
 def _detection(run: EvaluatedRun, images: Tensor, labels: Tensor) -> Figures:
+    """Share of attacked images that their reconstruction gives away."""
     if not run.task.spec.decoder:
         return {}
-    held_out = run.held_out_images().float_images()[:SUBSET]
+    held_out = run.held_out_images().float_images()[:NUM_SUBSET]
     distances = evaluation.reconstruction_distances(run.model, held_out)
     detection = evaluation.detect_adversarial(
         run.model,
@@ -214,58 +235,68 @@ def _detection(run: EvaluatedRun, images: Tensor, labels: Tensor) -> Figures:
 
 @register_measure()
 def attack_success(run: EvaluatedRun) -> Figures:
-    """Share of rightly answered images that an attack turns, one step or ten: to any class, or to the next one.
+    """Share of correctly classified images that an attack turns, in one step or ten.
 
-    The protocol of "Self-Routing Capsule Networks" (NeurIPS 2019), with its strength in pixels and images kept in
+    Untargeted attacks turn them to any class, targeted ones to the next. The protocol of
+    "Self-Routing Capsule Networks" (NeurIPS 2019), with its strength in pixels and images kept in
     [0, 1]: the authors cut normalized images to [-1, 1], which is an attack by itself.
     """
     if not run.has_one_class:
         return {}
-    subset, model = run.subset(SUBSET), run.model
+    model = run.model
+    subset = run.subset(NUM_SUBSET)
     images, labels = subset.float_images(), subset.labels
-    correct = right_answers(model, images, labels)
-    if not correct.any():
+    is_correct = right_answers(model, images, labels)
+    if not is_correct.any():
         return {}
-    images, labels = images[correct], labels[correct]
-    next_class = (labels + 1) % subset.num_classes
+    images, labels = images[is_correct], labels[is_correct]
+    targets = (labels + 1) % subset.num_classes
     figures: Figures = {}
     for name, steps in (("fgsm", 1), ("bim", 10)):
-        away = evaluation.bim(model, images, labels, TURN, steps=steps, loss=likelihood)
-        figures[f"{name}_success"] = 1 - proportion(right_answers(model, away, labels))
-        towards = evaluation.bim(
-            model, images, next_class, TURN, steps=steps, loss=lambda a, t: -likelihood(a, t)
+        untargeted = evaluation.bim(
+            model, images, labels, SUCCESS_STRENGTH, steps=steps, loss=_cross_entropy
         )
-        figures[f"targeted_{name}_success"] = proportion(right_answers(model, towards, next_class))
+        figures[f"{name}_success"] = 1 - proportion(right_answers(model, untargeted, labels))
+        targeted = evaluation.bim(
+            model,
+            images,
+            targets,
+            SUCCESS_STRENGTH,
+            steps=steps,
+            loss=lambda activation, labels: -_cross_entropy(activation, labels),
+        )
+        figures[f"targeted_{name}_success"] = proportion(right_answers(model, targeted, targets))
     return figures
 
 
-def likelihood(activation: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of activations taken as shares: what a network of them is run with."""
-    return nn.functional.cross_entropy(
-        activation.clamp(min=torch.finfo(activation.dtype).tiny).log(), labels
-    )
+def _cross_entropy(activation: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of activations `[batch, classes]` that are taken as probabilities."""
+    smallest = torch.finfo(activation.dtype).tiny
+    return nn.functional.cross_entropy(activation.clamp(min=smallest).log(), labels)
 
 
 @register_measure()
 def validation(run: EvaluatedRun) -> Figures:
     """The score on the images that the model was chosen with; of an accuracy, the error."""
-    score = run.task.score
-    value = run.task.compute_metrics(run.task.eval_outputs(run.held_out_images()))[score]
-    return (
-        {"validation_error": 1 - value} if score == "accuracy" else {f"validation_{score}": value}
-    )
+    name = run.task.score
+    score = run.task.compute_metrics(run.task.eval_outputs(run.held_out_images()))[name]
+    if name == "accuracy":
+        return {"validation_error": 1 - score}
+    return {f"validation_{name}": score}
 
 
 @register_measure()
 def products(run: EvaluatedRun) -> Figures:
-    """Multiply-adds of matrix products and convolutions that one image takes, by the reference of every operator."""
-    plain = deepcopy(run.model)
-    layers: list[Any] = list(plain.modules())
+    """Multiply-adds of matrix products and convolutions that one image takes.
+
+    Operators of the library are counted by their references.
+    """
+    model = deepcopy(run.model)
+    layers: list[Any] = list(model.modules())
     for layer in layers:
-        if "reference" in (
-            impl for op in getattr(layer, "operators", ()) for impl in ops.implementations(op)
-        ):
-            layer.impl = "reference"
+        for operator in getattr(layer, "operators", ()):
+            if "reference" in ops.implementations(operator):
+                layer.impl = "reference"
     with FlopCounterMode(display=False) as counter, torch.inference_mode():
-        plain(run.images.float_images([0]).to(next(plain.parameters()).device))
+        model(run.images.float_images([0]).to(next(model.parameters()).device))
     return {"products": counter.get_total_flops() // 2}

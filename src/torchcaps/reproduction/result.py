@@ -13,24 +13,39 @@ RESULT_FILE = "result.json"
 
 @dataclass(frozen=True)
 class Result:
-    """What one run of an experiment measured."""
+    """What one run of an experiment measured.
 
-    recipe: str  # its name
-    row: str  # of the recipe's table
-    budget: str  # how much was run
+    Attributes:
+        recipe: name of the recipe.
+        row: name of the row of the recipe's table.
+        budget: how much was run.
+        seed: of the run.
+        figures: by name; numbers, and whole measurements under the names of their measures.
+        shown: names of the figures that the table shows.
+        published: the paper's figures, by name.
+        parameters: number of parameters of the model.
+        epochs: number of epochs that were trained.
+        images_per_second: mean over epochs; None if no epoch was measured.
+        seconds: of training, without evaluations.
+        machine: processor or GPU, and threads.
+        torch: its version.
+        command: repeats the run.
+    """
+
+    recipe: str
+    row: str
+    budget: str
     seed: int
-    figures: dict[
-        str, Any
-    ]  # by name; numbers, and whole measurements under the names of their measures
-    shown: list[str]  # which of them the table shows
-    published: dict[str, str]  # the paper's, by name
-    parameters: int  # of the model
-    epochs: int  # that were trained
-    images_per_second: float | None  # mean over epochs; None if no epoch was measured
-    seconds: float  # of training, evaluations left out
-    machine: str  # processor or GPU, and threads
-    torch: str  # its version
-    command: str  # that repeats it
+    figures: dict[str, Any]
+    shown: list[str]
+    published: dict[str, str]
+    parameters: int
+    epochs: int
+    images_per_second: float | None
+    seconds: float
+    machine: str
+    torch: str
+    command: str
 
     @classmethod
     def read(cls, folder: Path) -> "Result":
@@ -48,7 +63,9 @@ class Result:
 
 
 def read_results(output: str | Path) -> list[Result]:
-    """Every result below a folder, in the order of their paths. Raises RunError for a result that cannot be read."""
-    return [
-        Result.read(path.parent) for path in sorted(Path(output).glob(f"*/*/*/*/{RESULT_FILE}"))
-    ]
+    """Every result below a folder, in the order of their paths.
+
+    Raises RunError for a result that cannot be read.
+    """
+    files = sorted(Path(output).glob(f"*/*/*/*/{RESULT_FILE}"))
+    return [Result.read(file.parent) for file in files]

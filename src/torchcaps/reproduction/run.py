@@ -1,4 +1,4 @@
-"""Running a recipe: every row and seed is a run folder, and what was measured of it a file in that folder."""
+"""Running a recipe: every row and seed is a run folder, with a file of what was measured of it."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 from torchcaps import plugins
 from torchcaps.errors import RunError, UnknownNameError, check_range
+from torchcaps.models.notebook import parameter_count
 from torchcaps.reporting import EvaluatedRun, evaluate, open_task
 from torchcaps.reproduction.measures import MEASURES
 from torchcaps.reproduction.result import RESULT_FILE, Result
@@ -15,9 +16,9 @@ from torchcaps.training import Recipe, Run, TrainConfig, load_recipe, train
 from torchcaps.training.recipes import Row
 from torchcaps.training.run import RESUME_OVERRIDES
 
-# Settings of these values are filled in by the task and the loop, but for those of the data.
-OPEN = (None, "auto")
-FIXED = ("stop_at",)  # for which None is a value
+# The task and the loop fill in settings that a recipe leaves at one of these, except where they
+# mean something: in the settings of the data, and in `stop_at`.
+OPEN_CHOICES = (None, "auto")
 
 
 def reproduce(
@@ -33,17 +34,17 @@ def reproduce(
     emit: Callable[[dict[str, Any]], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> Results:
-    """Run an experiment; what is done already is not run again, and what was stopped is continued.
+    """Run an experiment. Finished runs are not repeated, and a stopped run is continued.
 
     Args:
         recipe: the experiment, or its name, or a `.toml` file.
         budget: how much is run, by name: "small", "hour", "full".
         output: runs go to `<recipe>/<budget>/<row>/seed-<k>` in this folder.
-        seeds: the seeds 0 to `seeds` - 1 are run.
-        rows: only rows with such names or parts of names; by default all.
+        seeds: number of seeds; 0 to `seeds` - 1 are run.
+        rows: names or parts of names of the rows that are run; by default all.
         root: where named data sets are looked for first.
-        device: by default as the recipe says.
-        started: is called with the name of each run before it starts.
+        device: by default that of the recipe.
+        started: called with the name of each run before it starts.
         emit, should_stop: see `train`, whose errors are raised too.
 
     Returns:
@@ -61,7 +62,7 @@ def reproduce(
     check_range("seeds", seeds, low=1)
     measures = [MEASURES[name] for name in recipe.measures]
     results = Results()
-    for row in _select(recipe.rows_of(budget), rows):
+    for row in _select_rows(recipe.rows_of(budget), rows):
         for seed in range(seeds):
             config = recipe.resolve(row, budget, seed=seed, root=root, device=device)
             run = Run(Path(output) / recipe.name / budget / slug(row.name) / f"seed-{seed}")
@@ -70,14 +71,12 @@ def reproduce(
                 continue
             if started is not None:
                 started(f"{recipe.name}, {row.name}, seed {seed}")
+
             resume = run.exists()
             if resume:
                 _check_same(run, config)
             train(config, run.path, resume=resume, emit=emit, should_stop=should_stop)
-            data_root, run_device = config.data.root, config.training.device
-            evaluation = evaluate(run, root=data_root, device=run_device, output=run.path)
-            task, images = open_task(run, root=data_root, device=run_device)
-            evaluated = EvaluatedRun(run, run.config, task, images, evaluation, len(images))
+            evaluated = _evaluate(run, config)
             result = _result(recipe, row, budget, evaluated)
             for measure in measures:
                 result.figures.update(measure(evaluated))
@@ -88,24 +87,50 @@ def reproduce(
 
 def slug(name: str) -> str:
     """A row's name as a folder's: letters, digits and hyphens."""
-    return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
+    letters = [letter if letter.isalnum() else " " for letter in name.lower()]
+    return "-".join("".join(letters).split())
 
 
-def _select(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
-    """Rows with such parts of names, in their order."""
-    for name in names:
-        if not any(name.lower() in row.name.lower() for row in rows):
-            raise UnknownNameError("row", name, [row.name for row in rows])
-    if not names:
+def _select_rows(rows: Sequence[Row], parts: Sequence[str]) -> list[Row]:
+    """The rows whose names contain one of these parts; all rows without any."""
+    for part in parts:
+        if not any(part.lower() in row.name.lower() for row in rows):
+            raise UnknownNameError("row", part, [row.name for row in rows])
+    if not parts:
         return list(rows)
-    return [row for row in rows if any(name.lower() in row.name.lower() for name in names)]
+    return [row for row in rows if any(part.lower() in row.name.lower() for part in parts)]
+
+
+def _check_same(run: Run, config: TrainConfig) -> None:
+    """Raise RunError unless the run was started with these settings."""
+    saved = run.config.flat()
+    settings = known_settings()
+    for name, choice in config.flat().items():
+        has_default = settings[name].group != "data" and name != "stop_at"
+        is_open = choice in OPEN_CHOICES and has_default
+        if name not in RESUME_OVERRIDES and not is_open and saved[name] != choice:
+            raise RunError(
+                f"{run.path}: was started with {name} {saved[name]!r}, and the recipe has "
+                f"{choice!r} now; remove the folder, or give another output"
+            )
+
+
+def _evaluate(run: Run, config: TrainConfig) -> EvaluatedRun:
+    """Evaluate a trained run into its folder."""
+    root = config.data.root
+    device = config.training.device
+    evaluation = evaluate(run, root=root, device=device, output=run.path)
+    task, images = open_task(run, root=root, device=device)
+    return EvaluatedRun(run, run.config, task, images, evaluation, run.epochs, len(images))
 
 
 def _result(recipe: Recipe, row: Row, budget: str, evaluated: EvaluatedRun) -> Result:
     """The result of a run, with the figures of its evaluation alone."""
-    run, machine = evaluated.run, evaluated.run.environment
+    run = evaluated.run
+    machine = run.environment
     seed = evaluated.config.training.seed
     speeds = [epoch["images_per_second"] for epoch in evaluated.epochs]
+    processor = machine.get("gpu") or machine.get("processor")
     return Result(
         recipe=recipe.name,
         row=row.name,
@@ -114,24 +139,12 @@ def _result(recipe: Recipe, row: Row, budget: str, evaluated: EvaluatedRun) -> R
         figures=evaluated.evaluation.to_dict(),
         shown=[*recipe.figures],
         published=row.published,
-        parameters=evaluated.parameters,
+        parameters=parameter_count(evaluated.model),
         epochs=len(speeds),
         images_per_second=sum(speeds) / len(speeds) if speeds else None,
         seconds=run.seconds or 0.0,
-        machine=f"{machine.get('gpu') or machine.get('processor')}, {machine.get('threads')} threads",
+        machine=f"{processor}, {machine.get('threads')} threads",
         torch=str(machine.get("torch")),
         command=f"torchcaps reproduce {recipe.name} --budget {budget} "
         f"--seeds {seed + 1}{plugins.flags()}",
     )
-
-
-def _check_same(run: Run, config: TrainConfig) -> None:
-    """Raise RunError unless the run was started with these settings."""
-    saved, settings = run.config.flat(), known_settings()
-    for name, value in config.flat().items():
-        is_open = value in OPEN and settings[name].group != "data" and name not in FIXED
-        if name not in RESUME_OVERRIDES and not is_open and saved[name] != value:
-            raise RunError(
-                f"{run.path}: was started with {name} {saved[name]!r}, and the recipe has {value!r} "
-                "now; remove the folder, or give another output"
-            )

@@ -1,6 +1,7 @@
 """Tables of results: measured beside published, and the field's comparison.
 
-The field is every system on the same data, with its routing and without it, as a table and a picture.
+The field is every system on the same data, with its routing and without it, as a table and a
+picture.
 """
 
 import math
@@ -14,9 +15,8 @@ from torchcaps.evaluation.base import TextTable
 from torchcaps.reporting import can_plot, save_figure
 from torchcaps.reproduction.result import Result
 from torchcaps.training.files import atomic
-from torchcaps.words import in_words
+from torchcaps.words import counted, in_words
 
-TABLE = "results.md"
 HEADING = (
     "experiment",
     "what",
@@ -28,16 +28,11 @@ HEADING = (
     "epochs",
     "training",
 )
-SHARES = (
-    "error",
-    "accuracy",
-    "detected",
-    "changed_by_routing",
-    "success",
-)  # endings of figures shown in percent
-PREFIX = "field-"  # of the recipes that make it, one for each data set
-WITHOUT = ", uniform coupling"  # ending of the row of a system whose couplings are all equal
-SYSTEMS = (
+# Endings of the names of figures that are shown in percent.
+SHARES = ("error", "accuracy", "detected", "changed_by_routing", "success")
+FIELD_PREFIX = "field-"  # of the recipes of the field, one for each data set
+UNIFORM_SUFFIX = ", uniform coupling"  # of the row of a system whose couplings are all equal
+FIELD_HEADING = (
     "system",
     "parameters",
     "products",
@@ -48,7 +43,7 @@ SYSTEMS = (
     "images/s",
     "training",
 )
-Rows = dict[str, list[Result]]
+Curve = dict[str, list[float]]  # "familiar" and "novel": an accuracy for each epoch
 
 
 class Results(list[Result]):
@@ -63,55 +58,118 @@ class Results(list[Result]):
 
 
 def results_table(results: Sequence[Result]) -> TextTable:
-    """A row for each row and budget of recipes: the figures that the recipe names.
+    """Figures that the recipes name, a row for each row and budget of a recipe.
 
-    Shares are in percent, the others as they are; mean ± standard deviation where there are several seeds.
+    Shares are in percent; several seeds are shown as mean ± standard deviation.
     """
     groups: dict[tuple[str, str, str], list[Result]] = {}
     for result in results:
         groups.setdefault((result.recipe, result.row, result.budget), []).append(result)
-    return TextTable(HEADING, [_line(group) for group in groups.values()])
+    return TextTable(HEADING, [_results_row(group) for group in groups.values()])
+
+
+def _results_row(seeds: list[Result]) -> tuple[str, ...]:
+    """One row of a recipe, from the results of its seeds."""
+    first = seeds[0]
+    measured = []
+    for name in first.shown:
+        figures = [result.figures.get(name) for result in seeds]
+        if any(isinstance(figure, int | float) for figure in figures):
+            measured.append(f"{in_words(name)} {over_seeds(name, figures)}")
+    published = [f"{in_words(name)} {figure}" for name, figure in first.published.items()]
+    epochs = sorted({result.epochs for result in seeds})
+    return (
+        first.recipe,
+        first.row,
+        first.budget,
+        "; ".join(measured) or "-",
+        "; ".join(published) or "-",
+        str(len(seeds)),
+        f"{first.parameters:,}",
+        "-".join(map(str, dict.fromkeys([epochs[0], epochs[-1]]))),
+        _minutes(seeds),
+    )
+
+
+def over_seeds(name: str, figures: Sequence[float | None]) -> str:
+    """A figure of one row over its seeds, as mean ± standard deviation; a dash for none.
+
+    Its name decides the unit: percent for shares, millions for products, none for others.
+    """
+    numbers = [float(figure) for figure in figures if figure is not None and math.isfinite(figure)]
+    if not numbers:
+        return "-"
+    if name == "products":
+        scale, digits, unit = 1e-6, 1, " M"
+    elif name.endswith(SHARES):
+        scale, digits, unit = 100.0, 2, " %"
+    else:
+        scale, digits, unit = 1.0, 4 if abs(mean(numbers)) < 0.1 else 3, ""
+    deviation = f" ± {scale * stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
+    return f"{scale * mean(numbers):.{digits}f}{deviation}{unit}"
+
+
+def _minutes(seeds: Sequence[Result]) -> str:
+    """Mean time of training."""
+    return f"{mean(result.seconds for result in seeds) / 60:.1f} min"
 
 
 def viewpoint_lines(results: Sequence[Result]) -> list[str]:
-    """Two rows of a viewpoint experiment at equal accuracy on familiar views: one sentence for each pair, over seeds.
+    """Pairs of rows of a viewpoint experiment at equal accuracy on familiar views: a sentence each.
 
-    Only rows whose models were kept after every epoch can be compared so (`keep_epochs` in the recipe), by
-    `evaluation.compare_viewpoints`; each seed of one row stands against the same seed of the other.
+    Only rows whose models were kept after every epoch can be compared so (`keep_epochs` in the
+    recipe), by `evaluation.compare_viewpoints`. Each seed of one row is compared with the same seed
+    of the other.
     """
-    curves: dict[tuple[str, str], dict[str, dict[int, dict[str, list[float]]]]] = {}
+    experiments: dict[tuple[str, str], dict[str, dict[int, Curve]]] = {}
     for result in results:
         if "curve" in result.figures:
-            rows = curves.setdefault((result.recipe, result.budget), {})
+            rows = experiments.setdefault((result.recipe, result.budget), {})
             rows.setdefault(result.row, {})[result.seed] = result.figures["curve"]
-    return [
-        f"{recipe}, {budget}: {_matched(first, rows[first], second, rows[second])}"
-        for (recipe, budget), rows in curves.items()
-        for first, second in combinations(rows, 2)
-        if rows[first].keys() & rows[second].keys()
+    lines = []
+    for (recipe, budget), rows in experiments.items():
+        for first, second in combinations(rows, 2):
+            seeds = sorted(rows[first].keys() & rows[second].keys())
+            if seeds:
+                pairs = [(rows[first][seed], rows[second][seed]) for seed in seeds]
+                lines.append(f"{recipe}, {budget}: {_compare_curves(first, second, pairs)}")
+    return lines
+
+
+def _compare_curves(first: str, second: str, pairs: Sequence[tuple[Curve, Curve]]) -> str:
+    """A sentence on two rows, from the curves of each seed."""
+    comparisons = [
+        compare_viewpoints((ours["familiar"], ours["novel"]), (theirs["familiar"], theirs["novel"]))
+        for ours, theirs in pairs
     ]
+    target = mean(comparison.target for comparison in comparisons)
+    first_novel = mean(comparison.first_taken for comparison in comparisons)
+    second_novel = mean(comparison.second_taken for comparison in comparisons)
+    gains = [100 * comparison.gain for comparison in comparisons]
+    deviation = f" ± {stdev(gains):.1f}" if len(gains) > 1 else ""
+    return (
+        f"at {target:.1%} on familiar views, {first_novel:.1%} of novel ones for {first} and "
+        f"{second_novel:.1%} for {second}: {mean(gains):+.1f}{deviation} points "
+        f"({counted(len(gains), 'seed')})"
+    )
 
 
 def write_table(results: Sequence[Result], output: str | Path) -> Path:
-    """Write the table, with the commands and machines behind it, as `results.md` into a folder, atomically."""
-    sources = sorted(
-        {(result.command.split(" --seeds")[0], result.machine, result.torch) for result in results}
-    )
-    notes = [f"* `{command}`: {machine}, torch {torch}" for command, machine, torch in sources]
-    views = [f"* {line}" for line in viewpoint_lines(results)]
-    matched = ["", "## Novel views at equal accuracy on familiar ones", "", *views] if views else []
-    path = Path(output) / TABLE
+    """Write `results.md`: the table, and the commands and machines behind it. Returns the file."""
+    sources = {
+        f"* `{result.command.split(' --seeds')[0]}`: {result.machine}, torch {result.torch}"
+        for result in results
+    }
+    lines = ["# Measured and published", "", markdown(results_table(results)), "", *sorted(sources)]
+    if views := viewpoint_lines(results):
+        lines += ["", "## Novel views at equal accuracy on familiar ones", ""]
+        lines += [f"* {view}" for view in views]
+    return _write(Path(output) / "results.md", [*lines, ""])
+
+
+def _write(path: Path, lines: Sequence[str]) -> Path:
     with atomic(path) as partial:
-        text = [
-            "# Measured and published",
-            "",
-            markdown(results_table(results)),
-            "",
-            *notes,
-            *matched,
-            "",
-        ]
-        partial.write_text("\n".join(text), encoding="utf-8")
+        partial.write_text("\n".join(lines), encoding="utf-8")
     return path
 
 
@@ -121,133 +179,70 @@ def markdown(table: TextTable) -> str:
     return "\n".join([heading, "|" + "---|" * len(table.heads), *rows])
 
 
-def over_seeds(name: str, values: Sequence[float | None]) -> str:
-    """A figure of one row, in percent or millions if its name says so: mean ± deviation over seeds; a dash for none."""
-    numbers = [float(value) for value in values if value is not None and math.isfinite(value)]
-    if not numbers:
-        return "-"
-    if name == "products":
-        scale, digits, unit = 1e-6, 1, " M"
-    elif name.endswith(SHARES):
-        scale, digits, unit = 100.0, 2, " %"
-    else:
-        scale, digits, unit = 1.0, 4 if abs(mean(numbers)) < 0.1 else 3, ""
-    spread = f" ± {scale * stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
-    return f"{scale * mean(numbers):.{digits}f}{spread}{unit}"
-
-
-def _line(group: list[Result]) -> tuple[str, ...]:
-    first = group[0]
-    names = [
-        name
-        for name in first.shown
-        if any(isinstance(r.figures.get(name), int | float) for r in group)
-    ]
-    measured = [
-        f"{in_words(name)} {over_seeds(name, [r.figures.get(name) for r in group])}"
-        for name in names
-    ]
-    least, most = min(r.epochs for r in group), max(r.epochs for r in group)
-    seconds = mean(r.seconds for r in group)
-    return (
-        first.recipe,
-        first.row,
-        first.budget,
-        "; ".join(measured) or "-",
-        "; ".join(f"{in_words(name)} {value}" for name, value in first.published.items()) or "-",
-        str(len(group)),
-        f"{first.parameters:,}",
-        str(least) if least == most else f"{least}-{most}",
-        f"{seconds / 60:.1f} min",
-    )
-
-
-def _matched(
-    first: str,
-    ours: dict[int, dict[str, list[float]]],
-    second: str,
-    theirs: dict[int, dict[str, list[float]]],
-) -> str:
-    pairs = [
-        compare_viewpoints(
-            *((curve["familiar"], curve["novel"]) for curve in (ours[seed], theirs[seed]))
-        )
-        for seed in sorted(ours.keys() & theirs.keys())
-    ]
-    novel = [
-        mean(taken)
-        for taken in zip(*((pair.first_taken, pair.second_taken) for pair in pairs), strict=True)
-    ]
-    gains = [100 * pair.gain for pair in pairs]
-    spread = f" ± {stdev(gains):.1f}" if len(gains) > 1 else ""
-    seeds = "1 seed" if len(pairs) == 1 else f"{len(pairs)} seeds"
-    return (
-        f"at {mean(pair.target for pair in pairs):.1%} on familiar views, {novel[0]:.1%} of novel ones for {first} and "
-        f"{novel[1]:.1%} for {second}: {mean(gains):+.1f}{spread} points ({seeds})"
-    )
-
-
 def field_tables(results: Sequence[Result]) -> dict[str, TextTable]:
-    """Data set -> a row for each system: the most accurate first.
+    """A table of each data set of the field, with a row for each system, the most accurate first.
 
-    Products are millions of multiply-adds that an image takes; accuracies are of test images, mean ± standard deviation
-    over seeds; images/s and minutes are of training.
+    Products are millions of multiply-adds of one image; accuracies are of test images, as mean ±
+    standard deviation over seeds; images/s and minutes are of training.
     """
     tables = {}
-    for data, (systems, without) in _by_data(results).items():
-        names = sorted(systems, key=lambda name: -mean(_accuracies(systems[name])))
-        rows = [_system(name, systems[name], without.get(name, [])) for name in names]
-        tables[data] = TextTable(SYSTEMS, rows)
+    for data, systems in _field(results).items():
+        rows = []
+        for name in sorted(systems, key=lambda name: -mean(_accuracies(systems[name]))):
+            if not name.endswith(UNIFORM_SUFFIX):
+                without_routing = systems.get(name + UNIFORM_SUFFIX, [])
+                rows.append(_field_row(name, systems[name], without_routing))
+        tables[data] = TextTable(FIELD_HEADING, rows)
     return tables
 
 
-def write_field(results: Sequence[Result], output: str | Path) -> list[Path]:
-    """Write `field.md`, and `field.png` where matplotlib is installed, into a folder: the files written."""
-    path = Path(output) / "field.md"
-    with atomic(path) as partial:
-        parts = [
-            f"## {data}\n\n{markdown(table)}\n" for data, table in field_tables(results).items()
-        ]
-        partial.write_text("# The field, measured\n\n" + "\n".join(parts), encoding="utf-8")
-    if not can_plot():
-        return [path]
-    from torchcaps import viz
-
-    panels = {
-        data: {
-            name: (mean(r.seconds for r in group) / 60, _accuracies(group))
-            for name, group in systems.items()
-        }
-        for data, (systems, _) in _by_data(results).items()
-    }
-    return [path, save_figure(viz.accuracy_against_time(panels), path.with_suffix(".png"))]
-
-
-def _by_data(results: Sequence[Result]) -> dict[str, tuple[Rows, Rows]]:
-    found: dict[str, tuple[Rows, Rows]] = {}
+def _field(results: Sequence[Result]) -> dict[str, dict[str, list[Result]]]:
+    """Results of the field, by data set and system."""
+    field: dict[str, dict[str, list[Result]]] = {}
     for result in results:
-        if result.recipe.startswith(PREFIX):
-            both = found.setdefault(result.recipe.removeprefix(PREFIX), ({}, {}))
-            both[result.row.endswith(WITHOUT)].setdefault(
-                result.row.removesuffix(WITHOUT), []
-            ).append(result)
-    return found
+        if result.recipe.startswith(FIELD_PREFIX):
+            systems = field.setdefault(result.recipe.removeprefix(FIELD_PREFIX), {})
+            systems.setdefault(result.row, []).append(result)
+    return field
 
 
-def _accuracies(group: Sequence[Result]) -> list[float]:
-    return [1 - float(result.figures["error"]) for result in group]
-
-
-def _system(name: str, group: Sequence[Result], without: Sequence[Result]) -> tuple[str, ...]:
-    first, speeds = group[0], [r.images_per_second for r in group if r.images_per_second]
+def _field_row(
+    name: str, seeds: Sequence[Result], without_routing: Sequence[Result]
+) -> tuple[str, ...]:
+    first = seeds[0]
+    speeds = [result.images_per_second for result in seeds if result.images_per_second]
     return (
         name,
         f"{first.parameters:,}",
         over_seeds("products", [first.figures.get("products")]),
-        over_seeds("accuracy", _accuracies(group)),
-        over_seeds("accuracy", _accuracies(without)),
-        str(len(group)),
+        over_seeds("accuracy", _accuracies(seeds)),
+        over_seeds("accuracy", _accuracies(without_routing)),
+        str(len(seeds)),
         str(first.epochs),
         f"{mean(speeds):,.0f}" if speeds else "-",
-        f"{mean(r.seconds for r in group) / 60:.1f} min",
+        _minutes(seeds),
     )
+
+
+def _accuracies(seeds: Sequence[Result]) -> list[float]:
+    return [1 - float(result.figures["error"]) for result in seeds]
+
+
+def write_field(results: Sequence[Result], output: str | Path) -> list[Path]:
+    """Write `field.md`, and `field.png` where matplotlib is installed. Returns the files."""
+    lines = ["# The field, measured"]
+    for data, table in field_tables(results).items():
+        lines += ["", f"## {data}", "", markdown(table)]
+    path = _write(Path(output) / "field.md", [*lines, ""])
+    if not can_plot():
+        return [path]
+    from torchcaps import viz
+
+    panels: dict[str, dict[str, tuple[float, list[float]]]] = {}
+    for data, systems in _field(results).items():
+        panels[data] = {
+            name: (mean(result.seconds for result in seeds) / 60, _accuracies(seeds))
+            for name, seeds in systems.items()
+            if not name.endswith(UNIFORM_SUFFIX)
+        }
+    return [path, save_figure(viz.accuracy_against_time(panels), path.with_suffix(".png"))]

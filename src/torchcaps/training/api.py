@@ -27,7 +27,7 @@ from torchcaps.training.device import resolve_device
 from torchcaps.training.loggers import MemoryLogger, RunLogger
 from torchcaps.training.loop import Trainer
 from torchcaps.training.recipes import default_folder, resolve_recipe
-from torchcaps.training.run import RESUME_OVERRIDES, Run
+from torchcaps.training.run import Run, check_unchanged
 from torchcaps.training.sampling import cropped, on_device, split
 from torchcaps.types import model_metadata, set_model_metadata
 
@@ -183,7 +183,7 @@ def train(
     callbacks = [FunctionCallback(should_stop=should_stop)]
     if resume:
         saved = ranks.broadcast(Run.open(output).config if ranks.is_main else config)
-        _check_unchanged(saved, settings)
+        check_unchanged(saved, settings)
         device = None if config.training.device == "auto" else config.training.device
         config = saved.updated(
             device=device, root=config.data.root, max_bytes=config.data.max_bytes
@@ -242,16 +242,6 @@ def _add_transform(task: Task, transform: Callable[[Tensor], Tensor]) -> None:
         return changed.to(images)
 
     task.transforms.append(apply)
-
-
-def _check_unchanged(saved: TrainConfig, settings: dict[str, Any]) -> None:
-    """Raise ArgumentError for the first setting that is not the one a run was started with."""
-    before = saved.flat()
-    for name, value in saved.updated(**settings).flat().items():
-        if name not in RESUME_OVERRIDES and value != before[name]:
-            raise ArgumentError(
-                name, f"expected {before[name]}, as the run was started, got {value}"
-            )
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcaps.errors import RunError, TrainingError, read_text
+from torchcaps.errors import ArgumentError, RunError, TrainingError, read_text
 from torchcaps.settings import TrainConfig
 from torchcaps.templates import picture, render
 from torchcaps.training.checkpoint import FORMAT, LAST_FILE, MODEL_FILE, PREVIOUS_FILE
@@ -341,3 +341,13 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path}: is not readable as one JSON object a line ({error})") from error
     return rows
+
+
+def check_unchanged(saved: TrainConfig, settings: dict[str, Any]) -> None:
+    """Raise ArgumentError for the first setting that is not the one a run was started with."""
+    before = saved.flat()
+    for name, value in saved.updated(**settings).flat().items():
+        if name not in RESUME_OVERRIDES and value != before[name]:
+            raise ArgumentError(
+                name, f"expected {before[name]}, as the run was started, got {value}"
+            )
