@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from torchcaps import viz
-from torchcaps.errors import DataError, RunError
+from torchcaps.errors import RunError
 from torchcaps.reporting import api, evaluate, evaluation_folder, open_task
 from torchcaps.training import Run
 from training.makers import left_behind, write_bars

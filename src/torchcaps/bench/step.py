@@ -85,7 +85,7 @@ def benchmark_steps(
             work,
             repeats,
             clock=clock,
-            log=lambda line, precision=precision: log(f"{precision}, {line}"),
+            log=_prefixed(log, precision),
             settle=_settle_allocator,
         )
         give_memory_back()
@@ -97,6 +97,10 @@ def benchmark_steps(
     if memory and timing.can_measure_memory():
         _add_memory(rows, workload, log)
     return rows
+
+
+def _prefixed(log: Log, prefix: str) -> Log:
+    return lambda line: log(f"{prefix}, {line}")
 
 
 def _settle_allocator(variant: str, run: Callable[[], object]) -> None:

@@ -112,7 +112,7 @@ class _Job:
         self.impls = select("impl", settings.impl, tc.bench.baselines.VARIANTS)
         self.routers = tc.bench.layer.routers_known(settings.routers)
         self.settings = settings
-        self.log: Callable[[str], object] = note
+        self.log: Callable[[str], None] = note
         self.repeats = QUICK_REPEATS if settings.quick else settings.repeats
         self.precisions = tuple(dict.fromkeys(settings.precision))
         names = tc.bench.Sizes.__dataclass_fields__

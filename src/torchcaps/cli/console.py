@@ -53,7 +53,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     """Rows of text in aligned columns, with a heading first; all columns but the first to the right."""
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        cells = []
+        cells: list[str] = []
         for text, width in zip(row, widths, strict=True):
             blank = " " * (width - cell_len(text))
             cells.append(blank + text if cells else text + blank)

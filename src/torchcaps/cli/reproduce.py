@@ -68,10 +68,8 @@ def reproduce(
         raise UsageError(f"--table: expected no recipe beside it, got {recipe}")
     use_threads(threads)
     tc.training.keep_memory()
-    recipes = [recipe]
-    if recipe is None:
-        recipes = [name for name in tc.training.list_recipes() if name.startswith("field-")]
-    results = _run(recipes, extent, root, output, device)
+    field = [name for name in tc.training.list_recipes() if name.startswith("field-")]
+    results = _run(field if recipe is None else [recipe], extent, root, output, device)
     if isinstance(results, int):
         return results
     all_results = read_results(output)
@@ -122,10 +120,10 @@ def _run(
 
 
 def _list(json: bool) -> int:
-    experiments: list[dict[str, Any]] = []
+    experiments = []
     for name in tc.training.list_recipes():
         recipe = tc.training.load_recipe(name)
-        experiment = {
+        experiment: dict[str, Any] = {
             "name": name,
             "title": recipe.title,
             "published": recipe.published,
