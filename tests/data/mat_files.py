@@ -22,60 +22,60 @@ KINDS = {
 }
 
 
-def element(kind, data, order="<"):
+def element(kind, contents, order="<"):
     """An element in the small form where it fits, as MATLAB writes it."""
-    if 0 < len(data) <= 4:
-        word = len(data) << 16 | kind
-        return struct.pack(f"{order}I", word) + data.ljust(4, b"\0")
-    return struct.pack(f"{order}II", kind, len(data)) + data + b"\0" * (-len(data) % 8)
+    if 0 < len(contents) <= 4:
+        return struct.pack(f"{order}I", len(contents) << 16 | kind) + contents.ljust(4, b"\0")
+    padding = b"\0" * (-len(contents) % 8)
+    return struct.pack(f"{order}II", kind, len(contents)) + contents + padding
 
 
-def matrix(name, value, order="<", marks=0, stored=None):
-    """An array, text, a struct (dict) or a cell array (list); `stored` is a smaller type to keep its values in."""
+def matrix(name, value, order="<", stored=None):
+    """An array, text, a struct (dict) or a cell array (list).
+
+    `stored` is a smaller type to keep the numbers of an array in.
+    """
     if isinstance(value, dict):
+        array_class = 2
+        shape = (1, 1)
         width = 32
         names = b"".join(field.encode().ljust(width, b"\0") for field in value)
         body = element(5, struct.pack(f"{order}i", width), order) + element(1, names, order)
-        body += b"".join(matrix("", inner, order) for inner in value.values())
-        kind, shape = 2, (1, 1)
+        body += b"".join(matrix("", field, order) for field in value.values())
     elif isinstance(value, list):
-        body, kind, shape = (
-            b"".join(matrix("", inner, order) for inner in value),
-            1,
-            (1, len(value)),
-        )
-    elif isinstance(value, str):
-        body, kind, shape = (
-            element(4, value.encode("utf-16-be" if order == ">" else "utf-16-le"), order),
-            4,
-            None,
-        )
+        array_class = 1
         shape = (1, len(value))
+        body = b"".join(matrix("", cell, order) for cell in value)
+    elif isinstance(value, str):
+        array_class = 4
+        shape = (1, len(value))
+        body = element(4, value.encode("utf-16-be" if order == ">" else "utf-16-le"), order)
     else:
-        value = np.asarray(value)
-        kind, _ = KINDS[value.dtype.name]
-        kept = value.astype(stored or value.dtype)
-        shape = value.shape if value.ndim > 1 else (1, *value.shape)
-        body = element(
-            KINDS[kept.dtype.name][1],
-            kept.astype(kept.dtype.newbyteorder(order)).tobytes("F"),
-            order,
-        )
-    flags = element(6, struct.pack(f"{order}II", marks << 8 | kind, 0), order)
+        array = np.atleast_2d(value)
+        array_class, _ = KINDS[array.dtype.name]
+        shape = array.shape
+        array = array.astype(stored or array.dtype)
+        _, kind = KINDS[array.dtype.name]
+        body = element(kind, array.astype(array.dtype.newbyteorder(order)).tobytes("F"), order)
+    flags = element(6, struct.pack(f"{order}II", array_class, 0), order)
     sizes = element(5, struct.pack(f"{order}{len(shape)}i", *shape), order)
-    inner = flags + sizes + element(1, name.encode(), order) + body
-    return struct.pack(f"{order}II", 14, len(inner)) + inner
+    contents = flags + sizes + element(1, name.encode(), order) + body
+    return struct.pack(f"{order}II", 14, len(contents)) + contents
 
 
-def header(order="<", text=b"MATLAB 5.0 MAT-file, Platform: GLNXA64"):
+def header(order="<"):
+    text = b"MATLAB 5.0 MAT-file, Platform: GLNXA64"
     version = struct.pack(f"{order}H", 0x0100)
     return text.ljust(124, b" ") + version + (b"IM" if order == "<" else b"MI")
 
 
 def mat_bytes(variables, packed=True, order="<"):
-    """A file of these variables; `packed` as `save -v7` does, every variable in a zlib stream of its own."""
-    parts = [matrix(name, value, order) for name, value in variables.items()]
-    if packed:
-        streams = [zlib.compress(part) for part in parts]
-        parts = [struct.pack(f"{order}II", 15, len(stream)) + stream for stream in streams]
+    """A file of these variables; `packed` as `save -v7` does: one zlib stream a variable."""
+    parts = []
+    for name, value in variables.items():
+        part = matrix(name, value, order)
+        if packed:
+            stream = zlib.compress(part)
+            part = struct.pack(f"{order}II", 15, len(stream)) + stream
+        parts.append(part)
     return header(order) + b"".join(parts)

@@ -217,10 +217,3 @@ def test_truncated_files(tmp_path, kept):
         path.write_bytes(data[: int(len(data) * kept)])
         with pytest.raises(DataError, match=f"{path}: cannot be read"):
             load_dataset(path)
-
-
-def test_size_and_channels_asked_for(tmp_path):
-    path = saved(tmp_path, x_train=IMAGES / 255, y_train=LABELS)
-    found = load_dataset(path, img_size=(12, 10), in_chans=3)
-    assert found.images.shape == (20, 3, 12, 10)
-    assert load_dataset(path, img_size=(6, 5), in_chans=1).images.shape == (20, 1, 6, 5)

@@ -10,16 +10,13 @@ import torch
 
 from torchcaps import load
 from torchcaps.data import (
-    DatasetInfo,
     ImageSet,
-    _registry,
     budget,
     decode_image,
     images,
     load_dataset,
     pixels,
     read_idx,
-    register_dataset,
 )
 from torchcaps.errors import LONGEST, DataError, RunError, TorchcapsError, one_line
 from torchcaps.training import Run, load_recipe
@@ -137,38 +134,6 @@ def test_the_cause_is_kept(tmp_path):
     ) as caught:
         load_dataset(tmp_path / "own.npz")
     assert type(caught.value.__cause__).__name__ == "TokenError"
-
-
-def test_a_reader_of_the_users_own_may_raise_anything(tmp_path, monkeypatch):
-    monkeypatch.setattr(_registry.DATASETS, "_entries", dict(_registry.DATASETS._entries))
-    info = DatasetInfo(
-        name="toy",
-        title="Toy",
-        classes=("a", "b"),
-        image_shape=(1, 2, 2),
-        train=2,
-        test=2,
-        license="none",
-        source="none",
-        sha256={"toy.bin": None},
-    )
-
-    @register_dataset(info)
-    def read(folder, request):
-        raise AttributeError("two\nlines")
-
-    with pytest.raises(
-        DataError, match=r"^toy: cannot be read \(AttributeError: two lines\)$"
-    ) as caught:
-        load_dataset("toy", root=tmp_path)
-    assert isinstance(caught.value.__cause__, AttributeError)
-
-
-def test_a_wrong_call_is_no_damaged_file(tmp_path):
-    with pytest.raises(TypeError, match="unexpected keyword argument 'splitt'"):
-        load_dataset(tmp_path, splitt="train")
-    with pytest.raises(TypeError, match="unexpected keyword argument 'form'"):
-        read_idx(tmp_path, form="idx")
 
 
 @pytest.mark.parametrize(

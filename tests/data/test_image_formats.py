@@ -2,7 +2,6 @@
 
 import io
 import os
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -10,16 +9,14 @@ import torch
 from PIL import Image
 from torch import nn
 
-import torchcaps
-from torchcaps.data import Preprocess, decode_image, load_dataset
+from torchcaps.data import Preprocess, decode_image
 from torchcaps.data.images import FORMATS, SUFFIXES
 from torchcaps.errors import DataError
 from torchcaps.explorer.pictures import read_picture
 from torchcaps.reporting import predict
 
-from .makers import SETS, picture
+from .makers import picture
 
-SOURCE = Path(torchcaps.__file__).parent
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 6\n%%EndComments\nshowpage\n%%EOF\n"
 PREPROCESS = Preprocess((8, 8), 1)
 
@@ -35,37 +32,11 @@ def by_predict(folder):
     predict(Model(), [folder])
 
 
-def by_preprocess(folder):
-    (folder / "photo.png").write_bytes(POSTSCRIPT)
-    PREPROCESS(folder / "photo.png")
-
-
 def by_explorer(folder):
     read_picture(POSTSCRIPT, PREPROCESS)
 
 
-def by_set(kind, ending=".png"):
-    def load(folder):
-        path = SETS[kind](folder)
-        victim = sorted(folder.rglob(f"*{ending}"))[0]
-        victim.write_bytes(POSTSCRIPT)
-        if kind == "tar":
-            with tarfile.open(path, "w") as archive:
-                archive.add(folder / "photos", arcname=".")
-        load_dataset(path)
-
-    return load
-
-
-READERS = {
-    "predict": by_predict,
-    "preprocess": by_preprocess,
-    "explorer": by_explorer,
-    "folder": by_set("folder"),
-    "tar": by_set("tar"),
-    "csv": by_set("csv"),
-    "gtsrb": by_set("gtsrb", ".ppm"),
-}
+READERS = {"predict": by_predict, "explorer": by_explorer}
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -95,15 +66,6 @@ def test_another_format_is_refused(kind):
 
 def test_a_picture_of_pillow_is_taken_as_it_is():
     assert decode_image(Image.new("RGB", (3, 2))).shape == (3, 2, 3)
-
-
-def test_one_place_opens_images():
-    places = [
-        path.name
-        for path in SOURCE.rglob("*.py")
-        if "Image.open(" in path.read_text(encoding="utf-8")
-    ]
-    assert places == ["images.py"]
 
 
 def test_the_documents_list_the_formats():

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from torchcaps.data import (
-    DatasetInfo,
     ImageSet,
     Preprocess,
     _registry,
@@ -17,25 +16,12 @@ from torchcaps.data import (
     default_cache_dir,
     list_datasets,
     load_dataset,
-    register_dataset,
     register_format,
 )
 from torchcaps.data.preprocess import PREPROCESSES
 from torchcaps.errors import DataError, UnknownNameError
 
 from .makers import SETS, SHARED, needs_shared, write_idx_set
-
-
-def test_the_names():
-    assert {
-        "cifar10",
-        "digits",
-        "fashion-mnist",
-        "mnist",
-        "smallnorb-azimuth",
-        "multi-mnist",
-    } <= set(list_datasets())
-    assert list_datasets() == sorted(list_datasets())
 
 
 @pytest.mark.parametrize("name", list_datasets())
@@ -152,37 +138,6 @@ def test_size_and_channels_of_a_named_set():
     small = load_dataset("digits", "test", img_size=(14, 20), in_chans=3)
     assert small.images.shape == (1000, 3, 14, 20)
     assert (small.images.dtype, small.name) == (torch.uint8, "digits")
-
-
-def toy_info(name="toy"):
-    return DatasetInfo(
-        name=name,
-        title="Toy",
-        classes=("a", "b"),
-        image_shape=(1, 2, 2),
-        train=2,
-        test=2,
-        license="none",
-        source="none",
-        sha256={"toy.bin": None},
-    )
-
-
-def test_a_new_set_is_one_function(tmp_path, monkeypatch):
-    monkeypatch.setattr(_registry.DATASETS, "_entries", dict(_registry.DATASETS._entries))
-
-    @register_dataset(toy_info())
-    def read_toy(folder, split):
-        if not (folder / "toy.bin").exists():
-            return None
-        return ImageSet(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]), ("a", "b"), "toy")
-
-    (tmp_path / "toy").mkdir()
-    (tmp_path / "toy" / "toy.bin").touch()
-    assert "toy" in list_datasets()
-    assert len(load_dataset("toy", root=tmp_path)) == 2
-    with pytest.raises(ValueError, match="'toy' is registered already"):
-        register_dataset(toy_info())(read_toy)
 
 
 @needs_shared("mnist", "fashion-mnist")

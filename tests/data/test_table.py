@@ -99,8 +99,3 @@ def test_not_text(tmp_path):
         load_dataset(path)
     with pytest.raises(DataError, match=r"nowhere\.csv: cannot be read"):
         read_table(tmp_path / "nowhere.csv", ReadRequest("train"))
-
-
-def test_size_and_channels_asked_for(tmp_path):
-    path = written(tmp_path, "file,label\n" + rows())
-    assert load_dataset(path, img_size=(4, 4), in_chans=1).images.shape == (8, 1, 4, 4)

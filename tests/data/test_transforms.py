@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
 
 import pytest
@@ -12,22 +10,6 @@ from torchcaps.data import Transforms, register_augmentation
 from torchcaps.data.augment import AUGMENTATIONS, ordered_augmentations
 from torchcaps.errors import ArgumentError
 from torchcaps.settings import TrainConfig, known_settings, setting
-
-OUTSIDE = """
-from dataclasses import dataclass
-import torch
-import torchcaps as tc
-from torchcaps.settings import setting
-
-@dataclass(frozen=True)
-class NoiseSettings:
-    noise: float = setting(0.0, "standard deviation of the noise", low=0, high=2)
-
-@tc.data.register_augmentation("noise", NoiseSettings, moves_pixels=False)
-def add_noise(images, settings, generator):
-    assert settings.noise == 0.5
-    return images + settings.noise * torch.randn(images.shape, generator=generator)
-"""
 
 
 @dataclass(frozen=True)
@@ -110,17 +92,3 @@ def test_settings_come_and_go_with_what_is_registered(tagging):
     assert known_settings()["tag"].about == "number added to every pixel"
     with pytest.raises(ArgumentError, match="tag: expected a number"):
         TrainConfig.of(tag="much")
-
-
-@pytest.mark.slow
-def test_a_file_from_outside_gets_its_flag_and_its_place_in_a_run(tmp_path):
-    (tmp_path / "my_noise.py").write_text(OUTSIDE)
-    train = [sys.executable, "-m", "torchcaps", "train", "capsnet_small", "--noise", "0.5"]
-    flags = "--import my_noise.py --data digits --epochs 1 --epoch-size 64 --output run --json"
-    run = subprocess.run(
-        [*train, *flags.split()], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert config["augmentation"]["noise"] == 0.5
-    assert subprocess.run(train, cwd=tmp_path, capture_output=True, check=False).returncode == 2

@@ -1,7 +1,6 @@
 """Arrays saved by numpy: an `.npz` of images and labels, or an `.npy` of images beside one of labels."""
 
 import io
-import math
 import zipfile
 from collections.abc import Callable, Container, Iterator
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data._registry import ReadRequest, register_format
-from torchcaps.data.budget import MemoryBudget, open_reader, read_bytes, read_errors, read_up_to
+from torchcaps.data.budget import MemoryBudget, open_reader, read_bytes, read_errors
 from torchcaps.data.dataset import ImageSet, check_count, check_labels, default_split, numbered
 from torchcaps.data.images import natural_key
 from torchcaps.data.pixels import array_images
@@ -26,11 +25,6 @@ ARRAY_NAMES = (
     ("images", "labels"),
     ("x", "y"),
 )
-HEADER_READERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
-MAX_HEADER = 10_000  # bytes
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 ArrayReader = Callable[[], np.ndarray]
@@ -114,7 +108,7 @@ def npz_arrays(
             raise ValueError(f"{member.filename}: compressed by a method that is not read here")
         reader.reserve(member.file_size)
         with archive.open(member) as stream:
-            return _parse_array(member.filename, read_up_to(stream.read, member.file_size))
+            return np.lib.format.read_array(stream)
 
     for member in archive.infolist():
         yield member.filename.removesuffix(".npy"), partial(read, member)
@@ -124,7 +118,7 @@ def _npy_arrays(
     path: Path, _files: ExitStack, budget: MemoryBudget
 ) -> Iterator[tuple[str, ArrayReader]]:
     def read(file: Path) -> np.ndarray:
-        return _parse_array(file.name, read_bytes(file, budget))
+        return np.lib.format.read_array(io.BytesIO(read_bytes(file, budget)))
 
     for kind, file in (("images", path), ("labels", path.with_name(f"{path.stem}_labels.npy"))):
         if not file.exists():
@@ -132,25 +126,6 @@ def _npy_arrays(
                 f"{path}: expected its {kind} in {file.name} beside it, which is not there"
             )
         yield kind, partial(read, file)
-
-
-def _parse_array(name: str, contents: bytearray) -> np.ndarray:
-    """The array that numpy has saved as these bytes; numpy's own reader believes every size in them."""
-    header = io.BytesIO(contents[:MAX_HEADER])
-    version = np.lib.format.read_magic(header)
-    if version not in HEADER_READERS:
-        raise ValueError(f"{name} is of version {version} of the format, which is not read here")
-    shape, is_column_major, dtype = HEADER_READERS[version](header)
-    if dtype.hasobject or dtype.itemsize == 0:
-        raise ValueError(f"{name}: values of type {dtype}, which is neither a number nor text")
-    count = math.prod(shape)
-    num_bytes = len(contents) - header.tell()
-    if min(shape, default=0) < 0 or count * dtype.itemsize != num_bytes:
-        raise ValueError(
-            f"{name}: the header {list(shape)} of {dtype} does not fit the {num_bytes} bytes of data"
-        )
-    array = np.frombuffer(contents, dtype, count, header.tell())
-    return array.reshape(shape, order="F" if is_column_major else "C")
 
 
 def _index_labels(

@@ -179,7 +179,8 @@ class Reader:
         num_bytes = count if self._is_packed else self._size - self.tell()
         if num_bytes == count:
             self.reserve(count)
-            contents = read_up_to(self._take, count)
+            while piece := self._take(min(CHUNK, count - len(contents))):
+                contents += piece
             num_bytes = len(contents)
         is_longer = num_bytes == count and self._take(1)
         if num_bytes != count or is_longer:
@@ -215,14 +216,6 @@ def open_reader(
         check_regular(Path(path))
         with open(path, "rb") as file:
             yield Reader(Path(path), file, budget)
-
-
-def read_up_to(read: Callable[[int], bytes], count: int) -> bytearray:
-    """The next `count` bytes, fewer where there are no more, without a buffer for all that is asked."""
-    contents = bytearray()
-    while len(contents) < count and (piece := read(min(CHUNK, count - len(contents)))):
-        contents += piece
-    return contents
 
 
 def read_bytes(path: Path, budget: MemoryBudget | None = None) -> bytearray:

@@ -4,7 +4,7 @@ An archive is read as a stream: nothing is ever extracted to disk.
 """
 
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,27 +41,35 @@ def read_folder(root: str | Path, request: ReadRequest) -> ImageSet:
     """
     root = Path(root)
     with read_errors(root):
-        entries = check_tree(root, _entries(root))
-        return read_entries(root.resolve().name, entries, request)
+        entries: list[Entry] = []
+        for folder, split in split_folders(root, _subfolders):
+            entries += _class_entries(folder, split)
+        return read_entries(root.resolve().name, check_tree(root, entries), request)
 
 
-def _entries(root: Path) -> Iterator[Entry]:
-    split_folders = [
-        folder
-        for folder in _subfolders(root)
-        if folder.name.lower() in SPLIT_FOLDERS and _subfolders(folder)
-    ]
-    if not split_folders:
-        yield from _class_entries(root, None)
-    for folder in split_folders:
+def split_folders(root: Path, holds: Callable[[Path], object]) -> list[tuple[Path, str | None]]:
+    """The folders of images in a folder, each with its split: train/ and test/, or the folder itself.
+
+    Args:
+        root: the folder.
+        holds: whether a folder holds images; train/ and test/ without are no splits.
+
+    Raises:
+        DataError: only one of the two is there.
+    """
+    folders: list[tuple[Path, str | None]] = []
+    for folder in _subfolders(root):
         split = folder.name.lower()
-        if len(split_folders) == 1:
-            other = "test" if split == "train" else "train"
-            raise DataError(
-                f"{root}: {folder.name}/ has no {other}/ beside it; "
-                f"add it, or give {folder} to split that"
-            )
-        yield from _class_entries(folder, split)
+        if split in SPLIT_FOLDERS and holds(folder):
+            folders.append((folder, split))
+    if len(folders) == 1:
+        folder, only_split = folders[0]
+        other = "test" if only_split == "train" else "train"
+        raise DataError(
+            f"{root}: {folder.name}/ has no {other}/ beside it; "
+            f"add it, or give {folder} to split that"
+        )
+    return folders or [(root, None)]
 
 
 def _class_entries(folder: Path, split: str | None, parents: str = "") -> Iterator[Entry]:

@@ -79,30 +79,26 @@ def holds_idx(folder: Path) -> bool:
 
 
 def read_idx_set(
-    folder: Path,
-    split: str,
-    name: str,
-    classes: tuple[str, ...] | None = None,
-    budget: MemoryBudget | None = None,
+    folder: Path, request: ReadRequest, name: str, classes: tuple[str, ...] | None = None
 ) -> ImageSet:
     """One split of a folder of files named as MNIST's.
 
     Args:
         folder: the folder.
-        split: "train" or "test".
+        request: which split; its size and channels are ignored.
         name: name of the set.
         classes: names of its classes; None takes "0" up to the largest label.
-        budget: memory that the set may take.
 
     Raises:
         DataError: a file is absent, damaged, or does not fit the other.
     """
+    split = request.split
+    budget = request.budget
     images_path = find_idx(folder, split, "images")
     labels_path = find_idx(folder, split, "labels")
     if images_path is None or labels_path is None:
         missing = "labels-idx1" if images_path else "images-idx3"
         raise DataError(f"{folder}: no {STEMS[split]}-{missing}-ubyte (plain or .gz) in it")
-    budget = budget or MemoryBudget()
     images = read_idx(images_path, budget)
     labels = read_idx(labels_path, budget).long()
     if images.ndim < 3:
@@ -127,7 +123,7 @@ def read_idx_set(
 register_format(
     "a folder of IDX files",
     holds_idx,
-    lambda path, r: read_idx_set(path, r.split, path.resolve().name, budget=r.budget),
+    lambda path, request: read_idx_set(path, request, path.resolve().name),
 )
 
 
@@ -151,4 +147,4 @@ def register_idx(info: DatasetInfo) -> None:
                     raise DataError(
                         f"{labels}: these are the labels of {other.name!r}, not of {info.name!r}"
                     )
-        return read_idx_set(folder, request.split, info.name, info.classes, request.budget)
+        return read_idx_set(folder, request, info.name, info.classes)

@@ -31,8 +31,6 @@ FORMATS = {
 }
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 STRIP = 1 << 20  # pixels converted at a time
-GRAY_MODES = frozenset({"1", "L", "LA", "La", "F"})
-ALPHA_MODES = frozenset({"RGBA", "RGBa", "LA", "La", "PA"})
 
 ImageSource = str | Path | bytes | Image.Image
 
@@ -178,7 +176,7 @@ def _to_bytes(image: Image.Image) -> np.ndarray:
     if image.mode.startswith("I") or image.mode == "F":
         return deep_to_bytes(np.asarray(image))[..., None]
     plain_mode = "L" if _is_gray(image) else "RGB"
-    if image.mode in ALPHA_MODES or "transparency" in image.info:
+    if image.has_transparency_data:
         background = Image.new("RGBA", image.size, "black")
         image = Image.alpha_composite(background, image.convert("RGBA"))
     return np.atleast_3d(np.array(image.convert(plain_mode)))
@@ -188,4 +186,4 @@ def _is_gray(image: Image.Image) -> bool:
     if image.mode in ("P", "PA"):
         palette = np.reshape(image.getpalette() or [], (-1, 3))
         return bool((palette == palette[:, :1]).all())
-    return image.mode in GRAY_MODES or image.mode.startswith("I")
+    return Image.getmodebase(image.mode) == "L"

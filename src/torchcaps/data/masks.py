@@ -23,6 +23,7 @@ from torchcaps.data.augment.crop import center_crop
 from torchcaps.data.budget import MemoryBudget, open_reader, read_errors
 from torchcaps.data.dataset import ImageBatch, ImageSet
 from torchcaps.data.entries import check_sizes, in_split, row_split
+from torchcaps.data.folder import split_folders
 from torchcaps.data.images import decode_image, image_files, is_gray, natural_key, opened
 from torchcaps.data.pixels import Size, fit_images
 from torchcaps.errors import DataError
@@ -173,15 +174,9 @@ def read_masks(root: str | Path, request: ReadRequest) -> MaskedSet:
     """
     root = Path(root)
     with read_errors(root):
-        levels = [root / name for name in ("train", "test") if _has_masks(root / name)]
-        if len(levels) == 1:
-            raise DataError(
-                f"{root}: {levels[0].name}/ has no train/ or test/ with images/ and masks/ "
-                "beside it"
-            )
-        pairs = [] if levels else list(_find_pairs(root, None))
-        for level in levels:
-            pairs += _find_pairs(level, level.name)
+        pairs: list[MaskPair] = []
+        for folder, split in split_folders(root, _has_masks):
+            pairs += _find_pairs(folder, split)
         return _read_pairs(root.resolve().name, pairs, root, request)
 
 

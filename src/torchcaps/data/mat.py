@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from torchcaps.data.budget import MemoryBudget, open_reader
+from torchcaps.data.budget import MemoryBudget, Reader, open_reader
 from torchcaps.errors import DataError
 from torchcaps.isolated import IsolatedError, call_isolated
 
@@ -48,33 +48,27 @@ def read_mat(path: str | Path, budget: MemoryBudget | None = None) -> dict[str, 
             )
         except IsolatedError as error:
             raise ValueError(str(error)) from error
-        known = {name: array for name, array in arrays.items() if not name.startswith("__")}
-        reader.reserve(sum(map(_num_bytes, known.values())))
-        return {name: _plain(path, array) for name, array in known.items()}
+        return {
+            name: _to_plain(reader, array)
+            for name, array in arrays.items()
+            if not name.startswith("__")
+        }
 
 
-def _num_bytes(value: Any) -> int:
-    if not isinstance(value, np.ndarray | np.void):
-        return 0
-    if value.dtype.names is not None:
-        records = np.atleast_1d(np.asarray(value)).ravel()
-        return sum(_num_bytes(record[name]) for record in records for name in value.dtype.names)
-    if value.dtype == object:
-        return sum(map(_num_bytes, np.asarray(value).ravel()))
-    return int(value.nbytes)
-
-
-def _plain(path: Path, value: Any) -> MatValue:
-    if not isinstance(value, np.ndarray) or type(value).__name__ == "MatlabFunction":
-        raise DataError(f"{path}: holds a {type(value).__name__}, which is not read here")
-    if value.dtype.names is not None:
+def _to_plain(reader: Reader, array: Any) -> MatValue:
+    """Structs, cells and text as plain Python; numbers as arrays, counted in the budget."""
+    if not isinstance(array, np.ndarray) or type(array).__name__ == "MatlabFunction":
+        raise DataError(f"{reader.path}: holds a {type(array).__name__}, which is not read here")
+    fields = array.dtype.names
+    if fields is not None:
         records = [
-            {name: _plain(path, record[name]) for name in value.dtype.names}
-            for record in value.ravel("F")
+            {name: _to_plain(reader, record[name]) for name in fields}
+            for record in array.ravel("F")
         ]
         return records[0] if len(records) == 1 else records
-    if value.dtype == object:
-        return [_plain(path, element) for element in value.ravel("F")]
-    if value.dtype.kind == "U":
-        return "\n".join(value.ravel())
-    return value.astype(value.dtype.newbyteorder("="), copy=False)
+    if array.dtype == object:
+        return [_to_plain(reader, cell) for cell in array.ravel("F")]
+    reader.reserve(array.nbytes)
+    if array.dtype.kind == "U":
+        return "\n".join(array.ravel())
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
