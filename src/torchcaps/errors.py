@@ -1,4 +1,4 @@
-"""Errors a person can act on: the argument, what was expected, what came."""
+"""Errors that a person can act on: the argument, what was expected, what was got."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST = 800  # characters of a message
 
 
 class TorchcapsError(Exception):
-    """An expected failure: its message is one sentence, on one line, for the person at the keyboard."""
+    """An expected failure: its message is one sentence, on one line, for the user."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(one_line(message))
@@ -43,7 +43,7 @@ class DataError(TorchcapsError):
 
 
 class DatasetNotFoundError(DataError):
-    """A named data set is in none of the places looked at."""
+    """A named data set is in none of the places that were searched."""
 
 
 class RunError(TorchcapsError):
@@ -62,17 +62,18 @@ class UnknownNameError(ArgumentError):
     """A name that is not known.
 
     Args:
-        kind: what has that name, in words; the error's `argument`.
+        kind: of the thing with that name, in words; the error's `argument`.
         name: the name.
         known: the names that are known.
-        note: what else may be the cause.
+        note: another possible cause.
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str], note: str = "") -> None:
         names = sorted(known)
         hint = f"known: {', '.join(names) or 'none'}"
-        if near := get_close_matches(name, names, n=3, cutoff=0.5):
-            hint = f"did you mean {' or '.join(map(repr, near))}?"
+        similar = get_close_matches(name, names, n=3, cutoff=0.5)
+        if similar:
+            hint = f"did you mean {' or '.join(map(repr, similar))}?"
         cause = f" ({note})" if note else ""
         TorchcapsError.__init__(self, f"unknown {kind} {name!r}; {hint}{cause}")
         self.argument = kind
@@ -84,28 +85,41 @@ class UnknownNameError(ArgumentError):
 
 
 def named_shape(axes: Sequence[str], shape: Sequence[int]) -> str:
-    """`[batch=32, children=1152]` for a shape that has these axes; bare numbers where the counts differ."""
+    """`[batch=32, children=1152]` for a shape with these axes.
+
+    Bare numbers where the number of axes differs.
+    """
     if len(axes) != len(shape):
-        return f"[{', '.join(str(n) for n in shape)}]"
-    return f"[{', '.join(f'{a}={n}' for a, n in zip(axes, shape, strict=True))}]"
+        return f"[{', '.join(map(str, shape))}]"
+    return f"[{', '.join(f'{axis}={size}' for axis, size in zip(axes, shape, strict=True))}]"
 
 
 def check_shape(
     argument: str, tensor: Tensor | NDArray[Any], axes: Sequence[str], **sizes: int
 ) -> None:
-    """Raise ValueError unless `tensor` has these axes, with the sizes given for some of them; a first axis `"*batch"`
-    stands for one or more."""
-    shape, starred = tuple(tensor.shape), axes[0].startswith("*")
-    named = axes[1:] if starred else axes
-    good = len(shape) > len(named) if starred else len(shape) == len(named)
+    """Check the shape of a tensor.
+
+    Args:
+        argument: name of the tensor.
+        tensor: of any type with a shape.
+        axes: names of its axes; a first one of `"*batch"` stands for one or more.
+        sizes: of some of these axes.
+
+    Raises:
+        ArgumentError: the tensor has other axes or sizes.
+    """
+    shape = tuple(tensor.shape)
+    is_starred = axes[0].startswith("*")
+    named = axes[1:] if is_starred else axes
+    fits = len(shape) > len(named) if is_starred else len(shape) == len(named)
     last = shape[len(shape) - len(named) :]
-    if not good or any(sizes.get(axis, n) != n for axis, n in zip(named, last, strict=True)):
-        want = ", ".join(f"{a}={sizes[a]}" if a in sizes else a for a in axes)
-        raise ArgumentError(argument, f"expected [{want}], got {named_shape(axes, shape)}")
+    if not fits or any(sizes.get(axis, n) != n for axis, n in zip(named, last, strict=True)):
+        expected = ", ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in axes)
+        raise ArgumentError(argument, f"expected [{expected}], got {named_shape(axes, shape)}")
 
 
 def check_floating(**tensors: Tensor | None) -> None:
-    """Raise ValueError unless each of these arguments is a tensor of floating point, or None."""
+    """Raise ArgumentError unless each of these arguments is of floating point, or None."""
     for name, tensor in tensors.items():
         if tensor is not None and not tensor.is_floating_point():
             raise ArgumentError(name, f"expected floating point, got {tensor.dtype}")
@@ -114,45 +128,60 @@ def check_floating(**tensors: Tensor | None) -> None:
 def check_range(
     argument: str, value: float, low: float | None = None, high: float | None = None
 ) -> None:
-    """Raise ValueError unless low <= value <= high; None leaves a side open."""
-    if (low is not None and not value >= low) or (high is not None and not value <= high):
-        one_sided = f"at least {low}" if high is None else f"at most {high}"
-        bounds = one_sided if None in (low, high) else f"between {low} and {high}"
-        raise ArgumentError(argument, f"expected {bounds}, got {value}")
+    """Raise ArgumentError unless low <= value <= high; None leaves a side open."""
+    if (low is None or value >= low) and (high is None or value <= high):
+        return
+    bounds = f"between {low} and {high}"
+    if high is None:
+        bounds = f"at least {low}"
+    elif low is None:
+        bounds = f"at most {high}"
+    raise ArgumentError(argument, f"expected {bounds}, got {value}")
 
 
 def check_positive(**numbers: float) -> None:
-    """Raise ValueError unless each of these arguments is at least one."""
-    for name, value in numbers.items():
-        check_range(name, value, low=1)
+    """Raise ArgumentError unless each of these arguments is at least one."""
+    for name, number in numbers.items():
+        check_range(name, number, low=1)
 
 
 def check_known(kind: str, name: str, known: Iterable[str]) -> None:
-    """Raise UnknownNameError unless this is one of the names that are known."""
+    """Raise UnknownNameError unless this is one of the known names."""
     names = tuple(known)
     if name not in names:
         raise UnknownNameError(kind, name, names)
 
 
 def check_regular(path: Path) -> None:
-    """Raise OSError for what is there and no file or folder: reading a FIFO or a device may never end."""
+    """Raise OSError for a FIFO or a device, whose reading may never end."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "expected a regular file, got a FIFO or a device", str(path))
 
 
 def read_text(path: Path) -> str:
-    """The text of a regular file in UTF-8. Raises OSError where it is none or cannot be read, UnicodeDecodeError."""
+    """The text of a regular file in UTF-8.
+
+    Raises:
+        OSError: it is absent, not a regular file or not readable.
+        UnicodeDecodeError: it is not UTF-8.
+    """
     check_regular(path)
     return path.read_text(encoding="utf-8")
 
 
 def one_line(text: str) -> str:
-    """A message as one printable line: white space drawn together, control characters escaped, the middle cut out."""
-    words = " ".join(_shortened(text).split())
-    return _shortened(
-        "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
-    )
+    """A message as one printable line.
+
+    White space becomes single spaces, control characters are escaped, and the middle of a long
+    message is cut out.
+    """
+    words = " ".join(_shorten(text).split())
+    return _shorten("".join(map(_escape, words)))
 
 
-def _shortened(text: str) -> str:
+def _escape(character: str) -> str:
+    return character if character.isprintable() else ascii(character)[1:-1]
+
+
+def _shorten(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 500]} … {text[-400:]}"

@@ -1,7 +1,7 @@
-"""Groups of settings: frozen dataclasses whose values are checked against their types and ranges.
+"""Groups of settings: frozen dataclasses whose values are checked against types and ranges.
 
 @dataclass(frozen=True)
-class NoiseSettings:
+class NoiseSettings(SettingsGroup):
     noise: float = setting(0.0, "standard deviation of the noise", low=0)
 """
 
@@ -39,12 +39,12 @@ def setting(
     """A field of a group of settings.
 
     Args:
-        default: its value where none is given.
-        about: what it is, in one line, for help.
-        low: smallest number allowed.
-        high: largest number allowed.
+        default: its default value.
+        about: its meaning, in one line, for help.
+        low: smallest number that is allowed.
+        high: largest number that is allowed.
         name: its name outside its group, that of its flag; by default the field's own.
-        valid: a further test of a number, and in words what it expects.
+        valid: a further test of a number, and its expectation in words.
     """
     metadata = {"about": about, "low": low, "high": high, "name": name, "valid": valid}
     if isinstance(default, dict):
@@ -54,39 +54,45 @@ def setting(
 
 @dataclass(frozen=True)
 class SettingsGroup:
-    """Settings that belong together. Each value is checked against its type and range."""
+    """Settings that belong together. Each value is checked against its type and range.
+
+    Raises:
+        ArgumentError: a value of another type or out of range.
+    """
 
     def __post_init__(self) -> None:
         hints = field_types(type(self))
-        for f in fields(self):
-            flat = f.metadata["name"] or f.name
-            value = _checked(flat, getattr(self, f.name), hints[f.name])
-            object.__setattr__(self, f.name, value)
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                check_range(flat, value, f.metadata["low"], f.metadata["high"])
-                test, expected = f.metadata["valid"]
-                if not test(value):
-                    raise ArgumentError(flat, f"expected {expected}, got {value}")
+        for each_field in fields(self):
+            metadata = each_field.metadata
+            flag = metadata["name"] or each_field.name
+            checked = _check(flag, getattr(self, each_field.name), hints[each_field.name])
+            object.__setattr__(self, each_field.name, checked)
+            if isinstance(checked, int | float) and not isinstance(checked, bool):
+                check_range(flag, checked, metadata["low"], metadata["high"])
+                is_valid, expected = metadata["valid"]
+                if not is_valid(checked):
+                    raise ArgumentError(flag, f"expected {expected}, got {checked}")
 
 
 field_types: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 """The types of the fields of a group of settings, resolved once."""
 
 
-def _checked(name: str, value: Any, hint: Any) -> Any:
-    """The value as its type hint asks for it: None, one of its words, or the one type beside them."""
+def _check(name: str, value: Any, hint: Any) -> Any:
+    """The value as its type hint has it: None, one of its words, or the one other type."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
     if (value is None and NoneType in kinds) or value in words:
         return value
-    rest = [kind for kind in kinds if kind is not NoneType and get_origin(kind) is not Literal]
-    if not rest:
+    others = [kind for kind in kinds if kind is not NoneType and get_origin(kind) is not Literal]
+    if not others:
         raise UnknownNameError(name, str(value), words)
-    kind = get_origin(rest[0]) or rest[0]
+    kind = get_origin(others[0]) or others[0]
     if kind is tuple:
-        if str in get_args(rest[0]):
-            return _names(name, value)
-        return _numbers(name, value, pair=Ellipsis not in get_args(rest[0]))
+        kinds = get_args(others[0])
+        if str in kinds:
+            return _check_names(name, value)
+        return _check_numbers(name, value, is_pair=Ellipsis not in kinds)
     if isinstance(value, Path) and kind is str:
         return str(value)
     allowed = (int, float) if kind is float else kind
@@ -101,19 +107,18 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
     return value
 
 
-def _names(name: str, value: Any) -> tuple[str, ...]:
+def _check_names(name: str, value: Any) -> tuple[str, ...]:
     """Any number of names."""
-    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+    if not isinstance(value, list | tuple) or not all(isinstance(word, str) for word in value):
         raise ArgumentError(name, f"expected names, got {value!r}")
     return tuple(value)
 
 
-def _numbers(name: str, value: Any, pair: bool) -> tuple[int, ...]:
-    """Whole numbers above zero: a pair (or one for both), or any count."""
-    sides = (value, value) if pair and isinstance(value, int) else value
-    good = isinstance(sides, list | tuple) and all(type(side) is int and side > 0 for side in sides)
-    if not good or (pair and len(sides) != 2):
-        raise ArgumentError(
-            name, f"expected {'height and width in pixels' if pair else 'epochs'}, got {value!r}"
-        )
+def _check_numbers(name: str, value: Any, is_pair: bool) -> tuple[int, ...]:
+    """Whole numbers above zero: a pair (one number stands for both), or any count."""
+    sides = (value, value) if is_pair and isinstance(value, int) else value
+    fits = isinstance(sides, list | tuple) and all(type(side) is int and side > 0 for side in sides)
+    if not fits or (is_pair and len(sides) != 2):
+        expected = "height and width in pixels" if is_pair else "epochs"
+        raise ArgumentError(name, f"expected {expected}, got {value!r}")
     return tuple(sides)

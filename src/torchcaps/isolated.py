@@ -1,4 +1,4 @@
-"""A function in a process of its own, for readers that a forged file makes crash, hang or take all memory.
+"""A function in a process of its own, for readers that a forged file makes crash or hang.
 
 Limits of memory hold where the system has them (Linux); a limit of time holds everywhere.
 """
@@ -12,51 +12,57 @@ from pathlib import Path
 from typing import Any
 
 MIB = 1 << 20
-# The child's own code: limits first, then the function; what comes of it goes to a file.
+# The code of the child: limits first, then the function, whose result goes to a file.
 CHILD = """
 import importlib, json, os, pickle, sys
-about = json.loads(sys.argv[1])
-sys.path[:] = about["path"]
+request = json.loads(sys.argv[1])
+sys.path[:] = request["path"]
 os.putenv("OPENBLAS_NUM_THREADS", "1")
 try:
     import resource
-    resource.setrlimit(resource.RLIMIT_DATA, (about["memory"], about["memory"]))
+    resource.setrlimit(resource.RLIMIT_DATA, (request["memory"], request["memory"]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 except (ImportError, ValueError, OSError):
     pass
 try:
-    module, function = about["function"].split(":")
-    answer = (True, getattr(importlib.import_module(module), function)(*about["arguments"], **about["options"]))
+    module, name = request["function"].split(":")
+    function = getattr(importlib.import_module(module), name)
+    answer = (True, function(*request["arguments"], **request["options"]))
 except MemoryError:
     answer = (False, None)
 except BaseException as error:
     answer = (False, f"{type(error).__name__}: {error}")
-with open(about["output"], "wb") as file:
+with open(request["output"], "wb") as file:
     pickle.dump(answer, file, protocol=5)
 """
 
 
 class IsolatedError(Exception):
-    """What went wrong in the other process, as a part of a sentence."""
+    """The failure of the other process, as a part of a sentence."""
 
 
 def call_isolated(
     function: str, *arguments: Any, max_bytes: int, timeout: float, **options: Any
 ) -> Any:
-    """The result of `module:function` called with plain arguments in a process of its own.
+    """Call a function in a process of its own.
 
     Args:
-        function: where it is found; its result must be one that can be pickled.
-        arguments: what JSON can hold, as the options, which are keywords.
+        function: `module:function`; its result must be one that can be pickled.
+        arguments: positional ones; JSON must be able to hold them and the options.
         max_bytes: memory that the process may take.
         timeout: seconds after which it is ended.
+        options: keyword arguments.
+
+    Returns:
+        The result of the function.
 
     Raises:
         IsolatedError: it raised an exception, took too much memory or time, or ended early.
     """
+    too_large = f"it takes more than {max_bytes / MIB:,.0f} MiB of memory"
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "answer"
-        about = {
+        request = {
             "path": sys.path,
             "memory": max_bytes,
             "function": function,
@@ -64,10 +70,9 @@ def call_isolated(
             "options": options,
             "output": str(output),
         }
-        too_large = f"it takes more than {max_bytes / MIB:,.0f} MiB of memory"
         try:
             child = subprocess.run(
-                [sys.executable, "-c", CHILD, json.dumps(about)],
+                [sys.executable, "-c", CHILD, json.dumps(request)],
                 check=False,
                 timeout=timeout,
                 stdin=subprocess.DEVNULL,
@@ -77,12 +82,11 @@ def call_isolated(
         except subprocess.TimeoutExpired:
             raise IsolatedError(f"it takes more than {timeout:.0f} seconds") from None
         if child.returncode or not output.exists():
-            is_memory = b"bad_alloc" in child.stderr or b"MemoryError" in child.stderr
-            ended = f"the process that read it ended with status {child.returncode}"
-            raise IsolatedError(too_large if is_memory else ended)
-        with open(output, "rb") as file:
-            is_done, answer = pickle.load(file)
-    if not is_done:
-        is_memory = answer is None or "can't allocate memory" in answer
-        raise IsolatedError(too_large if is_memory else answer)
-    return answer
+            if b"bad_alloc" in child.stderr or b"MemoryError" in child.stderr:
+                raise IsolatedError(too_large)
+            raise IsolatedError(f"the process that read it ended with status {child.returncode}")
+        is_done, answer = pickle.loads(output.read_bytes())
+    if is_done:
+        return answer
+    is_memory_error = answer is None or "can't allocate memory" in answer
+    raise IsolatedError(too_large if is_memory_error else answer)

@@ -1,15 +1,16 @@
 """Plug-ins: modules that add to a registry when they are imported.
 
 An installed package names its module as an entry point of the group `torchcaps.plugins`. Entry
-points are loaded when a registry is first asked for its list, or for a name that it does not hold.
-No file that is read, such as a run folder, can cause an import.
+points are loaded when a registry is first asked for its list, or for a name that it does not have.
+A plug-in that fails adds nothing. No file that is read, such as a run folder, can cause an import.
 """
 
 import importlib
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
@@ -19,6 +20,8 @@ from threading import RLock
 from torchcaps.errors import TorchcapsError, one_line
 
 GROUP = "torchcaps.plugins"
+# Each saves the state of one registry, and gives the function that restores it.
+SAVES: list[Callable[[], Callable[[], None]]] = []
 _lock = RLock()
 _failures: list[str] = []  # of entry points, one sentence each
 _loaded: set[str] = set()  # the group, once its entry points are
@@ -30,7 +33,7 @@ class PluginError(TorchcapsError, ImportError):
 
 
 def failure_note() -> str:
-    """The plug-ins that could not be loaded, which may be why a name is unknown; empty for none."""
+    """The plug-ins that could not be loaded, which may be why a name is unknown."""
     return "; ".join(_failures)
 
 
@@ -58,8 +61,8 @@ def import_module(name: str) -> None:
         name: a dotted name, also of a module in the current folder; or the path of a `.py` file.
 
     Raises:
-        ModuleNotFoundError: if there is no such module.
-        PluginError: if its import fails, or another module has the file's name.
+        ModuleNotFoundError: there is no such module.
+        PluginError: its import fails, or another module has the file's name.
     """
     file = Path(name) if name.endswith(".py") else None
     if file is not None and not file.is_file():
@@ -70,17 +73,14 @@ def import_module(name: str) -> None:
     importlib.invalidate_caches()
     module = name if file is None else _module_of(file)
     try:
-        importlib.import_module(module)
+        with _all_or_nothing():
+            importlib.import_module(module)
     except (Exception, SystemExit) as error:
-        if (
-            isinstance(error, ModuleNotFoundError)
-            and error.name
-            and f"{module}.".startswith(f"{error.name}.")
-        ):
-            raise ModuleNotFoundError(
-                f"{name}: there is no such module, installed or in {folder}"
-            ) from error
-        raise PluginError(f"{name}: cannot be imported ({_cause(error)})") from error
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{module}.".startswith(f"{missing}."):
+            place = f"installed or in {folder}"
+            raise ModuleNotFoundError(f"{name}: there is no such module, {place}") from error
+        raise PluginError(f"{name}: cannot be imported ({_describe(error)})") from error
     if name not in _imported:
         _imported.append(name)
 
@@ -91,10 +91,21 @@ def imported() -> list[str]:
 
 
 def flags(modules: Iterable[str] | None = None) -> str:
-    """The `--import` flags for these modules, by default for those that were imported here."""
-    return "".join(
-        f" --import {shlex.quote(name)}" for name in (_imported if modules is None else modules)
-    )
+    """The `--import` flags of these modules, by default of those that were imported here."""
+    names = _imported if modules is None else modules
+    return "".join(f" --import {shlex.quote(name)}" for name in names)
+
+
+@contextmanager
+def _all_or_nothing() -> Iterator[None]:
+    """Restore all registries if the block fails."""
+    restores = [save() for save in SAVES]
+    try:
+        yield
+    except BaseException:
+        for restore in restores:
+            restore()
+        raise
 
 
 def _module_of(file: Path) -> str:
@@ -103,23 +114,22 @@ def _module_of(file: Path) -> str:
     except ValueError:  # such as __main__
         spec = None
     if spec is None or spec.origin is None or Path(spec.origin).resolve() != file.resolve():
-        raise PluginError(
-            f"{file}: {file.stem!r} is the name of another module, or of none; rename the file"
-        )
+        other = f"{file.stem!r} is the name of another module, or of none"
+        raise PluginError(f"{file}: {other}; rename the file")
     return file.stem
 
 
 def _load(point: metadata.EntryPoint) -> None:
     try:
-        plugin = point.load()
-        if callable(plugin):
-            plugin()
+        with _all_or_nothing():
+            plugin = point.load()
+            if callable(plugin):
+                plugin()
     except (Exception, SystemExit) as error:
         owner = "an unknown package" if point.dist is None else f"the package {point.dist.name}"
-        _failures.append(
-            one_line(f"the plug-in {point.name!r} of {owner} cannot be loaded ({_cause(error)})")
-        )
+        failure = f"the plug-in {point.name!r} of {owner} cannot be loaded ({_describe(error)})"
+        _failures.append(one_line(failure))
 
 
-def _cause(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,8 +1,7 @@
-"""Registries: names of routers, models, tasks, data sets and whatever else can be added from outside.
+"""Registries: names of routers, models, tasks, data sets and other things that users can add.
 
-One class stands under every registry. An entry is found by name after the package's own files and
-the installed plug-ins are imported; a name that is taken is refused unless it is replaced on
-purpose.
+One class stands under every registry. An entry is looked up after the package's own files and the
+installed plug-ins are imported. A name that is taken is refused unless `replace` is given.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from torchcaps import plugins
-from torchcaps.errors import UnknownNameError
+from torchcaps.errors import ArgumentError, UnknownNameError
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -24,7 +23,7 @@ class Registry(Mapping[str, T]):
     """Entries of one kind by name, in the order in which they were registered.
 
     Args:
-        kind: what an entry is, in words, for error messages: "model", "data set".
+        kind: of its entries, in words, for error messages: "model", "data set".
 
     Example:
         >>> schedules = Registry("schedule")
@@ -37,19 +36,24 @@ class Registry(Mapping[str, T]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._entries: dict[str, T] = {}
+        plugins.SAVES.append(self._save)
 
     def add(self, name: str, entry: T, *, replace: bool = False) -> None:
-        """Register an entry. Raises ValueError for a name that is taken, unless `replace`."""
+        """Register an entry.
+
+        Raises:
+            ArgumentError: the name is taken, unless `replace`.
+        """
         if name in self._entries and not replace:
-            raise ValueError(
-                f"{self.kind} {name!r} is registered already; expected another name, or replace=True"
-            )
+            taken = f"{name!r} is registered already"
+            raise ArgumentError(self.kind, f"{taken}; expected another name, or replace=True")
         self._entries[name] = entry
 
     def register(self, name: str | None = None, *, replace: bool = False) -> Callable[[E], E]:
         """Decorator that registers a function or class, by default under its own name.
 
-        Raises ValueError for a name that is taken, unless `replace`.
+        Raises:
+            ArgumentError: the name is taken, unless `replace`.
         """
 
         def decorate(entry: E) -> E:
@@ -59,15 +63,17 @@ class Registry(Mapping[str, T]):
         return decorate
 
     def __getitem__(self, name: str) -> T:
-        """The entry of a name, also of one that a plug-in adds; UnknownNameError where there is none."""
-        if name not in self._entries:
-            plugins.load_entry_points()
-        if name not in self._entries:
+        """The entry of a name, also of one that a plug-in adds.
+
+        Raises:
+            UnknownNameError: there is no such name.
+        """
+        if name not in self:
             raise self.unknown(name)
         return self._entries[name]
 
     def unknown(self, name: str) -> UnknownNameError:
-        """The error for a name that is not registered; it tells of plug-ins that failed, which may be why."""
+        """The error for a name that is not registered; it names plug-ins that failed."""
         return UnknownNameError(self.kind, name, self._entries, note=plugins.failure_note())
 
     def __iter__(self) -> Iterator[str]:
@@ -83,15 +89,24 @@ class Registry(Mapping[str, T]):
             plugins.load_entry_points()
         return name in self._entries
 
+    def _save(self) -> Callable[[], None]:
+        """The function that restores the entries of now."""
+        before = dict(self._entries)
+
+        def restore() -> None:
+            self._entries.clear()
+            self._entries.update(before)
+
+        return restore
+
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Restore the entries at the end of the block: what it registers is forgotten. For tests."""
-        before = dict(self._entries)
+        """Restore the entries at the end of the block, for tests."""
+        restore = self._save()
         try:
             yield
         finally:
-            self._entries.clear()
-            self._entries.update(before)
+            restore()
 
     def registered(self) -> list[T]:
         """The entries so far, without those of plug-ins that are not loaded yet."""
@@ -102,12 +117,15 @@ class Registry(Mapping[str, T]):
         return sorted(self)
 
     def name_of(self, entry: object) -> str | None:
-        """The name under which an entry is registered; None where it is not."""
-        return next((name for name, other in self._entries.items() if other is entry), None)
+        """The name under which an entry is registered; None if it is not."""
+        for name, other in self._entries.items():
+            if other is entry:
+                return name
+        return None
 
 
 def import_submodules(package: str) -> None:
-    """Import every module below a package, so that its files register what they hold.
+    """Import every module below a package, so that its files register their contents.
 
     An addition to the package is then one file: no list of imports names it. Modules whose name
     begins with an underscore are left to the modules that need them.

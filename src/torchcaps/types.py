@@ -1,4 +1,4 @@
-"""What flows between capsule layers, and what a model declares of itself."""
+"""The types that flow between capsule layers, and the specification of a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class Capsules(NamedTuple):
 
     Attributes:
         pose: `[batch, *space, num_capsules, pose_dim]`; matrix poses are flat, row-major.
-        activation: `[batch, *space, num_capsules]`, in [0, 1]; for vector capsules the length of the pose.
+        activation: `[batch, *space, num_capsules]`, in [0, 1]; for vector capsules the length of
+            the pose.
     """
 
     pose: Float[Tensor, "batch *space capsules dim"]
@@ -24,7 +25,7 @@ class Capsules(NamedTuple):
 
 
 class LayerSizes(NamedTuple):
-    """What a router learns from the layer that builds it."""
+    """Sizes of a layer, which its router is built for."""
 
     children: int  # that have matrices of their own, at each position of the parents
     in_dim: int  # dimensions of a child's pose
@@ -33,14 +34,14 @@ class LayerSizes(NamedTuple):
 
 
 class Routed(NamedTuple):
-    """What a routing function returns.
+    """The outcome of a routing function.
 
     Attributes:
         pose: `[batch, *space, parents, pose_dim]`.
-        activation: `[batch, *space, parents]`, in [0, 1] where the router says that it means something.
-        coupling: `[batch, *space, children, parents]`; of most routers in [0, 1] and of sum one over
-            the parents that compete for a child (at most one where a routing has a "none of the
-            above" parent). None where a fast path was not asked for it.
+        activation: `[batch, *space, parents]`, in [0, 1] if the router declares a meaning of it.
+        coupling: `[batch, *space, children, parents]`; of most routers in [0, 1] and of sum one
+            over the parents that compete for a child (at most one where a routing has a "none of
+            the above" parent). None where a fast path left it out.
         extras: further tensors by name, such as logits; see `with_extras`.
     """
 
@@ -54,7 +55,7 @@ class Routed(NamedTuple):
         return {}
 
     def with_extras(self, **extras: Tensor) -> Routed:
-        """The same with further tensors beside the three, which `record_routing` keeps."""
+        """The same with further tensors, which `record_routing` keeps."""
         return RoutedWithExtras.of(self, {**self.extras, **extras})
 
 
@@ -67,10 +68,10 @@ class RoutedWithExtras(Routed):
 
     @classmethod
     def of(cls, routed: Iterable[Any], extras: dict[str, Tensor]) -> RoutedWithExtras:
-        """From the three and the further ones."""
-        made = cls(*routed)
-        made._extras = extras
-        return made
+        """A routing from its three fields and further tensors."""
+        routing = cls(*routed)
+        routing._extras = extras
+        return routing
 
     @property
     def extras(self) -> dict[str, Tensor]:
@@ -96,21 +97,23 @@ register_pytree_node(
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a model declares of itself, as its attribute `spec`; nobody finds it out by other means.
+    """The specification of a model, its attribute `spec`, which it declares itself.
 
     Attributes:
         pose: `capsules(images)` gives capsules with poses.
-        activation: meaning of its outputs: the "length" of a pose, a "probability" in [0, 1], a "logit" (any number),
-            or "none", where nothing tells whether a capsule is present.
+        activation: meaning of its outputs: the "length" of a pose, a "probability" in [0, 1], a
+            "logit" (any number), or "none", where nothing says whether a capsule is present.
         decoder: `reconstruct(capsules)` draws images.
-        logits: `logits(images)` gives what `probabilities(logits)` are made of.
-        multilabel: an image may show several classes: its probabilities are of each class by itself.
-        is_dense: its outputs are of each pixel: `[batch, classes - 1, height, width]`, a map for each class but the
-            first one, which is the background; `capsules(images)` then has the pixels as positions.
+        logits: `logits(images)` gives the logits that `probabilities(logits)` takes.
+        multilabel: an image may show several classes: its probabilities are of each class by
+            itself.
+        is_dense: its outputs are of each pixel: `[batch, classes - 1, height, width]`, a map for
+            each class but the first one, which is the background; `capsules(images)` then has the
+            pixels as positions.
         smallest: side of the smallest image it takes, in pixels.
         smallest_batch: images of the smallest batch that it can be trained with.
-        task: what it is trained for, unless a run says otherwise; a name of `tasks.list_tasks()`.
-        loss: what it is trained with, unless a run says otherwise; a name of a loss of that task.
+        task: default task, a name of `tasks.list_tasks()`.
+        loss: default loss, a name of a loss of that task.
     """
 
     pose: bool = False
@@ -127,13 +130,13 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class ModelMetadata:
-    """What the library remembers of a model that it trained or loaded.
+    """Facts that the library keeps with a model that it trained or loaded.
 
     Attributes:
         classes: their names; empty where labels have no part in the task.
-        preprocess: what `predict` applies to a picture (`torchcaps.data.Preprocess`), if known.
+        preprocess: the preprocessing of `predict` (`torchcaps.data.Preprocess`), if known.
         task: name of the task it was trained for; "auto" is the one that the model declares.
-        spec: what a module that declares nothing was taken for.
+        spec: the specification that a module without one was trained with.
         name: under which `create_model` built it; empty for other modules.
         options: that `create_model` built it with, sizes among them.
     """
@@ -147,9 +150,10 @@ class ModelMetadata:
 
 
 def model_metadata(model: nn.Module) -> ModelMetadata:
-    """What the library remembers of a model.
+    """The metadata of a model.
 
-    Of a model that it neither trained nor loaded, the attributes `classes` and `preprocess` count.
+    Of a model that the library neither trained nor loaded, the attributes `classes` and
+    `preprocess` count.
     """
     metadata = getattr(model, "_torchcaps", None)
     if not isinstance(metadata, ModelMetadata):
@@ -166,9 +170,9 @@ def model_metadata(model: nn.Module) -> ModelMetadata:
 
 
 def set_model_metadata(model: nn.Module, metadata: ModelMetadata) -> None:
-    """Remember something of a model, in its one attribute `_torchcaps`.
+    """Keep metadata with a model, in its one attribute `_torchcaps`.
 
-    `.classes` and `.preprocess` say the same, unless the module has such attributes of its own.
+    The attributes `classes` and `preprocess` are set too, unless the module has its own.
     """
     previous = getattr(model, "_torchcaps", None)
     for name in ("classes", "preprocess"):
@@ -179,13 +183,13 @@ def set_model_metadata(model: nn.Module, metadata: ModelMetadata) -> None:
 
 
 def declares(model: nn.Module) -> bool:
-    """Whether a model says what it is."""
+    """Whether a model has a specification of its own."""
     return isinstance(getattr(model, "spec", None), ModelSpec)
 
 
 def spec_of(model: nn.Module) -> ModelSpec:
-    """What a model declares, or was taken for when it was trained; else a classifier that returns logits."""
-    declared = getattr(model, "spec", None)
-    if isinstance(declared, ModelSpec):
-        return declared
+    """The specification of a model: its own, or that of its training, or a classifier's."""
+    spec = getattr(model, "spec", None)
+    if isinstance(spec, ModelSpec):
+        return spec
     return model_metadata(model).spec or ModelSpec()

@@ -1,4 +1,4 @@
-"""Figures, settings and paths as people read them."""
+"""Metrics, settings and paths in the words of reports and of the command line."""
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
@@ -7,15 +7,15 @@ from typing import Any
 
 
 def percent(share: float | None) -> str:
-    """`99.43 %` for 0.9943; a dash for none."""
+    """`99.43 %` for 0.9943; a dash for None."""
     return "-" if share is None else f"{100 * share:.2f} %"
 
 
-def rounded(value: float | None) -> str:
-    """A number with four decimals unless it is a count; a dash for none."""
-    if value is None or not isfinite(value):
+def rounded(number: float | None) -> str:
+    """A number with four decimals, or a count without; a dash for None and for no number."""
+    if number is None or not isfinite(number):
         return "-"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+    return f"{number:,}" if isinstance(number, int) else f"{number:.4f}"
 
 
 def in_words(key: str) -> str:
@@ -23,20 +23,23 @@ def in_words(key: str) -> str:
     return key.replace("_", " ")
 
 
-def format_metric(name: str, value: float) -> str:
+def format_metric(name: str, metric: float) -> str:
     """A metric: an accuracy in percent, another with four digits."""
-    return percent(value) if name.endswith("accuracy") else f"{value:.4g}"
+    return percent(metric) if name.endswith("accuracy") else f"{metric:.4g}"
 
 
 def numbers(figures: Mapping[str, Any]) -> dict[str, float]:
-    """The figures that are numbers, by name in words; `{"correlation": {"dx": 1}}` is "correlation dx"."""
+    """The figures that are numbers, by name in words.
+
+    `{"correlation": {"dx": 1}}` becomes `{"correlation dx": 1}`.
+    """
     flat: dict[str, float] = {}
-    for key, value in figures.items():
+    for key, figure in figures.items():
         name = in_words(key)
-        if isinstance(value, dict):
-            flat |= {f"{name} {inner}": number for inner, number in numbers(value).items()}
-        elif isinstance(value, int | float) and key != "num_samples":
-            flat[name] = value
+        if isinstance(figure, dict):
+            flat |= {f"{name} {inner}": number for inner, number in numbers(figure).items()}
+        elif isinstance(figure, int | float) and key != "num_samples":
+            flat[name] = figure
     return flat
 
 
@@ -48,13 +51,13 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def counted(number: int, thing: str) -> str:
+def counted(number: int, noun: str) -> str:
     """`1 epoch`, `2 epochs`."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def unique_suffixes(paths: Sequence[str | Path]) -> list[str]:
-    """The shortest ends of different paths that tell them apart: `a/seed-0`, `b/seed-0`."""
+    """The shortest ends of different paths that distinguish them: `a/seed-0`, `b/seed-0`."""
     parts = [Path(path).resolve().parts for path in paths]
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-depth:]) for part in parts]
@@ -63,14 +66,14 @@ def unique_suffixes(paths: Sequence[str | Path]) -> list[str]:
     return names
 
 
-def setting(value: Any) -> str:
+def setting(content: Any) -> str:
     """A value of a configuration file."""
-    if value is None:
+    if content is None:
         return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, dict):
-        return ", ".join(f"{key} = {setting(one)}" for key, one in value.items()) or "none"
-    if isinstance(value, list | tuple):
-        return " × ".join(setting(one) for one in value)
-    return str(value)
+    if isinstance(content, bool):
+        return "yes" if content else "no"
+    if isinstance(content, dict):
+        return ", ".join(f"{key} = {setting(inner)}" for key, inner in content.items()) or "none"
+    if isinstance(content, list | tuple):
+        return " × ".join(map(setting, content))
+    return str(content)

@@ -7,6 +7,7 @@ import copy
 import io
 import pickle
 from collections.abc import Collection
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +97,7 @@ def check_module_precision(module: nn.Module, inputs: Inputs) -> None:
     expected = module(inputs)
     for dtype, tolerance in ((torch.float64, EXACT), (torch.bfloat16, ROUNDED)):
         converted = copy.deepcopy(module).to(dtype)
-        outcome = converted(map_tensors(lambda x, dtype=dtype: x.to(dtype), inputs))
+        outcome = converted(map_tensors(partial(Tensor.to, dtype=dtype), inputs))
         assert_same(f"{dtype}", outcome, expected, tolerance)
     with torch.autocast("cpu", torch.bfloat16):
         outcome = module(inputs)
