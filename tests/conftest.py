@@ -1,5 +1,6 @@
 """Shared by all tests: few threads, and real data only where they are."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,13 @@ def pytest_configure(config):
 def _seed():
     torch.manual_seed(0)
     torch.set_num_threads(1)  # a test before it may have taken more
+
+
+@pytest.fixture
+def restore():
+    """Restore registries at the end of a test: `restore(ROUTERS)`."""
+    with ExitStack() as stack:
+        yield lambda *registries: [stack.enter_context(each.restored()) for each in registries]
 
 
 @pytest.fixture

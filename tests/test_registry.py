@@ -1,10 +1,10 @@
-"""A file is all that an addition to a package takes."""
+"""An addition to a package is one file; a taken name is refused."""
 
 import pytest
 
 import torchcaps as tc
 from torchcaps import kernels, models, nn, ops
-from torchcaps.errors import UnknownNameError
+from torchcaps.errors import ArgumentError, UnknownNameError
 from torchcaps.kernels import registry
 from torchcaps.models._registry import MODELS
 from torchcaps.nn.routers import ROUTERS
@@ -33,8 +33,8 @@ def run(votes, **options):
 
 
 @pytest.fixture
-def add(monkeypatch, tmp_path):
-    """Puts a file, and a private one that would fail, beside those of a package."""
+def add_file(monkeypatch, tmp_path):
+    """Adds a file, and a private one whose import would fail, to those of a package."""
 
     def add(package, text):
         (tmp_path / "added_by_a_test.py").write_text(text)
@@ -45,31 +45,31 @@ def add(monkeypatch, tmp_path):
     return add
 
 
-def test_a_router_is_one_file(add):
+def test_a_router_is_one_file(add_file):
     with ROUTERS.restored():
-        add(nn, ROUTER)
+        add_file(nn, ROUTER)
         assert "from_a_file" in tc.nn.list_routers()
         assert tc.nn.CapsuleLinear(6, 4, 5, 4, "from_a_file").router.describe() == "from_a_file"
     with pytest.raises(UnknownNameError):
         tc.nn.create_router("from_a_file")
 
 
-def test_a_model_is_one_file(add):
-    with MODELS.restored():
-        add(models, MODEL)
-        assert tc.create_model("from_a_file").num_classes == 10
+def test_a_model_is_one_file(add_file, restore):
+    restore(MODELS)
+    add_file(models, MODEL)
+    assert tc.create_model("from_a_file").num_classes == 10
 
 
-def test_a_fast_path_is_one_file(add, monkeypatch):
+def test_a_fast_path_is_one_file(add_file, monkeypatch):
     monkeypatch.setattr(registry, "PATHS", dict(registry.PATHS))
-    add(kernels, KERNEL)
+    add_file(kernels, KERNEL)
     assert "from_a_file" in ops.implementations("dynamic_routing")
 
 
 def test_a_taken_name_is_refused():
     shapes = Registry("shape")
     shapes.add("square", 4)
-    with pytest.raises(ValueError, match="shape 'square' is registered already"):
+    with pytest.raises(ArgumentError, match="shape: 'square' is registered already"):
         shapes.add("square", 5)
     shapes.add("square", 5, replace=True)
     assert shapes["square"] == 5

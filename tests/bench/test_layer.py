@@ -28,9 +28,9 @@ class Noting(Router):
 
 
 @pytest.fixture
-def own(monkeypatch):
+def own(restore):
     """The name of a router that the library does not come with."""
-    monkeypatch.setattr(registry.ROUTERS, "_entries", dict(registry.ROUTERS._entries))
+    restore(registry.ROUTERS)
     register_router("noting")(Noting)
     Noting.made.clear()
     Noting.given.clear()

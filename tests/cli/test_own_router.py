@@ -16,9 +16,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "adding-a-router.md"
 
 
 @pytest.fixture
-def softened(tmp_path, monkeypatch):
+def softened(tmp_path, restore):
     """The file of the page, imported; its name is forgotten afterwards."""
-    monkeypatch.setattr(registry.ROUTERS, "_entries", dict(registry.ROUTERS._entries))
+    restore(registry.ROUTERS)
     first = re.search(
         r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from importlib import metadata
 from pathlib import Path
 
@@ -40,18 +40,14 @@ def alone(command):
     """Run a command as a process of its own would: afterwards everything that it imported is forgotten."""
 
     def run(*words):
-        kept, path, modules = (
-            [dict(registry._entries) for registry in REGISTRIES],
-            [*sys.path],
-            {*sys.modules},
-        )
+        path, modules = [*sys.path], {*sys.modules}
         plugins._loaded.clear()
         try:
-            return command(*words)
+            with ExitStack() as stack:
+                for registry in REGISTRIES:
+                    stack.enter_context(registry.restored())
+                return command(*words)
         finally:
-            for registry, before in zip(REGISTRIES, kept, strict=True):
-                registry._entries.clear()
-                registry._entries.update(before)
             for name in {"stripes", "broken", "inner"} & (sys.modules.keys() - modules):
                 del sys.modules[name]
             sys.path[:] = path

@@ -32,7 +32,9 @@ def read_toy(folder, _request):
 
 
 @pytest.fixture
-def register(monkeypatch):
+def register(restore):
+    restore(_registry.DATASETS)
+
     def add(*sources, sha256=DIGESTS):
         info = DatasetInfo(
             name="toy",
@@ -46,6 +48,6 @@ def register(monkeypatch):
             sha256=sha256,
             sources=sources,
         )
-        monkeypatch.setitem(_registry.DATASETS._entries, "toy", (info, read_toy))
+        _registry.DATASETS.add("toy", (info, read_toy), replace=True)
 
     return add

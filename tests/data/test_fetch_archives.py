@@ -142,13 +142,11 @@ def test_a_rendering_is_made_where_a_download_would_go(tmp_path, register):
         fetch_dataset("toy", tmp_path)
 
 
-def test_what_is_made_from_another_set_is_fetched_and_verified_as_that(
-    tmp_path, server, register, monkeypatch
-):
+def test_what_is_made_from_another_set_is_fetched_and_verified_as_that(tmp_path, server, register):
     register(Mirror(server.url))
     info, reader = _registry.DATASETS["toy"]
     derived = replace(info, name="pairs-of-toys", made_from="toy")
-    monkeypatch.setitem(_registry.DATASETS._entries, "pairs-of-toys", (derived, reader))
+    _registry.DATASETS.add("pairs-of-toys", (derived, reader))
     assert fetch_dataset("pairs-of-toys", tmp_path) == tmp_path / "toy"
     assert all(check.ok for check in verify("pairs-of-toys", cache_dir=tmp_path))
     (tmp_path / "toy" / "big").write_bytes(CONTENT["big"])  # as the stand-in's reader wants it

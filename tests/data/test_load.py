@@ -70,12 +70,13 @@ def test_the_root_goes_before_the_cache(tmp_path):
     assert len(load_dataset("mnist", cache_dir=str(tmp_path / "cache"))) == 40
 
 
-def test_system_folders_come_last(tmp_path, monkeypatch):
+def test_system_folders_come_last(tmp_path, restore):
     write_idx_set(tmp_path / "system", train=30, gz=True)
     info, reader = _registry.DATASETS["fashion-mnist"]
     assert info.system_folders == (Path("/usr/share/datasets/fashion-mnist"),)
     moved = dataclasses.replace(info, system_folders=(tmp_path / "system",))
-    monkeypatch.setitem(_registry.DATASETS._entries, "fashion-mnist", (moved, reader))
+    restore(_registry.DATASETS)
+    _registry.DATASETS.add("fashion-mnist", (moved, reader), replace=True)
     found = load_dataset("fashion-mnist", root=tmp_path, cache_dir=tmp_path / "none")
     assert len(found) == 30
     assert found.classes[9] == "Ankle boot"
@@ -158,8 +159,8 @@ def test_another_sets_files_are_refused(tmp_path):
         load_dataset("fashion-mnist", root=tmp_path)
 
 
-def test_a_new_format_is_one_reader(tmp_path, monkeypatch):
-    monkeypatch.setattr(_registry.FORMATS, "_entries", dict(_registry.FORMATS._entries))
+def test_a_new_format_is_one_reader(tmp_path, restore):
+    restore(_registry.FORMATS)
 
     def read_pixels(path, _request):
         pixels = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).view(-1, 1, 2, 2)

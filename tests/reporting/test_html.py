@@ -417,12 +417,11 @@ def test_images_of_two_classes_are_scored_by_both(finished, bars, plain):
 
 
 @pytest.fixture
-def clouds(bars, tmp_path, monkeypatch):
+def clouds(bars, tmp_path, restore):
     """A finished run of a task of somebody else, with a loss, a score and a figure of its own."""
     from torchcaps.tasks import _base
 
-    monkeypatch.setattr(_base.TASKS, "_entries", {**_base.TASKS._entries})
-    monkeypatch.setattr(sections.SECTIONS, "_entries", {**sections.SECTIONS._entries})
+    restore(_base.TASKS, sections.SECTIONS)
 
     @register_task("clouds")
     class Clouds(Task):
@@ -490,7 +489,7 @@ def test_a_section_may_be_registered_for_a_task_or_for_all(clouds, trained, plai
     def nothing(run):
         return None
 
-    with pytest.raises(ValueError, match="section 'rain' is registered already"):
+    with pytest.raises(ValueError, match="section: 'rain' is registered already"):
         register_section()(rain)
     assert [part.key for part in sections.sections_of(evaluate_run(clouds))][-2:] == [
         "rain",

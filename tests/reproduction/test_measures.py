@@ -139,7 +139,7 @@ def test_viewpoints_have_a_curve_where_the_models_of_epochs_are_kept(digits, tmp
 
 
 def test_a_measure_has_a_name_of_its_own():
-    with pytest.raises(ValueError, match="measure 'ablation' is registered already"):
+    with pytest.raises(ValueError, match="measure: 'ablation' is registered already"):
         register_measure()(MEASURES["ablation"])
 
 

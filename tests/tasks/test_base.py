@@ -96,7 +96,7 @@ def test_every_task_with_a_registry_takes_further_losses():
         with losses.restored():
             register_loss("another", task=task)(lambda *_: 0.0)
             assert "another" in losses
-            with pytest.raises(ValueError, match="loss 'another' is registered already"):
+            with pytest.raises(ValueError, match="loss: 'another' is registered already"):
                 register_loss("another", task=task)(lambda *_: 0.0)
     with pytest.raises(ArgumentError) as caught:
         register_loss("another", task="transform")

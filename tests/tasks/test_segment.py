@@ -493,13 +493,12 @@ def test_the_page_shows_what_was_found():
     )
 
 
-def test_the_command_that_renders_shapes(tmp_path, monkeypatch):
+def test_the_command_that_renders_shapes(tmp_path, monkeypatch, restore):
     monkeypatch.setattr(shapes_set, "COUNTS", {"train": 4, "test": 3})
-    monkeypatch.setitem(
-        _registry.DATASETS._entries,
-        "shapes",
-        (replace(tc.data.dataset_info("shapes"), train=4, test=3), _registry.DATASETS["shapes"][1]),
-    )
+    restore(_registry.DATASETS)
+    info, reader = _registry.DATASETS["shapes"]
+    smaller = replace(info, train=4, test=3)
+    _registry.DATASETS.add("shapes", (smaller, reader), replace=True)
     assert main(["data", "fetch", "shapes", "--root", str(tmp_path)]) == 0
     assert main(["data", "verify", "shapes", "--root", str(tmp_path)]) == 0
     found = load_dataset("shapes", root=tmp_path)

@@ -174,7 +174,7 @@ def test_a_registered_recipe_is_found_by_its_name(restored):
     assert "mine" in list_recipes()
     assert (load_recipe("mine").name, load_recipe("mine").config.training.epochs) == ("mine", 3)
     for taken in ("mine", "capsnet-digits"):
-        with pytest.raises(ValueError, match=f"recipe '{taken}' is registered already"):
+        with pytest.raises(ValueError, match=f"recipe: '{taken}' is registered already"):
             register_recipe(taken, content)
 
 

@@ -98,7 +98,7 @@ def test_a_schedule_of_ones_own():
 
         assert factors(4, schedule="linear") == [1, 0.75, 0.5, 0.25]
         assert factors(4, (0.0, 0.5), schedule="linear") == [1, 0.5, 1, 0.5]
-        with pytest.raises(ValueError, match="schedule 'linear' is registered already"):
+        with pytest.raises(ValueError, match="schedule: 'linear' is registered already"):
             register_schedule("linear")(linear)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcaps import plugins
-from torchcaps.errors import RunError, UnknownNameError, check_known, read_text
+from torchcaps.errors import ArgumentError, RunError, UnknownNameError, check_known, read_text
 from torchcaps.models import list_models
 from torchcaps.registry import Registry
 from torchcaps.settings import TrainConfig, flattened
@@ -88,13 +88,13 @@ RECIPES: Registry[Recipe] = Registry("recipe")
 def register_recipe(name: str, content: dict[str, Any], *, replace: bool = False) -> None:
     """Make a recipe known by a name, beside those that ship with the library.
 
-    `content` is what a recipe's `.toml` file holds. Raises ValueError for a name that is taken,
+    `content` is what a recipe's `.toml` file holds. Raises ArgumentError for a name that is taken,
     unless `replace`; RunError for a content that is no recipe.
     """
     with _refusing(name):
         recipe = _parse_recipe(name, content)
     if name in _recipe_files() and not replace:
-        raise ValueError(f"recipe {name!r} is registered already; expected another name")
+        raise ArgumentError("recipe", f"{name!r} is registered already; expected another name")
     RECIPES.add(name, recipe, replace=replace)
 
 
