@@ -6,7 +6,7 @@ import torch
 
 import torchcaps as tc
 from torchcaps.models import CanonicalCapsules
-from torchcaps.models.canonical_capsules import ContextNorm, pooled
+from torchcaps.models.canonical_capsules import ContextNorm, pool
 from torchcaps.testing import seeded
 
 
@@ -77,7 +77,7 @@ def test_keypoints_are_weighted_means_and_the_pose_is_put_together_right():
     capsules = model.capsules(points)
     assert capsules.pose.shape == (4, 3, 8)
     torch.testing.assert_close(capsules.activation.sum(dim=1), torch.ones(4))
-    torch.testing.assert_close(capsules.pose[..., :2], pooled(found.attention, found.upright))
+    torch.testing.assert_close(capsules.pose[..., :2], pool(found.attention, found.upright))
     assert model(points).shape == (4, 2, 12, 1)
     torch.testing.assert_close(model.decode(capsules), model(points))
 

@@ -175,5 +175,5 @@ def test_wrong_arguments():
         ValueError, match=r"transformation: expected \[batch=3, rows=3, columns=3\], got"
     ):
         tiny(pose="affine")(IMAGES, SHIFTS)
-    with pytest.raises(ValueError, match=r"capsules: expected \[batch, capsules=4, dim=2\], got"):
+    with pytest.raises(ValueError, match=r"capsules: expected \[batch=3, capsules=4, dim=2\], got"):
         model.reconstruct(tiny(capsules=5).capsules(IMAGES))

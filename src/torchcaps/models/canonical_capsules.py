@@ -1,11 +1,13 @@
 """Canonical Capsules: parts of a set of points, and its canonical pose, without labels.
 
-Weiwei Sun, Andrea Tagliasacchi, Boyang Deng, Sara Sabour, Soroosh Yazdani, Geoffrey Hinton, Kwang Moo Yi, "Canonical
-Capsules: Self-Supervised Capsules in Canonical Pose", NeurIPS 2021, arXiv 2012.04718; sizes and constants as in the
-authors' code. There is no routing: each point shares itself among capsules by attention. Differs from the paper in: the
-gradient of the rotation is finite everywhere, so that nothing is added to the points and no step is passed over.
+Weiwei Sun, Andrea Tagliasacchi, Boyang Deng, Sara Sabour, Soroosh Yazdani, Geoffrey Hinton, Kwang
+Moo Yi, "Canonical Capsules: Self-Supervised Capsules in Canonical Pose", NeurIPS 2021, arXiv
+2012.04718; sizes and constants as in the authors' code. There is no routing: each point shares
+itself among capsules by attention. Differs from the paper in: the gradient of the rotation is
+finite everywhere, so that nothing is added to the points and no step is passed over.
 
-Letters: b batch, n points, d coordinates, k capsules, c channels of a descriptor, m points of a capsule's drawing.
+Letters: b batch, n points, d coordinates, k capsules, c channels of a descriptor, m points of a
+capsule's drawing.
 """
 
 from collections.abc import Sequence
@@ -25,19 +27,21 @@ from torchcaps.models._registry import ModelInfo, register_model, register_varia
 from torchcaps.models.notebook import Stage, capsules_in_words, stages_by_name, times
 from torchcaps.types import Capsules, ModelSpec
 
-EPS = 1e-3  # of weights that a mean is divided by, and of variances
+EPS = 1e-3  # least weight that a mean is divided by; added to variances
+
+Points = Float[Tensor, "batch dim points 1"]
 
 
 class Aligned(NamedTuple):
-    """Sets of points, taken apart and put upright.
+    """Sets of points, divided into parts and moved to their canonical pose.
 
     Attributes:
-        attention: of sum 1 over capsules, `[batch, points, capsules]`.
-        keypoints: the mean place of each capsule's points, as the points are, `[batch, capsules, dim]`.
-        descriptors: `[batch, capsules, channels]`.
-        canonical: where the keypoints belong in the canonical pose, `[batch, capsules, dim]`.
-        rotation: from the pose of the points to the canonical one, `[batch, dim, dim]`.
-        translation: after the rotation, `[batch, dim]`.
+        attention: A, of sum 1 over capsules, `[batch, points, capsules]`.
+        keypoints: θ_k, mean place of each capsule's points, `[batch, capsules, dim]`.
+        descriptors: β_k, `[batch, capsules, channels]`.
+        canonical: θ̂_k, places of the keypoints in the canonical pose, `[batch, capsules, dim]`.
+        rotation: R, from the pose of the points to the canonical one, `[batch, dim, dim]`.
+        translation: t, after the rotation, `[batch, dim]`.
         upright: the points in the canonical pose, `[batch, points, dim]`.
     """
 
@@ -50,65 +54,82 @@ class Aligned(NamedTuple):
     upright: Tensor
 
 
-def attended(attention: nn.Linear, x: Tensor) -> Tensor:
-    """`softmax_k(attention(x))` `[b, n, k]` of `x` `[b, n, c]`, in float32 for half precision."""
-    return (
-        full_precision(attention(x)).mT.softmax(dim=1).mT
-    )  # eight times as fast as over a short last axis
+def attend(attention: nn.Linear, x: Tensor) -> Tensor:
+    """`A = softmax_k(attention(x))` `[b, n, k]` of `x` `[b, n, c]`; float32 for half precision."""
+    # Eight times as fast as over a short last axis.
+    return full_precision(attention(x)).mT.softmax(dim=1).mT
 
 
-def pooled(attention: Tensor, x: Tensor) -> Tensor:
-    """Means `[b, k, c]` of `x` `[b, n, c]` by the attention `[b, n, k]`, in float32 for half precision."""
+def pool(attention: Tensor, x: Tensor) -> Tensor:
+    """`sum_n A_nk x_n / sum_n A_nk`, means `[b, k, c]` of `x` `[b, n, c]`, by `A` `[b, n, k]`."""
     with without_autocast(x):
-        return _shares(attention).mT @ full_precision(x)
+        return normalize_over_points(attention).mT @ full_precision(x)
 
 
-def _shares(attention: Tensor) -> Tensor:
+def normalize_over_points(attention: Tensor) -> Tensor:
+    """Attention `[b, n, k]` divided by its sum over points, which counts as at least 0.001."""
     return attention / attention.sum(dim=1, keepdim=True).clamp(min=EPS)
 
 
 class ContextNorm(nn.Module):
-    """Attentive context normalization: each point is normalized by the mean and variance of the groups it belongs to.
+    """Attentive context normalization: points are normalized by the statistics of their groups.
 
-    `y_n = sum_g a_ng (x_n - mean_g) / std_g`, where `a` is a softmax over groups of a linear map of `x_n`, and mean and
-    variance are those of the points of one set by `a`. Multiplied out, so that nothing is of size points × groups ×
-    channels."""
+        y_n = sum_g a_ng (x_n - mean_g) / std_g
+
+    `a` is a softmax over groups of a linear map of `x_n`; mean and variance are those of the points
+    of one set, weighted by `a`. The sum is multiplied out, so that nothing is of size points ×
+    groups × channels.
+
+    Args:
+        channels: of the features.
+        groups: number of groups.
+    """
 
     def __init__(self, channels: int, groups: int) -> None:
         super().__init__()
         self.attention = nn.Linear(channels, groups)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features of the same shape and type; computed in float32 for half precision."""
-        a, kind = attended(self.attention, x), x.dtype
+        """Features `[b, n, c]` of the same shape and type; float32 inside for half precision."""
+        dtype = x.dtype
+        a = attend(self.attention, x)
         with without_autocast(x):
-            x, shares = full_precision(x), _shares(a)
-            mean = shares.mT @ x
-            # The shares of a group with next to no points do not sum to 1.
-            variance = shares.mT @ x.square() - mean.square() * (2 - shares.sum(dim=1).unsqueeze(2))
+            x = full_precision(x)
+            weights = normalize_over_points(a)
+            mean = weights.mT @ x
+            # The weights of a group with next to no points do not sum to 1.
+            total = weights.sum(dim=1).unsqueeze(2)
+            variance = weights.mT @ x.square() - mean.square() * (2 - total)
             scale = (variance.clamp(min=0) + EPS).rsqrt()
-            return (x * (a @ scale) - a @ (mean * scale)).to(kind)
+            return (x * (a @ scale) - a @ (mean * scale)).to(dtype)
 
 
 class PointLayer(nn.Module):
-    """A linear map of each point, context normalization, batch normalization, ReLU; `[b, n, c]` to `[b, n, c']`."""
+    """A linear map of each point, context normalization, batch normalization and ReLU."""
 
-    def __init__(self, inputs: int, channels: int, groups: int) -> None:
+    def __init__(self, in_channels: int, channels: int, groups: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(inputs, channels)
+        self.linear = nn.Linear(in_channels, channels)
         self.context = ContextNorm(channels, groups)
         self.norm = nn.BatchNorm1d(channels)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Features `[b, n, in_channels]` to `[b, n, channels]`."""
         x = self.context(self.linear(x))
         return self.norm(x.flatten(0, 1)).relu().unflatten(0, x.shape[:2])
 
 
 class PointEncoder(nn.Module):
-    """Three residual blocks of two layers, before the first of which one widens; then attention over capsules.
+    """A layer that widens, three residual blocks of two layers, and attention over capsules.
 
-    `[b, n, d]` to `[b, n, c]`. There are as many groups as capsules. Attention is there in any case, as in the authors'
-    code; `attends` says whether it is used."""
+    There are as many groups as capsules.
+
+    Args:
+        dim: coordinates of a point.
+        channels: of the features.
+        capsules: number of capsules.
+        attends: whether the attention learns. It is there in any case, as in the authors' code.
+    """
 
     def __init__(self, dim: int, channels: int, capsules: int, *, attends: bool) -> None:
         super().__init__()
@@ -118,27 +139,28 @@ class PointEncoder(nn.Module):
         self.attention = nn.Linear(channels, capsules).requires_grad_(attends)
 
     def forward(self, points: Tensor) -> Tensor:
+        """Features `[b, n, c]` of points `[b, n, d]`."""
         x = self.widen(points.to(self.attention.weight.dtype))
         for block in self.blocks:
             x = x + block(x)
         return x
 
 
-def _decoder(inputs: int, widths: Sequence[int], dim: int) -> nn.Sequential:
+def make_decoder(in_features: int, widths: Sequence[int], dim: int) -> nn.Sequential:
     """Linear maps with batch normalization and ReLU between them, and a tanh at the end."""
     layers = nn.Sequential()
     for width in widths:
-        layers.extend([nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.ReLU()])
-        inputs = width
-    return layers.extend([nn.Linear(inputs, dim), nn.Tanh()])
+        layers.extend([nn.Linear(in_features, width), nn.BatchNorm1d(width), nn.ReLU()])
+        in_features = width
+    return layers.extend([nn.Linear(in_features, dim), nn.Tanh()])
 
 
 class CanonicalCapsules(ImageModel):
-    """Capsules of a set of points, the canonical pose that they tell, and a drawing of the set in that pose.
+    """Capsules of a set of points, its canonical pose, and a drawing of the set in that pose.
 
-    A set, around 0 and about 1 in size, comes as an image one pixel wide, whose channels are the coordinates:
-    `[batch, dim, points, 1]`. The drawing, in the canonical pose, is `[batch, dim, m, 1]`; m is the largest multiple of
-    the number of capsules that is at most the number of points.
+    A set, around 0 and about 1 in size, is an image one pixel wide, whose channels are the
+    coordinates: `[batch, dim, points, 1]`. The drawing, in the canonical pose, is `[batch, dim, m,
+    1]`; m is the largest multiple of the number of capsules that is at most the number of points.
 
     Args:
         in_chans: coordinates of a point, 2 or 3.
@@ -147,8 +169,11 @@ class CanonicalCapsules(ImageModel):
         channels: of a descriptor; 128 in the paper.
         grid: learned numbers that each drawn point starts from.
         decoder: widths of the hidden layers that draw a capsule.
-        canonical: whether points are turned to the canonical pose before they are drawn; without it, the drawing has
-            to follow every pose. For comparison.
+        canonical: whether points are turned to the canonical pose before they are drawn; without
+            it, the drawing has to follow every pose. For comparison.
+
+    Raises:
+        ValueError: for other sizes; see also `ImageModel`.
     """
 
     spec = ModelSpec(pose=True, activation="probability", task="align", loss="weighted")
@@ -166,45 +191,63 @@ class CanonicalCapsules(ImageModel):
     ) -> None:
         super().__init__(None, in_chans, img_size, capsules=capsules, channels=channels, grid=grid)
         check_range("in_chans (coordinates of a point)", in_chans, low=2, high=3)
-        if self.img_size[1] != 1 or self.img_size[0] < capsules:
+        num_points, width = self.img_size
+        if width != 1 or num_points < capsules:
             raise ArgumentError(
                 "img_size", f"expected ({capsules} or more points, 1), got {self.img_size}"
             )
-        self.num_capsules, self.channels, self.is_canonical = capsules, channels, canonical
+        self.num_capsules = capsules
+        self.channels = channels
+        self.is_canonical = canonical
+
         self.aligner = PointEncoder(in_chans, channels, capsules, attends=True)
         flat = capsules * channels
         self.keypoints = nn.Sequential(
             nn.Linear(flat, flat), nn.ReLU(), nn.Linear(flat, capsules * in_chans)
         )
         self.encoder = PointEncoder(in_chans, channels, capsules, attends=False)
-        self.grid = nn.Parameter(torch.rand(capsules, self.img_size[0] // capsules, grid))
+        self.grid = nn.Parameter(torch.rand(capsules, num_points // capsules, grid))
         self.decoders = nn.ModuleList(
-            _decoder(grid + channels, decoder, in_chans) for _ in range(capsules)
+            make_decoder(grid + channels, decoder, in_chans) for _ in range(capsules)
         )
 
-    def align(self, points: Float[Tensor, "batch dim points 1"]) -> Aligned:
-        """What the first encoder says: parts, and the canonical pose."""
+    def align(self, points: Points) -> Aligned:
+        """Divide points into parts by the first encoder, and move them to the canonical pose."""
         self._check(points)
         x = clamp_finite(full_precision(points), steady_limit).squeeze(3).mT
         features = self.aligner(x)
-        attention = attended(self.aligner.attention, features)
-        keypoints, descriptors = pooled(attention, x), pooled(attention, features)
+        attention = attend(self.aligner.attention, features)
+        keypoints = pool(attention, x)
+        descriptors = pool(attention, features)
+
         flat = self.keypoints(descriptors.flatten(1).to(self.grid.dtype))
         canonical = full_precision(flat).unflatten(1, keypoints.shape[1:])
         canonical = canonical - canonical.mean(dim=1, keepdim=True)
         rotation, translation = procrustes(keypoints, canonical)
-        with without_autocast(x):
-            upright = x @ rotation.mT + translation.unsqueeze(1) if self.is_canonical else x
+        upright = x
+        if self.is_canonical:
+            with without_autocast(x):
+                upright = x @ rotation.mT + translation.unsqueeze(1)
         return Aligned(attention, keypoints, descriptors, canonical, rotation, translation, upright)
 
     def described(self, aligned: Aligned) -> tuple[Tensor, Tensor]:
-        """Keypoints `[b, k, d]` and descriptors `[b, k, c]` of the upright points, by the first encoder's attention."""
-        attention, upright = aligned.attention, aligned.upright
-        return pooled(attention, upright), pooled(attention, self.encoder(upright))
+        """Keypoints `[b, k, d]` and descriptors `[b, k, c]` of the points in the canonical pose.
+
+        The attention is that of the first encoder, the features are those of the second.
+        """
+        upright = aligned.upright
+        keypoints = pool(aligned.attention, upright)
+        return keypoints, pool(aligned.attention, self.encoder(upright))
 
     def draw(self, keypoints: Tensor, descriptors: Tensor) -> Float[Tensor, "batch capsules m dim"]:
-        """What each capsule draws: `MLP_k(grid_k, descriptor_k) + keypoint_k`."""
-        batch, m = len(keypoints), self.grid.shape[1]
+        """Draw each capsule: `MLP_k(grid_k, β_k) + θ_k`.
+
+        Args:
+            keypoints: θ, `[batch, capsules, dim]`.
+            descriptors: β, `[batch, capsules, channels]`.
+        """
+        batch = len(keypoints)
+        m = self.grid.shape[1]
         drawings = []
         for k, decoder in enumerate(self.decoders):
             grid = self.grid[k].expand(batch, -1, -1)
@@ -213,25 +256,30 @@ class CanonicalCapsules(ImageModel):
             drawings.append(full_precision(flat).unflatten(0, (batch, m)))
         return torch.stack(drawings, dim=1) + keypoints.unsqueeze(2)
 
-    def capsules(self, images: Float[Tensor, "batch dim points 1"]) -> Capsules:
-        """Poses `[batch, capsules, dim + channels]`, keypoints in the canonical pose and descriptors, and the share of
-        the points that each has, in [0, 1]."""
-        aligned = self.align(images)
-        return Capsules(torch.cat(self.described(aligned), dim=2), aligned.attention.mean(dim=1))
+    def capsules(self, images: Points) -> Capsules:
+        """Capsules of a set of points.
 
-    def decode(self, capsules: Capsules) -> Float[Tensor, "batch dim m 1"]:
-        """The points that capsules, as `capsules` gives them, draw in the canonical pose, capsule after capsule."""
+        Returns:
+            Poses `[batch, capsules, dim + channels]`: keypoints in the canonical pose, and
+            descriptors. Activations `[batch, capsules]`: shares of the points, in [0, 1].
+        """
+        aligned = self.align(images)
+        pose = torch.cat(self.described(aligned), dim=2)
+        return Capsules(pose, aligned.attention.mean(dim=1))
+
+    def decode(self, capsules: Capsules) -> Points:
+        """Points that capsules draw in the canonical pose, capsule after capsule."""
         keypoints, descriptors = capsules.pose.split([self.in_chans, self.channels], dim=2)
         return self.draw(keypoints, descriptors).flatten(1, 2).mT.unsqueeze(3)
 
-    def forward(
-        self, images: Float[Tensor, "batch dim points 1"]
-    ) -> Float[Tensor, "batch dim m 1"]:
+    def forward(self, images: Points) -> Points:
         """The set as its capsules draw it, in the canonical pose."""
         return self.decode(self.capsules(images))
 
     def notebook_stages(self) -> list[Stage]:
-        k, dim, m = self.num_capsules, self.in_chans, self.grid.shape[1]
+        k = self.num_capsules
+        dim = self.in_chans
+        m = self.grid.shape[1]
         rows = {
             "aligner": ("PointEncoder", f"attention {times(self.img_size[0], k)}"),
             "keypoints": ("canonical keypoints", times(k, dim)),

@@ -20,7 +20,7 @@ from torchcaps.types import Capsules, ModelSpec
 
 KERNEL, STRIDE = 9, 2  # of the convolution (stride 1) and of the primary capsules (stride 2)
 SMALLEST = 2 * KERNEL - 1  # pixels that leave one position for the primary capsules
-MOST_WITHOUT_BIAS = 10  # classes, as published
+MAX_CLASSES_WITHOUT_BIAS = 10  # classes, as published
 
 
 class CapsNet(DrawingModel):
@@ -78,7 +78,7 @@ class CapsNet(DrawingModel):
         )
         impl = layer_options.pop("impl", "auto")
         if layer_options.get("bias") is None:
-            layer_options["bias"] = num_classes > MOST_WITHOUT_BIAS
+            layer_options["bias"] = num_classes > MAX_CLASSES_WITHOUT_BIAS
         below = primary_types * prod((side - SMALLEST) // STRIDE + 1 for side in self.img_size)
         dim = primary_dim
         layers = []

@@ -1,10 +1,11 @@
 """DeepCaps.
 
-Jathushan Rajasegaran, Vinoj Jayasundara, Sandaru Jayasekara, Hirunima Jayasekara, Suranga Seneviratne, Ranga Rodrigo,
-"DeepCaps: Going Deeper with Capsule Networks", CVPR 2019, arXiv 1904.09546, and the authors' code. Differs from them
-in: sizes follow the images; convolutions of stride 2 are padded on both sides alike; capsules and positions keep their
-axes before the routed skip, where the code mixes them; weights of the class capsules start from this library's rule
-(see CapsuleLinear); the decoder ends in a sigmoid in place of a ReLU, so that images stay in [0, 1].
+Jathushan Rajasegaran, Vinoj Jayasundara, Sandaru Jayasekara, Hirunima Jayasekara, Suranga
+Seneviratne, Ranga Rodrigo, "DeepCaps: Going Deeper with Capsule Networks", CVPR 2019, arXiv
+1904.09546, and the authors' code. Differs from them in: sizes follow the images; convolutions of
+stride 2 are padded on both sides alike; capsules and positions keep their axes before the routed
+skip, where the code mixes them; weights of the class capsules start from this library's rule (see
+CapsuleLinear); the decoder ends in a sigmoid in place of a ReLU, so that images stay in [0, 1].
 """
 
 from functools import partial
@@ -22,17 +23,25 @@ from torchcaps.nn import CapsuleLinear, RoutedLayer
 from torchcaps.nn.map_routing import KernelVotes, MapRouting, global_competition, per_position
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
 
-CELLS = 4  # each halves the map
+NUM_CELLS = 4  # each halves the map
 SMALLEST = 16  # pixels that leave one position for the last cell
-DRAWN = (16, 64, 32, 16, 8)  # channels of the decoder
-# Side of the map from which the decoder draws, of images that so many layers of stride 2 can make of it.
-LARGEST_START, MOST_DOUBLINGS = 8, len(DRAWN) - 2
+DECODER_CHANNELS = (16, 64, 32, 16, 8)
+MAX_START = 8  # side of the largest map that the decoder starts from
+MAX_DOUBLINGS = len(DECODER_CHANNELS) - 2
 
 
 class ConvCapsules(nn.Conv2d):
-    """A convolution without bias whose channels at one pixel are grouped into capsules and squashed: one routing pass.
+    """A convolution whose channels at one pixel are grouped into capsules and squashed.
 
-    Where the map below has capsules, its channels are types times dimensions."""
+    It is one pass of routing, with equal couplings, and has no bias. Where the map below has
+    capsules, its channels are types times dimensions.
+
+    Args:
+        in_channels: of the map below.
+        types: capsules at a pixel.
+        dim: dimensions of a capsule.
+        stride: of the 3x3 convolution.
+    """
 
     def __init__(self, in_channels: int, types: int, dim: int, stride: int = 1) -> None:
         super().__init__(in_channels, types * dim, 3, stride, padding=1, bias=False)
@@ -45,33 +54,45 @@ class ConvCapsules(nn.Conv2d):
 
 
 class RoutedSkip(RoutedLayer):
-    """3-D convolutional routing on capsules as channels: the kernel is shared by all child types."""
+    """3-D convolutional routing on capsules as channels: all child types share the kernel.
+
+    Args:
+        types: capsules at a pixel, of children and parents.
+        dim: dimensions of a capsule.
+        iterations: of the routing.
+        local: see `DeepCaps`.
+    """
 
     def __init__(self, types: int, dim: int, iterations: int, local: bool) -> None:
         votes = KernelVotes(LayerSizes(types, dim, types, dim))
-        super().__init__(
-            votes,
-            MapRouting(iterations, local=local),
-            per_position if local else global_competition,
-        )
+        field = per_position if local else global_competition
+        super().__init__(votes, MapRouting(iterations, local=local), field)
 
     def channels(self, x: FeatureMap) -> FeatureMap:
-        """Parents as channels."""
+        """Parents as channels of a map, of children as channels of a map."""
         sizes = self.votes.sizes
         children = x.unflatten(1, (sizes.children, sizes.in_dim)).permute(0, 3, 4, 1, 2)
-        return self(children).pose.flatten(3).permute(0, 3, 1, 2)
+        return self(children).pose.flatten(3).movedim(-1, 1)
 
 
 class CapsuleCell(nn.Module):
-    """A layer of capsules that halves the map, two more, and a skip that is added: a layer, or a routed one."""
+    """A layer of capsules that halves the map, two more, and a skip that is added.
+
+    Args:
+        in_channels: of the map below.
+        types: capsules at a pixel.
+        dim: dimensions of a capsule.
+        skip: a routed layer; by default a layer of capsules.
+    """
 
     def __init__(
-        self, in_channels: int, types: int, dim: int, skip: nn.Module | None = None
+        self, in_channels: int, types: int, dim: int, skip: RoutedSkip | None = None
     ) -> None:
         super().__init__()
         layer = partial(ConvCapsules, types * dim, types, dim)
         self.first = ConvCapsules(in_channels, types, dim, stride=2)
-        self.second, self.third = layer(), layer()
+        self.second = layer()
+        self.third = layer()
         self.skip = layer() if skip is None else skip
 
     def forward(self, x: FeatureMap) -> FeatureMap:
@@ -81,47 +102,66 @@ class CapsuleCell(nn.Module):
 
 
 class ClassIndependentDecoder(nn.Module):
-    """Draws an image from the pose of one class capsule, without being told its class: transposed convolutions."""
+    """Draws an image from the pose of one class capsule, without its class.
+
+    Transposed convolutions double a small map. An input is `[batch, classes, dim]`, where all
+    poses but one are zero, and the output `[batch, *image_shape]` in [0, 1].
+
+    Args:
+        dim: dimensions of a class capsule.
+        image_shape: (channels, height, width).
+    """
 
     def __init__(self, dim: int, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
         channels, *self.size = image_shape
         doublings = 0
-        while doublings < MOST_DOUBLINGS and max(self.size) > LARGEST_START << doublings:
+        while doublings < MAX_DOUBLINGS and max(self.size) > MAX_START << doublings:
             doublings += 1
         start = [-(-side >> doublings) for side in self.size]
-        width, *widths = DRAWN[: doublings + 2]
-        self.linear = nn.Linear(dim, width * prod(start))
+        below, *widths = DECODER_CHANNELS[: doublings + 2]
+        self.linear = nn.Linear(dim, below * prod(start))
         self.norm = nn.Sequential(
-            nn.ReLU(), nn.Unflatten(1, (width, *start)), nn.BatchNorm2d(width, momentum=0.2)
+            nn.ReLU(), nn.Unflatten(1, (below, *start)), nn.BatchNorm2d(below, momentum=0.2)
         )
+        strides = [1] + doublings * [2] + [1]
         self.layers = nn.Sequential()
-        for above, stride in zip((*widths, channels), (1, *[2] * doublings, 1), strict=True):
+        for above, stride in zip([*widths, channels], strides, strict=True):
             self.layers.append(
-                nn.ConvTranspose2d(width, above, 3, stride, padding=1, output_padding=stride - 1)
+                nn.ConvTranspose2d(below, above, 3, stride, padding=1, output_padding=stride - 1)
             )
-            width = above
+            below = above
         self.layers.append(nn.Sigmoid())
 
     def forward(self, masked: Float[Tensor, "batch classes dim"]) -> Images:
         pose = masked.sum(dim=1).to(self.linear.weight.dtype)
         images = self.layers(self.norm(self.linear(pose)))
-        return images[:, :, : self.size[0], : self.size[1]]
+        height, width = self.size
+        return images[:, :, :height, :width]
 
 
 class DeepCaps(DrawingModel):
-    """Convolution -> four cells of capsule layers with skips -> class capsules -> class-independent decoder.
+    """Convolution -> four cells of capsule layers with skips -> class capsules -> decoder.
 
-    Its outputs are lengths of class capsules, in [0, 1).
+    Its outputs are lengths of class capsules, in [0, 1). The decoder is not told the class.
 
     Args:
+        num_classes: number of classes.
+        in_chans: channels of the images.
+        img_size: height and width of the images, or one number for both.
         channels: of the first convolution.
         types: capsule types in every cell.
         dims: dimensions of the capsules of each of the four cells; the last two are alike.
         class_dim: dimensions of a class capsule.
-        iterations: of both routings, in the last cell's skip and in the class capsules; 1 is equal couplings.
-        local: in the last cell let the parents of one position alone compete, and squash each parent by itself. The
-            authors' code has all positions compete for a child type, and squashes a parent type's whole map at once.
+        iterations: of both routings, in the last cell's skip and in the class capsules; 1 is equal
+            couplings.
+        local: in the last cell let the parents of one position alone compete, and squash each
+            parent by itself. The authors' code has all positions compete for a child type, and
+            squashes a parent type's whole map at once.
+        decoder: whether to build the decoder.
+
+    Raises:
+        ValueError: for other `dims`; see also `ImageModel`.
     """
 
     def __init__(
@@ -147,22 +187,33 @@ class DeepCaps(DrawingModel):
             types=types,
             class_dim=class_dim,
         )
-        if len(dims) != CELLS or min(dims) < 1 or dims[-1] != dims[-2]:
+        if len(dims) != NUM_CELLS or min(dims) < 1 or dims[-1] != dims[-2]:
             raise ArgumentError(
                 "dims",
-                f"expected {CELLS} numbers of at least 1, the last two alike, got {list(dims)}",
+                f"expected {NUM_CELLS} numbers of at least 1, the last two alike, got {list(dims)}",
             )
         self.dim = dims[-1]
         self.stem = nn.Sequential(
             nn.Conv2d(in_chans, channels, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(channels)
         )
-        widths = [channels, *(types * dim for dim in dims)]
-        skips = [None, None, None, RoutedSkip(types, self.dim, iterations, local)]
-        self.cells = nn.ModuleList(map(CapsuleCell, widths, [types] * CELLS, dims, skips))
-        maps = [[-(-side >> k) for side in self.img_size] for k in (CELLS, CELLS - 1)]
-        children = types * sum(map(prod, maps))
+        routed_skip = RoutedSkip(types, self.dim, iterations, local)
+        self.cells = nn.ModuleList()
+        below = channels
+        for number, dim in enumerate(dims, start=1):
+            skip = routed_skip if number == NUM_CELLS else None
+            self.cells.append(CapsuleCell(below, types, dim, skip))
+            below = types * dim
+
+        # The capsules of the last two maps vote for the classes.
+        last = prod(-(-side >> NUM_CELLS) for side in self.img_size)
+        second_to_last = prod(-(-side >> NUM_CELLS - 1) for side in self.img_size)
         self.class_capsules = CapsuleLinear(
-            children, self.dim, num_classes, class_dim, bias=True, iterations=iterations
+            types * (last + second_to_last),
+            self.dim,
+            num_classes,
+            class_dim,
+            bias=True,
+            iterations=iterations,
         )
         # Equal biases would leave poses of classes nearly equal.
         nn.init.normal_(self.class_capsules.votes.bias, std=0.1)
@@ -175,15 +226,19 @@ class DeepCaps(DrawingModel):
 
     def capsules(self, images: Images) -> Capsules:
         x = self.stem(self._prepare(images))  # [batch, 128, 64, 64], for 64x64 images
-        children: list[Tensor] = []
+        maps: list[Tensor] = []
         for cell in self.cells:
             x = cell(x)  # 32 types of 4, 8, 8 and 8 dims at 32x32, 16x16, 8x8 and 4x4 positions
-            children.insert(0, x)
-        poses = [x.unflatten(1, (-1, self.dim)).movedim(2, -1).flatten(1, 3) for x in children[:2]]
-        return self.class_capsules(torch.cat(poses, dim=1))  # 512 + 2048 of dim 8, for 10 of dim 32
+            maps.append(x)
+        children = torch.cat([self._as_children(maps[-1]), self._as_children(maps[-2])], dim=1)
+        return self.class_capsules(children)  # 512 + 2048 of dim 8 vote for 10 of dim 32
+
+    def _as_children(self, x: FeatureMap) -> Float[Tensor, "batch children dim"]:
+        return x.unflatten(1, (-1, self.dim)).movedim(2, -1).flatten(1, 3)
 
 
-# The network of the authors' code: 13.4 million parameters on images of 64x64 pixels, 8.5 million on 28x28.
+# The network of the authors' code: 13.4 million parameters on images of 64x64 pixels, 8.5 million
+# on 28x28.
 register_model(
     name="deepcaps",
     builder=DeepCaps,

@@ -1,10 +1,11 @@
 """Efficient-CapsNet.
 
-Vittorio Mazzia, Francesco Salvetti, Marcello Chiaberge, "Efficient-CapsNet: capsule network with self-attention
-routing", Scientific Reports 11, 2021, arXiv 2101.12491; sizes and constants as in the authors' code
-(EscVM/Efficient-CapsNet). Differs from it in: the depthwise kernel follows the image, so that any size can be taken;
-of what the decoder of smallNORB draws, as much is kept as an image has; running statistics follow ten times as fast
-(theirs need hundreds of steps to forget how they began).
+Vittorio Mazzia, Francesco Salvetti, Marcello Chiaberge, "Efficient-CapsNet: capsule network with
+self-attention routing", Scientific Reports 11, 2021, arXiv 2101.12491; sizes and constants as in
+the authors' code (EscVM/Efficient-CapsNet). Differs from it in: the depthwise kernel follows the
+image, so that any size can be taken; of what the decoder of smallNORB draws, as much is kept as an
+image has; running statistics follow ten times as fast (theirs need hundreds of steps to forget how
+they began).
 """
 
 from typing import Any, Literal
@@ -20,35 +21,47 @@ from torchcaps.nn.decoder import UpsamplingDecoder
 from torchcaps.nn.primary import WholeMapConv2d
 from torchcaps.types import Capsules, ModelSpec
 
-CHANNELS, PRIMARY_DIM, CLASS_DIM = (32, 64, 64, 128), 8, 16
-MNIST = ((5, 1), (3, 1), (3, 1), (3, 2))  # (kernel, stride) of each convolution
+CHANNELS = (32, 64, 64, 128)
+PRIMARY_DIM = 8
+CLASS_DIM = 16
+# (kernel, stride) of each convolution.
+MNIST = ((5, 1), (3, 1), (3, 1), (3, 2))
 SMALLNORB = ((7, 2), (3, 1), (3, 1), (3, 2))
 MULTIMNIST = ((5, 1), (3, 1), (3, 2), (3, 2))
-LEAST = 2  # rows and columns of the last map: norms need more than one value
+SMALLEST_MAP = 2  # rows and columns of the last map: norms need more than one value
 EPSILON = 1e-3  # of norms, as Keras has it
+UNTRUNCATED = 0.87962566  # standard deviation of normal numbers that are cut off at 2 of theirs
 DECODERS: dict[str, type[nn.Module]] = {
     "dense": FullyConnectedDecoder,
     "upsampling": UpsamplingDecoder,
 }
-UNTRUNCATED = 0.87962566  # the standard deviation of normal numbers that are cut off at 2 of theirs
 
 
 class EfficientCapsNet(DrawingModel):
-    """Convolutions -> one depthwise convolution over the whole map -> 16 capsules -> self-attention -> classes.
+    """Convolutions -> one depthwise convolution over the whole map -> 16 capsules -> classes.
 
-    ValueError for a stem that no image or no capsules fit, and for other values out of range.
+    The classes are routed by self-attention; their outputs are lengths, in [0, 1).
 
     Args:
-        stem: (kernel, stride, channels, padding) of each convolution. Padding may be left out, as 0, and of four
-            convolutions the channels too. The last channels are a multiple of 8.
-        edge: rows and columns at the end of the last map that no capsule sees; 1 in the published MultiMNIST network,
-            whose 5x5 kernel steps over a 6x6 map in twos.
+        num_classes: number of classes.
+        in_chans: channels of the images.
+        img_size: height and width of the images, or one number for both.
+        stem: (kernel, stride, channels, padding) of each convolution. Padding may be left out, as
+            0, and of four convolutions the channels too. The last channels are a multiple of 8.
+        edge: rows and columns at the end of the last map that no capsule sees; 1 in the published
+            MultiMNIST network, whose 5x5 kernel steps over a 6x6 map in twos.
         norm: after each convolution: "batch" or "instance", the latter without running statistics.
-        norm_first: normalize before the activation, as a port to PyTorch does; published is the activation first.
+        norm_first: normalize before the activation, as a port to PyTorch does; published is the
+            activation first.
         epsilon: of the norms.
         slope: of the activation below zero; 0 is ReLU.
-        decoder: "dense" is CapsNet's, "upsampling" the one for smallNORB; True is "dense", False none.
-        layer_options: of `CapsuleLinear`, such as `scale=8.0`; `routing` is "self_attention" unless given.
+        decoder: "dense" is CapsNet's, "upsampling" the one for smallNORB; True is "dense", False
+            none.
+        layer_options: of `CapsuleLinear`, such as `scale=8.0`; `routing` is "self_attention" unless
+            given.
+
+    Raises:
+        ValueError: for a stem that no image or no capsules fit; see also `ImageModel`.
     """
 
     def __init__(
@@ -66,21 +79,26 @@ class EfficientCapsNet(DrawingModel):
         decoder: bool | str = True,
         **layer_options: Any,
     ) -> None:
-        sizes = _sizes(stem)
+        sizes = complete_stem(stem)
+        # Windows of convolutions without padding that leave a map of the same size.
         windows = [(kernel - 2 * padding, stride) for kernel, stride, _, padding in sizes]
-        smallest = side_before(max(LEAST, 1 + edge), windows)  # as without padding
+        smallest = side_before(max(SMALLEST_MAP, 1 + edge), windows)
         super().__init__(num_classes, in_chans, img_size, smallest)
         check_range("slope", slope, low=0, high=1)
+
         self.stem = nn.Sequential()
         below = in_chans
         for kernel, stride, above, padding in sizes:
-            relu = nn.LeakyReLU(slope, inplace=True) if slope else nn.ReLU(inplace=True)
-            then = [relu, _norm(norm, above, epsilon)]
+            activation = nn.LeakyReLU(slope, inplace=True) if slope else nn.ReLU(inplace=True)
+            after = [activation, make_norm(norm, above, epsilon)]
+            if norm_first:
+                after.reverse()
             conv = nn.Conv2d(below, above, kernel, stride, padding)
             std = (2 / (below * kernel**2)) ** 0.5 / UNTRUNCATED  # as Keras' "he_normal"
             nn.init.trunc_normal_(conv.weight, std=std, a=-2 * std, b=2 * std)
-            self.stem.extend([conv, *(reversed(then) if norm_first else then)])
+            self.stem.extend([conv, *after])
             below = above
+
         height, width = (side_after(side, windows) - edge for side in self.img_size)
         self.primary = WholeMapConv2d(below, (height, width))
         children = below // PRIMARY_DIM
@@ -107,14 +125,13 @@ class EfficientCapsNet(DrawingModel):
 
     def capsules(self, images: Images) -> Capsules:
         features = self.primary(self.stem(self._prepare(images)))  # [batch, 128]: a whole map each
-        primary = Capsules(
-            *steep_squash_with_length(features.unflatten(1, (-1, PRIMARY_DIM)))
-        )  # 16 of dim 8
+        features = features.unflatten(1, (-1, PRIMARY_DIM))
+        primary = Capsules(*steep_squash_with_length(features))  # 16 of dim 8
         return self.class_capsules(primary)  # 10 of dim 16
 
 
-def _sizes(stem: tuple[tuple[int, ...], ...]) -> list[tuple[int, int, int, int]]:
-    """Kernel, stride, channels and padding of each convolution."""
+def complete_stem(stem: tuple[tuple[int, ...], ...]) -> list[tuple[int, int, int, int]]:
+    """Kernel, stride, channels and padding of each convolution; see `EfficientCapsNet`."""
     sizes: list[tuple[int, int, int, int]] = []
     for n, numbers in enumerate(stem):
         if len(numbers) == 2 and len(stem) == len(CHANNELS):
@@ -135,7 +152,8 @@ def _sizes(stem: tuple[tuple[int, ...], ...]) -> list[tuple[int, int, int, int]]
     return sizes
 
 
-def _norm(name: str, channels: int, epsilon: float) -> nn.Module:
+def make_norm(name: str, channels: int, epsilon: float) -> nn.Module:
+    """The norm after a convolution, "batch" or "instance"."""
     if name == "batch":
         return nn.BatchNorm2d(channels, epsilon)
     check_known("norm", name, ("batch", "instance"))

@@ -1,8 +1,9 @@
 """Homogeneous vector capsules: a branching and merging network without routing.
 
-Adam Byerly, Tatiana Kalganova, Ian Dear, "No Routing Needed Between Capsules", Neurocomputing 2021, arXiv 2001.09136.
-Differs from the authors' code in: sizes follow the images; running statistics follow the last ten batches or so, where
-theirs (0.9997) need thousands; there is no decoder, which their default does not train either.
+Adam Byerly, Tatiana Kalganova, Ian Dear, "No Routing Needed Between Capsules", Neurocomputing 2021,
+arXiv 2001.09136. Differs from the authors' code in: sizes follow the images; running statistics
+follow the last ten batches or so, where theirs (0.9997) need thousands; there is no decoder, which
+their default does not train either.
 """
 
 from itertools import pairwise
@@ -19,11 +20,20 @@ from torchcaps.models._registry import ModelInfo, register_model
 from torchcaps.types import Capsules, ModelSpec
 
 Merge = Literal["fixed", "random", "ones"]
-STD, EPSILON = 0.05, 1e-3  # of all weights at the start; of all batch norms
+STD = 0.05  # of all weights at the start
+EPSILON = 1e-3  # of all batch norms
+
+ClassCapsules = Float[Tensor, "batch dim classes"]
 
 
 class ShiftNorm(nn.BatchNorm1d):
-    """Batch norm of channels, the axis after the batch, that learns a shift and no scale: ones take its place."""
+    """Batch norm of channels, the axis after the batch, that learns a shift and no scale.
+
+    The scale is one.
+
+    Args:
+        channels: number of channels.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, EPSILON)
@@ -35,9 +45,20 @@ class ShiftNorm(nn.BatchNorm1d):
 
 
 class HomogeneousCaps(nn.Module):
-    """`y_kd = ReLU(BN(sum_n x_nd W_knd))`: dimension d of parent k sees only dimension d of the children n.
+    """`y_kd = ReLU(BN(sum_n x_nd W_knd))`: dimension d of parent k sees only that of the children.
 
-    `weight` is `[parents, children, dim]`. The statistics of a dimension are those of the batch and of all parents."""
+    `weight` is `[parents, children, dim]`. The statistics of a dimension are those of the batch and
+    of all parents.
+
+    Args:
+        children: number of children.
+        dim: dimensions of children and parents.
+        parents: number of parents.
+
+    Example:
+        >>> HomogeneousCaps(children=484, dim=64, parents=10)(torch.rand(2, 64, 484)).shape
+        torch.Size([2, 64, 10])
+    """
 
     def __init__(self, children: int, dim: int, parents: int) -> None:
         super().__init__()
@@ -45,21 +66,31 @@ class HomogeneousCaps(nn.Module):
         self.norm = ShiftNorm(dim)
         nn.init.normal_(self.weight, std=STD)
 
-    def forward(self, x: Float[Tensor, "batch dim children"]) -> Float[Tensor, "batch dim parents"]:
+    def forward(self, x: Float[Tensor, "batch dim children"]) -> ClassCapsules:
         return torch.relu(self.norm(torch.einsum("bdn,knd->bdk", x, self.weight)))
 
 
 class HVC(LogitModel):
-    """Convolutions 3x3; homogeneous capsules after some of them; the branches' lengths are normed, weighted and summed.
+    """Convolutions 3x3, homogeneous capsules after some of them, and a sum over these branches.
 
-    A capsule is the vector of channels at one position; the pose of a class capsule is that of all branches in a row.
+    The lengths of a branch's class capsules are weighted and normed before the sum. A capsule is
+    the vector of channels at one position; the pose of a class capsule is that of all branches in a
+    row.
 
     Args:
-        convolutions: how many; the first has 32 channels, each other one 16 more than the one before.
-        branches: the convolutions, counted from 1, after which there are class capsules. For smallNORB the authors take
-            11 convolutions and branches 5, 8, 11.
-        merge: weights of the branches: "fixed" at one, or learned from "ones" or from "random" numbers (their standard
-            deviation is 0.05). The batch norm after them cancels all but their sign, almost.
+        num_classes: number of classes.
+        in_chans: channels of the images.
+        img_size: height and width of the images, or one number for both.
+        convolutions: their number; the first has 32 channels, each other one 16 more than the one
+            before.
+        branches: the convolutions, counted from 1, after which there are class capsules. For
+            smallNORB the authors take 11 convolutions and branches 5, 8, 11.
+        merge: weights of the branches: "fixed" at one, or learned from "ones" or from "random"
+            numbers (their standard deviation is 0.05). The batch norm after them cancels all but
+            their sign, almost.
+
+    Raises:
+        ValueError: for other branches; see also `ImageModel`.
     """
 
     def __init__(
@@ -74,14 +105,16 @@ class HVC(LogitModel):
     ) -> None:
         smallest = 2 * convolutions + 1
         super().__init__(num_classes, in_chans, img_size, smallest, convolutions=convolutions)
-        if not branches or list(branches) != sorted({*branches} & {*range(1, convolutions + 1)}):
+        are_rising = list(branches) == sorted(set(branches))
+        if not branches or not are_rising or branches[0] < 1 or branches[-1] > convolutions:
             raise ArgumentError(
                 "branches",
                 f"expected rising numbers from 1 to {convolutions}, got {list(branches)}",
             )
         check_known("merge", merge, get_args(Merge))
         self.branches = tuple(branches)
-        channels = (in_chans, *(32 + 16 * k for k in range(convolutions)))
+
+        channels = [in_chans] + [32 + 16 * k for k in range(convolutions)]
         self.convolutions = nn.ModuleList()
         for below, above in pairwise(channels):
             conv = nn.Conv2d(below, above, 3, bias=False)
@@ -89,50 +122,53 @@ class HVC(LogitModel):
         for weight in self.convolutions.parameters():
             if weight.dim() == 4:
                 nn.init.normal_(weight, std=STD)
+
         height, width = self.img_size
-        self.class_capsules = nn.ModuleList(
-            HomogeneousCaps((height - 2 * k) * (width - 2 * k), channels[k], num_classes)
-            for k in branches
-        )
+        self.class_capsules = nn.ModuleList()
+        for k in branches:
+            positions = (height - 2 * k) * (width - 2 * k)
+            self.class_capsules.append(HomogeneousCaps(positions, channels[k], num_classes))
         self.weights = None
         if merge != "fixed":
             ones = torch.ones(len(branches))
             self.weights = nn.Parameter(ones if merge == "ones" else torch.randn_like(ones) * STD)
         self.norm = ShiftNorm(len(branches))
+
         # Batch norm needs two values of each channel.
-        is_alone = num_classes == 1 or (height, width) == (smallest, smallest)
+        has_one_value = num_classes == 1 or self.img_size == (smallest, smallest)
         self.spec = ModelSpec(
             pose=True,
             activation="probability",
             logits=True,
             smallest=smallest,
-            smallest_batch=2 if is_alone else 1,
+            smallest_batch=2 if has_one_value else 1,
         )
 
-    def parents(self, images: Images) -> list[Float[Tensor, "batch dim classes"]]:
+    def branch_capsules(self, images: Images) -> list[ClassCapsules]:
         """The class capsules of each branch."""
-        found: list[Tensor] = []
+        branches: list[Tensor] = []
         x = 2 * self._prepare(images) - 1
         for number, convolution in enumerate(self.convolutions, start=1):
             x = convolution(x)  # [batch, 16 + 16 number, height - 2 number, width - 2 number]
             if number in self.branches:
-                found.append(self.class_capsules[len(found)](x.flatten(2)))
-        return found
+                layer = self.class_capsules[len(branches)]
+                branches.append(layer(x.flatten(2)))
+        return branches
 
-    def merged(self, parents: list[Float[Tensor, "batch dim classes"]]) -> Classes:
-        """The sum over branches of the normed lengths: any numbers."""
-        lengths = torch.stack([safe_norm(y, dim=1) for y in parents], dim=1)
+    def merge_branches(self, branches: list[ClassCapsules]) -> Classes:
+        """The sum over branches of the weighted and normed lengths: any numbers."""
+        lengths = torch.stack([safe_norm(y, dim=1) for y in branches], dim=1)
         if self.weights is not None:
             lengths = lengths * self.weights.unsqueeze(1)  # [batch, branches, classes]
         return self.norm(lengths.to(self.norm.bias.dtype)).sum(dim=1)
 
     def logits(self, images: Images) -> Classes:
-        return self.merged(self.parents(images))
+        return self.merge_branches(self.branch_capsules(images))
 
     def capsules(self, images: Images) -> Capsules:
-        parents = self.parents(images)
-        pose = full_precision(torch.cat(parents, dim=1)).transpose(1, 2)
-        return Capsules(pose, self.probabilities(self.merged(parents)))
+        branches = self.branch_capsules(images)
+        pose = full_precision(torch.cat(branches, dim=1)).mT
+        return Capsules(pose, self.probabilities(self.merge_branches(branches)))
 
 
 # Homogeneous vector capsules after three of nine convolutions: 1.5 million parameters, no routing.

@@ -1,8 +1,9 @@
 """Capsules with inverted dot-product attention.
 
-Yao-Hung Hubert Tsai, Nitish Srivastava, Hanlin Goh, Ruslan Salakhutdinov, "Capsules with Inverted Dot-Product Attention
-Routing", ICLR 2020, arXiv 2002.04764, figure 3 and appendix. Differs from the authors' code in: sizes follow the
-images; windows are laid out as their corrected fork does it; images are not standardized first.
+Yao-Hung Hubert Tsai, Nitish Srivastava, Hanlin Goh, Ruslan Salakhutdinov, "Capsules with Inverted
+Dot-Product Attention Routing", ICLR 2020, arXiv 2002.04764, figure 3 and appendix. Differs from the
+authors' code in: sizes follow the images; windows are laid out as their corrected fork does it;
+images are not standardized first.
 """
 
 from functools import partial
@@ -25,21 +26,29 @@ from torchcaps.types import Capsules, LayerSizes, ModelSpec
 
 Backbone = Literal["resnet", "simple"]
 CHANNELS = 128  # of the backbone's map
-KERNEL, STRIDES = 3, (2, 1)  # of both layers of convolutional capsules
+KERNEL = 3  # of both layers of convolutional capsules
+STRIDES = (2, 1)
 SMALLEST = 13  # pixels that leave one position for the last map
 
 
 class InvertedAttentionCaps(LogitModel):
-    """Backbone -> primary capsules -> two layers of convolutional capsules -> class capsules -> one shared classifier.
+    """Backbone -> primary capsules -> two layers of convolutional capsules -> class capsules.
+
+    One linear map, shared by all class capsules, makes the logits of their poses.
 
     Args:
+        num_classes: number of classes.
+        in_chans: channels of the images.
+        img_size: height and width of the images, or one number for both.
         backbone: "resnet", fifteen convolutions, or "simple", a single one with stride 2.
         types: capsule types of the primary and of both convolutional layers.
         pose_size: r; poses are r x r matrices. 4 for CIFAR-10, 6 for CIFAR-100.
         hidden: capsules of fully connected layers before the classes; (20,) for CIFAR-100.
-        iterations: of the routing, in every layer; the first has equal couplings, so that 1 is no attention.
-        sequential: route each layer to its last iteration before the next begins. By default all layers route together:
-            in each iteration every layer takes the poses that all had in the one before.
+        iterations: of the routing, in every layer; the first has equal couplings, so that 1 is no
+            attention.
+        sequential: route each layer to its last iteration before the next begins. By default all
+            layers route together: in each iteration every layer takes the poses that all had in the
+            one before.
     """
 
     spec = ModelSpec(pose=True, activation="probability", logits=True, smallest=SMALLEST)
@@ -64,31 +73,29 @@ class InvertedAttentionCaps(LogitModel):
         check_known("backbone", backbone, get_args(Backbone))
         self.types = types
         dim = pose_size**2
-        self.backbone = _backbone(backbone, in_chans)
+        self.backbone = make_backbone(backbone, in_chans)
         self.primary = nn.Conv2d(CHANNELS, types * dim, 1, bias=False)
         self.norm = nn.LayerNorm(dim)
-        convolutions = [(KERNEL, stride) for stride in STRIDES]
-        places = prod(side_after((side + 1) // 2, convolutions) for side in self.img_size)
-        layer = partial(_layer, iterations=iterations if sequential else 1)
+
+        make_layer = partial(attention_layer, iterations=iterations if sequential else 1)
         window = LayerSizes(KERNEL**2 * types, dim, types, dim)
-        layers = [
-            layer(window, partial(ConvField, kernel=KERNEL, stride=stride, convention="type"))
-            for stride in STRIDES
-        ]
-        layers += [
-            layer(LayerSizes(below, dim, above, dim), DenseField)
-            for below, above in pairwise((places * types, *hidden, num_classes))
-        ]
+        layers = []
+        for stride in STRIDES:
+            field = partial(ConvField, kernel=KERNEL, stride=stride, convention="type")
+            layers.append(make_layer(window, field))
+        convolutions = [(KERNEL, stride) for stride in STRIDES]
+        positions = prod(side_after((side + 1) // 2, convolutions) for side in self.img_size)
+        for below, above in pairwise([positions * types, *hidden, num_classes]):
+            layers.append(make_layer(LayerSizes(below, dim, above, dim), DenseField))
         self.capsule_layers = RoutedStack(*layers, num_iterations=1 if sequential else iterations)
         self.classes_layer = nn.Linear(dim, 1)  # shared by all classes
 
     def capsules(self, images: Images) -> Capsules:
         x = self.primary(self.backbone(self._prepare(images)))  # [batch, types * r * r, 16, 16]
         pose = full_precision(self.norm(x.movedim(1, -1).unflatten(-1, (self.types, -1))))
-        children = Capsules(
-            pose, torch.ones_like(pose[..., 0])
-        )  # 16x16 positions, for 32x32 images
-        classes = self.capsule_layers(children)  # 7x7, then 5x5, then none
+        # Children have no activation: all are present, at 16x16 positions for 32x32 images.
+        children = Capsules(pose, torch.ones_like(pose[..., 0]))
+        classes = self.capsule_layers(children)  # 7x7 positions, then 5x5, then none
         return Capsules(classes.pose, self.probabilities(self.logits_of(classes)))
 
     def logits_of(self, capsules: Capsules) -> Classes:
@@ -96,20 +103,20 @@ class InvertedAttentionCaps(LogitModel):
         return full_precision(self.classes_layer(pose)).squeeze(-1)
 
 
-def _layer(sizes: LayerSizes, field: Any, iterations: int) -> RoutedLayer:
-    """Votes start at random, without the identity: the routing brings their sums to size."""
+def attention_layer(sizes: LayerSizes, field: Any, iterations: int) -> RoutedLayer:
+    """A layer whose votes start at random, without the identity; the routing sizes their sums."""
     std = (sizes.parents / (sizes.children * sizes.dim**0.5)) ** 0.5
     votes = MatrixVotes(sizes, init_std=std, identity=False)
     return RoutedLayer(votes, "inverted_attention", field, iterations=iterations)
 
 
-def _backbone(kind: Backbone, in_chans: int) -> nn.Sequential:
+def make_backbone(kind: Backbone, in_chans: int) -> nn.Sequential:
     """`[batch, in_chans, height, width]` -> `[batch, 128, ceil(height / 2), ceil(width / 2)]`."""
     if kind == "simple":
         return nn.Sequential(nn.Conv2d(in_chans, CHANNELS, 3, 2, 1), nn.ReLU())
     half = CHANNELS // 2
-    widths = [half] * 4 + [CHANNELS] * 4
-    return nn.Sequential(*convolution(in_chans, half), *residual_blocks(widths, "B"))
+    layers = convolution(in_chans, half)
+    return layers.extend(residual_blocks([half] * 4 + [CHANNELS] * 4, "B"))
 
 
 # The network for CIFAR-10: 1.8 million parameters, three quarters of them in its backbone.
@@ -127,7 +134,8 @@ register_model(
     ),
 )
 
-# This library's smaller form, for a CPU: the paper's simple backbone, and 8 types of capsules in place of 32.
+# This library's smaller form, for a CPU: the paper's simple backbone, and 8 types of capsules in
+# place of 32.
 register_variant(
     "inverted_attention_small",
     "inverted_attention",

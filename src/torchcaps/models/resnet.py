@@ -1,8 +1,9 @@
 """ResNet-20: the plain network with batch norm that an engineer would take.
 
-Kaiming He, Xiangyu Zhang, Shaoqing Ren, Jian Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, arXiv
-1512.03385, section 4.2. Differs from the paper in: sizes follow the images, and channels that a shortcut lacks are
-zeros after the others (any order of channels is the same network).
+Kaiming He, Xiangyu Zhang, Shaoqing Ren, Jian Sun, "Deep Residual Learning for Image Recognition",
+CVPR 2016, arXiv 1512.03385, section 4.2. Differs from the paper in: sizes follow the images, and
+channels that a shortcut lacks are zeros after the others (any order of channels is the same
+network).
 """
 
 from collections.abc import Iterable
@@ -18,38 +19,54 @@ from torchcaps.models._base import Classes, FeatureMap, Images, ImageSize, Plain
 from torchcaps.models._registry import ModelInfo, register_model
 
 Shortcut = Literal["A", "B"]
-BLOCKS = 3  # of each stage
+NUM_BLOCKS = 3  # of each stage
 SMALLEST = 5  # pixels that leave more than one place, of which batch norm needs two
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions with batch norm, the first with the stride, added to what came.
+    """Two 3x3 convolutions with batch norm, the first with the stride, added to the input.
 
-    The shortcut is what came, where sizes differ: "A" takes every stride-th pixel and adds channels of zeros, without
-    parameters; "B" is a 1x1 convolution with batch norm."""
+    Where sizes differ, the shortcut "A" takes every stride-th pixel and adds channels of zeros,
+    without parameters; "B" is a 1x1 convolution with batch norm.
+
+    Args:
+        below: channels of the input.
+        above: channels of the output.
+        stride: of the first convolution.
+        shortcut: "A" or "B".
+    """
 
     def __init__(self, below: int, above: int, stride: int, shortcut: Shortcut) -> None:
         super().__init__()
-        self.stride, self.missing = stride, above - below
+        self.stride = stride
+        self.missing = above - below
         self.first = convolution(below, above, stride)
         self.second = convolution(above, above, relu=False)
-        changes = shortcut == "B" and (stride > 1 or self.missing > 0)
         self.projection = None
-        if changes:
+        if shortcut == "B" and (stride > 1 or self.missing > 0):
             self.projection = convolution(below, above, stride, kernel=1, relu=False)
 
     def forward(self, x: FeatureMap) -> FeatureMap:
         if self.projection is None:
-            straight = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.missing))
+            pixels = x[:, :, :: self.stride, :: self.stride]
+            shortcut = F.pad(pixels, (0, 0, 0, 0, 0, self.missing))
         else:
-            straight = self.projection(x)
-        return torch.relu(self.second(self.first(x)) + straight)
+            shortcut = self.projection(x)
+        return torch.relu(self.second(self.first(x)) + shortcut)
 
 
 def convolution(
     below: int, above: int, stride: int = 1, *, kernel: int = 3, relu: bool = True
 ) -> nn.Sequential:
-    """A convolution without bias that keeps the size (divided by the stride), batch norm, and ReLU if asked."""
+    """A convolution that keeps the size (divided by the stride), batch norm, and ReLU if asked.
+
+    Args:
+        below: channels of the input.
+        above: channels of the output.
+        stride: of the convolution, which has no bias.
+        kernel: its size, an odd number.
+        relu: whether a ReLU follows.
+    """
     conv = nn.Conv2d(below, above, kernel, stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
     layers = nn.Sequential(conv, nn.BatchNorm2d(above))
@@ -58,28 +75,42 @@ def convolution(
 
 def residual_blocks(widths: Iterable[int], shortcut: Shortcut) -> list[ResidualBlock]:
     """A block from each of these widths to the next, of stride 2 where it changes."""
-    return [
-        ResidualBlock(below, above, 1 if below == above else 2, shortcut)
-        for below, above in pairwise(widths)
-    ]
+    blocks = []
+    for below, above in pairwise(widths):
+        stride = 1 if below == above else 2
+        blocks.append(ResidualBlock(below, above, stride, shortcut))
+    return blocks
 
 
 def residual_trunk(in_chans: int, width: int = 16, shortcut: Shortcut = "A") -> nn.Sequential:
-    """All of ResNet-20 before the pooling: `[batch, in_chans, h, w]` -> `[batch, 4 * width, ceil(h/4), ceil(w/4)]`."""
+    """All of ResNet-20 before the pooling.
+
+    It takes `[batch, in_chans, h, w]` to `[batch, 4 * width, ceil(h / 4), ceil(w / 4)]`.
+
+    Args:
+        in_chans: channels of the images.
+        width: channels of the first stage.
+        shortcut: see `ResidualBlock`.
+    """
     check_range("width", width, low=1)
     check_known("shortcut", shortcut, get_args(Shortcut))
-    widths = [width] * (BLOCKS + 1) + [2 * width] * BLOCKS + [4 * width] * BLOCKS
+    widths = [width] * (NUM_BLOCKS + 1) + [2 * width] * NUM_BLOCKS + [4 * width] * NUM_BLOCKS
     blocks = residual_blocks(widths, shortcut)
     return nn.Sequential(convolution(in_chans, width), *blocks)
 
 
 class ResNet(PlainNetwork):
-    """A convolution, nine residual blocks in three stages, global average pooling, and the classes.
+    """A convolution, nine residual blocks in three stages, global average pooling, the classes.
 
     Args:
-        multilabel, standardized: see `PlainNetwork`.
-        width: channels of the first stage; the next ones have twice and four times as many. The paper has 16.
-        shortcut: "A", without parameters, as in the paper's figures for CIFAR-10; or "B", with projections.
+        num_classes: number of classes.
+        in_chans: channels of the images.
+        img_size: height and width of the images, or one number for both.
+        width: channels of the first stage; the next ones have twice and four times as many. The
+            paper has 16.
+        shortcut: "A", without parameters, as in the paper's figures for CIFAR-10; or "B", with
+            projections.
+        options: `multilabel` and `standardized`; see `PlainNetwork`.
     """
 
     def __init__(

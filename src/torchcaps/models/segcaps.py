@@ -1,10 +1,11 @@
 """SegCaps.
 
-Rodney LaLonde, Ulas Bagci, "Capsules for Object Segmentation", MIDL 2018, arXiv 1804.04241, and the authors' code. A
-U-Net of capsules: child types vote by one shared kernel, and are routed among the types of each position. Differs from
-the code in: any batch (theirs mixes images and types), several classes (a capsule type for each, and only the pixels of
-a class show its capsule to the decoder), images of any size (zeros are added up to a multiple of 8), larger
-kernels at the start (see `KernelCaps`), windows centered on a pixel where the map is halved.
+Rodney LaLonde, Ulas Bagci, "Capsules for Object Segmentation", MIDL 2018, arXiv 1804.04241, and the
+authors' code. A U-Net of capsules: child types vote by one shared kernel, and are routed among the
+types of each position. Differs from the code in: any batch (theirs mixes images and types), several
+classes (a capsule type for each, and only the pixels of a class show its capsule to the decoder),
+images of any size (zeros are added up to a multiple of 8), larger kernels at the start (see
+`KernelCaps`), windows centered on a pixel where the map is halved.
 """
 
 from functools import partial
@@ -25,16 +26,20 @@ STEP = 8  # the map is halved three times
 
 
 class SegCaps(DrawingModel):
-    """Convolution -> capsules whose map is halved three times and doubled three times, with skips -> one per class.
+    """Convolution -> capsules whose map is halved and doubled three times, with skips -> classes.
 
-    Outputs are lengths of class capsules at each pixel, `[batch, num_classes - 1, height, width]` in [0, 1), not
-    logits, which do not sum to one. Where all are below 0.5 there is background.
+    Outputs are lengths of class capsules at each pixel, `[batch, num_classes - 1, height, width]`
+    in [0, 1), not logits, which do not sum to one. Where all are below 0.5 there is background.
 
     Args:
         num_classes: at least 2, the first of which is the background, which has no capsule.
-        dim: dimensions of the capsules of the largest map; those below have twice and four times as many.
+        in_chans: channels of the images.
+        img_size: height and width of the images, or one number for both.
+        dim: dimensions of the capsules of the largest map; those below have twice and four times as
+            many.
         iterations: of routing where the size of the map changes, from 1; 1 is equal couplings.
         same_size: the same where it stays; None is as many. The paper's R1 has 1 there.
+        decoder: whether to build the decoder.
     """
 
     def __init__(
@@ -50,24 +55,27 @@ class SegCaps(DrawingModel):
     ) -> None:
         super().__init__(num_classes, in_chans, img_size, dim=dim)
         check_range("num_classes", num_classes, low=2)
-        a, b, c = dim, 2 * dim, 4 * dim
-        same_size = iterations if same_size is None else same_size
-        same = partial(KernelCaps, iterations=same_size)
-        smaller = partial(KernelCaps, stride=2, iterations=iterations)
-        larger = partial(smaller, kernel_size=4, transposed=True)
+        a = dim
+        b = 2 * dim
+        c = 4 * dim
+        keep = partial(KernelCaps, iterations=iterations if same_size is None else same_size)
+        halve = partial(KernelCaps, stride=2, iterations=iterations)
+        double = partial(halve, kernel_size=4, transposed=True)
+
         self.conv1 = nn.Conv2d(in_chans, a, 5, padding=2)
         self.primary = KernelCaps(1, a, 2, a, stride=2, iterations=1)
-        self.caps2_1 = same(2, a, 4, a)
-        self.caps2_2 = smaller(4, a, 4, b)
-        self.caps3_1 = same(4, b, 8, b)
-        self.caps3_2 = smaller(8, b, 8, c)
-        self.caps4_1 = same(8, c, 8, b)
-        self.up1_1 = larger(8, b, 8, b)
-        self.up1_2 = same(16, b, 4, b)
-        self.up2_1 = larger(4, b, 4, a)
-        self.up2_2 = same(8, a, 4, a)
-        self.up3_1 = larger(4, a, 2, a)
-        self.seg_caps = same(3, a, num_classes - 1, a, kernel_size=1)
+        self.caps2_1 = keep(2, a, 4, a)
+        self.caps2_2 = halve(4, a, 4, b)
+        self.caps3_1 = keep(4, b, 8, b)
+        self.caps3_2 = halve(8, b, 8, c)
+        self.caps4_1 = keep(8, c, 8, b)
+        self.up1_1 = double(8, b, 8, b)
+        self.up1_2 = keep(16, b, 4, b)
+        self.up2_1 = double(4, b, 4, a)
+        self.up2_2 = keep(8, a, 4, a)
+        self.up3_1 = double(4, a, 2, a)
+        self.seg_caps = keep(3, a, num_classes - 1, a, kernel_size=1)
+
         self.decoder = None
         if decoder:
             self.decoder = nn.Sequential(
@@ -88,7 +96,11 @@ class SegCaps(DrawingModel):
         )
 
     def capsules(self, images: Images) -> Capsules:
-        """Class capsules of each pixel: pose `[batch, height, width, num_classes - 1, dim]`, lengths in [0, 1)."""
+        """Class capsules of each pixel.
+
+        Returns:
+            Pose `[batch, height, width, num_classes - 1, dim]`, and its length, in [0, 1).
+        """
         self._check(images)
         height, width = self.img_size
         x = self.conv1(F.pad(images, (0, -width % STEP, 0, -height % STEP)))
@@ -98,9 +110,9 @@ class SegCaps(DrawingModel):
         second = self.caps2_1(self.primary(first))  # 4 types at 256x256
         third = self.caps3_1(self.caps2_2(second))  # 8 at 128x128
         u = self.up1_1(self.caps4_1(self.caps3_2(third)))  # 64x64, and back to 128x128
-        u = self.up2_1(self.up1_2(_joined(u, third)))
-        u = self.up3_1(self.up2_2(_joined(u, second)))
-        pose, length = self.seg_caps(_joined(u, first))
+        u = self.up2_1(self.up1_2(join_types(u, third)))
+        u = self.up3_1(self.up2_2(join_types(u, second)))
+        pose, length = self.seg_caps(join_types(u, first))
         return Capsules(pose[:, :height, :width], length[:, :height, :width])
 
     def forward(self, images: Images) -> Float[Tensor, "batch classes height width"]:
@@ -109,15 +121,24 @@ class SegCaps(DrawingModel):
     def masked(
         self, capsules: Capsules, labels: Int64[Tensor, "batch height width"] | None
     ) -> Tensor:
-        """Of each pixel the capsule of its class alone, or else the longest one; background shows no capsule."""
+        """Of each pixel the capsule of its class alone, or else the longest one.
+
+        Background shows no capsule.
+
+        Returns:
+            `[batch, (num_classes - 1) * dim, height, width]`.
+        """
         pose, length = capsules
-        chosen = 1 + length.argmax(dim=-1) if labels is None else labels
-        shown = F.one_hot(chosen, self.num_classes)[..., 1:]
-        return (pose * shown.unsqueeze(-1)).flatten(3).movedim(-1, 1)
+        classes = 1 + length.argmax(dim=-1) if labels is None else labels
+        mask = F.one_hot(classes, self.num_classes)[..., 1:]
+        return (pose * mask.unsqueeze(-1)).flatten(3).movedim(-1, 1)
 
 
-def _joined(first: Capsules, second: Capsules) -> Capsules:
-    """The capsule types of two maps as those of one; made with the types before the places, as convolutions go."""
+def join_types(first: Capsules, second: Capsules) -> Capsules:
+    """The capsule types of two maps as those of one.
+
+    In memory types come before places, as in the map that a convolution takes.
+    """
     poses = [capsules.pose.permute(0, 3, 4, 1, 2) for capsules in (first, second)]
     pose = torch.cat(poses, dim=1).permute(0, 3, 4, 1, 2)
     return Capsules(pose, torch.cat([first.activation, second.activation], dim=-1))
@@ -145,7 +166,6 @@ register_variant(
     published="LUNA16 lung fields, Dice 98.419 % (mean of 4 splits)",
     same_size=1,
 )
-
 
 # Capsules of half the dimensions, a quarter of the arithmetic: for two CPU cores.
 register_variant(

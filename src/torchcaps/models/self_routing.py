@@ -1,10 +1,12 @@
-"""SR-CapsNet: capsules on a ResNet-20 that choose their parents by themselves, and the heads beside them in the paper.
+"""SR-CapsNet: capsules on a ResNet-20 that choose their parents by themselves, and other heads.
 
-Taeyoung Hahn, Myeongjang Pyeon, Gunhee Kim, "Self-Routing Capsule Networks", NeurIPS 2019; sizes as in the authors'
-code. Differs from them in: sizes follow the images; the choice of classes starts at random numbers, because of zeros no
-gradient reaches what is below; votes start at the scale of the poses; the classes of self-routing get a pose,
-the mean of their children's, which nothing is trained by; dynamic routing in depth 2 leaves out a batch norm that the
-authors build and do not use (1,024 numbers); EM routing is this library's, which starts from its own temperatures.
+Taeyoung Hahn, Myeongjang Pyeon, Gunhee Kim, "Self-Routing Capsule Networks", NeurIPS 2019, with the
+heads that they compare; sizes as in the authors' code. Differs from them in: sizes follow the
+images; the choice of classes starts at random numbers, because of zeros no gradient reaches what is
+below; votes start at the scale of the poses; the classes of self-routing get a pose, the mean of
+their children's, which nothing is trained by; dynamic routing in depth 2 leaves out a batch norm
+that the authors build and do not use (1,024 numbers); EM routing is this library's, which starts
+from its own temperatures.
 """
 
 from functools import partial
@@ -16,7 +18,7 @@ from torch import nn
 from torchcaps.errors import ArgumentError, check_known, check_range
 from torchcaps.functional.fields import ConvField, DenseField
 from torchcaps.functional.squash import full_precision, squash_with_length
-from torchcaps.models._base import Classes, ImageModel, Images, ImageSize, PlainNetwork
+from torchcaps.models._base import Classes, FeatureMap, ImageModel, Images, ImageSize, PlainNetwork
 from torchcaps.models._registry import ModelInfo, register_model
 from torchcaps.models.matrix_caps import temperature
 from torchcaps.models.resnet import convolution, residual_trunk
@@ -26,20 +28,16 @@ from torchcaps.types import Capsules, LayerSizes, ModelSpec
 Backbone = Literal["resnet20", "convnet"]
 PlainHead = Literal["average", "linear"]
 CapsuleHead = Literal["self_routing", "dynamic", "em"]
-CONVNET = (
-    (16, 1),
-    (32, 2),
-    (32, 1),
-    (64, 2),
-    (64, 1),
-    (128, 2),
-)  # channels and stride of each 3x3 convolution
-TYPES, DIM = 32, 16
-EM_GAIN, PARENT_LENGTH = 0.5, 0.4  # at the start
+# Channels and stride of each 3x3 convolution.
+CONVNET = ((16, 1), (32, 2), (32, 1), (64, 2), (64, 1), (128, 2))
+TYPES = 32
+DIM = 16
+EM_GAIN = 0.5  # see `MatrixCaps`
+PARENT_LENGTH = 0.4  # length of a parent's sum at the start
 
 
-def trunk(backbone: Backbone, in_chans: int) -> tuple[nn.Sequential, int, int]:
-    """What comes before the head, its channels, and how often it halves the map."""
+def make_trunk(backbone: Backbone, in_chans: int) -> tuple[nn.Sequential, int, int]:
+    """The layers before the head, their channels, and how often they halve the map."""
     check_known("backbone", backbone, get_args(Backbone))
     if backbone == "resnet20":
         return residual_trunk(in_chans), 64, 2
@@ -51,17 +49,21 @@ def trunk(backbone: Backbone, in_chans: int) -> tuple[nn.Sequential, int, int]:
     return layers, below, 3
 
 
-def _halved(img_size: tuple[int, int], times: int) -> int:
-    """Places of a map."""
-    return prod(-(-side // 2**times) for side in img_size)
+def num_positions(img_size: tuple[int, int], halvings: int) -> int:
+    """Positions of a map that was halved so often, rounded up."""
+    return prod(-(-side // 2**halvings) for side in img_size)
 
 
 class PlainHeadNetwork(PlainNetwork):
-    """The backbone with a head without capsules: the average of the map, or a convolution and all of its map.
+    """The backbone with a head without capsules.
 
     Args:
-        multilabel, standardized, backbone: see `PlainNetwork` and `SRCapsNet`.
-        head: "average" or "linear".
+        num_classes: number of classes.
+        in_chans: channels of the images.
+        img_size: height and width of the images, or one number for both.
+        head: "average", of the map, or "linear", a convolution and a linear map of all of its map.
+        backbone: see `SRCapsNet`.
+        options: `multilabel` and `standardized`; see `PlainNetwork`.
     """
 
     def __init__(
@@ -74,13 +76,13 @@ class PlainHeadNetwork(PlainNetwork):
         backbone: Backbone = "resnet20",
         **options: bool,
     ) -> None:
-        layers, channels, halvings = trunk(backbone, in_chans)
+        trunk, channels, halvings = make_trunk(backbone, in_chans)
         super().__init__(num_classes, in_chans, img_size, 2**halvings + 1, **options)
-        self.trunk = layers
+        self.trunk = trunk
         self.head = None
         if head == "linear":
             self.head = convolution(channels, TYPES * DIM)
-            channels = TYPES * DIM * _halved(self.img_size, halvings)
+            channels = TYPES * DIM * num_positions(self.img_size, halvings)
         self.classes_layer = nn.Linear(channels, num_classes)
 
     def scores(self, x: Images) -> Classes:
@@ -90,9 +92,14 @@ class PlainHeadNetwork(PlainNetwork):
 
 
 class BranchedPrimaryCaps(nn.Module):
-    """3x3 convolutions with batch norm, one for poses and one for activations, which are apart from each other.
+    """3x3 convolutions with batch norm, one for poses and one for activations.
 
-    There is none for activations with `squashed`: poses are squashed, and their lengths are it."""
+    Args:
+        channels: of the map below.
+        types: capsules at a position.
+        dim: dimensions of a pose.
+        squashed: poses are squashed, and activations are their lengths.
+    """
 
     def __init__(self, channels: int, types: int, dim: int, *, squashed: bool) -> None:
         super().__init__()
@@ -100,7 +107,8 @@ class BranchedPrimaryCaps(nn.Module):
         self.pose = convolution(channels, types * dim, relu=False)
         self.activation = None if squashed else convolution(channels, types, relu=False)
 
-    def forward(self, x: Images) -> Capsules:
+    def forward(self, x: FeatureMap) -> Capsules:
+        """Capsules of a map: pose `[batch, rows, columns, types, dim]`."""
         pose = self.pose(x).movedim(1, -1).unflatten(-1, (self.types, -1))
         if self.activation is None:
             return Capsules(*squash_with_length(pose))
@@ -109,16 +117,24 @@ class BranchedPrimaryCaps(nn.Module):
 
 
 class SRCapsNet(ImageModel):
-    """Backbone -> primary capsules -> (depth 2: a convolution of capsules) -> class capsules, by one routing.
+    """Backbone -> primary capsules -> (depth 2: a convolution of capsules) -> class capsules.
 
     Args:
+        num_classes: number of classes.
+        in_chans: channels of the images.
+        img_size: height and width of the images, or one number for both.
         routing: "self_routing", whose activations are shares that sum to one, "dynamic" or "em".
         depth: layers of routed capsules, 1 or 2.
         backbone: "resnet20", or the "convnet" of six convolutions that the paper has for smallNORB.
-        types: capsules at each place.
+        types: capsules at each position.
         dim: of a pose; for "em" a square number.
-        uniform: the ablation: every coupling equal. Self-routed classes are what is chosen and stay so, so that it
-            takes two layers; with "dynamic" and "em" it holds for all layers.
+        uniform: the ablation: every coupling equal. Self-routed classes are what is chosen and stay
+            so, so that it takes two layers; with "dynamic" and "em" it holds for all layers.
+        standardized: give every image mean 0 and standard deviation 1 first.
+
+    Raises:
+        ValueError: for another depth, and for an ablation of self-routed classes; see also
+            `ImageModel`.
     """
 
     def __init__(
@@ -137,58 +153,69 @@ class SRCapsNet(ImageModel):
     ) -> None:
         check_range("depth", depth, low=1, high=2)
         if uniform and depth == 1 and routing == "self_routing":
-            why = "the couplings of self-routed classes are the answer itself"
-            raise ArgumentError("uniform", f"expected depth 2, for {why}")
-        layers, channels, halvings = trunk(backbone, in_chans)
+            raise ArgumentError(
+                "uniform",
+                "expected depth 2, for the couplings of self-routed classes are the answer itself",
+            )
+        trunk, channels, halvings = make_trunk(backbone, in_chans)
         halvings += depth - 1
-        smallest = 2**halvings + 1  # pixels that leave more than one place: batch norm needs two
+        smallest = 2**halvings + 1  # leaves more than one position: batch norm needs two
         super().__init__(num_classes, in_chans, img_size, smallest, types=types, dim=dim)
-        self.standardized, self.trunk = standardized, layers
+        self.standardized = standardized
+        self.trunk = trunk
         self.primary = BranchedPrimaryCaps(channels, types, dim, squashed=routing == "dynamic")
-        self.conv_capsules = self.norm = None
+        self.conv_capsules = None
+        self.norm = None
         if depth == 2:
-            self.conv_capsules = routed(
+            self.conv_capsules = make_routed_layer(
                 routing,
                 LayerSizes(9 * types, dim, types, dim),
                 partial(ConvField, kernel=3, stride=2, padding=1, convention="type"),
                 primary=True,
                 uniform=uniform,
             )
-            self.norm = nn.BatchNorm2d(types * dim) if routing != "dynamic" else None
-        children = types * _halved(self.img_size, halvings)
-        self.class_capsules = routed(
+            if routing != "dynamic":
+                self.norm = nn.BatchNorm2d(types * dim)
+        children = types * num_positions(self.img_size, halvings)
+        self.class_capsules = make_routed_layer(
             routing,
             LayerSizes(children, dim, num_classes, dim),
+            DenseField,
             primary=depth == 1,
             uniform=uniform and routing != "self_routing",
         )
-        activation = self.class_capsules.router.activation
         self.spec = ModelSpec(
-            pose=True, activation=activation, loss="likelihood", smallest=smallest
+            pose=True,
+            activation=self.class_capsules.router.activation,
+            loss="likelihood",
+            smallest=smallest,
         )
 
     def capsules(self, images: Images) -> Capsules:
-        # 32 types of dim 16 at each of 8x8 places, for 32x32 images
+        # 32 types of dim 16 at each of 8x8 positions, for 32x32 images.
         capsules = self.primary(self.trunk(self._prepare(images)))
         if self.conv_capsules is not None:
-            capsules = self.conv_capsules(capsules)  # 32 types at 4x4 places
+            capsules = self.conv_capsules(capsules)  # 32 types at 4x4 positions
         if self.norm is not None:  # each number of a pose, over the batch and the map
             pose = capsules.pose
             x = self.norm(pose.flatten(3).movedim(-1, 1).to(self.norm.weight.dtype))
-            normed = full_precision(x).movedim(1, -1).unflatten(3, pose.shape[3:])
-            capsules = Capsules(normed, capsules.activation)
+            pose = full_precision(x).movedim(1, -1).unflatten(3, pose.shape[3:])
+            capsules = Capsules(pose, capsules.activation)
         return self.class_capsules(capsules)
 
 
-def routed(
-    routing: CapsuleHead,
-    sizes: LayerSizes,
-    field: Any = DenseField,
-    *,
-    primary: bool,
-    uniform: bool,
+def make_routed_layer(
+    routing: CapsuleHead, sizes: LayerSizes, field: Any, *, primary: bool, uniform: bool
 ) -> RoutedLayer:
-    """A layer of one of the heads, on primary capsules or others. Self-routed classes have no matrices."""
+    """A layer of one of the heads.
+
+    Args:
+        routing: name of the head.
+        sizes: of the layer.
+        field: `DenseField` for classes; those of self-routing have no matrices.
+        primary: whether the children are primary capsules.
+        uniform: make every coupling equal.
+    """
     check_known("routing", routing, get_args(CapsuleHead))
     votes: nn.Module
     options: dict[str, float] = {}
@@ -205,6 +232,7 @@ def routed(
         elif primary:  # normed poses are about one long when squashed, not a tenth
             std = PARENT_LENGTH * sizes.parents / (sizes.children * sizes.dim) ** 0.5
         votes = LinearVotes(sizes, init_std=std)
+
     layer = RoutedLayer(votes, routing, field, **options)
     router: Any = layer.router
     if isinstance(votes, PoseVotes):
@@ -227,7 +255,12 @@ def routed(
 def sr_capsnet(
     *, head: PlainHead | CapsuleHead = "self_routing", **options: Any
 ) -> SRCapsNet | PlainHeadNetwork:
-    """ResNet-20 with a head of self-routed capsules, or with one of those it was compared with; see `head`."""
+    """ResNet-20 with a head of self-routed capsules, or with one that it was compared with.
+
+    Args:
+        head: a head of capsules, see `SRCapsNet`, or a plain one, see `PlainHeadNetwork`.
+        options: of that network.
+    """
     check_known("head", head, (*get_args(PlainHead), *get_args(CapsuleHead)))
     name: Any = head
     if head in get_args(PlainHead):

@@ -1,10 +1,12 @@
 """The transforming auto-encoder.
 
-Geoffrey Hinton, Alex Krizhevsky, Sida Wang, "Transforming Auto-encoders", ICANN 2011, sections 2 and 3. It sees an
-image and a known transformation, and must draw the transformed image; the transformation reaches the drawing only
-through the poses of its capsules. Differs from the paper in: weights start from this library's rule.
+Geoffrey Hinton, Alex Krizhevsky, Sida Wang, "Transforming Auto-encoders", ICANN 2011, sections 2
+and 3. It sees an image and a known transformation, and must draw the transformed image; the
+transformation reaches the drawing only through the poses of its capsules. Differs from the paper
+in: weights start from this library's rule.
 
-Letters: b batch, k capsules, p pixels (of all channels), r recognition units, g generation units, d numbers of a pose.
+Letters: b batch, k capsules, p pixels (of all channels), r recognition units, g generation units, d
+numbers of a pose.
 """
 
 import math
@@ -23,34 +25,51 @@ from torchcaps.models.notebook import Stage, capsules_in_words, stages_by_name, 
 from torchcaps.types import Capsules, ModelSpec
 
 Pose = Literal["translation", "affine"]
-_REACH = 4.0  # pixels from the center over which generation units start spread out
-_SLOPE = 1 / 3  # per pixel, of their inputs
+REACH = 4.0  # pixels from the center over which generation units start spread out
+SLOPE = 1 / 3  # per pixel, of their inputs
 
 
 class TransformedPairs(NamedTuple):
-    """Images in [0, 1], the same transformed, and how: by shifts (to the right, downwards) in pixels `[batch, 2]`,
-    or by matrices `[batch, 3, 3]` that map coordinates (x, y, 1) of the source to those of the target. Their origin is
-    the center of the image, and their unit half of its longer side."""
+    """Pairs of an image and its transformed image.
+
+    Attributes:
+        source: images in [0, 1].
+        target: the same images, transformed.
+        transformation: shifts (to the right, downwards) in pixels `[batch, 2]`, or matrices
+            `[batch, 3, 3]` that map coordinates (x, y, 1) of the source to those of the target.
+            Their origin is the center of the image, and their unit half of its longer side.
+    """
 
     source: Images
     target: Images
-    transformation: Float[Tensor, " batch *numbers"]
+    transformation: Tensor
 
 
 class TransformingAutoencoder(ImageModel):
-    """Capsules that recognize a pose and a presence, have a known transformation applied, and draw what they stand for.
+    """Capsules that recognize a pose and a presence, transform the pose, and draw.
 
-    Each capsule k, with weights of its own: `h = sigmoid(R x)`, pose `A h` (linear), presence `p = sigmoid(w h)`; after
-    the transformation of the pose, `g = sigmoid(G pose)` and the contribution `p (O g)`. The image is the sum of the
-    contributions. All five have biases.
+    Each capsule k, with weights of its own:
+
+        h = sigmoid(R x),  pose = A h,  p = sigmoid(w h)         recognition
+        pose' = pose + shift,  or  T pose                        the known transformation
+        g = sigmoid(G pose'),  contribution = p (O g)            generation
+
+    The image is the sum of the contributions. All five maps have biases.
 
     Args:
+        in_chans: channels of the images.
+        img_size: height and width of the images, or one number for both.
         capsules: their number; 30 in the paper's experiment with shifted digits.
-        recognition, generation: sigmoid units that recognize and that draw, per capsule; 10 and 20 there.
-        pose: "translation": (x, y) in pixels, to which a shift is added; "affine": a 3x3 matrix A, flat and row-major,
-            which a transformation T turns into T A.
+        recognition: sigmoid units of each capsule that recognize; 10 there.
+        generation: sigmoid units of each capsule that draw; 20 there.
+        pose: "translation": (x, y) in pixels, to which a shift is added; "affine": a 3x3 matrix A,
+            flat and row-major, which a transformation T turns into T A.
         constrained: of affine poses six numbers are recognized, and the last row is (0, 0, 1).
-        bounded: the image is the sigmoid of the sum, in (0, 1); else it is around [0, 1], and nothing bounds it.
+        bounded: the image is the sigmoid of the sum, in (0, 1); else it is around [0, 1], and
+            nothing bounds it.
+
+    Raises:
+        ValueError: for constrained translations; see also `ImageModel`.
     """
 
     spec = ModelSpec(
@@ -81,15 +100,18 @@ class TransformingAutoencoder(ImageModel):
         if constrained and pose != "affine":
             raise ArgumentError("constrained", f"expected affine poses, got {pose!r}")
         self.num_capsules = capsules
-        self.pose, self.constrained, self.bounded = pose, constrained, bounded
+        self.pose = pose
+        self.constrained = constrained
+        self.bounded = bounded
         self.pose_dim = 2 if pose == "translation" else 9
+
         pixels = in_chans * math.prod(self.img_size)
         shapes = {
-            "recognize": (pixels, recognition),
-            "place": (recognition, 6 if constrained else self.pose_dim),
-            "gate": (recognition, 1),
-            "generate": (self.pose_dim, generation),
-            "draw": (generation, pixels),
+            "recognize": (pixels, recognition),  # R
+            "place": (recognition, 6 if constrained else self.pose_dim),  # A
+            "gate": (recognition, 1),  # w
+            "generate": (self.pose_dim, generation),  # G
+            "draw": (generation, pixels),  # O
         }
         self.weight = nn.ParameterDict(
             {name: torch.empty(capsules, *shape) for name, shape in shapes.items()}
@@ -101,67 +123,77 @@ class TransformingAutoencoder(ImageModel):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the weights anew: presences start near 1/2, and generation units tile the middle of the canvas."""
-        is_shift = self.pose == "translation"
-        pixel = 1.0 if is_shift else 2 / max(self.img_size)  # in units of the pose
+        """Draw the weights anew.
+
+        Presences start near 1/2, and generation units tile the middle of the canvas.
+        """
         for name in ("recognize", "gate", "draw"):
-            bound = math.sqrt(3.0) * math.sqrt(2.0 / sum(self.weight[name].shape[1:]))  # Glorot's
+            fan_sum = sum(self.weight[name].shape[1:])
+            bound = math.sqrt(3.0) * math.sqrt(2.0 / fan_sum)  # Glorot's, of each matrix
             nn.init.uniform_(self.weight[name], -bound, bound)
             nn.init.zeros_(self.bias[name])
         self.weight["draw"].mul_(0.1)  # thirty capsules at once must not drown the image
+
+        # In units of the pose; an affine pose starts at the identity.
+        pixel = 1.0
+        start = torch.zeros(2)
+        if self.pose == "affine":
+            pixel = 2 / max(self.img_size)
+            start = torch.eye(3).flatten()
         nn.init.normal_(self.weight["place"], std=pixel)
-        nn.init.normal_(self.weight["generate"], std=_SLOPE / pixel)
-        rest = torch.zeros(2) if is_shift else torch.eye(3).flatten()
-        self.bias["place"].copy_(rest[: self.bias["place"].shape[1]])
+        nn.init.normal_(self.weight["generate"], std=SLOPE / pixel)
+        self.bias["place"].copy_(start[: self.bias["place"].shape[1]])
+
         weight = self.weight["generate"]  # [k, d, g]
-        centers = torch.empty_like(weight).uniform_(-_REACH * pixel, _REACH * pixel)
-        centers += rest.to(weight).unsqueeze(-1)
+        centers = torch.empty_like(weight).uniform_(-REACH * pixel, REACH * pixel)
+        centers += start.to(weight).unsqueeze(-1)
         self.bias["generate"].copy_(-(weight * centers).sum(dim=1))
 
     def notebook_stages(self) -> list[Stage]:
         units = "sigmoid units"
         count, _, recognition = self.weight["recognize"].shape
         generation = self.weight["generate"].shape[2]
+        drawing = "sum over capsules, then sigmoid" if self.bounded else "sum over capsules"
         rows = {
             "recognize": (units, capsules_in_words((count, recognition), "units")),
             "gate": (units, f"{count} presences"),
             "place": (f"poses ({self.pose})", capsules_in_words((count, self.pose_dim))),
             "generate": (units, capsules_in_words((count, generation), "units")),
-            "draw": (
-                "sum over capsules, then sigmoid" if self.bounded else "sum over capsules",
-                times(self.in_chans, *self.img_size),
-            ),
+            "draw": (drawing, times(self.in_chans, *self.img_size)),
         }
         return stages_by_name(self, rows)
 
     def capsules(self, images: Images) -> Capsules:
-        """Capsules of the images: pose `[batch, capsules, 2 or 9]`, presence `[batch, capsules]` in [0, 1]."""
+        """Capsules of images: pose `[batch, capsules, 2 or 9]`, presence `[batch, capsules]`."""
         self._check(images)
         x = images.flatten(1)
         h = torch.einsum("bp,kpr->bkr", x, self.weight["recognize"]) + self.bias["recognize"]
         h = h.sigmoid()
         with without_autocast(x):  # half precision would round away small differences of places
             h = h.to(self.weight["place"].dtype)
-            pose = self._mapped("place", h)
-            presence = self._mapped("gate", h).sigmoid()
+            pose = self._map("place", h)
+            presence = self._map("gate", h).sigmoid()
         if self.constrained:
             last_row = pose.new_tensor([0.0, 0.0, 1.0]).expand(*pose.shape[:2], 3)
             pose = torch.cat([pose, last_row], dim=-1)
         return Capsules(pose, presence.squeeze(-1))
 
-    def _mapped(self, name: str, x: Float[Tensor, "batch capsules inputs"]) -> Tensor:
+    def _map(self, name: str, x: Float[Tensor, "batch capsules inputs"]) -> Tensor:
         """Each capsule's own affine map of its numbers."""
         return torch.einsum("bki,kio->bko", x, self.weight[name]) + self.bias[name]
 
-    def move(
-        self, capsules: Capsules, transformation: Float[Tensor, " batch *numbers"]
-    ) -> Capsules:
-        """The same capsules with their poses transformed: `pose + shift`, or `T A`; see `TransformedPairs`."""
+    def move(self, capsules: Capsules, transformation: Tensor) -> Capsules:
+        """Transform the poses of capsules: `pose + shift`, or `T A`.
+
+        Args:
+            capsules: of images.
+            transformation: see `TransformedPairs`.
+        """
         pose, presence = capsules
         axes = {"batch": len(pose), "shift": 2}
         if self.pose == "affine":
             axes = {"batch": len(pose), "rows": 3, "columns": 3}
-        check_shape("transformation", transformation, [*axes], **axes)
+        check_shape("transformation", transformation, list(axes), **axes)
         transformation = transformation.unsqueeze(1)
         if self.pose == "translation":
             return Capsules(pose + transformation, presence)
@@ -172,25 +204,28 @@ class TransformingAutoencoder(ImageModel):
     def reconstruct(
         self, capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None
     ) -> Images:
-        """The image that capsules draw together: the sum of what each draws, times its presence; see `bounded`. With
-        `labels` `[batch]`, numbers of capsules, only what that one of each image draws."""
+        """Draw the image of all capsules, or of one capsule of each image.
+
+        Args:
+            capsules: of images.
+            labels: numbers of capsules, `[batch]`; the others of that image are left out.
+        """
         pose, presence = capsules
-        sizes = {"capsules": self.num_capsules, "dim": self.pose_dim}
-        check_shape("capsules", pose, ("batch", *sizes), **sizes)
+        sizes = {"batch": len(pose), "capsules": self.num_capsules, "dim": self.pose_dim}
+        check_shape("capsules", pose, list(sizes), **sizes)
         if labels is not None:
             presence = presence * F.one_hot(labels, self.num_capsules)
         with without_autocast(pose):
-            g = self._mapped("generate", pose).sigmoid()
+            g = self._map("generate", pose).sigmoid()
             base = presence @ self.bias["draw"]
-        images = torch.einsum("bkg,kgp->bp", presence.unsqueeze(-1) * g, self.weight["draw"]) + base
+        contributions = presence.unsqueeze(-1) * g
+        images = torch.einsum("bkg,kgp->bp", contributions, self.weight["draw"]) + base
         if self.bounded:
             images = images.sigmoid()
         return images.unflatten(1, (self.in_chans, *self.img_size))
 
-    def forward(
-        self, images: Images, transformation: Float[Tensor, " batch *numbers"] | None = None
-    ) -> Images:
-        """What the images look like after the transformation (None: as they are), as drawn by the capsules."""
+    def forward(self, images: Images, transformation: Tensor | None = None) -> Images:
+        """Draw the images after the transformation; without one as they are."""
         capsules = self.capsules(images)
         if transformation is not None:
             capsules = self.move(capsules, transformation)
@@ -202,7 +237,8 @@ class TransformingAutoencoder(ImageModel):
         return weight.unflatten(-1, (self.in_chans, *self.img_size)).mean(dim=2)
 
 
-# The auto-encoder of 2011 with 60 recognition units for the paper's 10, which are few to tell a place with.
+# The auto-encoder of 2011 with 60 recognition units for the paper's 10, which are few to tell a
+# place with.
 register_model(
     name="transforming_autoencoder",
     builder=TransformingAutoencoder,

@@ -1,8 +1,9 @@
 """Capsules for the classes of every level of a label tree: a small form of HT-CapsNet.
 
-Khondaker Tasrif Noor et al., "HT-CapsNet", Knowledge-Based Systems 329, 2025, 114444. Differs from the authors' code
-in: three convolutions; all levels have one dimension; no gate, no attention and no layer norm; the taxonomy is a log
-prior of the couplings of the parents above, where theirs multiplies logits, by rows that belong to arbitrary children.
+Khondaker Tasrif Noor et al., "HT-CapsNet", Knowledge-Based Systems 329, 2025, 114444. Differs from
+the authors' code in: three convolutions; all levels have one dimension; no gate, no attention and
+no layer norm; the taxonomy is a log prior of the couplings of the parents above, where theirs
+multiplies logits, by rows that belong to arbitrary children.
 """
 
 from collections.abc import Sequence
@@ -19,52 +20,76 @@ from torchcaps.functional import dynamic_routing, squash
 from torchcaps.functional.votes import Votes
 from torchcaps.models._base import ImageModel, Images, ImageSize
 from torchcaps.models._registry import ModelInfo, register_model
-from torchcaps.models.capsnet import MOST_WITHOUT_BIAS
+from torchcaps.models.capsnet import MAX_CLASSES_WITHOUT_BIAS
 from torchcaps.nn import CapsuleLinear, Router
 from torchcaps.nn.routers import check_iterations
 from torchcaps.types import Capsules, ModelSpec, Routed
 
 Taxonomy = Literal["labels", "shuffled", "none", "flat"]
-DIM, SMALLEST = 8, 8  # dimensions of a primary capsule; pixels
+DIM = 8  # dimensions of a primary capsule
+SMALLEST = 8  # pixels
 OFF_TREE = 0.01  # eps: prior weight of a class under another parent's than its own
 
 
 def tree_prior(parents: Sequence[int], above: int, free: int) -> Float[Tensor, "children classes"]:
-    """Log priors of the couplings of a level: `log(eps + T[p, k])` for parents p among `above` classes of the level
-    above, and before them 0 for `free` primary capsules. `T[p, k]` is 1 where p is the one of `parents` for class k."""
+    """Log priors of the couplings of a level: `log(eps + T[p, k])`, and 0 for primary capsules.
+
+    `T[p, k]` is 1 where p is the parent of class k, else 0.
+
+    Args:
+        parents: number of the parent of each class of this level.
+        above: number of classes of the level above; its capsules are the last children.
+        free: number of primary capsules, which are the first children.
+    """
     taxonomy = nn.functional.one_hot(torch.tensor(parents), above).T.float()
     return torch.cat([torch.zeros(free, len(parents)), (OFF_TREE + taxonomy).log()])
 
 
 class PriorRouting(Router):
-    """`functional.dynamic_routing` from log priors, `[children, parents]`, kept with the weights where `drawn`."""
+    """`functional.dynamic_routing` from log priors of the couplings.
 
-    permutation_equivariant, handles_extreme_votes = False, True
+    Args:
+        prior: log priors, `[children, parents]`.
+        iterations: of the routing.
+        saved: keep the priors in the `state_dict`.
+    """
+
+    permutation_equivariant = False
+    handles_extreme_votes = True
     prior: Tensor
 
-    def __init__(self, prior: Tensor, iterations: int = 2, *, drawn: bool = False) -> None:
+    def __init__(self, prior: Tensor, iterations: int = 2, *, saved: bool = False) -> None:
         super().__init__()
         self.iterations = check_iterations(iterations)
-        self.register_buffer("prior", prior, persistent=drawn)
+        self.register_buffer("prior", prior, persistent=saved)
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         return dynamic_routing(votes, self.iterations, prior=self.prior)
 
 
 class TreeCapsNet(ImageModel):
-    """Convolutions -> primary capsules -> capsules of the coarsest classes -> ... -> capsules of the finest.
+    """Convolutions -> primary capsules -> capsules of the coarsest classes -> ... -> the finest.
 
-    Every level but the first routes the primary capsules, two of them as one, and the capsules of the level above.
-    Outputs are lengths, in [0, 1), of the capsules of the finest level; for all levels see `levels`.
+    Every level but the first routes the primary capsules, two of them as one, and the capsules of
+    the level above. Outputs are lengths, in [0, 1), of the capsules of the finest level; for all
+    levels see `levels`.
 
     Args:
         num_classes: of the finest level.
-        classes: their names, whose paths make the tree (see `data.label_tree`); without a tree there is one level.
-        tree: "labels" has a parent above start with its own children; "shuffled" with as many random classes instead,
-            which is the control; "none" treats it like a primary capsule; "flat" leaves out all levels but the finest.
+        in_chans: channels of the images.
+        img_size: height and width of the images, or one number for both.
+        classes: their names, whose paths make the tree (see `data.label_tree`); without a tree
+            there is one level.
+        tree: "labels" has a parent above start with its own children; "shuffled" with as many
+            random classes instead, which is the control; "none" treats it like a primary capsule;
+            "flat" leaves out all levels but the finest.
         channels: of the convolutions, each with stride 2; the last a multiple of 16.
-        class_dim: dimensions of the capsules of a class, on every level; with a tree, those of two primary capsules.
+        class_dim: dimensions of the capsules of a class, on every level; with a tree, those of two
+            primary capsules.
         iterations: of each routing.
+
+    Raises:
+        ValueError: for names, channels and dimensions that do not fit; see also `ImageModel`.
     """
 
     def __init__(
@@ -96,6 +121,7 @@ class TreeCapsNet(ImageModel):
             raise ArgumentError(
                 "class_dim", f"expected {2 * DIM}, as two primary capsules have, got {class_dim}"
             )
+
         first, second, third = channels
         first_convolution = nn.Conv2d(in_chans, first, 3, 2, 1)
         self.convolutions = nn.Sequential(
@@ -103,45 +129,51 @@ class TreeCapsNet(ImageModel):
         )
         # Primary capsules then begin near 0.1, as `CapsuleLinear` supposes.
         nn.init.kaiming_normal_(first_convolution.weight)
-        primary = third // DIM * prod(ceil(side / 8) for side in self.img_size)
-        self.level_capsules = nn.ModuleList(
-            self._layer(level, primary, class_dim, tree, iterations)
-            for level in range(len(self.sizes))
-        )
+        num_primary = third // DIM * prod(ceil(side / 8) for side in self.img_size)
+        self.level_capsules = nn.ModuleList()
+        for level in range(len(self.sizes)):
+            layer = self._make_layer(level, num_primary, class_dim, tree, iterations)
+            self.level_capsules.append(layer)
         task = "classify" if len(self.sizes) == 1 else "tree"
         self.spec = ModelSpec(
             pose=True, activation="length", smallest=SMALLEST, task=task, loss="margin"
         )
 
-    def _layer(
-        self, level: int, primary: int, dim: int, kind: Taxonomy, iterations: int
+    def _make_layer(
+        self, level: int, num_primary: int, dim: int, kind: Taxonomy, iterations: int
     ) -> CapsuleLinear:
         """The capsules of the classes of a level."""
         count = self.sizes[level]
-        bias = count > MOST_WITHOUT_BIAS
-        if not level or self.tree is None:
-            return CapsuleLinear(primary, DIM, count, dim, iterations=iterations, bias=bias)
-        above, free = self.sizes[level - 1], primary // 2
-        routing: str | Router = "dynamic"
-        options = {"iterations": iterations}
-        if kind != "none":
-            prior, options = tree_prior(self.tree.parents[level - 1], above, free), {}
-            prior = prior[:, torch.randperm(count)] if kind == "shuffled" else prior
-            routing = PriorRouting(prior, iterations, drawn=kind == "shuffled")
-        return CapsuleLinear(free + above, 2 * DIM, count, dim, routing, bias=bias, **options)
+        bias = count > MAX_CLASSES_WITHOUT_BIAS
+        if level == 0 or self.tree is None:
+            return CapsuleLinear(num_primary, DIM, count, dim, iterations=iterations, bias=bias)
+        above = self.sizes[level - 1]
+        free = num_primary // 2
+        sizes = (free + above, 2 * DIM, count, dim)
+        if kind == "none":
+            return CapsuleLinear(*sizes, iterations=iterations, bias=bias)
+        prior = tree_prior(self.tree.parents[level - 1], above, free)
+        is_shuffled = kind == "shuffled"
+        if is_shuffled:
+            prior = prior[:, torch.randperm(count)]
+        return CapsuleLinear(*sizes, PriorRouting(prior, iterations, saved=is_shuffled), bias=bias)
 
     def levels(self, images: Images) -> list[Capsules]:
-        """The capsules of the classes of every level, coarse to fine: pose `[batch, classes of the level, class_dim]`,
-        and as activation the length of that, in [0, 1)."""
+        """The capsules of the classes of every level, coarse to fine.
+
+        Returns:
+            For each level, pose `[batch, classes of the level, class_dim]` and its length, in
+            [0, 1).
+        """
         first, *others = self.convolutions
         x = first(self._prepare(images))
         for convolution in others:
             x = convolution(torch.relu(x))
-        # 256 of 8, for 28x28 images
+        # 256 of 8, for 28x28 images.
         primary = squash(x.movedim(1, -1).unflatten(-1, (-1, DIM))).flatten(1, 3)
-        lowest, *higher = self.level_capsules
-        levels = [lowest(primary)]
-        for layer in higher:  # 128 of 16, and those above
+        coarsest, *finer = self.level_capsules
+        levels = [coarsest(primary)]
+        for layer in finer:  # 128 of 16, and those above
             pairs = primary.unflatten(1, (-1, 2)).flatten(2)
             levels.append(layer(torch.cat([pairs, levels[-1].pose], dim=1)))
         return levels

@@ -1,7 +1,8 @@
 """U-Net, the network without capsules to compare segmentation with.
 
-Olaf Ronneberger, Philipp Fischer, Thomas Brox, "U-Net: Convolutional Networks for Biomedical Image Segmentation",
-MICCAI 2015, arXiv 1505.04597, in the form of SegCaps' code: convolutions keep the size of the map, no batch norm.
+Olaf Ronneberger, Philipp Fischer, Thomas Brox, "U-Net: Convolutional Networks for Biomedical Image
+Segmentation", MICCAI 2015, arXiv 1505.04597, in the form of SegCaps' code: convolutions keep the
+size of the map, no batch norm.
 """
 
 from dataclasses import replace
@@ -16,17 +17,18 @@ from torchcaps.errors import check_positive, check_range
 from torchcaps.models._base import Images, ImageSize, PlainNetwork
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
 
-Scores = Float[Tensor, "batch classes height width"]
-
 
 class UNet(PlainNetwork):
-    """Two convolutions a level, halved by the maximum and doubled by a transposed convolution, with skips.
+    """Two convolutions a level, halved by the maximum, doubled by a transposed convolution, skips.
 
-    Zeros are added to images up to a multiple of `2 ** (levels - 1)`. Outputs are probabilities of each class by
-    itself, `[batch, num_classes - 1, height, width]`. Where all are below 0.5 there is background.
+    Zeros are added to images up to a multiple of `2 ** (levels - 1)`. Outputs are probabilities of
+    each class by itself, `[batch, num_classes - 1, height, width]`. Where all are below 0.5 there
+    is background.
 
     Args:
         num_classes: at least 2, the first of which is the background, which has no output.
+        in_chans: channels of the images.
+        img_size: height and width of the images, or one number for both.
         channels: of the first level; each level below has twice as many.
         levels: at least 1; the map is halved between them.
     """
@@ -52,16 +54,20 @@ class UNet(PlainNetwork):
             loss="weighted_cross_entropy",
         )
         widths = [channels << level for level in range(levels)]
-        self.down = nn.ModuleList(_two(a, b) for a, b in pairwise([in_chans, *widths]))
-        upwards = list(pairwise(widths[::-1]))
-        self.larger = nn.ModuleList(nn.ConvTranspose2d(a, b, 2, stride=2) for a, b in upwards)
-        self.up = nn.ModuleList(_two(a, b) for a, b in upwards)
+        self.down = nn.ModuleList()
+        for below, above in pairwise([in_chans, *widths]):
+            self.down.append(two_convolutions(below, above))
+        upwards = list(pairwise(reversed(widths)))
+        self.larger = nn.ModuleList(
+            nn.ConvTranspose2d(below, above, 2, stride=2) for below, above in upwards
+        )
+        self.up = nn.ModuleList(two_convolutions(below, above) for below, above in upwards)
         self.last = nn.Conv2d(channels, num_classes - 1, 1)
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d) and layer is not self.last:
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
 
-    def scores(self, x: Images) -> Scores:
+    def scores(self, x: Images) -> Float[Tensor, "batch classes height width"]:
         height, width = self.img_size
         first, *others = self.down
         maps = [first(F.pad(x, (0, -width % self.step, 0, -height % self.step)))]
@@ -73,12 +79,12 @@ class UNet(PlainNetwork):
         return self.last(x)[:, :, :height, :width]
 
 
-def _two(channels: int, width: int) -> nn.Sequential:
+def two_convolutions(below: int, above: int) -> nn.Sequential:
     """Two 3x3 convolutions with ReLU."""
     return nn.Sequential(
-        nn.Conv2d(channels, width, 3, padding=1),
+        nn.Conv2d(below, above, 3, padding=1),
         nn.ReLU(),
-        nn.Conv2d(width, width, 3, padding=1),
+        nn.Conv2d(above, above, 3, padding=1),
         nn.ReLU(),
     )
 
@@ -98,7 +104,8 @@ register_model(
     ),
 )
 
-# With as many parameters as SegCaps, and its three halvings; `channels=56, levels=3` suits small images.
+# With as many parameters as SegCaps, and its three halvings; `channels=56, levels=3` suits small
+# images.
 register_variant(
     "unet_matched",
     "unet",

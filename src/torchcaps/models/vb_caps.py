@@ -1,9 +1,10 @@
 """Capsules routed by variational Bayes.
 
-Fabio De Sousa Ribeiro, Georgios Leontidis, Stefanos Kollias, "Capsule Routing via Variational Bayes", AAAI 2020, arXiv
-1905.11455, and the authors' code. Differs from them in: sizes follow the images; couplings are shared over all parents
-of a child from the first iteration on; the costs beta, which a batch norm after them cancels, are left out; the loss
-is the spread loss, where theirs is cross-entropy of activations.
+Fabio De Sousa Ribeiro, Georgios Leontidis, Stefanos Kollias, "Capsule Routing via Variational
+Bayes", AAAI 2020, arXiv 1905.11455, and the authors' code. Differs from them in: sizes follow the
+images; couplings are shared over all parents of a child from the first iteration on; the costs
+beta, which a batch norm after them cancels, are left out; the loss is the spread loss, where theirs
+is cross-entropy of activations.
 """
 
 from typing import Any
@@ -14,50 +15,70 @@ from torch import nn
 from torchcaps.errors import ArgumentError, check_range
 from torchcaps.functional.fields import Convention, DenseField
 from torchcaps.functional.squash import full_precision
-from torchcaps.models._base import ImageModel, Images, ImageSize, side_after
+from torchcaps.models._base import FeatureMap, ImageModel, Images, ImageSize, side_after
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn import ClassCaps, ConvCaps, MatrixVotes, RoutedLayer
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
 
 POSE = 4  # poses are 4 x 4 matrices
-STEM = (5, 2)  # (kernel, stride) of the convolution
-LAYERS = (
-    (3, 2),
-    (3, 1),
-)  # of the layers of convolutional capsules; of the first, where they are primary ones
+STEM = (5, 2)  # (kernel, stride) of the first convolution
+# (kernel, stride) of the layers of convolutional capsules; without them, of the primary capsules.
+LAYERS = ((3, 2), (3, 1))
 SMALLEST = 17  # pixels that leave one position for the last map
 
 
 class NormalizedPrimaryCaps(nn.Module):
-    """`MatrixPrimaryCaps` with a batch norm over all numbers of a type's poses, and one over their activations."""
+    """`MatrixPrimaryCaps` with batch norms of poses and of activations.
+
+    One norm is over all numbers of a type's poses, the other over their activations.
+
+    Args:
+        in_channels: of the map below.
+        types: capsules at a position.
+        kernel_size: of both convolutions.
+        stride: of both convolutions.
+    """
 
     def __init__(self, in_channels: int, types: int, kernel_size: int = 1, stride: int = 1) -> None:
         super().__init__()
         self.types = types
         self.pose = nn.Conv2d(in_channels, types * POSE**2, kernel_size, stride, bias=False)
         self.activation = nn.Conv2d(in_channels, types, kernel_size, stride, bias=False)
-        self.pose_norm, self.activation_norm = nn.BatchNorm3d(types), nn.BatchNorm2d(types)
-        for conv in (self.pose, self.activation):
-            nn.init.xavier_uniform_(conv.weight)
+        self.pose_norm = nn.BatchNorm3d(types)
+        self.activation_norm = nn.BatchNorm2d(types)
+        nn.init.xavier_uniform_(self.pose.weight)
+        nn.init.xavier_uniform_(self.activation.weight)
 
-    def forward(self, x: Images) -> Capsules:
+    def forward(self, x: FeatureMap) -> Capsules:
+        """Capsules of a map: pose `[batch, rows, columns, types, 16]`."""
         pose = self.pose_norm(self.pose(x).unflatten(1, (self.types, POSE**2)))
         activation = torch.sigmoid(full_precision(self.activation_norm(self.activation(x))))
         return Capsules(full_precision(pose).permute(0, 3, 4, 1, 2), activation.movedim(1, -1))
 
 
 class VBCaps(ImageModel):
-    """Convolution -> primary capsules -> layers of convolutional capsules, or none -> class capsules.
+    """Convolution -> primary capsules -> layers of convolutional capsules, or none -> classes.
 
     In training, outputs depend on the other images of the batch: every layer is batch-normalized.
 
     Args:
-        num_classes, channels, primary_types, types, convention: see `MatrixCaps`. `types=()` leaves both
-            layers out: then primary capsules come from a 3 x 3 convolution of stride 2, and each has a matrix of its
-            own for every class.
-        convolutions: 1 as in the authors' code, or more: 3 x 3, of A channels each, at the size of the first map. The
-            sizes of the paper's networks are those of 3.
-        routing_options: of `nn.VBRouting`, in every layer, such as `iterations=1`, which is equal couplings.
+        num_classes: E, number of classes.
+        in_chans: channels of the images.
+        img_size: height and width of the images, or one number for both.
+        channels: A, of the convolutions.
+        primary_types: B, primary capsules per position.
+        types: (C, D), capsule types of the two convolutional layers. `()` leaves both layers out:
+            then primary capsules come from a 3 x 3 convolution of stride 2, and each has a matrix
+            of its own for every class.
+        convolutions: 1 as in the authors' code, or more: 3 x 3, of A channels each, at the size of
+            the first map. The sizes of the paper's networks are those of 3.
+        convention: which parents compete for a child in a convolution; see `ConvField.share`.
+        standardized: give every image mean 0 and standard deviation 1 first.
+        routing_options: of `nn.VBRouting`, in every layer, such as `iterations=1`, which is equal
+            couplings.
+
+    Raises:
+        ValueError: for other types; see also `ImageModel`.
     """
 
     spec = ModelSpec(pose=True, activation="probability", smallest=SMALLEST, loss="spread")
@@ -90,27 +111,31 @@ class VBCaps(ImageModel):
                 "types", f"expected {len(LAYERS)} numbers or none, got {list(types)}"
             )
         self.standardized = standardized
-        routing: dict[str, Any] = {"routing": "vb", "batch_norm": True} | routing_options
-        self.stem = _stem(in_chans, channels, convolutions)
-        self.primary = NormalizedPrimaryCaps(channels, primary_types, *(() if types else LAYERS[0]))
+        options: dict[str, Any] = {"routing": "vb", "batch_norm": True} | routing_options
+        self.stem = make_stem(in_chans, channels, convolutions)
+        kernel, stride = (1, 1) if types else LAYERS[0]
+        self.primary = NormalizedPrimaryCaps(channels, primary_types, kernel, stride)
+
         self.conv_capsules = nn.Sequential()
-        layer: RoutedLayer
         below = primary_types
-        for above, slide in zip(types, LAYERS, strict=False):
+        for above, (kernel, stride) in zip(types, LAYERS, strict=False):
             check_range("types", above, low=1)
-            layer = ConvCaps(below, above, *slide, pose_size=POSE, convention=convention, **routing)
-            self.conv_capsules.append(with_xavier_weights(layer, slide[0] ** 2))
+            layer = ConvCaps(
+                below, above, kernel, stride, pose_size=POSE, convention=convention, **options
+            )
+            self.conv_capsules.append(with_xavier_weights(layer, kernel**2))
             below = above
-        layers = (STEM, *LAYERS[: len(types) or 1])
-        rows, columns = (side_after(side, layers) for side in self.img_size)
+
+        windows = [STEM, *LAYERS[: len(types) or 1]]
+        rows, columns = (side_after(side, windows) for side in self.img_size)
         if types:
-            centers = _coordinates(rows), _coordinates(columns)
-            layer = ClassCaps(below, num_classes, centers=centers, pose_size=POSE, **routing)
-            self.class_capsules = with_xavier_weights(layer)
+            centers = (coordinates(rows), coordinates(columns))
+            classes = ClassCaps(below, num_classes, centers=centers, pose_size=POSE, **options)
+            self.class_capsules = with_xavier_weights(classes)
         else:
             sizes = LayerSizes(rows * columns * below, POSE**2, num_classes, POSE**2)
-            layer = RoutedLayer(MatrixVotes(sizes), field=DenseField, **routing)
-            self.class_capsules = with_xavier_weights(layer, rows * columns)
+            dense = RoutedLayer(MatrixVotes(sizes), field=DenseField, **options)
+            self.class_capsules = with_xavier_weights(dense, rows * columns)
 
     def capsules(self, images: Images) -> Capsules:
         x = self.stem(self._prepare(images))  # [batch, A, 14, 14], for 32x32 images
@@ -119,11 +144,7 @@ class VBCaps(ImageModel):
         return self.class_capsules(above)
 
 
-def _coordinates(side: int) -> list[float]:
-    return [(k + 1) / (10 * side) for k in range(side)]
-
-
-def _stem(in_chans: int, channels: int, convolutions: int) -> nn.Sequential:
+def make_stem(in_chans: int, channels: int, convolutions: int) -> nn.Sequential:
     """Convolutions without bias, each with its batch norm and ReLU."""
     layers = nn.Sequential()
     for k in range(convolutions):
@@ -136,15 +157,26 @@ def _stem(in_chans: int, channels: int, convolutions: int) -> nn.Sequential:
     return layers
 
 
+def coordinates(side: int) -> list[float]:
+    """Coordinates of the positions along a side, in (0, 0.1], as in the authors' code."""
+    return [(k + 1) / (10 * side) for k in range(side)]
+
+
 def with_xavier_weights(layer: RoutedLayer, window: int = 1) -> RoutedLayer:
-    """The layer with Xavier's weights, for windows of so many places: from identity matrices it learns much later."""
+    """The layer with Xavier's weights: from identity matrices it learns much later.
+
+    Args:
+        layer: whose weights are drawn anew.
+        window: number of positions that vote for a parent.
+    """
     children, parents = layer.weight.shape[:2]
     bound = (6 / ((children + parents * window) * POSE**2)) ** 0.5
     nn.init.uniform_(layer.weight, -bound, bound)
     return layer
 
 
-# Four layers of capsules, A = 64, B = 8, C = D = 16 as in the authors' code: 69 thousand parameters.
+# Four layers of capsules, A = 64, B = 8, C = D = 16 as in the authors' code: 69 thousand
+# parameters.
 register_model(
     name="vb_caps",
     builder=VBCaps,
