@@ -1,17 +1,26 @@
 """Models so small that every figure they lead to can be worked out by hand."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import Evaluation, score
 from torchcaps.evaluation.forward import image_activations
 from torchcaps.nn import CapsuleLinear, RoutingTrace
 from torchcaps.types import Capsules, ModelSpec
+
+
+def refuses(message: str):
+    """Expect an error about an argument."""
+    return pytest.raises(ArgumentError, match=message)
+
+
+def share(flags: Tensor) -> float:
+    """The part of flags that is true."""
+    return float(flags.double().mean())
 
 
 @dataclass
@@ -24,16 +33,14 @@ class StubData:
         return self.images[indices]
 
 
-def data_of(
-    activations: list[list[float]], labels: list[int], classes: tuple[str, ...]
-) -> StubData:
+def data_of(activations, labels, classes) -> StubData:
     """Images whose pixels are the activations that `PixelReader` will give."""
     images = torch.tensor(activations)[:, None, None, :]  # [n, 1, 1, classes]
     return StubData(images, torch.tensor(labels), classes)
 
 
 def evaluate(model: nn.Module, data: StubData, batch_size: int = 256) -> Evaluation:
-    """What a classifier makes of images."""
+    """Evaluate a classifier on images."""
     activations = image_activations(model, data.images, batch_size=batch_size)
     return score(activations, data.labels, data.classes)
 
@@ -41,23 +48,29 @@ def evaluate(model: nn.Module, data: StubData, batch_size: int = 256) -> Evaluat
 class PixelReader(nn.Module):
     """The pixels of an image are its activations, by way of one matrix product."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int):
         super().__init__()
         self.weight = nn.Parameter(torch.eye(classes))
-        self.seen: list[tuple[int, torch.dtype, bool]] = []
+        self.calls: list[tuple[int, bool]] = []  # batch size, whether there are gradients
 
     def forward(self, images: Tensor) -> Tensor:
-        activation = images.flatten(1) @ self.weight
-        self.seen.append((len(images), activation.dtype, torch.is_grad_enabled()))
-        return activation
+        self.calls.append((len(images), torch.is_grad_enabled()))
+        return images.flatten(1) @ self.weight
 
 
-class PoseReader(nn.Module):
-    """The pixels of a `[1, classes, dim]` image are the poses of its capsules, and the decoder draws the poses."""
+class Decodes(nn.Module):
+    """A model of vector capsules with a decoder, by `capsules` and `reconstruct`."""
 
     spec = ModelSpec(pose=True, activation="length", decoder=True)
 
-    def __init__(self) -> None:
+    def forward(self, images: Tensor) -> Tensor:
+        return self.capsules(images).activation
+
+
+class PoseReader(Decodes):
+    """The pixels of a `[1, classes, dim]` image are the poses, and the decoder copies the poses."""
+
+    def __init__(self):
         super().__init__()
         self.dropout = nn.Dropout(0.5)
         self.decoded: list[tuple[Capsules, Tensor]] = []
@@ -66,33 +79,34 @@ class PoseReader(nn.Module):
         pose = self.dropout(images.squeeze(1))
         return Capsules(pose, pose.norm(dim=-1))
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.capsules(images).activation
-
-    def reconstruct(self, capsules: Capsules, labels: Tensor | None = None) -> Tensor:
-        assert labels is not None
+    def reconstruct(self, capsules: Capsules, labels: Tensor) -> Tensor:
         self.decoded.append((capsules, labels))
         return capsules.pose.unsqueeze(1)
 
 
 class Linear(nn.Module):
-    """Logits of two classes, `w x` and `-w x`, squashed to activations: every attack on it is known in closed form."""
+    """Logits of two classes, `w x` and `-w x`, squashed to activations.
 
-    def __init__(self, weight: Tensor) -> None:
+    Every attack on it is known in closed form. `offset` moves the plane between the classes.
+    """
+
+    def __init__(self, weight: Tensor, offset: float = 0.0):
         super().__init__()
         self.weight = nn.Parameter(weight)
+        self.offset = offset
 
     def forward(self, images: Tensor) -> Tensor:
-        score = images.flatten(1) @ self.weight.flatten()
+        score = (images - self.offset).flatten(1) @ self.weight.flatten()
         return torch.sigmoid(torch.stack([score, -score], dim=1))
 
 
 class RoutedPixels(nn.Module):
-    """The rows of a `[1, children, dim]` image are poses, which a stack of routed layers takes to its classes."""
+    """The rows of a `[1, children, dim]` image are poses, which routed layers take to classes."""
 
-    def __init__(self, *sizes: int, dim: int = 4, **options: Any) -> None:
+    def __init__(self, *sizes: int, dim: int = 4, **options):
         super().__init__()
-        pairs, options = zip(sizes, sizes[1:], strict=False), {"impl": "reference"} | options
+        options = {"impl": "reference"} | options
+        pairs = zip(sizes, sizes[1:], strict=False)
         self.layers = nn.Sequential(*(CapsuleLinear(i, dim, o, dim, **options) for i, o in pairs))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -100,7 +114,9 @@ class RoutedPixels(nn.Module):
 
 
 def recorded(coupling: Tensor, activation: Tensor | None = None) -> RoutingTrace:
-    """What a layer with these couplings `[n, children, parents]` would have written down; children alike by default."""
+    """The trace of a layer with these couplings `[n, children, parents]`."""
     n, children, parents = coupling.shape
-    child = torch.ones(n, children) if activation is None else activation
-    return RoutingTrace(coupling, torch.ones(n, parents), child, torch.ones(n, parents, 1))
+    child_activation = torch.ones(n, children) if activation is None else activation
+    return RoutingTrace(
+        coupling, torch.ones(n, parents), child_activation, torch.ones(n, parents, 1)
+    )

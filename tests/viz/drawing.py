@@ -1,42 +1,50 @@
 """Looking at a figure without a screen."""
 
-from __future__ import annotations
-
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 
 def texts(figure: Figure) -> list[Text]:
-    """Every piece of text in the figure that says something."""
+    """Every visible piece of text in the figure."""
     return [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
 
 
+def words(texts) -> list[str]:
+    """What pieces of text say."""
+    return [text.get_text() for text in texts]
+
+
 def assert_nothing_cut(figure: Figure) -> None:
-    """Draw the figure, and fail for text that does not lie inside it."""
+    """Draw the figure, and fail for text that does not lie inside it, or a figure too large."""
+    assert (figure.get_size_inches() <= [16, 20]).all()
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     renderer = canvas.get_renderer()
-    width, height = figure.bbox.size
+    hidden = hidden_ticks(figure)
     for text in texts(figure):
-        box = text.get_window_extent(renderer)
-        inside = box.x0 > -2 and box.y0 > -2 and box.x1 < width + 2 and box.y1 < height + 2
-        assert inside or _is_hidden_tick(text, figure), f"{text.get_text()!r} is cut: {box}"
+        if text not in hidden:
+            box = text.get_window_extent(renderer)
+            low = np.array([box.x0, box.y0])
+            high = np.array([box.x1, box.y1])
+            is_inside = (low > -2).all() and (high < figure.bbox.size + 2).all()
+            assert is_inside, f"{text.get_text()!r} is cut: {box}"
 
 
-def _is_hidden_tick(text: Text, figure: Figure) -> bool:
-    """Whether `text` labels a tick outside the limits of its axis, which is not drawn."""
+def hidden_ticks(figure: Figure) -> set[Text]:
+    """Labels of ticks that are not drawn: outside the limits of their axis, or of a hidden axis."""
+    hidden = set()
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
             low, high = sorted(axis.get_view_interval())
+            is_drawn = axis.get_visible() and axes.axison
             for tick in [*axis.get_major_ticks(), *axis.get_minor_ticks()]:
-                if text in (tick.label1, tick.label2):
-                    return not (
-                        low <= tick.get_loc() <= high and axis.get_visible() and axes.axison
-                    )
-    return False
+                if not is_drawn or not low <= tick.get_loc() <= high:
+                    hidden |= {tick.label1, tick.label2}
+    return hidden
 
 
 def long_names(count: int) -> list[str]:
-    """Names that are long and begin and end alike."""
+    """Names that are long and begin and end with the same letters."""
     return [f"traffic sign number {i}: speed limit {10 * i} km/h ahead" for i in range(count)]

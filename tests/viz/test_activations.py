@@ -1,83 +1,70 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
+from evaluation.stubs import refuses
 from torchcaps.viz import activation_bars
 from torchcaps.viz.canvas import GRAY, ORANGE, SKY
 
-from .drawing import assert_nothing_cut, long_names
+from .drawing import assert_nothing_cut, long_names, words
 
 PICTURES = np.zeros((2, 1, 28, 28))
+LENGTHS = np.array([[0.1, 0.9, 0.2], [0.7, 0.3, 0.8]])
+CLASSES = ["cat", "dog", "owl"]
 
 
-def bars(axes: Axes) -> list[tuple[float, str]]:
+def bars(axes):
     return [(bar.get_width(), to_hex(bar.get_facecolor()).upper()) for bar in axes.patches]
 
 
-def test_all_of_a_few_classes_in_their_order() -> None:
-    lengths = np.array([[0.1, 0.9, 0.2], [0.7, 0.3, 0.8]])
-    figure = activation_bars(PICTURES, lengths, [1, 0], classes=["cat", "dog", "owl"])
-    image, first, _, second = figure.axes
+def test_all_of_a_few_classes_have_a_bar_in_their_order():
+    image, first, _, second = activation_bars(PICTURES, LENGTHS, [1, 0], classes=CLASSES).axes
     assert image.get_title() == "dog"
     assert bars(first) == [(0.1, GRAY), (0.9, SKY), (0.2, GRAY)]
     assert bars(second) == [(0.7, SKY), (0.3, GRAY), (0.8, ORANGE)]
-    assert [text.get_text() for text in first.texts] == [
-        "cat",
-        "0.10",
-        "dog",
-        "0.90",
-        "owl",
-        "0.20",
-    ]
+    assert words(first.texts) == ["cat", "0.10", "dog", "0.90", "owl", "0.20"]
     assert first.get_xlim() == (0, 1)
 
 
-def test_of_many_classes_the_longest_and_the_true_one() -> None:
+def test_images_of_several_classes_have_several_true_bars():
+    labels = [[1, 2], [0, 1]]
+    image, first, _, second = activation_bars(PICTURES, LENGTHS, labels, classes=CLASSES).axes
+    assert image.get_title() == "dog + owl"
+    assert bars(first) == [(0.1, GRAY), (0.9, SKY), (0.2, SKY)]
+    assert bars(second) == [(0.7, SKY), (0.3, SKY), (0.8, ORANGE)]
+
+
+def test_of_many_classes_the_longest_and_the_true_one_have_a_bar():
     lengths = np.tile(np.linspace(0.0, 0.86, 43), (2, 1))
-    figure = activation_bars(PICTURES, lengths, [42, 0], classes=[f"c{i}" for i in range(43)])
-    names = [[text.get_text() for text in axes.texts[::2]] for axes in figure.axes[1::2]]
-    assert names == [["c42", "c41", "c40", "c39", "c38"], ["c42", "c41", "c40", "c39", "c0"]]
-    assert bars(figure.axes[3])[0] == (pytest.approx(0.86), ORANGE)
-    assert bars(figure.axes[3])[4] == (0.0, SKY)
+    classes = [f"c{label}" for label in range(43)]
+    _, first, _, second = activation_bars(PICTURES, lengths, [42, 0], classes=classes).axes
+    assert words(first.texts[::2]) == ["c42", "c41", "c40", "c39", "c38"]
+    assert words(second.texts[::2]) == ["c42", "c41", "c40", "c39", "c0"]
+    assert bars(second)[0] == (pytest.approx(0.86), ORANGE)
+    assert bars(second)[4] == (0.0, SKY)
 
 
 @pytest.mark.parametrize(
-    ("count", "classes", "shape"),
-    [(1, 3, (1, 40, 28)), (3, 2, (1, 28, 28)), (7, 10, (3, 20, 60)), (10, 43, (3, 32, 32))],
+    ("count", "num_classes", "shape"), [(1, 3, (1, 40, 28)), (6, 43, (3, 20, 60))]
 )
-def test_nothing_is_cut(count: int, classes: int, shape: tuple[int, ...]) -> None:
+def test_nothing_is_cut(count, num_classes, shape):
     rng = np.random.default_rng(0)
-    labels = np.arange(count) % classes
-    figure = activation_bars(
-        rng.random((count, *shape)),
-        rng.random((count, classes)),
-        labels,
-        classes=long_names(classes),
-    )
+    images = rng.random((count, *shape))
+    lengths = rng.random((count, num_classes))
+    labels = np.arange(count) % num_classes
+    figure = activation_bars(images, lengths, labels, classes=long_names(num_classes))
     assert len(figure.axes) == 2 * count
-    assert (figure.get_size_inches() <= [16, 20]).all()
     assert_nothing_cut(figure)
 
 
-def test_arguments_that_do_not_fit() -> None:
-    with pytest.raises(
-        ValueError, match=r"activations: expected \[n=2, classes=3\], got \[n=2, classes=4\]"
-    ):
-        activation_bars(PICTURES, np.zeros((2, 4)), [0, 1], classes=["a", "b", "c"])
-    with pytest.raises(ValueError, match="labels: expected .n=2., got .n=1."):
-        activation_bars(PICTURES, np.zeros((2, 3)), [0], classes=["a", "b", "c"])
-    with pytest.raises(ValueError, match="number of images: expected at most 20, got 21"):
-        activation_bars(
-            np.zeros((21, 1, 4, 4)), np.zeros((21, 3)), [0] * 21, classes=["a", "b", "c"]
-        )
-
-
-def test_images_of_several_classes_have_several_true_bars() -> None:
-    lengths = np.array([[0.1, 0.9, 0.2], [0.7, 0.3, 0.8]])
-    figure = activation_bars(PICTURES, lengths, [[1, 2], [0, 1]], classes=["cat", "dog", "owl"])
-    assert figure.axes[0].get_title() == "dog + owl"
-    assert bars(figure.axes[1]) == [(0.1, GRAY), (0.9, SKY), (0.2, SKY)]
-    assert bars(figure.axes[3]) == [(0.7, SKY), (0.3, SKY), (0.8, ORANGE)]
+@pytest.mark.parametrize(
+    ("images", "lengths", "labels", "message"),
+    [
+        (PICTURES, np.zeros((2, 4)), [0, 1], r"activations: expected \[n=2, classes=3\]"),
+        (PICTURES, LENGTHS, [0], "labels: expected .n=2., got .n=1."),
+        (np.zeros((21, 1, 4, 4)), np.zeros((21, 3)), [0] * 21, "number of images: .* at most 20"),
+    ],
+)
+def test_arguments_that_do_not_fit(images, lengths, labels, message):
+    with refuses(message):
+        activation_bars(images, lengths, labels, classes=CLASSES)

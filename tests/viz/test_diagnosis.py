@@ -1,97 +1,68 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from torchcaps.evaluation import Diagnosis, diagnose
-from torchcaps.nn import CapsuleLinear
+from evaluation.stubs import RoutedPixels, StubData
+from torchcaps.evaluation import diagnose
 from torchcaps.viz import diagnosis
 
-from .drawing import assert_nothing_cut, texts
+from .drawing import assert_nothing_cut, texts, words
 
 
-class Data:
-    """Images whose rows are poses."""
-
-    labels = torch.arange(12) % 3
-    classes = ("a", "b", "c")
-
-    def float_images(self, indices: torch.Tensor) -> torch.Tensor:
-        return torch.rand(12, 1, 6, 4, generator=torch.Generator().manual_seed(0))[indices]
+def diagnose_stack(*sizes, baseline=None, **options):
+    """The diagnosis of routed layers of these sizes."""
+    images = torch.rand(12, 1, 6, 4, generator=torch.Generator().manual_seed(0))
+    data = StubData(images, torch.arange(12) % 3, ("a", "b", "c"))
+    return diagnose(RoutedPixels(*sizes, **options), data, baseline=baseline)
 
 
-class Stack(nn.Module):
-    """Routed layers of these sizes."""
-
-    def __init__(self, *sizes: int, routing: str = "dynamic") -> None:
-        super().__init__()
-        pairs = zip(sizes, sizes[1:], strict=False)
-        self.layers = nn.Sequential(
-            *(CapsuleLinear(i, 4, o, 4, routing, impl="reference") for i, o in pairs)
-        )
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.layers(images.squeeze(1)).activation
-
-
-def found(*sizes: int, baseline: nn.Module | None = None, routing: str = "dynamic") -> Diagnosis:
-    return diagnose(Stack(*sizes, routing=routing), Data(), baseline=baseline)
-
-
-def test_each_panel_shows_the_figures() -> None:
-    one = found(6, 5, 3, baseline=nn.Sequential(nn.Flatten(), nn.Linear(24, 3)))
-    figure = diagnosis(one)
+def test_each_panel_has_its_figures():
+    baseline = nn.Sequential(nn.Flatten(), nn.Linear(24, 3))
+    figures = diagnose_stack(6, 5, 3, baseline=baseline)
+    figure = diagnosis(figures)
     entropy, activation, idle, accuracy = figure.axes
-    assert entropy.lines[0].get_ydata().tolist() == list(one.iterations.entropy["layers.0"])
-    assert activation.lines[0].get_ydata().tolist() == list(one.decay.strongest)
-    assert activation.lines[1].get_ydata().tolist() == list(one.decay.median)
+    assert tuple(entropy.lines[0].get_ydata()) == figures.iterations.entropy["layers.0"]
+    assert tuple(activation.lines[0].get_ydata()) == figures.decay.strongest
+    assert tuple(activation.lines[1].get_ydata()) == figures.decay.median
     heights = [bar.get_height() for bar in idle.patches]
-    assert heights[:3] == [
-        one.children.dead,
-        one.layers[0].parents.dead,
-        one.layers[1].parents.dead,
-    ]
-    assert heights[6:] == [layer.starvation.starved for layer in one.layers]
-    assert one.baseline is not None
+    sets = [figures.children, *(layer.parents for layer in figures.layers)]
+    assert heights[:3] == [activity.dead for activity in sets]
+    assert heights[3:6] == [activity.constant for activity in sets]
+    assert heights[6:] == [layer.starvation.starved for layer in figures.layers]
     assert [bar.get_height() for bar in accuracy.patches] == [
-        one.ablation.routed,
-        one.ablation.uniform,
-        one.ablation.random,
-        one.baseline.second,
+        figures.ablation.routed,
+        figures.ablation.uniform,
+        figures.ablation.random,
+        figures.baseline.second,
     ]
     assert_nothing_cut(figure)
 
 
-def test_what_was_not_measured_is_left_out() -> None:
-    plain = found(6, 3, routing="em")
-    figure = diagnosis(plain)
-    assert [label.get_text() for label in figure.axes[3].get_xticklabels()] == [
-        "as trained",
-        "uniform",
-        "random",
-    ]
-    assert figure.axes[3].get_xlim()[1] < 3  # no room is kept for a baseline
-    assert_nothing_cut(figure)
-    silent = replace(
-        plain.layers[0], entropy=None, dynamics=None, tree=None, parents=None, sign=None
+def test_figures_that_are_missing_are_left_out():
+    figures = diagnose_stack(6, 3, routing="em")
+    accuracy = diagnosis(figures).axes[3]
+    assert words(accuracy.get_xticklabels()) == ["as trained", "uniform", "random"]
+    assert accuracy.get_xlim()[1] < 3  # no room is kept for a baseline
+
+    layer = replace(figures.layers[0], entropy=None, parents=None)
+    decay = replace(figures.decay, layers=("children",), median=(0.5,), strongest=(0.5,))
+    bare = replace(
+        figures,
+        ablation=None,
+        layers=(layer,),
+        iterations=replace(figures.iterations, entropy={}),
+        decay=decay,
     )
-    iterations = replace(plain.iterations, entropy={})
-    decay = replace(plain.decay, layers=plain.decay.layers[:1], median=(0.5,), strongest=(0.5,))
-    figure = diagnosis(
-        replace(
-            plain, ablation=None, refused="no", layers=(silent,), iterations=iterations, decay=decay
-        )
-    )
-    assert [label.get_text() for label in figure.axes[3].get_xticklabels()] == ["as trained"]
+    figure = diagnosis(bare)
+    assert words(figure.axes[3].get_xticklabels()) == ["as trained"]
     assert_nothing_cut(figure)
 
 
 @pytest.mark.parametrize("depth", [1, 9])
-def test_any_number_of_layers(depth: int) -> None:
-    figure = diagnosis(found(6, *[3] * depth))
+def test_any_number_of_layers(depth):
+    figure = diagnosis(diagnose_stack(6, *[3] * depth))
     assert len(figure.axes[0].get_legend().get_texts()) == depth
-    assert "children" in {text.get_text() for text in texts(figure)}
+    assert "children" in words(texts(figure))
     assert_nothing_cut(figure)

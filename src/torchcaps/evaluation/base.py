@@ -1,4 +1,4 @@
-"""What evaluations share: the types of their arguments, what they ask of them, and the base of their results."""
+"""What evaluations share: types and checks of their arguments, and the base of their results."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -9,17 +9,21 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.errors import ArgumentError, check_shape
+from torchcaps.errors import ArgumentError, check_range, check_shape
 from torchcaps.types import spec_of
 from torchcaps.words import in_words, rounded
 
 Images = Float[Tensor, "n channels height width"]
 Labels = Int64[Tensor, " n"]
+Activations = Float[Tensor, "n classes"]
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Maps activations `[batch, classes]` and labels `[batch]` to their mean loss."""
 Progress = Callable[[int, int], None]
 
 BATCH = 256
+
+# A length computed in bfloat16 may round a little above one; a logit lies far outside.
+ROUNDING = 0.01
 
 
 class TextTable(NamedTuple):
@@ -38,8 +42,8 @@ class TextTable(NamedTuple):
 class EvaluationResult:
     """Base of the dataclasses that evaluations return.
 
-    A subclass says in `derived` which of its properties belong in the JSON too, and writes its own
-    `summary` and `table` where its numbers alone do not say enough.
+    A subclass lists in `derived` the properties that belong in the JSON too, and writes its own
+    `summary` and `table` where its numbers alone are not enough.
     """
 
     derived: ClassVar[tuple[str, ...]] = ()
@@ -48,41 +52,41 @@ class EvaluationResult:
     def to_dict(self) -> dict[str, Any]:
         """The figures, ready for JSON, with the derived ones."""
         parts = {
-            name: value.to_dict()
-            for name, value in vars(self).items()
-            if isinstance(value, EvaluationResult)
+            name: part.to_dict()
+            for name, part in vars(self).items()
+            if isinstance(part, EvaluationResult)
         }
         derived = {name: getattr(self, name) for name in self.derived}
         return asdict(self) | parts | derived | dict(self.extra)
 
     def with_extra(self, extra: Mapping[str, float]) -> Self:
         """A copy with further metrics by name, which go into the JSON."""
-        result = copy(self)
-        object.__setattr__(result, "extra", dict(extra))
-        return result
+        extended = copy(self)
+        object.__setattr__(extended, "extra", dict(extra))
+        return extended
 
     @property
     def extra_words(self) -> str:
         """`, brier score 0.1234` for a summary; nothing without extra metrics."""
-        return "".join(f", {in_words(name)} {value:.4f}" for name, value in self.extra.items())
+        return "".join(f", {in_words(name)} {metric:.4f}" for name, metric in self.extra.items())
 
     @property
     def numbers(self) -> dict[str, float | None]:
         """The figures that are single numbers, by name in words; None where one is not known."""
         return {
-            in_words(name): value
-            for name, value in self.to_dict().items()
-            if value is None or isinstance(value, int | float)
+            in_words(name): figure
+            for name, figure in self.to_dict().items()
+            if figure is None or isinstance(figure, int | float)
         }
 
     @property
     def summary(self) -> str:
         """One line."""
-        return ", ".join(f"{name} {rounded(value)}" for name, value in self.numbers.items())
+        return ", ".join(f"{name} {rounded(number)}" for name, number in self.numbers.items())
 
     def table(self) -> TextTable:
         """A row for each number."""
-        rows = [(name, rounded(value)) for name, value in self.numbers.items()]
+        rows = [(name, rounded(number)) for name, number in self.numbers.items()]
         return TextTable(("figure", "value"), rows)
 
 
@@ -120,8 +124,15 @@ class LabeledImages(Protocol):
 
 
 def capsule_model(model: nn.Module, *, decoder: bool = False) -> Any:
-    """`model`, if it declares class capsules with poses, and where asked for a decoder, too: then it has `capsules`,
-    and `reconstruct`. Raises ValueError for another model."""
+    """Return a model that has class capsules with poses, and so a method `capsules`.
+
+    Args:
+        model: any model.
+        decoder: whether it must have a decoder, and so a method `reconstruct`, too.
+
+    Raises:
+        ArgumentError: for a model that does not declare them.
+    """
     spec = spec_of(model)
     if not spec.pose or (decoder and not spec.decoder):
         parts = "class capsules and a decoder" if decoder else "class capsules"
@@ -129,56 +140,76 @@ def capsule_model(model: nn.Module, *, decoder: bool = False) -> Any:
     return model
 
 
-def check_labels(labels: Tensor, classes: int | None = None) -> None:
-    """Raise ValueError unless `labels` are `[n]` int64 indices of `classes` classes, n at least 1; without a number of
-    classes, any index from 0 is good."""
+def check_labels(labels: Tensor, num_classes: int | None = None) -> None:
+    """Check that labels are `[n]` int64 class indices, n at least 1.
+
+    Args:
+        labels: the labels.
+        num_classes: number of classes; without it any index from 0 is accepted.
+
+    Raises:
+        ArgumentError: for other labels.
+    """
     check_shape("labels", labels, ("n",))
-    if len(labels) == 0:
-        raise ArgumentError("labels", "expected at least one sample, got none")
-    check_indices(labels, classes)
+    check_indices(labels, num_classes)
 
 
-def check_indices(labels: Tensor, classes: int | None = None) -> None:
-    """Raise ValueError unless `labels`, of any shape, at least one, are int64 indices of `classes` classes."""
+def check_indices(labels: Tensor, num_classes: int | None = None) -> None:
+    """Check labels of any shape, as `check_labels` does.
+
+    Raises:
+        ArgumentError: for other labels, or none.
+    """
+    check_range("number of labels", labels.numel(), low=1)
     if labels.dtype != torch.int64:
         raise ArgumentError("labels", f"expected int64 class indices, got {labels.dtype}")
-    low, high = int(labels.min()), int(labels.max())
-    last = torch.iinfo(torch.int64).max if classes is None else classes - 1
-    if low < 0 or high > last:
-        raise ArgumentError(
-            "labels", f"expected class indices from 0 to {last}, got {low if low < 0 else high}"
-        )
+    lowest = int(labels.min())
+    highest = int(labels.max())
+    last = torch.iinfo(torch.int64).max if num_classes is None else num_classes - 1
+    if lowest < 0 or highest > last:
+        index = lowest if lowest < 0 else highest
+        raise ArgumentError("labels", f"expected class indices from 0 to {last}, got {index}")
 
 
 def check_lengths(activations: Tensor) -> None:
-    """Raise ValueError unless all activations are in [0, 1], which neither logits nor NaN are."""
-    # A length computed in bfloat16 may round a little above one; a logit lies far outside.
-    low, high = float(activations.min()), float(activations.max())
-    if not (low >= -0.01 and high <= 1.01):
-        raise ArgumentError(
-            "activations",
-            f"expected lengths in [0, 1], not logits, got values from {low:.4g} to {high:.4g}",
-        )
+    """Check that all activations are in [0, 1], up to rounding.
+
+    Raises:
+        ArgumentError: for other numbers, such as logits and NaN.
+    """
+    _check_bounds("activations", "lengths in [0, 1], not logits", activations, ROUNDING)
 
 
 def check_images(images: Tensor) -> None:
-    """Raise ValueError unless `images` are floating-point `[batch, channels, height, width]`, batch at least 1."""
+    """Check that images are floating-point `[batch, channels, height, width]`, batch at least 1.
+
+    Raises:
+        ArgumentError: for other images.
+    """
     check_shape("images", images, ("batch", "channels", "height", "width"))
     if not images.is_floating_point():
         raise ArgumentError(
             "images", f"expected floating-point values in [0, 1], got {images.dtype}"
         )
-    if len(images) == 0:
-        raise ArgumentError("images", "expected at least one image, got none")
+    check_range("number of images", len(images), low=1)
 
 
 def check_labeled(images: Tensor, labels: Tensor) -> None:
-    """Raise ValueError unless `images` are pictures in [0, 1] and `labels` `[n]` go with them."""
+    """Check that images are in [0, 1], and that there is a label for each.
+
+    Raises:
+        ArgumentError: for other images or labels.
+    """
     check_images(images)
     check_labels(labels)
     check_shape("labels", labels, ("n",), n=len(images))
-    low, high = float(images.min()), float(images.max())
-    if not (low >= 0 and high <= 1):
+    _check_bounds("images", "pixels in [0, 1]", images, 0)
+
+
+def _check_bounds(argument: str, expected: str, numbers: Tensor, slack: float) -> None:
+    low = float(numbers.min())
+    high = float(numbers.max())
+    if not (low >= -slack and high <= 1 + slack):
         raise ArgumentError(
-            "images", f"expected pixels in [0, 1], got values from {low:.4g} to {high:.4g}"
+            argument, f"expected {expected}, got values from {low:.4g} to {high:.4g}"
         )

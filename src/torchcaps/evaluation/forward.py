@@ -1,16 +1,17 @@
-"""Running a model over many images: evaluation mode, no gradients, bounded batches, nothing left changed."""
+"""Running a model over many images: evaluation mode, no gradients, bounded batches."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor, nn
 
-from torchcaps.errors import ArgumentError, check_known, check_range
+from torchcaps.errors import check_known, check_range, check_shape
 from torchcaps.evaluation.base import (
     BATCH,
+    Activations,
     Images,
     Labels,
     check_images,
@@ -23,14 +24,20 @@ PRECISIONS = ("bf16", "fp32")
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every submodule has its own training flag back."""
+    """Run a model in evaluation mode without gradients.
+
+    Afterwards every submodule has its own training flag back.
+    """
     with eval_mode(model), torch.inference_mode():
         yield
 
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode with gradients; afterwards every submodule has its own training flag back."""
+    """Run a model in evaluation mode with gradients.
+
+    Afterwards every submodule has its own training flag back.
+    """
     flags = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -41,71 +48,109 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The device of the first parameter or buffer; the CPU for a model without either."""
+    """Return the device of the first parameter or buffer; the CPU for a model without either."""
     first = next(chain(model.parameters(), model.buffers()), None)
     return torch.device("cpu") if first is None else first.device
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """The autocast context for "fp32" (off) or "bf16". Raises UnknownNameError (a ValueError) for another precision."""
+    """Return the autocast context of a precision.
+
+    Args:
+        device: device of the model.
+        precision: "fp32" (autocast is off) or "bf16".
+
+    Raises:
+        UnknownNameError: for another precision.
+    """
     check_known("precision", precision, PRECISIONS)
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
-def activations_of(
-    model: nn.Module, images: Tensor, spec: ModelSpec | None = None
-) -> Float[Tensor, "batch classes"]:
-    """What `model(images)` gives for the classes, in float32; of a model that declares logits, their softmax.
+def activations_of(model: nn.Module, images: Tensor, spec: ModelSpec | None = None) -> Activations:
+    """Return what a model gives for the classes, in float32; the softmax of logits.
 
-    `spec` is what a model is taken for that declares nothing.
+    Args:
+        model: any model.
+        images: `[batch, channels, height, width]`, on its device.
+        spec: what a model that declares nothing is taken for.
     """
     outputs: Tensor = model(images).float()
     if declares(model) or model_metadata(model).spec is not None:
         spec = spec_of(model)
-    is_logit = spec is not None and spec.activation == "logit" and outputs.dim() == 2
-    return outputs.softmax(dim=1) if is_logit else outputs
+    has_logits = spec is not None and spec.activation == "logit" and outputs.dim() == 2
+    return outputs.softmax(dim=1) if has_logits else outputs
 
 
-def image_activations(
-    model: nn.Module, images: Images, *, batch_size: int = BATCH
-) -> Float[Tensor, "n classes"]:
-    """`model(images)` of images `[n, channels, height, width]` in [0, 1], a batch at a time, as float32 on the CPU.
-    Raises ValueError for images that are no images, or a model that does not give `[batch, classes]`."""
+def image_activations(model: nn.Module, images: Images, *, batch_size: int = BATCH) -> Activations:
+    """Run a classifier over images, a batch at a time.
+
+    Args:
+        model: maps images to `[batch, classes]`.
+        images: `[n, channels, height, width]` in [0, 1].
+        batch_size: images at a time.
+
+    Returns:
+        `[n, classes]` activations, as float32 on the CPU.
+
+    Raises:
+        ArgumentError: for images that do not fit, or a model that gives other axes.
+    """
     check_images(images)
     with evaluating(model):
         parts = [
             activations_of(model, batch).cpu()
             for batch, _ in batches(model, images, batch_size=batch_size)
         ]
-    if parts[0].dim() != 2:
-        raise ArgumentError(
-            "model", f"expected [batch, classes] activations, got {list(parts[0].shape)}"
-        )
+    check_shape("output of the model", parts[0], ("batch", "classes"))
     return torch.cat(parts)
 
 
 def batches(
     model: nn.Module, images: Images, labels: Labels | None = None, *, batch_size: int = BATCH
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images and labels (without any: the images' numbers) a batch at a time, on the model's device. Raises ValueError
-    for a batch size below 1."""
+    """Iterate over images and labels, a batch at a time, on the device of the model.
+
+    Args:
+        model: gives the device.
+        images: `[n, channels, height, width]`.
+        labels: `[n]`; by default the numbers of the images.
+        batch_size: images at a time.
+
+    Raises:
+        ArgumentError: for a batch size below 1.
+    """
     check_range("batch_size", batch_size, low=1)
-    place = device_of(model)
-    given = torch.arange(len(images)) if labels is None else labels
-    for batch, some in zip(images.split(batch_size), given.split(batch_size), strict=True):
-        yield batch.to(place), some.to(place)
+    device = device_of(model)
+    if labels is None:
+        labels = torch.arange(len(images))
+    pairs = zip(images.split(batch_size), labels.split(batch_size), strict=True)
+    for image_batch, label_batch in pairs:
+        yield image_batch.to(device), label_batch.to(device)
 
 
 def right_answers(
     model: nn.Module, images: Images, labels: Labels, batch_size: int = BATCH
 ) -> Bool[Tensor, " n"]:
-    """`[n]` booleans on the CPU: whether the largest activation is that of the label. Raises ValueError for a label
-    that is no class of the model."""
-    found = image_activations(model, images, batch_size=batch_size)
-    check_labels(labels, found.shape[1])
-    return found.argmax(dim=1) == labels.cpu()
+    """Return whether the largest activation of each image is that of its label.
+
+    Args:
+        model: maps images to `[batch, classes]`.
+        images: `[n, channels, height, width]` in [0, 1].
+        labels: `[n]` true classes.
+        batch_size: images at a time.
+
+    Returns:
+        `[n]` booleans on the CPU.
+
+    Raises:
+        ArgumentError: for a label that is no class of the model.
+    """
+    activations = image_activations(model, images, batch_size=batch_size)
+    check_labels(labels, activations.shape[1])
+    return activations.argmax(dim=1) == labels.cpu()
 
 
 def proportion(flags: Bool[Tensor, "*shape"]) -> float:
-    """The part of the flags that is true, in [0, 1]."""
+    """Return the part of the flags that is true, in [0, 1]."""
     return float(flags.double().mean())

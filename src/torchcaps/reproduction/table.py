@@ -143,8 +143,8 @@ def _compare_curves(first: str, second: str, pairs: Sequence[tuple[Curve, Curve]
         for ours, theirs in pairs
     ]
     target = mean(comparison.target for comparison in comparisons)
-    first_novel = mean(comparison.first_taken for comparison in comparisons)
-    second_novel = mean(comparison.second_taken for comparison in comparisons)
+    first_novel = mean(comparison.first.novel_at_target for comparison in comparisons)
+    second_novel = mean(comparison.second.novel_at_target for comparison in comparisons)
     gains = [100 * comparison.gain for comparison in comparisons]
     deviation = f" ± {stdev(gains):.1f}" if len(gains) > 1 else ""
     return (

@@ -1,6 +1,6 @@
-"""How fast, how large: bars of variants, and curves over sizes.
+"""Speed and memory: bars of variants, and curves over sizes.
 
-The rows are those of `torchcaps bench`, of the benchmark that each docstring names; ValueError for none.
+The rows are those of `torchcaps bench`, of the benchmark that each docstring names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,143 +10,203 @@ from typing import Any
 
 from matplotlib.ticker import LogLocator, NullLocator
 
-from torchcaps.errors import ArgumentError, check_range
-from torchcaps.viz.canvas import BELOW, SMALL, STYLES, Axes, Figure, line, new_figure, panels, plain
+from torchcaps.errors import check_range
+from torchcaps.viz.canvas import (
+    BELOW,
+    GRID_COLOR,
+    SMALL,
+    STYLES,
+    Axes,
+    Figure,
+    line,
+    new_figure,
+    panels,
+    plain,
+)
 from torchcaps.viz.names import short
 
 Rows = Sequence[Mapping[str, Any]]
 
+MIN_TIME_RATIO = 4  # of the time axis, so that equal times look equal
+MIN_ERROR = 0.01  # percent; smaller errors are drawn here
+
 
 def throughput_bars(rows: Rows) -> Figure:
-    """Training speed of each variant, one bar for each precision: `variant`, `precision`, `img/s` of `bench step`."""
-    precisions = list(dict.fromkeys(str(row["precision"]) for row in _some(rows)))
-    series = {
-        p: {str(r["variant"]): r["img/s"] for r in rows if r["precision"] == p} for p in precisions
-    }
+    """Draw the training speed of each variant, a bar for each precision.
+
+    Args:
+        rows: `variant`, `precision`, `img/s` of `bench step`, at least one.
+    """
+    series: dict[str, dict[str, float]] = {}
+    for row in rows:
+        speeds = series.setdefault(str(row["precision"]), {})
+        speeds[str(row["variant"])] = row["img/s"]
     return _bars(series, "training, images per second (more is better)")
 
 
 def layer_bars(rows: Rows) -> Figure:
-    """Time of the routed layer alone: `variant`, `forward ms` and `forward+backward ms` of `bench layer`."""
-    heads = ("forward", "forward+backward")
-    series = {head: {str(r["variant"]): r[f"{head} ms"] for r in _some(rows)} for head in heads}
+    """Draw the time of the routed layer alone.
+
+    Args:
+        rows: `variant`, `forward ms` and `forward+backward ms` of `bench layer`, at least one.
+    """
+    names = [str(row["variant"]) for row in rows]
+    series = _columns(rows, names, ("forward", "forward+backward"), "ms")
     return _bars(series, "routed layer, milliseconds (less is better)")
 
 
 def memory_bars(rows: Rows) -> Figure:
-    """Peak memory by `batch` and `precision`: `predicted MiB` and `measured MiB` of `bench memory`."""
-    names = [f"batch {row['batch']}, {row['precision']}" for row in _some(rows)]
-    heads = ("predicted", "measured")
-    series = {
-        head: {name: r[f"{head} MiB"] for name, r in zip(names, rows, strict=True)}
-        for head in heads
-    }
+    """Draw peak memory by batch and precision.
+
+    Args:
+        rows: `batch`, `precision`, `predicted MiB` and `measured MiB` of `bench memory`, at least
+            one.
+    """
+    names = [f"batch {row['batch']}, {row['precision']}" for row in rows]
+    series = _columns(rows, names, ("predicted", "measured"), "MiB")
     return _bars(series, "peak memory of a training step, MiB")
 
 
 def scaling_curves(rows: Rows) -> Figure:
-    """Time of the routed layer against each of its sizes, both logarithmic, with the fitted exponents: `against`,
-    `impl`, `exponent`, `sizes` and `ms` of `bench scaling`."""
-    names = list(dict.fromkeys(str(row["against"]) for row in _some(rows)))
-    most = max(sum(row["against"] == name for row in rows) for name in names)
-    figure, drawn = panels(len(names), 3, 3.3, 2.5 + 0.17 * most, 0.4)
-    for axes, name in zip(drawn, names, strict=True):
-        lines = [row for row in rows if row["against"] == name]
-        for row, style in zip(lines, cycle(STYLES), strict=False):
+    """Draw the time of the routed layer against each of its sizes, both logarithmic.
+
+    Args:
+        rows: `against`, `impl`, `exponent` (the fitted one), `sizes` and `ms` of `bench scaling`,
+            at least one.
+    """
+    groups = _grouped(rows, "against")
+    num_lines = max(len(group) for group in groups.values())
+    figure, grid = panels(len(groups), 3, 3.3, 2.5 + 0.17 * num_lines, 0.4)
+    for axes, (name, group) in zip(grid, groups.items(), strict=True):
+        for row, style in zip(group, cycle(STYLES), strict=False):
             label = f"{short(str(row['impl']), 18)}: exponent {row['exponent']:.2f}"
             line(axes, row["sizes"], row["ms"], style, label)
-        _logarithmic(axes, sorted({size for row in lines for size in row["sizes"]}))
+        _make_logarithmic(axes, sorted({size for row in group for size in row["sizes"]}))
         plain(axes, name, ylabel="ms")
-        axes.legend(
-            loc="upper left", bbox_to_anchor=(0, -0.1), fontsize=SMALL, frameon=False
-        )  # below: hides no line
+        # Below the panel the legend hides no line.
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.1), fontsize=SMALL, frameon=False)
     return figure
 
 
 def latency_curves(rows: Rows) -> Figure:
-    """Time of an answer against the images asked about at once: `batch`, `precision`, `median ms`, and dashed the
-    `95 % ms` of `bench latency`."""
+    """Draw the time of an answer against the number of images at once.
+
+    Args:
+        rows: `batch`, `precision`, `median ms` and `95 % ms` (drawn dashed) of `bench latency`,
+            at least one.
+    """
+    groups = _grouped(rows, "precision")
     figure, [axes] = panels(1, 1, 5.4, 3.4)
-    names = dict.fromkeys(str(row["precision"]) for row in _some(rows))
-    for name, style in zip(names, cycle(STYLES), strict=False):
-        lines = [row for row in rows if row["precision"] == name]
-        batches = [row["batch"] for row in lines]
-        line(axes, batches, [r["median ms"] for r in lines], style, name)
-        line(axes, batches, [r["95 % ms"] for r in lines], (style[0], ""), "", lw=1.0, ls="--")
-    _logarithmic(axes, sorted({row["batch"] for row in rows}))
+    for (name, group), (color, marker) in zip(groups.items(), cycle(STYLES), strict=False):
+        batches = [row["batch"] for row in group]
+        line(axes, batches, [row["median ms"] for row in group], (color, marker), name)
+        line(axes, batches, [row["95 % ms"] for row in group], (color, ""), lw=1.0, ls="--")
+    _make_logarithmic(axes, sorted({row["batch"] for row in rows}))
     plain(axes, "time of an answer, ms (dashed: 95th percentile)", xlabel="images at once")
-    figure.legend(ncols=len(names), **BELOW)
+    figure.legend(ncols=len(groups), **BELOW)
     return figure
 
 
 def accuracy_against_time(
     panels: Mapping[str, Mapping[str, tuple[float, Sequence[float]]]],
 ) -> Figure:
-    """A panel a data set, a point a system: test error against minutes of training, with a bar from worst to best run.
+    """Draw test error against minutes of training, a panel a data set and a point a system.
 
-    Both axes are logarithmic, and the better systems are above. Errors below 0.01 % are drawn there. The time axis
-    spans a factor of four at least, so that equal times look equal. The panels are data set -> system -> (minutes,
-    accuracies of its runs in [0, 1]); ValueError for none.
+    A bar goes from the worst to the best run. Both axes are logarithmic, and the better systems
+    are above. Errors below 0.01 % are drawn there. The time axis spans a factor of four at least,
+    so that equal times look equal.
+
+    Args:
+        panels: data set -> system -> (minutes, accuracies of its runs in [0, 1]); at least one
+            data set.
     """
     check_range("number of panels", len(panels), low=1)
-    names = list(dict.fromkeys(name for points in panels.values() for name in points))
-    looks = [(color, marker) for _, marker in STYLES for color, _ in STYLES]
+    names = list(dict.fromkeys(name for systems in panels.values() for name in systems))
+    styles = [(color, marker) for _, marker in STYLES for color, _ in STYLES]
+    style_of = dict(zip(names, cycle(styles), strict=False))
     figure = new_figure(3.0 + 3.4 * len(panels), max(3.4, 0.6 + 0.2 * len(names)))
-    for axes, (data, points) in zip(
-        figure.subplots(1, len(panels), squeeze=False).flat, panels.items(), strict=True
-    ):
-        for name, (minutes, runs) in points.items():
-            color, marker = looks[names.index(name) % len(looks)]
-            errors = [max(0.01, 100 * (1 - run)) for run in runs]
+    grid = figure.subplots(1, len(panels), squeeze=False)
+    entries = {}
+    for axes, (dataset, systems) in zip(grid.flat, panels.items(), strict=True):
+        for name, (minutes, accuracies) in systems.items():
+            color, marker = style_of[name]
+            errors = [max(MIN_ERROR, 100 * (1 - accuracy)) for accuracy in accuracies]
             axes.plot([minutes, minutes], [min(errors), max(errors)], color=color, lw=1)
-            axes.plot(minutes, mean(errors), color=color, marker=marker, ms=6, ls="", label=name)
-        plain(axes, data, xlabel="minutes of training", ylabel="test error, %")
-        _logarithmic(axes)
+            [entries[name]] = axes.plot(
+                minutes, mean(errors), color=color, marker=marker, ms=6, ls="", label=name
+            )
+        plain(axes, dataset, xlabel="minutes of training", ylabel="test error, %")
+        _make_logarithmic(axes)
         low, high = axes.get_xlim()
         middle = (low * high) ** 0.5
-        axes.set_xlim(min(low, middle / 2), max(high, middle * 2))
+        half = MIN_TIME_RATIO**0.5
+        axes.set_xlim(min(low, middle / half), max(high, middle * half))
         axes.invert_yaxis()
-    found = {
-        name: mark
-        for axes in figure.axes
-        for mark, name in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
     figure.legend(
-        found.values(), found.keys(), loc="outside right upper", fontsize=SMALL, frameon=False
+        entries.values(), entries.keys(), loc="outside right upper", fontsize=SMALL, frameon=False
     )
     return figure
 
 
-def _some(rows: Rows) -> Rows:
-    if not rows:
-        raise ArgumentError("rows", "expected at least one, got none")
-    return rows
+def _grouped(rows: Rows, key: str) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the rows by the text under a key.
+
+    Raises:
+        ArgumentError: for no rows.
+    """
+    check_range("number of rows", len(rows), low=1)
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(str(row[key]), []).append(row)
+    return groups
+
+
+def _columns(
+    rows: Rows, names: Sequence[str], columns: Sequence[str], unit: str
+) -> dict[str, dict[str, float]]:
+    """Return the numbers of the rows, by their names, of each column."""
+    return {
+        column: {name: row[f"{column} {unit}"] for name, row in zip(names, rows, strict=True)}
+        for column in columns
+    }
 
 
 def _bars(series: Mapping[str, Mapping[str, float]], title: str) -> Figure:
-    """Horizontal bars with their values: a group for each name, and in it a bar for each series."""
-    names = list(dict.fromkeys(name for values in series.values() for name in values))
+    """Draw horizontal bars with their numbers: a group for each name, in it a bar of each series.
+
+    Raises:
+        ArgumentError: for no name.
+    """
+    names = list(dict.fromkeys(name for lengths in series.values() for name in lengths))
+    check_range("number of rows", len(names), low=1)
     figure = new_figure(7.0, 0.9 + 0.22 * len(names) * len(series) + 0.1 * len(names))
     axes = plain(figure.subplots(), title)
-    thick = 0.84 / len(series)
-    for n, (label, values) in enumerate(series.items()):
-        places = [names.index(name) + (n - (len(series) - 1) / 2) * thick for name in values]
-        color = STYLES[n % len(STYLES)][0]
+    thickness = 0.84 / len(series)
+    longest = 0.0
+    for index, (label, lengths) in enumerate(series.items()):
+        offset = (index - (len(series) - 1) / 2) * thickness
         bars = axes.barh(
-            places, list(values.values()), height=0.92 * thick, color=color, label=label
+            [names.index(name) + offset for name in lengths],
+            list(lengths.values()),
+            height=0.92 * thickness,
+            color=STYLES[index % len(STYLES)][0],
+            label=label,
         )
-        axes.bar_label(
-            bars, fmt=lambda x: f"{x:.3g}" if x < 1000 else f"{x:.0f}", padding=3, fontsize=SMALL
-        )
+        axes.bar_label(bars, fmt=_three_digits, padding=3, fontsize=SMALL)
+        longest = max(longest, *lengths.values())
     axes.set_yticks(range(len(names)), [short(name, 26) for name in names])
     axes.set_ylim(len(names) - 0.45, -0.55)
-    axes.set_xlim(0, 1.12 * max(value for values in series.values() for value in values.values()))
+    axes.set_xlim(0, 1.12 * longest)
     figure.legend(ncols=len(series), **BELOW)
     return figure
 
 
-def _logarithmic(axes: Axes, ticks: Sequence[float] = ()) -> None:
-    """Both axes logarithmic and written in plain numbers, with ticks at the sizes that were measured."""
+def _three_digits(number: float) -> str:
+    return f"{number:.3g}" if number < 1000 else f"{number:.0f}"
+
+
+def _make_logarithmic(axes: Axes, ticks: Sequence[float] = ()) -> None:
+    """Make both axes logarithmic, in plain numbers, with ticks at the sizes that were measured."""
     axes.set(xscale="log", yscale="log")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -154,4 +214,4 @@ def _logarithmic(axes: Axes, ticks: Sequence[float] = ()) -> None:
         axis.set_minor_locator(NullLocator())
     if ticks:
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.grid(True, color="#E5E5E5", lw=0.6)
+    axes.grid(True, color=GRID_COLOR, lw=0.6)

@@ -1,4 +1,4 @@
-"""What all figures share: size limits, colors, lines."""
+"""What all figures share: size limits, colors, axes and lines."""
 
 from typing import Any
 
@@ -14,69 +14,138 @@ except ImportError as error:
         "plots need matplotlib; install it with: pip install 'torchcaps[plots]'"
     ) from error
 
-# Okabe and Ito's palette, told apart with every common color blindness.
-BLUE, SKY, ORANGE, RED, GRAY = "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#D0D0D0"
-# Colors and markers of lines, which are told apart in gray print, too.
-STYLES = ((BLUE, "o"), (RED, "s"), (ORANGE, "^"), (SKY, "D"), ("#009E73", "v"), ("#CC79A7", "P"))
-# Points.
-TEXT, SMALL = 9.0, 7.5
-BELOW: dict[str, Any] = {
-    "loc": "outside lower center",
-    "fontsize": SMALL,
-    "frameon": False,
-}  # a legend of all panels
-# Inches: no number of classes or examples makes a figure larger.
-MAX_WIDTH, MAX_HEIGHT = 16.0, 20.0
+# The palette of Okabe and Ito: its colors differ for readers with any common color blindness.
+BLUE = "#0072B2"
+SKY = "#56B4E9"
+ORANGE = "#E69F00"
+RED = "#D55E00"
+GREEN = "#009E73"
+PINK = "#CC79A7"
+GRAY = "#D0D0D0"
+GRID_COLOR = "#E5E5E5"
+
+Style = tuple[str, str]
+"""The color and the marker of a line."""
+
+# The markers differ, so that lines can be distinguished in gray print, too.
+STYLES: tuple[Style, ...] = (
+    (BLUE, "o"),
+    (RED, "s"),
+    (ORANGE, "^"),
+    (SKY, "D"),
+    (GREEN, "v"),
+    (PINK, "P"),
+)
+MAX_MARKERS = 40
+
+# Font sizes, in points.
+TEXT = 9.0
+SMALL = 7.5
+
+# Options of a legend that belongs to all panels.
+BELOW: dict[str, Any] = {"loc": "outside lower center", "fontsize": SMALL, "frameon": False}
+
+# Inches. No number of classes or examples makes a figure larger.
+MAX_WIDTH = 16.0
+MAX_HEIGHT = 20.0
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty white figure of these inches, at most 16 by 20, which lays itself out."""
+    """Create an empty white figure with a constrained layout.
+
+    Args:
+        width: width in inches, cut to 16.
+        height: height in inches, cut to 20.
+    """
     size = (min(width, MAX_WIDTH), min(height, MAX_HEIGHT))
     return Figure(figsize=size, dpi=130, layout="constrained", facecolor="white")
 
 
 def panels(
-    count: int, columns: int, width: float, height: float, below: float = 0.0
+    count: int, max_columns: int, width: float, height: float, below: float = 0.0
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of so many panels of these inches, at most `columns` beside each other, with some room `below`."""
-    columns = min(columns, count)
-    rows = -(-count // columns)
-    figure = new_figure(width * columns, height * rows + below)
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for empty in axes[count:]:
-        empty.remove()
+    """Create a figure of equal panels.
+
+    Args:
+        count: number of panels.
+        max_columns: largest number of panels in a row.
+        width: width of a panel, in inches.
+        height: height of a panel, in inches.
+        below: additional height for a legend, in inches.
+
+    Returns:
+        The figure and the axes of its panels.
+    """
+    num_columns = min(max_columns, count)
+    num_rows = -(-count // num_columns)
+    figure = new_figure(width * num_columns, height * num_rows + below)
+    grid = figure.subplots(num_rows, num_columns, squeeze=False)
+    axes = list(grid.flat)
+    for unused in axes[count:]:
+        unused.remove()
     return figure, axes[:count]
 
 
 def plain(
     axes: Axes, title: str = "", *, xlabel: str = "", ylabel: str = "", grid: bool = False
 ) -> Axes:
-    """Small tick labels, no frame above and to the right; a title on the left, names of the axes, pale grid lines."""
+    """Style axes: small tick labels, a title on the left, no frame above and on the right.
+
+    Args:
+        axes: axes to change.
+        title: title of the panel.
+        xlabel: label of the horizontal axis.
+        ylabel: label of the vertical axis.
+        grid: whether to draw pale grid lines.
+
+    Returns:
+        The same axes.
+    """
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=SMALL)
     axes.set_title(title, fontsize=TEXT, loc="left")
     axes.set_xlabel(xlabel, fontsize=SMALL)
     axes.set_ylabel(ylabel, fontsize=SMALL)
     if grid:
-        axes.grid(True, color="#E5E5E5", lw=0.6)
+        axes.grid(True, color=GRID_COLOR, lw=0.6)
     return axes
 
 
 def hues(count: int) -> NDArray[np.float64]:
-    """`[count, 3]` bright colors around the circle, red, green and blue in [0, 1]."""
-    turns = np.arange(count) * 0.618034 % 1  # neighbors are far from each other
-    return np.asarray(hsv_to_rgb(np.stack([turns, np.full(count, 0.75), np.ones(count)], axis=1)))
+    """Return bright colors around the color circle.
+
+    Returns:
+        `[count, 3]` red, green and blue, in [0, 1].
+    """
+    # Steps of the golden ratio put neighbors far from each other.
+    turns = np.arange(count) * 0.618034 % 1
+    saturation = np.full(count, 0.75)
+    brightness = np.ones(count)
+    return np.asarray(hsv_to_rgb(np.stack([turns, saturation, brightness], axis=1)))
 
 
 def line(
-    axes: Axes, x: ArrayLike, y: ArrayLike, style: tuple[str, str], label: str, **options: Any
+    axes: Axes,
+    x: ArrayLike,
+    y: ArrayLike,
+    style: Style,
+    label: str = "",
+    *,
+    lw: float = 1.5,
+    ls: str = "-",
 ) -> None:
-    """A line in this color with this marker, which goes without markers from 41 points on."""
+    """Draw a line, with markers on at most 40 points.
+
+    Args:
+        axes: axes to draw on.
+        x: `[points]` horizontal coordinates.
+        y: `[points]` vertical coordinates.
+        style: color and marker.
+        label: entry of the legend; none without it.
+        lw: width of the line, in points.
+        ls: dashes, in matplotlib's notation.
+    """
     color, marker = style
-    given: dict[str, Any] = {
-        "color": color,
-        "marker": marker if np.size(x) <= 40 else "",
-        "ms": 4,
-        "lw": 1.5,
-    }
-    axes.plot(x, y, **(given | options), label=label)
+    if np.size(x) > MAX_MARKERS:
+        marker = ""
+    axes.plot(x, y, color=color, marker=marker, ms=4, lw=lw, ls=ls, label=label)

@@ -1,4 +1,4 @@
-"""Class by class: which are taken for which, how many are recognized, and how long the capsules are."""
+"""Class by class: confusions, accuracies, and lengths of class capsules."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.colors import PowerNorm
 from numpy.typing import ArrayLike, NDArray
 
-from torchcaps.errors import ArgumentError, check_range, check_shape
+from torchcaps.errors import ArgumentError, check_range
 from torchcaps.viz.canvas import (
     BLUE,
     GRAY,
@@ -21,20 +21,33 @@ from torchcaps.viz.canvas import (
     plain,
 )
 from torchcaps.viz.images import pictures, tile_size
-from torchcaps.viz.names import check_length, class_indices, short_names
+from torchcaps.viz.names import check_length, class_indices, short_names, sized_array
 
-MOST = 60  # class names on an axis, or bars
-COLUMNS, MOST_IMAGES = 5, 20
-MOST_BARS, FEW = 10, 5  # up to so many classes, all have a bar; of more, the longest few
+MAX_NAMES = 60  # class names on an axis, or bars
+
+# Examples with bars.
+EXAMPLES_PER_ROW = 5
+MAX_EXAMPLES = 20
+MAX_BARS = 10  # up to this number of classes, each has a bar
+NUM_LONGEST = 5  # bars where there are more classes
+BAR_HEIGHT = 0.17  # inches
 
 
 def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
-    """Counts `[classes, classes]` of true classes (rows) against predicted ones (columns), colored by the share of the
-    row.
+    """Draw counts of true against predicted classes, colored by the share of the true class.
 
-    The colors follow the square root of the share, so that rare confusions show beside a strong diagonal. Counts stand
-    in the cells where they can be read; beyond 60 classes only every n-th is named. Raises ValueError for a matrix that
-    is not square, is empty, holds no integers, or has another number of classes."""
+    The colors follow the square root of the share, so that rare confusions show beside a strong
+    diagonal. Counts stand in the cells where they can be read; beyond 60 classes only every n-th
+    class is named.
+
+    Args:
+        matrix: `[classes, classes]` integer counts; rows are true classes.
+        classes: names of the classes.
+
+    Raises:
+        ArgumentError: for a matrix that is not square, is empty or holds no integers, or another
+            number of classes.
+    """
     counts = np.asarray(matrix)
     if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or counts.size == 0:
         raise ArgumentError("matrix", f"expected [classes, classes], got {list(counts.shape)}")
@@ -42,67 +55,108 @@ def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
         raise ArgumentError("matrix", f"expected integer counts, got {counts.dtype}")
     check_length("classes", classes, len(counts))
     names = short_names(classes, 22)
-    cells = float(np.clip(0.42 * len(counts), 2.4, 11.0))
-    room = 0.06 * max(map(len, names))
-    figure = new_figure(cells + room + 1.5, cells + room + 0.9)
-    axes = figure.subplots()
     shares = counts / counts.sum(axis=1, keepdims=True).clip(min=1)
-    norm = PowerNorm(0.5, 0, 100)
-    # The figure's size makes the cells square; a fixed aspect would move axes after the layout has placed their labels.
+
+    size = float(np.clip(0.42 * len(counts), 2.4, 11.0))
+    names_width = 0.06 * max(map(len, names))
+    figure = new_figure(size + names_width + 1.5, size + names_width + 0.9)
+    axes = figure.subplots()
+    # The size of the figure makes the cells square. A fixed aspect would move the axes after the
+    # layout has placed their labels.
     image = axes.imshow(
-        100 * shares, cmap="Blues", norm=norm, interpolation="nearest", aspect="auto"
+        100 * shares,
+        cmap="Blues",
+        norm=PowerNorm(0.5, 0, 100),
+        interpolation="nearest",
+        aspect="auto",
     )
     _name_cells(axes, names)
-    _write_cells(axes, counts, shares, cells / len(counts))
+    _write_counts(axes, counts, shares, size / len(counts))
+
     bar = figure.colorbar(image, ax=axes, aspect=30, pad=0.02, ticks=[0, 1, 5, 20, 50, 100])
     bar.set_label("% of the true class", fontsize=SMALL)
     bar.ax.tick_params(labelsize=SMALL)
-    right, total = np.trace(counts), counts.sum()
-    axes.set_title(
-        f"{right:,} of {total:,} right ({100 * right / max(total, 1):.2f} %)",
-        fontsize=TEXT,
-        loc="left",
-    )
+    num_correct = np.trace(counts)
+    total = counts.sum()
+    percent = 100 * num_correct / max(total, 1)
+    title = f"{num_correct:,} of {total:,} right ({percent:.2f} %)"
+    axes.set_title(title, fontsize=TEXT, loc="left")
     return figure
+
+
+def _name_cells(axes: Axes, names: list[str]) -> None:
+    """Write class names along both axes; below, upright where they would touch."""
+    step = -(-len(names) // MAX_NAMES)
+    labels = names[::step]
+    places = range(0, len(names), step)
+    axes.set_yticks(places, labels, fontsize=SMALL)
+    is_level = max(map(len, labels)) <= 3 and len(labels) <= 30
+    axes.set_xticks(places, labels, fontsize=SMALL, rotation=0 if is_level else 90)
+    axes.set_xlabel("predicted class", fontsize=TEXT)
+    axes.set_ylabel("true class", fontsize=TEXT)
+
+
+def _write_counts(
+    axes: Axes, counts: NDArray[np.int64], shares: NDArray[np.float64], cell: float
+) -> None:
+    """Write the counts that are not zero, if they can be read in cells of so many inches."""
+    num_digits = max(len(str(counts.max())), 2)
+    # A digit is about 0.62 of its size wide, and an inch has 72 points.
+    size = min(TEXT, 0.85 * 72 * cell / (0.62 * num_digits))
+    if size < 5:
+        return
+    for row, column in np.argwhere(counts):
+        color = "white" if shares[row, column] > 0.3 else "black"
+        text = str(counts[row, column])
+        axes.text(column, row, text, ha="center", va="center", fontsize=size, color=color)
 
 
 def per_class_bars(
     accuracies: Sequence[float | None], classes: Sequence[str], counts: Sequence[int]
 ) -> Figure:
-    """Accuracy of each class as a bar, with its number of samples, and the accuracy over all samples as a line.
+    """Draw the accuracy of each class as a bar, and the accuracy over all samples as a line.
 
-    Accuracies are in [0, 1], or None for a class without samples, which has no bar. Beyond 60 classes only the 60 least
-    accurate are drawn, and the title says so. Raises ValueError for no classes, or sequences of different lengths."""
-    if not len(accuracies):
-        raise ArgumentError("accuracies", "expected at least one class, got none")
+    Beyond 60 classes only the 60 least accurate are drawn, and the title says so.
+
+    Args:
+        accuracies: accuracy of each class, in [0, 1]; None for a class without samples, which has
+            no bar.
+        classes: names of the classes.
+        counts: number of samples of each class.
+
+    Raises:
+        ArgumentError: for no classes, or sequences of different lengths.
+    """
+    check_range("number of accuracies", len(accuracies), low=1)
     check_length("classes", classes, len(accuracies))
     check_length("counts", counts, len(accuracies))
-    percent = np.array([np.nan if share is None else 100 * share for share in accuracies])
-    shown = np.sort(np.argsort(percent, kind="stable")[:MOST])  # NaN sorts last
-    figure = new_figure(7.5, 1.1 + 0.21 * len(shown))
+    percent = 100 * np.array(accuracies, dtype=np.float64)  # None becomes NaN
+    is_known = ~np.isnan(percent)
+    # NaN sorts last.
+    lowest = np.sort(np.argsort(percent, kind="stable")[:MAX_NAMES])
+    num_bars = len(lowest)
+
+    figure = new_figure(7.5, 1.1 + 0.21 * num_bars)
     axes = figure.subplots()
-    axes.barh(range(len(shown)), np.nan_to_num(percent[shown]), height=0.72, color=BLUE)
-    for row, index in enumerate(shown):
-        text = (
-            "no samples"
-            if np.isnan(percent[index])
-            else f"{percent[index]:.1f} % of {counts[index]:,}"
-        )
+    axes.barh(range(num_bars), np.nan_to_num(percent[lowest]), height=0.72, color=BLUE)
+    for row, index in enumerate(lowest):
+        text = "no samples"
+        if is_known[index]:
+            text = f"{percent[index]:.1f} % of {counts[index]:,}"
         axes.text(101.5, row, text, va="center", fontsize=SMALL)
-    names = short_names(classes, 26)
-    title = (
-        "accuracy by class"
-        if len(shown) == len(percent)
-        else f"the {MOST} lowest of {len(percent)} classes"
-    )
-    known = ~np.isnan(percent)
-    if total := np.asarray(counts)[known].sum():
-        overall = float((percent * counts)[known].sum() / total)
+
+    title = "accuracy by class"
+    if num_bars < len(percent):
+        title = f"the {MAX_NAMES} lowest of {len(percent)} classes"
+    total = np.asarray(counts)[is_known].sum()
+    if total:
+        overall = float((percent * counts)[is_known].sum() / total)
         axes.axvline(overall, color=RED, lw=1.2, ls="--")
         title += f"; over all samples {overall:.2f} % (dashed)"
     plain(axes, title, xlabel="accuracy (%)")
-    axes.set_yticks(range(len(shown)), [names[index] for index in shown])
-    axes.set_ylim(len(shown) - 0.4, -0.6)
+    names = short_names(classes, 26)
+    axes.set_yticks(range(num_bars), [names[index] for index in lowest])
+    axes.set_ylim(num_bars - 0.4, -0.6)
     axes.set_xlim(0, 100)
     return figure
 
@@ -110,88 +164,72 @@ def per_class_bars(
 def activation_bars(
     images: ArrayLike, activations: ArrayLike, labels: ArrayLike, *, classes: Sequence[str]
 ) -> Figure:
-    """Up to 20 example images with the lengths `[n, classes]` of their class capsules as bars under each.
+    """Draw example images with the lengths of their class capsules as bars under each.
 
-    Up to ten classes all are shown, in their order; of more, the five longest, the longest first, and the true class in
-    place of the fifth where it is not among them. The bar of the true class is blue, that of a wrong prediction orange;
-    images may show several classes each, with labels `[n, k]`. Raises ValueError for shapes that do not fit, or more
-    images."""
-    shown = pictures("images", images)
-    lengths = np.asarray(activations)
-    check_range("number of images", len(shown), high=MOST_IMAGES)
-    check_shape("activations", lengths, ("n", "classes"), n=len(shown), classes=len(classes))
-    given = np.asarray(labels)
-    axes = {"n": len(shown)} | ({} if given.ndim == 1 else {"k": given.shape[-1]})
-    true = class_indices("labels", given, len(classes), **axes).reshape(len(shown), -1).tolist()
-    bars = len(classes) if len(classes) <= MOST_BARS else FEW
-    height, _ = tile_size(shown.shape[1:3], 1.1)
-    rows, columns = -(-len(shown) // COLUMNS), min(COLUMNS, len(shown))
-    figure = new_figure(max(2.1 * columns, 3.6), rows * (height + 0.17 * bars + 0.55) + 0.4)
-    grid = figure.add_gridspec(
-        2 * rows, columns, height_ratios=[height + 0.2, 0.17 * bars + 0.2] * rows
-    )
+    The bar of the true class is blue, that of a wrong prediction orange. Up to ten classes all
+    have a bar, in their order; of more, the five longest, the longest first, and the true class in
+    place of the fifth where it is not among them.
+
+    Args:
+        images: `[n, channels, height, width]` in [0, 1], 1 to 20.
+        activations: `[n, classes]` lengths in [0, 1].
+        labels: `[n]` true classes, or `[n, k]` for images of several classes.
+        classes: names of the classes.
+
+    Raises:
+        ArgumentError: for shapes that do not fit, or more images.
+    """
+    examples = pictures("images", images)
+    count = len(examples)
+    check_range("number of images", count, high=MAX_EXAMPLES)
+    lengths = sized_array("activations", activations, n=count, classes=len(classes))
+    sizes = {"n": count}
+    if np.ndim(labels) > 1:
+        sizes["k"] = np.shape(labels)[-1]
+    true = class_indices("labels", labels, len(classes), **sizes).reshape(count, -1).tolist()
     names = short_names(classes, 22)
-    for i, image in enumerate(shown):
-        row, column = 2 * (i // COLUMNS), i % COLUMNS
-        above, below = (
-            figure.add_subplot(grid[row, column]),
-            figure.add_subplot(grid[row + 1, column]),
-        )
+
+    num_bars = len(classes) if len(classes) <= MAX_BARS else NUM_LONGEST
+    image_height, _ = tile_size(examples.shape[1:3], 1.1)
+    bars_height = BAR_HEIGHT * num_bars
+    num_columns = min(EXAMPLES_PER_ROW, count)
+    num_rows = -(-count // EXAMPLES_PER_ROW)
+    height = num_rows * (image_height + bars_height + 0.55) + 0.4
+    figure = new_figure(max(2.1 * num_columns, 3.6), height)
+    heights = [image_height + 0.2, bars_height + 0.2] * num_rows
+    grid = figure.add_gridspec(2 * num_rows, num_columns, height_ratios=heights)
+    for index, image in enumerate(examples):
+        row, column = divmod(index, EXAMPLES_PER_ROW)
+        above = figure.add_subplot(grid[2 * row, column])
+        below = figure.add_subplot(grid[2 * row + 1, column])
         above.imshow(image, interpolation="antialiased")
         above.set_axis_off()
-        above.set_title(" + ".join(names[k] for k in true[i]), fontsize=SMALL)
-        _draw_bars(below, lengths[i], true[i], names)
+        title = " + ".join(names[label] for label in true[index])
+        above.set_title(title, fontsize=SMALL)
+        _draw_bars(below, lengths[index], true[index], names)
     figure.suptitle("activations; blue: true class, orange: wrong answer", fontsize=TEXT)
     return figure
 
 
-def _draw_bars(axes: Axes, lengths: NDArray[np.float64], true: list[int], names: list[str]) -> None:
-    longest = np.argsort(-lengths, kind="stable").tolist()
-    missing = [k for k in true if k not in longest[:FEW]]
-    chosen = (
-        [*longest[: FEW - len(missing)], *missing]
-        if len(lengths) > MOST_BARS
-        else range(len(lengths))
-    )
-    colors = [SKY if i in true else ORANGE if i in longest[: len(true)] else GRAY for i in chosen]
-    plain(axes).barh(range(len(chosen)), [lengths[i] for i in chosen], height=0.86, color=colors)
-    for row, index in enumerate(chosen):
-        axes.text(0.02, row, names[index], va="center", fontsize=SMALL)
-        axes.text(1.03, row, f"{lengths[index]:.2f}", va="center", fontsize=SMALL)
+def _draw_bars(
+    axes: Axes, lengths: NDArray[np.float64], labels: list[int], names: list[str]
+) -> None:
+    by_length = np.argsort(-lengths, kind="stable").tolist()
+    predicted = by_length[: len(labels)]
+    bars = list(range(len(lengths)))
+    if len(lengths) > MAX_BARS:
+        missing = [label for label in labels if label not in by_length[:NUM_LONGEST]]
+        bars = by_length[: NUM_LONGEST - len(missing)] + missing
+    colors = dict.fromkeys(bars, GRAY)
+    colors |= dict.fromkeys(predicted, ORANGE)
+    colors |= dict.fromkeys(labels, SKY)
+
+    plain(axes)
+    axes.barh(range(len(bars)), lengths[bars], height=0.86, color=[colors[bar] for bar in bars])
+    for row, label in enumerate(bars):
+        axes.text(0.02, row, names[label], va="center", fontsize=SMALL)
+        axes.text(1.03, row, f"{lengths[label]:.2f}", va="center", fontsize=SMALL)
     axes.set_xlim(0, 1)
-    axes.set_ylim(len(chosen) - 0.5, -0.5)
+    axes.set_ylim(len(bars) - 0.5, -0.5)
     axes.set_yticks([])
     axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
-
-
-def _name_cells(axes: Axes, names: list[str]) -> None:
-    """Class names along both axes; below, upright where they would touch."""
-    step = -(-len(names) // MOST)
-    named, places = names[::step], range(0, len(names), step)
-    axes.set_yticks(places, named, fontsize=SMALL)
-    level = max(map(len, named)) <= 3 and len(named) <= 30
-    axes.set_xticks(places, named, fontsize=SMALL, rotation=0 if level else 90)
-    axes.set_xlabel("predicted class", fontsize=TEXT)
-    axes.set_ylabel("true class", fontsize=TEXT)
-
-
-def _write_cells(
-    axes: Axes, counts: NDArray[np.int64], shares: NDArray[np.float64], cell: float
-) -> None:
-    """Counts in the cells that have any, if they can be read at the size of a cell, in inches."""
-    digits = len(str(int(counts.max())))
-    # A digit is about 0.62 of its size wide, and an inch has 72 points.
-    size = min(TEXT, 0.85 * 72 * cell / (0.62 * max(digits, 2)))
-    if size < 5:
-        return
-    for row, column in zip(*np.nonzero(counts), strict=True):
-        color = "white" if shares[row, column] > 0.3 else "black"
-        axes.text(
-            column,
-            row,
-            str(counts[row, column]),
-            ha="center",
-            va="center",
-            fontsize=size,
-            color=color,
-        )

@@ -1,4 +1,4 @@
-"""What a network's routing does, at a glance: couplings, activations, idle capsules, accuracy without routing."""
+"""The routing of a network at a glance: couplings, activations, idle capsules, ablations."""
 
 from collections.abc import Sequence
 from math import isnan, nan
@@ -6,7 +6,7 @@ from math import isnan, nan
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from torchcaps.evaluation import CapsuleActivity, Diagnosis
+from torchcaps.evaluation import Diagnosis
 from torchcaps.viz.canvas import (
     BLUE,
     GRAY,
@@ -22,88 +22,97 @@ from torchcaps.viz.canvas import (
 )
 from torchcaps.viz.names import short
 
-SLANTED = 4  # sets of capsules from which on their names are written aslant
+MAX_LEVEL_NAMES = 4  # more names along an axis are written aslant
+BAR_STEP = 0.27
+COLORS = {"as trained": BLUE, "baseline": ORANGE}
 
 
 def diagnosis(found: Diagnosis) -> Figure:
-    """Four panels: coupling entropy, activations over layers, capsules out of use, accuracy without routing. Capsules
-    out of use are never active, or the same for every image, or get next to no gradient; the last is known for children
-    only, and so not for the class capsules."""
-    figure, drawn = panels(4, 2, 5.0, 3.2)
-    for axes, draw in zip(drawn, (_entropy, _activations, _idle, _accuracy), strict=True):
-        draw(axes, found)
+    """Draw coupling entropy, activations over layers, idle capsules, and accuracy without routing.
+
+    Idle capsules are never active, or the same for every image, or get next to no gradient. The
+    gradient is known for children only, and so not for the class capsules.
+
+    Args:
+        found: what `evaluation.diagnose` returns.
+    """
+    figure, (entropy, activations, idle, accuracy) = panels(4, 2, 5.0, 3.2)
+    _draw_entropy(entropy, found)
+    _draw_activations(activations, found)
+    _draw_idle(idle, found)
+    _draw_accuracy(accuracy, found)
     return figure
 
 
-def _entropy(axes: Axes, found: Diagnosis) -> None:
-    for place, (name, values) in enumerate(found.iterations.entropy.items()):
-        line(axes, range(1, len(values) + 1), values, STYLES[place % len(STYLES)], short(name, 18))
+def _draw_entropy(axes: Axes, found: Diagnosis) -> None:
+    entropies = found.iterations.entropy
+    for index, (name, course) in enumerate(entropies.items()):
+        style = STYLES[index % len(STYLES)]
+        line(axes, range(1, len(course) + 1), course, style, short(name, 18))
     axes.axhline(1, color=GRAY, ls="--", lw=1.2, zorder=0)
-    _dress(axes, "coupling entropy; 1: uniform, 0: a tree")
+    _style_shares(axes, "coupling entropy; 1: uniform, 0: a tree")
     axes.set_xlabel("routing iterations", fontsize=SMALL)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    if found.iterations.entropy:
+    if entropies:
         axes.legend(fontsize=SMALL, frameon=False, ncols=2)
 
 
-def _activations(axes: Axes, found: Diagnosis) -> None:
+def _draw_activations(axes: Axes, found: Diagnosis) -> None:
     names = [short(name, 18) for name in found.decay.layers]
-    line(axes, range(len(names)), found.decay.strongest, (BLUE, "o"), "largest of an image, mean")
-    line(axes, range(len(names)), found.decay.median, (ORANGE, "s"), "median")
-    _dress(axes, "activation, from input to output", names)
+    places = range(len(names))
+    line(axes, places, found.decay.strongest, (BLUE, "o"), "largest of an image, mean")
+    line(axes, places, found.decay.median, (ORANGE, "s"), "median")
+    _style_shares(axes, "activation, from input to output", names)
     axes.legend(fontsize=SMALL, frameon=False)
 
 
-def _idle(axes: Axes, found: Diagnosis) -> None:
+def _draw_idle(axes: Axes, found: Diagnosis) -> None:
     names = ["children", *(short(layer.name, 18) for layer in found.layers)]
-    sets: list[CapsuleActivity | None] = [
-        found.children,
-        *(layer.parents for layer in found.layers),
-    ]
-    dead, constant = (
-        [nan if one is None else getattr(one, what) for one in sets]
-        for what in ("dead", "constant")
-    )
+    dead = [found.children.dead]
+    constant = [found.children.constant]
+    for layer in found.layers:
+        dead.append(layer.parents.dead if layer.parents else nan)
+        constant.append(layer.parents.constant if layer.parents else nan)
     starved = [layer.starvation.starved for layer in found.layers]
+
     kinds = (
         ("never active", BLUE, dead),
         ("constant", SKY, constant),
         ("starved of gradient", ORANGE, starved),
     )
-    for step, (label, color, heights) in enumerate(kinds):
-        bars = axes.bar(
-            np.arange(len(heights)) + 0.27 * (step - 1),
-            heights,
-            width=0.25,
-            color=color,
-            label=label,
-        )
-        if len(sets) <= SLANTED:
+    for index, (label, color, heights) in enumerate(kinds):
+        places = np.arange(len(heights)) + BAR_STEP * (index - 1)
+        bars = axes.bar(places, heights, width=0.25, color=color, label=label)
+        if len(names) <= MAX_LEVEL_NAMES:
             texts = ["" if isnan(height) else f"{100 * height:.0f} %" for height in heights]
             axes.bar_label(bars, texts, fontsize=SMALL, padding=1)
-    _dress(axes, "share of capsules out of use", names)
+    _style_shares(axes, "share of capsules out of use", names)
     axes.legend(fontsize=SMALL, frameon=False)
 
 
-def _accuracy(axes: Axes, found: Diagnosis) -> None:
-    known = {"as trained": found.accuracy}
+def _draw_accuracy(axes: Axes, found: Diagnosis) -> None:
+    accuracies = {"as trained": found.accuracy}
     if found.ablation is not None:
-        known |= {"uniform": found.ablation.uniform, "random": found.ablation.random}
+        accuracies["uniform"] = found.ablation.uniform
+        accuracies["random"] = found.ablation.random
     if found.baseline is not None:
-        known["baseline"] = found.baseline.second
-    colors = [{"as trained": BLUE, "baseline": ORANGE}.get(name, SKY) for name in known]
-    drawn = axes.bar(range(len(known)), list(known.values()), width=0.5, color=colors)
-    axes.bar_label(
-        drawn, [f"{100 * value:.1f} %" for value in known.values()], fontsize=SMALL, padding=1
-    )
-    _dress(axes, f"accuracy with these couplings, {found.num_samples} images", list(known))
+        accuracies["baseline"] = found.baseline.second
+    colors = [COLORS.get(name, SKY) for name in accuracies]
+    heights = list(accuracies.values())
+    bars = axes.bar(range(len(heights)), heights, width=0.5, color=colors)
+    texts = [f"{100 * height:.1f} %" for height in heights]
+    axes.bar_label(bars, texts, fontsize=SMALL, padding=1)
+    title = f"accuracy with these couplings, {found.num_samples} images"
+    _style_shares(axes, title, list(accuracies))
 
 
-def _dress(axes: Axes, title: str, names: Sequence[str] = ()) -> None:
-    """A panel of shares, with these names along it."""
-    plain(axes, title, grid=True).grid(False, axis="x")
+def _style_shares(axes: Axes, title: str, names: Sequence[str] = ()) -> None:
+    """Style a panel of shares, with names along it."""
+    plain(axes, title, grid=True)
+    axes.grid(False, axis="x")
     axes.set_ylim(-0.03, 1.1)
     axes.set_axisbelow(True)
     if names:
-        axes.set_xticks(range(len(names)), names, rotation=30 if len(names) > SLANTED else 0)
+        rotation = 30 if len(names) > MAX_LEVEL_NAMES else 0
+        axes.set_xticks(range(len(names)), names, rotation=rotation)
         axes.set_xlim(-0.6, max(len(names), 3) - 0.4)

@@ -1,12 +1,13 @@
-"""How trainings went: one, or several beside each other."""
+"""The course of trainings: of one, or of several beside each other."""
 
 from collections.abc import Mapping, Sequence
 from math import isfinite, nan
+from typing import Any
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-from torchcaps.errors import ArgumentError, check_range
+from torchcaps.errors import check_range
 from torchcaps.viz.canvas import (
     BELOW,
     BLUE,
@@ -23,109 +24,116 @@ from torchcaps.viz.canvas import (
 from torchcaps.viz.names import short_names
 
 Metrics = Sequence[Mapping[str, float | None]]
+"""One row an epoch."""
 
-# Key, name in the legend, style.
+# Beginning of the key, name in the legend, style.
 SERIES = (("train", "training", (BLUE, "o")), ("val", "validation", (RED, "s")))
-DASHES = ("-", "--", ":", "-.")  # a second round of colors is told apart by these
-MOST_RUNS = 4 * len(STYLES)
+
+# Every round of colors has dashes of its own.
+DASHES = ("-", "--", ":", "-.")
+MAX_RUNS = len(DASHES) * len(STYLES)
+
+LOG_RATIO = 20  # a loss that spans this factor has a logarithmic axis
 
 
 def curves(metrics: Metrics, *, loss: str = "", score: str = "accuracy") -> Figure:
-    """Loss and score over epochs, training beside validation, with the best epoch of each in the legend.
+    """Draw loss and score over epochs, training beside validation.
 
-    A loss that spans a factor of 20 or more is drawn on a logarithmic axis. Raises ValueError for no rows.
+    The legend has the best epoch of each. A loss that spans a factor of 20 or more is drawn on a
+    logarithmic axis.
 
     Args:
-        metrics: one row an epoch, with any of `train_loss`, `val_loss`, `train_<score>`, `val_<score>` and `epoch`;
-            rows without `epoch` count from 1. Absent and None values are passed over; NaN and infinity leave a gap.
-        loss: its name, such as "margin"; by default it is called "loss".
-        score: the name of a figure of which more is better; one that ends in "accuracy", in [0, 1], is shown in
-            percent.
+        metrics: one row an epoch, with any of `train_loss`, `val_loss`, `train_<score>`,
+            `val_<score>` and `epoch`; rows without `epoch` count from 1. Absent keys and None are
+            passed over; NaN and infinity leave a gap.
+        loss: name of the loss, such as "margin"; none by default.
+        score: name of a figure of which more is better; one that ends in "accuracy" is in [0, 1],
+            and drawn in percent.
+
+    Raises:
+        ArgumentError: for no rows.
     """
-    if not metrics:
-        raise ArgumentError("metrics", "expected at least one row, got none")
-    figure, drawn = panels(2, 2, 4.5, 3.6)
-    known = [_epoch(row, i) for i, row in enumerate(metrics)]
-    margin = max(0.03 * (max(known) - min(known)), 0.3)
-    for axes, measure, title in zip(
-        drawn, ("loss", score), (f"{loss} loss".strip(), score), strict=True
-    ):
-        for prefix, name, style in SERIES:
-            epochs, values = _series(metrics, f"{prefix}_{measure}")
-            finite = [value for value in values if isfinite(value)]
-            if finite:
-                kind, best = (
-                    ("lowest", min(finite)) if measure == "loss" else ("highest", max(finite))
-                )
-                shown = f"{best:.2f} %" if measure.endswith("accuracy") else f"{best:.3g}"
-                line(
-                    axes,
-                    epochs,
-                    values,
-                    style,
-                    f"{name}: {kind} {shown} at epoch {epochs[values.index(best)]:g}",
-                )
-        _dress(axes, title)
-        axes.set_xlim(min(known) - margin, max(known) + margin)
-        if axes.lines:
-            axes.legend(fontsize=SMALL, frameon=False)
-        else:
-            axes.text(
-                0.5,
-                0.5,
-                "not recorded",
-                ha="center",
-                va="center",
-                fontsize=TEXT,
-                transform=axes.transAxes,
-            )
-            axes.set_yticks([])
-    _scale_loss(drawn[0])
+    check_range("number of rows", len(metrics), low=1)
+    figure, (loss_axes, score_axes) = panels(2, 2, 4.5, 3.6)
+    _draw_measure(loss_axes, metrics, "loss", f"{loss} loss".strip())
+    _draw_measure(score_axes, metrics, score, score)
+    _scale_loss(loss_axes)
     return figure
+
+
+def _draw_measure(axes: Axes, metrics: Metrics, measure: str, title: str) -> None:
+    """Draw one measure of training and validation, with a note where neither was recorded."""
+    for prefix, name, style in SERIES:
+        epochs, course = _series(metrics, f"{prefix}_{measure}")
+        finite = [height for height in course if isfinite(height)]
+        if finite:
+            kind = "lowest" if measure == "loss" else "highest"
+            best = min(finite) if measure == "loss" else max(finite)
+            text = f"{best:.2f} %" if measure.endswith("accuracy") else f"{best:.3g}"
+            epoch = epochs[course.index(best)]
+            line(axes, epochs, course, style, f"{name}: {kind} {text} at epoch {epoch:g}")
+    _style_epochs(axes, title)
+    epochs = [_epoch(row, index) for index, row in enumerate(metrics)]
+    margin = max(0.03 * (max(epochs) - min(epochs)), 0.3)
+    axes.set_xlim(min(epochs) - margin, max(epochs) + margin)
+    if axes.lines:
+        axes.legend(fontsize=SMALL, frameon=False)
+    else:
+        center: dict[str, Any] = {"ha": "center", "va": "center", "transform": axes.transAxes}
+        axes.text(0.5, 0.5, "not recorded", fontsize=TEXT, **center)
+        axes.set_yticks([])
 
 
 def overlaid_curves(runs: Mapping[str, Metrics], *, score: str = "accuracy") -> Figure:
-    """Validation loss and score over epochs, a line a run, by name; rows and score are those of `curves`. Raises
-    ValueError for no run, or more than can be told apart."""
-    check_range("number of runs", len(runs), low=1, high=MOST_RUNS)
-    figure, drawn = panels(2, 2, 4.5, 3.6, below=0.16 * len(runs))
-    for axes, measure in zip(drawn, ("loss", score), strict=True):
-        for index, rows in enumerate(runs.values()):
-            dashes, style = DASHES[index // len(STYLES)], STYLES[index % len(STYLES)]
-            line(axes, *_series(rows, f"val_{measure}"), style, "", ls=dashes)
-        _dress(axes, f"validation {measure}")
-    _scale_loss(drawn[0])
-    figure.legend(drawn[0].lines, short_names(list(runs), 70), **BELOW)
+    """Draw validation loss and score over epochs, a line a run.
+
+    Args:
+        runs: rows of each run by its name, as for `curves`; 1 to 24 runs.
+        score: name of the score, as for `curves`.
+
+    Raises:
+        ArgumentError: for no run, or more than can be distinguished.
+    """
+    check_range("number of runs", len(runs), low=1, high=MAX_RUNS)
+    figure, (loss_axes, score_axes) = panels(2, 2, 4.5, 3.6, below=0.16 * len(runs))
+    for axes, measure in ((loss_axes, "loss"), (score_axes, score)):
+        for index, metrics in enumerate(runs.values()):
+            dashes = DASHES[index // len(STYLES)]
+            style = STYLES[index % len(STYLES)]
+            line(axes, *_series(metrics, f"val_{measure}"), style, ls=dashes)
+        _style_epochs(axes, f"validation {measure}")
+    _scale_loss(loss_axes)
+    figure.legend(loss_axes.lines, short_names(list(runs), 70), **BELOW)
     return figure
 
 
-def _dress(axes: Axes, measure: str) -> None:
+def _style_epochs(axes: Axes, measure: str) -> None:
     unit = " (%)" if measure.endswith("accuracy") else ""
     plain(axes, measure.replace("_", " ") + unit, xlabel="epoch", grid=True)
-    axes.xaxis.set_major_locator(
-        MaxNLocator(nbins=10, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
-    )
+    locator = MaxNLocator(nbins=10, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
+    axes.xaxis.set_major_locator(locator)
 
 
 def _scale_loss(axes: Axes) -> None:
-    """A logarithmic axis for a loss that spans a factor of 20 or more."""
-    drawn = np.concatenate([[], *(np.asarray(one.get_ydata(), float) for one in axes.lines)])
-    finite = drawn[np.isfinite(drawn)]
-    if finite.size and 0 < 20 * finite.min() <= finite.max():
+    """Make the axis of a loss logarithmic that spans a large factor."""
+    losses = [np.asarray(curve.get_ydata(), dtype=float) for curve in axes.lines]
+    heights = np.concatenate([[], *losses])
+    finite = heights[np.isfinite(heights)]
+    if finite.size and 0 < LOG_RATIO * finite.min() <= finite.max():
         axes.set_yscale("log")
 
 
 def _series(metrics: Metrics, key: str) -> tuple[list[float], list[float]]:
-    """Epochs and values of one key; values that are not finite become NaN, which a line leaves out."""
+    """Return the epochs and numbers of one key; a number that is not finite becomes NaN."""
     scale = 100.0 if key.endswith("accuracy") else 1.0
-    rows = [
-        (_epoch(row, i), value)
-        for i, row in enumerate(metrics)
-        if (value := row.get(key)) is not None
-    ]
-    return [epoch for epoch, _ in rows], [
-        scale * value if isfinite(value) else nan for _, value in rows
-    ]
+    epochs = []
+    course = []
+    for index, row in enumerate(metrics):
+        height = row.get(key)
+        if height is not None:
+            epochs.append(_epoch(row, index))
+            course.append(scale * height if isfinite(height) else nan)
+    return epochs, course
 
 
 def _epoch(row: Mapping[str, float | None], index: int) -> float:

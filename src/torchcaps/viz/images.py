@@ -1,44 +1,80 @@
-"""Images made ready to draw, and grids of them."""
+"""Images converted for drawing, and grids of them."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from torchcaps.errors import ArgumentError, named_shape
+from torchcaps.errors import ArgumentError, check_range, check_shape, named_shape
 from torchcaps.viz.canvas import SMALL, TEXT, Axes, Figure, new_figure
 from torchcaps.viz.names import short
 
+MAX_IMAGES = 1024  # of one argument
+
+# The largest grid, in inches.
+MAX_GRID_HEIGHT = 17.0
+MAX_GRID_WIDTH = 14.0
+
+IMAGE_AXES = ("n", "channels", "height", "width")
+PICTURE_AXES = ("n", "height", "width", "colors")
+
 
 def pictures(argument: str, images: ArrayLike) -> NDArray[np.uint8]:
-    """Images `[n, channels, height, width]` as `[n, height, width, 3]` bytes. Integer images are in 0-255, others in
-    [0, 1]; what lies outside is clipped and NaN is black. Three channels are colors; of any other number the first is
-    shown in gray. Raises ValueError for an array with other axes, or without a pixel."""
-    values = np.asarray(images)
-    if values.ndim != 4 or values.size == 0:
-        came = named_shape(("n", "channels", "height", "width"), values.shape)
+    """Convert images to bytes of three colors.
+
+    Args:
+        argument: name of the argument, for errors.
+        images: `[n, channels, height, width]`, 1 to 1024 of them. Integers are in 0-255, other
+            numbers in [0, 1]; what lies outside is clipped, and NaN is black. Three channels are
+            colors; of any other number the first is drawn in gray.
+
+    Returns:
+        `[n, height, width, 3]`.
+
+    Raises:
+        ArgumentError: for an array with other axes, no pixel, or too many images.
+    """
+    pixels = np.asarray(images)
+    if pixels.ndim != 4 or pixels.size == 0:
+        shape = named_shape(IMAGE_AXES, pixels.shape)
         raise ArgumentError(
-            argument, f"expected [n, channels, height, width] with at least one image, got {came}"
+            argument, f"expected [n, channels, height, width] with at least one image, got {shape}"
         )
-    if not np.issubdtype(values.dtype, np.integer):
-        values = np.nan_to_num(values.astype(np.float32)) * 255 + 0.5
-    last = values.clip(0, 255).astype(np.uint8).transpose(0, 2, 3, 1)
-    return last if last.shape[-1] == 3 else last[..., :1].repeat(3, axis=-1)
+    check_range(f"{argument}: number of images", len(pixels), high=MAX_IMAGES)
+    if not np.issubdtype(pixels.dtype, np.integer):
+        pixels = np.nan_to_num(pixels.astype(np.float32)) * 255 + 0.5
+    channels_last = pixels.clip(0, 255).astype(np.uint8).transpose(0, 2, 3, 1)
+    if channels_last.shape[-1] == 3:
+        return channels_last
+    return channels_last[..., :1].repeat(3, axis=-1)
 
 
-def check_alike(
-    argument: str, images: NDArray[np.uint8], of: str, others: NDArray[np.uint8]
-) -> None:
-    """Raise ValueError unless these pictures have the shape of the others, which are named in words."""
-    if images.shape != others.shape:
-        want, came = (
-            named_shape(("n", "height", "width", "colors"), each.shape) for each in (others, images)
-        )
-        raise ArgumentError(argument, f"expected the shape of {of}, {want}, got {came}")
+def pictures_like(
+    argument: str, images: ArrayLike, reference: NDArray[np.uint8]
+) -> NDArray[np.uint8]:
+    """Convert images that belong to pictures of the same number and size.
+
+    Args:
+        argument: name of the argument, for errors.
+        images: `[n, channels, height, width]`, as for `pictures`.
+        reference: `[n, height, width, 3]`.
+
+    Raises:
+        ArgumentError: for another number or size of images.
+    """
+    converted = pictures(argument, images)
+    sizes = dict(zip(PICTURE_AXES, reference.shape, strict=True))
+    check_shape(argument, converted, PICTURE_AXES, **sizes)
+    return converted
 
 
 def tile_size(size: tuple[int, ...], longest: float) -> tuple[float, float]:
-    """Height and width in inches of an image of `size` pixels whose longer side takes `longest` inches."""
+    """Return the height and width of an image, in inches.
+
+    Args:
+        size: height and width in pixels.
+        longest: length of the longer side, in inches.
+    """
     scale = longest / max(size)
     return size[0] * scale, size[1] * scale
 
@@ -51,29 +87,47 @@ def tile_grid(
     longest: float = 0.65,
     below: float = 0.0,
 ) -> Figure:
-    """Images `[n, height, width, 3]` in as many rows as there are names, with a longer side of so many inches or less.
-    The one axes is in cells: image k of a row spans k to k + 1, and the rows go down from 0. There is room `below`."""
-    rows, columns = len(names), len(tiles) // len(names)
-    gap = max(1, round(max(tiles.shape[1:3]) / 28))  # pixels on each side
+    """Draw images in rows.
+
+    The one axes of the figure is in cells: image k of a row spans k to k + 1, and the rows go down
+    from 0.
+
+    Args:
+        tiles: `[n, height, width, 3]`, row after row.
+        names: name of each row.
+        title: title of the figure.
+        longest: largest length of the longer side of an image, in inches.
+        below: additional height for a legend, in inches.
+    """
+    num_rows = len(names)
+    num_columns = len(tiles) // num_rows
+
+    # One image of all cells, with white pixels on each side of a tile.
+    gap = max(1, round(max(tiles.shape[1:3]) / 28))
     cells = np.pad(tiles, ((0, 0), (gap, gap), (gap, gap), (0, 0)), constant_values=255)
     height, width = cells.shape[1:3]
-    whole = (
-        cells.reshape(rows, columns, height, width, 3)
-        .swapaxes(1, 2)
-        .reshape(rows * height, columns * width, 3)
-    )
-    down, across = tile_size((height, width), min(longest, 17.0 / rows, 14.0 / columns))
+    rows = cells.reshape(num_rows, num_columns, height, width, 3).swapaxes(1, 2)
+    grid = rows.reshape(num_rows * height, num_columns * width, 3)
+
+    longest = min(longest, MAX_GRID_HEIGHT / num_rows, MAX_GRID_WIDTH / num_columns)
+    cell_height, cell_width = tile_size((height, width), longest)
+    title_height = 0.4 if title else 0.2
     figure = new_figure(
-        max(columns * across, 3.0) + 0.9, rows * down + below + (0.4 if title else 0.2)
+        max(num_columns * cell_width, 3.0) + 0.9, num_rows * cell_height + below + title_height
     )
+
     axes: Axes = figure.subplots()
-    how = (
-        "nearest" if height < down * figure.dpi else "antialiased"
-    )  # slow, and of use where pixels are lost
-    axes.imshow(whole, extent=(0, columns, rows, 0), aspect=height / width, interpolation=how)
+    # Smoothing is slow, and only helps where pixels are lost.
+    has_all_pixels = height < cell_height * figure.dpi
+    axes.imshow(
+        grid,
+        extent=(0, num_columns, num_rows, 0),
+        aspect=height / width,
+        interpolation="nearest" if has_all_pixels else "antialiased",
+    )
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, labelsize=SMALL)
     axes.set_xticks([])
-    axes.set_yticks(np.arange(rows) + 0.5, names)
+    axes.set_yticks(np.arange(num_rows) + 0.5, names)
     axes.set_title(short(title, 90), fontsize=TEXT)
     return figure

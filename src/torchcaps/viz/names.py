@@ -1,6 +1,7 @@
-"""Names that fit, and which class is meant."""
+"""Names that fit, and checks of the arguments that go with them."""
 
 from collections.abc import Sequence, Sized
+from typing import Any
 from unicodedata import bidirectional
 
 import numpy as np
@@ -9,56 +10,99 @@ from numpy.typing import ArrayLike, NDArray
 
 from torchcaps.errors import ArgumentError, check_shape
 
+RIGHT_TO_LEFT = ("R", "AL")
+
 
 def short(name: str, width: int) -> str:
-    """`name` on one line of at most `width` characters, its middle left out where needed; `$` starts no formula."""
+    """Fit a name into one line; the middle of a long one is left out.
+
+    Args:
+        name: the name. A `$` in it does not start a formula.
+        width: largest number of characters.
+    """
     text = " ".join(name.split())
     if len(text) > width:
-        tail = (width - 1) // 2
-        text = f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
+        num_last = (width - 1) // 2
+        num_first = width - 1 - num_last
+        text = f"{text[:num_first]}…{text[len(text) - num_last :]}"
     return text.replace("$", r"\$")
 
 
 def short_names(classes: Sequence[str], width: int) -> list[str]:
-    """All names shortened; where that makes two of them alike, every name is led by its index."""
+    """Shorten all names; where that makes two of them equal, each begins with its index.
+
+    Args:
+        classes: the names.
+        width: largest number of characters of each.
+    """
     names = [short(str(name), width) for name in classes]
     if len(set(names)) < len(set(classes)):
         names = [short(f"{index}: {name}", width) for index, name in enumerate(classes)]
     return names
 
 
-def check_length(argument: str, values: Sized, expected: int) -> None:
-    """Raise ValueError unless `values` holds `expected` entries."""
-    if len(values) != expected:
-        raise ArgumentError(argument, f"expected {expected} entries, got {len(values)}")
+def check_length(argument: str, entries: Sized, expected: int) -> None:
+    """Check a number of entries.
+
+    Raises:
+        ArgumentError: if there are more or fewer entries than expected.
+    """
+    if len(entries) != expected:
+        raise ArgumentError(argument, f"expected {expected} entries, got {len(entries)}")
+
+
+def sized_array(argument: str, entries: ArrayLike, **sizes: int) -> NDArray[Any]:
+    """Convert an argument to an array of a known shape.
+
+    Args:
+        argument: its name, for the error.
+        entries: its value.
+        **sizes: size of each axis, by name.
+
+    Raises:
+        ArgumentError: if the array has another shape.
+    """
+    array = np.asarray(entries)
+    check_shape(argument, array, tuple(sizes), **sizes)
+    return array
 
 
 def class_indices(
-    argument: str, values: ArrayLike, classes: int, **sizes: int
+    argument: str, indices: ArrayLike, num_classes: int, **sizes: int
 ) -> NDArray[np.int64]:
-    """`values` as an array of indices of `classes` classes, with axes of these names and sizes. Raises ValueError for
-    another shape, or an index that is no class."""
-    indices = np.asarray(values)
-    check_shape(argument, indices, tuple(sizes), **sizes)
-    outside = indices[(indices < 0) | (indices >= classes)]
+    """Convert an argument to an array of class indices.
+
+    Args:
+        argument: its name, for the error.
+        indices: its value.
+        num_classes: number of classes.
+        **sizes: size of each axis, by name.
+
+    Raises:
+        ArgumentError: if the array has another shape, or holds an index that is no class.
+    """
+    array = sized_array(argument, indices, **sizes)
+    outside = array[(array < 0) | (array >= num_classes)]
     if len(outside):
         raise ArgumentError(
-            argument, f"expected class indices from 0 to {classes - 1}, got {outside[0]}"
+            argument, f"expected class indices from 0 to {num_classes - 1}, got {outside[0]}"
         )
-    return indices
+    return array
 
 
 def drawable(classes: Sequence[str]) -> list[str]:
-    """The names as pictures can show them: by number where the font lacks a letter, or the script runs to the left."""
-    letters = font_manager.get_font(
-        font_manager.findfont(font_manager.FontProperties())
-    ).get_charmap()
-    return [
-        label
-        if all(
-            ord(c) in letters and bidirectional(c) not in ("R", "AL")
-            for c in " ".join(label.split())
+    """Replace the names that a figure cannot show by numbers.
+
+    These are names with a letter that the font lacks, or in a script from right to left.
+    """
+    properties = font_manager.FontProperties()
+    font = font_manager.get_font(font_manager.findfont(properties))
+    letters = font.get_charmap()
+
+    def is_drawable(name: str) -> bool:
+        return all(
+            ord(letter) in letters and bidirectional(letter) not in RIGHT_TO_LEFT
+            for letter in " ".join(name.split())
         )
-        else f"class {index}"
-        for index, label in enumerate(classes)
-    ]
+
+    return [name if is_drawable(name) else f"class {index}" for index, name in enumerate(classes)]

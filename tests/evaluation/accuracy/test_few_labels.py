@@ -1,21 +1,19 @@
-from __future__ import annotations
-
 import pytest
 
 from torchcaps.evaluation import labels_needed, log_area
 
+from ..stubs import refuses
 
-def test_the_area_of_a_constant_curve_is_the_constant() -> None:
+
+def test_every_doubling_weighs_alike():
     assert log_area([1, 2, 5, 1000], [0.7] * 4) == pytest.approx(0.7)
-
-
-def test_every_doubling_weighs_alike() -> None:
     assert log_area([1, 2, 4], [0.2, 0.6, 1.0]) == pytest.approx(0.6)
     assert log_area([1, 10, 1000], [0.0, 1.0, 1.0]) == pytest.approx((0.5 + 2) / 3)
 
 
-def test_labels_needed_lie_on_the_line_between() -> None:
-    counts, accuracy = [1, 10, 100], [0.5, 0.7, 0.9]
+def test_labels_needed_lie_on_the_line_between():
+    counts = [1, 10, 100]
+    accuracy = [0.5, 0.7, 0.9]
     assert labels_needed(counts, accuracy, 0.5) == 1
     assert labels_needed(counts, accuracy, 0.8) == pytest.approx(10 * 10**0.5)
     assert labels_needed(counts, accuracy, 0.9) == pytest.approx(100)
@@ -25,12 +23,12 @@ def test_labels_needed_lie_on_the_line_between() -> None:
 @pytest.mark.parametrize(
     ("counts", "accuracy", "message"),
     [
-        ([1], [0.5], "number of counts: expected at least 2, got 1"),
-        ([0, 1], [0.5, 0.5], "counts: expected at least 1, got 0"),
+        ([1], [0.5], "number of counts: expected at least 2"),
+        ([0, 1], [0.5, 0.5], "counts: expected at least 1"),
         ([2, 2], [0.5, 0.5], "counts: expected ascending numbers"),
-        ([1, 2], [0.5], "accuracy: expected 2 values, one for each count, got 1"),
+        ([1, 2], [0.5], "accuracy: expected 2 values"),
     ],
 )
-def test_curves_that_do_not_fit(counts, accuracy, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_curves_that_do_not_fit(counts, accuracy, message):
+    with refuses(message):
         log_area(counts, accuracy)

@@ -1,9 +1,9 @@
-from __future__ import annotations
-
 import pytest
 import torch
 
 from torchcaps.evaluation import score_multilabel, top_labels
+
+from ..stubs import refuses
 
 # The two largest are: 0 and 1; 1 and 2; 3 and 0; 3 and 2.
 ACTIVATIONS = torch.tensor(
@@ -12,43 +12,33 @@ ACTIVATIONS = torch.tensor(
 LABELS = torch.tensor([[1, 0], [1, 3], [0, 3], [0, 1]])  # both right; one; both; none
 
 
-def test_all_three_figures_by_hand() -> None:
-    found = score_multilabel(ACTIVATIONS, LABELS)
-    assert found.exact == 0.5
-    assert found.error == 0.5
-    assert found.almost == 0.75
-    assert found.per_digit == pytest.approx(5 / 8)
-    assert found.standard_error == pytest.approx((0.5 * 0.5 / 4) ** 0.5)
-    assert (found.num_samples, found.num_labels) == (4, 2)
+def test_all_three_figures_by_hand():
+    scores = score_multilabel(ACTIVATIONS, LABELS)
+    assert scores.exact == 0.5
+    assert scores.error == 0.5
+    assert scores.almost == 0.75
+    assert scores.per_digit == pytest.approx(5 / 8)
+    assert scores.standard_error == pytest.approx((0.5 * 0.5 / 4) ** 0.5)
+    assert (scores.num_samples, scores.num_labels) == (4, 2)
+    assert [row[1] for row in scores.table().rows] == ["50.00 %", "75.00 %", "62.50 %"]
 
 
-def test_composites_of_one_digit_count_as_one_draw() -> None:
-    exact = score_multilabel(ACTIVATIONS, LABELS, groups=torch.tensor([5, 8, 5, 8]))
+def test_composites_of_one_digit_count_as_one_draw():
     # Deviations 1/2, -1/2, 1/2, -1/2 add up to 1 and -1 in the two groups.
-    assert exact.standard_error == pytest.approx(2**0.5 / 4)
+    alternating = score_multilabel(ACTIVATIONS, LABELS, groups=torch.tensor([5, 8, 5, 8]))
+    assert alternating.standard_error == pytest.approx(2**0.5 / 4)
     mixed = score_multilabel(ACTIVATIONS, LABELS, groups=torch.tensor([5, 5, 8, 8]))
     assert mixed.standard_error == 0
 
 
-def test_one_label_is_plain_accuracy() -> None:
-    found = score_multilabel(ACTIVATIONS, torch.tensor([[0], [0], [3], [3]]))
-    assert found.exact == found.almost == found.per_digit == 0.75
+def test_one_label_is_plain_accuracy():
+    scores = score_multilabel(ACTIVATIONS, torch.tensor([[0], [0], [3], [3]]))
+    assert scores.exact == scores.almost == scores.per_digit == 0.75
 
 
-def test_the_most_active_come_first() -> None:
+def test_the_most_active_come_first():
     assert top_labels(ACTIVATIONS).tolist() == [[0, 1], [1, 2], [3, 0], [3, 2]]
     assert top_labels(ACTIVATIONS, 1).tolist() == [[0], [1], [3], [3]]
-
-
-def test_figures_as_text() -> None:
-    found = score_multilabel(ACTIVATIONS, LABELS)
-    assert found.table().rows == [
-        ("all labels found", "50.00 %"),
-        ("at least one", "75.00 %"),
-        ("of single labels", "62.50 %"),
-    ]
-    assert found.summary.startswith("error 50.00%")
-    assert found.to_dict()["almost"] == 0.75
 
 
 @pytest.mark.parametrize(
@@ -56,17 +46,14 @@ def test_figures_as_text() -> None:
     [
         ([[0, 4]] * 4, "labels: expected class indices from 0 to 3, got 4"),
         ([[0, 1]] * 3, r"labels: expected \[n=4, k\]"),
-        (
-            [[0, 1], [2, 2], [0, 1], [0, 1]],
-            r"labels: expected different classes in one image, got \[2, 2\] in image 1",
-        ),
+        ([[0, 1], [2, 2], [0, 1], [0, 1]], "labels: .* different classes .* in image 1"),
     ],
 )
-def test_labels_that_do_not_fit(labels, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_labels_that_do_not_fit(labels, message):
+    with refuses(message):
         score_multilabel(ACTIVATIONS, torch.tensor(labels))
 
 
-def test_logits_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected lengths in"):
+def test_logits_are_refused():
+    with refuses("expected lengths in"):
         score_multilabel(10 * ACTIVATIONS, LABELS)

@@ -1,49 +1,51 @@
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from torchcaps.evaluation import equivariance
 from torchcaps.evaluation.robustness.equivariance import linear_map, r_squared
 from torchcaps.types import Capsules, ModelSpec
 
-from ..stubs import Linear
+from ..stubs import Linear, refuses
 
 
-def turn(degrees: float) -> Tensor:
-    a = math.radians(degrees)
-    return torch.tensor(
-        [[math.cos(a), -math.sin(a)], [math.sin(a), math.cos(a)]], dtype=torch.float64
-    )
+def rotation_matrix(degrees):
+    cos = math.cos(math.radians(degrees))
+    sin = math.sin(math.radians(degrees))
+    return torch.tensor([[cos, -sin], [sin, cos]], dtype=torch.float64)
 
 
-def test_a_known_rotation_is_learned() -> None:
+def test_a_known_rotation_is_learned():
     poses = torch.randn(50, 2, dtype=torch.float64)
-    found = linear_map(poses, poses @ turn(20).T, ridge=0.0)
-    assert torch.allclose(found, turn(20))
-    assert r_squared(poses @ found.T, poses @ turn(20).T) == pytest.approx(1)
+    turned = poses @ rotation_matrix(20).T
+    matrix = linear_map(poses, turned, ridge=0.0)
+    assert torch.allclose(matrix, rotation_matrix(20))
+    assert r_squared(poses @ matrix.T, turned) == pytest.approx(1)
 
 
-def test_the_ridge_draws_towards_no_change() -> None:
+def test_the_ridge_pulls_towards_no_change():
     poses = torch.randn(20, 2, dtype=torch.float64)
-    loose, tight = (linear_map(poses, poses @ turn(90).T, ridge=ridge) for ridge in (1e-6, 1e6))
-    assert torch.allclose(loose, turn(90), atol=1e-3)
+    turned = poses @ rotation_matrix(90).T
+    loose = linear_map(poses, turned, ridge=1e-6)
+    assert torch.allclose(loose, rotation_matrix(90), atol=1e-3)
+    tight = linear_map(poses, turned, ridge=1e6)
     assert torch.allclose(tight, torch.eye(2, dtype=torch.float64), atol=1e-3)
-    constant = linear_map(
-        torch.ones(5, 3).double(), 2 * torch.ones(5, 3).double(), ridge=0.0
-    )  # no single solution
-    assert constant.isfinite().all()
 
 
-def test_share_of_variance_by_hand() -> None:
+def test_constant_poses_have_no_single_map_but_a_finite_one():
+    poses = torch.ones(5, 3, dtype=torch.float64)
+    assert linear_map(poses, 2 * poses, ridge=0.0).isfinite().all()
+
+
+def test_share_of_variance_by_hand():
     true = torch.tensor([[0.0], [2.0]])
+    constant = torch.ones(2, 1)
     assert r_squared(true, true) == 1
-    assert r_squared(torch.ones(2, 1), true) == 0
+    assert r_squared(constant, true) == 0
     assert r_squared(true.flip(0), true) == pytest.approx(1 - 8 / 2)
-    assert r_squared(torch.ones(2, 1), torch.ones(2, 1)) == 0
+    assert r_squared(constant, constant) == 0
 
 
 class Compass(nn.Module):
@@ -51,37 +53,37 @@ class Compass(nn.Module):
 
     spec = ModelSpec(pose=True, activation="probability")
 
-    def capsules(self, images: Tensor) -> Capsules:
-        side = torch.arange(images.shape[-1]) - (images.shape[-1] - 1) / 2
+    def capsules(self, images):
+        offsets = torch.arange(images.shape[-1]) - (images.shape[-1] - 1) / 2
         mass = images.sum(dim=(1, 2, 3)).clamp(min=1e-6)
-        x, y = images.sum(dim=(1, 2)) @ side / mass, images.sum(dim=(1, 3)) @ side / mass
+        x = images.sum(dim=(1, 2)) @ offsets / mass
+        y = images.sum(dim=(1, 3)) @ offsets / mass
         pose = torch.stack([x, y], dim=1).unsqueeze(1).expand(-1, 2, -1)
         return Capsules(pose, torch.tensor([0.9, 0.1]).expand(len(images), -1))
 
 
-def test_poses_that_turn_with_the_image() -> None:
+def test_poses_that_turn_with_the_image():
     images = torch.zeros(40, 1, 15, 15)
-    generator = torch.Generator().manual_seed(0)
-    for image in images:
-        row, column = torch.randint(4, 10, (2,), generator=generator)
+    corners = torch.randint(4, 10, (40, 2), generator=torch.Generator().manual_seed(0))
+    for image, (row, column) in zip(images, corners.tolist(), strict=True):
         image[0, row : row + 2, column : column + 2] = 1
-    found = equivariance(
-        Compass(), images, torch.zeros(40, dtype=torch.int64), rotation=[0, 30, 180]
-    )
-    assert found.equivariant == pytest.approx((1, 1, 1), abs=0.02)
-    assert found.invariant[0] == pytest.approx(1)
-    assert found.invariant[1] < 0.9
-    assert found.invariant[2] < -2
-    assert found.activation_change == pytest.approx((0, 0, 0))
-    assert found.agreement == (1, 1, 1)
-    assert found.num_samples == 20
+    labels = torch.zeros(40, dtype=torch.int64)
+    turned = equivariance(Compass(), images, labels, rotation=[0, 30, 180])
+    assert turned.equivariant == pytest.approx((1, 1, 1), abs=0.02)
+    assert turned.invariant[0] == pytest.approx(1)
+    assert turned.invariant[1] < 0.9
+    assert turned.invariant[2] < -2
+    assert turned.activation_change == pytest.approx((0, 0, 0))
+    assert turned.agreement == (1, 1, 1)
+    assert turned.num_samples == 20
 
 
-def test_arguments_that_do_not_fit() -> None:
-    images, labels = torch.rand(4, 1, 2, 2), torch.zeros(4, dtype=torch.int64)
-    with pytest.raises(ValueError, match="model: expected one with class capsules, got Linear"):
+def test_arguments_that_do_not_fit():
+    images = torch.rand(4, 1, 2, 2)
+    labels = torch.zeros(4, dtype=torch.int64)
+    with refuses("model: expected one with class capsules, got Linear"):
         equivariance(Linear(torch.ones(4)), images, labels)
-    with pytest.raises(ValueError, match="number of rotations: expected at least 1, got 0"):
+    with refuses("number of rotations: expected at least 1, got 0"):
         equivariance(Compass(), images, labels, rotation=[])
-    with pytest.raises(ValueError, match="labels: expected class indices from 0 to 1, got 2"):
+    with refuses("labels: expected class indices from 0 to 1, got 2"):
         equivariance(Compass(), images, labels + 2)

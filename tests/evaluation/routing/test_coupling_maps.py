@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -7,74 +5,89 @@ from torchcaps.evaluation import coupling_maps
 from torchcaps.evaluation.routing.coupling_maps import _window
 from torchcaps.models import create_model
 
-from ..stubs import RoutedPixels
+from ..stubs import RoutedPixels, refuses
+
+CAPSNET = {
+    "num_classes": 3,
+    "img_size": (28, 22),
+    "channels": 8,
+    "primary_types": 3,
+    "decoder": False,
+}
+MATRIX = {"num_classes": 3, "channels": 6, "primary_types": 2, "types": (3, 3)}
 
 
 @pytest.fixture
 def capsnet():
-    torch.manual_seed(0)
-    return create_model(
-        "capsnet", num_classes=3, img_size=(28, 22), channels=8, primary_types=3, decoder=False
-    )
+    return create_model("capsnet", **CAPSNET)
 
 
-def images(count=4, size=(28, 22)):
-    return torch.rand(count, 1, *size, generator=torch.Generator().manual_seed(1))
+@pytest.fixture
+def unbiased(capsnet):
+    """Black pixels make capsules of length zero."""
+    torch.nn.init.zeros_(capsnet.conv.bias)
+    torch.nn.init.zeros_(capsnet.primary.conv.bias)
+    return capsnet
+
+
+def random_images(*shape):
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(1))
+
+
+IMAGES = random_images(4, 1, 28, 22)
+
+
+def total(maps):
+    """Sums over places."""
+    return maps.sum(dim=(1, 2))
+
+
+def assert_sums_are_lengths(maps):
+    """The supports of a vector capsule sum to its length before squashing."""
+    length = maps.activations.gather(1, maps.shown[:, None])[:, 0]
+    unsquashed = (length / (1 - length)).sqrt()
+    torch.testing.assert_close(total(maps.positions), unsquashed, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(total(maps.maps), total(maps.positions))
 
 
 @pytest.mark.parametrize("routing", ["dynamic", "uniform"])
 def test_the_supports_of_a_vector_capsule_sum_to_its_length_before_squashing(routing):
-    torch.manual_seed(0)
-    sizes = {
-        "num_classes": 3,
-        "img_size": (28, 22),
-        "channels": 8,
-        "primary_types": 3,
-        "decoder": False,
-    }
-    model = create_model("capsnet", **sizes, routing=routing)
-    found = coupling_maps(model, images())
-    length = found.activations.amax(dim=1)
-    torch.testing.assert_close(
-        found.positions.sum(dim=(1, 2)), (length / (1 - length)).sqrt(), atol=1e-5, rtol=1e-4
-    )
-    torch.testing.assert_close(found.maps.sum(dim=(1, 2)), found.positions.sum(dim=(1, 2)))
-    assert found.maps.shape == (4, 28, 22)
-    assert found.positions.shape == (4, 6, 3)
-    assert torch.equal(found.shown, found.activations.argmax(dim=1))
+    maps = coupling_maps(create_model("capsnet", **CAPSNET, routing=routing), IMAGES)
+    assert_sums_are_lengths(maps)
+    assert maps.maps.shape == (4, 28, 22)
+    assert maps.positions.shape == (4, 6, 3)
+    assert torch.equal(maps.shown, maps.activations.argmax(dim=1))
 
 
-def test_only_places_that_see_ink_give_support_and_only_what_they_see_is_colored(capsnet):
-    for bias in (capsnet.conv.bias, capsnet.primary.conv.bias):
-        torch.nn.init.zeros_(bias)
+def test_classes_that_are_asked_for_are_mapped(capsnet):
+    labels = torch.tensor([2, 1, 0, 2])
+    maps = coupling_maps(capsnet, IMAGES, labels)
+    assert torch.equal(maps.shown, labels)
+    assert_sums_are_lengths(maps)
+
+
+def test_only_places_that_see_ink_give_support_and_only_what_they_see_is_colored(unbiased):
     image = torch.zeros(1, 1, 28, 22)
     image[..., :3, :3] = 1
-    found = coupling_maps(capsnet, image)
+    maps = coupling_maps(unbiased, image)
     # Position k sees rows 2 k to 2 k + 16.
-    assert found.positions[0, :2, :2].abs().min() > 0
-    assert found.positions[0, 2:].abs().max() == 0
-    assert found.positions[0, :, 2:].abs().max() == 0
-    assert found.maps[0, 19:].abs().max() == 0
-    assert found.maps[0, :, 19:].abs().max() == 0
+    assert maps.positions[0, :2, :2].abs().min() > 0
+    assert not maps.positions[0, 2:].any()
+    assert not maps.positions[0, :, 2:].any()
+    assert not maps.maps[0, 19:].any()
+    assert not maps.maps[0, :, 19:].any()
 
 
-def test_a_place_counts_most_in_the_middle_of_what_it_sees(capsnet):
-    for bias in (capsnet.conv.bias, capsnet.primary.conv.bias):
-        torch.nn.init.zeros_(bias)
+def test_a_place_counts_most_in_the_middle_of_what_it_sees(unbiased):
     image = torch.zeros(1, 1, 28, 22)
     image[..., 0, 0] = 1  # position (0, 0) alone sees it
-    spread = coupling_maps(capsnet, image).maps[0]
+    spread = coupling_maps(unbiased, image).maps[0]
     assert divmod(int(spread.abs().argmax()), 22) == (8, 8)
     # Nine by nine after nine by nine, of which the edges of the stride of two count half.
-    ways = (
-        torch.tensor(
-            [0.5, *(k + 0.5 for k in range(1, 8)), 8, *(k + 0.5 for k in range(7, 0, -1)), 0.5]
-        )
-        / 72
-    )
-    torch.testing.assert_close(
-        spread[:17, :17] / spread.sum(), torch.outer(ways, ways), atol=1e-5, rtol=1e-4
-    )
+    rising = [0.5, *(k + 0.5 for k in range(1, 8))]
+    ways = torch.tensor([*rising, 8, *reversed(rising)]) / 72
+    expected = torch.outer(ways, ways)
+    torch.testing.assert_close(spread[:17, :17] / spread.sum(), expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -89,90 +102,48 @@ def test_even_support_makes_an_even_map(kernel, stride):
         assert sums == pytest.approx([1 / stride] * stride)
 
 
-def test_classes_that_are_asked_for_are_shown(capsnet):
-    asked = torch.tensor([2, 1, 0, 2])
-    found = coupling_maps(capsnet, images(), asked)
-    assert torch.equal(found.shown, asked)
-    length = found.activations.gather(1, asked[:, None])[:, 0]
-    torch.testing.assert_close(
-        found.positions.sum(dim=(1, 2)), (length / (1 - length)).sqrt(), atol=1e-5, rtol=1e-4
-    )
-
-
 def test_the_batch_size_changes_nothing_and_the_model_is_left_as_it_was(capsnet):
     capsnet.train()
-    whole, single = coupling_maps(capsnet, images()), coupling_maps(capsnet, images(), batch_size=1)
-    torch.testing.assert_close(whole.maps, single.maps)
+    maps = coupling_maps(capsnet, IMAGES)
+    torch.testing.assert_close(maps.maps, coupling_maps(capsnet, IMAGES, batch_size=1).maps)
     assert capsnet.training
-    assert not whole.maps.is_inference()
-    assert all(
-        not module._forward_hooks and not module._forward_pre_hooks for module in capsnet.modules()
-    )
+    assert not maps.maps.is_inference()
+    for module in capsnet.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
 
 
 @pytest.mark.parametrize("options", [{}, {"bias": True, "coordinates": False}])
 def test_matrix_capsules_hand_support_down_through_convolutions(options):
-    torch.manual_seed(0)
-    sizes = {
-        "num_classes": 3,
-        "in_chans": 2,
-        "img_size": (24, 20),
-        "channels": 6,
-        "primary_types": 2,
-        "types": (3, 3),
-    }
-    model = create_model("matrix_caps_small", **sizes, **options)
-    pictures = torch.rand(3, 2, 24, 20, generator=torch.Generator().manual_seed(1))
-    found = coupling_maps(model, pictures)
-    assert found.positions.shape == (3, 10, 8)
-    assert found.maps.shape == (3, 24, 20)
-    assert found.maps.isfinite().all()
-    assert found.maps.abs().max() > 0
-    torch.testing.assert_close(
-        found.maps.sum(dim=(1, 2)), found.positions.sum(dim=(1, 2)), atol=1e-4, rtol=1e-4
-    )
+    model = create_model("matrix_caps_small", in_chans=2, img_size=(24, 20), **MATRIX, **options)
+    maps = coupling_maps(model, random_images(3, 2, 24, 20))
+    assert maps.positions.shape == (3, 10, 8)
+    assert maps.maps.shape == (3, 24, 20)
+    assert maps.maps.abs().max() > 0
+    torch.testing.assert_close(total(maps.maps), total(maps.positions), atol=1e-4, rtol=1e-4)
 
 
 def test_the_support_of_a_matrix_capsule_is_bounded_by_its_childrens_activations():
-    torch.manual_seed(0)
-    sizes = {
-        "num_classes": 3,
-        "in_chans": 1,
-        "img_size": (20, 20),
-        "channels": 6,
-        "primary_types": 2,
-        "types": (3, 3),
-    }
-    model = create_model("matrix_caps_small", **sizes)
-    children = []
-    model.class_capsules.register_forward_pre_hook(
-        lambda _, inputs: children.append(inputs[0].activation.sum())
-    )
-    found = coupling_maps(model, images(1, (20, 20)))
-    assert found.positions.sum().abs() <= children[0]
+    model = create_model("matrix_caps_small", in_chans=1, img_size=(20, 20), **MATRIX)
+    sums = []
+
+    def record(_, inputs):
+        sums.append(inputs[0].activation.sum())
+
+    model.class_capsules.register_forward_pre_hook(record)
+    maps = coupling_maps(model, random_images(1, 1, 20, 20))
+    assert maps.positions.sum().abs() <= sums[0]
 
 
-def test_capsules_without_places_are_refused():
-    model = RoutedPixels(6, 3, dim=4)
-    with pytest.raises(
-        ValueError, match="expected the children of 'layers.0' to be capsules with places"
-    ):
-        coupling_maps(model, torch.rand(2, 1, 6, 4))
+@pytest.mark.parametrize("labels", [[0], [0, 1, 2, 3]])
+def test_labels_that_do_not_fit_are_refused(capsnet, labels):
+    with refuses("labels: expected"):
+        coupling_maps(capsnet, IMAGES, torch.tensor(labels))
 
 
-@pytest.mark.parametrize(
-    ("labels", "complaint"),
-    [
-        (torch.tensor([0]), "labels: expected .n=4"),
-        (torch.tensor([0, 1, 2, 3]), "labels: expected class indices"),
-    ],
-)
-def test_labels_that_do_not_fit_are_refused(capsnet, labels, complaint):
-    with pytest.raises(ValueError, match=complaint):
-        coupling_maps(capsnet, images(), labels)
-
-
-def test_a_network_without_capsules_is_refused():
-    model = create_model("cnn_smallnorb", in_chans=1, channels=(2, 2), hidden=(4,))
-    with pytest.raises(ValueError, match="expected a capsule network with routed layers, got CNN"):
-        coupling_maps(model, images(1, (32, 32)))
+def test_networks_without_places_or_without_capsules_are_refused():
+    with refuses("expected the children of 'layers.0' to be capsules with places"):
+        coupling_maps(RoutedPixels(6, 3), torch.rand(2, 1, 6, 4))
+    cnn = create_model("cnn_smallnorb", in_chans=1, channels=(2, 2), hidden=(4,))
+    with refuses("expected a capsule network with routed layers, got CNN"):
+        coupling_maps(cnn, random_images(1, 1, 32, 32))

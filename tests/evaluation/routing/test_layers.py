@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -10,51 +8,54 @@ from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.nn import ConvCaps, UniformRouting
 from torchcaps.types import Capsules
 
-from ..stubs import RoutedPixels
+from ..stubs import RoutedPixels, refuses
 
 
-def test_all_images_are_recorded_whatever_the_batch_size() -> None:
-    model, images = RoutedPixels(6, 5, 3), torch.rand(5, 1, 6, 4)
-    whole, parts = (route_images(model, images, batch_size=size) for size in (5, 2))
-    assert list(whole.layers) == ["layers.0", "layers.1"]
-    assert whole.layers["layers.0"].coupling.shape == (5, 6, 5)
-    assert torch.allclose(whole.activation, model(images), atol=1e-6)
-    assert torch.allclose(whole.children["layers.0"], images.squeeze(1).norm(dim=-1), atol=1e-6)
-    for name, layer in whole.layers.items():
-        assert all(
-            torch.allclose(a, b, atol=1e-4)
-            for a, b in zip(layer[:4], parts.layers[name][:4], strict=True)
-        )
-        assert torch.allclose(whole.children[name], parts.children[name], atol=1e-5)
-    assert not whole.activation.is_inference()
+def test_all_images_are_recorded_whatever_the_batch_size():
+    model = RoutedPixels(6, 5, 3)
+    images = torch.rand(5, 1, 6, 4)
+    together = route_images(model, images)
+    assert list(together.layers) == ["layers.0", "layers.1"]
+    assert together.layers["layers.0"].coupling.shape == (5, 6, 5)
+    assert torch.allclose(together.activation, model(images), atol=1e-6)
+    lengths = images.squeeze(1).norm(dim=-1)
+    assert torch.allclose(together.children["layers.0"], lengths, atol=1e-6)
+    assert not together.activation.is_inference()
+    in_parts = route_images(model, images, batch_size=2)
+    for name, trace in together.layers.items():
+        for tensor, expected in zip(in_parts.layers[name][:4], trace[:4], strict=True):
+            assert torch.allclose(tensor, expected, atol=1e-4)
+        assert torch.allclose(in_parts.children[name], together.children[name], atol=1e-5)
 
 
-def test_a_child_in_several_windows_stands_among_the_children_once() -> None:
-    class Map(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = ConvCaps(2, 3, 3, iterations=1, impl="reference")
+class Convolution(nn.Module):
+    """One layer of convolutional capsules on poses from pixels."""
 
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            pose = images.permute(0, 2, 3, 1).unflatten(-1, (2, 16))
-            return self.conv(Capsules(pose, pose[..., 0])).activation.flatten(1)
+    def __init__(self):
+        super().__init__()
+        self.conv = ConvCaps(2, 3, 3, iterations=1, impl="reference")
 
-    found = route_images(Map(), torch.rand(2, 32, 5, 5))
-    assert found.children["conv"].shape == (2, 5, 5, 2)
-    assert found.layers["conv"].child_activation.shape == (2, 3, 3, 18)
+    def forward(self, images):
+        pose = images.permute(0, 2, 3, 1).unflatten(-1, (2, 16))
+        return self.conv(Capsules(pose, pose[..., 0])).activation.flatten(1)
 
 
-def test_swapped_routers_come_back_after_an_error() -> None:
+def test_a_child_in_several_windows_stands_among_the_children_once():
+    routed = route_images(Convolution(), torch.rand(2, 32, 5, 5))
+    assert routed.children["conv"].shape == (2, 5, 5, 2)
+    assert routed.layers["conv"].child_activation.shape == (2, 3, 3, 18)
+
+
+def test_swapped_routers_come_back_after_an_error():
     model = RoutedPixels(6, 3)
-    own = model.layers[0].router
+    router = model.layers[0].router
     with pytest.raises(KeyError), swapped_routers(model, lambda _: UniformRouting()):
         assert isinstance(model.layers[0].router, UniformRouting)
         raise KeyError
-    assert model.layers[0].router is own
+    assert model.layers[0].router is router
 
 
-def test_a_model_without_capsules_is_named() -> None:
-    with pytest.raises(ValueError, match="expected a capsule network with routed layers, got CNN"):
-        route_images(
-            create_model("cnn_multimnist", channels=(2, 2), hidden=(4,)), torch.rand(2, 1, 36, 36)
-        )
+def test_a_model_without_capsules_is_refused():
+    cnn = create_model("cnn_multimnist", channels=(2, 2), hidden=(4,))
+    with refuses("expected a capsule network with routed layers, got CNN"):
+        route_images(cnn, torch.rand(2, 1, 36, 36))

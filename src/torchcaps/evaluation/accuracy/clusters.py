@@ -1,4 +1,4 @@
-"""How well classes can be told from numbers that were found without labels: by clusters, and by a linear map."""
+"""How well numbers that were learned without labels tell classes: by clusters, by a linear map."""
 
 import warnings
 
@@ -10,84 +10,131 @@ from torch import Generator, Tensor
 
 from torchcaps.errors import check_range, check_shape
 
-ROUNDS, STARTS = 50, 10  # of k-means
-STEPS, DECAY = 60, 1e-4  # of the linear map
+# k-means.
+ITERATIONS = 50
+STARTS = 10
+
+# The linear map.
+STEPS = 60
+DECAY = 1e-4
 
 
 def kmeans(
     points: Float[Tensor, "n dim"], clusters: int, *, generator: Generator
 ) -> Float[Tensor, "clusters dim"]:
-    """Centers of clusters: the best of ten starts of Lloyd's algorithm with k-means++.
+    """Return the centers of clusters: the best of ten starts of Lloyd's algorithm with k-means++.
 
-    Where there are no more different points than clusters, they are the centers, some of them
-    several times. Raises ValueError for points of other axes, or clusters below one.
+    Args:
+        points: `[n, dim]`. If at most `clusters` of them differ, they are the centers, some of
+            them several times.
+        clusters: number of clusters, at least 1.
+        generator: source of the starts.
+
+    Raises:
+        ArgumentError: for points of other axes, or clusters below one.
     """
     from scipy.cluster.vq import kmeans2
 
     check_shape("points", points, ("n", "dim"))
     check_range("clusters", clusters, low=1)
-    values = points.double().numpy()
-    distinct = np.unique(values, axis=0)
+    coordinates = points.double().numpy()
+    distinct = np.unique(coordinates, axis=0)
     if len(distinct) <= clusters:
-        return torch.from_numpy(np.resize(distinct, (clusters, values.shape[1]))).float()
+        return torch.from_numpy(np.resize(distinct, (clusters, points.shape[1]))).float()
     rng = np.random.default_rng(int(torch.randint(2**31, (), generator=generator)))
-    best, lowest = values[:0], np.inf
+    best = coordinates[:0]
+    lowest = np.inf
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "One of the clusters is empty")
         for _ in range(STARTS):
-            centers, members = kmeans2(values, clusters, iter=ROUNDS, minit="++", seed=rng)
-            distortion = np.square(values - centers[members]).sum()
+            centers, members = kmeans2(coordinates, clusters, iter=ITERATIONS, minit="++", seed=rng)
+            distortion = np.square(coordinates - centers[members]).sum()
             if distortion < lowest:
-                best, lowest = centers, distortion
+                best = centers
+                lowest = distortion
     return torch.from_numpy(best).float()
 
 
 def nearest(
     points: Float[Tensor, "n dim"], centers: Float[Tensor, "clusters dim"]
 ) -> Int64[Tensor, " n"]:
-    """The cluster of each point."""
-    return torch.cdist(
+    """Return the index of the nearest center of each point."""
+    distances = torch.cdist(
         points.double(), centers.double(), compute_mode="donot_use_mm_for_euclid_dist"
-    ).argmin(dim=1)
+    )
+    return distances.argmin(dim=1)
 
 
 def match_clusters(
     clusters: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], count: int
 ) -> Int64[Tensor, " count"]:
-    """The class of each of `count` clusters, one to one, that makes most points right; -1 for a cluster too many."""
+    """Return the class of each cluster, one to one, that makes most points right.
+
+    Args:
+        clusters: `[n]` cluster of each point.
+        labels: `[n]` true classes.
+        count: number of clusters.
+
+    Returns:
+        `[count]` classes; -1 for a cluster too many.
+
+    Raises:
+        ArgumentError: for shapes that do not fit.
+    """
     from scipy.optimize import linear_sum_assignment
 
     check_shape("labels", labels, ("n",), n=len(clusters))
-    classes = max(int(labels.max()) + 1, count)
-    agreed = (clusters * classes + labels).bincount(minlength=count * classes).view(count, classes)
-    classes_of = torch.from_numpy(linear_sum_assignment(agreed.numpy(), maximize=True)[1])
-    return torch.where(classes_of <= int(labels.max()), classes_of, -1)
+    last = int(labels.max())
+    num_columns = max(last + 1, count)
+    cells = clusters * num_columns + labels
+    matches = cells.bincount(minlength=count * num_columns).view(count, num_columns)
+    _, columns = linear_sum_assignment(matches.numpy(), maximize=True)
+    class_of = torch.from_numpy(columns)
+    return torch.where(class_of <= last, class_of, -1)
 
 
 def linear_accuracy(points: Float[Tensor, "n dim"], labels: Int64[Tensor, " n"]) -> float:
-    """Share of points that a linear map tells the class of: fitted on every second point and measured on the others,
-    both ways; NaN for fewer than two points."""
+    """Return the share of points whose class a linear map tells.
+
+    It is fitted on every second point and measured on the others, both ways.
+
+    Args:
+        points: `[n, dim]`.
+        labels: `[n]` true classes.
+
+    Returns:
+        Accuracy in [0, 1]; NaN for fewer than two points.
+
+    Raises:
+        ArgumentError: for shapes that do not fit.
+    """
     check_shape("labels", labels, ("n",), n=len(points))
     if len(points) < 2:
         return float("nan")
     x = points.double()
-    x = F.pad((x - x.mean(dim=0)) / x.std(dim=0).clamp(min=1e-6), (0, 1), value=1.0)
-    correct = sum(_fitted(x[i::2], labels[i::2], x[1 - i :: 2], labels[1 - i :: 2]) for i in (0, 1))
-    return correct / len(points)
+    x = (x - x.mean(dim=0)) / x.std(dim=0).clamp(min=1e-6)
+    x = F.pad(x, (0, 1), value=1.0)  # a constant for the bias
+    num_correct = 0
+    for half in (0, 1):
+        weight = _fit_softmax(x[half::2], labels[half::2])
+        answers = (x[1 - half :: 2] @ weight).argmax(dim=1)
+        num_correct += int((answers == labels[1 - half :: 2]).sum())
+    return num_correct / len(points)
 
 
-def _fitted(x: Tensor, labels: Tensor, others: Tensor, targets: Tensor) -> int:
-    """How many of the others are right by the softmax regression of these."""
+def _fit_softmax(x: Tensor, labels: Tensor) -> Tensor:
+    """Return the weights `[dim, classes]` of softmax regression."""
     with torch.inference_mode(False), torch.enable_grad():
-        x, labels = x.clone(), labels.clone()
+        x = x.clone()
+        labels = labels.clone()
         weight = torch.zeros(x.shape[1], int(labels.max()) + 1, dtype=x.dtype, requires_grad=True)
-        search = torch.optim.LBFGS([weight], max_iter=STEPS, line_search_fn="strong_wolfe")
+        optimizer = torch.optim.LBFGS([weight], max_iter=STEPS, line_search_fn="strong_wolfe")
 
-        def loss() -> Tensor:
-            search.zero_grad()
-            value = F.cross_entropy(x @ weight, labels) + DECAY * weight.square().sum()
-            value.backward()
-            return value
+        def compute_loss() -> Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(x @ weight, labels) + DECAY * weight.square().sum()
+            loss.backward()
+            return loss
 
-        search.step(loss)
-    return int(((others @ weight.detach()).argmax(dim=1) == targets).sum())
+        optimizer.step(compute_loss)
+    return weight.detach()

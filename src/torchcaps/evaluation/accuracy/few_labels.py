@@ -1,6 +1,7 @@
-"""How little is enough? What accuracy over the number of labels says; `data.few_labels` draws the subsets.
+"""How few labels are enough? What accuracy over the number of labels says.
 
-Train each model with the same number of UPDATES on every subset, not of epochs, and on five seeds or more.
+`data.few_labels` draws the subsets. Train each model with the same number of UPDATES on every
+subset, not of epochs, and on five seeds or more.
 """
 
 from collections.abc import Sequence
@@ -12,16 +13,40 @@ from torchcaps.errors import ArgumentError, check_range
 
 
 def log_area(counts: Sequence[int], accuracy: Sequence[float]) -> float:
-    """Area under accuracy against log(count), divided by its width: a mean that weights every doubling alike. Counts
-    are samples of each class, strictly ascending from 1, two or more. Raises ValueError for lists that do not fit."""
+    """Return the area under accuracy against log(count), divided by its width.
+
+    It is a mean accuracy that weights every doubling of the labels alike.
+
+    Args:
+        counts: samples of each class, strictly ascending from 1, two or more.
+        accuracy: accuracy at each count.
+
+    Raises:
+        ArgumentError: for lists that do not fit.
+    """
     _check_curve(counts, accuracy)
     x = torch.tensor(counts, dtype=torch.float64).log()
-    return float(torch.trapezoid(torch.tensor(accuracy, dtype=torch.float64), x) / (x[-1] - x[0]))
+    y = torch.tensor(accuracy, dtype=torch.float64)
+    return float(torch.trapezoid(y, x) / (x[-1] - x[0]))
 
 
 def labels_needed(counts: Sequence[int], accuracy: Sequence[float], target: float) -> float | None:
-    """Samples of each class at which accuracy first reaches `target`, on straight lines over log(count); None if never.
-    The ratio of two models' figures says how many times more labels one needs. Raises ValueError as `log_area`."""
+    """Return the samples of each class at which accuracy first reaches a target.
+
+    The curve is straight over log(count). The ratio of two models' figures says how many times
+    more labels one needs.
+
+    Args:
+        counts: samples of each class, strictly ascending from 1, two or more.
+        accuracy: accuracy at each count.
+        target: an accuracy.
+
+    Returns:
+        The number; None if accuracy never reaches the target.
+
+    Raises:
+        ArgumentError: for lists that do not fit.
+    """
     _check_curve(counts, accuracy)
     if accuracy[0] >= target:
         return float(counts[0])

@@ -1,4 +1,4 @@
-"""How well masks were found: Dice, intersection over union, and boundaries, for each class."""
+"""Agreement of masks: Dice, intersection over union, and boundaries, for each class."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,22 +29,23 @@ class PixelCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class MaskFigures(EvaluationResult):
-    """Figures of masks over all images together, so that large and small images count by their pixels."""
+    """Figures of masks over all images together: large and small images count by their pixels."""
 
     num_samples: int  # images
-    dice: float  # mean over the classes that appear, `2 |P and T| / (|P| + |T|)`, the background apart
+    dice: float  # `2 |P and T| / (|P| + |T|)`, mean over the classes that appear, no background
     iou: float  # the same of `|P and T| / |P or T|`
-    boundary: float  # the same of the harmonic mean of the shares of either boundary that are near the other one
+    # The same of the harmonic mean of the shares of either boundary that are near the other one.
+    boundary: float
     tolerance: int  # near is within a square of so many pixels to each side
     pixel_accuracy: float  # share of all pixels, background included, that have the right class
-    per_class: dict[
-        str, dict[str, float | None]
-    ]  # the same by class; None for one that is in no mask of either kind
+    # The same by class; None for one that is in no mask of either kind.
+    per_class: dict[str, dict[str, float | None]]
 
     @property
     def summary(self) -> str:
-        """`mean Dice 0.9712 on 1,000 images`."""
-        return f"mean Dice {self.dice:.4f}, mean IoU {self.iou:.4f} on {self.num_samples:,} images{self.extra_words}"
+        """`mean Dice 0.9712, mean IoU 0.9441 on 1,000 images`."""
+        figures = f"mean Dice {self.dice:.4f}, mean IoU {self.iou:.4f}"
+        return f"{figures} on {self.num_samples:,} images{self.extra_words}"
 
     def table(self) -> TextTable:
         """A row for each class, the mean first."""
@@ -62,25 +63,30 @@ def pixel_counts(
     *,
     tolerance: int = TOLERANCE,
 ) -> PixelCounts:
-    """What the figures of masks are made from. Pixels have a class from 0, the background, of so many; `tolerance` is
-    that of boundaries, in pixels. Raises ValueError for shapes that do not fit, or numbers out of range."""
+    """Count the pixels that the figures of masks are made from.
+
+    Args:
+        predicted: `[n, height, width]` predicted classes from 0, the background.
+        true: `[n, height, width]` true classes.
+        classes: number of classes, with the background, at least 2.
+        tolerance: of boundaries, in pixels.
+
+    Raises:
+        ArgumentError: for shapes that do not fit, or numbers out of range.
+    """
     axes = ("n", "height", "width")
     check_shape("true", true, axes)
     check_shape("predicted", predicted, axes, **dict(zip(axes, true.shape, strict=True)))
     check_range("classes", classes, low=2)
     check_range("tolerance", tolerance, low=0)
-    numbers = torch.arange(1, classes, device=true.device).view(-1, 1, 1)
-    p, t = ((mask.unsqueeze(1) == numbers).float() for mask in (predicted, true))
-    edge_p, edge_t = _edge(p), _edge(t)
-    maps = (
-        p * t,
-        p,
-        t,
-        edge_p,
-        edge_t,
-        edge_p * _spread(edge_t, tolerance),
-        edge_t * _spread(edge_p, tolerance),
-    )
+    foreground = torch.arange(1, classes, device=true.device).view(-1, 1, 1)
+    p = (predicted.unsqueeze(1) == foreground).float()
+    t = (true.unsqueeze(1) == foreground).float()
+    edge_p = _edge(p)
+    edge_t = _edge(t)
+    near_t = edge_p * _dilate(edge_t, tolerance)
+    near_p = edge_t * _dilate(edge_p, tolerance)
+    maps = (p * t, p, t, edge_p, edge_t, near_t, near_p)
     return PixelCounts(*(x.flatten(2).sum(dim=2) for x in maps))
 
 
@@ -91,30 +97,39 @@ def mask_figures(
     *,
     tolerance: int = TOLERANCE,
 ) -> MaskFigures:
-    """Figures from the counts of all images, and the share of right pixels of each; classes include the background."""
-    both, predicted, true, edge_p, edge_t, near_t, near_p = (x.double().sum(dim=0) for x in counts)
+    """Return the figures of all images together.
+
+    Args:
+        counts: pixels of all images, from `pixel_counts`.
+        right: `[n]` share of right pixels of each image.
+        classes: names of the classes, the background first.
+        tolerance: of boundaries, in pixels.
+    """
+    total = PixelCounts(*(count.double().sum(dim=0) for count in counts))
+    both = total.both
+    predicted = total.predicted
+    true = total.true
     appears = torch.maximum(predicted, true) > 0
-    missing = torch.tensor(torch.nan, dtype=torch.float64)
-    dice = torch.where(appears, 2 * both / (predicted + true), missing)
-    iou = torch.where(appears, both / (predicted + true - both), missing)
     # Two boundaries that are both missing, as of masks that fill their images, agree.
-    precision, recall = (
-        (near / edge).nan_to_num(1.0) for near, edge in ((near_t, edge_p), (near_p, edge_t))
-    )
-    boundary = torch.where(
-        appears, (2 * precision * recall / (precision + recall)).nan_to_num(0.0), missing
-    )
-    figures = {"dice": dice, "iou": iou, "boundary": boundary}
-    mean = {name: values.nanmean().nan_to_num(0.0).item() for name, values in figures.items()}
-    per_class = {
-        name: {
-            key: None if values[k].isnan() else values[k].item() for key, values in figures.items()
-        }
-        for k, name in enumerate(classes[1:])
+    precision = (total.near_true / total.edge_predicted).nan_to_num(1.0)
+    recall = (total.near_predicted / total.edge_true).nan_to_num(1.0)
+    by_class = {
+        "dice": 2 * both / (predicted + true),
+        "iou": both / (predicted + true - both),
+        "boundary": (2 * precision * recall / (precision + recall)).nan_to_num(0.0),
     }
+    means = {
+        name: figure[appears].mean().nan_to_num(0.0).item() for name, figure in by_class.items()
+    }
+    per_class = {}
+    for index, name in enumerate(classes[1:]):
+        per_class[name] = {
+            key: figure[index].item() if appears[index] else None
+            for key, figure in by_class.items()
+        }
     return MaskFigures(
         len(right),
-        **mean,
+        **means,
         tolerance=tolerance,
         pixel_accuracy=right.double().mean().item(),
         per_class=per_class,
@@ -122,9 +137,9 @@ def mask_figures(
 
 
 def _edge(inside: Tensor) -> Tensor:
-    """1 on pixels beside one outside; what lies beyond the image is neither."""
+    """Return 1 on pixels beside one outside; what lies beyond the image is neither."""
     return inside * F.max_pool2d(1 - inside, 3, stride=1, padding=1)
 
 
-def _spread(edge: Tensor, reach: int) -> Tensor:
+def _dilate(edge: Tensor, reach: int) -> Tensor:
     return F.max_pool2d(edge, 2 * reach + 1, stride=1, padding=reach)

@@ -1,16 +1,18 @@
-"""Is one model better than another? Two models on the same test images.
+"""Is one model better than another, on the same test images?
 
-There are three answers: one is better (McNemar's test), both are equally good within a margin (an equivalence test), or
-the images do not decide; then the comparison says how large a difference must be for so many images to show it. That no
-difference was found never means that there is none. Compare a capsule network with a plain network of equal size that
-was trained in the same way, and with itself under uniform coupling; two methods by several runs each (`compare_runs`),
-and never the best of several seeds with a mean.
+There are three answers: one is better (McNemar's test), both are equally good within a margin (an
+equivalence test), or the images do not decide; then the comparison names the difference that so
+many images can show. That no difference was found never means that there is none. Compare a
+capsule network with a plain network of equal size that was trained in the same way, and with
+itself under uniform coupling; two methods by several runs each (`compare_runs`), and never the
+best of several seeds with a mean.
 
-Two methods, by several runs of each: another seed gives another network, and other test images another accuracy; a
-difference between methods must stand out against both. Images are resampled together for all runs, as all answer the
-same ones. Seeds are few, three to five: resampling them, too, makes the interval too narrow (95 % intervals of three
-runs hold the truth in 80 to 93 %), so that their standard deviation is estimated, and the interval widened for so few
-of them as in Student's t-test.
+Two methods, by several runs of each: another seed gives another network, and other test images
+another accuracy; a difference between methods must stand out against both. Images are resampled
+together for all runs, as all answer the same ones. There are few seeds, three to five: resampling
+them, too, makes the interval too narrow (95 % intervals of three runs hold the truth in 80 to
+93 %). Hence their standard deviation is estimated, and the interval widened for so few of them as
+in Student's t-test.
 """
 
 import math
@@ -35,8 +37,10 @@ from torchcaps.evaluation.comparison.exact import (
 from torchcaps.words import percent
 
 RESAMPLES = 10_000  # of the bootstrap
-# Images that only the first, and as many that only the second gets right, for the variance over images.
+
+# Images that only the first, and as many that only the second gets right, for the variance.
 PSEUDO_COUNT = 2
+
 Outcome = Literal["first", "second", "equivalent", "undecided"]
 
 
@@ -48,7 +52,7 @@ class BaseComparison(EvaluationResult):
     subject: ClassVar[str]  # what is compared: "model" or "method"
     evidence_by: ClassVar[str]  # what decides: "images" or "runs"
     scope: ClassVar[str]  # where one of the two is better
-    sample: ClassVar[str]  # how much was looked at
+    sample: ClassVar[str]  # the size of the sample, in words
 
     difference: float  # accuracy of the first minus that of the second
     interval: tuple[float, float]  # (low, high), of the difference, at 95 %
@@ -56,15 +60,16 @@ class BaseComparison(EvaluationResult):
     num_samples: int  # n, the number of images
     margin: float  # the smallest difference that matters
     equivalence_p: float  # that they differ by the margin or more
-    visible: (
-        float | None
-    )  # smallest difference seen in 80 % of tries, at level 0.05; None: not even 1
+    # Smallest difference seen in 80 % of tries, at level 0.05; None: not even 1.
+    visible: float | None
 
     @property
     def outcome(self) -> Outcome:
-        """Which is better at level 0.05; else "equivalent" within the margin, at the same level; else
-        "undecided". The tests reject hypotheses that exclude each other, so that at most 5 % of
-        outcomes claim something wrong."""
+        """Which is better at level 0.05, or "equivalent" within the margin at the same level.
+
+        It is "undecided" otherwise. The tests reject hypotheses that exclude each other, so that
+        at most 5 % of outcomes claim something wrong.
+        """
         if self.p_value < LEVEL:
             return "first" if self.difference > 0 else "second"
         return "equivalent" if self.equivalence_p < LEVEL else "undecided"
@@ -72,11 +77,13 @@ class BaseComparison(EvaluationResult):
     @property
     def evidence(self) -> str:
         """The figures behind the outcome; the p-value is the one that counts for it."""
-        low, high = (100 * bound for bound in self.interval)
-        p = f"{self.p_value:.2g}"
+        low, high = self.interval
+        difference = f"{100 * self.difference:+.2f} points"
+        interval = f"95 % from {100 * low:+.2f} to {100 * high:+.2f}"
+        p_value = f"p = {self.p_value:.2g}"
         if self.outcome == "equivalent":
-            p = f"{self.equivalence_p:.2g} for a larger gap"
-        return f"{100 * self.difference:+.2f} points, 95 % from {low:+.2f} to {high:+.2f}, p = {p}"
+            p_value = f"p = {self.equivalence_p:.2g} for a larger gap"
+        return f"{difference}, {interval}, {p_value}"
 
     @property
     def power(self) -> str:
@@ -113,17 +120,21 @@ class BaseComparison(EvaluationResult):
 class Comparison(BaseComparison):
     """Two models on the same images; see `BaseComparison`.
 
-    95 % of bootstrap resamples of the images lie within the interval, which has no width where no image tells the
-    models apart; see `equivalence_p` then. The p-values are those of McNemar's exact test and of `equivalence_test`;
-    `visible` is that of `smallest_visible`, at the observed share of images that tell the models apart."""
+    95 % of bootstrap resamples of the images lie within the interval, which has no width where no
+    image tells the models apart; see `equivalence_p` then. The p-values are those of McNemar's
+    exact test and of `equivalence_test`; `visible` is that of `smallest_visible`, at the observed
+    share of images that tell the models apart.
+    """
 
     first: float  # accuracy of the model in question, in [0, 1]
     second: float  # accuracy of the baseline
     only_first: int  # images that only the first gets right
     only_second: int  # images that only the second gets right
 
-    subject, evidence_by = "model", "images"
-    scope, sample = "on these images", "On so many images"
+    subject = "model"
+    evidence_by = "images"
+    scope = "on these images"
+    sample = "On so many images"
 
     @property
     def same(self) -> bool:
@@ -138,11 +149,11 @@ class Comparison(BaseComparison):
     def verdict(self) -> str:
         if not self.same:
             return super().verdict
-        alike = f"give the same answers, right or wrong, on all {self.num_samples:,} images"
+        answers = f"give the same answers, right or wrong, on all {self.num_samples:,} images"
         within = f"equally good within {points(self.margin)} ({self.evidence})."
         if self.outcome == "equivalent":
-            return f"The two models {alike}, and are {within}"
-        return f"The two models {alike}; these do not show that they are {within} {self.power}"
+            return f"The two models {answers}, and are {within}"
+        return f"The two models {answers}; these do not show that they are {within} {self.power}"
 
     def table(self) -> TextTable:
         """A row for each model."""
@@ -156,12 +167,14 @@ class Comparison(BaseComparison):
 def compare_answers(
     first: Bool[Tensor, " n"], second: Bool[Tensor, " n"], *, margin: float = MARGIN, seed: int = 0
 ) -> Comparison:
-    """Two models, the one in question and the baseline, on the same images in the same order.
+    """Compare two models, the one in question and the baseline, on the same images.
 
     Args:
-        first, second: `[n]` booleans, whether each model is right; n at least 1.
-        margin: the smallest difference in accuracy that matters, in (0, 1). Choose it before you look:
-            one point is little at 90 % accuracy, and more than all there is to gain at 99.4 %.
+        first: `[n]` booleans, whether the model in question is right; n at least 1.
+        second: the same of the baseline, in the same order.
+        margin: the smallest difference in accuracy that matters, in (0, 1). Choose it before you
+            look: one point is little at 90 % accuracy, and more than all there is to gain at
+            99.4 %.
         seed: of the bootstrap.
 
     Raises:
@@ -171,12 +184,14 @@ def compare_answers(
     check_shape("second", second, ("n",), n=len(first))
     check_range("number of images", len(first), low=1)
     n = len(first)
-    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
-    # Resampling images with replacement draws the three kinds of them from a multinomial distribution.
-    rng = np.random.default_rng(seed)
+    only_first = int((first & ~second).sum())
+    only_second = int((second & ~first).sum())
+
+    # Resampling images with replacement draws the three kinds of them from a multinomial.
     shares = [only_first / n, only_second / n, (n - only_first - only_second) / n]
-    counts = rng.multinomial(n, shares, size=RESAMPLES)
-    low, high = np.quantile((counts[:, 0] - counts[:, 1]) / n, [0.025, 0.975])
+    counts = np.random.default_rng(seed).multinomial(n, shares, size=RESAMPLES)
+    differences = (counts[:, 0] - counts[:, 1]) / n
+    low, high = np.quantile(differences, [0.025, 0.975])
     return Comparison(
         first=float(first.double().mean()),
         second=float(second.double().mean()),
@@ -196,15 +211,18 @@ def compare_answers(
 class RunsComparison(BaseComparison):
     """Two methods, several runs each, on the same images; see `BaseComparison`.
 
-    The difference is that of the means. The interval holds the true one, over seeds and images, in 95 % of comparisons;
-    `visible` is at the observed standard deviation of so many runs and images."""
+    The difference is that of the means. The interval holds the true one, over seeds and images, in
+    95 % of comparisons; `visible` is at the observed standard deviation of so many runs and images.
+    """
 
     first: tuple[float, ...]  # accuracy of each run of the method in question, in [0, 1]
     second: tuple[float, ...]  # accuracy of each run of the baseline
     paired: bool  # whether run k of one belongs to run k of the other
 
-    subject, evidence_by = "method", "runs"
-    scope, sample = "over seeds and images", "With so many runs and images"
+    subject = "method"
+    evidence_by = "runs"
+    scope = "over seeds and images"
+    sample = "With so many runs and images"
 
     def table(self) -> TextTable:
         """A row for each method: mean and standard deviation over its runs, and the runs."""
@@ -224,25 +242,29 @@ def compare_runs(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> RunsComparison:
-    """Two methods by their runs, on the same images in the same order.
+    """Compare two methods by their runs, on the same images in the same order.
 
-    The images are bootstrapped, all runs together. To each resample comes a normal deviation of the mean over seeds:
-    its variance is that of the runs' accuracies, less the part which comes from the images that each run happens to
-    miss (that is among the images' already). All deviations are multiplied by a factor of Student's t distribution,
-    whose degrees of freedom are those of Welch and Satterthwaite for the two sources. Two images that only one method
-    gets right are added on either side for that variance, so that runs that are all right do not seem certain.
+    The images are bootstrapped, all runs together. To each resample comes a normal deviation of
+    the mean over seeds: its variance is that of the runs' accuracies, less the part which comes
+    from the images that each run happens to miss (that is among the images' already). All
+    deviations are multiplied by a factor of Student's t distribution, whose degrees of freedom are
+    those of Welch and Satterthwaite for the two sources. Two images that only one method gets
+    right are added on either side for that variance, so that runs that are all right do not seem
+    certain.
 
     Args:
-        first, second: booleans, whether each run of the method in question and of the baseline is right on each image;
-            at least 2 runs and 2 images. Every run counts: leave none out.
-        paired: whether run k of both shares what varies, such as split and order by an equal seed. Then only the
-            differences within pairs count. Without it, seeds are taken as independent, equal numbers or not.
+        first: `[runs, n]` booleans, whether each run of the method in question is right on each
+            image; at least 2 runs and 2 images. Every run counts: leave none out.
+        second: the same of the baseline; the number of runs may differ.
+        paired: whether run k of both shares what varies, such as split and order by an equal seed.
+            Then only the differences within pairs count. Without it, seeds are independent.
         margin: the smallest difference in accuracy that matters, in (0, 1); see `compare_answers`.
-        resamples: at least 1,000, drawn by `seed`.
+        resamples: number of resamples, at least 1,000.
+        seed: of the resamples.
 
     Raises:
-        ArgumentError: for fewer runs or images, numbers of runs that differ though paired, a margin out of range, or
-            too few resamples.
+        ArgumentError: for fewer runs or images, numbers of runs that differ though paired, a margin
+            out of range, or too few resamples.
     """
     check_shape("first", first, ("runs", "n"))
     check_shape("second", second, ("runs", "n"), n=first.shape[1])
@@ -255,11 +277,14 @@ def compare_runs(
         raise ArgumentError(
             "second", f"expected {len(first)} runs, one for each of first, got {len(second)}"
         )
-    ours, theirs = first.cpu().double(), second.cpu().double()
-    accuracies, baselines = ours.mean(dim=1), theirs.mean(dim=1)
+    first_runs = first.cpu().double()
+    second_runs = second.cpu().double()
+    accuracies = first_runs.mean(dim=1)
+    baselines = second_runs.mean(dim=1)
     difference = float(accuracies.mean() - baselines.mean())
+
     rng = np.random.default_rng(seed)
-    errors = _errors(ours.numpy(), theirs.numpy(), paired, resamples, rng)
+    errors = _errors(first_runs.numpy(), second_runs.numpy(), paired, resamples, rng)
     low, lower, upper, high = map(float, np.quantile(errors, [0.025, 0.2, 0.8, 0.975]))
     visible = (high - low) / 2 + (upper - lower) / 2
     return RunsComparison(
@@ -283,7 +308,7 @@ def _errors(
     resamples: int,
     rng: np.random.Generator,
 ) -> Float[np.ndarray, " resamples"]:
-    """How far the difference of the means may be from the truth, by images and by seeds."""
+    """Draw how far the difference of the means may be from the truth, by images and by seeds."""
     n = first.shape[1]
 
     # Images: those with the same difference between the methods are one kind; there are few kinds.
@@ -296,36 +321,40 @@ def _errors(
 
     # Seeds.
     if paired:
-        seed_variance, doubt = _seed_variance(first - second)
+        seed_variance, uncertainty = _seed_variance(first - second)
     else:
         variances = np.array([_seed_variance(first), _seed_variance(second)])
-        seed_variance, doubt = variances.sum(axis=0).tolist()
+        seed_variance, uncertainty = variances.sum(axis=0).tolist()
     seed_variance = max(0.0, seed_variance)
     seed_errors = math.sqrt(seed_variance) * rng.standard_normal(resamples)
 
     # Student's factor, by the degrees of freedom of Welch and Satterthwaite.
-    freedom = (image_variance + seed_variance) ** 2 / (image_variance**2 / (n - 1) + doubt)
+    variance = image_variance + seed_variance
+    freedom = variance**2 / (image_variance**2 / (n - 1) + uncertainty)
     factor = np.sqrt(freedom / rng.chisquare(freedom, size=resamples))
     return np.asarray((image_errors + seed_errors) * factor)
 
 
 def _seed_variance(runs: Float[np.ndarray, "runs n"]) -> tuple[float, float]:
-    """Of the mean over the runs: the variance by seeds beyond chance on single images, and the variance of that."""
+    """Return the variance of the mean over runs by seeds, and the variance of that estimate.
+
+    Chance on single images, which every run has by itself, is taken off.
+    """
     count, n = runs.shape
     means = runs.mean(axis=1, keepdims=True)
     residuals = runs - means - runs.mean(axis=0) + runs.mean()
     chance = (residuals**2).sum() / ((count - 1) * (n - 1)) / n
-    of_means = means.var(ddof=1)
-    return float(of_means - chance) / count, float(of_means / count) ** 2 / (count - 1)
+    variance = means.var(ddof=1)
+    return float(variance - chance) / count, float(variance / count) ** 2 / (count - 1)
 
 
 def _tail(errors: Float[np.ndarray, " resamples"], distance: float) -> float:
-    """Share of errors that reach so far, in the direction that has more of them; never 0."""
-    reached = max((errors >= distance).sum(), (errors <= -distance).sum())
-    return float((reached + 1) / (len(errors) + 1))
+    """Return the share of errors of at least a distance, to the side with more of them; never 0."""
+    num_errors = max((errors >= distance).sum(), (errors <= -distance).sum())
+    return float((num_errors + 1) / (len(errors) + 1))
 
 
 def points(difference: float) -> str:
-    """A difference in accuracy in words: 0.01 is "1 point"."""
-    value = f"{100 * difference:.2g}"
-    return f"{value} point{'' if value == '1' else 's'}"
+    """Write a difference in accuracy in words: 0.01 is "1 point"."""
+    number = f"{100 * difference:.2g}"
+    return f"{number} point" if number == "1" else f"{number} points"

@@ -1,7 +1,8 @@
-"""Looking inside: what the decoder draws from a class capsule, and what each pose dimension stands for.
+"""Looking inside: reconstructions from a class capsule, and the meaning of its pose dimensions.
 
-Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules", NIPS 2017, arXiv 1710.09829,
-sections 4.1 (reconstruction) and 5.1 (what the dimensions of a capsule represent).
+Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules", NIPS 2017,
+arXiv 1710.09829, sections 4.1 (reconstruction) and 5.1 (what the dimensions of a capsule
+represent).
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,14 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.base import Images, Labels, capsule_model, check_images, check_labels
+from torchcaps.evaluation.base import (
+    Activations,
+    Images,
+    Labels,
+    capsule_model,
+    check_images,
+    check_labels,
+)
 from torchcaps.evaluation.forward import batches, evaluating
 from torchcaps.types import Capsules
 
@@ -21,13 +29,11 @@ CHUNK = 256  # images encoded or decoded at a time
 
 @dataclass(frozen=True, eq=False)
 class Reconstructions:
-    """What the decoder drew from one capsule of each image."""
+    """Reconstructions from one capsule of each image."""
 
-    images: Images  # `[batch, channels, height, width]` reconstructions in [0, 1], on the CPU
+    images: Images  # `[batch, channels, height, width]` in [0, 1], on the CPU
     shown: Labels  # `[batch]` int64, the class whose capsule was decoded
-    activations: Float[
-        Tensor, "batch classes"
-    ]  # `[batch, classes]` class-capsule activations in [0, 1]
+    activations: Activations  # `[batch, classes]` class-capsule activations in [0, 1]
     predictions: Labels  # `[batch]` int64, the class with the largest activation
 
 
@@ -35,26 +41,31 @@ class Reconstructions:
 class Perturbation:
     """Reconstructions after moving one pose dimension at a time."""
 
-    reconstructions: Float[
-        Tensor, "batch dims steps channels height width"
-    ]  # in [0, 1], on the CPU
-    offsets: Float[
-        Tensor, " steps"
-    ]  # `[steps]`, what was added to the dimension, from -span to span
+    # In [0, 1], on the CPU.
+    reconstructions: Float[Tensor, "batch dims steps channels height width"]
+    offsets: Float[Tensor, " steps"]  # added to the dimension, from -span to span
     shown: Labels  # `[batch]` int64, the class whose capsule was moved and decoded
 
 
 def reconstructions(
     model: nn.Module, images: Images, labels: Labels | None = None
 ) -> Reconstructions:
-    """Decode the capsule of each image's label, or the most active capsule when no labels are given. Raises ValueError
-    for a model that does not declare class capsules and a decoder, or images or labels that do not fit."""
+    """Decode one capsule of each image.
+
+    Args:
+        model: a model with class capsules and a decoder.
+        images: `[batch, channels, height, width]` in [0, 1].
+        labels: `[batch]` classes to decode; by default the most active ones.
+
+    Raises:
+        ArgumentError: for another model, or images or labels that do not fit.
+    """
     with evaluating(model):
-        capsules, shown = _shown_capsules(model, images, labels)
-        rebuilt = _decoded(model, capsules, shown)
-    activations = capsules.activation.float().cpu()
+        capsules, shown = _masked_capsules(model, images, labels)
+        decoded = _decode(model, capsules, shown)
+    activations = capsules.activation.float().cpu().clone()
     return Reconstructions(
-        torch.cat(rebuilt), shown.cpu().clone(), activations.clone(), activations.argmax(dim=1)
+        torch.cat(decoded), shown.cpu().clone(), activations, activations.argmax(dim=1)
     )
 
 
@@ -66,54 +77,69 @@ def perturb(
     span: float = 0.25,
     steps: int = 11,
 ) -> Perturbation:
-    """Move each pose dimension of one capsule an image over `linspace(-span, span, steps)`, and decode.
+    """Move each pose dimension of one capsule an image over `linspace(-span, span, steps)`.
 
-    The capsule of the label moves, or the most active one when no labels are given. The others are zero first, so that
-    nothing but the shown capsule reaches the decoder; activations stay as they were. Source: arXiv 1710.09829, section
-    5.1, whose figure 4 moves each of 16 dimensions from -0.25 to 0.25 in steps of 0.05; poses are shorter than 1 in a
-    vector capsule, and an odd number of steps includes the capsule as it is. The outcome takes batch x dims x steps
-    images of memory. Raises ValueError as `reconstructions`, or for a span below 0 or fewer than two steps."""
+    The other capsules are zero first, so that nothing but this capsule reaches the decoder;
+    activations stay as they were. Section 5.1 of arXiv 1710.09829, whose figure 4 moves each of 16
+    dimensions from -0.25 to 0.25 in steps of 0.05; poses are shorter than 1 in a vector capsule,
+    and an odd number of steps includes the capsule as it is. The outcome takes batch x dims x
+    steps images of memory.
+
+    Args:
+        model: a model with class capsules and a decoder.
+        images: `[batch, channels, height, width]` in [0, 1].
+        labels: `[batch]` classes whose capsules move; by default the most active ones.
+        span: largest offset, at least 0.
+        steps: number of offsets, at least 2.
+
+    Raises:
+        ArgumentError: as `reconstructions`, or for a span or steps out of range.
+    """
     check_range("span", span, low=0)
     check_range("steps", steps, low=2)
     with evaluating(model):
-        (pose, activation), shown = _shown_capsules(model, images, labels)
+        (pose, activation), shown = _masked_capsules(model, images, labels)
+        num_images, num_classes, num_dims = pose.shape
         offsets = torch.linspace(-span, span, steps, device=pose.device)
-        grid = (len(images), pose.shape[-1], steps)
-        moves = torch.eye(grid[1]).to(pose).unsqueeze(1) * offsets.to(pose).unsqueeze(
-            1
-        )  # [dims, steps, dim]
-        here = one_hot(shown, activation.shape[1]).view(len(images), 1, 1, -1, 1)
-        moved = (pose[:, None, None] + here * moves.unsqueeze(2)).flatten(0, 2)
-        activation, cells = (
-            x.repeat_interleave(grid[1] * steps, dim=0) for x in (activation, shown)
-        )
-        rebuilt = _decoded(model, Capsules(moved, activation), cells)
+        moves = torch.eye(num_dims).to(pose).unsqueeze(1) * offsets.to(pose).unsqueeze(1)
+        # [batch, 1, 1, classes, 1] x [dims, steps, 1, dim]
+        is_shown = one_hot(shown, num_classes).view(num_images, 1, 1, num_classes, 1)
+        moved = pose[:, None, None] + is_shown * moves.unsqueeze(2)
+        num_copies = num_dims * steps
+        capsules = Capsules(moved.flatten(0, 2), activation.repeat_interleave(num_copies, dim=0))
+        decoded = _decode(model, capsules, shown.repeat_interleave(num_copies, dim=0))
     return Perturbation(
-        torch.cat(rebuilt).unflatten(0, grid), offsets.cpu().clone(), shown.cpu().clone()
+        torch.cat(decoded).unflatten(0, (num_images, num_dims, steps)),
+        offsets.cpu().clone(),
+        shown.cpu().clone(),
     )
 
 
-def _shown_capsules(
+def _masked_capsules(
     model: nn.Module, images: Tensor, labels: Tensor | None
 ) -> tuple[Capsules, Tensor]:
-    """The class capsules of all images, zero but for the shown ones' poses, and which ones are shown."""
+    """Return the class capsules of all images, with one pose each that is not zero, and its class."""
     check_images(images)
     encode = capsule_model(model, decoder=True).capsules
     parts = [encode(chunk) for chunk, _ in batches(model, images, batch_size=CHUNK)]
-    pose, activation = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    pose = torch.cat([part.pose for part in parts])
+    activation = torch.cat([part.activation for part in parts])
+    num_classes = activation.shape[1]
     if labels is None:
         labels = activation.argmax(dim=1)
-    check_labels(labels, activation.shape[1])
+    check_labels(labels, num_classes)
     check_shape("labels", labels, ("batch",), batch=len(images))
-    shown = labels.to(pose.device)
-    return Capsules(pose * one_hot(shown, activation.shape[1]).unsqueeze(-1), activation), shown
+    labels = labels.to(pose.device)
+    masked = pose * one_hot(labels, num_classes).unsqueeze(-1)
+    return Capsules(masked, activation), labels
 
 
-def _decoded(model: nn.Module, capsules: Capsules, shown: Tensor) -> list[Tensor]:
-    """Reconstructions of these capsules, a chunk at a time, on the CPU."""
+def _decode(model: nn.Module, capsules: Capsules, labels: Tensor) -> list[Tensor]:
+    """Return the reconstructions of capsules, made a chunk at a time, on the CPU."""
     decode = capsule_model(model, decoder=True).reconstruct
-    chunks = zip(*(x.split(CHUNK) for x in (*capsules, shown)), strict=True)
-    return [
-        decode(Capsules(pose, activation), labels).float().cpu()
-        for pose, activation, labels in chunks
-    ]
+    decoded = []
+    for first in range(0, len(labels), CHUNK):
+        chunk = slice(first, first + CHUNK)
+        part = Capsules(capsules.pose[chunk], capsules.activation[chunk])
+        decoded.append(decode(part, labels[chunk]).float().cpu())
+    return decoded

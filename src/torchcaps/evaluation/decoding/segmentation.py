@@ -1,19 +1,19 @@
-"""Which digit does a pixel belong to? Overlapping digits, drawn one capsule at a time.
+"""Which digit does a pixel belong to? Overlapping digits, decoded one capsule at a time.
 
-Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules", NIPS 2017, arXiv 1710.09829, section
-6 and figure 5. The paper shows pictures; the figures here put numbers to them. A pixel with ink of both digits belongs
-to both.
+Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules", NIPS 2017,
+arXiv 1710.09829, section 6 and figure 5. The paper shows pictures; the figures here put numbers to
+them. A pixel with ink of both digits belongs to both.
 """
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.accuracy.multilabel import top_labels
-from torchcaps.evaluation.base import EvaluationResult, Images, check_images
+from torchcaps.evaluation.base import Activations, EvaluationResult, Images
 from torchcaps.evaluation.decoding.reconstruction import reconstructions
 from torchcaps.evaluation.forward import image_activations
 
@@ -23,11 +23,11 @@ Drawings = Float[Tensor, "n k channels height width"]
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """What the decoder draws from k capsules of each image, one at a time."""
+    """Reconstructions from k capsules of each image, one at a time."""
 
     images: Drawings  # `[n, k, channels, height, width]` in [0, 1], on the CPU
     shown: Int64[Tensor, "n k"]  # `[n, k]` int64, the class whose capsule was decoded
-    activations: Float[Tensor, "n classes"]  # `[n, classes]` lengths in [0, 1]
+    activations: Activations  # `[n, classes]` lengths in [0, 1]
 
     @property
     def lengths(self) -> Float[Tensor, "n k"]:
@@ -40,64 +40,85 @@ class Segmentation(EvaluationResult):
     """Decoded digits against the true single digits; means over images and digits."""
 
     error: float  # mean squared error per pixel
-    iou: float  # intersection over union of the pixels at or above the threshold, in [0, 1]; 1 where neither has one
-    ink_right: (
-        float | None
-    )  # share of the ink of one digit alone where its drawing is the brightest; None without any
-    correlation: (
-        float | None
-    )  # of the pixels, in [-1, 1], without pictures of one brightness; None if all are
-    threshold: float  # what counts as ink
+    # Intersection over union of the pixels at or above the threshold; 1 where neither has one.
+    iou: float
+    # Share of the ink of one digit alone where its drawing is the brightest; None without any.
+    ink_right: float | None
+    # Of the pixels, in [-1, 1], without pictures of one brightness; None if all are.
+    correlation: float | None
+    threshold: float  # brightness that counts as ink
     num_samples: int  # n
 
 
 def segment(
     model: nn.Module, images: Images, labels: Int64[Tensor, "n k"] | None = None
 ) -> Segments:
-    """Decode the labeled capsules of each image, or the two most active ones, each with all others at zero. Labels
-    `[n, k]` may name absent classes, whose drawings should stay faint. Raises ValueError for a model without class
-    capsules and a decoder, or arguments that do not fit."""
-    check_images(images)
+    """Decode several capsules of each image, each with all others at zero.
+
+    Args:
+        model: a model with class capsules and a decoder.
+        images: `[n, channels, height, width]` in [0, 1].
+        labels: `[n, k]` classes to decode, k at least 1; by default the two most active ones. They
+            may name absent classes, whose drawings should stay faint.
+
+    Raises:
+        ArgumentError: for another model, or arguments that do not fit.
+    """
     if labels is None:
         labels = top_labels(image_activations(model, images))
     check_shape("labels", labels, ("n", "k"), n=len(images))
     check_range("number of labels", labels.shape[1], low=1)
-    drawn = [reconstructions(model, images, column) for column in labels.unbind(1)]
-    return Segments(
-        torch.stack([one.images for one in drawn], dim=1),
-        labels.cpu().clone(),
-        drawn[0].activations,
-    )
+    parts = [reconstructions(model, images, column) for column in labels.unbind(1)]
+    drawings = torch.stack([part.images for part in parts], dim=1)
+    return Segments(drawings, labels.cpu().clone(), parts[0].activations)
 
 
 def match_segments(segments: Segments, labels: Int64[Tensor, "n 2"]) -> Segments:
-    """Two decoded capsules put in the order of `labels`: a class found stands in its label's place. A class that is no
-    label takes the place that is left, so that a mistake is compared with the digit it missed. Raises ValueError for
-    other than two capsules an image, or labels of another shape."""
+    """Put two decoded capsules in the order of the labels.
+
+    A class that is no label takes the place that is left, so that a mistake is compared with the
+    digit it missed.
+
+    Args:
+        segments: two decoded capsules an image.
+        labels: `[n, 2]` true classes.
+
+    Raises:
+        ArgumentError: for another number of capsules, or labels of another shape.
+    """
     check_shape("segments.shown", segments.shown, ("n", "k"), k=2)
     check_shape("labels", labels, ("n", "k"), n=len(segments.shown), k=2)
-    crossed = segments.shown == labels.cpu().flip(1)
-    straight = segments.shown == labels.cpu()
-    turn = crossed.any(dim=1) & ~straight.any(dim=1)
-    images = torch.where(turn.view(-1, 1, 1, 1, 1), segments.images.flip(1), segments.images)
-    shown = torch.where(turn.unsqueeze(1), segments.shown.flip(1), segments.shown)
+    labels = labels.cpu()
+    fits = (segments.shown == labels).any(dim=1)
+    fits_reversed = (segments.shown == labels.flip(1)).any(dim=1)
+    is_reversed = fits_reversed & ~fits
+    images = torch.where(is_reversed.view(-1, 1, 1, 1, 1), segments.images.flip(1), segments.images)
+    shown = torch.where(is_reversed.unsqueeze(1), segments.shown.flip(1), segments.shown)
     return Segments(images, shown, segments.activations)
 
 
 def score_segmentation(
     drawn: Drawings, digits: Drawings, *, threshold: float = 0.5
 ) -> Segmentation:
-    """Per-pixel figures for drawings, such as `segment(...).images`, of the true single digits at their places, in the
-    same order; both in [0, 1]. A pixel of at least the threshold, in (0, 1], is ink. Raises ValueError for shapes that
-    do not fit, none of them, or a threshold out of range."""
+    """Compare drawings with the true single digits, pixel by pixel.
+
+    Args:
+        drawn: `[n, k, channels, height, width]` in [0, 1], such as `segment(...).images`.
+        digits: the true digits at their places, in the same order and shape.
+        threshold: brightness from which a pixel is ink, in (0, 1].
+
+    Raises:
+        ArgumentError: for shapes that do not fit, none of them, or a threshold out of range.
+    """
     check_shape("drawn", drawn, AXES)
     check_shape("digits", digits, AXES, **dict(zip(AXES, drawn.shape, strict=True)))
     check_range("number of samples", drawn.shape[0] * drawn.shape[1], low=1)
     check_range("threshold", threshold, low=1e-6, high=1)
-    drawn, digits = drawn.detach().double().cpu(), digits.detach().double().cpu()
+    drawn = drawn.detach().double().cpu()
+    digits = digits.detach().double().cpu()
     return Segmentation(
         error=float((drawn - digits).square().mean()),
-        iou=float(_iou(drawn >= threshold, digits >= threshold).mean()),
+        iou=_mean_iou(drawn >= threshold, digits >= threshold),
         ink_right=_ink_right(drawn, digits, threshold),
         correlation=_correlation(drawn.flatten(2), digits.flatten(2)),
         threshold=threshold,
@@ -105,26 +126,27 @@ def score_segmentation(
     )
 
 
-def _iou(first: Tensor, second: Tensor) -> Tensor:
-    """`[n, k]` for masks `[n, k, ...]`."""
-    both, either = (
-        mask.flatten(2).sum(dim=2).double() for mask in (first & second, first | second)
-    )
-    return torch.where(either > 0, both / either.clamp(min=1), 1.0)
+def _mean_iou(first: Bool[Tensor, "n k *pixels"], second: Bool[Tensor, "n k *pixels"]) -> float:
+    intersection = (first & second).flatten(2).sum(dim=2).double()
+    union = (first | second).flatten(2).sum(dim=2).double()
+    return float(torch.where(union > 0, intersection / union.clamp(min=1), 1.0).mean())
 
 
-def _ink_right(drawn: Tensor, digits: Tensor, threshold: float) -> float | None:
+def _ink_right(drawn: Drawings, digits: Drawings, threshold: float) -> float | None:
     ink = digits * (digits >= threshold)
-    alone = (ink > 0).sum(dim=1, keepdim=True) == 1
+    ink_alone = ink * ((ink > 0).sum(dim=1, keepdim=True) == 1)
     # Equally bright drawings decide nothing.
-    others = drawn.unsqueeze(1) >= drawn.unsqueeze(2)  # [n, own, other, ...]
-    brightest = others.sum(dim=2) == 1
-    total = float((ink * alone).sum())
-    return float((ink * alone * brightest).sum()) / total if total else None
+    is_as_bright = drawn.unsqueeze(1) >= drawn.unsqueeze(2)  # [n, k, k of the other, ...]
+    is_brightest = is_as_bright.sum(dim=2) == 1
+    total = float(ink_alone.sum())
+    return float((ink_alone * is_brightest).sum()) / total if total else None
 
 
-def _correlation(x: Tensor, y: Tensor) -> float | None:
-    x, y = x - x.mean(dim=2, keepdim=True), y - y.mean(dim=2, keepdim=True)
+def _correlation(x: Float[Tensor, "n k pixels"], y: Float[Tensor, "n k pixels"]) -> float | None:
+    x = x - x.mean(dim=2, keepdim=True)
+    y = y - y.mean(dim=2, keepdim=True)
     scale = (x.square().sum(dim=2) * y.square().sum(dim=2)).sqrt()
-    varied = scale > 1e-12
-    return float(((x * y).sum(dim=2)[varied] / scale[varied]).mean()) if varied.any() else None
+    varies = scale > 1e-12
+    if not varies.any():
+        return None
+    return float(((x * y).sum(dim=2)[varies] / scale[varies]).mean())

@@ -1,7 +1,8 @@
 """How far may an image be turned, resized, slanted or moved before the answer is lost?
 
-One parameter at a time, every image by the same amount, so that the curve says what the amount does. Compare models of
-equal accuracy on the images as they are: a better one is better everywhere.
+One parameter at a time, every image by the same amount, so that the curve says what the amount
+does. Compare models of equal accuracy on the images as they are: a better one is better
+everywhere.
 """
 
 import math
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchcaps.data.augment.affine import inverse_map
-from torchcaps.errors import ArgumentError, check_range
+from torchcaps.errors import check_range
 from torchcaps.evaluation.base import (
     BATCH,
     EvaluationResult,
@@ -36,12 +37,11 @@ class AffineCurve:
     """Accuracy against one parameter of a transformation."""
 
     unit: str  # of the amounts: "degrees", "percent" or "pixels"
-    amounts: tuple[float, ...]  # as asked for
+    amounts: tuple[float, ...]
     accuracy: tuple[float, ...]  # at each amount, in [0, 1]
     mean: float  # of `accuracy` over the amounts
-    half_drop: (
-        float | None
-    )  # amount nearest to no change where accuracy is below half way to chance; None if none is
+    # Amount nearest to no change where accuracy is below half way to chance; None if none is.
+    half_drop: float | None
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,7 @@ class AffineSweep(EvaluationResult):
     clean: float  # accuracy on the images as they are, in [0, 1]
     chance: float  # 1 / classes
     num_samples: int  # n
-    curves: dict[
-        str, AffineCurve
-    ]  # "rotation", "scale", "shear", "shift" -> its curve, for those asked for
+    curves: dict[str, AffineCurve]  # "rotation", "scale", "shear", "shift" -> its curve
 
 
 def transform_images(
@@ -64,8 +62,9 @@ def transform_images(
     shear: float = 0.0,
     shift: tuple[float, float] = (0.0, 0.0),
 ) -> Images:
-    """Turn, resize, slant and move all images alike about their center; bilinear, once, with zeros from outside. Raises
-    ValueError for what is no images, or amounts out of range.
+    """Turn, resize, slant and move all images by the same amount about their center.
+
+    The images are interpolated once, bilinearly, with zeros from outside.
 
     Args:
         images: `[n, channels, height, width]`, floating-point.
@@ -73,12 +72,16 @@ def transform_images(
         scale: percent of the size; 200 makes the content twice as large. Above 0.
         shear: degrees, between -89 and 89; positive moves the lower half to the right.
         shift: pixels (right, down).
+
+    Raises:
+        ArgumentError: for other images, or amounts out of range.
     """
     check_images(images)
     check_range("scale", scale, low=0.1)
     check_range("shear", shear, low=-89, high=89)
     amounts = (math.radians(rotation), math.tan(math.radians(shear)), scale / 100, scale / 100)
-    # An output point p shows the input at A^-1 (p - shift), A = scale * rotation * [[1, slant], [0, 1]] in pixels.
+    # An output point p shows the input at A^-1 (p - shift), in pixels, with
+    # A = scale * rotation * [[1, slant], [0, 1]].
     inverse = inverse_map(*torch.tensor(amounts, dtype=torch.float64).unsqueeze(1))[0]
     offset = -inverse @ torch.tensor(shift, dtype=torch.float64)
     height, width = images.shape[-2:]
@@ -100,46 +103,68 @@ def affine_sweep(
     shift: Sequence[float] = (),
     batch_size: int = BATCH,
 ) -> AffineSweep:
-    """Accuracy of `model` on images that are turned, resized, slanted or moved, each by the amounts in its list.
+    """Measure accuracy on images that are turned, resized, slanted or moved.
 
-    Amounts are those of `transform_images`; shifts are pixels, fractions too, and their accuracy is the mean over the
-    four directions right, left, down and up. Raises ValueError for arguments that do not fit, or no amount at all."""
+    Args:
+        model: maps images to `[batch, classes]`.
+        images: `[n, channels, height, width]` in [0, 1].
+        labels: `[n]` true classes.
+        rotation: amounts, as for `transform_images`.
+        scale: amounts.
+        shear: amounts.
+        shift: pixels, fractions too; the accuracy is the mean over the four directions right,
+            left, down and up.
+        batch_size: images at a time.
+
+    Raises:
+        ArgumentError: for arguments that do not fit, or no amount at all.
+    """
     check_labeled(images, labels)
-    amounts_of = zip(UNITS, (rotation, scale, shear, shift), strict=True)
-    asked = {kind: tuple(map(float, amounts)) for kind, amounts in amounts_of if len(amounts)}
-    if not asked:
-        raise ArgumentError(
-            "affine_sweep",
-            "expected amounts for at least one of rotation, scale, shear, shift, got none",
-        )
+    check_range("number of amounts", len([*rotation, *scale, *shear, *shift]), low=1)
     activations = image_activations(model, images, batch_size=batch_size)
     num_classes = activations.shape[1]
     check_labels(labels, num_classes)
-    clean, chance = proportion(activations.argmax(dim=1) == labels.cpu()), 1 / num_classes
+    clean = proportion(activations.argmax(dim=1) == labels.cpu())
+    chance = 1 / num_classes
+    half_way = (clean + chance) / 2
+
     curves = {}
-    for kind, amounts in asked.items():
-        accuracy = tuple(
-            _accuracy(model, images, labels, kind, amount, batch_size) for amount in amounts
-        )
-        low = [
-            amount
-            for amount, value in zip(amounts, accuracy, strict=True)
-            if value < (clean + chance) / 2
-        ]
-        half_drop = min(low, key=lambda amount: abs(amount - UNCHANGED[kind]), default=None)
-        curves[kind] = AffineCurve(UNITS[kind], amounts, accuracy, fmean(accuracy), half_drop)
+    for kind, amounts in zip(UNITS, (rotation, scale, shear, shift), strict=True):
+        if len(amounts):
+            accuracies = [
+                _accuracy(model, images, labels, kind, amount, batch_size) for amount in amounts
+            ]
+            curves[kind] = _curve(kind, amounts, accuracies, half_way)
     return AffineSweep(clean, chance, len(images), curves)
+
+
+def _curve(
+    kind: str, amounts: Sequence[float], accuracies: Sequence[float], half_way: float
+) -> AffineCurve:
+    low = [
+        float(amount)
+        for amount, accuracy in zip(amounts, accuracies, strict=True)
+        if accuracy < half_way
+    ]
+    return AffineCurve(
+        unit=UNITS[kind],
+        amounts=tuple(map(float, amounts)),
+        accuracy=tuple(accuracies),
+        mean=fmean(accuracies),
+        half_drop=min(low, key=lambda amount: abs(amount - UNCHANGED[kind]), default=None),
+    )
 
 
 def _accuracy(
     model: nn.Module, images: Tensor, labels: Tensor, kind: str, amount: float, batch_size: int
 ) -> float:
+    """Return the accuracy under a change; under a shift, the mean over its four directions."""
     changes: list[dict[str, Any]] = [{kind: amount}]
     if kind == "shift":
         offsets = ((amount, 0.0), (-amount, 0.0), (0.0, amount), (0.0, -amount))
         changes = [{"shift": offset} for offset in offsets]
-    correct = [
-        right_answers(model, transform_images(images, **change), labels, batch_size)
-        for change in changes
-    ]
+    correct = []
+    for change in changes:
+        changed = transform_images(images, **change)
+        correct.append(right_answers(model, changed, labels, batch_size))
     return proportion(torch.stack(correct))

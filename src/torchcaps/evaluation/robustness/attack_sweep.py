@@ -1,8 +1,9 @@
-"""How many images an attack of some strength turns, and whether one that fails has met robustness or hidden gradients.
+"""Accuracy against the strength of an attack, and signs of hidden gradients.
 
-An attack that fails says nothing while its gradients are zero or point nowhere. Anish Athalye, Nicholas Carlini, David
-Wagner, "Obfuscated Gradients Give a False Sense of Security", ICML 2018, arXiv 1802.00420, list the signs; each is a
-check here, and a figure of robustness should not be quoted while one of them fails.
+An attack that fails says nothing while its gradients are zero or point nowhere. Anish Athalye,
+Nicholas Carlini, David Wagner, "Obfuscated Gradients Give a False Sense of Security", ICML 2018,
+arXiv 1802.00420, list the signs; each is a check here, and a figure of robustness should not be
+quoted while one of them fails.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,28 +13,25 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from torchcaps.errors import ArgumentError, check_known, check_range
+from torchcaps.errors import check_known, check_range, check_shape
 from torchcaps.evaluation.base import BATCH, EvaluationResult, Images, Labels, Loss, check_labeled
-from torchcaps.evaluation.forward import (
-    batches,
-    eval_mode,
-    image_activations,
-    proportion,
-    right_answers,
-)
-from torchcaps.evaluation.robustness import attacks
+from torchcaps.evaluation.forward import image_activations, proportion, right_answers
 from torchcaps.evaluation.robustness.attacks import (
+    attack_batches,
     bim,
     fgsm,
     full_margin_loss,
+    input_gradient,
     pgd,
     sign_noise,
     vote_attack,
 )
 
 NEAR_ZERO = 0.05  # accuracy that counts as none
-MOST_SILENT = 0.01  # share of images without any gradient that is let pass
+MAX_SILENT = 0.01  # share of images without any gradient that passes
 SLACK = 0.01  # of the largest loss: by how much it may fall from one eps to the next
+LOSS_STEPS = (0.25, 0.5, 0.75, 1.0)  # of eps, at which the loss is measured
+
 Attack = Literal["fgsm", "bim", "pgd", "vote"]
 METHODS: dict[str, Callable[..., Tensor]] = {
     "fgsm": fgsm,
@@ -41,20 +39,18 @@ METHODS: dict[str, Callable[..., Tensor]] = {
     "pgd": pgd,
     "vote": vote_attack,
 }
+IMAGE_AXES = ("n", "channels", "height", "width")
 
 
 @dataclass(frozen=True)
 class AttackOutcome:
-    """What an attack of one strength did; shares are in [0, 1]."""
+    """Accuracy under an attack of one strength; shares are in [0, 1]."""
 
     eps: float  # largest change of a pixel
     accuracy: float  # share of ALL images still answered rightly
-    success: (
-        float | None
-    )  # share of the images answered rightly before that are not any more; None if there were none
-    distance: (
-        float | None
-    )  # mean L2 norm of the change over successful images; None if there are none
+    # Share of the images answered rightly before that are not any more; None if there were none.
+    success: float | None
+    distance: float | None  # mean L2 norm of the change over these images; None if there are none
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ class AttackSweep(EvaluationResult):
     attack: str  # "fgsm", "bim", "pgd" or "vote"
     clean: float  # accuracy without attack, in [0, 1]
     num_samples: int  # n
-    outcomes: tuple[AttackOutcome, ...]  # one for each eps, in the order asked for
+    outcomes: tuple[AttackOutcome, ...]  # one for each eps, in their order
     mean: float  # of accuracy over the eps
 
 
@@ -78,21 +74,30 @@ def attack_sweep(
     batch_size: int = BATCH,
     **options: Any,
 ) -> AttackSweep:
-    """Attack the images at each strength, and count what is left. Strengths are in [0, 1], at least one; options are
-    those of the attack, such as `steps=20`. Raises ValueError for an unknown attack, no eps, or arguments that do not
-    fit; TypeError for an unknown option."""
+    """Attack images at each strength, and measure the accuracy.
+
+    Args:
+        model: maps images to `[batch, classes]`.
+        images: `[n, channels, height, width]` in [0, 1].
+        labels: `[n]` true classes.
+        eps: largest changes of a pixel, in [0, 1], at least one.
+        attack: name of the attack.
+        batch_size: images at a time.
+        **options: those of the attack, such as `steps=20`.
+
+    Raises:
+        ArgumentError: for an unknown attack, no eps, or arguments that do not fit.
+        TypeError: for an unknown option.
+    """
     check_known("attack", attack, METHODS)
     check_range("number of eps", len(eps), low=1)
     check_labeled(images, labels)
     before = right_answers(model, images, labels, batch_size)
     outcomes = []
-    for size in eps:
-        changed = METHODS[attack](model, images, labels, size, batch_size=batch_size, **options)
-        outcomes.append(
-            attack_outcome(
-                model, images, changed, labels, eps=size, batch_size=batch_size, before=before
-            )
-        )
+    for strength in eps:
+        changed = METHODS[attack](model, images, labels, strength, batch_size=batch_size, **options)
+        after = right_answers(model, changed, labels, batch_size)
+        outcomes.append(_outcome(strength, before, after, changed.cpu() - images.cpu()))
     mean = sum(outcome.accuracy for outcome in outcomes) / len(outcomes)
     return AttackSweep(attack, proportion(before), len(images), tuple(outcomes), mean)
 
@@ -105,20 +110,30 @@ def attack_outcome(
     *,
     eps: float,
     batch_size: int = BATCH,
-    before: Tensor | None = None,
 ) -> AttackOutcome:
-    """What `model` makes of images that were changed for it, or for another model (transfer). What the attack was
-    allowed, `eps`, is written down, not checked; `before` `[n]`, which images were answered rightly unchanged, is asked
-    of the model by default. Raises ValueError unless the changed images have the shape of images."""
-    if changed.shape != images.shape:
-        raise ArgumentError(
-            "changed",
-            f"expected the shape of images, {list(images.shape)}, got {list(changed.shape)}",
-        )
-    before = right_answers(model, images, labels, batch_size) if before is None else before
+    """Measure images that were changed for a model, or for another one (transfer).
+
+    Args:
+        model: maps images to `[batch, classes]`.
+        images: `[n, channels, height, width]` in [0, 1].
+        changed: the changed images, of the same shape.
+        labels: `[n]` true classes.
+        eps: the change that was allowed; it is recorded, not checked.
+        batch_size: images at a time.
+
+    Raises:
+        ArgumentError: for changed images of another shape.
+    """
+    check_shape("changed", changed, IMAGE_AXES, **dict(zip(IMAGE_AXES, images.shape, strict=True)))
+    before = right_answers(model, images, labels, batch_size)
     after = right_answers(model, changed, labels, batch_size)
+    return _outcome(eps, before, after, changed.cpu() - images.cpu())
+
+
+def _outcome(eps: float, before: Tensor, after: Tensor, change: Images) -> AttackOutcome:
+    """Return the figures of images that were answered rightly before and after a change."""
     turned = before & ~after
-    norms = (changed.cpu() - images.cpu()).flatten(1).norm(dim=1)
+    norms = change.flatten(1).norm(dim=1)
     return AttackOutcome(
         eps=float(eps),
         accuracy=proportion(after),
@@ -132,13 +147,16 @@ class MaskingCheck:
     """One sign of hidden gradients."""
 
     name: str  # what ought to hold
-    passed: bool | None  # whether it does; None if it could not be asked
+    passed: bool | None  # whether it does; None if it could not be checked
     text: str  # the figures, in one sentence
 
 
 @dataclass(frozen=True)
 class MaskingReport(EvaluationResult):
-    """Accuracies under attacks of one strength, and what they say of the gradients; all shares are in [0, 1]."""
+    """Accuracies under attacks of one strength, and what they say of the gradients.
+
+    All shares are in [0, 1].
+    """
 
     eps: float  # the strength
     clean: float  # accuracy without attack
@@ -164,10 +182,10 @@ class MaskingReport(EvaluationResult):
     @property
     def verdict(self) -> str:
         """One sentence."""
-        failed = [check.name for check in self.checks if check.passed is False]
-        if failed:
-            return f"Do not quote this robustness: {'; '.join(failed)} does not hold, so the attack may be blind."
-        return "No sign of hidden gradients: the attacks do what attacks do."
+        if self.passed:
+            return "No sign of hidden gradients: the attacks do what attacks do."
+        failed = "; ".join(check.name for check in self.checks if check.passed is False)
+        return f"Do not quote this robustness: {failed} does not hold, so the attack may be blind."
 
 
 def masking_report(
@@ -179,31 +197,38 @@ def masking_report(
     large_eps: float = 1.0,
     steps: int = 10,
     other: nn.Module | None = None,
-    loss: Loss | None = None,
+    loss: Loss = full_margin_loss,
     seed: int = 0,
     batch_size: int = BATCH,
 ) -> MaskingReport:
-    """Attack the model in the ways that tell robustness from hidden gradients; a few hundred images are enough.
+    """Attack a model in the ways that tell robustness from hidden gradients.
 
     Args:
+        model: maps images to `[batch, classes]`.
+        images: `[n, channels, height, width]` in [0, 1]; a few hundred are enough.
+        labels: `[n]` true classes.
         eps: strength of the attacks, in [0, 1].
-        large_eps: strength that must leave nothing, in [eps, 1]; at 1 every image can become any other.
+        large_eps: strength that must leave nothing, in [eps, 1]; at 1 every image can become any
+            other.
         steps: of BIM and PGD, at least 1.
-        other: a model trained otherwise, for which images are made that the model must withstand better than its own.
-        loss: what the attacks raise, a mean over images; by default `full_margin_loss`.
+        other: a model trained otherwise. The model must withstand images made for it better than
+            those made for itself.
+        loss: what the attacks raise.
         seed: of noise and random starts.
+        batch_size: images at a time.
+
+    Raises:
+        ArgumentError: for arguments that do not fit, or out of range.
     """
     check_range("large_eps", large_eps, low=eps, high=1)
-    check_labeled(images, labels)
-    loss = loss or full_margin_loss
     options: dict[str, Any] = {"steps": steps, "loss": loss, "batch_size": batch_size}
 
     def attack(target: nn.Module, strength: float) -> Tensor:
         return pgd(target, images, labels, strength, seed=seed, **options)
 
-    strengths = tuple(eps * part for part in (0.25, 0.5, 0.75, 1.0))
+    strengths = tuple(eps * part for part in LOSS_STEPS)
     attacked = [attack(model, strength) for strength in strengths]
-    changed = {
+    inputs = {
         "clean": images,
         "noise": sign_noise(images, eps, seed=seed),
         "fgsm": fgsm(model, images, labels, eps, loss=loss, batch_size=batch_size),
@@ -212,77 +237,81 @@ def masking_report(
         "large": attack(model, large_eps),
     }
     if other is not None:
-        changed["transfer"] = attack(other, eps)
-    accuracies = {
-        name: proportion(right_answers(model, inputs, labels, batch_size))
-        for name, inputs in changed.items()
-    }
+        inputs["transfer"] = attack(other, eps)
+    accuracies: dict[str, Any] = {"transfer": None}
+    for name, changed in inputs.items():
+        accuracies[name] = proportion(right_answers(model, changed, labels, batch_size))
+
     losses = []
-    for inputs in (images, *attacked):
-        activations = image_activations(model, inputs, batch_size=batch_size)
+    for changed in (images, *attacked):
+        activations = image_activations(model, changed, batch_size=batch_size)
         losses.append(float(loss(activations, labels.cpu())))
-    num_silent = 0
-    with eval_mode(model):
-        for batch, true in batches(model, images, labels, batch_size=batch_size):
-            gradient = attacks.input_gradient(model, batch, true, loss)
-            num_silent += int((gradient == 0).flatten(1).all(dim=1).sum())
-    silent = num_silent / len(images)
-    transfer = accuracies.pop("transfer", None)
+
+    def gradient(batch: Tensor, true: Tensor, _: int) -> Tensor:
+        return input_gradient(model, batch, true, loss)
+
+    gradients = attack_batches(model, images, labels, gradient, batch_size)
+    silent = proportion((gradients == 0).flatten(1).all(dim=1))
     return MaskingReport(
         eps=eps,
-        transfer=transfer,
         large_eps=large_eps,
         loss_eps=(0.0, *strengths),
         losses=tuple(losses),
         silent=silent,
-        checks=_checks(accuracies, transfer, losses, silent, large_eps),
+        checks=_checks(**accuracies, losses=losses, silent=silent, large_eps=large_eps),
         **accuracies,
     )
 
 
 def _checks(
-    accuracies: dict[str, float],
+    *,
+    noise: float,
+    fgsm: float,
+    bim: float,
+    pgd: float,
     transfer: float | None,
+    large: float,
+    large_eps: float,
     losses: Sequence[float],
     silent: float,
-    large_eps: float,
+    **_: float,
 ) -> tuple[MaskingCheck, ...]:
-    pgd, one, noise = accuracies["pgd"], accuracies["fgsm"], accuracies["noise"]
-    many, large = max(accuracies["bim"], pgd), accuracies["large"]
-    falls = max(before - after for before, after in pairwise(losses))
-    away = (
-        "no other model was given"
-        if transfer is None
-        else f"another model's images leave {transfer:.1%}"
-    )
-    own = None if transfer is None else pgd <= transfer
+    """Return the checks of the figures of a report."""
+    iterated = max(bim, pgd)
+    largest_fall = max(before - after for before, after in pairwise(losses))
     course = " -> ".join(f"{loss:.3g}" for loss in losses)
-    rows = (
-        (
+    transferred = "no other model was given"
+    if transfer is not None:
+        transferred = f"another model's images leave {transfer:.1%}"
+    return (
+        MaskingCheck(
             "many steps are at least as strong as one",
-            many <= one,
-            f"BIM and PGD leave {many:.1%}, FGSM {one:.1%}.",
+            iterated <= fgsm,
+            f"BIM and PGD leave {iterated:.1%}, FGSM {fgsm:.1%}.",
         ),
-        (
+        MaskingCheck(
             "noise is weaker than the attack",
             noise >= pgd,
             f"Noise of the same size leaves {noise:.1%}, PGD {pgd:.1%}.",
         ),
-        (
+        MaskingCheck(
             "a large attack leaves nothing",
             large <= NEAR_ZERO,
             f"At eps {large_eps:g} PGD leaves {large:.1%}.",
         ),
-        (
+        MaskingCheck(
             "the own gradient is better than another model's",
-            own,
-            f"PGD leaves {pgd:.1%}; {away}.",
+            None if transfer is None else pgd <= transfer,
+            f"PGD leaves {pgd:.1%}; {transferred}.",
         ),
-        ("the loss rises with eps", falls <= SLACK * max(losses), f"The mean loss goes {course}."),
-        (
+        MaskingCheck(
+            "the loss rises with eps",
+            largest_fall <= SLACK * max(losses),
+            f"The mean loss goes {course}.",
+        ),
+        MaskingCheck(
             "gradients are not zero",
-            silent <= MOST_SILENT,
+            silent <= MAX_SILENT,
             f"{silent:.1%} of the images have no gradient at all.",
         ),
     )
-    return tuple(MaskingCheck(*row) for row in rows)

@@ -1,16 +1,16 @@
 """Adversarial images: changes too small to matter to a person that change the model's answer.
 
-FGSM: Ian Goodfellow, Jonathon Shlens, Christian Szegedy, ICLR 2015, arXiv 1412.6572. BIM: Alexey Kurakin, Ian
-Goodfellow, Samy Bengio, arXiv 1607.02533. PGD: Aleksander Madry et al., ICLR 2018, arXiv 1706.06083. All bound the
-change of each pixel by eps (L-infinity), keep pixels in [0, 1], and raise the loss of the true label. Run
-`masking_report` before quoting what they find.
+FGSM: Ian Goodfellow, Jonathon Shlens, Christian Szegedy, ICLR 2015, arXiv 1412.6572. BIM: Alexey
+Kurakin, Ian Goodfellow, Samy Bengio, arXiv 1607.02533. PGD: Aleksander Madry et al., ICLR 2018,
+arXiv 1706.06083. All bound the change of each pixel by eps (L-infinity), keep pixels in [0, 1],
+and raise the loss of the true label. Run `masking_report` before quoting their figures.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, check_range
@@ -20,15 +20,26 @@ from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.functional import margin_loss
 from torchcaps.nn import Router
 
-SMALLEST = 1e-6
-EDGE = 1e-6  # keeps pixels off 0 and 1, where tanh would be infinite
+LENGTH_EDGE = 1e-6  # keeps lengths off 0 and 1, where their logits would be infinite
+PIXEL_EDGE = 1e-6  # keeps pixels off 0 and 1, where atanh would be infinite
+MIN_STEP_SIZE = 1e-9
+
+BatchAttack = Callable[[Tensor, Tensor, int], Tensor]
+"""Maps images and labels of a batch, and the number of its first image, to changed images."""
 
 
 def full_margin_loss(
     activation: Float[Tensor, "batch classes"], labels: Labels
 ) -> Float[Tensor, ""]:
-    """Margin loss with margins 1 and 0: what attacks raise unless told otherwise. With the margins of training, 0.9 and
-    0.1, a confident image has a loss of exactly 0, no gradient, and so the look of robustness."""
+    """Margin loss with margins 1 and 0, which attacks raise by default.
+
+    With the margins of training, 0.9 and 0.1, a confident image has a loss of exactly 0, no
+    gradient, and so the look of robustness.
+
+    Args:
+        activation: `[batch, classes]` in [0, 1].
+        labels: `[batch]` true classes.
+    """
     return margin_loss(activation, labels, present=1.0, absent=0.0)
 
 
@@ -38,14 +49,25 @@ def fgsm(
     labels: Labels,
     eps: float,
     *,
-    loss: Loss | None = None,
+    loss: Loss = full_margin_loss,
     batch_size: int = BATCH,
 ) -> Images:
-    """Fast gradient sign method: one step of size eps, `clip(x + eps sign(dJ/dx))`; images in [0, 1], on the CPU.
+    """Fast gradient sign method: one step of size eps, `clip(x + eps sign(dJ/dx))`.
 
-    The largest change of a pixel, eps, is in [0, 1]. The loss maps activations `[batch, classes]` and labels `[batch]`
-    to a number, by default `full_margin_loss`; a mean or sum over images gives the same images for any batch size.
-    Raises ValueError for arguments that do not fit, or a loss without a gradient for the images."""
+    Args:
+        model: maps images to `[batch, classes]`.
+        images: `[n, channels, height, width]` in [0, 1].
+        labels: `[n]` true classes.
+        eps: largest change of a pixel, in [0, 1].
+        loss: what to raise. A mean and a sum over images give the same images.
+        batch_size: images at a time; it changes no image.
+
+    Returns:
+        The changed images, on the CPU.
+
+    Raises:
+        ArgumentError: for arguments that do not fit, or a loss without a gradient for the images.
+    """
     return bim(model, images, labels, eps, steps=1, loss=loss, batch_size=batch_size)
 
 
@@ -57,16 +79,30 @@ def bim(
     *,
     steps: int = 10,
     step_size: float | None = None,
-    loss: Loss | None = None,
+    loss: Loss = full_margin_loss,
     batch_size: int = BATCH,
 ) -> Images:
-    """Basic iterative method: `steps` steps of FGSM, each clipped to eps around the image and to [0, 1]. The size of a
-    step is by default eps / steps. Raises ValueError as `fgsm`, or for steps below 1 or a step size not above 0."""
-    sizes = (eps, _step_size(eps, steps, step_size, eps), steps)
-    goal = loss or full_margin_loss
-    return _attacked(
-        model, images, labels, batch_size, lambda x, y, _: _ascend(model, x, x, y, sizes, goal)
-    )
+    """Basic iterative method: steps of FGSM, each clipped to eps around the image and to [0, 1].
+
+    Args:
+        model: maps images to `[batch, classes]`.
+        images: `[n, channels, height, width]` in [0, 1].
+        labels: `[n]` true classes.
+        eps: largest change of a pixel, in [0, 1].
+        steps: number of steps, at least 1.
+        step_size: size of one, above 0; by default eps / steps.
+        loss: what to raise, as for `fgsm`.
+        batch_size: images at a time.
+
+    Returns:
+        The changed images, on the CPU.
+
+    Raises:
+        ArgumentError: as `fgsm`, or for steps or a step size out of range.
+    """
+    size = _step_size(eps, steps, step_size, distance=eps)
+    climb = _climb(model, [images], eps, steps, size, loss)
+    return attack_batches(model, images, labels, climb, batch_size)
 
 
 def pgd(
@@ -79,46 +115,62 @@ def pgd(
     step_size: float | None = None,
     restarts: int = 1,
     seed: int = 0,
-    loss: Loss | None = None,
+    loss: Loss = full_margin_loss,
     batch_size: int = BATCH,
 ) -> Images:
-    """Projected gradient descent: BIM from random starts within eps; the worst outcome of each image is kept. Raises
-    ValueError as `fgsm`, or for steps, restarts or a step size out of range.
+    """Projected gradient descent: BIM from random starts within eps.
 
     Args:
-        step_size: of one step, above 0; by default 2.5 eps / steps, so that every image within eps is within reach.
-        restarts: random starts, at least 1; one that fools the model is kept, else the last.
+        model: maps images to `[batch, classes]`.
+        images: `[n, channels, height, width]` in [0, 1].
+        labels: `[n]` true classes.
+        eps: largest change of a pixel, in [0, 1].
+        steps: number of steps, at least 1.
+        step_size: size of one, above 0; by default 2.5 eps / steps, so that every image within eps
+            is within reach.
+        restarts: random starts, at least 1; the first outcome that fools the model is kept, else
+            the last.
         seed: of the starts; they do not depend on the batch size or the device.
+        loss: what to raise, as for `fgsm`.
+        batch_size: images at a time.
+
+    Returns:
+        The changed images, on the CPU.
+
+    Raises:
+        ArgumentError: as `fgsm`, or for steps, restarts or a step size out of range.
     """
     check_range("restarts", restarts, low=1)
-    sizes = (eps, _step_size(eps, steps, step_size, 2.5 * eps), steps)
+    size = _step_size(eps, steps, step_size, distance=2.5 * eps)
     generator = torch.Generator().manual_seed(seed)
-    starts = [_uniform(images, eps, generator) for _ in range(restarts)]
-
-    def climb(batch: Tensor, true: Tensor, first: int) -> Tensor:
-        best, fooled = batch, torch.zeros(len(batch), dtype=torch.bool, device=batch.device)
-        for start in starts:
-            noise = start[first : first + len(batch)].to(batch)
-            end = _ascend(
-                model, batch, (batch + noise).clamp(0, 1), true, sizes, loss or full_margin_loss
-            )
-            best = torch.where(fooled.view(-1, 1, 1, 1), best, end)
-            if restarts > 1:
-                with torch.no_grad():
-                    fooled = fooled | (model(end).argmax(dim=1) != true)
-        return best
-
-    return _attacked(model, images, labels, batch_size, climb)
+    starts = []
+    for _ in range(restarts):
+        noise = _uniform(images, eps, generator).to(images)
+        starts.append((images + noise).clamp(0, 1))
+    climb = _climb(model, starts, eps, steps, size, loss)
+    return attack_batches(model, images, labels, climb, batch_size)
 
 
 def vote_attack(
     model: nn.Module, images: Images, labels: Labels, eps: float, **options: Any
 ) -> Images:
-    """PGD on the same model with its routing replaced by uniform couplings: a shorter way for the gradient.
+    """PGD on the same model with uniform couplings: a shorter way for the gradient.
 
-    Jindong Gu, Baoyuan Wu, Volker Tresp, "Effective and Efficient Vote Attack on Capsule Networks", ICLR 2021. A claim
-    of robustness by routing has to survive it. Arguments are those of `fgsm`, options those of `pgd`. Raises ValueError
-    as `pgd`, or for a model without routed layers.
+    Jindong Gu, Baoyuan Wu, Volker Tresp, "Effective and Efficient Vote Attack on Capsule
+    Networks", ICLR 2021. A claim of robustness by routing has to survive it.
+
+    Args:
+        model: a model with routed layers.
+        images: `[n, channels, height, width]` in [0, 1].
+        labels: `[n]` true classes.
+        eps: largest change of a pixel, in [0, 1].
+        **options: those of `pgd`.
+
+    Returns:
+        The changed images, on the CPU.
+
+    Raises:
+        ArgumentError: as `pgd`, or for a model without routed layers.
     """
     with swapped_routers(model, Router.uniform):
         return pgd(model, images, labels, eps, **options)
@@ -132,147 +184,181 @@ def carlini_wagner(
     steps: int = 200,
     searches: int = 6,
     step_size: float = 0.01,
-    confidence: float = 0.0,
     batch_size: int = BATCH,
 ) -> Images:
-    """Minimize `|d|^2 + c max(z_y - max_k z_k, -confidence)` over d, with a search for the smallest c that works.
+    """Minimize `|d|^2 + c max(z_y - max_k z_k, 0)` over d, with a search for the smallest c.
 
-    z are the logits `atanh(2 |v_k| - 1)` of the activations; `x + d = (tanh w + 1) / 2` keeps pixels in [0, 1]. It asks
-    for no eps. Each image becomes the nearest that was found to turn the answer, or stays as it is where none was;
-    `attack_outcome` gives the mean norm. Nicholas Carlini, David Wagner, "Towards Evaluating the Robustness of Neural
-    Networks", 2017, arXiv 1608.04644. Michels et al., arXiv 1906.03612, found capsule networks as easily turned by it
-    as CNNs of equal accuracy.
+    z are the logits `atanh(2 |v_k| - 1)` of the activations; `x + d = (tanh w + 1) / 2` keeps
+    pixels in [0, 1]. There is no eps: each image becomes the nearest one with another answer, or
+    stays as it is where none was met; `attack_outcome` gives the mean norm. Nicholas Carlini,
+    David Wagner, "Towards Evaluating the Robustness of Neural Networks", 2017, arXiv 1608.04644.
+    Michels et al., arXiv 1906.03612, report capsule networks as easily turned by it as CNNs of
+    equal accuracy.
 
     Args:
-        steps: of Adam in each search, at least 1; 200 give norms within a few percent on small networks.
+        model: maps images to `[batch, classes]` in [0, 1].
+        images: `[n, channels, height, width]` in [0, 1].
+        labels: `[n]` true classes.
+        steps: of Adam in each search, at least 1; 200 give norms within a few percent on small
+            networks.
         searches: halvings of c, at least 1.
         step_size: of Adam, above 0.
-        confidence: by how much the wrong logit must lead, at least 0.
+        batch_size: images at a time.
 
-    ValueError for settings out of range.
+    Returns:
+        The changed images, on the CPU.
+
+    Raises:
+        ArgumentError: for arguments that do not fit, or out of range.
     """
     check_range("steps", steps, low=1)
     check_range("searches", searches, low=1)
-    check_range("step_size", step_size, low=1e-9)
-    check_range("confidence", confidence, low=0)
+    check_range("step_size", step_size, low=MIN_STEP_SIZE)
 
     def search(x: Tensor, y: Tensor, _: int) -> Tensor:
-        best, nearest = x.clone(), torch.full((len(x),), torch.inf, device=x.device)
-        low, high = torch.zeros_like(nearest), torch.full_like(nearest, torch.inf)
-        c = torch.ones_like(nearest)
+        nearest = x.clone()
+        distance = torch.full((len(x),), torch.inf, device=x.device)
+        low = torch.zeros_like(distance)
+        high = torch.full_like(distance, torch.inf)
+        c = torch.ones_like(distance)
         for _ in range(searches):
-            nearer, norm = _descend(model, x, y, c, steps, step_size, confidence)
-            closer = norm < nearest
-            best = torch.where(closer.view(-1, 1, 1, 1), nearer, best)
-            nearest = torch.minimum(nearest, norm)
-            turned = norm.isfinite()
-            low = torch.where(turned, low, c)
-            high = torch.where(turned, c, high)
+            candidate, norm = _minimize(model, x, y, c, steps, step_size)
+            nearest = torch.where(_by_image(norm < distance), candidate, nearest)
+            distance = torch.minimum(distance, norm)
+            is_turned = norm.isfinite()
+            low = torch.where(is_turned, low, c)
+            high = torch.where(is_turned, c, high)
             c = torch.where(high.isfinite(), (low + high) / 2, 10 * c)
-        return best
+        return nearest
 
-    return _attacked(model, images, labels, batch_size, search)
+    return attack_batches(model, images, labels, search, batch_size)
 
 
-def _descend(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    c: Tensor,
-    steps: int,
-    step_size: float,
-    confidence: float,
+def _minimize(
+    model: nn.Module, x: Tensor, y: Tensor, c: Tensor, steps: int, step_size: float
 ) -> tuple[Tensor, Tensor]:
-    """The nearest image that is turned, `[batch, ...]`, and its distance `[batch]`; infinite where none is."""
-    w = torch.atanh(2 * x.clamp(EDGE, 1 - EDGE) - 1).requires_grad_()
+    """Minimize the objective of Carlini and Wagner for one c of each image.
+
+    Returns:
+        The nearest images with another answer, and their distances `[batch]`; infinite without one.
+    """
+    w = torch.atanh(2 * x.clamp(PIXEL_EDGE, 1 - PIXEL_EDGE) - 1).requires_grad_()
     adam = torch.optim.Adam([w], lr=step_size)
-    best, nearest = x.clone(), torch.full_like(c, torch.inf)
+    nearest = x.clone()
+    distance = torch.full_like(c, torch.inf)
+    own = y.unsqueeze(1)
     for step in range(steps + 1):
         with torch.enable_grad():
             changed = (torch.tanh(w) + 1) / 2
-            # atanh(2 |v| - 1), of lengths kept a millionth off 0 and 1
-            z, own = torch.logit(model(changed).float(), eps=SMALLEST) / 2, y.unsqueeze(1)
-            lead = (
-                z.gather(1, own) - z.scatter(1, own, -torch.inf).amax(dim=1, keepdim=True)
-            ).squeeze(1)
+            z = torch.logit(model(changed).float(), eps=LENGTH_EDGE) / 2  # atanh(2 |v| - 1)
+            rival = z.scatter(1, own, -torch.inf).amax(dim=1, keepdim=True)
+            lead = (z.gather(1, own) - rival).squeeze(1)
             square = (changed - x).square().flatten(1).sum(dim=1)
-            loss = (square + c * lead.clamp(min=-confidence)).sum()
+            loss = (square + c * lead.clamp(min=0)).sum()
         with torch.no_grad():
-            norm = torch.where((lead < 0) & (lead <= -confidence), square.sqrt(), torch.inf)
-            best = torch.where((norm < nearest).view(-1, 1, 1, 1), changed, best)
-            nearest = torch.minimum(nearest, norm)
+            norm = torch.where(lead < 0, square.sqrt(), torch.inf)
+            nearest = torch.where(_by_image(norm < distance), changed, nearest)
+            distance = torch.minimum(distance, norm)
         if step < steps:
             (w.grad,) = torch.autograd.grad(loss, w)
             adam.step()
-    return best.detach(), nearest
+    return nearest.detach(), distance
 
 
 def sign_noise(images: Images, eps: float, *, seed: int = 0) -> Images:
-    """Every pixel up or down by eps at random, then clipped to [0, 1]: as large as an attack, without its aim. Raises
-    ValueError for eps outside [0, 1]."""
+    """Move every pixel up or down by eps at random: as large as an attack, without its aim.
+
+    Args:
+        images: `[n, channels, height, width]` in [0, 1].
+        eps: change of each pixel, in [0, 1]; the pixels are clipped to [0, 1].
+        seed: of the signs.
+
+    Raises:
+        ArgumentError: for eps out of range.
+    """
     check_range("eps", eps, low=0, high=1)
     signs = _uniform(images, 1.0, torch.Generator().manual_seed(seed)).sign()
     return (images + eps * signs.to(images)).clamp(0, 1)
 
 
 def input_gradient(model: nn.Module, images: Tensor, labels: Tensor, loss: Loss) -> Images:
-    """The gradient of the loss by the pixels of a batch on the model's device. Raises ValueError if the loss does not
-    depend on the images by way of autograd."""
+    """Return the gradient of the loss by the pixels of a batch on the model's device.
+
+    Raises:
+        ArgumentError: if the loss does not depend on the images by way of autograd.
+    """
     with torch.enable_grad():
         x = images.detach().clone().requires_grad_()
-        value = loss(model(x), labels)
-        if not value.requires_grad:
+        objective = loss(model(x), labels)
+        if not objective.requires_grad:
             raise ArgumentError(
                 "loss", "expected a value with a gradient by the images, got one without"
             )
-        (gradient,) = torch.autograd.grad(value, x, allow_unused=True)
+        (gradient,) = torch.autograd.grad(objective, x, allow_unused=True)
     return torch.zeros_like(x) if gradient is None else gradient
 
 
-def _step_size(eps: float, steps: int, step_size: float | None, distance: float) -> float:
-    """The size of a step, by default so that the steps together go the whole distance."""
-    check_range("eps", eps, low=0, high=1)
-    check_range("steps", steps, low=1)
-    size = distance / steps if step_size is None else step_size
-    if not (size > 0 or eps == 0):
-        raise ArgumentError("step_size", f"expected above 0, got {size}")
-    return size
-
-
-def _ascend(
-    model: nn.Module,
-    center: Tensor,
-    x: Tensor,
-    labels: Tensor,
-    sizes: tuple[float, float, int],
-    loss: Loss,
-) -> Tensor:
-    eps, size, steps = sizes
-    low, high = (center - eps).clamp(min=0), (center + eps).clamp(max=1)
-    for _ in range(steps):
-        x = (x + size * input_gradient(model, x, labels, loss).sign()).clamp(low, high)
-    return x.detach()
-
-
-def _attacked(
-    model: nn.Module,
-    images: Images,
-    labels: Labels,
-    batch_size: int,
-    climb: Callable[[Tensor, Tensor, int], Tensor],
+def attack_batches(
+    model: nn.Module, images: Images, labels: Labels, attack: BatchAttack, batch_size: int
 ) -> Images:
-    """`climb(images, labels, index of the first)` of each batch on the model's device, joined on the CPU."""
+    """Attack a batch at a time on the model's device, and join the images on the CPU.
+
+    Raises:
+        ArgumentError: for images or labels that do not fit.
+    """
     check_labeled(images, labels)
-    parts, first = list[Tensor](), 0
+    parts = list[Tensor]()
     with eval_mode(model):
         for batch, true in batches(model, images, labels, batch_size=batch_size):
             if not parts:
                 with torch.no_grad():
                     check_labels(labels, model(batch[:1]).shape[1])
-            parts.append(climb(batch, true, first).cpu())
-            first += len(batch)
+            first = len(parts) * batch_size
+            parts.append(attack(batch, true, first).cpu())
     return torch.cat(parts)
 
 
-def _uniform(images: Tensor, eps: float, generator: torch.Generator) -> Tensor:
+def _climb(
+    model: nn.Module,
+    starts: Sequence[Images],
+    eps: float,
+    steps: int,
+    step_size: float,
+    loss: Loss,
+) -> BatchAttack:
+    """Return the attack that raises the loss step by step, from one start after the other."""
+
+    def climb(batch: Tensor, labels: Tensor, first: int) -> Tensor:
+        low = (batch - eps).clamp(min=0)
+        high = (batch + eps).clamp(max=1)
+        changed = batch
+        is_fooled = torch.zeros(len(batch), dtype=torch.bool, device=batch.device)
+        for start in starts:
+            x = start[first : first + len(batch)].to(batch)
+            for _ in range(steps):
+                x = (x + step_size * input_gradient(model, x, labels, loss).sign()).clamp(low, high)
+            changed = torch.where(_by_image(is_fooled), changed, x)
+            if len(starts) > 1:
+                with torch.no_grad():
+                    is_fooled = is_fooled | (model(x).argmax(dim=1) != labels)
+        return changed.detach()
+
+    return climb
+
+
+def _step_size(eps: float, steps: int, step_size: float | None, distance: float) -> float:
+    """Return the size of a step, by default so that all steps together go a distance."""
+    check_range("eps", eps, low=0, high=1)
+    check_range("steps", steps, low=1)
+    if step_size is None:
+        return distance / steps
+    check_range("step_size", step_size, low=MIN_STEP_SIZE)
+    return step_size
+
+
+def _by_image(flags: Bool[Tensor, " batch"]) -> Bool[Tensor, "batch 1 1 1"]:
+    return flags.view(-1, 1, 1, 1)
+
+
+def _uniform(images: Images, eps: float, generator: torch.Generator) -> Images:
     return (2 * torch.rand(images.shape, generator=generator) - 1) * eps

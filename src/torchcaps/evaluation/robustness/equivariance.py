@@ -1,9 +1,10 @@
 """Do poses move with the image, and do activations stay?
 
-A pose is equivariant if a transformation of the image moves it by a linear map that is the same for all images, and
-invariant if it does not move at all. Capsules are meant to have equivariant poses and invariant activations. The
-figures are shares of the variance of the moved poses: what a learned map, and what no map, explains on images that the
-map was not learned on. Karel Lenc, Andrea Vedaldi, CVPR 2015, arXiv 1411.5908, learn such maps for features of CNNs.
+A pose is equivariant if a transformation of the image moves it by a linear map that is the same
+for all images, and invariant if it does not move at all. Capsules are meant to have equivariant
+poses and invariant activations. The figures are shares of the variance of the moved poses: what a
+learned map, and what no map, explains on images that the map was not learned on. Karel Lenc,
+Andrea Vedaldi, CVPR 2015, arXiv 1411.5908, learn such maps for features of CNNs.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torchcaps.errors import check_range
 from torchcaps.evaluation.base import (
     BATCH,
+    Activations,
     EvaluationResult,
     Images,
     Labels,
@@ -26,18 +28,19 @@ from torchcaps.evaluation.base import (
 from torchcaps.evaluation.forward import batches, evaluating, proportion
 from torchcaps.evaluation.robustness.affine import transform_images
 
-MOST_NOISE = 1e-12
+Poses = Float[Tensor, "n dim"]
+
+MIN_VARIANCE = 1e-12
 RIDGE = 1e-3  # for few images, and dimensions that do not vary
 
 
 @dataclass(frozen=True)
 class Equivariance(EvaluationResult):
-    """The capsule of each image's class under transformations of the image, one figure for each amount."""
+    """The capsule of each image's class under transformations, one figure for each amount."""
 
-    amounts: tuple[float, ...]  # as asked for
-    equivariant: tuple[
-        float, ...
-    ]  # R² of the linear map learned on the other images; 0 is no better than the mean
+    amounts: tuple[float, ...]
+    # R² of the linear map learned on the other images; 0 is no better than the mean.
+    equivariant: tuple[float, ...]
     invariant: tuple[float, ...]  # R² of the unmoved poses; 1 is invariant. It may be far below 0
     activation_change: tuple[float, ...]  # mean absolute difference of all activations
     agreement: tuple[float, ...]  # share of images whose answer stays
@@ -52,53 +55,73 @@ def equivariance(
     rotation: Sequence[float] = (10.0, 20.0, 30.0),
     batch_size: int = BATCH,
 ) -> Equivariance:
-    """Turn all images by so many degrees clockwise, learn how the poses of their classes move on the even ones, and
-    look at the odd ones. At least four times as many images as a pose has dimensions are wanted. Raises ValueError for
-    no rotation, fewer than four images, a model without capsules, or arguments that do not fit."""
+    """Measure how the poses of the true classes move as the images turn.
+
+    The maps are learned on the even images, and the figures measured on the odd ones.
+
+    Args:
+        model: a model with class capsules.
+        images: `[n, channels, height, width]` in [0, 1], at least four, and better four times as
+            many as a pose has dimensions.
+        labels: `[n]` true classes.
+        rotation: degrees clockwise, at least one.
+        batch_size: images at a time.
+
+    Raises:
+        ArgumentError: for another model, or arguments that do not fit.
+    """
     check_labeled(images, labels)
     check_range("number of images", len(images), low=4)
     check_range("number of rotations", len(rotation), low=1)
-    before, still_active = _poses(model, images, labels, batch_size)
+    poses, activations = _poses(model, images, labels, batch_size)
     rows = []
     for angle in rotation:
-        after, active = _poses(model, transform_images(images, rotation=angle), labels, batch_size)
-        moved = before[1::2] @ linear_map(before[::2], after[::2], RIDGE).T
-        change = float((active - still_active).abs()[1::2].mean())
-        same = proportion((active.argmax(dim=1) == still_active.argmax(dim=1))[1::2])
-        rows.append(
-            (r_squared(moved, after[1::2]), r_squared(before[1::2], after[1::2]), change, same)
+        turned = transform_images(images, rotation=angle)
+        turned_poses, turned_activations = _poses(model, turned, labels, batch_size)
+        matrix = linear_map(poses[::2], turned_poses[::2], RIDGE)
+        is_same = turned_activations.argmax(dim=1) == activations.argmax(dim=1)
+        row = (
+            r_squared(poses[1::2] @ matrix.T, turned_poses[1::2]),
+            r_squared(poses[1::2], turned_poses[1::2]),
+            float((turned_activations - activations).abs()[1::2].mean()),
+            proportion(is_same[1::2]),
         )
-    learned, unmoved, changes, agreement = map(tuple, zip(*rows, strict=True))
+        rows.append(row)
+    equivariant, invariant, change, agreement = map(tuple, zip(*rows, strict=True))
     amounts = tuple(map(float, rotation))
-    return Equivariance(amounts, learned, unmoved, changes, agreement, len(images) // 2)
+    return Equivariance(amounts, equivariant, invariant, change, agreement, len(images) // 2)
 
 
-def linear_map(
-    x: Float[Tensor, "n dim"], y: Float[Tensor, "n dim"], ridge: float
-) -> Float[Tensor, "dim dim"]:
-    """A that minimizes `sum |A x - y|^2 + ridge S |A - I|^2`, S the sum of `|x|^2`: drawn towards the identity."""
-    unit = torch.eye(x.shape[1], dtype=x.dtype)
+def linear_map(x: Poses, y: Poses, ridge: float) -> Float[Tensor, "dim dim"]:
+    """Return the A that minimizes `sum |A x - y|^2 + ridge S |A - I|^2`, S the sum of `|x|^2`."""
+    identity = torch.eye(x.shape[1], dtype=x.dtype)
     weight = ridge * x.square().sum()
-    return torch.linalg.lstsq(
-        x.T @ x + weight * unit, x.T @ y + weight * unit, driver="gelsd"
-    ).solution.T
+    solution = torch.linalg.lstsq(
+        x.T @ x + weight * identity, x.T @ y + weight * identity, driver="gelsd"
+    ).solution
+    return solution.T
 
 
-def r_squared(predicted: Float[Tensor, "n dim"], true: Float[Tensor, "n dim"]) -> float:
-    """`1 - sum |predicted - true|^2 / sum |true - mean true|^2`, at most 1; 0 where `true` does not vary."""
+def r_squared(predicted: Poses, true: Poses) -> float:
+    """Return `1 - sum |predicted - true|^2 / sum |true - mean true|^2`; 0 where true is constant."""
     total = float((true - true.mean(dim=0)).square().sum())
-    return 1 - float((predicted - true).square().sum()) / total if total > MOST_NOISE else 0.0
+    if total <= MIN_VARIANCE:
+        return 0.0
+    return 1 - float((predicted - true).square().sum()) / total
 
 
 def _poses(
-    model: nn.Module, images: Tensor, labels: Tensor, batch_size: int
-) -> tuple[Tensor, Tensor]:
-    """Poses of the labeled capsules `[n, dim]` in float64, and all activations `[n, classes]`, on the CPU."""
-    encode, poses, activations = capsule_model(model).capsules, [], []
+    model: nn.Module, images: Images, labels: Labels, batch_size: int
+) -> tuple[Poses, Activations]:
+    """Return the poses of the labeled capsules in float64, and all activations, on the CPU."""
+    encode = capsule_model(model).capsules
+    poses = []
+    activations = []
     with evaluating(model):
         for batch, true in batches(model, images, labels, batch_size=batch_size):
             pose, activation = encode(batch)
             check_labels(true, activation.shape[1])
-            poses.append(pose[torch.arange(len(true), device=pose.device), true].double().cpu())
+            rows = torch.arange(len(true), device=pose.device)
+            poses.append(pose[rows, true].double().cpu())
             activations.append(activation.float().cpu())
     return torch.cat(poses), torch.cat(activations)

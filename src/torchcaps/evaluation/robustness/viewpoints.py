@@ -1,9 +1,10 @@
 """Novel viewpoints at equal familiar accuracy.
 
-Geoffrey Hinton, Sara Sabour, Nicholas Frosst, "Matrix capsules with EM routing", ICLR 2018, section 6.1: two models
-are compared on views that neither was trained with, at the point of training where both do equally well on the
-familiar ones. The better model on familiar views would otherwise win on novel ones for that alone. Choose the target
-on validation images, not on test ones.
+Geoffrey Hinton, Sara Sabour, Nicholas Frosst, "Matrix capsules with EM routing", ICLR 2018,
+section 6.1: two models are compared on views that neither was trained with, at the point of
+training where both do equally well on the familiar ones. The better model on familiar views would
+otherwise win on novel ones for that alone. Choose the target on validation images, not on test
+ones.
 """
 
 from collections.abc import Sequence
@@ -12,54 +13,49 @@ from dataclasses import dataclass
 from torchcaps.errors import ArgumentError, check_range
 from torchcaps.evaluation.base import EvaluationResult
 
+Curves = tuple[Sequence[float], Sequence[float]]
+"""Accuracies in [0, 1] on familiar and on novel views, after each epoch."""
+
 
 @dataclass(frozen=True)
 class Matched:
-    """One model at the point where its familiar accuracy meets the target; accuracies are in [0, 1]."""
+    """One model at the point where its familiar accuracy meets the target.
 
-    epoch: int  # index of the epoch, from 0, whose familiar accuracy is nearest to the target; the first of equals
+    Accuracies are in [0, 1].
+    """
+
+    epoch: int  # from 0, whose familiar accuracy is nearest to the target; the first of equals
     familiar: float  # accuracy on familiar views in that epoch
     novel: float  # accuracy on novel views in that epoch
-    interpolated: (
-        float | None
-    )  # the same where familiar accuracy first crosses the target, between epochs; None: never
+    # The same where familiar accuracy first crosses the target, between epochs; None: never.
+    interpolated: float | None
 
-    def taken(self, interpolated: bool) -> float:
-        """Accuracy on novel views, between epochs if asked for and known."""
-        return self.interpolated if interpolated and self.interpolated is not None else self.novel
+    @property
+    def novel_at_target(self) -> float:
+        """Accuracy on novel views, between epochs where it is known there."""
+        return self.novel if self.interpolated is None else self.interpolated
 
 
 @dataclass(frozen=True)
 class ViewpointComparison(EvaluationResult):
     """Two models on novel views, at equal accuracy on familiar ones."""
 
-    target: float  # the familiar accuracy both are taken at
+    target: float  # the familiar accuracy of both
     first: Matched  # the model in question
     second: Matched  # the baseline
-    gain: float  # novel accuracy of the first minus that of the second, interpolated where both can be
-    gap_closed: (
-        float | None
-    )  # share of what the baseline loses on novel views that is gained; None if it loses nothing
-    interpolated: bool  # whether `gain` is between interpolated figures
+    gain: float  # novel accuracy of the first minus that of the second
+    # Share of what the baseline loses on novel views that is gained; None if it loses nothing.
+    gap_closed: float | None
+    interpolated: bool  # whether both models cross the target
 
     derived = ("verdict",)
 
     @property
-    def first_taken(self) -> float:
-        """Novel accuracy of the first model that `gain` is made of."""
-        return self.first.taken(self.interpolated)
-
-    @property
-    def second_taken(self) -> float:
-        """The same of the second model."""
-        return self.second.taken(self.interpolated)
-
-    @property
     def verdict(self) -> str:
         """One sentence."""
-        side = (
-            "better" if self.gain > 0 else "worse" if self.gain < 0 else "neither better nor worse"
-        )
+        side = "neither better nor worse"
+        if self.gain:
+            side = "better" if self.gain > 0 else "worse"
         return (
             f"At {self.target:.1%} on familiar views, the first model is {side} on novel ones by "
             f"{100 * abs(self.gain):.1f} points."
@@ -67,48 +63,65 @@ class ViewpointComparison(EvaluationResult):
 
 
 def match_familiar(familiar: Sequence[float], novel: Sequence[float], target: float) -> Matched:
-    """Where in its training a model has the target accuracy on familiar views, and what it does on novel ones there."""
-    _check_figures("familiar", familiar)
-    _check_figures("novel", novel)
+    """Return where in its training a model has the target accuracy on familiar views.
+
+    Args:
+        familiar: accuracy on familiar views after each epoch, in [0, 1].
+        novel: accuracy on novel views after each epoch, in [0, 1].
+        target: accuracy on familiar views, in [0, 1].
+
+    Raises:
+        ArgumentError: for lists that do not fit, or figures outside [0, 1].
+    """
+    for name, accuracies in (("familiar", familiar), ("novel", novel)):
+        check_range(f"number of {name} accuracies", len(accuracies), low=1)
+        for accuracy in accuracies:
+            check_range(name, accuracy, low=0, high=1)
     if len(familiar) != len(novel):
         raise ArgumentError(
             "novel", f"expected {len(familiar)} epochs, as in familiar, got {len(novel)}"
         )
     check_range("target", target, low=0, high=1)
-    epoch = min(range(len(familiar)), key=lambda e: abs(familiar[e] - target))
-    return Matched(
-        epoch, float(familiar[epoch]), float(novel[epoch]), _crossing(familiar, novel, target)
+    epoch = min(range(len(familiar)), key=lambda epoch: abs(familiar[epoch] - target))
+    crossing = _crossing(familiar, novel, target)
+    return Matched(epoch, float(familiar[epoch]), float(novel[epoch]), crossing)
+
+
+def compare_viewpoints(first: Curves, second: Curves) -> ViewpointComparison:
+    """Compare two models at equal accuracy on familiar views.
+
+    It is the lower of their best ones, which both reach. A model that is better in all its epochs
+    is taken at the nearest one.
+
+    Args:
+        first: accuracies of the model in question.
+        second: accuracies of the baseline; the number of epochs may differ.
+
+    Raises:
+        ArgumentError: for lists that do not fit, or figures outside [0, 1].
+    """
+    target = min(max(familiar, default=0.0) for familiar, _ in (first, second))
+    model = match_familiar(*first, target)
+    baseline = match_familiar(*second, target)
+    gain = model.novel_at_target - baseline.novel_at_target
+    familiar = baseline.familiar if baseline.interpolated is None else target
+    loss = familiar - baseline.novel_at_target
+    return ViewpointComparison(
+        target=target,
+        first=model,
+        second=baseline,
+        gain=gain,
+        gap_closed=gain / loss if loss > 0 else None,
+        interpolated=None not in (model.interpolated, baseline.interpolated),
     )
 
 
-def compare_viewpoints(
-    first: tuple[Sequence[float], Sequence[float]], second: tuple[Sequence[float], Sequence[float]]
-) -> ViewpointComparison:
-    """Two models at equal accuracy on familiar views: the lower of their best ones, which both reach. Each gives
-    (familiar, novel) accuracies in [0, 1] after each epoch; the first is the model in question, and their numbers of
-    epochs may differ. Raises ValueError for lists that do not fit, or figures outside [0, 1]."""
-    for name, (familiar, _) in (("first", first), ("second", second)):
-        _check_figures(f"{name} familiar", familiar)
-    goal = min(max(first[0]), max(second[0]))
-    one, two = match_familiar(*first, goal), match_familiar(*second, goal)
-    exact = one.interpolated is not None and two.interpolated is not None
-    base = two.taken(exact)
-    lost, gain = (goal if exact else two.familiar) - base, one.taken(exact) - base
-    return ViewpointComparison(goal, one, two, gain, gain / lost if lost > 0 else None, exact)
-
-
 def _crossing(familiar: Sequence[float], novel: Sequence[float], target: float) -> float | None:
-    for epoch, value in enumerate(familiar):
-        if value == target:
+    """Return the novel accuracy where familiar accuracy first meets the target; None: never."""
+    for epoch, accuracy in enumerate(familiar):
+        if accuracy == target:
             return float(novel[epoch])
-        if epoch and (familiar[epoch - 1] - target) * (value - target) < 0:
-            part = (target - familiar[epoch - 1]) / (value - familiar[epoch - 1])
+        if epoch and (familiar[epoch - 1] - target) * (accuracy - target) < 0:
+            part = (target - familiar[epoch - 1]) / (accuracy - familiar[epoch - 1])
             return float(novel[epoch - 1] + part * (novel[epoch] - novel[epoch - 1]))
     return None
-
-
-def _check_figures(argument: str, values: Sequence[float]) -> None:
-    check_range(f"number of {argument} accuracies", len(values), low=1)
-    for value in values:
-        if not 0 <= value <= 1:  # NaN is not either
-            raise ArgumentError(argument, f"expected accuracies in [0, 1], got {value}")

@@ -1,17 +1,20 @@
 """Where on the image the votes for a class capsule come from.
 
-A child i gives parent j the vector `c_ij vote_ij`; its part along the parent's pose p_j is the child's support for j:
+A child i gives parent j the vector `c_ij vote_ij`; its part along the parent's pose p_j is the
+child's support for j:
 
     support_ij = c_ij * strength_ij * cos(vote_ij, p_j)
 
-with `strength = |vote|` for vector capsules, whose lengths are their activations, and `strength = a_i` for capsules
-that have an activation beside their pose. For vector capsules without a bias the supports of all children sum to |s_j|,
-the length before squashing (arXiv 1710.09829, equation 2). Summed over capsule types they are a map over positions, and
-each position's sum is spread over the pixels that it sees, in proportion to the number of ways from a pixel to it
-through the convolutions, softened at the edges of strides so that even supports make an even map. This reading of
-routing is the library's own.
+with `strength = |vote|` for vector capsules, whose lengths are their activations, and
+`strength = a_i` for capsules that have an activation beside their pose. For vector capsules without
+a bias the supports of all children sum to |s_j|, the length before squashing (arXiv 1710.09829,
+equation 2). Summed over capsule types they are a map over positions, and each position's sum is
+spread over the pixels that it sees, in proportion to the number of ways from a pixel to it through
+the convolutions, softened at the edges of strides so that even supports make an even map. This
+reading of routing is the library's own.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, check_shape
-from torchcaps.evaluation.base import Images, Labels, check_images, check_labels
+from torchcaps.evaluation.base import Activations, Images, Labels, check_images, check_labels
 from torchcaps.evaluation.forward import batches, evaluating
 from torchcaps.evaluation.routing.layers import children_of, routed_layers
 from torchcaps.evaluation.routing.places import places_of
@@ -35,114 +38,149 @@ BATCH = 16  # images at a time: the votes for one parent are stored
 class CouplingMaps:
     """The support of one class capsule of each image, by place."""
 
-    maps: Float[
-        Tensor, "n height width"
-    ]  # over pixels; negative where votes point away from the class
-    positions: Float[
-        Tensor, "n rows columns"
-    ]  # over the positions of the first capsules, with the same sum
+    maps: Float[Tensor, "n height width"]  # over pixels; negative where votes oppose the class
+    positions: Float[Tensor, "n rows columns"]  # over the first capsules, with the same sum
     shown: Labels  # `[n]` int64, the class whose support it is
-    activations: Float[Tensor, "n classes"]  # `[n, classes]` of the class capsules, in [0, 1]
+    activations: Activations  # `[n, classes]` of the class capsules, in [0, 1]
 
 
 def coupling_maps(
     model: nn.Module, images: Images, labels: Labels | None = None, *, batch_size: int = BATCH
 ) -> CouplingMaps:
-    """Where the votes for the winning class of each image come from, or for the classes given.
+    """Return where the votes for one class of each image come from.
 
-    The last routed layer makes the class capsules, from capsules that have places, perhaps with routed layers between:
-    then the support of a parent is handed down to its children by their shares in it. Raises ValueError for a model
-    whose capsules have no places, or whose layers are of other kinds; or arguments that do not fit."""
+    The last routed layer makes the class capsules, from capsules that have places. With routed
+    layers between, the support of a parent is handed down to its children by their shares in it.
+
+    Args:
+        model: a model with such layers.
+        images: `[n, channels, height, width]` in [0, 1].
+        labels: `[n]` classes; by default the most active ones.
+        batch_size: images at a time.
+
+    Raises:
+        ArgumentError: for a model whose capsules have no places, or with layers of other kinds; or
+            arguments that do not fit.
+    """
     check_images(images)
     if labels is not None:
         check_shape("labels", labels, ("n",), n=len(images))
+    parts = []
     with evaluating(model):
-        parts = [
-            _of_batch(model, batch, None if labels is None else chosen)
-            for batch, chosen in batches(model, images, labels, batch_size=batch_size)
-        ]
-    return CouplingMaps(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+        for batch, chosen in batches(model, images, labels, batch_size=batch_size):
+            parts.append(_map_batch(model, batch, None if labels is None else chosen))
+    return CouplingMaps(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def _of_batch(
-    model: nn.Module, images: Tensor, labels: Tensor | None
+def _map_batch(
+    model: nn.Module, images: Images, labels: Labels | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the fields of `CouplingMaps` for a batch, on the CPU."""
     layers = routed_layers(model)
-    with record_routing(model) as record, children_of(model) as children, places_of(model) as seen:
+    with (
+        record_routing(model) as record,
+        children_of(model) as children,
+        places_of(model) as places,
+    ):
         activation = model(images).float()
-    names = [name for name in layers if name in children and record[name]]
+    traces = record.last()
+    names = [name for name in layers if name in children and name in traces]
     if labels is None:
         labels = activation.argmax(dim=1)
     check_labels(labels, activation.shape[1])
-    shown = labels.to(activation.device)
-    top, recorded = names[-1], record.last()
-    support = _class_support(layers[top], children[top], recorded[top], shown)
-    own = seen.map_of(children[top])
-    if own is None:
+    labels = labels.to(activation.device)
+
+    # The support of the children of the last layer, by place and type.
+    top = names[-1]
+    class_support = _class_support(layers[top], children[top], traces[top], labels)
+    top_children = places.map_of(children[top])
+    if top_children is None:
         raise ArgumentError(
             "model",
             f"expected the children of {top!r} to be capsules with places, position after position",
         )
-    below = support.unflatten(1, own.capsules.pose.shape[1:4])
+    support = class_support.unflatten(1, top_children.capsules.pose.shape[1:4])
     for name in reversed(names[:-1]):
-        below = _handed_down(layers[name], below, children[name], recorded[name])
-    first = seen.map_of(children[names[0]])
-    positions = below.sum(dim=-1)
-    maps = _over_pixels(
-        positions, None if first is None else first.slides, (images.shape[2], images.shape[3])
-    )
-    return maps.cpu(), positions.cpu(), shown.cpu(), activation.cpu()
+        support = _hand_down(layers[name], support, children[name], traces[name])
+
+    positions = support.sum(dim=-1)
+    first_children = places.map_of(children[names[0]])
+    slides = None if first_children is None else first_children.slides
+    maps = _spread_over_pixels(positions, slides, images.shape[2:])
+    return maps.cpu(), positions.cpu(), labels.cpu(), activation.cpu()
 
 
 def _class_support(
-    layer: RoutedLayer, children: Capsules, recorded: RoutingTrace, shown: Tensor
-) -> Tensor:
-    """`[batch, children]`: the support of each child for the class shown."""
-    if recorded.coupling.dim() != 3:
+    layer: RoutedLayer, children: Capsules, trace: RoutingTrace, labels: Labels
+) -> Float[Tensor, "batch children"]:
+    """Return the support of each child for one class of each image."""
+    if trace.coupling.dim() != 3:
         raise ArgumentError(
             "model",
             f"expected class capsules without places at its end, got {type(layer).__name__}",
         )
     votes = layer.make_votes(children)
-    each = torch.arange(len(shown), device=shown.device)
-    towards = votes.dense().float()[each, :, shown]
-    coupling, parent = recorded.coupling[each, :, shown].float(), recorded.pose[each, shown].float()
-    along = torch.einsum("bik,bk->bi", towards, F.normalize(parent, dim=-1))
+    rows = torch.arange(len(labels), device=labels.device)
+    vote = votes.dense().float()[rows, :, labels]
+    coupling = trace.coupling[rows, :, labels].float()
+    parent = F.normalize(trace.pose[rows, labels].float(), dim=-1)
+    along = torch.einsum("bik,bk->bi", vote, parent)
     if layer.router.activation != "probability":  # the votes carry the activation
         return coupling * along
-    return coupling * votes.activation.float() * along / towards.norm(dim=-1).clamp(min=1e-12)
+    return coupling * votes.activation.float() * along / vote.norm(dim=-1).clamp(min=1e-12)
 
 
-def _handed_down(
-    layer: RoutedLayer, support: Tensor, children: Capsules, recorded: RoutingTrace
+def _hand_down(
+    layer: RoutedLayer, support: Tensor, children: Capsules, trace: RoutingTrace
 ) -> Tensor:
-    """`[batch, *space, types]` from the support of the parents `[batch, *positions, parents]`."""
-    weight = recorded.coupling.float() * recorded.child_activation.float().unsqueeze(-1)
+    """Return the support of children from that of their parents.
+
+    Args:
+        layer: the layer between them.
+        support: `[batch, *positions, parents]`.
+        children: the capsules below, `[batch, *space, types]`.
+        trace: the couplings of the layer.
+
+    Returns:
+        `[batch, *space, types]`.
+    """
+    weight = trace.coupling.float() * trace.child_activation.float().unsqueeze(-1)
     shares = weight / weight.sum(dim=-2, keepdim=True).clamp(min=1e-12)
-    return layer.make_votes(children).field.scatter((shares * support.unsqueeze(-2)).sum(dim=-1))
+    child_support = (shares * support.unsqueeze(-2)).sum(dim=-1)
+    return layer.make_votes(children).field.scatter(child_support)
 
 
-def _over_pixels(
-    positions: Tensor, slides: tuple[Slide, ...] | None, size: tuple[int, int]
-) -> Tensor:
-    """Each position's value over the pixels that it sees; bilinear where the convolutions are no simple chain."""
+def _spread_over_pixels(
+    positions: Float[Tensor, "n rows columns"],
+    slides: Sequence[Slide] | None,
+    size: Sequence[int],
+) -> Float[Tensor, "n height width"]:
+    """Spread the support of each position over the pixels that it sees.
+
+    It is bilinear where the convolutions are no simple chain.
+    """
+    height, width = size
     x = positions.unsqueeze(1)
     if slides is None:
-        stretched = F.interpolate(x, size, mode="bilinear", align_corners=False)
-        ratio = positions[0].numel() / (size[0] * size[1])
+        stretched = F.interpolate(x, (height, width), mode="bilinear", align_corners=False)
+        ratio = positions[0].numel() / (height * width)
         return (stretched * ratio)[:, 0]
     for kernel, stride, padding in reversed(slides):
-        down, right = (_window(k, s).to(x) for k, s in zip(kernel, stride, strict=True))
-        x = F.conv_transpose2d(
-            x, torch.outer(down, right)[None, None], stride=stride, padding=padding
-        )
-    # What a stride leaves over at the lower and right edges nobody sees.
-    return F.pad(x, (0, size[1] - x.shape[3], 0, size[0] - x.shape[2]))[:, 0]
+        down = _window(kernel[0], stride[0])
+        right = _window(kernel[1], stride[1])
+        weight = torch.outer(down, right)[None, None].to(x)
+        x = F.conv_transpose2d(x, weight, stride=stride, padding=padding)
+    # Nothing sees the pixels that a stride leaves over at the lower and right edges.
+    return F.pad(x, (0, width - x.shape[3], 0, height - x.shape[2]))[:, 0]
 
 
-def _window(kernel: int, stride: int) -> Tensor:
-    """`[kernel]`, of sum one: copies `stride` apart sum to a constant, where a plain box would leave a comb."""
+def _window(kernel: int, stride: int) -> Float[Tensor, " kernel"]:
+    """Return weights of sum one whose copies, `stride` apart, sum to a constant.
+
+    A plain box would leave a comb.
+    """
     step = min(stride, kernel)
     ramp = torch.arange(1, kernel + 1)
-    weight = torch.minimum(ramp, ramp.flip(0)).clamp(max=min(step, kernel - step + 1)).float()
+    height = min(step, kernel - step + 1)
+    weight = torch.minimum(ramp, ramp.flip(0)).clamp(max=height).float()
     return weight / weight.sum()
