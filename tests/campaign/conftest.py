@@ -7,7 +7,7 @@ import pytest
 from campaign.core import WALL, area, area_names, cases, fixed, limit, read_cases, title
 from campaign.run import Campaign
 
-FRACTION = 60  # a short run draws one of so many of the campaign's cases
+FRACTION = 150  # a short run draws one of so many of the campaign's cases
 
 
 def short_run():

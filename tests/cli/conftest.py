@@ -79,29 +79,9 @@ def run(trained, tmp_path):
 @pytest.fixture
 def start(bars):
     """The words of a command that trains for a second."""
-    small = (
-        "--option",
-        "channels=8",
-        "--option",
-        "primary_types=2",
-        "--batch-size",
-        "16",
-        "--holdout",
-        "6",
-    )
-    return (
-        "train",
-        "capsnet",
-        "--data",
-        bars,
-        "--epochs",
-        "2",
-        "--keep-memory",
-        "no",
-        "--threads",
-        "1",
-        *small,
-    )
+    words = "--epochs 2 --batch-size 16 --holdout 6 --keep-memory no --threads 1"
+    small = "--option channels=8 --option primary_types=2"
+    return ("train", "capsnet", "--data", bars, *words.split(), *small.split())
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import gzip
+import io
 import struct
 
 import numpy as np
@@ -13,6 +13,14 @@ from training.makers import contents
 from .conftest import the_sentence
 
 pytestmark = pytest.mark.usefixtures("no_plots")
+
+
+def photo(seed=0):
+    """The bytes of a picture of noise."""
+    file = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (20, 20), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
 
 
 def idx(array):
@@ -36,12 +44,10 @@ def idx_folder(tmp_path):
 @pytest.fixture
 def photos(tmp_path):
     """A folder of two class folders."""
-    random = np.random.default_rng(0)
     for name in ("cat", "dog"):
         (tmp_path / "photos" / name).mkdir(parents=True)
-        for k in range(10):
-            pixels = random.integers(0, 256, (20, 20), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{k}.png")
+        for number in range(10):
+            (tmp_path / "photos" / name / f"{number}.png").write_bytes(photo(seed=number))
     return tmp_path / "photos"
 
 
@@ -72,68 +78,24 @@ def trains(command, start):
     return check
 
 
-@pytest.mark.parametrize(
-    "name", ["train-images-idx3-ubyte", "t10k-images-idx3-ubyte", "train-labels-idx1-ubyte"]
-)
-def test_truncated_idx(refused, trains, idx_folder, name):
+@pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"])
+def test_truncated_idx(refused, idx_folder, name):
+    file = idx_folder / name
+    file.write_bytes(file.read_bytes()[:-7])
+    refused(idx_folder, file, "truncated")
+
+
+def test_idx_trains(trains, idx_folder):
     trains(idx_folder)
-    whole = (idx_folder / name).read_bytes()
-    (idx_folder / name).write_bytes(whole[:-7])
-    refused(idx_folder, idx_folder / name, "truncated")
 
 
-def test_truncated_gzip(refused, idx_folder):
-    path = idx_folder / "train-images-idx3-ubyte"
-    packed = gzip.compress(path.read_bytes())
-    path.unlink()
-    path.with_name(path.name + ".gz").write_bytes(packed[: len(packed) // 2])
-    refused(idx_folder, f"{path}.gz", "truncated gzip file")
-
-
-def test_wrong_magic(refused, idx_folder):
-    path = idx_folder / "train-images-idx3-ubyte"
-    path.write_bytes(b"\x00\x00\x0d\x03" + path.read_bytes()[4:])
-    refused(idx_folder, path, "wrong magic number 0x00000d03")
-
-
-@pytest.mark.parametrize(
-    "damage", [lambda b: b[: len(b) // 2], lambda b: b[:40] + bytes(60) + b[100:], lambda b: b"no"]
-)
-def test_a_corrupt_png_in_either_split(refused, trains, photos, damage):
-    trains(photos)
-    for file in sorted((photos / "cat").iterdir()):
+@pytest.mark.parametrize("content", [b"no", photo()[:90], photo()[:40] + bytes(60)])
+def test_a_corrupt_png_in_either_split(refused, photos, content):
+    for file in sorted((photos / "cat").iterdir())[::3]:
         whole = file.read_bytes()
-        file.write_bytes(damage(whole))
+        file.write_bytes(content)
         refused(photos, file)
         file.write_bytes(whole)
-
-
-def test_one_class(refused, photos):
-    for file in (photos / "dog").iterdir():
-        file.unlink()
-    refused(photos, photos / "dog", "class 'dog' is empty")
-    (photos / "dog").rmdir()
-    refused(photos, "expected at least two classes", "cat")
-
-
-def test_classes_of_one_image_each_leave_nothing_to_validate_with(refused, photos):
-    for file in photos.glob("*/*.png"):
-        if file.stem != "0":
-            file.unlink()
-    refused(photos, "no class has two images")
-
-
-def test_a_training_split_of_one_image_each_leaves_nothing_to_validate_with(refused, tmp_path):
-    images, labels = np.zeros((2, 20, 20), dtype=np.uint8), np.arange(2)
-    np.savez(tmp_path / "few.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
-    refused(tmp_path / "few.npz", "holdout: 0.2 of 2 images leaves nothing on one side")
-
-
-def test_one_class_of_one_image_trains(trains, photos):
-    for file in (photos / "cat").glob("*.png"):
-        if file.stem != "0":
-            file.unlink()
-    trains(photos)
 
 
 def test_images_of_16_pixels_and_the_next_try_with_larger_ones(refused, command, start, photos):
@@ -150,43 +112,25 @@ def test_images_of_two_sizes(refused, photos):
     refused(photos, "images differ in size", "--img-size")
 
 
-def test_cmyk_and_16_bit_images_work(trains, photos):
+def test_photographs_of_any_kind_train(trains, photos):
     for name in ("cat", "dog"):
         Image.new("CMYK", (20, 20), (10, 20, 30, 40)).save(photos / name / "cmyk.jpg")
         Image.fromarray(np.full((20, 20), 40_000, dtype=np.uint16)).save(photos / name / "deep.png")
     trains(photos)
 
 
-@pytest.mark.parametrize(
-    ("pixel", "complaint"),
-    [(np.nan, "NaN"), (np.inf, "infinite"), (7.0, "expected float pixels in [0, 1]")],
-)
-def test_pixels_that_are_no_gray_values_in_an_npz(refused, tmp_path, pixel, complaint):
-    images, labels = (
-        np.random.default_rng(0).random((20, 20, 20), dtype=np.float32),
-        np.arange(20) % 2,
-    )
-    for place in (0, 19):
-        bad = images.copy()
-        bad[place, 3, 3] = pixel
-        np.savez(tmp_path / "bad.npz", images=bad, labels=labels)
-        refused(tmp_path / "bad.npz", tmp_path / "bad.npz", complaint)
-
-
-def test_an_npz_that_is_none_or_lacks_its_test_images(refused, tmp_path):
-    (tmp_path / "bad.npz").write_bytes(b"no zip")
-    refused(tmp_path / "bad.npz", tmp_path / "bad.npz", "cannot be read")
-    images, labels = np.zeros((20, 20, 20), dtype=np.uint8), np.arange(20) % 2
-    np.savez(tmp_path / "half.npz", x_train=images, y_train=labels)
-    refused(tmp_path / "half.npz", tmp_path / "half.npz", "'test' split")
+@pytest.mark.parametrize("index", [0, 19])
+def test_pixels_that_are_no_gray_values_in_either_split(refused, tmp_path, index):
+    images = np.zeros((20, 20, 20), dtype=np.float32)
+    images[index, 3, 3] = np.nan
+    file = tmp_path / "bad.npz"
+    np.savez(file, images=images, labels=np.arange(20) % 2)
+    refused(file, file, "NaN")
 
 
 def test_a_path_that_is_no_data_set(refused, tmp_path):
-    (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("words")
-    refused(tmp_path / "empty", tmp_path / "empty", "no class folders")
     refused(tmp_path / "notes.txt", tmp_path / "notes.txt", "not a data set")
-    refused(tmp_path / "absent", tmp_path / "absent", "no such file or folder")
 
 
 def test_a_loss_that_diverges_at_once_leaves_no_folder(refused, command, start, tmp_path):
@@ -202,16 +146,14 @@ def test_a_loss_that_diverges_later_keeps_the_last_finite_state(command, start, 
         *start, "--lr", "1e25", "--schedule", "constant", "--output", "out", "--checkpoint-every", 1
     )
     assert outcome.status == 1
-    kept = tmp_path / "out" / "checkpoints" / "last.safetensors"
-    assert "the last good state is kept in out/checkpoints/last.safetensors" in the_sentence(
-        outcome
-    )
-    before = kept.read_bytes()
-    assert all(tensor.isfinite().all() for tensor in load_tensors(kept)[0].values())
-    assert (
-        command("train", "capsnet", "--output", "out", "--resume", "--keep-memory", "no") == outcome
-    )
-    assert kept.read_bytes() == before
+    sentence = the_sentence(outcome)
+    assert "the last good state is kept in out/checkpoints/last.safetensors" in sentence
+    checkpoint = tmp_path / "out" / "checkpoints" / "last.safetensors"
+    before = checkpoint.read_bytes()
+    assert all(tensor.isfinite().all() for tensor in load_tensors(checkpoint)[0].values())
+    resume = ("train", "capsnet", "--output", "out", "--resume", "--keep-memory", "no")
+    assert command(*resume) == outcome
+    assert checkpoint.read_bytes() == before
 
 
 @pytest.mark.parametrize("place", ["file/run", "file"])
@@ -246,23 +188,15 @@ def test_outputs_of_the_other_commands_that_cannot_be_made(command, run, tmp_pat
 
 def test_an_empty_word_is_no_place_to_write_to(command, run, tmp_path):
     before = sorted(tmp_path.rglob("*"))
-    for words in (
-        ("evaluate", run, "--output", ""),
-        ("reconstruct", run, "--output", ""),
-        ("perturb", run, "--output="),
-        ("report", run, "--output", ""),
-        ("reproduce", "capsnet-digits", "--output", ""),
-        ("bench", "--output", ""),
-        ("bench", "--plots", ""),
+    for name, words in (
+        ("--output", ("evaluate", run, "--output", "")),
+        ("--output", ("perturb", run, "--output=")),
+        ("--plots", ("bench", "--plots", "")),
+        ("command line", ("predict", run, "")),
     ):
         outcome = command(*words)
         assert outcome.status == 2, words
-        flag = next(word for word in words if "--" in str(word)).rstrip("=")
-        assert the_sentence(outcome) == f"{flag}: expected a value, got an empty word"
-    assert (
-        the_sentence(command("predict", run, ""))
-        == "command line: expected a value, got an empty word"
-    )
+        assert the_sentence(outcome) == f"{name}: expected a value, got an empty word"
     assert sorted(tmp_path.rglob("*")) == before
 
 

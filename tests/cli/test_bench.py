@@ -8,79 +8,38 @@ from torchcaps.bench import step
 
 from .conftest import the_sentence
 
-SMALL = ("--option", "channels=16", "--option", "primary_types=4", "--batch", "4", "--repeats", "1")
+MODEL = "--option channels=16 --option primary_types=4 --batch 4 --repeats 1 --precision fp32"
+LAYER = "--quick --children 12 --batch 4"
 
 
 @pytest.mark.parametrize(
     ("words", "head"),
     [
-        (
-            (
-                "step",
-                *SMALL,
-                "--quick",
-                "--precision",
-                "fp32",
-                "--variants",
-                "limit",
-                "blocked",
-            ),
-            "img/s",
-        ),
-        (
-            (
-                "layer",
-                "--quick",
-                "--children",
-                "12",
-                "--batch",
-                "4",
-                "--variants",
-                "limit",
-                "blocked",
-            ),
-            "of roofline",
-        ),
-        (
-            (
-                "routers",
-                "--quick",
-                "--children",
-                "12",
-                "--batch",
-                "4",
-                "--routers",
-                "dynamic",
-                "uniform",
-            ),
-            "x uniform",
-        ),
-        (("latency", *SMALL, "--precision", "fp32"), "95 % ms"),
-        (
-            ("scaling", "--quick", "--children", "12", "--batch", "4", "--impl", "blocked"),
-            "exponent",
-        ),
+        (f"step {MODEL} --quick --variants limit blocked", "img/s"),
+        (f"layer {LAYER} --variants limit blocked", "of roofline"),
+        (f"routers {LAYER} --routers dynamic uniform", "x uniform"),
+        (f"latency {MODEL}", "95 % ms"),
+        (f"scaling {LAYER} --impl blocked", "exponent"),
     ],
 )
 def test_a_table_or_one_json_document(command, words, head):
-    table = command("bench", *words)
+    name, *flags = words.split()
+    table = command("bench", name, *flags)
     assert table.status == 0, table.err
     assert head in table.out.splitlines()[0]
     assert "torch " in table.out.splitlines()[-1]
-    document = json.loads(command("bench", *words, "--json").out)
-    assert head in document[words[0]]["rows"][0]
+    document = json.loads(command("bench", name, *flags, "--json").out)
+    assert head in document[name]["rows"][0]
     assert document["settings"]["clock"] == "wall"
     assert "processor" in document["machine"]
 
 
 def test_figures_and_plots_go_where_they_are_told(command, tmp_path):
-    words = ("--quick", "--children", "12", "--batch", "4", "--variants", "limit", "einsum")
-    outcome = command("bench", "layer", *words, "--output", "new/layer.json", "--plots", "pictures")
+    words = f"layer {LAYER} --variants limit einsum --output new/layer.json --plots pictures"
+    outcome = command("bench", *words.split())
     assert outcome.status == 0, outcome.err
-    assert (
-        json.loads((tmp_path / "new" / "layer.json").read_text())["layer"]["rows"][1]["variant"]
-        == "einsum"
-    )
+    document = json.loads((tmp_path / "new" / "layer.json").read_text())
+    assert [row["variant"] for row in document["layer"]["rows"]] == ["limit", "einsum"]
     assert (tmp_path / "pictures" / "layer.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -115,5 +74,5 @@ def test_an_interruption_is_130(command, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(step, "alternate", interrupted)
-    outcome = command("bench", "step", *SMALL, "--variants", "limit", "--output", "x.json")
+    outcome = command("bench", "step", *MODEL.split(), "--variants", "limit")
     assert outcome.status == 130

@@ -67,19 +67,11 @@ class TestCompare:
         from training.makers import write_bars
 
         other = write_bars(tmp_path / "other.npz", seed=5)
-        for name in ("a-1", "b-0", "b-1"):
-            config = json.loads((runs / name / "config.json").read_text())
-            (runs / name / "config.json").write_text(json.dumps(config | {"data": str(other)}))
-        outcome = command("compare", "a-0", "a-1", "--with", "b-0", "b-1")
-        assert (outcome.status, the_sentence(outcome)) == (
-            1,
-            "a-1: was not tested on the same images as a-0",
-        )
+        config = json.loads((runs / "b-0" / "config.json").read_text())
+        (runs / "b-0" / "config.json").write_text(json.dumps(config | {"data": str(other)}))
         outcome = command("compare", "a-0", "--with", "b-0")
-        assert (outcome.status, the_sentence(outcome)) == (
-            1,
-            "b-0: was not tested on the same images as a-0",
-        )
+        assert outcome.status == 1
+        assert the_sentence(outcome) == "b-0: was not tested on the same images as a-0"
 
     @pytest.mark.parametrize(
         ("words", "sentence"),

@@ -30,17 +30,7 @@ def test_a_disk_that_fills_up_keeps_the_last_checkpoint_and_the_run_goes_on_when
     assert f"{last}: {full}" in sentence(command(*start, "--output", disk / "run"))
     assert left_behind(disk) == []
     kept = last.read_bytes()
-    resume = (
-        "train",
-        "capsnet",
-        "--output",
-        disk / "run",
-        "--resume",
-        "--keep-memory",
-        "no",
-        "--threads",
-        1,
-    )
+    resume = (*start, "--output", disk / "run", "--resume")
     assert full in sentence(command(*resume))
     assert last.read_bytes() == kept
     small_disk(8 * state)

@@ -30,16 +30,8 @@ def softened(tmp_path, restore):
 
 
 def test_it_is_trained_read_back_and_evaluated_by_name(softened, command, start, no_plots):
-    words = (
-        *start,
-        "--option",
-        "routing=softened",
-        "--option",
-        "temperature=1.5",
-        "--output",
-        "run",
-    )
-    outcome = command(*words)
+    options = "--option routing=softened --option temperature=1.5 --output run"
+    outcome = command(*start, *options.split())
     assert outcome.status == 0, outcome.err
     router = tc.load("run").class_capsules.router
     assert isinstance(router, softened.SoftenedRouting)
@@ -53,36 +45,11 @@ def test_it_is_measured_by_name(softened, command):
     assert outcome.status == 0, outcome.err
     rows = json.loads(outcome.out)["routers"]["rows"]
     assert [row["variant"] for row in rows] == ["softened", "dynamic"]
-    thin = (
-        "--option",
-        "channels=16",
-        "--option",
-        "primary_types=4",
-        "--batch",
-        "2",
-        "--repeats",
-        "1",
-    )
-    outcome = command(
-        "bench", "latency", *thin, "--precision", "fp32", "--option", "routing=softened"
-    )
-    assert outcome.status == 0, outcome.err
 
 
 def test_what_compares_implementations_of_dynamic_routing_says_so(softened, command):
-    outcome = command(
-        "bench",
-        "step",
-        "--quick",
-        "--batch",
-        "2",
-        "--option",
-        "channels=16",
-        "--option",
-        "primary_types=4",
-        "--option",
-        "routing=softened",
-    )
+    small = "--quick --batch 2 --option channels=16 --option primary_types=4"
+    outcome = command("bench", "step", *small.split(), "--option", "routing=softened")
     assert outcome.status != 0
     assert (
         "routing: expected plain dynamic routing to compare with, got SoftenedRouting"

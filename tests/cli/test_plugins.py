@@ -17,6 +17,7 @@ from torchcaps.data import _registry as data_registry
 from torchcaps.errors import RunError
 from torchcaps.models import _registry as model_registry
 from torchcaps.nn import routers
+from torchcaps.reporting import sections
 from torchcaps.reproduction import MEASURES
 from torchcaps.training import Run, recipes
 
@@ -82,41 +83,32 @@ def entry_points(monkeypatch):
 
 
 def train(alone, *words):
-    return alone(
-        "train",
-        "stripes",
-        "--epochs",
-        1,
-        "--keep-memory",
-        "no",
-        "--threads",
-        1,
-        "--output",
-        "run",
-        *words,
-    )
+    flags = "--epochs 1 --keep-memory no --threads 1 --output run"
+    return alone("train", "stripes", *flags.split(), *words)
 
 
 @pytest.mark.parametrize(
-    ("words", "name"),
-    [(("models",), "stripesnet"), (("data", "list"), "stripes"), (("recipes",), "stripes")],
+    ("words", "name", "module"),
+    [
+        (("models",), "stripesnet", "stripes.py"),
+        (("data", "list"), "stripes", "stripes"),
+        (("recipes",), "stripes", "stripes.py"),
+    ],
 )
-@pytest.mark.parametrize("module", ["stripes.py", "stripes"])
 def test_lists_have_what_the_file_adds(alone, stripes, words, name, module):
-    assert name in [
-        entry["name"] for entry in json.loads(alone(*words, "--json", "--import", module).out)
-    ]
-    assert name not in [entry["name"] for entry in json.loads(alone(*words, "--json").out)]
+    assert name in alone(*words, "--import", module).out.split()
+    assert name not in alone(*words).out.split()
 
 
-def test_it_is_trained_evaluated_reported_and_used(alone, stripes, tmp_path):
+def test_it_is_trained_evaluated_and_reported(alone, stripes, tmp_path, monkeypatch):
     outcome = train(alone, *IMPORT)
     assert outcome.status == 0, outcome.err
     assert Run(tmp_path / "run").environment["imports"] == ["stripes.py"]
     outcome = alone("evaluate", "run", "--json", *IMPORT)
     assert outcome.status == 0, outcome.err
     assert json.loads(outcome.out)["num_samples"] == 30
-    outcome = alone("report", "run", "--diagnose", 0, *IMPORT)
+    monkeypatch.setattr(sections, "sections_of", lambda run: [sections.summary(run)])
+    outcome = alone("report", "run", *IMPORT)
     assert outcome.status == 0, outcome.err
     assert "stripesnet" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
@@ -194,7 +186,7 @@ def test_what_a_run_says_is_printed_as_one_plain_line(alone, run):
     assert "run was started with --import 'a b\\x1b[2J': give" in sentence
 
 
-@pytest.mark.parametrize("imports", [None, "x", [1], [], {"a": 1}])
+@pytest.mark.parametrize("imports", [None, "x", [1], {"a": 1}])
 def test_what_a_run_says_of_imports_may_be_anything(alone, run, imports):
     facts = json.loads((run / "environment.json").read_text())
     (run / "environment.json").write_text(json.dumps(facts | {"imports": imports}))
@@ -207,44 +199,19 @@ def test_what_a_run_says_of_imports_may_be_anything(alone, run, imports):
     [
         (None, "broken", 2, "--import broken: there is no such module, installed or in {here}"),
         (None, "broken.py", 2, "--import broken.py: no such file"),
-        (
-            None,
-            "json.nothing",
-            2,
-            "--import json.nothing: there is no such module, installed or in {here}",
-        ),
         ("1 / 0", "broken", 1, "broken: cannot be imported (ZeroDivisionError: division by zero)"),
-        (
-            "1 / 0",
-            "broken.py",
-            1,
-            "broken.py: cannot be imported (ZeroDivisionError: division by zero)",
-        ),
         (
             "import inner",
             "broken",
             1,
             "broken: cannot be imported (ModuleNotFoundError: No module named 'inner')",
         ),
-        ("raise SystemExit", "broken", 1, "broken: cannot be imported (SystemExit)"),
         ("raise ValueError('a\\nb')", "broken", 1, "broken: cannot be imported (ValueError: a b)"),
         (
             "x = 1",
             "json.py",
             1,
             "json.py: 'json' is the name of another module, or of none; rename the file",
-        ),
-        (
-            "x = 1",
-            "a.b.py",
-            1,
-            "a.b.py: 'a.b' is the name of another module, or of none; rename the file",
-        ),
-        (
-            "",
-            "__main__.py",
-            1,
-            "__main__.py: '__main__' is the name of another module, or of none; rename the file",
         ),
     ],
 )

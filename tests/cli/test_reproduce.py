@@ -19,16 +19,9 @@ def test_the_list_names_every_recipe_with_its_cost(command):
     )
 
 
-def test_an_experiment_prints_its_table_and_writes_it(command, tmp_path):
+def test_an_experiment_prints_its_table_and_writes_it(command, tmp_path, no_plots):
     recipe_of(tmp_path)
-    words = (
-        "reproduce",
-        str(tmp_path / "mine.toml"),
-        "--output",
-        str(tmp_path / "out"),
-        "--row",
-        "tiny",
-    )
+    words = ("reproduce", "mine.toml", "--output", "out", "--row", "tiny")
     outcome = command(*words)
     assert outcome.status == 0
     assert "CapsNet, tiny" in outcome.out

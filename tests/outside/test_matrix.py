@@ -25,7 +25,6 @@ POSITIONS = {"full": (), "conv": (2, 3), "padded stride": (2, 3), "transposed": 
 PARENTS, DIM = 3, 4
 
 
-OWN = [name for name in list_routers() if name not in VOTES]
 CASES = [
     pytest.param(name, VOTES.get(name, LinearVotes), field, id=f"{name}-{field}")
     for name in list_routers()
@@ -33,25 +32,24 @@ CASES = [
 ]
 
 
-def built(name, kind, field, **options):
-    """A layer of small sizes with its parameters stirred, and its children."""
-    make, space, children = FIELDS[field]
+def make_layer(name, kind, field):
+    """A layer of small sizes whose router has random parameters, and its children."""
+    make_field, space, num_children = FIELDS[field]
+    if make_field is not DenseField:
+        make_field = partial(make_field, convention=tc.nn.create_router(name).convention)
     with tc.nn.use_generator(seeded(7)):
-        convention = (
-            {} if make is DenseField else {"convention": tc.nn.create_router(name).convention}
-        )
-        make = make if make is DenseField else partial(make, **convention)
-        layer = RoutedLayer(kind(LayerSizes(children, DIM, PARENTS, DIM)), name, make, **options)
+        sizes = LayerSizes(num_children, DIM, PARENTS, DIM)
+        layer = RoutedLayer(kind(sizes), name, make_field)
         for parameter in layer.router.parameters():
             parameter.data.add_(0.3 * torch.randn(parameter.shape))
-    types = children if field == "full" else 2
+    types = num_children if field == "full" else 2
     pose = torch.randn(2, *space, types, DIM, generator=seeded(1))
     return layer.eval(), Capsules(pose, torch.rand(pose.shape[:-1], generator=seeded(2)))
 
 
 @pytest.mark.parametrize(("name", "kind", "field"), CASES)
 def test_shape_gradients_and_couplings(name, kind, field):
-    layer, children = built(name, kind, field)
+    layer, children = make_layer(name, kind, field)
     leaves = [x.clone().requires_grad_() for x in children]
     with tc.record_routing(layer, detach=False, iterations=True) as record:
         parents = layer(Capsules(*leaves))
@@ -61,12 +59,10 @@ def test_shape_gradients_and_couplings(name, kind, field):
     assert len(recorded.iterations) == layer.router.num_iterations
     votes = layer.make_votes(children)
     shares = votes.field.scatter(recorded.coupling.sum(dim=-1))
-    whole = (
-        1
-        if votes.field.convention != "type"
-        else votes.field.scatter(torch.ones_like(recorded.coupling[..., 0]))
-    )
-    torch.testing.assert_close(shares, torch.ones_like(shares) * whole)
+    expected = torch.ones_like(shares)
+    if votes.field.convention == "type":  # parents compete within each window
+        expected *= votes.field.scatter(torch.ones_like(recorded.coupling[..., 0]))
+    torch.testing.assert_close(shares, expected)
     upstream = torch.rand(parents.pose.shape, generator=seeded(3))
     loss = (
         (parents.pose * upstream).sum()
@@ -74,65 +70,52 @@ def test_shape_gradients_and_couplings(name, kind, field):
         + recorded.coupling.square().sum()
     )
     gradients = torch.autograd.grad(loss, [leaves[0], *layer.parameters()], allow_unused=True)
-    for what, gradient in zip(["pose", *dict(layer.named_parameters())], gradients, strict=True):
-        assert gradient is not None, what
-        testing.assert_finite(f"gradient of {what}", gradient)
-        assert gradient.any(), what
+    names = ["pose", *dict(layer.named_parameters())]
+    for leaf, gradient in zip(names, gradients, strict=True):
+        assert gradient is not None, leaf
+        testing.assert_finite(f"gradient of {leaf}", gradient)
+        assert gradient.any(), leaf
 
 
 @pytest.mark.parametrize(("name", "kind", "field"), CASES)
-def test_precision(name, kind, field):
-    layer, children = built(name, kind, field)
-    truth = layer.double()(Capsules(*(x.double() for x in children)))
+def test_precision_and_batches(name, kind, field):
+    layer, children = make_layer(name, kind, field)
+    doubles = layer.double()(Capsules(*(tensor.double() for tensor in children)))
     layer.float()
-    for parents, tolerance in ((layer(children), 1e-4), (under_autocast(layer, children), 0.1)):
-        for found, expected in zip(parents, truth, strict=True):
-            assert found.dtype == torch.float32
-            testing.assert_close("parents", found, expected, tolerance, floor=1e-3)
-
-
-def under_autocast(layer, children):
+    parents = layer(children)
     with torch.autocast("cpu", torch.bfloat16):
-        return layer(children)
-
-
-@pytest.mark.parametrize(("name", "kind", "field"), CASES)
-def test_batches_are_independent_and_permute(name, kind, field):
-    layer, children = built(name, kind, field)
-    whole = layer(children)
+        rounded = layer(children)
+    for part, expected in enumerate(doubles):
+        testing.assert_close("in float32", parents[part], expected, 1e-4, floor=1e-3)
+        testing.assert_close("in autocast", rounded[part], expected, 0.1, floor=1e-3)
+        assert parents[part].dtype == rounded[part].dtype == torch.float32
     for order in ([1, 0], [0], []):
-        parents = layer(Capsules(*(x[order] for x in children)))
-        for found, expected in zip(parents, whole, strict=True):
-            torch.testing.assert_close(found, expected[order], atol=1e-5, rtol=1e-4)
+        permuted = layer(Capsules(*(tensor[order] for tensor in children)))
+        assert_near(permuted, Capsules(*(tensor[order] for tensor in parents)))
 
 
-def compiled(case):
-    """A router is compiled in a few fields here, and in the others where time is no matter."""
-    name, _, field = case.values
-    quick = field == "padded stride" or (name in OWN and field == "full")
-    return pytest.param(*case.values, id=case.id, marks=[] if quick else [pytest.mark.slow])
+def assert_near(parents, expected):
+    for tensor, expected_tensor in zip(parents, expected, strict=True):
+        torch.testing.assert_close(tensor, expected_tensor, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("name", "kind", "field"), [compiled(case) for case in CASES])
-def test_compiles_whole(name, kind, field, request):
+def mark_slow(case):
+    """A router is compiled in one field, and in the others where time does not matter."""
+    marks = [] if case.values[2] == "padded stride" else [pytest.mark.slow]
+    return pytest.param(*case.values, id=case.id, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "kind", "field"), [mark_slow(case) for case in CASES])
+def test_compiles_and_exports_whole(name, kind, field, request):
     if request.config.getoption("--typecheck"):
         pytest.skip("compiled functions cannot be type-checked")
     torch._dynamo.reset()
-    layer, children = built(name, kind, field)
-    found = torch.compile(layer, fullgraph=True, backend="aot_eager")(children)
-    for one, expected in zip(found, layer(children), strict=True):
-        torch.testing.assert_close(one, expected, atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize(("name", "kind", "field"), [compiled(case) for case in CASES])
-def test_exports(name, kind, field, request):
-    if request.config.getoption("--typecheck"):
-        pytest.skip("exported programs cannot be type-checked")
-    layer, children = built(name, kind, field)
+    layer, children = make_layer(name, kind, field)
+    expected = layer(children)
+    assert_near(torch.compile(layer, fullgraph=True, backend="aot_eager")(children), expected)
     program = torch.export.export(layer, (children,), strict=False)
     assert not [node for node in program.graph.nodes if "torchcaps" in str(node.target)]
-    for found, expected in zip(program.module()(children), layer(children), strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    assert_near(program.module()(children), expected)
 
 
 @pytest.mark.parametrize("name", list_routers())
@@ -180,7 +163,7 @@ def test_shifting_the_map_shifts_the_parents(name, make, step):
 )
 @pytest.mark.parametrize("field", ["conv", "padded stride", "transposed"])
 def test_types_may_be_numbered_in_any_order(name, field):
-    layer, children = built(name, LinearVotes, field)
+    layer, children = make_layer(name, LinearVotes, field)
     order = [1, 0]
     with torch.no_grad():
         for parameter in layer.router.parameters():

@@ -15,7 +15,16 @@ from torchcaps.models import list_models
 
 FILE = Path(__file__).with_name("own_system.py")
 SOURCE = Path(torchcaps.__file__).parent
-ABOVE = ("training", "evaluation", "viz", "bench", "report", "reproduce", "explorer", "cli")
+ABOVE = (
+    "training",
+    "evaluation",
+    "viz",
+    "bench",
+    "reporting",
+    "reproduction",
+    "explorer",
+    "cli",
+)
 
 # All commands in one process, which is not this one: what the file registers stays there.
 COMMANDS = """

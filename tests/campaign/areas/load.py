@@ -26,7 +26,7 @@ TESTS = {
     "lengths": 150,
     "splices": 100,
     "header": 250,
-    "description": 400,
+    "description": 900,
     "weights": 200,
 }
 RAW = ("one bit", "bit flips", "truncation", "lengths", "splices")

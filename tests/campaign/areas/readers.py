@@ -20,9 +20,9 @@ from torchcaps.data import load_dataset
 from torchcaps.errors import TorchcapsError
 
 TESTS = {
-    "bit flips": 900,
+    "bit flips": 1400,
     "truncation": 500,
-    "lengths": 900,
+    "lengths": 1300,
     "splices": 600,
     "numbers": 400,
     "archives": 350,
