@@ -149,7 +149,7 @@ def step_of(name: str, batch: int, bf16: bool) -> Callable[[], None]:
     def step() -> None:
         optimizer.zero_grad(set_to_none=False)
         with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
-            loss = task(Batch(images, labels), 0.0)["loss"]
+            loss = task.training_step(Batch(images, labels), 0.0)["loss"]
         loss.backward()
         optimizer.step()
 

@@ -264,25 +264,17 @@ def groups() -> dict[str, type[Any]]:
 
 def known_settings() -> dict[str, KnownSetting]:
     """Every setting by its name without a group. ValueError: two settings have the same name."""
-    augmentation: Any = augmentation_settings()
-    return _known_settings(augmentation)
-
-
-@cache
-def _known_settings(augmentation: Any) -> dict[str, KnownSetting]:
     known: dict[str, KnownSetting] = {}
-    for group, settings_class in (
-        field_types(TrainConfig) | {"augmentation": augmentation}
-    ).items():
+    for group, settings_class in groups().items():
         hints = field_types(settings_class)
         for f in fields(settings_class):
-            flat = f.metadata["name"] or f.name
-            if flat in known:
+            name = f.metadata["name"] or f.name
+            if name in known:
                 raise ValueError(
-                    f"the setting {flat!r} of {group} is one of {known[flat].group} already; "
+                    f"the setting {name!r} of {group} is one of {known[name].group} already; "
                     "expected another name"
                 )
-            known[flat] = KnownSetting(group, f.name, f.metadata["about"], hints[f.name])
+            known[name] = KnownSetting(group, f.name, f.metadata["about"], hints[f.name])
     return known
 
 

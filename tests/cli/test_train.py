@@ -206,15 +206,15 @@ def test_a_signal_stops_after_the_step_and_resume_ends_as_if_there_was_none(
     command, start, tmp_path, monkeypatch, number
 ):
     command(*start, "--output", "whole")
-    forward, count = Classify.forward, iter(range(1, 10_000))
+    training_step, count = Classify.training_step, iter(range(1, 10_000))
 
     def interrupted(self, batch, share):
         if next(count) == 4:
             signal.raise_signal(number)
-        return forward(self, batch, share)
+        return training_step(self, batch, share)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Classify, "forward", interrupted)
+        patch.setattr(Classify, "training_step", interrupted)
         outcome = command(*start, "--output", "out of order")
     assert outcome.status == 128 + number
     assert outcome.out == ""
@@ -233,16 +233,16 @@ def test_a_second_signal_ends_at_once_and_the_run_still_resumes(
     command, start, tmp_path, monkeypatch
 ):
     command(*start, "--output", "whole")
-    forward, count = Classify.forward, iter(range(1, 10_000))
+    training_step, count = Classify.training_step, iter(range(1, 10_000))
 
     def interrupted(self, batch, share):
         if next(count) == 2:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
-        return forward(self, batch, share)
+        return training_step(self, batch, share)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Classify, "forward", interrupted)
+        patch.setattr(Classify, "training_step", interrupted)
         outcome = command(*start, "--output", "out")
     assert outcome.status == 130
     assert "the state is saved" not in outcome.err

@@ -21,7 +21,7 @@ seen = []  # of each step a digest for each image
 class Onlooker(Classify):
     """Classes, with notes."""
 
-    def forward(self, batch, share):
+    def training_step(self, batch, share):
         parts = zip(batch.images, batch.labels, strict=True)
         seen.append(
             [
@@ -29,7 +29,7 @@ class Onlooker(Classify):
                 for x, y in parts
             ]
         )
-        return super().forward(batch, share)
+        return super().training_step(batch, share)
 
 
 class Normed(nn.Module):

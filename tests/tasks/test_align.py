@@ -15,7 +15,7 @@ from torchcaps.errors import ArgumentError
 from torchcaps.explorer import open_session
 from torchcaps.models import Aligned
 from torchcaps.reporting import evaluate
-from torchcaps.tasks import create_task
+from torchcaps.tasks import create_task, eval_outputs
 from torchcaps.tasks.align import (
     WEIGHTS,
     Motions,
@@ -107,7 +107,7 @@ def test_the_losses_by_loops_over_sets_capsules_and_points(dim):
 def test_the_weights_are_those_of_the_authors_code():
     one, images = task()
     batch = one.eval().sample_batch(images, torch.arange(4), seeded())
-    found = one(batch, 0.0)
+    found = one.training_step(batch, 0.0)
     assert found.keys() == {"loss", *WEIGHTS}
     want = (
         5 * found["equivariance"]
@@ -119,7 +119,7 @@ def test_the_weights_are_those_of_the_authors_code():
     )
     torch.testing.assert_close(found["loss"], want)
     other, _ = task(loss="without_equivariance")
-    free = other.eval()(batch, 0.0)
+    free = other.eval().training_step(batch, 0.0)
     torch.testing.assert_close(free["loss"], want - 5 * found["equivariance"])
 
 
@@ -130,7 +130,7 @@ def test_every_loss_falls_on_few_sets():
     batch = one.sample_batch(images, torch.arange(10), seeded(5))
     history = []
     for _ in range(40):
-        losses = one(batch, 0.0)
+        losses = one.training_step(batch, 0.0)
         optimizer.zero_grad()
         losses["loss"].backward()
         assert all(p.grad is None or p.grad.isfinite().all() for p in one.parameters())
@@ -141,8 +141,8 @@ def test_every_loss_falls_on_few_sets():
 
 def test_what_is_measured_does_not_depend_on_the_batch():
     one, images = task()
-    whole = one.eval_outputs(images)
-    part = one.eval_outputs(images)  # the motions are fixed
+    whole = eval_outputs(one, images)
+    part = eval_outputs(one, images)  # the motions are fixed
     for name, values in whole.items():
         torch.testing.assert_close(part[name], values, rtol=0, atol=0)
     batch = one.eval().sample_batch(images, torch.tensor([7]), seeded(9))
@@ -162,7 +162,7 @@ def test_steady_opposite_and_agreeing_rotations():
     torch.testing.assert_close(steady, torch.full((2,), math.sqrt(0.5), dtype=torch.float64))
     assert together == pytest.approx(1)
     one, images = task()
-    outcomes = one.eval_outputs(images) | {"turn": half}
+    outcomes = eval_outputs(one, images) | {"turn": half}
     assert one.compute_metrics(outcomes)["spread"] == pytest.approx(
         math.degrees(math.sqrt(math.log(2))), rel=1e-5
     )
@@ -279,4 +279,4 @@ def test_planes_are_what_the_recipe_takes():
         recipe.resolve(recipe.rows[0], "small"),
         make_planes(2),
     )
-    assert {*recipe.figures} <= one.compute_metrics(one.eval_outputs(make_planes(2))).keys()
+    assert {*recipe.figures} <= one.compute_metrics(eval_outputs(one, make_planes(2))).keys()

@@ -8,7 +8,7 @@ from torchcaps.data import ImageBatch, ImageSet
 from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
 from torchcaps.models import CNN
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks import create_task
+from torchcaps.tasks import create_task, eval_outputs
 from torchcaps.types import ModelSpec
 
 TINY = {"channels": 8, "primary_types": 2}
@@ -43,7 +43,9 @@ def task_of(model, labels=LABELS, **settings):
 
 
 def losses(model, images, labels, singles=None, share=0.0, **settings):
-    return task_of(model, labels, **settings)(ImageBatch(images, labels, singles), share)
+    return task_of(model, labels, **settings).training_step(
+        ImageBatch(images, labels, singles), share
+    )
 
 
 def test_the_total_is_the_margin_plus_the_weighted_error_of_the_labeled_capsules_picture():
@@ -240,9 +242,9 @@ def test_a_module_that_declares_nothing_gives_logits(labels, function):
 def test_validation_has_the_loss_of_the_end_of_the_training():
     task = task_of(matrix_model())
     pixels = images_of().mul(255).byte()
-    outcomes = task.eval_outputs(ImageSet(pixels, LABELS, ("a", "b", "c"), "some"))
+    outcomes = eval_outputs(task, ImageSet(pixels, LABELS, ("a", "b", "c"), "some"))
     figures = task.compute_metrics(outcomes)
-    found = task.eval()(ImageBatch(pixels.float() / 255, LABELS), 1.0)
+    found = task.eval().training_step(ImageBatch(pixels.float() / 255, LABELS), 1.0)
     assert figures["loss"] == pytest.approx(found["loss"].item(), rel=1e-5)
     assert figures["accuracy"] == found["accuracy"].item()
 

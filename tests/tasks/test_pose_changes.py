@@ -46,23 +46,20 @@ def test_figures_of_shifts():
     )
     torch.testing.assert_close(found.capsule_slope[:2], torch.tensor([[1.0, 1.0], [-1.0, -1.0]]))
     assert found.capsule_correlation[2].isnan().all()
-    assert found.mean_correlation == pytest.approx(0.8 - 0.2)
+    figures = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert figures["mean_capsule_correlation"] == pytest.approx(0.8 - 0.2)
     share = (0.64 - 0.04) / 0.68
     torch.testing.assert_close(found.predicted, share * shifts)
-    assert found.correlation == pytest.approx({"dx": 1.0, "dy": 1.0})
-    assert found.slope == pytest.approx({"dx": share, "dy": share})
-    assert found.mean_r2 == pytest.approx(
-        {"dx": 1.0, "dy": 1.0}
-    )  # +1 and -1 squared; the dead capsule has no part
     spread = 2 * math.sqrt(0.8 * 0.2)  # of slopes 1 and -1 with these parts
-    assert found.slope_spread == pytest.approx({"dx": spread, "dy": spread})
-    assert found.cross_correlation == pytest.approx(0.0, abs=1e-6)
-    assert (found.alive, found.presence_change) == (2, 0.0)
-    figures = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert figures["correlation_dx"] == pytest.approx(1.0)
-    assert figures["slope_dy"] == pytest.approx(share)
-    assert (figures["capsules_alive"], figures["num_samples"]) == (2, 40)
-    assert figures["pixel_mse"] == pytest.approx(found.error)
+    for name in ("dx", "dy"):
+        assert figures[f"correlation_{name}"] == pytest.approx(1.0)
+        assert figures[f"slope_{name}"] == pytest.approx(share)
+        # +1 and -1 squared; the dead capsule has no part.
+        assert figures[f"mean_capsule_r2_{name}"] == pytest.approx(1.0)
+        assert figures[f"capsule_slope_spread_{name}"] == pytest.approx(spread)
+    assert figures["cross_correlation"] == pytest.approx(0.0, abs=1e-6)
+    assert (figures["capsules_alive"], figures["presence_change"]) == (2, 0.0)
+    assert figures["num_samples"] == 40
     assert found.summary == "correlation of estimated and true dx 1.000, dy 1.000 on 40 pairs"
     heads, rows = found.table()
     assert {len(row) for row in rows} == {len(heads)}
@@ -76,7 +73,7 @@ def test_axes_that_mix_are_found_out():
     found = evaluate_transforming(
         model, TransformedPairs(numbered(0, 40), numbered(40, 40), shifts)
     )
-    assert found.cross_correlation > 0.9
+    assert found.figures["cross_correlation"] > 0.9
 
 
 def test_matrices_are_found_by_least_squares():
@@ -86,8 +83,9 @@ def test_matrices_are_found_by_least_squares():
     model = Knowing(torch.cat([origin, done @ origin]).flatten(1), "affine")
     found = evaluate_transforming(model, TransformedPairs(numbered(0, 40), numbered(40, 40), done))
     torch.testing.assert_close(found.predicted, done[:, :2].flatten(1), rtol=1e-3, atol=1e-4)
-    assert list(found.correlation) == ["xx", "xy", "x", "yx", "yy", "y"]
-    assert found.correlation == pytest.approx(dict.fromkeys(found.correlation, 1.0))
+    assert found.names == ("xx", "xy", "x", "yx", "yy", "y")
+    for name in found.names:
+        assert found.figures[f"correlation_{name}"] == pytest.approx(1.0)
 
 
 def test_errors_beside_the_trivial_ones():
@@ -95,19 +93,23 @@ def test_errors_beside_the_trivial_ones():
     source, target = IMAGES[:20], IMAGES[20:]
     shifts = torch.ones(20, 2)
     found = evaluate_transforming(model.train(), TransformedPairs(source, target, shifts))
-    assert found.error == pytest.approx(
+    assert found.figures["pixel_mse"] == pytest.approx(
         (model(source, shifts) - target).square().mean().item(), rel=1e-5
     )
-    assert found.copy_error == pytest.approx((source - target).square().mean().item(), rel=1e-5)
-    assert found.mean_error == pytest.approx(
+    assert found.figures["copy_mse"] == pytest.approx(
+        (source - target).square().mean().item(), rel=1e-5
+    )
+    assert found.figures["mean_mse"] == pytest.approx(
         target.var(dim=0, unbiased=False).mean().item(), rel=1e-5
     )
-    assert all(value != value for value in found.correlation.values())  # shifts that never change
+    assert math.isnan(found.figures["correlation_dx"])  # of shifts that never change
     assert found.to_dict()["correlation_dx"] is None
     assert ("correlation dx", "-") in found.table().rows
     moved = torch.zeros_like(source)
     moved[:, :, 1:, 1:] = source[:, :, :-1, :-1]
-    assert found.moved_error == pytest.approx((moved - target).square().mean().item(), rel=1e-5)
+    assert found.figures["moved_mse"] == pytest.approx(
+        (moved - target).square().mean().item(), rel=1e-5
+    )
     assert model.training
 
 

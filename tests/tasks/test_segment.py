@@ -183,7 +183,7 @@ def test_a_network_of_ones_own_learns_masks():
     )
     assert history[-1]["val_loss"] < history[0]["val_loss"]
     with pytest.raises(
-        ValueError, match=r"expected \[batch, 3, 16, 16\], a map for each class but the background"
+        ValueError, match="expected .batch, classes without background=3, height=16, width=16., got"
     ):
         tc.fit(torch.nn.Conv2d(1, 4, 3, padding=1), images, task="segment", epochs=1)
 
@@ -539,6 +539,6 @@ def test_a_resumed_run_refuses_other_masks(tmp_path):
     write_mask(folder / "masks" / "case 0.png", mask, 3)
     with pytest.raises(
         RunError,
-        match="the images or labels are not those that were there when the run was stopped",
+        match="checksum of images and labels was .* when the run was stopped",
     ):
         train(config, tmp_path / "run", resume=True)

@@ -15,7 +15,7 @@ from torchcaps.data import ImageSet, label_tree, load_dataset
 from torchcaps.errors import RunError
 from torchcaps.functional import margin_loss
 from torchcaps.reporting import evaluate
-from torchcaps.tasks import Classify, Tree, check_task, create_task
+from torchcaps.tasks import Classify, Tree, check_task, create_task, eval_outputs
 from torchcaps.tasks.tree import level_weights, path_figures
 from torchcaps.training import Interrupted, TrainConfig, load_recipe, train
 from torchcaps.types import model_metadata
@@ -107,7 +107,7 @@ def test_the_loss_is_that_of_each_level_weighted(loss):
     task = create_task(network(), TrainConfig.of(loss=loss), bars())
     assert isinstance(task, Tree) and task.loss == loss
     batch = task.sample_batch(bars(), torch.arange(7), torch.Generator().manual_seed(0))
-    found = task(batch, 0.0)
+    found = task.training_step(batch, 0.0)
     lengths = [capsules.activation for capsules in task.model.levels(batch.images)]
     labels = torch.tensor(TREE.ancestors)[batch.labels].T
     losses = [margin_loss(one, label) for one, label in zip(lengths, labels, strict=True)]
@@ -121,7 +121,7 @@ def test_the_loss_is_that_of_each_level_weighted(loss):
     torch.testing.assert_close(found[loss], losses[-1])
     torch.testing.assert_close(found[f"{loss}_1"], losses[0])
     assert found["accuracy"].item() == right[-1]
-    figures = task.compute_metrics(task.eval_outputs(bars()))
+    figures = task.compute_metrics(eval_outputs(task, bars()))
     assert figures.keys() == {
         "loss",
         "accuracy",
@@ -144,9 +144,9 @@ def test_a_flat_classifier_gets_its_coarse_classes_derived():
         assert figures["consistency"] == 1
         assert figures["exact_match"] == figures["accuracy"] == figures["level_3_accuracy"]
         assert found.paths.equal(torch.tensor(TREE.ancestors)[found.predictions])
-        task(task.sample_batch(images, torch.arange(5), torch.Generator().manual_seed(0)), 0.0)[
-            "loss"
-        ].backward()
+        task.training_step(
+            task.sample_batch(images, torch.arange(5), torch.Generator().manual_seed(0)), 0.0
+        )["loss"].backward()
 
 
 def test_which_task_is_taken():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._pytree import tree_map_only
 
 import torchcaps as tc
 from torchcaps.data import ImageSet
@@ -20,8 +21,7 @@ from torchcaps.evaluation.accuracy.clusters import (
 )
 from torchcaps.models import SCAE
 from torchcaps.reporting import evaluate
-from torchcaps.tasks import create_task, list_tasks
-from torchcaps.tasks._base import mapped
+from torchcaps.tasks import create_task, eval_outputs, list_tasks
 from torchcaps.tasks.unsupervised import agreement, directions, entropy, explained_parts, losses
 from torchcaps.training import Interrupted, TrainConfig, fit, load_recipe, train
 from torchcaps.training.schedules import learning_rate_factor
@@ -69,7 +69,7 @@ def test_the_loss_is_that_of_the_paper():
     task = task_of().double().train()
     images = some()
     batch = task.sample_batch(images, torch.arange(5), generator())
-    batch = mapped(batch, lambda x: x.double() if x.is_floating_point() else x)
+    batch = tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, batch)
     with torch.no_grad():
         found = task.model.explain(batch.images, None)
         parts = losses(found, 2)
@@ -110,8 +110,8 @@ def test_the_loss_is_that_of_the_paper():
         "examples": 0.35,
     }
     total = sum(weight * expected[name] for name, weight in weights.items())
-    assert task(quiet, 0.0)["loss"].item() == pytest.approx(total)
-    assert task(batch, 0.0)["loss"].item() != pytest.approx(total)  # with noise
+    assert task.training_step(quiet, 0.0)["loss"].item() == pytest.approx(total)
+    assert task.training_step(batch, 0.0)["loss"].item() != pytest.approx(total)  # with noise
 
 
 def test_poses_and_presences_are_weighted_by_the_model():
@@ -150,7 +150,7 @@ def test_parts_learn_first_and_then_objects_by_views():
 
     def learned(share):
         model.zero_grad()
-        losses = task(batch, share)
+        losses = task.training_step(batch, share)
         losses["loss"].backward()
         groups = (model.part_capsules, model.object_capsules)
         return losses, [any(p.grad is not None for p in group.parameters()) for group in groups]
@@ -251,7 +251,7 @@ def test_labels_have_no_part_in_a_step():
     task, images = task_of().train(), some()
     other = ImageSet(images.images, 1 - images.labels, images.classes, images.name)
     both = [
-        task(task.sample_batch(each, torch.arange(6), generator()), 0.0)["loss"]
+        task.training_step(task.sample_batch(each, torch.arange(6), generator()), 0.0)["loss"]
         for each in (images, other)
     ]
     assert torch.equal(*both)
@@ -377,7 +377,7 @@ def test_what_it_refuses(settings, tmp_path):
 
 def test_the_recipe_shows_figures_that_the_evaluation_has():
     recipe, task = load_recipe("scae-mnist"), task_of()
-    outcomes = task.eval_outputs(some())
+    outcomes = eval_outputs(task, some())
     found = {*task.compute_metrics(outcomes), "num_samples"}
     assert set(recipe.figures) <= found
     for budget in recipe.budgets:

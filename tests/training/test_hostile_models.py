@@ -55,8 +55,8 @@ def refused(path, read=load):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"options": 5}, "options: expected values by name, got 5"),
-        ({"options": ["channels"]}, "options: expected values by name"),
+        ({"options": 5}, "options: expected dict, got 5"),
+        ({"options": ["channels"]}, "options: expected dict"),
         (
             {"options": OPTIONS | {"channels": 80_000}},
             "size mismatch for conv.weight: [8, 3, 9, 9] in the file, ",
@@ -76,18 +76,16 @@ def refused(path, read=load):
             {"options": OPTIONS | {"routing": "em", "iterations": HUGE}},
             "iterations: expected at most 100",
         ),
-        ({"options": OPTIONS | {"init_std": float("nan")}}, "options: expected finite numbers"),
         ({"options": OPTIONS | {"routing": {}}}, "capsnet takes no "),
         ({"options": OPTIONS | {"num_classes": 3}}, "multiple values"),
-        ({"model": 5}, "model: expected a name, got 5"),
+        ({"model": 5}, "model: expected str, got 5"),
         ({"model": "cnn_matched", "options": {"channels": HUGE}}, "its weights do not fit"),
         (
             {"model": "cnn_smallnorb", "options": {"hidden": [1] * 200_000}},
             "layers: expected at most 100, got 200002",
         ),
-        ({"classes": "cat"}, "classes: expected a list of names, got 'cat'"),
+        ({"classes": "cat"}, "classes: expected list, got 'cat'"),
         ({"classes": []}, "num_classes: expected at least 1, got 0"),
-        ({"classes": ["cat", 2]}, "classes: expected a list of names"),
         ({"classes": ["cat"] * 1_000_000}, "missing weights: class_capsules.votes.bias"),
         ({"classes": ["cat"] * 3_000_000}, "expected a header of at most"),
         ({"preprocess": 5}, "preprocess: expected img_size [height, width] and in_chans, got 5"),
@@ -131,7 +129,7 @@ def test_a_description_of_nested_brackets(path, state, depth):
     )
     save_file(state, path, metadata={"torchcaps": text})
     complaint = refused(path)
-    assert "nested too deep" in complaint or "options: expected values by name" in complaint
+    assert "nested too deep" in complaint or "options: expected dict" in complaint
 
 
 @pytest.mark.parametrize(
@@ -156,7 +154,10 @@ def test_weights_of_other_names_and_types(path, state):
         (first, "missing weights: conv.weight"),
         (first | {"conv.weights": missing}, "missing weights: conv.weight"),
         (state | {"more": missing.clone()}, "unexpected weights: more"),
-        (state | {"conv.weight": missing.long()}, "conv.weight: expected torch.float32, got I64"),
+        (
+            state | {"conv.weight": missing.long()},
+            "conv.weight: expected torch.float32, got torch.int64",
+        ),
         (state | {"conv.weight": missing.flatten()}, "size mismatch for conv.weight"),
     ):
         save_tensors(path, tensors, ABOUT)

@@ -230,13 +230,13 @@ def test_a_loss_that_diverges_before_the_first_checkpoint_leaves_nothing(bars, t
 
 def poison(monkeypatch, step):
     """Make the loss of one step infinite or NaN, as a bad batch would."""
-    forward, count = Classify.forward, iter(range(1, 10_000))
+    training_step, count = Classify.training_step, iter(range(1, 10_000))
 
     def poisoned(self, batch, share):
-        losses = forward(self, batch, share)
+        losses = training_step(self, batch, share)
         return losses | {"loss": losses["loss"] * math.nan} if next(count) == step else losses
 
-    monkeypatch.setattr(Classify, "forward", poisoned)
+    monkeypatch.setattr(Classify, "training_step", poisoned)
 
 
 def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(
@@ -290,7 +290,7 @@ def test_a_resumed_run_refuses_data_that_changed(tmp_path):
     for changes in ({"count": 66}, {"classes": 4}):
         write_bars(data, **changes)
         with pytest.raises(
-            RunError, match=r"data was .*'train': 42.* when the run was stopped, and is"
+            RunError, match=r"size of the data was .*'train': 42.* when the run was stopped"
         ):
             train(tiny(data), tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "checkpoints" / "last.safetensors").read_bytes() == before
@@ -309,7 +309,7 @@ def test_a_resumed_run_refuses_other_pixels_or_labels_of_the_same_number(tmp_pat
         np.savez(data, **(whole | changed))
         with pytest.raises(
             RunError,
-            match="the images or labels are not those that were there when the run was stopp",
+            match="checksum of images and labels was .* when the run was stopped",
         ):
             train(tiny(data), tmp_path / "run", resume=True)
     np.savez(data, **whole)

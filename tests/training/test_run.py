@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from torchcaps.errors import RunError, TrainingError
-from torchcaps.training import Run, TrainConfig, run as module
+from torchcaps.training import Run, TrainConfig, folder, loggers
+from torchcaps.training.loggers import append_metrics, truncate_metrics
 
 ROWS = [{"kind": "step", "step": 20 * k, "loss": 0.5} for k in range(1, 4)]
 
@@ -18,7 +19,7 @@ ROWS = [{"kind": "step", "step": 20 * k, "loss": 0.5} for k in range(1, 4)]
 @pytest.fixture
 def run(tmp_path):
     run = Run(tmp_path / "deep" / "run")
-    with run.create(TrainConfig.of(epochs=3)):
+    with folder.create(run, TrainConfig.of(epochs=3)):
         pass
     return run
 
@@ -32,13 +33,13 @@ def test_a_run_begins_with_its_configuration_and_environment(run):
 
 
 def test_looking_for_a_run_makes_nothing(tmp_path):
-    Run(tmp_path / "run").check_new()
+    folder.check_new(Run(tmp_path / "run"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_second_run_in_the_same_folder_is_refused(run):
     with pytest.raises(RunError, match="there is a run here already; continue it with --resume"):
-        run.check_new()
+        folder.check_new(run)
 
 
 @pytest.mark.parametrize(
@@ -55,14 +56,14 @@ def test_a_file_that_a_run_would_replace_is_in_the_way(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
     with pytest.raises(RunError, match=f"{name}: is in the way"):
-        Run(tmp_path).check_new()
+        folder.check_new(Run(tmp_path))
     assert (tmp_path / name).read_text() == "mine"
 
 
 def fail_within(run):
     """An error right after the run was made."""
-    with pytest.raises(ValueError, match="planted"), run.create(TrainConfig.of(epochs=3)):
-        run.append(ROWS[0])
+    with pytest.raises(ValueError, match="planted"), folder.create(run, TrainConfig.of(epochs=3)):
+        append_metrics(run, ROWS[0])
         raise ValueError("planted")
 
 
@@ -80,7 +81,7 @@ def test_a_run_without_model_and_checkpoint_is_discarded_whole(tmp_path):
 @pytest.mark.parametrize("kept", ["model_path", "checkpoint_path", "previous_checkpoint_path"])
 def test_a_run_with_model_or_checkpoint_is_never_discarded(tmp_path, kept):
     run = Run(tmp_path)
-    with pytest.raises(ValueError, match="planted"), run.create(TrainConfig.of(epochs=3)):
+    with pytest.raises(ValueError, match="planted"), folder.create(run, TrainConfig.of(epochs=3)):
         getattr(run, kept).write_bytes(b"something")
         raise ValueError("planted")
     assert run.config == TrainConfig.of(epochs=3)
@@ -91,7 +92,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("mine")
     with (
         pytest.raises(RunError, match="file/run: the folder cannot be made"),
-        Run(tmp_path / "file" / "run").create(TrainConfig()),
+        folder.create(Run(tmp_path / "file" / "run"), TrainConfig()),
     ):
         pass
 
@@ -136,45 +137,45 @@ def test_an_environment_that_is_lost_is_empty(run, content):
 
 def test_rows_come_back_in_order(run):
     for row in ROWS:
-        run.append(row)
+        append_metrics(run, row)
     assert run.metrics_path.read_text().splitlines() == [json.dumps(row) for row in ROWS]
     assert run.rows == ROWS
 
 
 def test_a_row_that_the_disk_takes_only_in_part_is_taken_back(run, monkeypatch):
-    run.append(ROWS[0])
+    append_metrics(run, ROWS[0])
 
     class FullDisk(io.FileIO):
         def write(self, line):
             return super().write(line[:10])
 
-    monkeypatch.setattr(module, "open", lambda path, *_, **__: FullDisk(path, "ab"), raising=False)
+    monkeypatch.setattr(loggers, "open", lambda path, *_, **__: FullDisk(path, "ab"), raising=False)
     with pytest.raises(
         TrainingError, match=r"metrics\.jsonl: cannot be written \(No space left on device\)"
     ):
-        run.append(ROWS[1])
+        append_metrics(run, ROWS[1])
     monkeypatch.undo()
-    run.append(ROWS[2])
+    append_metrics(run, ROWS[2])
     assert run.rows == [ROWS[0], ROWS[2]]
 
 
 def test_epochs_notes_and_the_end_of_a_run(tmp_path):
     run = Run(tmp_path)
-    with run.create(TrainConfig.of(epochs=2, stop_at=0.9)):
+    with folder.create(run, TrainConfig.of(epochs=2, stop_at=0.9)):
         epoch = {"kind": "epoch", "step": 3, "epoch": 1, "score": "accuracy", "val_accuracy": 0.5}
         assert (run.epochs, run.notes, run.is_finished) == ([], [], False)
-        run.append({"kind": "note", "step": 0, "text": "again"})
-        run.append(epoch)
+        append_metrics(run, {"kind": "note", "step": 0, "text": "again"})
+        append_metrics(run, epoch)
         assert (run.epochs, run.notes, run.is_finished) == ([epoch], ["again"], False)
-        run.append(epoch | {"step": 6, "epoch": 2})
+        append_metrics(run, epoch | {"step": 6, "epoch": 2})
         assert run.is_finished
-        run.truncate(3)
-        run.append(epoch | {"step": 6, "val_accuracy": 0.9})
+        truncate_metrics(run, 3)
+        append_metrics(run, epoch | {"step": 6, "val_accuracy": 0.9})
         assert run.is_finished
 
 
 def test_a_last_line_that_a_crash_cut_is_left_out(run):
-    run.append(ROWS[0])
+    append_metrics(run, ROWS[0])
     for cut in ('{"kind": "st', '{"kind": "step", "step": 40}', "{", '{"kind": "caf\u00e9"'):
         run.metrics_path.write_text(json.dumps(ROWS[0]) + "\n" + cut)
         assert run.rows == [ROWS[0]]
@@ -204,7 +205,7 @@ def test_a_damaged_line_in_the_middle_is_an_error(run, line):
 
 def test_truncating_forgets_later_rows_a_cut_line_and_partial_files(run):
     for row in ROWS:
-        run.append(row)
+        append_metrics(run, row)
     with run.metrics_path.open("a") as file:
         file.write('{"kind": "st')
     leftovers = [
@@ -214,11 +215,11 @@ def test_truncating_forgets_later_rows_a_cut_line_and_partial_files(run):
     living = run.path / f".report.html.{os.getpid()}-0.partial"  # another process is writing it
     for leftover in (*leftovers, living):
         leftover.write_text("half of")
-    run.truncate(40)
+    truncate_metrics(run, 40)
     assert run.rows == ROWS[:2]
     assert not any(leftover.exists() for leftover in leftovers)
     assert living.exists()
-    run.truncate(0)
+    truncate_metrics(run, 0)
     assert run.metrics_path.read_text() == ""
 
 
@@ -227,7 +228,7 @@ class Killed(BaseException):
 
 
 def test_killed_between_its_first_two_files_a_run_can_start_again(tmp_path, monkeypatch):
-    write, written = module.write_json, []
+    write, written = folder.write_json, []
 
     def killed(path, value):
         if written:
@@ -235,21 +236,21 @@ def test_killed_between_its_first_two_files_a_run_can_start_again(tmp_path, monk
         write(path, value)
         written.append(path.name)
 
-    monkeypatch.setattr(module, "write_json", killed)
-    with pytest.raises(Killed), Run(tmp_path / "run").create(TrainConfig()):
+    monkeypatch.setattr(folder, "write_json", killed)
+    with pytest.raises(Killed), folder.create(Run(tmp_path / "run"), TrainConfig()):
         pass
     monkeypatch.undo()
     assert written == ["environment.json"]  # the configuration, which makes it a run, comes last
-    with Run(tmp_path / "run").create(TrainConfig.of(epochs=3)):
+    with folder.create(Run(tmp_path / "run"), TrainConfig.of(epochs=3)):
         assert Run.open(tmp_path / "run").config == TrainConfig.of(epochs=3)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", "[" * 100_000, None])
 def test_an_environment_that_was_lost_is_written_anew_when_the_run_goes_on(run, content):
     test_an_environment_that_is_lost_is_empty(run, content)
-    with run.resume():
+    with folder.resume(run):
         assert run.environment["torch"] == torch.__version__
-    assert run.threads == torch.get_num_threads()
+    assert run.environment["threads"] == torch.get_num_threads()
 
 
 HOLD = """
@@ -279,23 +280,23 @@ def test_a_folder_that_another_process_holds_is_refused_by_its_id_until_that_pro
     run, held, tmp_path
 ):
     refusal = f"{run.path}: process {held.pid} is training here; wait for its end or stop it, or name another --output"
-    for hold in (run.resume, lambda: run.create(TrainConfig())):
+    for hold in (lambda: folder.resume(run), lambda: folder.create(run, TrainConfig())):
         with pytest.raises(RunError) as raised, hold():
             pass
         assert str(raised.value) == refusal
     with pytest.raises(RunError) as raised:
-        run.check_new()
+        folder.check_new(run)
     assert str(raised.value) == refusal
     held.kill()
     held.wait()
-    with run.resume():
+    with folder.resume(run):
         assert (run.path / ".lock").read_text() == str(os.getpid())
 
 
 def test_one_process_does_not_hold_a_folder_twice(run):
     with (
-        run.resume(),
+        folder.resume(run),
         pytest.raises(RunError, match=f"process {os.getpid()} is training here"),
-        run.resume(),
+        folder.resume(run),
     ):
         pass

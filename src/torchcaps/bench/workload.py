@@ -90,7 +90,7 @@ def training_step(
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         with autocast(CPU, precision):
-            loss = task(batch, 0.0)["loss"]
+            loss = task.training_step(batch, 0.0)["loss"]
         loss.backward()
         optimizer.step()
 

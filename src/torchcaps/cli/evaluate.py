@@ -78,7 +78,7 @@ def predict(
 def _are_images(paths: tuple[Path, ...]) -> bool:
     """Whether the first path is an image, or the only one a folder that is no run folder."""
     first = paths[0]
-    is_run = (first / tc.training.run.CONFIG_FILE).exists()
+    is_run = tc.training.run.is_run(first)
     is_image_folder = len(paths) == 1 and first.is_dir() and not is_run
     return is_image_folder or tc.data.images.is_image_name(first.name)
 

@@ -71,7 +71,7 @@ def train(
             tc.training.run.check_unchanged(before, parse_settings(settings) | changes)
         _use_threads_of(run, threads)
     elif ranks.is_main:
-        run.check_new()
+        tc.training.folder.check_new(run)
         # Test images that cannot be read are an error before the training, not after it.
         tc.data.load_dataset(
             data.name, "test", data.root, img_size=data.img_size, max_bytes=data.max_bytes
@@ -97,7 +97,7 @@ def _find_folder(
     folder = output
     if folder is None:
         folder = tc.training.default_folder(config, recipe_or_model, resume)
-    if resume and not (folder / "config.json").exists():
+    if resume and not tc.training.run.is_run(folder):
         note(f"{folder}: nothing to resume; starting")
         return folder, False
     return folder, resume
@@ -108,9 +108,12 @@ def _use_threads_of(run: tc.training.Run, threads: int | None) -> None:
 
     Sums over threads differ in their last bits.
     """
-    before = run.threads
-    if threads is None:
-        use_threads(before)
+    import torch
+
+    before = run.environment.get("threads")
+    if threads is None and before is not None:
+        where = f"{run.path / tc.training.run.ENVIRONMENT_FILE}: threads"
+        torch.set_num_threads(tc.training.environment.check_threads(where, before))
     elif before not in (None, threads):
         note(
             f"--threads: the run was started with {before}; "

@@ -15,7 +15,7 @@ from torchcaps.errors import RunError, check_range
 from torchcaps.evaluation import Evaluation
 from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.reporting.subject import open_task
-from torchcaps.tasks import Task
+from torchcaps.tasks import Task, eval_outputs
 from torchcaps.tasks.classify import is_correct
 from torchcaps.tasks.report_items import evenly
 from torchcaps.training import Run, TrainConfig
@@ -87,7 +87,7 @@ class EvaluatedRun:
         """Activation of each class for each image, in [0, 1]."""
         if isinstance(self.evaluation, Evaluation):
             return self.evaluation.activations
-        return self.task.eval_outputs(self.images)["activation"]
+        return eval_outputs(self.task, self.images)["activation"]
 
     @property
     def is_correct(self) -> Bool[Tensor, " n"]:

@@ -19,7 +19,9 @@ from torchcaps.errors import AblationUnsupportedError, DatasetNotFoundError
 from torchcaps.evaluation.forward import proportion, right_answers
 from torchcaps.registry import Registry
 from torchcaps.reporting import EvaluatedRun, evaluate
+from torchcaps.tasks import eval_outputs
 from torchcaps.training import load
+from torchcaps.training.run import epoch_model_path
 
 # Data set -> one of the same size and other classes.
 UNKNOWN_SETS = {"mnist": "fashion-mnist", "fashion-mnist": "mnist"}
@@ -109,7 +111,7 @@ def viewpoints(run: EvaluatedRun) -> Figures:
         "novel_error": _error(run, run.images),
     }
     epochs = range(1, run.config.training.epochs + 1)
-    paths = [run.run.epoch_model_path(epoch) for epoch in epochs]
+    paths = [epoch_model_path(run.run, epoch) for epoch in epochs]
     models = [load(path) for path in paths if path.exists()]
     if models:
         subsets = {
@@ -279,7 +281,7 @@ def _cross_entropy(activation: Tensor, labels: Tensor) -> Tensor:
 def validation(run: EvaluatedRun) -> Figures:
     """The score on the images that the model was chosen with; of an accuracy, the error."""
     name = run.task.score
-    score = run.task.compute_metrics(run.task.eval_outputs(run.held_out_images()))[name]
+    score = run.task.compute_metrics(eval_outputs(run.task, run.held_out_images()))[name]
     if name == "accuracy":
         return {"validation_error": 1 - score}
     return {f"validation_{name}": score}

@@ -14,7 +14,7 @@ from torchcaps.reproduction.table import Results
 from torchcaps.settings import known_settings
 from torchcaps.training import Recipe, Run, TrainConfig, load_recipe, train
 from torchcaps.training.recipes import Row
-from torchcaps.training.run import RESUME_OVERRIDES
+from torchcaps.training.run import RESUME_OVERRIDES, is_run
 
 # The task and the loop fill in settings that a recipe leaves at one of these, except where they
 # mean something: in the settings of the data, and in `stop_at`.
@@ -72,7 +72,7 @@ def reproduce(
             if started is not None:
                 started(f"{recipe.name}, {row.name}, seed {seed}")
 
-            resume = run.exists()
+            resume = is_run(run.path)
             if resume:
                 _check_same(run, config)
             train(config, run.path, resume=resume, emit=emit, should_stop=should_stop)

@@ -7,11 +7,12 @@ never a model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from torchcaps.data import ImageSet, Transforms, refuse_augmentations
 from torchcaps.distributed import Ranks, current
@@ -37,7 +38,6 @@ DEFAULTS = {
 }
 Outputs = dict[str, Tensor]
 Batch = tuple[Tensor | None, ...]
-B = TypeVar("B", bound=Batch)
 T = TypeVar("T", bound="type[Task]")
 TASKS: Registry[type[Task]] = Registry("task")
 
@@ -65,7 +65,7 @@ class Task(nn.Module):
         images: what it is for, to be refused here if it does not take them; None if there are none yet.
 
     Attributes:
-        spec: what the model declares, or `default_spec()`.
+        spec: what the model declares, or `default_spec`.
         config: with every open setting filled; see `resolve_config`.
         loss: name of the loss.
     """
@@ -76,7 +76,10 @@ class Task(nn.Module):
     # Names that the setting `loss` may have; the first one is taken where neither run nor model
     # says. A task of one loss needs none: it is then called "loss".
     losses: ClassVar[Collection[str]] = ()
-    defaults: ClassVar[Mapping[str, Any]] = {}  # of settings that a run leaves open
+    # What a model is taken for that declares nothing.
+    default_spec: ClassVar[ModelSpec] = ModelSpec()
+    # Tasks of models for which "auto" means this one; by default its own name alone.
+    model_tasks: ClassVar[Collection[str]] = ()
     # What may be asked of it: "classes", "decode", "routing", "sweep".
     capabilities: ClassVar[frozenset[str]] = frozenset()
     labeled: ClassVar[bool] = True  # whether labels have a part in it
@@ -99,7 +102,7 @@ class Task(nn.Module):
         if images is not None and not self.supports(images):
             raise ArgumentError("task", f"{self.name} takes {self.data}, got {images!r}")
         self.model: Any = model  # of any class: what it can do, it declares
-        self.spec = spec_of(model) if declares(model) else self.default_spec()
+        self.spec = spec_of(model) if declares(model) else self.default_spec
         if self.spec.is_dense != self.is_dense:
             unit = "pixels" if self.is_dense else "images"
             raise ArgumentError(
@@ -119,24 +122,14 @@ class Task(nn.Module):
             )
 
     @classmethod
-    def default_spec(cls) -> ModelSpec:
-        """What a model is taken for that declares nothing."""
-        return ModelSpec()
-
-    @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
-        """Defaults, beside `defaults`, that depend on the model or the loss."""
+        """Settings that a run leaves open, where they are not those of classes."""
         return {}
 
     @classmethod
     def supports(cls, images: ImageSet) -> bool:
         """Whether these images, with their labels, are of the kind that this task needs."""
         return True
-
-    @classmethod
-    def matches(cls, spec: ModelSpec, images: ImageSet) -> bool:
-        """Whether "auto" means this task for a model that declares this and these images."""
-        return spec.task == cls.name and cls.supports(images)
 
     def sample_batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Batch:
         """A batch of the images with these indices: tensors of equal length on the set's device.
@@ -145,15 +138,15 @@ class Task(nn.Module):
         """
         raise NotImplementedError
 
-    def forward(self, batch: Any, progress: float) -> Outputs:
-        """`training_step`, under the name that processes which train together call."""
-        return self.training_step(batch, progress)
-
-    def training_step(self, batch: Any, progress: float) -> Outputs:
+    def training_step(self, batch: Any, fraction_done: float) -> Outputs:
         """Losses of a batch: "loss", and its parts by name, means over the batch without axes.
 
-        What has an axis, `[batch, ...]`, is no loss but for `detect_collapse`. `progress` is the
-        share of the training that is done, in [0, 1].
+        Args:
+            batch: from `sample_batch`.
+            fraction_done: of the training, in [0, 1].
+
+        Returns:
+            Losses by name. A tensor with axes, `[batch, ...]`, is for `detect_collapse` alone.
         """
         raise NotImplementedError
 
@@ -161,42 +154,9 @@ class Task(nn.Module):
         """What a batch that is not trained with gives: by name, `[batch, ...]` for each image."""
         raise NotImplementedError
 
-    def eval_outputs(
-        self,
-        images: ImageSet,
-        *,
-        precision: str = "fp32",
-        progress: Progress | None = None,
-        alone: bool = False,
-    ) -> Outputs:
-        """The outputs of `eval_step` for all images in their order.
-
-        All processes compute it together, unless this one is `alone`.
-        """
-        count = len(images)
-        # A few images are looked at by every process.
-        ranks = Ranks() if alone or count < current().world_size else current()
-        shard = torch.arange(count)[ranks.shard(count)]
-        device = device_of(self.model)
-        parts = []
-        with evaluating(self), autocast(device, precision):
-            for indices in shard.split(self.eval_batch_size):
-                generator = Generator().manual_seed(int(indices[0]))
-                batch = self.sample_batch(images, indices.to(images.images.device), generator)
-                parts.append(self.eval_step(mapped(batch, lambda x: x.to(device))))
-                if progress is not None:
-                    progress(int(indices[-1]) + 1, count)
-        return {
-            name: ranks.cat(torch.cat([part[name] for part in parts]).cpu()) for name in parts[0]
-        }
-
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
         """Metrics of all images by their outputs, "loss" and the score among them; by default means."""
         return {name: values.double().mean().item() for name, values in outputs.items()}
-
-    def all_metrics(self, outputs: Outputs) -> dict[str, float]:
-        """`compute_metrics`, and the metrics that the run asks for."""
-        return self.compute_metrics(outputs) | extra_metrics(self.config.task.metrics, outputs)
 
     def warnings(self, outputs: Outputs) -> list[str]:
         """What is wrong with the model by its outputs on held-out images, a sentence each."""
@@ -212,7 +172,7 @@ class Task(nn.Module):
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> EvaluationResult:
         """The metrics on test images, which training had no part in."""
-        outputs = self.eval_outputs(images, progress=progress)
+        outputs = eval_outputs(self, images, progress=progress)
         extra = extra_metrics(self.config.task.metrics, outputs)
         return self.evaluation(outputs, images).with_extra(extra)
 
@@ -252,8 +212,42 @@ def resolve_config(
         raise UnknownNameError("loss", loss, losses)
     for name in config.task.metrics:
         METRICS[name]
-    defaults = DEFAULTS | dict(task.defaults) | task.default_settings(model, spec, loss)
+    defaults = DEFAULTS | task.default_settings(model, spec, loss)
     return config.filled(defaults).updated(task=task.name, loss=loss)
+
+
+def eval_outputs(
+    task: Task,
+    images: ImageSet,
+    *,
+    precision: str = "fp32",
+    progress: Progress | None = None,
+    alone: bool = False,
+) -> Outputs:
+    """The outputs of `Task.eval_step` for all images in their order.
+
+    Args:
+        task: its mode is restored afterwards.
+        images: on any device.
+        precision: "fp32" or "bf16".
+        progress: is told how many images are done, and of how many.
+        alone: whether this process computes it by itself; else all processes do so together.
+    """
+    count = len(images)
+    # A few images are looked at by every process.
+    ranks = Ranks() if alone or count < current().world_size else current()
+    shard = torch.arange(count)[ranks.shard(count)]
+    device = device_of(task.model)
+    parts = []
+    with evaluating(task), autocast(device, precision):
+        for indices in shard.split(task.eval_batch_size):
+            generator = Generator().manual_seed(int(indices[0]))
+            batch = task.sample_batch(images, indices.to(images.images.device), generator)
+            batch = tree_map_only(Tensor, lambda x: x.to(device), batch)
+            parts.append(task.eval_step(batch))
+            if progress is not None:
+                progress(int(indices[-1]) + 1, count)
+    return {name: ranks.cat(torch.cat([part[name] for part in parts]).cpu()) for name in parts[0]}
 
 
 def register_task(name: str, *, replace: bool = False) -> Callable[[T], T]:
@@ -281,9 +275,8 @@ def register_loss(
     return losses.register(name, replace=replace)
 
 
-def list_tasks() -> list[str]:
-    """Names of tasks."""
-    return TASKS.names()
+list_tasks = TASKS.names
+"""Names of tasks."""
 
 
 def task_class(name: str, model: nn.Module, images: ImageSet | None = None) -> type[Task]:
@@ -295,8 +288,10 @@ def task_class(name: str, model: nn.Module, images: ImageSet | None = None) -> t
     if images is None:
         return default
     # Of two that match, the one registered last is the more special one.
-    matching = [task for task in TASKS.values() if task.matches(spec, images)]
-    return matching[-1] if matching else default
+    for task in reversed([*TASKS.values()]):
+        if spec.task in (task.model_tasks or (task.name,)) and task.supports(images):
+            return task
+    return default
 
 
 def create_task(model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> Task:
@@ -308,18 +303,12 @@ def create_task(model: nn.Module, config: TrainConfig, images: ImageSet | None =
 
 def check_task(task: Task, images: ImageSet) -> None:
     """Let one image through, so that a model that cannot take the images is refused before a training."""
-    task.eval_outputs(images.subset([0]))
+    eval_outputs(task, images.subset([0]))
 
 
 def first_batch(task: Task, images: ImageSet, count: int) -> Any:
     """The first images of a set as a batch, where the model is; call it in evaluation mode."""
     indices = torch.arange(min(count, len(images)), device=images.images.device)
     device = device_of(task.model)
-    return mapped(task.sample_batch(images, indices, Generator()), lambda x: x.to(device))
-
-
-def mapped(batch: B, change: Callable[[Tensor], Tensor]) -> B:
-    """A batch in the same kind of tuple, with every tensor changed."""
-    tensors = [None if tensor is None else change(tensor) for tensor in batch]
-    kind: Any = type(batch)
-    return cast(B, kind(tensors) if kind is tuple else kind(*tensors))
+    batch = task.sample_batch(images, indices, Generator())
+    return tree_map_only(Tensor, lambda x: x.to(device), batch)

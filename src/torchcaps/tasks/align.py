@@ -1,7 +1,7 @@
-"""Parts and canonical poses of sets of points, without labels, from pairs of rigid motions of each set.
+"""Parts and canonical poses of sets of points, without labels, from pairs of motions of each set.
 
-Weiwei Sun and others, "Canonical Capsules: Self-Supervised Capsules in Canonical Pose", NeurIPS 2021, arXiv 2012.04718;
-the six losses with the weights of the authors' code.
+Weiwei Sun and others, "Canonical Capsules: Self-Supervised Capsules in Canonical Pose", NeurIPS
+2021, arXiv 2012.04718; the six losses with the weights of the authors' code.
 """
 
 import math
@@ -42,12 +42,13 @@ LOSSES: Registry[Mapping[str, float]] = Registry("loss")
 LOSSES.add("weighted", WEIGHTS)
 LOSSES.add("without_equivariance", WEIGHTS | {"equivariance": 0.0})
 SHIFT = 0.2  # largest translation either way along each axis
-VIEWS = 8  # motions of each set that is measured
+NUM_VIEWS = 8  # motions of each set that is measured
 SEED = 99
-SHAPES = 4  # drawn
-SHOWN_VIEWS = 3
-LEAST = 0.01  # resultant length: the deviation of opposite rotations is infinite
-PIECE = 32  # sets measured at a time
+NUM_SHOWN = 4  # sets in a figure
+NUM_SHOWN_VIEWS = 3
+MIN_LENGTH = 0.01  # resultant length: the deviation of opposite rotations is infinite
+EVAL_BATCH = 32  # sets measured at a time
+MIN_MASS = 1e-3  # of a capsule's points, where they are divided by
 
 
 class Motions(NamedTuple):
@@ -60,10 +61,8 @@ class Motions(NamedTuple):
     def view(self, index: int) -> Float[Tensor, "batch dim points 1"]:
         """The sets after one of their motions."""
         with without_autocast(self.points):
-            moved = self.rotation[:, index] @ self.points.squeeze(3) + self.shift[
-                :, index
-            ].unsqueeze(2)
-        return moved.unsqueeze(3)
+            turned = self.rotation[:, index] @ self.points.squeeze(3)
+            return (turned + self.shift[:, index].unsqueeze(2)).unsqueeze(3)
 
 
 @register_task("align")
@@ -75,7 +74,7 @@ class Align(Task):
     labeled = False
     augments = False  # sets of points are moved by motions of its own
     clip = 0.0  # as in the authors' code
-    eval_batch_size = PIECE
+    eval_batch_size = EVAL_BATCH
     requires = "a model of sets of points"
     data = "sets of points"
 
@@ -84,27 +83,26 @@ class Align(Task):
         return images.preprocess.kind == "points"
 
     def sample_batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Motions:
-        """Two random motions of each set; of those that are measured eight, whatever else is in the batch."""
+        """Two random motions of each set; of those that are measured eight fixed ones."""
         points = images.float_images(indices)
         dim = images.in_chans
         if self.training:
             rotation, shift = random_motions(len(indices), 2, dim, generator)
         else:
             fixed = Generator().manual_seed(SEED)
-            motions = random_motions(len(images), VIEWS, dim, fixed)
-            rotation, shift = (each[indices.cpu()] for each in motions)
+            motions = random_motions(len(images), NUM_VIEWS, dim, fixed)
+            rotation, shift = (motion[indices.cpu()] for motion in motions)
         return Motions(points, rotation.to(points), shift.to(points))
 
-    def training_step(self, batch: Motions, progress: float) -> Outputs:
-        return {name: values.mean() for name, values in self._losses(batch).items()}
+    def training_step(self, batch: Motions, fraction_done: float) -> Outputs:
+        return {name: losses.mean() for name, losses in self._losses(batch).items()}
 
     def _losses(self, batch: Motions) -> Outputs:
-        count = len(batch.points)
-        both = self.model.align(torch.cat([batch.view(0), batch.view(1)]))
-        first = Aligned(*(part[:count] for part in both))
-        parts = capsule_losses(both, batch) | {"chamfer": self._chamfer(first)}
+        aligned = self.model.align(torch.cat([batch.view(0), batch.view(1)]))
+        first = Aligned(*(part[: len(batch.points)] for part in aligned))
+        parts = capsule_losses(aligned, batch) | {"chamfer": self._chamfer(first)}
         weights = LOSSES[self.loss]
-        weighted = torch.stack([weights[name] * value for name, value in parts.items()])
+        weighted = torch.stack([weights[name] * losses for name, losses in parts.items()])
         return {"loss": weighted.sum(dim=0), **parts}
 
     def _chamfer(self, aligned: Aligned) -> Float[Tensor, " batch"]:
@@ -113,89 +111,90 @@ class Align(Task):
         return chamfer_distance(aligned.upright, drawn.flatten(1, 2))
 
     def eval_step(self, batch: Motions) -> Outputs:
-        views: dict[str, list[Tensor]] = {"chamfer": [], "turn": [], "axes": [], "home": []}
+        """Losses of each set, and what its canonical rotations and keypoints are under all motions."""
+        views = []
         for k in range(batch.shift.shape[1]):
             points = batch.view(k)
             rotation = batch.rotation[:, k]
             aligned = self.model.align(points)
-            views["chamfer"].append(self._chamfer(aligned))
-            views["turn"].append(aligned.rotation @ rotation)
-            views["axes"].append(principal_axes(points.squeeze(3).mT) @ rotation)
-            moved_back = aligned.keypoints - batch.shift[:, k].unsqueeze(1)
-            views["home"].append(moved_back @ rotation)
-        of_views = {name: torch.stack(values, dim=1) for name, values in views.items()}
-        home = of_views.pop("home")
+            view = {
+                "chamfer": self._chamfer(aligned),
+                "turn": aligned.rotation @ rotation,
+                "axes": principal_axes(points.squeeze(3).mT) @ rotation,
+                "home": (aligned.keypoints - batch.shift[:, k].unsqueeze(1)) @ rotation,
+            }
+            views.append(view)
+        stacked = {name: torch.stack([view[name] for view in views], dim=1) for name in views[0]}
+        home = stacked.pop("home")
         scatter = (home - home.mean(dim=1, keepdim=True)).square().sum(dim=3)
         centered = batch.points.squeeze(3) - batch.points.mean(dim=2)
         return {
             "loss": self._losses(batch)["loss"],
             "size": centered.square().sum(dim=1).mean(dim=1),
             "equivariance": scatter.mean(dim=(1, 2)),
-            **{name: values.mean(dim=1) for name, values in of_views.items()},
+            **{name: values.mean(dim=1) for name, values in stacked.items()},
         }
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
         """Figures of sets under eight fixed motions each.
 
-        `chamfer` is the distance of set and drawing in the canonical pose, `explained` 1 minus its share of twice the
-        mean squared distance from the center; `steadiness` is the resultant length, in [0, 1], of the canonical
-        rotations of one set and `spread` its circular standard deviation, `sqrt(-2 ln length)`, in degrees, at most
-        174, both means over sets; `agreement` the length for the mean rotations of all sets, which says something where
-        the sets are in one pose; `equivariance` the root mean square distance of keypoints, moved back, from their
-        mean. `axes_` are the same of alignment by principal axes."""
-        mean = {
-            name: values.double().mean().item()
-            for name, values in outputs.items()
-            if values.dim() == 1
-        }
+        Returns:
+            "chamfer": distance of set and drawing in the canonical pose. "explained": 1 minus its
+            share of twice the mean squared distance from the center. "steadiness": resultant
+            length, in [0, 1], of the canonical rotations of one set; "spread": its circular
+            standard deviation, `sqrt(-2 ln length)`, in degrees, at most 174; both are means over
+            sets. "agreement": the length for the mean rotations of all sets, which says something
+            where the sets are in one pose. "equivariance": root mean square distance of keypoints,
+            moved back, from their mean. "axes_...": the same of alignment by principal axes.
+        """
+        loss, chamfer, size, equivariance = (
+            outputs[name].double().mean().item()
+            for name in ("loss", "chamfer", "size", "equivariance")
+        )
         metrics = {
-            "loss": mean["loss"],
-            "explained": 1 - mean["chamfer"] / (2 * mean["size"]),
-            "chamfer": mean["chamfer"],
-            "equivariance": math.sqrt(mean["equivariance"]),
+            "loss": loss,
+            "explained": 1 - chamfer / (2 * size),
+            "chamfer": chamfer,
+            "equivariance": math.sqrt(equivariance),
         }
-        for name, key in (("", "turn"), ("axes_", "axes")):
+        for prefix, key in (("", "turn"), ("axes_", "axes")):
             lengths, agreement = resultant_lengths(outputs[key])
-            spread = lengths.clamp(LEAST, 1).log().mul(-2).sqrt().rad2deg().mean().item()
-            metrics[f"{name}steadiness"] = lengths.mean().item()
-            metrics[f"{name}spread"] = spread
-            metrics[f"{name}agreement"] = agreement
+            spread = lengths.clamp(MIN_LENGTH, 1).log().mul(-2).sqrt().rad2deg()
+            metrics[f"{prefix}steadiness"] = lengths.mean().item()
+            metrics[f"{prefix}spread"] = spread.mean().item()
+            metrics[f"{prefix}agreement"] = agreement
         return metrics
 
     def report_items(self, evaluation: EvaluationResult, images: ImageSet) -> list[ReportItem]:
         from torchcaps import viz
 
-        moved, canonical, drawings = [], [], []
+        rows: dict[str, list[tuple[Tensor, Tensor]]] = {
+            "as it is moved": [],
+            "canonical pose": [],
+            "as it is drawn": [],
+        }
         with evaluating(self):
-            batch = first_batch(self, images, SHAPES)
-            for view in range(SHOWN_VIEWS):
+            batch = first_batch(self, images, NUM_SHOWN)
+            for view in range(NUM_SHOWN_VIEWS):
                 points = batch.view(view)
                 aligned = self.model.align(points)
                 drawn = self.model.draw(*self.model.described(aligned)).cpu()
                 capsules = aligned.attention.argmax(dim=2).cpu()
                 parts = torch.arange(drawn.shape[1]).repeat_interleave(drawn.shape[2])
                 for i in range(len(points)):
-                    moved.append((points[i].squeeze(2).mT.cpu(), capsules[i]))
-                    canonical.append((aligned.upright[i].cpu(), capsules[i]))
-                    drawings.append((drawn[i].flatten(0, 1), parts))
-        rows = {
-            "as it is moved": moved,
-            "canonical pose": canonical,
-            "as it is drawn": drawings,
-        }
-        about = (
-            f"{len(batch.points)} test sets, after each of {SHOWN_VIEWS} motions; a color is a "
-            "capsule. The canonical pose should be the same for all motions, and parts should keep "
-            "their colors. Of three coordinates two show."
-        )
-        alt = "Sets of points colored by capsule, as they are moved, in the canonical pose, and as they are drawn."
+                    rows["as it is moved"].append((points[i].squeeze(2).mT.cpu(), capsules[i]))
+                    rows["canonical pose"].append((aligned.upright[i].cpu(), capsules[i]))
+                    rows["as it is drawn"].append((drawn[i].flatten(0, 1), parts))
         return [
             ReportItem(
                 "capsules",
                 "The capsules",
-                about,
+                f"{len(batch.points)} test sets, after each of {NUM_SHOWN_VIEWS} motions; a color "
+                "is a capsule. The canonical pose should be the same for all motions, and parts "
+                "should keep their colors. Of three coordinates two show.",
                 viz.point_sets(rows),
-                alt,
+                "Sets of points colored by capsule, as they are moved, in the canonical pose, and "
+                "as they are drawn.",
             )
         ]
 
@@ -210,52 +209,53 @@ class Align(Task):
             "capsule": aligned.attention.argmax(dim=2),
             "points": aligned.upright,
         }
-        rows: list[dict[str, Any]] = [
-            {name: values[i].tolist() for name, values in columns.items()}
-            for i in range(len(images))
-        ]
-        if self.model.in_chans == 3:
-            return rows
-        return [{"angle": _angle(row["rotation"])} | row for row in rows]
+        rows = []
+        for i in range(len(images)):
+            row = {name: values[i].tolist() for name, values in columns.items()}
+            if self.model.in_chans == 2:  # of a rotation of the plane, in degrees
+                angle = math.degrees(math.atan2(row["rotation"][1][0], row["rotation"][0][0]))
+                row = {"angle": angle} | row
+            rows.append(row)
+        return rows
 
 
-def _angle(rotation: list[list[float]]) -> float:
-    """Of a rotation of the plane, in degrees."""
-    return math.degrees(math.atan2(rotation[1][0], rotation[0][0]))
+def capsule_losses(aligned: Aligned, batch: Motions) -> Outputs:
+    """Five losses of each set, `[batch]`, without the Chamfer distance of its drawing.
 
+    Args:
+        aligned: the sets after their first motions, then after their second ones.
+        batch: the sets and the motions.
 
-def capsule_losses(both: Aligned, batch: Motions) -> Outputs:
-    """Five losses of each set, `[batch]`, without the Chamfer distance of its drawing; `both` is of the sets after
-    their first motions, then after their second ones.
-
-    "equivariance": squared distance of keypoints of the second view from the moved ones of the first, a mean over
-    capsules; "localization": variance of a capsule's points, summed over capsules; "equilibrium": variance over
-    capsules of the points they have; "invariance": mean squared difference of descriptors; "canonical": squared
-    distance of aligned keypoints from canonical ones, a mean over capsules. Localization, equilibrium and canonical
-    are of one view, and means of both."""
-    count = len(batch.points)
-    first = Aligned(*(part[:count] for part in both))
-    second = Aligned(*(part[count:] for part in both))
+    Returns:
+        "equivariance": squared distance of keypoints of the second view from the moved ones of the
+        first, a mean over capsules. "invariance": mean squared difference of descriptors. And as
+        means of both views: "localization": variance of a capsule's points, summed over capsules;
+        "equilibrium": variance over capsules of the points they have; "canonical": squared distance
+        of aligned keypoints from canonical ones, a mean over capsules.
+    """
+    keypoints = aligned.keypoints
+    first, second = keypoints.chunk(2)
     with without_autocast(batch.points):
-        home = (first.keypoints - batch.shift[:, :1]) @ batch.rotation[:, 0]
+        home = (first - batch.shift[:, :1]) @ batch.rotation[:, 0]
         moved = home @ batch.rotation[:, 1].mT + batch.shift[:, 1:2]
-        fitted = both.keypoints @ both.rotation.mT + both.translation.unsqueeze(1)
+        fitted = keypoints @ aligned.rotation.mT + aligned.translation.unsqueeze(1)
         points = torch.cat([batch.view(0), batch.view(1)]).squeeze(3).mT
-        mass = both.attention.sum(dim=1)
+        mass = aligned.attention.sum(dim=1)
         # One table [batch, points, capsules], whatever the number of coordinates.
         norms = points.square().sum(dim=2, keepdim=True)
-        norms = norms + both.keypoints.square().sum(dim=2).unsqueeze(1)
-        squared_distances = (norms - 2 * points @ both.keypoints.mT).clamp(min=0)
-        variance = (both.attention * squared_distances).sum(dim=1) / mass.clamp(min=1e-3)
-    of_views = {
+        norms = norms + keypoints.square().sum(dim=2).unsqueeze(1)
+        squared_distances = (norms - 2 * points @ keypoints.mT).clamp(min=0)
+        variance = (aligned.attention * squared_distances).sum(dim=1) / mass.clamp(min=MIN_MASS)
+    losses = {
         "localization": variance.sum(dim=1),
         "equilibrium": mass.var(dim=1),
-        "canonical": (fitted - both.canonical).square().sum(dim=2).mean(dim=1),
+        "canonical": (fitted - aligned.canonical).square().sum(dim=2).mean(dim=1),
     }
+    descriptors = aligned.descriptors.chunk(2)
     return {
-        "equivariance": (moved - second.keypoints).square().sum(dim=2).mean(dim=1),
-        "invariance": (first.descriptors - second.descriptors).square().mean(dim=(1, 2)),
-        **{name: value.unflatten(0, (2, count)).mean(dim=0) for name, value in of_views.items()},
+        "equivariance": (moved - second).square().sum(dim=2).mean(dim=1),
+        "invariance": (descriptors[0] - descriptors[1]).square().mean(dim=(1, 2)),
+        **{name: torch.stack(loss.chunk(2)).mean(dim=0) for name, loss in losses.items()},
     }
 
 
@@ -282,17 +282,18 @@ def principal_axes(points: Float[Tensor, "batch points dim"]) -> Float[Tensor, "
 
 def random_motions(count: int, views: int, dim: int, generator: Generator) -> tuple[Tensor, Tensor]:
     """Rotations `[count, views, dim, dim]`, uniform, and shifts `[count, views, dim]` in -0.2..0.2, on its device."""
-    random: dict[str, Any] = {"generator": generator, "device": generator.device}
+    device = generator.device
     if dim == 2:
-        angle = 2 * math.pi * torch.rand(count, views, **random)
+        angle = 2 * math.pi * torch.rand(count, views, generator=generator, device=device)
         cos = angle.cos()
         sin = angle.sin()
         rotation = torch.stack([cos, -sin, sin, cos], dim=2).unflatten(2, (2, 2))
     else:  # by quaternions w + xi + yj + zk of length 1
-        w, x, y, z = F.normalize(torch.randn(count, views, 4, **random), dim=2).unbind(dim=2)
+        normal = torch.randn(count, views, 4, generator=generator, device=device)
+        w, x, y, z = F.normalize(normal, dim=2).unbind(dim=2)
         zero = torch.zeros_like(w)
         cross = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], dim=2).unflatten(2, (3, 3))
-        eye = torch.eye(3, device=generator.device)
+        eye = torch.eye(3, device=device)
         rotation = eye + 2 * (w[..., None, None] * cross + cross @ cross)
-    shift = SHIFT * (2 * torch.rand(count, views, dim, **random) - 1)
-    return rotation, shift
+    uniform = torch.rand(count, views, dim, generator=generator, device=device)
+    return rotation, SHIFT * (2 * uniform - 1)

@@ -1,6 +1,6 @@
 """One class an image, and its losses: margin, spread, cross-entropy, and the reconstruction beside them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -51,9 +51,12 @@ LOSSES: Registry[Loss] = Registry("loss")
 
 @LOSSES.register()
 def cross_entropy(
-    scores: Scores, targets: Tensor, _progress: float, settings: TaskSettings
+    scores: Scores, targets: Tensor, _fraction_done: float, settings: TaskSettings
 ) -> Tensor:
-    """Cross-entropy of a network with logits; of each class by itself, summed, where an image shows several."""
+    """Cross-entropy of a network with logits.
+
+    Where an image shows several classes, it is that of each class by itself, summed.
+    """
     if scores.logits is None:
         raise ArgumentError(
             "loss", "cross_entropy needs a model with logits, and this one has none"
@@ -67,31 +70,37 @@ def cross_entropy(
 
 
 @LOSSES.register()
-def margin(scores: Scores, targets: Tensor, _progress: float, _settings: TaskSettings) -> Tensor:
+def margin(
+    scores: Scores, targets: Tensor, _fraction_done: float, _settings: TaskSettings
+) -> Tensor:
     """Margin loss (arXiv 1710.09829, equation 4)."""
     return margin_loss(scores.activation, targets)
 
 
 @LOSSES.register()
 def two_margins(
-    scores: Scores, targets: Tensor, progress: float, _settings: TaskSettings
+    scores: Scores, targets: Tensor, fraction_done: float, _settings: TaskSettings
 ) -> Tensor:
-    """Margin loss that asks for more in the second half of the training (DeepCaps, arXiv 1904.09546, their code)."""
-    margins = {} if progress < 0.5 else HARD
+    """Margin loss that asks for more in the second half of the training (DeepCaps' code)."""
+    margins = {} if fraction_done < 0.5 else HARD
     return margin_loss(scores.activation, targets, **margins)
 
 
 @LOSSES.register()
-def spread(scores: Scores, targets: Tensor, progress: float, _settings: TaskSettings) -> Tensor:
-    """Spread loss with a margin that rises during training (Hinton, Sabour, Frosst, ICLR 2018, equation 3)."""
+def spread(
+    scores: Scores, targets: Tensor, fraction_done: float, _settings: TaskSettings
+) -> Tensor:
+    """Spread loss with a margin that rises during training (ICLR 2018, equation 3)."""
     _check_one_class(targets, "spread loss")
-    margin = FIRST_MARGIN + (LAST_MARGIN - FIRST_MARGIN) * min(max(progress, 0.0), 1.0)
+    margin = FIRST_MARGIN + (LAST_MARGIN - FIRST_MARGIN) * min(max(fraction_done, 0.0), 1.0)
     return spread_loss(scores.activation, targets, margin)
 
 
 @LOSSES.register()
-def likelihood(scores: Scores, targets: Tensor, _progress: float, settings: TaskSettings) -> Tensor:
-    """`-log(a_t / sum_j a_j)`: cross-entropy of activations that are probabilities, or are taken as such."""
+def likelihood(
+    scores: Scores, targets: Tensor, _fraction_done: float, settings: TaskSettings
+) -> Tensor:
+    """`-log(a_t / sum_j a_j)`: cross-entropy of activations that are taken as probabilities."""
     _check_one_class(targets, "likelihood")
     activation = full_precision(scores.activation)
     log = activation.clamp(min=torch.finfo(activation.dtype).tiny).log()
@@ -114,6 +123,7 @@ class Classify(Task):
 
     losses: ClassVar[Mapping[str, Loss]] = LOSSES
     capabilities = frozenset({"classes", "decode", "routing", "sweep"})
+    model_tasks: ClassVar[Collection[str]] = ("classify",)
     data = "images of one class each"
     label_axes: ClassVar[int] = 1
 
@@ -140,10 +150,6 @@ class Classify(Task):
     def supports(cls, images: ImageSet) -> bool:
         return images.labels.dim() == cls.label_axes
 
-    @classmethod
-    def matches(cls, spec: ModelSpec, images: ImageSet) -> bool:
-        return spec.task == "classify" and cls.supports(images)
-
     def sample_batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> ImageBatch:
         """Images with their labels; `singles` go the same way as the image that they make, but for its light."""
         if not self.training:
@@ -168,36 +174,37 @@ class Classify(Task):
             return Scores(capsules.activation, capsules=capsules)
         outputs = self.model(images)
         if self.spec.activation == "logit":
-            return Scores(self.probabilities(outputs), outputs)
+            return Scores(self._probabilities(outputs), outputs)
         return Scores(outputs)
 
-    def probabilities(self, logits: Tensor) -> Tensor:
+    def _probabilities(self, logits: Tensor) -> Tensor:
         """Of classes of which an image shows one."""
         return full_precision(logits).softmax(dim=1)
 
-    def targets(self, labels: Tensor, num_classes: int) -> Tensor:
-        """What a loss is given for labels: themselves, or 1 for theirs where each class is judged by itself."""
-        by_itself = self.spec.multilabel and self.loss == "cross_entropy"
-        return multi_hot(labels.unsqueeze(1), num_classes) if by_itself else labels
+    def _targets(self, labels: Tensor, num_classes: int) -> Tensor:
+        """Labels, or 1 for the class of each where a loss judges each class by itself."""
+        if self.spec.multilabel and self.loss == "cross_entropy":
+            return multi_hot(labels.unsqueeze(1), num_classes)
+        return labels
 
-    def compute_loss(self, scores: Scores, labels: Tensor, progress: float) -> Tensor:
+    def _compute_loss(self, scores: Scores, labels: Tensor, fraction_done: float) -> Tensor:
         """The loss without the reconstruction, a mean over the batch."""
-        targets = self.targets(labels, scores.activation.shape[1])
-        return self.losses[self.loss](scores, targets, progress, self.config.task)
+        targets = self._targets(labels, scores.activation.shape[1])
+        return self.losses[self.loss](scores, targets, fraction_done, self.config.task)
 
-    def training_step(self, batch: ImageBatch, progress: float) -> Outputs:
+    def training_step(self, batch: ImageBatch, fraction_done: float) -> Outputs:
         scores = self.scores(batch.images)
-        loss = self.compute_loss(scores, batch.labels, progress)
+        loss = self._compute_loss(scores, batch.labels, fraction_done)
         losses = {"loss": loss, self.loss: loss}
         if self.reconstruction_weight and scores.capsules is not None:
-            error = self.reconstruction_error(scores.capsules, batch)
+            error = self._reconstruction_error(scores.capsules, batch)
             weight = self.reconstruction_weight * PAPER_PIXELS / batch.images[0].numel()
             losses["reconstruction"] = error
             losses["loss"] = loss + weight * error
         losses["accuracy"] = is_correct(scores.activation, batch.labels).double().mean()
         return losses | {"activation": scores.activation.detach()}
 
-    def reconstruction_error(self, capsules: Capsules, batch: ImageBatch) -> Tensor:
+    def _reconstruction_error(self, capsules: Capsules, batch: ImageBatch) -> Tensor:
         """Summed squared error of what the labeled capsules draw, mean over the batch."""
         return reconstruction_loss(self.model.reconstruct(capsules, batch.labels), batch.images)
 
@@ -217,14 +224,14 @@ class Classify(Task):
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
         activation = outputs["activation"]
         labels = outputs["labels"]
-        loss = self.compute_loss(Scores(activation, outputs.get("logits")), labels, 1.0)
+        loss = self._compute_loss(Scores(activation, outputs.get("logits")), labels, 1.0)
         accuracy = is_correct(activation, labels).double().mean()
         return {"loss": loss.item(), "accuracy": accuracy.item()}
 
     def warnings(self, outputs: Outputs) -> list[str]:
         activation = outputs["activation"]
         labels = outputs["labels"]
-        loss = margin_loss(activation, self.targets(labels, activation.shape[1])).item()
+        loss = margin_loss(activation, self._targets(labels, activation.shape[1])).item()
         return collapse_warnings(activation, labels, loss)
 
     def detect_collapse(self, losses: Outputs) -> str | None:

@@ -1,26 +1,29 @@
 """Recognize a capsule network that does not learn, and say what to change."""
 
-import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-DEAD, SATURATED, CONSTANT = (
-    0.05,
-    0.9,
-    0.01,
-)  # the largest length, the mean length, the range of a length
+DEAD = 0.05  # the largest length
+SATURATED = 0.9  # the mean length
+CONSTANT = 0.01  # the range of a length
 # What brought such networks to learn where it was tried; see docs/decisions.md.
 ADVICE = {
     "dead": "train longer, or switch the bias on (option bias=true)",
-    "saturated": "lower the learning rate (lr), take smaller batches (batch_size), or clip the gradient (clip 0.1)",
+    "saturated": (
+        "lower the learning rate (lr), take smaller batches (batch_size), "
+        "or clip the gradient (clip 0.1)"
+    ),
 }
-NAMED = 5  # silent classes that a warning names
+MAX_NAMES = 5  # of silent classes in a warning
 
 
 def plateau(
     classes: int, present: float = 0.9, absent: float = 0.1, down_weight: float = 0.5
 ) -> float:
-    """Margin loss of the best constant length: no class information. 0.5236 for ten classes, 0.213 for two."""
+    """Margin loss of the best constant length: no class information.
+
+    It is 0.5236 for ten classes, 0.213 for two.
+    """
     a = down_weight * (classes - 1)
     return (present - absent) ** 2 * a / (1 + a)
 
@@ -28,7 +31,8 @@ def plateau(
 def collapse_state(activation: Float[Tensor, "n classes"]) -> str | None:
     """ "dead" when every length is below 0.05, "saturated" when their mean is above 0.9, else None.
 
-    No network that tells classes apart is either: it makes one class long and the others short."""
+    No network that tells classes apart is either: it makes one class long and the others short.
+    """
     if activation.max() < DEAD:
         return "dead"
     return "saturated" if activation.mean() > SATURATED else None
@@ -37,42 +41,38 @@ def collapse_state(activation: Float[Tensor, "n classes"]) -> str | None:
 def collapse_warnings(
     activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"], margin: float
 ) -> list[str]:
-    """What is wrong with these class-capsule lengths on held-out images, one sentence each; empty when nothing is.
+    """What is wrong with class capsules on held-out images, one sentence each.
 
-    Labels are `[n, k]` where each image shows k classes; `margin` is the mean margin loss."""
-    classes = activation.shape[1]
+    Args:
+        activation: their lengths.
+        labels: `[n]`, or `[n, k]` where each image shows k classes.
+        margin: the mean margin loss.
+    """
+    num_classes = activation.shape[1]
     state = collapse_state(activation)
     if state is not None:
         return [f"every class capsule is {state}: {ADVICE[state]}"]
-    if (
-        labels.dim() == 1
-        and abs(margin - plateau(classes)) < 0.03 * plateau(classes)
-        and _blind(activation, labels)
-    ):
-        return [
-            f"no class information after this epoch (margin loss {margin:.3f}, {plateau(classes):.3f} is that of one "
-            f"constant length): check that labels fit the images, then {ADVICE['saturated']}"
-        ]
-    return _silent_classes(activation, labels.flatten())
 
+    # The loss of one constant length, and the accuracy of one.
+    lowest = plateau(num_classes)
+    if labels.dim() == 1 and abs(margin - lowest) < 0.03 * lowest:
+        chance = labels.bincount().max().item() / len(labels)
+        accuracy = (activation.argmax(dim=1) == labels).float().mean().item()
+        if accuracy < chance + 0.5 * (1 - chance) / num_classes:
+            return [
+                f"no class information after this epoch (margin loss {margin:.3f}, {lowest:.3f} is "
+                "that of one constant length): check that labels fit the images, then "
+                f"{ADVICE['saturated']}"
+            ]
 
-def _blind(activation: Tensor, labels: Tensor) -> bool:
-    """Whether the accuracy is that of one constant length."""
-    chance = torch.bincount(labels).max().item() / len(labels)
-    accuracy = (activation.argmax(dim=1) == labels).float().mean().item()
-    return accuracy < chance + 0.5 * (1 - chance) / activation.shape[1]
-
-
-def _silent_classes(activation: Tensor, labels: Tensor) -> list[str]:
-    """A warning for capsules of classes that occur, but whose length hardly ever moves."""
-    occurs = torch.bincount(labels, minlength=activation.shape[1]) > 0
-    still = (activation.amax(dim=0) - activation.amin(dim=0) < CONSTANT) & occurs
-    if not still.any():
+    # Capsules of classes that occur, but whose length hardly ever moves.
+    occurs = labels.flatten().bincount(minlength=num_classes) > 0
+    is_constant = activation.amax(dim=0) - activation.amin(dim=0) < CONSTANT
+    silent = (is_constant & occurs).nonzero().flatten().tolist()
+    if not silent:
         return []
-    which = [str(k) for k in still.nonzero().flatten().tolist()]
-    named = ", ".join(which[:NAMED]) + (
-        f" and {len(which) - NAMED} more" if len(which) > NAMED else ""
-    )
-    return [
-        f"class capsules {named} never change (dead or saturated): train longer, or {ADVICE['saturated']}"
-    ]
+    names = ", ".join(map(str, silent[:MAX_NAMES]))
+    if len(silent) > MAX_NAMES:
+        names += f" and {len(silent) - MAX_NAMES} more"
+    advice = f"train longer, or {ADVICE['saturated']}"
+    return [f"class capsules {names} never change (dead or saturated): {advice}"]

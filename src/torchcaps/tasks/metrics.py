@@ -46,9 +46,8 @@ def register_metric(
     return decorate
 
 
-def list_metrics() -> list[str]:
-    """Names of metrics."""
-    return METRICS.names()
+list_metrics = METRICS.names
+"""Names of metrics."""
 
 
 def extra_metrics(names: Sequence[str], outputs: Mapping[str, Tensor]) -> dict[str, float]:

@@ -20,27 +20,30 @@ class Multilabel(Classify):
     label_axes = 2
     data = "images of several classes each"
 
-    def training_step(self, batch: ImageBatch, progress: float) -> Outputs:
+    def training_step(self, batch: ImageBatch, fraction_done: float) -> Outputs:
         if self.spec.logits and not self.spec.multilabel:
-            needed = "a network built with the option multilabel=true"
-            raise ArgumentError("model", f"images that show several classes need {needed}")
-        return super().training_step(batch, progress)
+            raise ArgumentError(
+                "model",
+                "images that show several classes need a network built with the option "
+                "multilabel=true",
+            )
+        return super().training_step(batch, fraction_done)
 
-    def probabilities(self, logits: Tensor) -> Tensor:
+    def _probabilities(self, logits: Tensor) -> Tensor:
         return full_precision(logits).sigmoid()
 
-    def targets(self, labels: Tensor, num_classes: int) -> Tensor:
+    def _targets(self, labels: Tensor, num_classes: int) -> Tensor:
         return multi_hot(labels, num_classes)
 
-    def reconstruction_error(self, capsules: Capsules, batch: ImageBatch) -> Tensor:
+    def _reconstruction_error(self, capsules: Capsules, batch: ImageBatch) -> Tensor:
         if batch.singles is None:
             raise ArgumentError(
                 "singles", "expected what each labeled class looks like alone, got none"
             )
         error = capsules.pose.new_zeros(())
-        for k in range(batch.labels.shape[1]):
-            drawn = self.model.reconstruct(capsules, batch.labels[:, k])
-            error = error + reconstruction_loss(drawn, batch.singles[:, k])
+        for labels, targets in zip(batch.labels.T, batch.singles.unbind(dim=1), strict=True):
+            drawn = self.model.reconstruct(capsules, labels)
+            error = error + reconstruction_loss(drawn, targets)
         return error
 
     def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:

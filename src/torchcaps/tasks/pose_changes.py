@@ -13,113 +13,87 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range
-from torchcaps.evaluation.base import EvaluationResult, check_images
+from torchcaps.evaluation.base import MetricResult, check_images
 from torchcaps.evaluation.forward import device_of, evaluating
 from torchcaps.functional import move_by_matrix, shift_matrices
 from torchcaps.models import TransformedPairs
 from torchcaps.types import Capsules
 
-SHIFT, AFFINE = ("dx", "dy"), ("xx", "xy", "x", "yx", "yy", "y")
-PRESENT = 0.01  # mean presence below which a capsule counts as dead
+SHIFT = ("dx", "dy")
+AFFINE = ("xx", "xy", "x", "yx", "yy", "y")
+MIN_PRESENCE = 0.01  # mean presence below which a capsule counts as dead
 
 
 @dataclass(frozen=True, eq=False)
-class TransformingEvaluation(EvaluationResult):
+class TransformingEvaluation(MetricResult):
     """What poses say of known transformations, and how well the outcome is drawn.
 
-    Means over capsules are weighted by their presence; errors are mean squared ones per pixel.
+    Means over capsules are weighted by their presence; errors are mean squared ones per pixel. Of
+    each number N of a transformation (see `names`), `figures` holds:
+
+    - "correlation_N" of `true` and `predicted`, in [-1, 1]; NaN where one of them does not vary;
+      "r2_N", its square; "slope_N", of the line of `predicted` over `true`, of which 1 is right.
+    - "mean_capsule_r2_N", of squares of `capsule_correlation` over capsules, in [0, 1];
+      "capsule_slope_spread_N", the standard deviation of `capsule_slope` over capsules.
+
+    And of all of them:
+
+    - "mean_capsule_correlation", of `capsule_correlation` over capsules and numbers.
+    - "cross_correlation": the largest |correlation| of a predicted number with one of the others
+      that were done, beyond what those have with each other; 0 is right.
+    - "presence_change": mean of |p(target) - p(source)|, in [0, 1]; presence ought to stay.
+    - "capsules_alive": those present in more than one image of a hundred, on average.
+    - "pixel_mse" of the drawn targets; "copy_mse" of the source in place of a drawing; "moved_mse"
+      of the source, itself transformed, which is lost at the border and by resampling twice;
+      "mean_mse" of the mean of all targets.
 
     Attributes:
-        names: of the m numbers of a transformation: dx, dy in pixels; or the upper two rows of a
-            matrix.
+        names: of the m numbers: dx, dy in pixels; or the upper two rows of a matrix.
         true: what was done.
         predicted: what all capsules say was done, each weighted by its presence in both images.
-        correlation: of the two by name, in [-1, 1]; NaN where one of them does not vary.
-        slope: of the line of `predicted` over `true`; 1 would be right.
-        cross_correlation: largest |correlation| of a predicted number with one of the others that
-            were done, beyond what those have with each other; 0 would be right.
         capsule_correlation: of the change of a capsule's pose with the change that the
             transformation should make to it; images weighted by its presence in both.
         capsule_slope: of the line through the same points; 1 for a capsule that is right.
         presence: mean over images, in [0, 1].
-        mean_correlation: of `capsule_correlation` over capsules and over the m numbers.
-        mean_r2: by name: squares of `capsule_correlation`, mean over capsules, in [0, 1].
-        slope_spread: by name: standard deviation of `capsule_slope` over capsules.
-        presence_change: mean of |p(target) - p(source)|, in [0, 1]; presence ought to stay.
-        error: of the drawn targets.
-        copy_error: of the source in place of a drawing.
-        moved_error: of the source, itself transformed: what is lost at the border and by
-            resampling twice.
-        mean_error: of the mean of all targets.
     """
 
     names: tuple[str, ...]
     true: Float[Tensor, "n m"]
     predicted: Float[Tensor, "n m"]
-    correlation: dict[str, float]
-    slope: dict[str, float]
-    cross_correlation: float
     capsule_correlation: Float[Tensor, "capsules m"]
     capsule_slope: Float[Tensor, "capsules m"]
     presence: Float[Tensor, " capsules"]
-    mean_correlation: float
-    mean_r2: dict[str, float]
-    slope_spread: dict[str, float]
-    presence_change: float
-    error: float
-    copy_error: float
-    moved_error: float
-    mean_error: float
-
-    @property
-    def alive(self) -> int:
-        """Capsules that are present in more than one image of a hundred, on average."""
-        return int((self.presence > PRESENT).sum())
 
     @property
     def summary(self) -> str:
         """`correlation of estimated and true dx 0.989, dy 0.988 on 1,000 pairs`."""
-        estimated = ", ".join(f"{name} {value:.3f}" for name, value in self.correlation.items())
-        return f"correlation of estimated and true {estimated} on {len(self.true):,} pairs"
+        correlations = [f"{name} {self.figures[f'correlation_{name}']:.3f}" for name in self.names]
+        pairs = f"{self.num_samples:,} pairs"
+        return f"correlation of estimated and true {', '.join(correlations)} on {pairs}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures, ready for JSON; None where there is no number, as for a correlation with what never varies."""
-        by_name = {
-            "correlation": self.correlation,
-            "r2": {name: value**2 for name, value in self.correlation.items()},
-            "slope": self.slope,
-            "mean_capsule_r2": self.mean_r2,
-            "capsule_slope_spread": self.slope_spread,
+        """The figures, ready for JSON; None where there is no number."""
+        return {
+            name: figure if isfinite(figure) else None for name, figure in super().to_dict().items()
         }
-        figures = {
-            f"{kind}_{name}": value
-            for kind, values in by_name.items()
-            for name, value in values.items()
-        }
-        figures |= {
-            "mean_capsule_correlation": self.mean_correlation,
-            "cross_correlation": self.cross_correlation,
-            "presence_change": self.presence_change,
-            "capsules_alive": self.alive,
-            "pixel_mse": self.error,
-            "copy_mse": self.copy_error,
-            "moved_mse": self.moved_error,
-            "mean_mse": self.mean_error,
-        }
-        finite = {name: value if isfinite(value) else None for name, value in figures.items()}
-        return {**finite, **self.extra, "num_samples": len(self.true)}
 
 
 def compare_pairs(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:
-    """What a model makes of pairs, `[batch, ...]` by name: poses, presences, the target, errors summed over pixels."""
-    source, target, done = pairs
-    before = model.capsules(source)
-    after = model.capsules(target)
-    moved: Capsules = model.move(before, done)
+    """What a model makes of pairs, `[batch, ...]` by name.
+
+    Poses, presences, the target, and errors summed over pixels.
+    """
+    source, target, transformation = pairs
+    before: Capsules = model.capsules(source)
+    after: Capsules = model.capsules(target)
+    moved: Capsules = model.move(before, transformation)
     drawn: Tensor = model.reconstruct(moved)
-    are_shifts = done.dim() == 2
-    height, width = source.shape[2:]
-    matrices = shift_matrices(done, (height, width)) if are_shifts else done
+    matrices = transformation
+    numbers = transformation[:, :2].flatten(1)
+    if transformation.dim() == 2:  # shifts
+        height, width = source.shape[2:]
+        matrices = shift_matrices(transformation, (height, width))
+        numbers = transformation
     images = {"error": drawn, "copy_error": source, "moved_error": move_by_matrix(source, matrices)}
     errors = {
         name: (image.float() - target).square().flatten(1).sum(dim=1)
@@ -132,114 +106,140 @@ def compare_pairs(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:
         "after_presence": after.activation,
         "expected": moved.pose,
         "target": target,
-        "true": done if are_shifts else done[:, :2].flatten(1),
+        "true": numbers,
         **errors,
     }
 
 
 def estimated_transformations(outputs: dict[str, Tensor]) -> Float[Tensor, "n m"]:
-    """What all capsules together say was done, each weighted by its presence in both images of a pair."""
-    before = Capsules(outputs["before"].double(), outputs["before_presence"].double())
-    after = Capsules(outputs["after"].double(), outputs["after_presence"].double())
-    weight = before.activation * after.activation
-    if outputs["true"].shape[1] == len(SHIFT):  # the mean change of position
-        return ((after.pose - before.pose) * weight.unsqueeze(-1)).sum(dim=1) / weight.sum(
-            dim=1, keepdim=True
-        )
-    return _matrix(before, after, weight)
+    """What all capsules together say was done, each weighted by its presence in both images.
+
+    The mean change of position; or, by least squares, the upper two rows of the matrix T that makes
+    `T A(source)` nearest to `A(target)`.
+    """
+    before = outputs["before"].double()
+    after = outputs["after"].double()
+    weight = outputs["before_presence"].double() * outputs["after_presence"].double()
+    if outputs["true"].shape[1] == len(SHIFT):
+        change = ((after - before) * weight.unsqueeze(-1)).sum(dim=1)
+        return change / weight.sum(dim=1, keepdim=True)
+    first = before.unflatten(-1, (3, 3))
+    second = after.unflatten(-1, (3, 3))
+    crossed = torch.einsum("bk,bkij,bklj->bil", weight, second, first)
+    squared = torch.einsum("bk,bkij,bklj->bil", weight, first, first)
+    return (crossed @ torch.linalg.pinv(squared))[:, :2].flatten(1)
 
 
 def correlation(true: Tensor, estimated: Tensor) -> Float[Tensor, " m"]:
-    """Correlation of each number of transformations with its estimate; NaN where one of them does not vary."""
-    return _line(true.double(), estimated, torch.ones(len(true), 1, dtype=torch.float64))[0]
+    """Correlation of each number with its estimate; NaN where one of them does not vary."""
+    return _fit_line(true.double(), estimated)[0]
 
 
 def evaluate_transforming(
     model: nn.Module, pairs: TransformedPairs, *, batch_size: int = 256
 ) -> TransformingEvaluation:
-    """Measure a `TransformingAutoencoder`, whose mode is restored afterwards, on pairs that it was not trained with
-    (see `transformed_pairs`). ValueError for fewer than two pairs, or pairs that the model cannot take."""
+    """Measure a `TransformingAutoencoder`, whose mode is restored, on pairs it was not trained with.
+
+    Args:
+        model: on any device.
+        pairs: see `transformed_pairs`; ValueError for fewer than two, or what it cannot take.
+        batch_size: pairs at a time.
+    """
     check_images(pairs.source)
     check_range("batch_size", batch_size, low=1)
     device = device_of(model)
     parts = []
     with evaluating(model):
-        for indices in torch.arange(len(pairs.source)).split(batch_size):
-            batch = (tensor[indices.to(tensor.device)].to(device) for tensor in pairs)
-            parts.append(compare_pairs(model, TransformedPairs(*batch)))
+        for batch in zip(*(tensor.split(batch_size) for tensor in pairs), strict=True):
+            on_device = TransformedPairs(*(tensor.to(device) for tensor in batch))
+            parts.append(compare_pairs(model, on_device))
     return measure_pairs(
         {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
     )
 
 
 def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
-    """The figures of all pairs by what `compare_pairs` gave for them; ValueError for fewer than two."""
+    """The figures of all pairs by what `compare_pairs` gave; ValueError for fewer than two."""
     check_range("number of pairs", len(outputs["true"]), low=2)
-    values = {name: tensor.double() for name, tensor in outputs.items()}
-    before, after, true, target = (values[name] for name in ("before", "after", "true", "target"))
-    count = true.shape[1]
-    names = SHIFT if count == len(SHIFT) else AFFINE
-    estimated = estimated_transformations(values)
-    correlations, slopes = _line(true, estimated, torch.ones(len(true), 1, dtype=true.dtype))
+    columns = {name: tensor.double() for name, tensor in outputs.items()}
+    true = columns["true"]
+    target = columns["target"]
+    before_presence = columns["before_presence"]
+    after_presence = columns["after_presence"]
+    num_numbers = true.shape[1]
+    names = SHIFT if num_numbers == len(SHIFT) else AFFINE
+    estimated = estimated_transformations(columns)
+    correlations, slopes = _fit_line(true, estimated)
 
     # Of each capsule, images weighted by its presence in both.
-    weight = (values["before_presence"] * values["after_presence"]).unsqueeze(-1)
-    expected_change = (values["expected"] - before)[..., :count]
-    of_capsules, slopes_of_capsules = _line(expected_change, (after - before)[..., :count], weight)
+    weight = (before_presence * after_presence).unsqueeze(-1)
+    expected_change = (columns["expected"] - columns["before"])[..., :num_numbers]
+    change = (columns["after"] - columns["before"])[..., :num_numbers]
+    capsule_correlations, capsule_slopes = _fit_line(expected_change, change, weight)
 
     # Over capsules, weighted by their presence; those that do not move have no part in it.
-    presence = (values["before_presence"].mean(dim=0) + values["after_presence"].mean(dim=0)) / 2
-    moves = of_capsules.isfinite().all(dim=1)
+    presence = (before_presence.mean(dim=0) + after_presence.mean(dim=0)) / 2
+    moves = capsule_correlations.isfinite().all(dim=1)
     part = (presence * moves / presence[moves].sum()).unsqueeze(-1)
-    r = of_capsules.nan_to_num()
-    b = slopes_of_capsules.nan_to_num()
+    r = capsule_correlations.nan_to_num()
+    b = capsule_slopes.nan_to_num()
     spread = (part * (b - (part * b).sum(dim=0)).square()).sum(dim=0).sqrt()
-    by_name = {
+    by_number = {
         "correlation": correlations,
+        "r2": correlations.square(),
         "slope": slopes,
-        "mean_r2": (part * r.square()).sum(dim=0),
-        "slope_spread": spread,
+        "mean_capsule_r2": (part * r.square()).sum(dim=0),
+        "capsule_slope_spread": spread,
     }
-    figures: dict[str, Any] = {
-        key: dict(zip(names, x.tolist(), strict=True)) for key, x in by_name.items()
+    figures = {
+        f"{kind}_{name}": number
+        for kind, numbers in by_number.items()
+        for name, number in zip(names, numbers.tolist(), strict=True)
     }
-    for name in ("error", "copy_error", "moved_error"):
-        figures[name] = float(values[name].mean() / target[0].numel())
+    figures |= {
+        "mean_capsule_correlation": float((part * r).sum(dim=0).mean()),
+        "cross_correlation": _cross_correlation(true, estimated),
+        "presence_change": float((after_presence - before_presence).abs().mean()),
+        "capsules_alive": int((presence > MIN_PRESENCE).sum()),
+        "pixel_mse": float(columns["error"].mean() / target[0].numel()),
+        "copy_mse": float(columns["copy_error"].mean() / target[0].numel()),
+        "moved_mse": float(columns["moved_error"].mean() / target[0].numel()),
+        "mean_mse": float((target - target.mean(dim=0)).square().mean()),
+    }
     return TransformingEvaluation(
+        figures,
+        num_samples=len(true),
+        score="mean_capsule_correlation",
         names=names,
         true=true.float(),
         predicted=estimated.float(),
-        cross_correlation=_crossing(true, estimated),
-        capsule_correlation=of_capsules.float(),
-        capsule_slope=slopes_of_capsules.float(),
+        capsule_correlation=capsule_correlations.float(),
+        capsule_slope=capsule_slopes.float(),
         presence=presence.float(),
-        **figures,
-        mean_correlation=float((part * r).sum(dim=0).mean()),
-        presence_change=float((values["after_presence"] - values["before_presence"]).abs().mean()),
-        mean_error=float((target - target.mean(dim=0)).square().mean()),
     )
 
 
-def _crossing(true: Tensor, predicted: Tensor) -> float:
-    """What correlation a prediction has with the other true numbers beyond that through its own one; the largest."""
+def _cross_correlation(true: Tensor, predicted: Tensor) -> float:
+    """The largest correlation of a prediction with other true numbers beyond that through its own."""
     count = true.shape[1]
-    both = torch.corrcoef(torch.cat([true, predicted], dim=1).T)
-    among, across = both[:count, :count], both[count:, :count]  # across: predicted x true
+    table = torch.corrcoef(torch.cat([true, predicted], dim=1).T)
+    among = table[:count, :count]  # true x true
+    across = table[count:, :count]  # predicted x true
     beyond = across - across.diagonal().unsqueeze(-1) * among
     return float(beyond.fill_diagonal_(0.0).abs().max())
 
 
-def _matrix(before: Capsules, after: Capsules, weight: Tensor) -> Tensor:
-    """The upper two rows of the matrix T that makes `T A(source)` nearest to `A(target)`, `[n, 6]`: least squares."""
-    first, second = (pose.unflatten(-1, (3, 3)) for pose in (before.pose, after.pose))
-    crossed = torch.einsum("bk,bkij,bklj->bil", weight, second, first)
-    squared = torch.einsum("bk,bkij,bklj->bil", weight, first, first)
-    return (crossed @ torch.linalg.pinv(squared))[:, :2].flatten(1)
+def _fit_line(x: Tensor, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Weighted correlation of x and y over the first axis, and slope of y on x.
 
-
-def _line(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Weighted correlation of x and y over the first axis, and slope of y on x; NaN where x or y does not vary."""
+    NaN where x or y does not vary.
+    """
+    if weight is None:
+        weight = torch.ones(len(x), 1, dtype=x.dtype)
     total = weight.sum(dim=0)
-    x, y = (values - (values * weight).sum(dim=0) / total for values in (x, y))
-    xx, xy, yy = ((a * b * weight).sum(dim=0) for a, b in ((x, x), (x, y), (y, y)))
+    x = x - (x * weight).sum(dim=0) / total
+    y = y - (y * weight).sum(dim=0) / total
+    xx = (x * x * weight).sum(dim=0)
+    xy = (x * y * weight).sum(dim=0)
+    yy = (y * y * weight).sum(dim=0)
     return xy / (xx * yy).sqrt(), xy / xx

@@ -66,19 +66,22 @@ def confusions(evaluation: Evaluation) -> ReportItem:
     mistakes = counts - counts.diag().diag()
     order = mistakes.flatten().argsort(descending=True, stable=True)[:CONFUSIONS]
     rows = []
-    for true, taken in (divmod(place, len(classes)) for place in order.tolist()):
-        count = int(mistakes[true, taken])
+    for place in order.tolist():
+        true, predicted = divmod(place, len(classes))
+        count = int(mistakes[true, predicted])
         if count:
             share = percent(count / int(counts[true].sum()))
-            rows.append((classes[true], classes[taken], f"{count:,}", share))
+            rows.append((classes[true], classes[predicted], f"{count:,}", share))
     about = "Rows are true classes, columns what they were taken for. "
-    about += (
-        "The most frequent confusions are listed below it."
-        if rows
-        else "No image was taken for another class."
-    )
+    if rows:
+        about += "The most frequent confusions are listed below it."
+    else:
+        about += "No image was taken for another class."
     if drawn_names != list(classes):
-        about += " Where a name cannot be drawn in a picture, it says the class's number in the table below."
+        about += (
+            " Where a name cannot be drawn in a picture, it says the class's number in the table "
+            "below."
+        )
     return ReportItem(
         "confusion_matrix",
         "Confusion matrix",
@@ -95,26 +98,23 @@ def by_class(evaluation: Evaluation) -> ReportItem:
     """Accuracy and precision of each class; of very many, a table of the least accurate."""
     from torchcaps import viz
 
-    accuracies = [row["accuracy"] for row in evaluation.per_class]
-    counts = [row["count"] for row in evaluation.per_class]
-
-    def key(index: int) -> tuple[bool, float]:
-        """Classes without images come last."""
-        return accuracies[index] is None, accuracies[index] or 0.0
-
-    listed = sorted(sorted(range(len(accuracies)), key=key)[:MOST_ROWS])
+    per_class = evaluation.per_class
+    accuracies = [row["accuracy"] for row in per_class]
+    counts = [row["count"] for row in per_class]
+    # Classes without images come last.
+    order = sorted(range(len(per_class)), key=lambda k: (accuracies[k] is None, accuracies[k]))
     rows = []
-    for k in listed:
-        row = evaluation.per_class[k]
+    for k in sorted(order[:MOST_ROWS]):
+        row = per_class[k]
+        accuracy = percent(row["accuracy"])
         numbers = (f"{row['correct']:,}", f"{row['count']:,}")
-        shares = (percent(row["accuracy"]), percent(row["precision"]))
-        rows.append((row["name"], str(k), shares[0], *numbers, shares[1]))
+        rows.append((row["name"], str(k), accuracy, *numbers, percent(row["precision"])))
     about = (
-        "Accuracy is the share of the images of a class that are recognized; precision is the share of the images "
-        "taken for it that are of it."
+        "Accuracy is the share of the images of a class that are recognized; precision is the "
+        "share of the images taken for it that are of it."
     )
-    if len(rows) < len(accuracies):
-        about += f" Listed are the {len(rows)} least accurate of {len(accuracies)} classes."
+    if len(rows) < len(per_class):
+        about += f" Listed are the {len(rows)} least accurate of {len(per_class)} classes."
     return ReportItem(
         "per_class",
         "Class by class",
@@ -133,14 +133,18 @@ def calibrated(evaluation: Evaluation, spec: ModelSpec) -> ReportItem:
     errors = evaluation.calibration
     kind = "length" if spec.activation == "length" else "activation"
     about = "A calibrated model is right in 80 % of the cases in which it is 80 % sure. "
-    about += (
-        f"The {kind} of a capsule is no probability, so both readings in use are shown: the largest {kind} divided by "
-        f"the sum of all, and as it is. The expected calibration error is {percent(errors.normalized.error)} for the "
-        f"first and {percent(errors.length.error)} for the second; 0 would be perfect."
-        if spec.pose and not spec.logits
-        else f"The expected calibration error of its largest output is {percent(errors.length.error)}; 0 would be "
-        "perfect."
-    )
+    if spec.pose and not spec.logits:
+        about += (
+            f"The {kind} of a capsule is no probability, so both readings in use are shown: the "
+            f"largest {kind} divided by the sum of all, and as it is. The expected calibration "
+            f"error is {percent(errors.normalized.error)} for the first and "
+            f"{percent(errors.length.error)} for the second; 0 would be perfect."
+        )
+    else:
+        about += (
+            "The expected calibration error of its largest output is "
+            f"{percent(errors.length.error)}; 0 would be perfect."
+        )
     return ReportItem(
         "calibration",
         "Calibration",

@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 
 from torchcaps.data import ImageBatch, ImageSet, MaskedSet
 from torchcaps.distributed import all_reduce_sum
-from torchcaps.errors import ArgumentError
+from torchcaps.errors import check_shape
 from torchcaps.evaluation.accuracy.pixels import (
     MaskFigures,
     PixelCounts,
@@ -33,6 +33,7 @@ from torchcaps.tasks._base import (
     register_task,
 )
 from torchcaps.tasks.masks import Masks, PerClass, most_probable
+from torchcaps.tasks.report_items import evenly
 from torchcaps.types import ModelSpec
 
 PIXELS = 1 << 18  # of a batch that is not trained with: 16 images of 128 x 128
@@ -41,7 +42,7 @@ PRESENT = 0.9  # least length of a class that is there, in the margin loss
 ABSENT = 0.1  # largest length of a class that is not
 PAPER_PIXELS = 784
 RECONSTRUCTION_WEIGHT = 0.1 / PAPER_PIXELS  # of a summed squared error: 0.1 of the mean
-SHOWN = 10  # test images in a figure
+MAX_SHOWN = 10  # test images in a figure
 
 
 class PixelPrediction(NamedTuple):
@@ -117,9 +118,10 @@ def margin(prediction: PixelPrediction, targets: PerClass, class_weights: Tensor
 
 @register_task("segment")
 class Segment(Task):
-    """A class for each pixel, from masks. A class is found where it is the most probable one and above one half.
+    """A class for each pixel, from masks.
 
-    With a decoder, capsules of the true class of each pixel draw the image, which is black where there is background.
+    A class is found where it is the most probable one and above one half. With a decoder, capsules
+    of the true class of each pixel draw the image, which is black where there is background.
 
     Attributes:
         class_weights: `[classes - 1, 1, 1]`: pixels of other classes for each pixel of a class.
@@ -128,6 +130,7 @@ class Segment(Task):
 
     score = "dice"
     losses: ClassVar[Registry[Loss]] = LOSSES
+    default_spec = ModelSpec(is_dense=True, task="segment")
     capabilities = frozenset({"sweep"})
     is_dense = True
     data = "images with masks"
@@ -142,21 +145,14 @@ class Segment(Task):
         self.missing_classes: list[str] = []
         self.num_foreground: int | None = None
         if isinstance(images, MaskedSet):
+            self.num_foreground = images.num_classes - 1
             self.eval_batch_size = max(1, min(BATCH, PIXELS // images.masks[0].numel()))
-            self._count_pixels(images)
-
-    def _count_pixels(self, images: MaskedSet) -> None:
-        self.num_foreground = images.num_classes - 1
-        all_counts = torch.bincount(images.masks.flatten(), minlength=images.num_classes)
-        counts = all_counts[1:].double()
-        weights = (images.masks.numel() - counts) / counts.clamp(min=1)
-        self.class_weights = torch.where(counts > 0, weights, 1.0).float().view(-1, 1, 1)
-        missing = (counts == 0).nonzero().flatten().tolist()
-        self.missing_classes = [images.classes[1 + k] for k in missing]
-
-    @classmethod
-    def default_spec(cls) -> ModelSpec:
-        return ModelSpec(is_dense=True, task="segment")
+            all_counts = images.masks.flatten().bincount(minlength=images.num_classes)
+            counts = all_counts[1:].double()
+            weights = (images.masks.numel() - counts) / counts.clamp(min=1)
+            self.class_weights = torch.where(counts > 0, weights, 1.0).float().view(-1, 1, 1)
+            missing = (counts == 0).nonzero().flatten().tolist()
+            self.missing_classes = [images.classes[1 + k] for k in missing]
 
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
@@ -167,21 +163,24 @@ class Segment(Task):
         return isinstance(images, MaskedSet)
 
     def sample_batch(self, images: Any, indices: Tensor, generator: Generator) -> ImageBatch:
-        """Images with their masks, which move with them: a pixel takes the class that most of it is made from."""
+        """Images with their masks, which move with them.
+
+        A pixel takes the class that most of it is made from.
+        """
         if not self.training:
             index = indices.to(images.masks.device)
-            return ImageBatch(
-                images.float_images(index), images.labels[index], masks=images.masks[index].long()
-            )
-        drawn = images.sample_batch(indices, generator=generator)
-        targets = foreground_targets(drawn.masks, images.num_classes - 1)
-        image, moved = self.transforms(drawn.images, generator, targets)
+            masks = images.masks[index].long()
+            return ImageBatch(images.float_images(index), images.labels[index], masks=masks)
+        batch = images.sample_batch(indices, generator=generator)
+        targets = foreground_targets(batch.masks, images.num_classes - 1)
+        pixels, moved = self.transforms(batch.images, generator, targets)
         assert moved is not None
         background = 1 - moved.sum(dim=1, keepdim=True)
         masks = torch.cat([background, moved], dim=1).argmax(dim=1)
-        return ImageBatch(image, drawn.labels, masks=masks)
+        return ImageBatch(pixels, batch.labels, masks=masks)
 
     def predict_pixels(self, images: Tensor) -> PerClass:
+        """Probabilities of every class but the background, `[n, classes - 1, height, width]`."""
         return self.pixel_prediction(images).probabilities
 
     def pixel_prediction(self, images: Tensor) -> PixelPrediction:
@@ -199,7 +198,7 @@ class Segment(Task):
         targets = foreground_targets(masks, prediction.probabilities.shape[1])
         return LOSSES[self.loss](prediction, targets, self.class_weights.to(targets.device))
 
-    def training_step(self, batch: ImageBatch, progress: float) -> Outputs:
+    def training_step(self, batch: ImageBatch, fraction_done: float) -> Outputs:
         masks: Any = batch.masks
         if not self.reconstruction_weight:
             loss = self.compute_loss(self.pixel_prediction(batch.images), masks)
@@ -214,33 +213,30 @@ class Segment(Task):
         return {"loss": total, self.loss: loss, "reconstruction": error}
 
     def eval_step(self, batch: ImageBatch) -> Outputs:
-        """Counts of pixels `[batch, 7, classes - 1]`, the share of right pixels, and the loss of the batch."""
+        """Counts of pixels `[batch, 7, classes - 1]`, the share of right pixels, and the loss."""
         masks: Any = batch.masks
         prediction = self.pixel_prediction(batch.images)
-        self._check_shape(prediction.probabilities, masks)
+        num_images, height, width = masks.shape
+        num_foreground = self.num_foreground or prediction.probabilities.shape[1]
+        check_shape(
+            "model",
+            prediction.probabilities,
+            ("batch", "classes without background", "height", "width"),
+            **{"classes without background": num_foreground, "height": height, "width": width},
+        )
         predicted = most_probable(prediction.probabilities)
-        num_classes = 1 + prediction.probabilities.shape[1]
-        counts = torch.stack(pixel_counts(predicted, masks, num_classes), dim=1)
-        is_right = (predicted == masks).flatten(1).double().mean(dim=1)
-        loss = self.compute_loss(prediction, masks).expand(len(masks))
-        return {"counts": counts, "right": is_right, "loss": loss}
-
-    def _check_shape(self, probabilities: Tensor, masks: Tensor) -> None:
-        count, height, width = masks.shape
-        foreground = self.num_foreground or probabilities.shape[1]
-        if probabilities.shape != (count, foreground, height, width):
-            raise ArgumentError(
-                "model",
-                f"expected [batch, {foreground}, {height}, {width}], a map for each class but the "
-                f"background, got {list(probabilities.shape)}",
-            )
+        counts = pixel_counts(predicted, masks, 1 + num_foreground)
+        return {
+            "counts": torch.stack(counts, dim=1),
+            "right": (predicted == masks).flatten(1).double().mean(dim=1),
+            "loss": self.compute_loss(prediction, masks).expand(num_images),
+        }
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
         num_classes = 1 + outputs["counts"].shape[2]
-        figures = self._figures(outputs, tuple(map(str, range(num_classes))))
-        loss = outputs["loss"].double().mean().item()
+        figures = _mask_figures(outputs, tuple(map(str, range(num_classes))))
         return {
-            "loss": loss,
+            "loss": outputs["loss"].double().mean().item(),
             "dice": figures.dice,
             "iou": figures.iou,
             "boundary": figures.boundary,
@@ -255,36 +251,37 @@ class Segment(Task):
         return sentences
 
     def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
-        return self._figures(outputs, images.classes)
+        return _mask_figures(outputs, images.classes)
 
     def report_items(self, evaluation: EvaluationResult, images: Any) -> list[ReportItem]:
         from torchcaps.viz.tiles import masks
 
-        indices = torch.linspace(0, len(images) - 1, min(SHOWN, len(images))).long()
+        examples = images.subset(evenly(torch.arange(len(images)), MAX_SHOWN))
         device = device_of(self.model)
         with evaluating(self):
             probabilities = [
-                self.predict_pixels(images.float_images([k]).to(device)) for k in indices.tolist()
+                self.predict_pixels(image.to(device)) for image in examples.float_images().split(1)
             ]
         predicted = most_probable(torch.cat(probabilities)).cpu()
-        shown = images.subset(indices).to("cpu")
+        examples = examples.to("cpu")
         heads, rows = evaluation.table()
         return [
             ReportItem(
                 "masks",
                 "Masks",
-                "Above: test images. Middle: with their true masks. Below: with the masks that the model finds.",
-                masks(shown.float_images(), shown.masks, predicted, classes=images.classes),
+                "Above: test images. Middle: with their true masks. Below: with the masks that "
+                "the model finds.",
+                masks(examples.float_images(), examples.masks, predicted, classes=images.classes),
                 "Test images, and the same with true and with predicted masks as colors over them.",
                 heads,
                 tuple(rows),
             )
         ]
 
-    @staticmethod
-    def _figures(outputs: Outputs, classes: tuple[str, ...]) -> MaskFigures:
-        counts = PixelCounts(*outputs["counts"].unbind(dim=1))
-        return mask_figures(counts, outputs["right"], classes)
+
+def _mask_figures(outputs: Outputs, classes: tuple[str, ...]) -> MaskFigures:
+    counts = PixelCounts(*outputs["counts"].unbind(dim=1))
+    return mask_figures(counts, outputs["right"], classes)
 
 
 def foreground_targets(masks: Masks, num_foreground: int) -> PerClass:

@@ -5,8 +5,8 @@ from the original image; where only the target is, all sources look alike, and p
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, get_args
 
 import torch
@@ -43,19 +43,24 @@ Images = Float[Tensor, "batch channels height width"]
 Matrices = Float[Tensor, "batch 3 3"]
 AXES = ("batch", "channels", "height", "width")
 CHANGES = {"degrees": 20.0, "zoom": 0.15, "shear": 0.1}  # of views beside shifts, for affine poses
+MAX_ZOOM = 0.9
 SEED = 99  # of the pairs that are measured
-SHOWN, DRAWN_CAPSULES, MOST_UNITS, MOST_POINTS, MOST_PRESENT = 14, 10, 20, 2000, 5
+MAX_CAPSULES = 5  # in a prediction
+# In a report: pairs drawn, capsules drawn, units of each, and points.
+MAX_PAIRS = 14
+MAX_DRAWN_CAPSULES = 10
+MAX_UNITS = 20
+MAX_POINTS = 2000
 
 
 @register_task("transform")
 class Transform(Task):
     """Pairs of views of an image: the model draws the second by the first and the transformation between them."""
 
-    # What the capsules are for: to tell what was done. The error of the drawing also falls where more and more of them
-    # draw by heart; and a score of at most 1 can be one to stop at.
+    # What the capsules are for: to tell what was done. The error of the drawing also falls where
+    # more and more of them draw by heart; and a score of at most 1 can be one to stop at.
     score = "correlation"
     losses = ("reconstruction",)
-    defaults = MappingProxyType({"lr": 2e-3, "schedule": "cosine", **CHANGES})
     capabilities = frozenset({"decode", "sweep"})
     labeled = False
     clip = 0.0  # the loss is a sum over pixels, and so are its gradients
@@ -66,40 +71,42 @@ class Transform(Task):
     ) -> None:
         super().__init__(model, config, images)
         self.pose: Pose = self.model.pose
-        changes = self.config.augmentation
-        for name in CHANGES if self.pose == "translation" else ():
-            if getattr(changes, name):
+        settings = self.config.augmentation
+        self.ranges = {name: getattr(settings, name) for name in ("shift", *CHANGES)}
+        for name in CHANGES:
+            if self.pose == "translation" and self.ranges[name]:
                 raise ArgumentError(
                     name,
-                    f"expected 0 for poses that are moved by shifts, got {getattr(changes, name)}",
+                    f"expected 0 for poses that are moved by shifts, got {self.ranges[name]}",
                 )
-        self.ranges = {name: getattr(changes, name) for name in ("shift", *CHANGES)}
         # What is left for an image, before there are two views of it.
-        image_changes = replace(changes, shift=0, degrees=0.0, zoom=0.0, shear=0.0)
-        self.transforms = Transforms(image_changes, self.config.data.crop)
+        image_settings = replace(settings, **dict.fromkeys(self.ranges, 0))
+        self.transforms = Transforms(image_settings, self.config.data.crop)
 
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
-        return dict.fromkeys(CHANGES, 0.0) if model.pose == "translation" else {}
+        changes = {} if model.pose == "translation" else CHANGES
+        return {"lr": 2e-3, "schedule": "cosine", **changes}
 
     def sample_batch(
         self, images: ImageSet, indices: Tensor, generator: Generator
     ) -> TransformedPairs:
-        """Pairs of views. Those that are measured are the same whatever other images are in the batch."""
-        if not self.training:
-            drawn = _random_views(
-                len(images), images.img_size, generator=Generator().manual_seed(SEED), **self.ranges
-            )
-            return _pairs(
-                images.float_images(indices), self.pose, *(each[indices.cpu()] for each in drawn)
-            )
-        originals = images.sample_batch(indices, generator=generator).images
-        originals = self.transforms(originals, generator)[0]
-        height, width = originals.shape[2:]
-        views = _random_views(len(originals), (height, width), generator=generator, **self.ranges)
-        return _pairs(originals, self.pose, *views)
+        """Pairs of views.
 
-    def training_step(self, batch: TransformedPairs, progress: float) -> Outputs:
+        Those that are measured are the same whatever other images are in the batch.
+        """
+        if self.training:
+            batch = images.sample_batch(indices, generator=generator)
+            originals = self.transforms(batch.images, generator)[0]
+            first, second = _random_views(originals, len(indices), self.ranges, generator)
+        else:
+            originals = images.float_images(indices)
+            fixed = Generator().manual_seed(SEED)
+            views = _random_views(originals, len(images), self.ranges, fixed)
+            first, second = (view[indices.cpu()] for view in views)
+        return _make_pairs(originals, self.pose, first, second)
+
+    def training_step(self, batch: TransformedPairs, fraction_done: float) -> Outputs:
         error = reconstruction_loss(self.model(batch.source, batch.transformation), batch.target)
         return {"loss": error, "reconstruction": error}
 
@@ -117,10 +124,13 @@ class Transform(Task):
         return measure_pairs(outputs)
 
     def report_items(self, evaluation: Any, images: ImageSet) -> list[ReportItem]:
+        with evaluating(self):
+            pairs = first_batch(self, images, MAX_PAIRS)
+            drawn = self.model(pairs.source, pairs.transformation)
         return [
-            self._poses(evaluation),
-            self._drawings(evaluation, images),
-            self._capsules(evaluation),
+            _poses_item(evaluation, unit="pixels" if self.pose == "translation" else ""),
+            _drawings_item(evaluation, [pairs.source, drawn, pairs.target]),
+            _capsules_item(evaluation, self.model.strokes().cpu()),
         ]
 
     @torch.inference_mode()
@@ -128,79 +138,82 @@ class Transform(Task):
         poses, presences = self.model.capsules(images)
         rows = []
         for pose, presence in zip(poses.float().cpu(), presences.float().cpu(), strict=True):
-            order = presence.argsort(descending=True, stable=True)[:MOST_PRESENT].tolist()
+            order = presence.argsort(descending=True, stable=True)[:MAX_CAPSULES].tolist()
             capsules = [
                 {"capsule": k, "presence": float(presence[k]), "pose": pose[k].tolist()}
                 for k in order
             ]
-            first = {name: capsules[0][name] for name in ("capsule", "presence")}
-            rows.append(first | {"capsules": capsules})
+            row = {"capsule": order[0], "presence": capsules[0]["presence"], "capsules": capsules}
+            rows.append(row)
         return rows
 
-    def _poses(self, evaluation: TransformingEvaluation) -> ReportItem:
-        from torchcaps import viz
 
-        unit = "pixels" if self.pose == "translation" else ""
-        columns = (evaluation.correlation, evaluation.slope, evaluation.mean_r2)
-        return ReportItem(
-            "scatter",
-            "Do capsules know what was done?",
-            "Each image is paired with itself transformed. The capsules, weighted by their presence in both, say what "
-            "was done; it is known what was. A correlation and a slope of 1 would be right. R² is a mean over single "
-            "capsules.",
-            viz.predicted_transformations(
-                evaluation.true[:MOST_POINTS],
-                evaluation.predicted[:MOST_POINTS],
-                names=evaluation.names,
-                unit=unit,
-            ),
-            f"Estimated against true {' and '.join(evaluation.names)} of each pair, a panel each.",
-            ("Number", "Correlation", "Slope", "R² of a capsule"),
-            tuple(
-                (name, *(rounded(column[name]) for column in columns)) for name in evaluation.names
-            ),
+def _poses_item(evaluation: TransformingEvaluation, unit: str) -> ReportItem:
+    from torchcaps import viz
+
+    figures = evaluation.figures
+    rows = []
+    for name in evaluation.names:
+        columns = (
+            figures[f"{kind}_{name}"] for kind in ("correlation", "slope", "mean_capsule_r2")
         )
+        rows.append((name, *map(rounded, columns)))
+    return ReportItem(
+        "scatter",
+        "Do capsules know what was done?",
+        "Each image is paired with itself transformed. The capsules, weighted by their presence in "
+        "both, say what was done; it is known what was. A correlation and a slope of 1 would be "
+        "right. R² is a mean over single capsules.",
+        viz.predicted_transformations(
+            evaluation.true[:MAX_POINTS],
+            evaluation.predicted[:MAX_POINTS],
+            names=evaluation.names,
+            unit=unit,
+        ),
+        f"Estimated against true {' and '.join(evaluation.names)} of each pair, a panel each.",
+        ("Number", "Correlation", "Slope", "R² of a capsule"),
+        tuple(rows),
+    )
 
-    def _drawings(self, evaluation: TransformingEvaluation, images: ImageSet) -> ReportItem:
-        from torchcaps import viz
 
-        with evaluating(self):
-            pairs = first_batch(self, images, SHOWN)
-            drawn = self.model(pairs.source, pairs.transformation)
-        errors = {
-            "the drawing": evaluation.error,
-            "the input as it is": evaluation.copy_error,
-            "the input, itself transformed": evaluation.moved_error,
-            "the mean of all targets": evaluation.mean_error,
-        }
-        return ReportItem(
-            "triplets",
-            "What it draws",
-            "The network sees the first row and is told the transformation; it draws the second, and should draw the "
-            "third.",
-            viz.transformed(*(x.float().cpu() for x in (pairs.source, drawn, pairs.target))),
-            "Test images, what the network draws when told a transformation, and the images so transformed.",
-            ("Beside the target", "Mean squared error per pixel"),
-            tuple((name, f"{error:.5f}") for name, error in errors.items()),
-        )
+def _drawings_item(evaluation: TransformingEvaluation, pictures: list[Tensor]) -> ReportItem:
+    from torchcaps import viz
 
-    def _capsules(self, evaluation: TransformingEvaluation) -> ReportItem:
-        from torchcaps import viz
+    errors = {
+        "the drawing": "pixel_mse",
+        "the input as it is": "copy_mse",
+        "the input, itself transformed": "moved_mse",
+        "the mean of all targets": "mean_mse",
+    }
+    return ReportItem(
+        "triplets",
+        "What it draws",
+        "The network sees the first row and is told the transformation; it draws the second, and "
+        "should draw the third.",
+        viz.transformed(*(images.float().cpu() for images in pictures)),
+        "Test images, what the network draws when told a transformation, and the images so "
+        "transformed.",
+        ("Beside the target", "Mean squared error per pixel"),
+        tuple((name, f"{evaluation.figures[key]:.5f}") for name, key in errors.items()),
+    )
 
-        strokes = self.model.strokes().cpu()
-        often = evaluation.presence.argsort(descending=True)[:DRAWN_CAPSULES]
-        title = "what the generation units of the capsules most often present draw"
-        figure = viz.generation_weights(strokes[often, :MOST_UNITS], title=title)
-        return ReportItem(
-            "generation",
-            "The capsules",
-            f"{evaluation.alive} of {len(evaluation.presence)} capsules are present in more than one "
-            f"image of a hundred. Presence changes by {evaluation.presence_change:.3f} on average "
-            "when the image is transformed; it ought to stay. "
-            "Below, a row for each of those most often present: what its generation units draw.",
-            figure,
-            "What the generation units of the capsules most often present draw, a row a capsule.",
-        )
+
+def _capsules_item(evaluation: TransformingEvaluation, strokes: Tensor) -> ReportItem:
+    from torchcaps import viz
+
+    most_present = evaluation.presence.argsort(descending=True)[:MAX_DRAWN_CAPSULES]
+    figures = evaluation.figures
+    title = "what the generation units of the capsules most often present draw"
+    return ReportItem(
+        "generation",
+        "The capsules",
+        f"{figures['capsules_alive']} of {len(evaluation.presence)} capsules are present in more "
+        f"than one image of a hundred. Presence changes by {figures['presence_change']:.3f} on average "
+        "when the image is transformed; it ought to stay. "
+        "Below, a row for each of those most often present: what its generation units draw.",
+        viz.generation_weights(strokes[most_present, :MAX_UNITS], title=title),
+        "What the generation units of the capsules most often present draw, a row a capsule.",
+    )
 
 
 def transformed_pairs(
@@ -228,22 +241,19 @@ def transformed_pairs(
     axes, an unknown pose, or a range below 0.
     """
     check_shape("images", images, AXES)
-    for name, value in (("shift", shift), ("degrees", degrees), ("shear", shear)):
-        check_range(name, value, low=0)
-    check_range("zoom", zoom, low=0, high=0.9)
     check_known("pose", pose, get_args(Pose))
+    ranges = {"shift": shift, "degrees": degrees, "zoom": zoom, "shear": shear}
+    for name, limit in ranges.items():
+        check_range(name, limit, low=0, high=MAX_ZOOM if name == "zoom" else None)
     if pose == "translation":
-        degrees = zoom = shear = 0.0
-    height, width = images.shape[2:]
-    ranges: dict[str, Any] = {"shift": shift, "degrees": degrees, "zoom": zoom, "shear": shear}
-    return _pairs(
-        images, pose, *_random_views(len(images), (height, width), generator=generator, **ranges)
-    )
+        ranges |= dict.fromkeys(CHANGES, 0.0)
+    return _make_pairs(images, pose, *_random_views(images, len(images), ranges, generator))
 
 
-def _pairs(images: Images, pose: Pose, first: Matrices, second: Matrices) -> TransformedPairs:
-    """The views of images that these matrices make, and the transformation from the first to the second."""
-    source, target = (move_by_matrix(images, matrices.to(images)) for matrices in (first, second))
+def _make_pairs(images: Images, pose: Pose, first: Matrices, second: Matrices) -> TransformedPairs:
+    """Two views of images, and the transformation from the first to the second."""
+    source = move_by_matrix(images, first.to(images))
+    target = move_by_matrix(images, second.to(images))
     if pose == "translation":
         between = ((second - first)[:, :2, 2] * (max(images.shape[2:]) / 2)).round()
     else:
@@ -253,25 +263,33 @@ def _pairs(images: Images, pose: Pose, first: Matrices, second: Matrices) -> Tra
 
 
 def _random_views(
-    count: int,
-    img_size: tuple[int, int],
-    *,
-    shift: int,
-    degrees: float,
-    zoom: float,
-    shear: float,
-    generator: Generator,
+    images: Images, count: int, ranges: Mapping[str, float], generator: Generator
 ) -> tuple[Matrices, Matrices]:
-    """For two views each, `[count, 3, 3]`: shear, zoom and rotation drawn uniformly, then a shift by whole pixels."""
-    place, both = generator.device, []
-    for _ in range(2):
-        moves = torch.randint(-shift, shift + 1, (count, 2), generator=generator, device=place)
-        turn, size, slant = 2 * torch.rand(3, count, generator=generator, device=place) - 1
-        turn, size, slant = turn * math.radians(degrees), 1 + size * zoom, slant * shear
-        cos, sin = size * turn.cos(), size * turn.sin()
-        matrices = torch.eye(3, device=place).repeat(count, 1, 1)
-        matrices[:, 0, 0], matrices[:, 0, 1] = cos, slant * cos - sin
-        matrices[:, 1, 0], matrices[:, 1, 1] = sin, slant * sin + cos
-        matrices[:, :2, 2] = moves * (2 / max(img_size))
-        both.append(matrices)
-    return both[0], both[1]
+    """For two views of each of `count` images: shear, zoom and rotation, then a shift by whole pixels.
+
+    Args:
+        images: of their size.
+        count: of matrices in each of the two tensors.
+        ranges: largest "shift", "degrees", "zoom" and "shear"; all are uniform.
+        generator: the matrices are on its device.
+    """
+    device = generator.device
+    shift = int(ranges["shift"])
+
+    def draw() -> Matrices:
+        moves = torch.randint(-shift, shift + 1, (count, 2), generator=generator, device=device)
+        turn, size, slant = 2 * torch.rand(3, count, generator=generator, device=device) - 1
+        angle = turn * math.radians(ranges["degrees"])
+        scale = 1 + size * ranges["zoom"]
+        shear = slant * ranges["shear"]
+        cos = scale * angle.cos()
+        sin = scale * angle.sin()
+        matrices = torch.eye(3, device=device).repeat(count, 1, 1)
+        matrices[:, 0, 0] = cos
+        matrices[:, 0, 1] = shear * cos - sin
+        matrices[:, 1, 0] = sin
+        matrices[:, 1, 1] = shear * sin + cos
+        matrices[:, :2, 2] = moves * (2 / max(images.shape[2:]))
+        return matrices
+
+    return draw(), draw()

@@ -13,9 +13,9 @@ from torchcaps.training.imported import import_weights as import_weights
 from torchcaps.training.loop import Interrupted as Interrupted
 from torchcaps.training.optimizers import register_optimizer as register_optimizer
 from torchcaps.training.recipes import (
-    Budget as Budget,
     Recipe as Recipe,
     Row as Row,
+    RunBudget as RunBudget,
     default_folder as default_folder,
     list_recipes as list_recipes,
     load_recipe as load_recipe,

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
@@ -20,7 +19,8 @@ from torchcaps.errors import ArgumentError, TrainingError, named_shape
 from torchcaps.models import model_info
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, create_task
-from torchcaps.training.callbacks import FunctionCallback
+from torchcaps.training import folder
+from torchcaps.training.callbacks import Callback, FunctionCallback
 from torchcaps.training.checkpoint import build_model, describe_model
 from torchcaps.training.defaults import complete_config
 from torchcaps.training.device import resolve_device
@@ -28,7 +28,7 @@ from torchcaps.training.loggers import MemoryLogger, RunLogger
 from torchcaps.training.loop import Trainer
 from torchcaps.training.recipes import default_folder, resolve_recipe
 from torchcaps.training.run import Run, check_unchanged
-from torchcaps.training.sampling import cropped, on_device, split
+from torchcaps.training.sampling import cropped, split
 from torchcaps.types import model_metadata, set_model_metadata
 
 Array = ArrayLike | Tensor
@@ -93,17 +93,17 @@ def fit(
         >>> model, history = tc.fit(tc.create_model("capsnet"), images, labels, epochs=3)
     """
     config = (config or TrainConfig()).updated(**settings)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
     if config.training.device != "auto":
         device = resolve_device(config.training.device)
-    whole = as_set(data, labels)
+    images = as_set(data, labels)
     with memory_errors():
         model.to(device)
         if validation is None:
-            train_images, val_images = split(whole, config, device)
+            train_images, val_images = split(images, config, device)
         else:
-            train_images = on_device(whole, device)
-            val_images = on_device(cropped(as_set(validation), config.data.crop), device)
+            train_images = images.to(device)
+            val_images = cropped(as_set(validation), config.data.crop).to(device)
         task = create_task(model, config, train_images)
         if transform is not None:
             _add_transform(task, transform)
@@ -127,8 +127,8 @@ def fit(
     model.eval()
     metadata = replace(
         model_metadata(model),
-        classes=whole.classes if task.labeled else (),
-        preprocess=whole.preprocess(whole.img_size, whole.in_chans, config.data.crop),
+        classes=images.classes if task.labeled else (),
+        preprocess=images.preprocess(images.img_size, images.in_chans, config.data.crop),
         task=task.name,
         spec=task.spec,
     )
@@ -180,7 +180,6 @@ def train(
     if output is None:
         output = ranks.broadcast(default_folder(config, recipe_or_config, resume))
     run = Run(output)
-    callbacks = [FunctionCallback(should_stop=should_stop)]
     if resume:
         saved = ranks.broadcast(Run.open(output).config if ranks.is_main else config)
         check_unchanged(saved, settings)
@@ -188,15 +187,16 @@ def train(
         config = saved.updated(
             device=device, root=config.data.root, max_bytes=config.data.max_bytes
         )
-        with _held(run.resume), memory_errors():
-            _create_trainer(config, run, callbacks, emit).run()
-        return run
-    if ranks.is_main:
-        run.check_new()
+    elif ranks.is_main:
+        folder.check_new(run)
     with memory_errors():
         # Reads the data and builds the model before a folder is made.
-        trainer = _create_trainer(config, run, callbacks, emit)
-        with _held(lambda: run.create(trainer.config)):
+        trainer = _create_trainer(config, run, FunctionCallback(should_stop=should_stop), emit)
+        with ExitStack() as stack:
+            with main_first():  # the others wait until the folder is held
+                if ranks.is_main:
+                    hold = folder.resume(run) if resume else folder.create(run, trainer.config)
+                    stack.enter_context(hold)
             trainer.run()
     return run
 
@@ -208,15 +208,14 @@ def as_set(data: ImageSet | tuple[Array, Array] | Array, labels: Array | None = 
     pair = (data, labels)
     if labels is None and isinstance(data, tuple) and len(data) == 2:
         pair = data
-    if not all(isinstance(x, Tensor | list) or hasattr(x, "__array__") for x in pair):
+    try:
+        pixels, classes = map(torch.as_tensor, pair)
+    except (TypeError, ValueError, RuntimeError):
         raise ArgumentError(
             "data",
             "expected an ImageSet, (images, labels), or images with labels, "
             f"as tensors or arrays, got {type(data).__name__}",
-        )
-    pixels, classes = (
-        x if isinstance(x, Tensor) else torch.from_numpy(np.asarray(x)) for x in pair
-    )
+        ) from None
     if pixels.is_floating_point():
         pixels = pixels.float()
     classes = classes.long()
@@ -263,11 +262,12 @@ def memory_errors() -> Iterator[None]:
 def _create_trainer(
     config: TrainConfig,
     run: Run,
-    callbacks: list[FunctionCallback],
+    callback: Callback,
     emit: Callable[[Row], None] | None,
 ) -> Trainer:
     """The training of a run: data read, model built."""
-    device, data = resolve_device(config.training.device), config.data
+    device = resolve_device(config.training.device)
+    data = config.data
     with main_first():
         images = load_dataset(
             data.name, "train", data.root, img_size=data.img_size, max_bytes=data.max_bytes
@@ -302,16 +302,6 @@ def _create_trainer(
         val_images,
         RunLogger(run, config, description, train_images, val_images),
         initial_weights=build_weights,
-        callbacks=callbacks,
+        callbacks=[callback],
         emit=emit,
     )
-
-
-@contextmanager
-def _held(hold: Callable[[], Any]) -> Iterator[None]:
-    """Hold a run folder in the first process; the others wait until it is held."""
-    with ExitStack() as stack:
-        with main_first():
-            if current().is_main:
-                stack.enter_context(hold())
-        yield

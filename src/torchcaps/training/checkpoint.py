@@ -5,7 +5,7 @@ The metadata holds a description, the number of the format, and a checksum (CRC-
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,6 @@ from torchcaps.data import Preprocess
 from torchcaps.data.pixels import size_pair
 from torchcaps.errors import ArgumentError, RunError, TrainingError, check_regular, one_line
 from torchcaps.models import create_model, model_info
-from torchcaps.nn import use_generator
 from torchcaps.training.files import atomic
 from torchcaps.types import model_metadata, set_model_metadata, spec_of
 
@@ -30,8 +29,6 @@ LAST_FILE = "last.safetensors"
 PREVIOUS_FILE = "previous.safetensors"
 METADATA_KEY = "torchcaps"
 MAX_HEADER_BYTES = 16 << 20  # names of a hundred thousand classes take a fifth of it
-
-Shapes = dict[str, tuple[list[int], str]]  # name of a tensor -> sizes, and type in the file's words
 
 
 class OptionError(ValueError):
@@ -56,7 +53,7 @@ def save_tensors(
         for name, tensor in tensors.items()
     }
     content = {"format": FORMAT, **description}
-    content["crc32"] = _checksum(copies, content)
+    content["crc32"] = checksum(copies, content)
     metadata = {METADATA_KEY: json.dumps(content, sort_keys=True)}
     try:
         file_bytes = serialize(copies, metadata)
@@ -74,23 +71,26 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     with _opened(path) as file:
         content = _read_content(path, file)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        checksum = content.pop("crc32", None)
-        if checksum != _checksum(tensors, content):
+        if content.pop("crc32", None) != checksum(tensors, content):
             raise ValueError("its content does not match its checksum")
         del content["format"]
         return tensors, content
 
 
-def read_header(path: Path) -> tuple[Shapes, dict[str, Any]]:
-    """Names, sizes and types of a file's tensors, and its description; no tensor is read.
+def read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A file's tensors on the meta device, and its description; no tensor is read.
 
-    Errors as `load_tensors`, but for damage outside of the header.
+    Of a tensor's type only the kind is that of the file: floating point or whole numbers. Errors as
+    `load_tensors`, but for damage outside of the header.
     """
+    tensors = {}
     with _opened(path) as file:
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        shapes = {name: (part.get_shape(), part.get_dtype()) for name, part in slices.items()}
-        content = _read_content(path, file)
-        return shapes, {k: v for k, v in content.items() if k not in ("format", "crc32")}
+        for name in file.keys():  # noqa: SIM118
+            part = file.get_slice(name)
+            is_floating = part.get_dtype().startswith(("F", "BF"))
+            dtype = torch.float32 if is_floating else torch.int64
+            tensors[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
+        return tensors, _read_content(path, file)
 
 
 @contextmanager
@@ -126,18 +126,14 @@ def _read_content(path: Path, file: Any) -> dict[str, Any]:
     return content
 
 
-def _checksum(tensors: dict[str, Tensor], content: dict[str, Any]) -> int:
-    """CRC-32 of names, types, sizes and bytes of tensors, and of the description."""
-    checksum = zlib.crc32(json.dumps(content, sort_keys=True).encode())
+def checksum(tensors: dict[str, Tensor], content: dict[str, Any] | None = None) -> int:
+    """CRC-32 of names, types, sizes and bytes of contiguous tensors on the CPU, and of `content`."""
+    crc = zlib.crc32(json.dumps(content, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
-        checksum = zlib.crc32(f"{name} {tensor.dtype} {[*tensor.shape]}".encode(), checksum)
-        checksum = zlib.crc32(as_bytes(tensor), checksum)
-    return checksum
-
-
-def as_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the CPU, not copied."""
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+        crc = zlib.crc32(f"{name} {tensor.dtype} {[*tensor.shape]}".encode(), crc)
+        content_bytes = tensor.detach().reshape(-1).view(torch.uint8)
+        crc = zlib.crc32(content_bytes.numpy().data, crc)
+    return crc
 
 
 def describe_model(
@@ -153,25 +149,41 @@ def describe_model(
 
 
 def build_model(about: dict[str, Any], generator: torch.Generator | None = None) -> nn.Module:
-    """A fresh model of this description, with `.classes` (names), `.preprocess` (what `predict` applies) and `.task`.
-    Raises OptionError for an option that the model does not take; ValueError for sizes or values that it refuses;
-    KeyError for a description without one of its parts; DataError for a preprocessing that is none."""
-    check_description(about)
+    """A fresh model of a description.
+
+    It has `.classes` (names), `.preprocess` (what `predict` applies) and `.task`.
+
+    Args:
+        about: as `describe_model` gives it.
+        generator: draws the weights; None is torch's own.
+
+    Raises:
+        OptionError: an option that the model does not take.
+        ValueError: sizes or values that the model refuses.
+        KeyError: a description without one of its parts.
+        DataError: a preprocessing that is none.
+    """
+    for key, kind in (("model", str), ("options", dict), ("classes", list)):
+        if not isinstance(about[key], kind):
+            problem = f"expected {kind.__name__}, got {one_line(repr(about[key]))}"
+            raise ArgumentError(key, problem)
+    name = about["model"]
+    options = about["options"]
+    classes = tuple(map(str, about["classes"]))
     preprocess = Preprocess.from_dict(about["preprocess"])
     sizes: dict[str, Any] = {"in_chans": preprocess.in_chans, "img_size": preprocess.model_size}
-    if model_info(about["model"]).named:
-        sizes["classes"] = tuple(about["classes"])
-    sizes["num_classes"] = len(about["classes"])
+    if model_info(name).named:
+        sizes["classes"] = classes
+    sizes["num_classes"] = len(classes)
     try:
-        model = create_model(about["model"], generator=generator, **sizes, **about["options"])
+        model = create_model(name, generator=generator, **sizes, **options)
     except TypeError as error:
-        given = ", ".join(f"{name}={value!r}" for name, value in about["options"].items())
-        raise OptionError(
-            f"{about['model']} takes no {given} ({str(error).splitlines()[0]})"
-        ) from error
+        wording = ", ".join(f"{option}={value!r}" for option, value in options.items())
+        reason = str(error).splitlines()[0]
+        raise OptionError(f"{name} takes no {wording} ({reason})") from error
     metadata = replace(
         model_metadata(model),
-        classes=tuple(about["classes"]),
+        classes=classes,
         preprocess=preprocess,
         task=about.get("task", spec_of(model).task),
     )
@@ -179,54 +191,34 @@ def build_model(about: dict[str, Any], generator: torch.Generator | None = None)
     return model
 
 
-def check_description(about: dict[str, Any]) -> None:
-    """Raise ValueError unless a description has values of the kinds that `describe_model` writes."""
-    model, options, classes = about["model"], about["options"], about["classes"]
-    if not isinstance(model, str):
-        raise ArgumentError("model", f"expected a name, got {one_line(repr(model))}")
-    if not isinstance(options, dict):
-        raise ArgumentError("options", f"expected values by name, got {one_line(repr(options))}")
-    try:
-        json.dumps(options, allow_nan=False)
-    except ValueError as error:
-        raise ArgumentError("options", f"expected finite numbers ({error})") from None
-    if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
-        raise ArgumentError("classes", f"expected a list of names, got {one_line(repr(classes))}")
+def check_fit(tensors: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Raise ValueError unless tensors are those of a model's state: names, sizes, kinds of number.
 
-
-def check_fit(shapes: Shapes, model: nn.Module) -> None:
-    """Raise ValueError unless a file's tensors are those of the model's state, in name, sizes and kind of number."""
+    Both may be on the meta device.
+    """
     state = model.state_dict()
-    for problem, names in (
-        ("missing", state.keys() - shapes.keys()),
-        ("unexpected", shapes.keys() - state.keys()),
-    ):
-        if names:
-            raise ValueError(f"{problem} weights: {', '.join(sorted(names)[:3])}")
-    for name, tensor in state.items():
-        sizes, kind = shapes[name]
-        if sizes != list(tensor.shape):
+    missing = sorted(state.keys() - tensors.keys())
+    unexpected = sorted(tensors.keys() - state.keys())
+    if missing:
+        raise ValueError(f"missing weights: {', '.join(missing[:3])}")
+    if unexpected:
+        raise ValueError(f"unexpected weights: {', '.join(unexpected[:3])}")
+    for name, expected in state.items():
+        tensor = tensors[name]
+        if tensor.shape != expected.shape:
             raise ValueError(
-                f"size mismatch for {name}: {sizes} in the file, "
-                f"{list(tensor.shape)} by its description"
+                f"size mismatch for {name}: {list(tensor.shape)} in the file, "
+                f"{list(expected.shape)} by its description"
             )
-        if kind.startswith(("F", "BF")) != tensor.is_floating_point():
-            raise ArgumentError(name, f"expected {tensor.dtype}, got {kind}")
+        if tensor.is_floating_point() != expected.is_floating_point():
+            raise ArgumentError(name, f"expected {expected.dtype}, got {tensor.dtype}")
 
 
-def check_numbers(state: dict[str, Tensor]) -> None:
+def check_numbers(state: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless every number of a model's state is finite."""
     for name, tensor in state.items():
         if not torch.isfinite(tensor).all():
             raise ValueError(f"{name} holds infinite numbers or NaN")
-
-
-def shapes_of(state: dict[str, Tensor]) -> Shapes:
-    """Sizes of tensors, and whether they are floating point, as `check_fit` takes them."""
-    return {
-        name: ([*tensor.shape], "F32" if tensor.is_floating_point() else "I64")
-        for name, tensor in state.items()
-    }
 
 
 def save(model: nn.Module, path: str | Path) -> Path:
@@ -239,7 +231,8 @@ def save(model: nn.Module, path: str | Path) -> Path:
     Returns the path. Raises ArgumentError for a model that was not built so, or was changed since;
     TrainingError when the file cannot be written.
     """
-    path, metadata = Path(path), model_metadata(model)
+    path = Path(path)
+    metadata = model_metadata(model)
     if path.suffix != ".safetensors":
         raise ArgumentError("path", f"expected a file ending in .safetensors, got {path.name}")
     if not metadata.name:
@@ -250,17 +243,18 @@ def save(model: nn.Module, path: str | Path) -> Path:
         )
     options = dict(metadata.options)
     preprocess = Preprocess(size_pair(options.pop("img_size")), options.pop("in_chans"))
-    classes = map(str, range(options.pop("num_classes", 0)))
+    numbers = map(str, range(options.pop("num_classes", 0)))
+    options.pop("classes", None)
     description = describe_model(
         metadata.name,
-        {name: value for name, value in options.items() if name != "classes"},
-        metadata.classes or tuple(classes),
+        options,
+        metadata.classes or tuple(numbers),
         metadata.preprocess or preprocess,
         spec_of(model).task if metadata.task == "auto" else metadata.task,
     )
     try:
         with torch.device("meta"):
-            check_fit(shapes_of(model.state_dict()), build_model(description))
+            check_fit(model.state_dict(), build_model(description))
     except (ValueError, TypeError) as error:
         raise ArgumentError("model", f"cannot be built again for `load` ({error})") from error
     save_tensors(path, model.state_dict(), description)
@@ -289,10 +283,8 @@ def load(checkpoint_or_run_folder: str | Path, *, device: str | torch.device = "
     try:
         with torch.device("meta"):  # the tensors are compared before they or the model take memory
             check_fit(shapes, build_model(about))
-        with use_generator(
-            torch.Generator()
-        ):  # replaced below; the caller's generator is untouched
-            model = build_model(about)
+        # Its weights are replaced below; the caller's generator is untouched.
+        model = build_model(about, torch.Generator())
         model.load_state_dict(load_tensors(path)[0])
         check_numbers(model.state_dict())
     except RunError:

@@ -20,7 +20,6 @@ from torchcaps.training.checkpoint import (
     check_numbers,
     describe_model,
     save_tensors,
-    shapes_of,
 )
 
 MAX_BYTES = 2 << 30  # memory that reading a file may take
@@ -28,36 +27,40 @@ SECONDS = 60.0
 
 
 def import_weights(path: str | Path, output: str | Path | None = None) -> tuple[Path, str]:
-    """Write the model file of published weights, which `torchcaps.load` takes: the file, and whose weights they are.
-    Its classes are named by their numbers.
+    """Write the model file of published weights, which `torchcaps.load` takes.
 
     Args:
         path: an HDF5 file of Keras' `save_weights`, or a `state_dict` that PyTorch has saved.
         output: the file; by default `path` with the ending `.safetensors`.
 
+    Returns:
+        The file, and whose weights they are. The classes are named by their numbers.
+
     Raises:
-        RunError: for a file that cannot be read without running its code, or within the limits, or whose tensors are
-            those of no known source; or where the file to write is there already. TrainingError: it cannot be written.
+        RunError: the file cannot be read without running its code, or within the limits; its
+            tensors are those of no known source; or the file to write is there already.
+        TrainingError: the file cannot be written.
     """
     path = Path(path)
     output = path.with_suffix(".safetensors") if output is None else Path(output)
     if output.exists():
         raise RunError(f"{output}: is there already; name another --output")
-    layout, sizes, tensors = _recognized(path)
+    tensors = _read(path)
+    layout, sizes = _recognize(path, tensors)
     try:
-        name, classes, channels, side, options = layout.describe(sizes)
-        names = tuple(map(str, range(classes)))
-        about = describe_model(
-            name, options, names, Preprocess(img_size=(side, side), in_chans=channels)
-        )
-        state = _state(layout, sizes, list(tensors.values()))
+        name, num_classes, channels, side, options = layout.describe(sizes)
+        preprocess = Preprocess(img_size=(side, side), in_chans=channels)
+        classes = tuple(map(str, range(num_classes)))
+        about = describe_model(name, options, classes, preprocess)
         with torch.device("meta"):
-            bare = build_model(about)
-        counters = (name for name in bare.state_dict() if name.endswith(".num_batches_tracked"))
+            model = build_model(about)
         state = {
-            name: torch.zeros((), dtype=torch.int64) for name in counters
-        } | state  # Keras does not count
-        check_fit(shapes_of(state), bare)
+            key: torch.zeros((), dtype=torch.int64)  # Keras does not count
+            for key in model.state_dict()
+            if key.endswith(".num_batches_tracked")
+        }
+        state |= _build_state(layout, sizes, list(tensors.values()))
+        check_fit(state, model)
         check_numbers(state)
     except (ValueError, TorchcapsError) as error:
         raise RunError(
@@ -67,12 +70,12 @@ def import_weights(path: str | Path, output: str | Path | None = None) -> tuple[
     return output, layout.source
 
 
-def _recognized(path: Path) -> tuple[Layout, Sizes, dict[str, Tensor]]:
-    """The source of a file, its sizes, and its tensors by their names there."""
+def _read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file by their names there."""
     try:
         check_regular(path)
         with open(path, "rb"):
-            answer = call_isolated(
+            arrays = call_isolated(
                 "torchcaps.weight_files:read_tensors",
                 str(path),
                 max_bytes=MAX_BYTES,
@@ -82,69 +85,66 @@ def _recognized(path: Path) -> tuple[Layout, Sizes, dict[str, Tensor]]:
         raise RunError(f"{path}: cannot be read ({error.strerror})") from error
     except IsolatedError as error:
         raise RunError(f"{path}: cannot be read ({error})") from error
-    if isinstance(answer, str):
-        raise RunError(f"{path}: {answer}")
-    tensors = {name: torch.from_numpy(array) for name, array in answer.items()}
-    for tensor in tensors.values():
-        if 0 in tensor.shape:
+    if isinstance(arrays, str):  # what is wrong with the file
+        raise RunError(f"{path}: {arrays}")
+    for array in arrays.values():
+        if 0 in array.shape:
             raise RunError(
-                f"{path}: expected tensors with numbers in them, got one of {list(tensor.shape)}"
+                f"{path}: expected tensors with numbers in them, got one of {list(array.shape)}"
             )
-    fits = [(*_fit(layout, tensors), layout) for layout in LAYOUTS]
-    good, sizes, wrong, layout = max(fits, key=lambda fit: (fit[2] == "", fit[0]))
-    if not good:
-        known = ", ".join(layout.source for layout in LAYOUTS)
-        raise RunError(f"{path}: holds the weights of no known source ({wrong}); known: {known}")
-    if wrong:
-        raise RunError(f"{path}: {wrong} (taken for {layout.source})")
-    return layout, sizes, tensors
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def _fit(layout: Layout, tensors: dict[str, Tensor]) -> tuple[int, Sizes, str]:
-    """How many tensors, from the first, are those of a source; its sizes; and what is wrong with the next, or ""."""
+def _recognize(path: Path, tensors: dict[str, Tensor]) -> tuple[Layout, Sizes]:
+    """The source of a file, and its sizes."""
+    faults = []
+    for layout in LAYOUTS:
+        try:
+            return layout, _match(layout, tensors)
+        except ValueError as fault:
+            faults.append(f"{layout.source}: {fault}")
+    raise RunError(f"{path}: holds the weights of no known source ({'; '.join(faults)})")
+
+
+def _match(layout: Layout, tensors: dict[str, Tensor]) -> Sizes:
+    """The sizes of a source by their letters; ValueError for tensors of another one."""
+    if len(tensors) != len(layout.entries):
+        raise ValueError(f"expected {len(layout.entries)} tensors, got {len(tensors)}")
     sizes: Sizes = {}
-    found = list(tensors.items())
-    for number, entry in enumerate(layout.entries):
-        want = ", ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in entry.axes)
-        if number == len(found):
-            return number, sizes, f"expected one more tensor [{want}], for {entry.target}"
-        name, shape = found[number][0], found[number][1].shape
-        numbers = [int(axis) if axis.isdigit() else sizes.get(axis) for axis in entry.axes]
-        if len(shape) != len(numbers) or any(
-            n not in (None, m) for n, m in zip(numbers, shape, strict=True)
+    for entry, (name, tensor) in zip(layout.entries, tensors.items(), strict=True):
+        axes = [str(sizes.get(axis, axis)) for axis in entry.axes]
+        bound = dict(zip(axes, map(str, tensor.shape), strict=False))
+        if len(axes) != tensor.dim() or any(
+            axis.isdigit() and axis != size for axis, size in bound.items()
         ):
-            return (
-                number,
-                sizes,
-                f"{name}: expected [{want}], for {entry.target}, got {list(shape)}",
-            )
-        sizes |= {axis: n for axis, n in zip(entry.axes, shape, strict=True) if not axis.isdigit()}
-    extra = list(tensors)[len(layout.entries) :]
-    return len(layout.entries), sizes, f"{extra[0]}: expected no more tensors" if extra else ""
+            expected = f"[{', '.join(axes)}], for {entry.target}"
+            raise ValueError(f"{name}: expected {expected}, got {list(tensor.shape)}")
+        sizes |= zip(entry.axes, tensor.shape, strict=True)
+    return sizes
 
 
-def _state(layout: Layout, sizes: Sizes, tensors: list[Tensor]) -> dict[str, Tensor]:
+def _build_state(layout: Layout, sizes: Sizes, tensors: list[Tensor]) -> dict[str, Tensor]:
     """The state of our model."""
     parts: dict[str, list[Tensor]] = {}
     for entry, tensor in zip(layout.entries, tensors, strict=True):
-        parts.setdefault(entry.target, []).append(_turned(tensor, entry.turn, sizes))
+        parts.setdefault(entry.target, []).append(_rearrange(tensor, entry.turn, sizes))
     # Of several convolutions, each makes one dimension of every type's capsule.
     return {
-        name: torch.stack(some, dim=1).flatten(0, 1) if some[1:] else some[0]
-        for name, some in parts.items()
+        target: torch.stack(tensors, dim=1).flatten(0, 1) if len(tensors) > 1 else tensors[0]
+        for target, tensors in parts.items()
     }
 
 
-def _turned(x: Tensor, turn: str, sizes: Sizes) -> Tensor:
+def _rearrange(x: Tensor, turn: str, sizes: Sizes) -> Tensor:
+    """The axes of a tensor of a source, in the order of our model."""
     match turn:
         case "" | "each":
             return x
         case "prior":  # [parents, children, 1]
             return x[..., 0].T
         case "types":  # children type after type, to position after position
-            return (
-                x.permute(1, 0, 3, 2).unflatten(0, (sizes["t"], -1)).transpose(0, 1).flatten(0, 1)
-            )
+            by_type = x.permute(1, 0, 3, 2).unflatten(0, (sizes["t"], -1))
+            return by_type.transpose(0, 1).flatten(0, 1)
         case "drawn":  # pixels with their channels last, to one channel after another
             x = x.T if x.dim() == 2 else x
             return x.unflatten(0, (-1, sizes["c"])).transpose(0, 1).flatten(0, 1)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchcaps.data import ImageSet, MaskedSet
+from torchcaps.data import ImageSet
 from torchcaps.distributed import current
 from torchcaps.errors import TrainingError
 from torchcaps.settings import TrainConfig
-from torchcaps.training.checkpoint import save_tensors
-from torchcaps.training.run import Run
-from torchcaps.training.state import (
-    TrainingState,
-    digest,
-    load_state,
-    recovery_hint,
-    save_state,
+from torchcaps.training.checkpoint import MODEL_FILE, checksum, save_tensors
+from torchcaps.training.files import atomic
+from torchcaps.training.run import (
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    METRICS_FILE,
+    RESUME_OVERRIDES,
+    Run,
+    epoch_model_path,
 )
+from torchcaps.training.state import TrainingState, load_state, recovery_hint, save_state
 
 
 class MemoryLogger:
@@ -67,13 +73,14 @@ class MemoryLogger:
 class RunLogger(MemoryLogger):
     """A run folder: metrics, checkpoints to continue from, and the best model.
 
-    Only the first process writes. The caller holds the folder (`Run.create`, `Run.resume`).
+    Only the first process writes. The caller holds the folder (`folder.create`, `folder.resume`).
 
     Args:
         run: the folder.
         config: resolved configuration of the run.
         description: of the model (`checkpoint.describe_model`).
-        train_images, val_images: to be the same when the run is resumed.
+        train_images: to be the same when the run is resumed.
+        val_images: to be the same when the run is resumed.
     """
 
     def __init__(
@@ -89,30 +96,32 @@ class RunLogger(MemoryLogger):
         self.config = config
         self.description = description
         self.is_main = current().is_main
-        tensors = [train_images.images, train_images.labels, val_images.images, val_images.labels]
-        tensors += [x.masks for x in (train_images, val_images) if isinstance(x, MaskedSet)]
         self.data = {
-            "data": {
-                "train": len(train_images),
-                "held out": len(val_images),
-                "classes": train_images.num_classes,
-                "channels": train_images.in_chans,
-            },
-            "digest": digest(*tensors),
+            "train": len(train_images),
+            "held out": len(val_images),
+            "classes": train_images.num_classes,
+            "channels": train_images.in_chans,
         }
+        tensors = {
+            f"{split} {name}": getattr(images, name).cpu().contiguous()
+            for split, images in (("train", train_images), ("held out", val_images))
+            for name in images.per_image
+        }
+        self.data_checksum = checksum(tensors)
 
     def restore(
         self, model: nn.Module, optimizer: Optimizer, total_steps: int
     ) -> tuple[TrainingState, str]:
-        state, note = TrainingState(), ""
+        state = TrainingState()
+        note = ""
         if self.is_main:
             state, note = load_state(
                 self.run.checkpoint_path, model, optimizer, self._fingerprint(), total_steps
             )
-            self.run.truncate(state.step)
+            truncate_metrics(self.run, state.step)
         ranks = current()
         if ranks.world_size > 1:
-            if len(set(ranks.gather(self.data["digest"]))) > 1:
+            if len(set(ranks.gather(self.data_checksum))) > 1:
                 raise TrainingError(
                     "data: expected the same images and labels in all processes, got different ones"
                 )
@@ -124,13 +133,14 @@ class RunLogger(MemoryLogger):
 
     def log(self, row: dict[str, Any]) -> None:
         if self.is_main:
-            self.run.append(row)
+            append_metrics(self.run, row)
 
     def save_model(self, model: nn.Module, epoch: int, is_best: bool) -> None:
         if is_best and self.is_main:
             save_tensors(self.run.model_path, model.state_dict(), self.description)
         if self.config.training.keep_epochs and self.is_main:
-            save_tensors(self.run.epoch_model_path(epoch), model.state_dict(), self.description)
+            path = epoch_model_path(self.run, epoch)
+            save_tensors(path, model.state_dict(), self.description)
 
     def save_state(self, model: nn.Module, optimizer: Optimizer, state: TrainingState) -> None:
         if self.is_main:
@@ -138,11 +148,53 @@ class RunLogger(MemoryLogger):
 
     def clear(self) -> None:
         if self.is_main:
-            self.run.truncate(-1)
+            truncate_metrics(self.run, -1)
 
     @property
     def recovery_hint(self) -> str:
         return recovery_hint(self.run.checkpoint_path)
 
     def _fingerprint(self) -> dict[str, Any]:
-        return self.run.fingerprint(self.config) | self.data
+        """What must be the same when the run is resumed, by name."""
+        settings = self.config.flat()
+        for name in RESUME_OVERRIDES:
+            del settings[name]
+        return {
+            **settings,
+            "threads": self.run.environment.get("threads"),
+            "size of the data": self.data,
+            "checksum of images and labels": self.data_checksum,
+        }
+
+
+def append_metrics(run: Run, row: dict[str, Any]) -> None:
+    """Add a row to the metrics in a single write; one that does not fit is taken back.
+
+    Raises TrainingError when it cannot be written.
+    """
+    line = (json.dumps(row) + "\n").encode()
+    try:
+        with open(run.metrics_path, "ab", buffering=0) as file:
+            size = file.tell()
+            if file.write(line) != len(line):
+                file.truncate(size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        raise TrainingError(f"{run.metrics_path}: cannot be written ({error.strerror})") from error
+
+
+def truncate_metrics(run: Run, step: int) -> None:
+    """Forget metrics after `step`, and what killed writes left: training continues from there.
+
+    Raises RunError or TrainingError if the metrics cannot be read or written.
+    """
+    rows = [row for row in run.rows if row["step"] <= step]
+    leftovers = list(run.checkpoint_path.parent.glob(".*.partial"))
+    # Other files may be in the work of another process, as a report.
+    for name in (CONFIG_FILE, ENVIRONMENT_FILE, METRICS_FILE, MODEL_FILE):
+        leftovers += run.path.glob(f".{name}.*partial")
+    for leftover in leftovers:
+        with suppress(OSError):
+            leftover.unlink()
+    with atomic(run.metrics_path) as partial:
+        partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

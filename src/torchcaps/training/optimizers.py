@@ -1,6 +1,7 @@
 """Optimizers by name. Add one here, or anywhere with `register_optimizer`."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,22 +17,19 @@ OptimizerBuilder = Callable[[NamedParameters, float, OptimizerSettings], torch.o
 OPTIMIZERS: Registry[OptimizerBuilder] = Registry("optimizer")
 
 
-def register_optimizer(
-    name: str, *, replace: bool = False
-) -> Callable[[OptimizerBuilder], OptimizerBuilder]:
-    """Decorator that registers an optimizer for the setting `optimizer`.
+register_optimizer = OPTIMIZERS.register
+"""Decorator that registers an optimizer for the setting `optimizer`.
 
-    The function is given all parameters with their names, the peak learning rate and the settings,
-    whose `options` are the optimizer's own (setting `optimizer_options`). It may build parameter
-    groups with rates of their own: the schedule multiplies each group's rate. ValueError for a name
-    that is taken, unless `replace`.
+The function is given all parameters with their names, the peak learning rate and the settings,
+whose `options` are the optimizer's own (setting `optimizer_options`). It may build parameter groups
+with rates of their own: the schedule multiplies each group's rate. ValueError for a name that is
+taken, unless `replace`.
 
-    Example:
-        >>> @register_optimizer("rmsprop")
-        ... def rmsprop(parameters, lr, settings):
-        ...     return torch.optim.RMSprop([p for _, p in parameters], lr, **settings.options)
-    """
-    return OPTIMIZERS.register(name, replace=replace)
+Example:
+    >>> @register_optimizer("rmsprop")
+    ... def rmsprop(parameters, lr, settings):
+    ...     return torch.optim.RMSprop([p for _, p in parameters], lr, **settings.options)
+"""
 
 
 def create_optimizer(task: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
@@ -60,25 +58,14 @@ def _build(
 ) -> torch.optim.Optimizer:
     """An optimizer of torch, in one kernel where there is one."""
     weights = [weight for _, weight in parameters]
-    fused = all(weight.device.type in ("cpu", "cuda") for weight in weights)
-    options = {"fused": fused, "weight_decay": settings.weight_decay, **defaults}
+    is_fused = all(weight.device.type in ("cpu", "cuda") for weight in weights)
+    options = {"fused": is_fused, "weight_decay": settings.weight_decay, **defaults}
     return optimizer(weights, lr, **(options | settings.options))
 
 
-@register_optimizer("adam")
-def adam(
-    parameters: NamedParameters, lr: float, settings: OptimizerSettings
-) -> torch.optim.Optimizer:
-    """Adam (arXiv 1412.6980); options such as betas and eps are torch's."""
-    return _build(torch.optim.Adam, parameters, lr, settings)
-
-
-@register_optimizer("adamw")
-def adamw(
-    parameters: NamedParameters, lr: float, settings: OptimizerSettings
-) -> torch.optim.Optimizer:
-    """Adam with decoupled weight decay (arXiv 1711.05101)."""
-    return _build(torch.optim.AdamW, parameters, lr, settings)
+# Adam (arXiv 1412.6980), and Adam with decoupled weight decay (arXiv 1711.05101).
+OPTIMIZERS.add("adam", partial(_build, torch.optim.Adam))
+OPTIMIZERS.add("adamw", partial(_build, torch.optim.AdamW))
 
 
 @register_optimizer("sgd")
@@ -86,11 +73,5 @@ def sgd(
     parameters: NamedParameters, lr: float, settings: OptimizerSettings
 ) -> torch.optim.Optimizer:
     """Stochastic gradient descent with the settings `momentum` and `nesterov`."""
-    return _build(
-        torch.optim.SGD,
-        parameters,
-        lr,
-        settings,
-        momentum=settings.momentum,
-        nesterov=settings.nesterov,
-    )
+    options = {"momentum": settings.momentum, "nesterov": settings.nesterov}
+    return _build(torch.optim.SGD, parameters, lr, settings, **options)

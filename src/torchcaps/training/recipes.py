@@ -1,5 +1,6 @@
 """Recipes: published experiments, each one declarative file."""
 
+import itertools
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,69 +17,78 @@ from torchcaps.settings import TrainConfig, flattened
 
 @dataclass(frozen=True)
 class Row:
-    """One line of an experiment's table."""
+    """One line of an experiment's table.
 
-    name: str  # what is trained, in words
-    published: dict[str, str] = field(
-        default_factory=dict
-    )  # the paper's figures, such as {"error": "0.25 ± 0.005 %"}
-    # Settings that differ from the recipe's run; options of the model replace all of its options.
+    Attributes:
+        name: what is trained, in words.
+        published: the paper's figures, such as {"error": "0.25 ± 0.005 %"}.
+        changes: settings that differ from the recipe's run; options of the model replace all of
+            its options.
+        budgets: in which it is run; empty is all.
+        within: further changes by the budget they belong to.
+    """
+
+    name: str
+    published: dict[str, str] = field(default_factory=dict)
     changes: dict[str, Any] = field(default_factory=dict)
-    budgets: tuple[str, ...] = ()  # in which it is run; empty is all
-    within: dict[str, dict[str, Any]] = field(
-        default_factory=dict
-    )  # further changes by the budget they belong to
+    budgets: tuple[str, ...] = ()
+    within: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Budget:
-    """How much of an experiment is run."""
+class RunBudget:
+    """How much of an experiment is run.
 
-    cost: str  # what that takes, in words
-    changes: dict[str, Any] = field(
-        default_factory=dict
-    )  # settings that differ from the recipe's run
+    Attributes:
+        cost: what that takes, in words.
+        changes: settings that differ from the recipe's run.
+    """
+
+    cost: str
+    changes: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A published experiment as one file: what to run, and the figures it answers to."""
+    """A published experiment as one file: what to run, and the figures it answers to.
 
-    name: str  # the file's stem
-    title: str  # one line
-    published: str  # the figure of the paper, in words, with its source
-    config: TrainConfig  # the run, at full length
-    rows: tuple[
-        Row, ...
-    ]  # what is compared, the first one being the run itself unless it says otherwise
-    budgets: dict[
-        str, Budget
-    ]  # "small", "hour" and "full", or some of them; "full" changes nothing
-    measures: tuple[
-        str, ...
-    ] = ()  # what is measured beside the evaluation that every run ends with
-    figures: tuple[str, ...] = ("error",)  # which figures the table shows
+    Attributes:
+        name: the file's stem.
+        title: one line.
+        published: the figure of the paper, in words, with its source.
+        config: the run, at full length.
+        rows: what is compared, the first one being the run itself unless it says otherwise.
+        budgets: "small", "hour" and "full", or some of them; "full" changes nothing.
+        measures: what is measured beside the evaluation that every run ends with.
+        figures: which figures the table shows.
+    """
+
+    name: str
+    title: str
+    published: str
+    config: TrainConfig
+    rows: tuple[Row, ...]
+    budgets: dict[str, RunBudget]
+    measures: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ("error",)
 
     def rows_of(self, budget: str) -> tuple[Row, ...]:
-        """The rows that are run within a budget. Raises UnknownNameError if the recipe has no such budget."""
+        """The rows that are run within a budget. Raises UnknownNameError for another budget."""
         check_known(f"budget of {self.name}", budget, self.budgets)
         return tuple(row for row in self.rows if not row.budgets or budget in row.budgets)
 
     def resolve(self, row: Row, budget: str, **changes: Any) -> TrainConfig:
-        """The run of a row within a budget, with further changes (those that are not None). Raises UnknownNameError if
-        the recipe has no such budget; ValueError for settings that a run refuses."""
-        known = self.rows_of(budget)
-        if row not in known:
-            raise UnknownNameError(
-                f"row of {self.name} within {budget}", row.name, [r.name for r in known]
-            )
-        parts = (
-            self.config.flat(),
-            self.budgets[budget].changes,
-            row.changes,
-            row.within.get(budget, {}),
-        )
-        settings = {name: value for part in parts for name, value in flattened(part).items()}
+        """The run of a row within a budget, with further changes (those that are not None).
+
+        Raises:
+            UnknownNameError: the recipe has no such budget, or no such row within it.
+            ValueError: settings that a run refuses.
+        """
+        names = [known.name for known in self.rows_of(budget)]
+        check_known(f"row of {self.name} within {budget}", row.name, names)
+        settings = self.config.flat()
+        for part in (self.budgets[budget].changes, row.changes, row.within.get(budget, {})):
+            settings |= flattened(part)
         return TrainConfig.from_dict(settings).updated(**changes)
 
 
@@ -115,14 +125,15 @@ def _recipe_files() -> dict[str, Path]:
 def load_recipe(name_or_path: str | Path) -> Recipe:
     """Read a recipe by name, or from a `.toml` file.
 
-    Raises UnknownNameError for a name that is no recipe, RunError for a file that cannot be read as
-    one.
+    Raises:
+        UnknownNameError: a name that is no recipe.
+        RunError: a file that cannot be read as one.
     """
     path = Path(name_or_path)
+    name = str(name_or_path)
+    if name in RECIPES:
+        return RECIPES[name]
     if path.suffix != ".toml":
-        name = str(name_or_path)
-        if name in RECIPES:
-            return RECIPES[name]
         if name not in _recipe_files():
             raise UnknownNameError("recipe", name, list_recipes(), note=plugins.failure_note())
         path = _recipe_files()[name]
@@ -150,15 +161,18 @@ def default_folder(
     config: TrainConfig, recipe_or_config: str | Path | TrainConfig, resume: bool
 ) -> Path:
     """`runs/NAME`, or `runs/NAME-2` and so on: the first free one; with `resume` the last taken."""
-    stem, data = config.model.name, Path(config.data.name).name.split(".")[0]
+    data = Path(config.data.name).name.split(".")[0]
+    stem = config.model.name
     if not isinstance(recipe_or_config, TrainConfig):
         stem = Path(recipe_or_config).stem
     is_named = data in stem or stem.endswith(data.split("-")[0])
-    first = Path("runs") / (stem if is_named else f"{stem}-{data}")
-    newest, folder, number = first, first, 2
-    while folder.exists():
-        newest, folder = folder, first.with_name(f"{first.name}-{number}")
-        number += 1
+    name = stem if is_named else f"{stem}-{data}"
+    newest = folder = Path("runs") / name
+    for number in itertools.count(2):
+        if not folder.exists():
+            break
+        newest = folder
+        folder = folder.with_name(f"{name}-{number}")
     return newest if resume else folder
 
 
@@ -176,23 +190,29 @@ def _refusing(where: object) -> Iterator[None]:
 
 def _parse_recipe(name: str, content: dict[str, Any]) -> Recipe:
     config = TrainConfig.from_dict(content["run"])
-    given = content.get("rows", [{"name": config.model.name}])
-    keys: Any = (("published", dict), ("run", dict), ("budgets", tuple), ("within", dict))
-    rows = tuple(Row(row["name"], *(kind(row.get(key, ())) for key, kind in keys)) for row in given)
     budgets = {
-        key: Budget(value["cost"], value.get("run", {}))
-        for key, value in content.get("budgets", {}).items()
+        key: RunBudget(budget["cost"], budget.get("run", {}))
+        for key, budget in content.get("budgets", {}).items()
     }
-    for row in rows:
-        for key in row.within:
-            check_known(f"budget of row {row.name}", key, budgets)
+    rows = []
+    for entry in content.get("rows", [{"name": config.model.name}]):
+        row = Row(
+            entry["name"],
+            dict(entry.get("published", {})),
+            dict(entry.get("run", {})),
+            tuple(entry.get("budgets", ())),
+            dict(entry.get("within", {})),
+        )
+        for budget in row.within:
+            check_known(f"budget of row {row.name}", budget, budgets)
+        rows.append(row)
     recipe = Recipe(
         name,
         content["title"],
         content["published"],
         config,
-        rows,
-        budgets or {"full": Budget("not measured")},
+        tuple(rows),
+        budgets or {"full": RunBudget("not measured")},
         tuple(content.get("measures", ())),
         tuple(content.get("figures", ("error",))),
     )

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import ImageSet, few_labels
-from torchcaps.errors import DataError
 from torchcaps.settings import TrainConfig
 
 # Streams of random numbers: what a batch is made of, the order of an epoch, what a model drops out,
@@ -39,26 +38,16 @@ def step_seed(config: TrainConfig, index: int, stream: str = BATCH) -> int:
 def split(images: ImageSet, config: TrainConfig, device: torch.device) -> tuple[ImageSet, ImageSet]:
     """Images to train on and to validate with, on the device; the latter as the model sees them.
 
-    Raises DataError if one of them would be empty, or they do not fit on the device.
+    Raises DataError if one of them would be empty.
     """
     data, seed = config.data, config.training.seed
     holdout = int(data.holdout) if data.holdout >= 1 else data.holdout
     train_images, val_images = images.train_val_split(holdout, seed)
     if data.per_class is not None:
         train_images = train_images.subset(few_labels(train_images.labels, data.per_class, seed))
-    return on_device(train_images, device), on_device(cropped(val_images, data.crop), device)
+    return train_images.to(device), cropped(val_images, data.crop).to(device)
 
 
 def cropped(images: ImageSet, crop: int | None) -> ImageSet:
     """The middle `crop` x `crop` pixels of every image; the set itself where `crop` is None."""
     return images if crop is None else images.cropped(crop)
-
-
-def on_device(images: ImageSet, device: torch.device) -> ImageSet:
-    """The set on a device; DataError where it does not fit."""
-    try:
-        return images.to(device)
-    except torch.OutOfMemoryError as error:
-        raise DataError(
-            f"{images.name}: its {images.images.nbytes / 2**20:.0f} MB do not fit on {device}"
-        ) from error

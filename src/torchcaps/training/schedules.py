@@ -92,12 +92,12 @@ def warmup_steps(total_steps: int) -> int:
 
 
 @register_schedule("warmup_cosine")
-def warmup_cosine(step: int, total_steps: int, _config: TrainConfig) -> float:
+def warmup_cosine(step: int, total_steps: int, config: TrainConfig) -> float:
     """Rises for `warmup_steps`, and falls to zero along a cosine."""
     rise = warmup_steps(total_steps)
     if step < rise:
         return (step + 1) / rise
-    return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, total_steps - rise)))
+    return cosine(step - rise, total_steps - rise, config)
 
 
 @register_schedule("cosine")

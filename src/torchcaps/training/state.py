@@ -1,6 +1,5 @@
 """The state of a training as one file: what `resume` continues from, bit for bit."""
 
-import hashlib
 import json
 import math
 import sys
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchcaps.errors import RunError, TrainingError
-from torchcaps.training.checkpoint import PREVIOUS_FILE, as_bytes, load_tensors, save_tensors
+from torchcaps.training.checkpoint import PREVIOUS_FILE, load_tensors, save_tensors
 from torchcaps.training.files import move
 
 
@@ -27,8 +26,10 @@ class TrainingState:
         initial_collapse: what was wrong with the network before its first step
             (`Task.detect_collapse`), or empty.
         restart: sentence that says why the training started again, or empty.
-        best_score, best_loss, best_epoch: of the best epoch by validation, counted from 1.
-        sums: losses of the epoch so far, summed over its images, with their "count".
+        best_score: validation score of the best epoch.
+        best_loss: its validation loss.
+        best_epoch: its number, counted from 1.
+        sums: losses of the epoch so far, summed over its images, and their "count".
     """
 
     step: int = 0
@@ -40,9 +41,9 @@ class TrainingState:
     best_epoch: int = 0
     sums: dict[str, float] = field(default_factory=dict)
 
-    def add_losses(self, sums: dict[str, float], count: float) -> None:
-        """Add losses that are summed over `count` images to those of the epoch."""
-        for name, total in {**sums, "count": count}.items():
+    def add_losses(self, sums: dict[str, float]) -> None:
+        """Add summed losses, and the "count" of their images, to those of the epoch."""
+        for name, total in sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + total
 
     def check(self, total_steps: int) -> None:
@@ -68,9 +69,15 @@ def save_state(
 ) -> None:
     """Write weights and the state of optimizer and training, atomically; the file before it is kept.
 
-    `fingerprint` is what must not change until the file is read: JSON-ready, its "settings" by
-    name. Raises TrainingError when a weight is not finite, or the file cannot be written; the file
-    is then as it was.
+    Args:
+        path: of the file.
+        model: whose weights are written.
+        optimizer: of these weights.
+        state: of the training.
+        fingerprint: JSON-ready values by name that must not change until the file is read.
+
+    Raises:
+        TrainingError: a weight is not finite, or the file cannot be written; it is then as it was.
     """
     check_finite(model, recovery_hint(path))
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
@@ -78,7 +85,7 @@ def save_state(
         for name, entry in entries.items():
             if isinstance(entry, Tensor):
                 tensors[f"optimizer.{index}.{name}"] = entry
-    description = fingerprint | {"state": asdict(state)}
+    description = {"fingerprint": fingerprint, "state": asdict(state)}
     save_tensors(path, tensors, description, previous=path.with_name(PREVIOUS_FILE))
 
 
@@ -91,22 +98,31 @@ def load_state(
 ) -> tuple[TrainingState, str]:
     """Restore what `save_state` wrote into `model` and `optimizer`; a damaged file's predecessor.
 
-    Where there is neither file, nothing is restored. Returns the state, and a sentence if it is
-    not that of `path`. Raises RunError if there is no whole state, or it is one of another model,
-    or of another fingerprint.
+    Returns:
+        The state, that of the start where there is neither file; and a sentence if it is not
+        that of `path`.
+
+    Raises:
+        RunError: there is no whole state, or it is one of another model, or of another fingerprint.
     """
     faults: list[str] = []
     for file in (path, path.with_name(PREVIOUS_FILE)):
         try:
             tensors, description = load_tensors(file)
-            if not all(isinstance(description.get(key), dict) for key in ("state", "settings")):
+            if not description.keys() >= {"fingerprint", "state"}:
                 raise RunError(f"{file}: is not the state of a training")
         except RunError as error:
             if file.exists():
                 faults.append(str(error))
             continue
-        _check_fingerprint(file, description, fingerprint)
-        state = _restore(file, tensors, description["state"], model, optimizer, total_steps)
+        _check_fingerprint(file, description["fingerprint"], fingerprint)
+        try:
+            state = TrainingState(**description["state"])
+            state.check(total_steps)
+            _restore(tensors, model, optimizer)
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            reason = str(error).splitlines()[-1].strip()
+            raise RunError(f"{file}: is not the state of this training ({reason})") from error
         if file == path:
             return state, ""
         move(file, path)  # else the next state would put the damaged file in its place
@@ -115,15 +131,6 @@ def load_state(
     if faults:
         raise RunError("; ".join(faults))
     return TrainingState(), ""
-
-
-def digest(*tensors: Tensor) -> str:
-    """A short text that differs where shapes, types or values do."""
-    hasher = hashlib.blake2b(digest_size=16)
-    for tensor in tensors:
-        hasher.update(f"{tensor.dtype} {[*tensor.shape]}".encode())
-        hasher.update(as_bytes(tensor.cpu().contiguous()))
-    return hasher.hexdigest()
 
 
 def check_finite(model: nn.Module, hint: str) -> None:
@@ -141,60 +148,33 @@ def recovery_hint(checkpoint: Path) -> str:
     return f"there was no checkpoint yet; {advice}"
 
 
-def _check_fingerprint(path: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
+def _check_fingerprint(path: Path, saved: Any, current: dict[str, Any]) -> None:
     """Raise RunError for the first entry of the fingerprint that differs from the saved one."""
-    current = json.loads(json.dumps(current))
-    settings = current.pop("settings")
-    data_digest = current.pop("digest", None)
-    for before, now in ((saved["settings"], settings), (saved, current)):
-        for name, value in now.items():
-            if before.get(name) != value:
-                raise RunError(
-                    f"{path}: {name} was {before.get(name)} when the run was stopped, "
-                    f"and is {value} now"
-                )
-    if saved.get("digest") != data_digest:
-        raise RunError(
-            f"{path}: the images or labels are not those that were there when the run was stopped"
-        )
+    if not isinstance(saved, dict):
+        raise RunError(f"{path}: is not the state of a training")
+    for name, value in json.loads(json.dumps(current)).items():
+        if saved.get(name) != value:
+            raise RunError(
+                f"{path}: {name} was {saved.get(name)} when the run was stopped, and is {value} now"
+            )
 
 
-def _restore(
-    path: Path,
-    tensors: dict[str, Tensor],
-    values: dict[str, Any],
-    model: nn.Module,
-    optimizer: Optimizer,
-    total_steps: int,
-) -> TrainingState:
-    """Put the tensors of a file into model and optimizer; the state is made of `values`."""
-    weights = {
-        name.removeprefix("model."): tensor
-        for name, tensor in tensors.items()
-        if name.startswith("model.")
-    }
-    try:
-        state = TrainingState(**values)
-        state.check(total_steps)
-        model.load_state_dict(weights)
-        _restore_optimizer(tensors, optimizer)
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[-1].strip()
-        raise RunError(f"{path}: is not the state of this training ({reason})") from error
-    return state
-
-
-def _restore_optimizer(tensors: dict[str, Tensor], optimizer: Optimizer) -> None:
+def _restore(tensors: dict[str, Tensor], model: nn.Module, optimizer: Optimizer) -> None:
+    """Put the tensors of a file into model and optimizer."""
     parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
+    weights: dict[str, Tensor] = {}
     entries: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        if not name.startswith("optimizer."):
+        owner, _, key = name.partition(".")
+        if owner == "model":
+            weights[key] = tensor
             continue
-        _, index, key = name.split(".")
+        index, _, key = key.partition(".")
         parameter = parameters[int(index)]
         if tensor.shape == parameter.shape:
             # The fused optimizer walks memory: its state must lie as its parameter does.
             tensor = torch.empty_like(parameter).copy_(tensor)
         entries.setdefault(int(index), {})[key] = tensor
+    model.load_state_dict(weights)
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": entries, "param_groups": groups})
