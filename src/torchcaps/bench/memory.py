@@ -22,6 +22,7 @@ from torchcaps.data import ImageBatch
 from torchcaps.errors import check_range
 from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.evaluation.forward import autocast
+from torchcaps.training.loop import TrainingStep
 
 NUM_STEPS = 3  # the second is the first with the optimizer's state
 NUM_MOMENTS = 2  # numbers that Adam keeps for each parameter
@@ -121,9 +122,9 @@ def _loss(
     pixels = images.shape[2:] if task.spec.is_dense else ()
     labels = torch.zeros(len(images), *pixels, dtype=torch.long, device=images.device)
     batch = ImageBatch(images, labels, masks=labels)
-    task_tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
+    task_tensors = {f"task.model.{name}": tensor for name, tensor in tensors.items()}
     with torch.autograd.graph.saved_tensors_hooks(tracker.save, lambda tensor: tensor):
-        loss: Tensor = functional_call(task, task_tensors, (batch, 0.0))["loss"]
+        loss: Tensor = functional_call(TrainingStep(task), task_tensors, (batch, 0.0))["loss"]
     return loss
 
 
