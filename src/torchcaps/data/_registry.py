@@ -17,10 +17,17 @@ FetchProgress = Callable[[str, int, int | None], None]
 
 
 class Source(Protocol):
-    """Where the files of a set come from; `str` of it names it in errors. `sources.py` has the kinds of sources."""
+    """Where the files of a set come from; `str` of it names it in errors.
+
+    `sources.py` has the kinds of sources.
+    """
 
     def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
-        """Put the missing files into `folder`, each verified; raise SourceError where that fails."""
+        """Put the missing files into `folder`, each verified.
+
+        Raises:
+            SourceError: that fails.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +97,11 @@ FORMATS: Registry[tuple[Callable[[Path], bool], FormatReader]] = Registry("data 
 def register_dataset(
     info: DatasetInfo, *, replace: bool = False
 ) -> Callable[[DatasetReader], DatasetReader]:
-    """Decorate a `DatasetReader` of a named data set; ValueError for a name that is taken, unless `replace`."""
+    """Decorate a `DatasetReader` of a named data set.
+
+    Raises:
+        ValueError: the name is taken, and `replace` is not set.
+    """
 
     def register(reader: DatasetReader) -> DatasetReader:
         DATASETS.add(info.name, (info, reader), replace=replace)
@@ -102,7 +113,13 @@ def register_dataset(
 def register_derived(
     base: DatasetInfo, make: Callable[[ImageSet, str], ImageSet], **known: Any
 ) -> None:
-    """Register a set that `make(images of the set base, split)` gives when read; `known` differs from `base`."""
+    """Register a set that is made of another one when it is read.
+
+    Args:
+        base: the other set.
+        make: `make(images of base, split)` returns the set.
+        known: what differs from `base`: fields of `DatasetInfo`, the name among them.
+    """
 
     @register_dataset(with_changes(base, made_from=base.name, **known))
     def read(folder: Path, request: ReadRequest) -> ImageSet | None:
@@ -115,13 +132,15 @@ def register_derived(
 def register_format(
     name: str, holds: Callable[[Path], bool], read: FormatReader, *, replace: bool = False
 ) -> None:
-    """Let `load_dataset` read a format by path: of images, or of anything else that a subclass of `ImageSet` holds.
+    """Let `load_dataset` read a format by path.
+
+    A format holds images, or anything else that a subclass of `ImageSet` holds.
 
     Args:
-        name: what it reads, such as "an .npz file", as it is told in the error for other paths.
-        holds: whether a path is of this format, told by its name. Of two formats that hold a path, the one registered
-            last reads it.
-        read: `read(path, request)` gives the set.
+        name: what it reads, such as "an .npz file", for the error about other paths.
+        holds: whether a path is of this format, told by its name. Of two formats that hold a path,
+            the one registered last reads it.
+        read: `read(path, request)` returns the set.
         replace: whether it may take the place of one with this name.
 
     Raises:
@@ -136,9 +155,13 @@ def register_directory_format(
     holds: Callable[[Path], bool],
     read: Callable[[Path, ReadRequest, str], ImageSet],
 ) -> None:
-    """Register a named set whose folders, `name` in errors, can also be read by path, whatever they are called.
+    """Register a named set whose folders can also be read by path, whatever they are called.
 
-    `holds` says whether a folder holds any of its files; `read(folder, request, what the set is called)` gives the set.
+    Args:
+        info: what is known about the set.
+        name: such a folder in words, for errors.
+        holds: whether a folder holds any of its files.
+        read: `read(folder, request, name of the set)` returns the set.
     """
     register_dataset(info)(
         lambda folder, request: read(folder, request, info.name) if holds(folder) else None
@@ -157,11 +180,11 @@ def dataset_info(name: str) -> DatasetInfo:
 
 
 def base_info(name: str) -> DatasetInfo:
-    """`dataset_info` of the set whose files are read for a named one: its own, or those it is made from."""
+    """`dataset_info` of the set whose files are read for a named one: itself, or its base."""
     info = dataset_info(name)
     return info if info.made_from is None else base_info(info.made_from)
 
 
 def dataset_reader(name: str) -> DatasetReader:
-    """The reader of a named data set (see `register_dataset`); UnknownNameError where there is none."""
+    """The reader of a named data set; UnknownNameError where there is none."""
     return DATASETS[name][1]

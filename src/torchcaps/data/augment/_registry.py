@@ -32,7 +32,9 @@ class Augmentation:
     def configured(self, group: Any) -> Any | None:
         """Its own settings out of those of all augmentations; None where they switch it off."""
         values = {f.name: getattr(group, f.name, f.default) for f in fields(self.settings)}
-        return self.settings(**values) if any(values.values()) else None
+        if any(values.values()):
+            return self.settings(**values)
+        return None
 
     def refuse(self, group: Any, reason: str) -> None:
         """Raise ArgumentError for the first of its settings that is on and not the default."""
@@ -58,16 +60,16 @@ def register_augmentation(
     """Decorate a function that changes images at random, to make it a setting of every training.
 
     Args:
-        name: of the augmentation.
-        settings: a dataclass whose fields are made by `torchcaps.settings.setting`. Each is a setting of the group
-            "augmentation" and a flag of `torchcaps train`. The function is called unless all of them are 0, False or
-            None.
-        moves_pixels: whether masks and single layers of an image go the same way as the image. Where it is False, the
-            image alone is changed.
-        fits_masks: whether masks, a channel for each class, may go the same way; by default, if it moves pixels. Tasks
-            with masks refuse one that moves pixels and does not fit masks.
-        order: its place, the lowest first. The library has shift 10, flip 20, morphology 30, affine 40, the crop 60,
-            erase 70 and color_jitter 80.
+        name: name of the augmentation.
+        settings: a dataclass whose fields are made by `torchcaps.settings.setting`. Each is a
+            setting of the group "augmentation" and a flag of `torchcaps train`. The function is
+            called unless all of them are 0, False or None.
+        moves_pixels: whether masks and single layers of an image are changed as the image is.
+            Where it is False, the image alone is changed.
+        fits_masks: whether masks, a channel for each class, may be changed so; by default, if it
+            moves pixels. Tasks with masks refuse one that moves pixels and does not fit masks.
+        order: its place, the lowest first. The library has shift 10, flip 20, morphology 30, affine
+            40, the crop 60, erase 70 and color_jitter 80.
         replace: whether it may take the place of one with this name.
 
     Raises:
@@ -84,29 +86,20 @@ def register_augmentation(
     """
 
     def register(function: Change) -> Change:
-        own = {f.name for f in fields(settings)}
-        for other in AUGMENTATIONS.registered():
-            shared = own & {f.name for f in fields(other.settings)}
-            if other.name != name and shared:
-                raise ArgumentError(
-                    "settings", f"{min(shared)!r} is one of {other.name}; expected another name"
-                )
         for f in fields(settings):
             if "about" not in f.metadata:
                 raise ArgumentError("settings", f"expected {f.name} to be made by `setting`")
+            for augmentation in AUGMENTATIONS.registered():
+                is_taken = f.name in augmentation.settings.__dataclass_fields__
+                if is_taken and augmentation.name != name:
+                    raise ArgumentError(
+                        "settings",
+                        f"{f.name!r} is one of {augmentation.name}; expected another name",
+                    )
         get_type_hints(settings)  # raises NameError here for a type that is not known
-        AUGMENTATIONS.add(
-            name,
-            Augmentation(
-                name,
-                function,
-                settings,
-                moves_pixels,
-                moves_pixels if fits_masks is None else fits_masks,
-                order,
-            ),
-            replace=replace,
-        )
+        fits = moves_pixels if fits_masks is None else fits_masks
+        augmentation = Augmentation(name, function, settings, moves_pixels, fits, order)
+        AUGMENTATIONS.add(name, augmentation, replace=replace)
         return function
 
     return register

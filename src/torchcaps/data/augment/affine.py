@@ -74,8 +74,10 @@ def affine(
     theta = torch.cat([inverse, -inverse @ move.unsqueeze(-1)], dim=-1)
     pixels = images if images.is_floating_point() else images.float()
     grid = F.affine_grid(theta.to(pixels.dtype), list(images.shape), align_corners=False)
-    moved = F.grid_sample(pixels, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
-    return moved if images.is_floating_point() else moved.round().clamp(0, 255).to(images.dtype)
+    transformed = F.grid_sample(pixels, grid, padding_mode="zeros", align_corners=False)
+    if images.is_floating_point():
+        return transformed
+    return transformed.round().clamp(0, 255).to(images.dtype)
 
 
 def inverse_map(

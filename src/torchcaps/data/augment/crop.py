@@ -6,11 +6,21 @@ import torch
 from torch import Generator, Tensor
 
 from torchcaps.data.augment._registry import AXES, Images
+from torchcaps.data.augment.random import random_offsets
 from torchcaps.errors import check_range, check_shape
 
 
 def random_crop(images: Images, size: int, *, generator: Generator) -> Images:
-    """A window of `size` × `size` pixels of each image, its place drawn uniformly."""
+    """Cut a window out of each image.
+
+    Args:
+        images: `[batch, channels, height, width]`.
+        size: side of the window in pixels, at most the smaller side of the images.
+        generator: the place is drawn uniformly.
+
+    Returns:
+        `[batch, channels, size, size]`.
+    """
     check_shape("images", images, AXES)
     check_range("size", size, low=1, high=min(images.shape[2:]))
     return random_windows(images, (size, size), generator)
@@ -19,30 +29,31 @@ def random_crop(images: Images, size: int, *, generator: Generator) -> Images:
 def center_crop(images: Images, size: int) -> Images:
     """The middle `size` × `size` pixels of each image, a view.
 
-    Where the sides are odd it lies half a pixel up and left.
+    Where the margin is odd it lies half a pixel up and left.
     """
     check_shape("images", images, AXES)
     check_range("size", size, low=1, high=min(images.shape[2:]))
-    top, left = ((side - size) // 2 for side in images.shape[2:])
-    return images[:, :, top : top + size, left : left + size]
+    row = (images.shape[2] - size) // 2
+    column = (images.shape[3] - size) // 2
+    return images[:, :, row : row + size, column : column + size]
 
 
 def random_windows(images: Images, size: Sequence[int], generator: Generator) -> Images:
     """A window of `size` (height, width) of each image, its place drawn uniformly."""
-    top, left = (
-        torch.randint(
-            side - part + 1, (len(images),), generator=generator, device=generator.device
-        ).to(images.device)
-        for side, part in zip(images.shape[2:], size, strict=True)
-    )
-    return windows_at(images, size, top, left)
+    row = random_offsets(images, images.shape[2], size[0], generator)
+    column = random_offsets(images, images.shape[3], size[1], generator)
+    return windows_at(images, size, row, column)
 
 
-def windows_at(images: Images, size: Sequence[int], top: Tensor, left: Tensor) -> Images:
-    """The window of `size` (height, width) of each image whose first pixel is at (top, left).
+def windows_at(images: Images, size: Sequence[int], row: Tensor, column: Tensor) -> Images:
+    """Cut a window out of each image.
 
-    `top` and `left` are `[batch]`.
+    Args:
+        images: `[batch, channels, height, width]`.
+        size: (height, width) of the window.
+        row: first row of each window, `[batch]`.
+        column: first column of each window, `[batch]`.
     """
     # A view of all windows, of which one per sample is copied.
     windows = images.unfold(2, size[0], 1).unfold(3, size[1], 1)
-    return windows[torch.arange(len(images), device=images.device), :, top, left]
+    return windows[torch.arange(len(images), device=images.device), :, row, column]

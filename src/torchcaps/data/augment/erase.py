@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from torchcaps.data.augment._registry import AXES, Images, register_augmentation
+from torchcaps.data.augment.random import random_offsets
 from torchcaps.errors import check_range, check_shape
 from torchcaps.groups import setting
 
@@ -20,20 +21,25 @@ class EraseSettings:
 
 
 def random_erasing(images: Images, side: int, *, generator: Generator) -> Images:
-    """Set a square of `side` × `side` pixels of each image to zero, its place drawn uniformly."""
+    """Set a square of each image to zero.
+
+    Args:
+        images: `[batch, channels, height, width]`.
+        side: pixels along a side of the square, 0 for none.
+        generator: the place is drawn uniformly.
+    """
     check_shape("images", images, AXES)
     check_range("side", side, low=0, high=min(images.shape[2:]))
-    rows, columns = (
-        torch.arange(length, device=generator.device)
-        - torch.randint(
-            length - side + 1, (len(images), 1), generator=generator, device=generator.device
-        )
-        for length in images.shape[2:]
-    )
-    in_rows = (rows >= 0) & (rows < side)
-    in_columns = (columns >= 0) & (columns < side)
-    square = (in_rows.unsqueeze(2) & in_columns.unsqueeze(1)).unsqueeze(1).to(images.device)
-    return images.masked_fill(square, 0)
+    in_rows = _is_erased(images, images.shape[2], side, generator).unsqueeze(2)
+    in_columns = _is_erased(images, images.shape[3], side, generator).unsqueeze(1)
+    return images.masked_fill((in_rows & in_columns).unsqueeze(1), 0)
+
+
+def _is_erased(images: Images, length: int, side: int, generator: Generator) -> Tensor:
+    """Which pixels along an axis lie in the square, `[batch, length]`."""
+    first = random_offsets(images, length, side, generator).unsqueeze(1)
+    offsets = torch.arange(length, device=images.device) - first
+    return (offsets >= 0) & (offsets < side)
 
 
 # After the crop, so that the square lies in what the model sees.

@@ -21,11 +21,17 @@ class FlipSettings:
 def random_horizontal_flip(
     images: Images, probability: float = 0.5, *, generator: Generator
 ) -> Images:
-    """Mirror each image left to right with the given probability, in [0, 1]."""
+    """Mirror images left to right.
+
+    Args:
+        images: `[batch, channels, height, width]`.
+        probability: share of the images that are mirrored, in [0, 1].
+        generator: which images are mirrored.
+    """
     check_shape("images", images, AXES)
     check_range("probability", probability, low=0, high=1)
-    chosen = uniform((len(images),), 0, 1, images, generator) < probability
-    return torch.where(chosen.view(-1, 1, 1, 1), images.flip(-1), images)
+    is_mirrored = uniform((len(images), 1, 1, 1), 0, 1, images, generator) < probability
+    return torch.where(is_mirrored, images.flip(-1), images)
 
 
 @register_augmentation("flip", FlipSettings, moves_pixels=True, order=20)

@@ -27,8 +27,12 @@ class MorphologySettings:
 def random_morphology(images: Images, share: float, *, generator: Generator) -> Images:
     """Make what is bright a pixel thicker in half of this share of the images, thinner in as many.
 
-    Each pixel becomes the largest, or smallest, of the 2 × 2 pixels of which it is the first. The
-    share is in [0, 1].
+    Each pixel becomes the largest, or smallest, of the 2 × 2 pixels of which it is the first.
+
+    Args:
+        images: `[batch, channels, height, width]`.
+        share: of the images that are changed, in [0, 1].
+        generator: which images are changed.
     """
     check_shape("images", images, AXES)
     check_range("share", share, low=0, high=1)

@@ -19,7 +19,13 @@ class ShiftSettings:
 
 
 def shift(images: Images, max_shift: int = 2, *, generator: Generator) -> Images:
-    """Move each image by whole pixels, drawn uniformly from -max_shift..max_shift per axis."""
+    """Move each image by whole pixels.
+
+    Args:
+        images: `[batch, channels, height, width]`.
+        max_shift: the largest move along each axis.
+        generator: the move is drawn uniformly from -max_shift..max_shift per axis.
+    """
     check_shape("images", images, AXES)
     check_range("max_shift", max_shift, low=0)
     padded = F.pad(images, (max_shift,) * 4)
