@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import io
 
 import numpy as np
@@ -11,61 +12,73 @@ from torchcaps.data import ImageSet, Preprocess
 from torchcaps.explorer import Session
 from torchcaps.models import create_model
 
+HOME = "http://127.0.0.1:8700"
 CLASSES = ("zero", "one", "two")
 SIZE = (18, 20)
 
 
-def named(model, size=SIZE, channels=1, classes=CLASSES):
-    """A model as `load` returns it."""
-    model.classes, model.preprocess = classes, Preprocess(size, channels)
+def as_loaded(model, size=SIZE, channels=1, classes=CLASSES):
+    """A model with what `torchcaps.load` gives it."""
+    model.classes = classes
+    model.preprocess = Preprocess(size, channels)
     return model.eval()
 
 
-def small(channels=1, size=SIZE, **options):
-    sizes = {"num_classes": len(CLASSES), "in_chans": channels, "img_size": size}
-    return named(
-        create_model("capsnet", **sizes, channels=4, primary_types=2, **options), size, channels
+def make_capsnet(channels=1, size=SIZE, **options):
+    torch.manual_seed(0)
+    model = create_model(
+        "capsnet",
+        num_classes=len(CLASSES),
+        in_chans=channels,
+        img_size=size,
+        channels=4,
+        primary_types=2,
+        **options,
     )
+    return as_loaded(model, size, channels)
 
 
-def bars(channels=1, count=9):
-    images = torch.randint(0, 40, (count, channels, *SIZE), dtype=torch.uint8)
+def make_bars(count=9):
+    """Images with a bright bar whose place is the class."""
+    images = torch.randint(0, 40, (count, 1, *SIZE), dtype=torch.uint8)
     labels = torch.arange(count) % 3
     for image, label in zip(images, labels, strict=True):
         image[:, :, 6 * label : 6 * label + 6] += 200
     return ImageSet(images, labels, CLASSES, "bars")
 
 
-def png(width=30, height=24, color="white", mode="RGB", kind="PNG"):
-    """The bytes of an image file."""
+def encode_image(color="white", mode="RGB", kind="PNG"):
+    """The bytes of an image file of 30 × 24 pixels."""
     file = io.BytesIO()
-    Image.new(mode, (width, height), color).save(file, kind)
+    Image.new(mode, (30, 24), color).save(file, kind)
     return file.getvalue()
 
 
 @pytest.fixture(scope="session")
 def session():
-    torch.manual_seed(0)
-    return Session(small(), "small", bars())
+    return Session(make_capsnet(), "small", make_bars())
 
 
 @pytest.fixture(scope="session")
 def color():
-    torch.manual_seed(0)
-    return Session(small(channels=3, decoder=False), "color", note="No test images: none.")
+    model = make_capsnet(channels=3, decoder=False)
+    return Session(model, "color", note="No test images: none.")
 
 
 @pytest.fixture(scope="session")
 def plain():
     torch.manual_seed(0)
-    return Session(
-        named(
-            create_model("cnn_matched", num_classes=3, in_chans=1, img_size=SIZE, match="capsnet")
-        ),
-        "cnn",
-    )
+    model = create_model("cnn_matched", num_classes=3, in_chans=1, img_size=SIZE, match="capsnet")
+    return Session(as_loaded(model), "cnn")
 
 
 @pytest.fixture
 def image():
-    return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (1, *SIZE), dtype=np.uint8))
+    pixels = np.random.default_rng(0).integers(0, 256, (1, *SIZE), dtype=np.uint8)
+    return torch.from_numpy(pixels)
+
+
+@pytest.fixture
+def picture(image):
+    """The image as a request has it."""
+    return base64.b64encode(image.numpy().tobytes()).decode()

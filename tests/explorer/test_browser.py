@@ -29,8 +29,8 @@ from torchcaps.nn import DynamicRouting
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 
-from .conftest import bars, named, png
-from .test_tasks import Brightness, FindSpots, Spots, TellBrightness
+from .conftest import as_loaded, encode_image
+from .test_tasks import make_brightness_session, make_spots_session
 
 pytestmark = pytest.mark.slow
 SECONDS = 30
@@ -55,7 +55,7 @@ def reader(digits):
         optimizer.zero_grad()
         task(task.sample_batch(images, batch, torch.Generator()), 0.0)["loss"].backward()
         optimizer.step()
-    return Session(named(model, (28, 28), 1, digits.classes), "reader", digits)
+    return Session(as_loaded(model, (28, 28), 1, digits.classes), "reader", digits)
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def served(*sessions, worker=None):
 def address(reader, digits):
     torch.manual_seed(0)
     cnn = create_model("cnn_baseline", channels=(4,), kernels=(5,), hidden=(8,))
-    with served(reader, Session(named(cnn, (28, 28), 1, digits.classes), "other")) as found:
+    with served(reader, Session(as_loaded(cnn, (28, 28), 1, digits.classes), "other")) as found:
         yield found
 
 
@@ -429,7 +429,7 @@ def test_two_models_side_by_side_and_a_cnn_says_what_it_lacks(page):
 
 def test_files_are_opened_or_refused_with_a_sentence(page, tmp_path):
     browser = page()
-    (tmp_path / "white.png").write_bytes(png())
+    (tmp_path / "white.png").write_bytes(encode_image())
     (tmp_path / "text.png").write_bytes(b"hello")
     browser.find_element(By.ID, "file").send_keys(str(tmp_path / "white.png"))
     wait(browser, lambda: min(pixels(browser, "seen")) == 255)
@@ -450,7 +450,7 @@ def test_a_color_model_takes_color_and_says_that_it_has_no_decoder(page, color):
         assert "Reconstructions" not in browser.page_source
         assert "built without a decoder" in browser.find_element(By.ID, "pose").text
         assert browser.find_element(By.ID, "no-examples").text == "No test images: none."
-        browser.execute_script(DROP, base64.b64encode(png(color="red")).decode())
+        browser.execute_script(DROP, base64.b64encode(encode_image(color="red")).decode())
         wait(browser, lambda: pixels(browser, "seen")[:3] == [255, 0, 0])
         wait(browser, lambda: "px=" in browser.current_url)
         browser.find_element(By.ID, "clear").click()
@@ -492,9 +492,7 @@ def shown_tabs(browser):
 
 
 def test_capsules_that_are_no_classes_are_numbered_and_drawn(page):
-    torch.manual_seed(0)
-    spots = Session(FindSpots(named(Spots(), classes=()), TrainConfig()), "spots", bars())
-    with served(spots) as address:
+    with served(make_spots_session()) as address:
         browser = page("tab=routing&ex=0&ex2=1", at=address)
         assert shown_tabs(browser) == ["Pose", "Transform"]
         wait(browser, lambda: "Pose of capsule " in browser.find_element(By.ID, "pose").text)
@@ -519,10 +517,7 @@ def test_capsules_that_are_no_classes_are_numbered_and_drawn(page):
 
 
 def test_a_system_without_capsules_and_classes_has_a_page(page):
-    session = Session(
-        TellBrightness(named(Brightness(), classes=()), TrainConfig()), "brightness", bars()
-    )
-    with served(session) as address:
+    with served(make_brightness_session()) as address:
         browser = page("ex=0", at=address)
         assert "has no capsules" in browser.find_element(By.ID, "prediction").text
         assert shown_tabs(browser) == []

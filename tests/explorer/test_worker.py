@@ -1,4 +1,4 @@
-"""The queue before the worker: who waits, who makes room, and who is refused. No test here depends on time."""
+"""The queue before the worker: who waits, who makes room, and who is refused."""
 
 from __future__ import annotations
 
@@ -21,238 +21,239 @@ from torchcaps.explorer.server import make_app
 from torchcaps.explorer.views import Infer
 from torchcaps.explorer.worker import Superseded, Worker
 
-from .conftest import SIZE
-
-HOME = "http://127.0.0.1:8700"
+from .conftest import HOME, SIZE
 
 
 @contextmanager
-def busy(one):
+def busy(queue):
     """A worker that has something to do until this ends."""
-    started, held = threading.Event(), threading.Event()
+    started = threading.Event()
+    is_over = threading.Event()
 
     def work():
         started.set()
-        held.wait(60)
+        is_over.wait(60)
 
-    one._thread.submit(work)
+    queue._thread.submit(work)
     started.wait(60)
     try:
         yield
     finally:
-        held.set()
+        is_over.set()
 
 
-def asked(one, requests):
-    """What requests get that all wait before the first is answered: (stream, argument) or (stream, argument, True)."""
-    seen = []
+def answer_all(queue, requests):
+    """Answers to requests that all wait before the first is answered.
 
-    def alone(argument):
-        seen.append([argument])
-        if argument == "bad":
-            raise ValueError("bad")
-        return argument.upper()
+    Args:
+        queue: a worker.
+        requests: (stream, argument), or (stream, argument, True) for those that go together.
 
-    def together(arguments):
-        seen.append(list(arguments))
-        if "bad" in arguments:
-            raise ValueError("bad")
+    Returns:
+        The answers, with an exception's type in its place; and the arguments of each pass.
+    """
+    passes = []
+
+    def answer(argument):
+        return answer_batch([argument])[0]
+
+    def answer_batch(arguments):
+        passes.append("".join(arguments))
+        if "-" in arguments:
+            raise ValueError("cannot be answered")
         return [argument.upper() for argument in arguments]
 
     async def ask():
         tasks = []
-        with busy(one):
-            for stream, argument, *multilabel in requests:
-                function = together if multilabel else alone
-                tasks.append(
-                    asyncio.create_task(
-                        one.run(function, argument, stream, together=bool(multilabel))
-                    )
-                )
+        with busy(queue):
+            for stream, argument, *together in requests:
+                function = answer_batch if together else answer
+                run = queue.run(function, argument, stream, together=bool(together))
+                tasks.append(asyncio.create_task(run))
                 await asyncio.sleep(0)  # it lines up
         return await asyncio.gather(*tasks, return_exceptions=True)
 
-    return asyncio.run(ask()), seen
-
-
-def kinds(answers):
-    return [answer if isinstance(answer, str) else type(answer) for answer in answers]
+    answers = [a if isinstance(a, str) else type(a) for a in asyncio.run(ask())]
+    return answers, passes
 
 
 def test_requests_without_a_stream_are_answered_in_their_order():
-    answers, seen = asked(Worker(), [("", letter) for letter in "abcd"])
+    answers, passes = answer_all(Worker(), [("", letter) for letter in "abcd"])
     assert answers == ["A", "B", "C", "D"]
-    assert seen == [["a"], ["b"], ["c"], ["d"]]
+    assert passes == ["a", "b", "c", "d"]
 
 
 def test_the_newest_of_a_stream_takes_the_place_of_the_older_one():
-    answers, seen = asked(Worker(), [("mine", "a"), ("yours", "b"), ("mine", "c"), ("mine", "d")])
-    assert kinds(answers) == [Superseded, "B", Superseded, "D"]
-    assert seen == [["d"], ["b"]]
+    requests = [("mine", "a"), ("yours", "b"), ("mine", "c"), ("mine", "d")]
+    answers, passes = answer_all(Worker(), requests)
+    assert answers == [Superseded, "B", Superseded, "D"]
+    assert passes == ["d", "b"]
 
 
-def test_a_full_queue_refuses_newcomers_but_not_those_who_wait_in_it():
-    full = [(str(k), "a") for k in range(worker.MAX_WAITING)]
-    answers, seen = asked(Worker(), [*full, ("late", "b"), ("7", "c"), ("", "d")])
-    rest = ["A"] * (worker.MAX_WAITING - 8)
-    assert kinds(answers) == ["A"] * 7 + [Superseded, *rest, HTTPException, "C", HTTPException]
-    assert (answers[-1].status_code, answers[-1].detail) == (
-        503,
-        "the server is busy; try again in a moment",
-    )
-    assert seen[7] == ["c"]
+def test_a_full_queue_refuses_newcomers_but_not_those_who_wait_in_it(monkeypatch):
+    monkeypatch.setattr(worker, "MAX_WAITING", 2)
+    requests = [("1", "a"), ("2", "b"), ("late", "c"), ("2", "d"), ("", "e")]
+    answers, passes = answer_all(Worker(), requests)
+    assert answers == ["A", Superseded, HTTPException, "D", HTTPException]
+    assert passes == ["a", "d"]
 
 
-def test_what_one_pass_can_answer_leaves_the_queue_together():
-    requests = [(str(k), "a", True) for k in range(worker.MAX_TOGETHER + 2)]
-    answers, seen = asked(Worker(), [*requests, ("x", "b"), ("y", "c", True)])
-    assert answers == ["A"] * (worker.MAX_TOGETHER + 2) + ["B", "C"]
-    assert seen == [["a"] * worker.MAX_TOGETHER, ["a", "a", "c"], ["b"]]
+def test_what_one_pass_can_answer_leaves_the_queue_together(monkeypatch):
+    monkeypatch.setattr(worker, "MAX_TOGETHER", 3)
+    requests = [(str(k), "a", True) for k in range(5)]
+    answers, passes = answer_all(Worker(), [*requests, ("x", "b"), ("y", "c", True)])
+    assert answers == ["A"] * 5 + ["B", "C"]
+    assert passes == ["aaa", "aac", "b"]
 
 
 def test_a_request_that_fails_takes_no_other_with_it():
-    answers, seen = asked(
-        Worker(), [("1", "a", True), ("2", "bad", True), ("3", "c", True), ("4", "bad"), ("5", "e")]
-    )
-    assert kinds(answers) == ["A", ValueError, "C", ValueError, "E"]
-    assert seen == [["a", "bad", "c"], ["a"], ["bad"], ["c"], ["bad"], ["e"]]
+    requests = [("1", "a", True), ("2", "-", True), ("3", "c", True), ("4", "-"), ("5", "e")]
+    answers, passes = answer_all(Worker(), requests)
+    assert answers == ["A", ValueError, "C", ValueError, "E"]
+    assert passes == ["a-c", "a", "-", "c", "-", "e"]
 
 
 def test_a_request_that_was_given_up_is_not_worked_for():
-    one, seen = Worker(), []
+    queue = Worker()
+    arguments = []
 
     async def ask():
-        with busy(one):
-            task = asyncio.create_task(one.run(seen.append, "a"))
+        with busy(queue):
+            task = asyncio.create_task(queue.run(arguments.append, "a"))
             await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        return await one.run(str.upper, "b")
+        return await queue.run(str.upper, "b")
 
     assert asyncio.run(ask()) == "B"
-    assert seen == []
+    assert arguments == []
 
 
 def test_a_closed_worker_refuses_those_who_wait_and_those_who_are_worked_for():
-    one, started, held = Worker(), threading.Event(), threading.Event()
+    queue = Worker()
+    started = threading.Event()
+    is_over = threading.Event()
 
-    def work(argument):
+    def work(_):
         started.set()
-        held.wait(60)
-        return argument
+        is_over.wait(60)
 
     async def ask():
-        tasks = [asyncio.create_task(one.run(work, letter)) for letter in "ab"]
+        tasks = [asyncio.create_task(queue.run(work, letter)) for letter in "ab"]
         await asyncio.sleep(0)
         started.wait(60)
-        one.close()
-        answers = await asyncio.gather(*tasks, one.run(work, "c"), return_exceptions=True)
-        held.set()
+        queue.close()
+        answers = await asyncio.gather(*tasks, queue.run(work, "c"), return_exceptions=True)
+        is_over.set()
         return answers
 
-    found = [(answer.status_code, answer.detail) for answer in asyncio.run(ask())]
-    assert found == [(503, "the server is stopping")] * 3
+    refusals = [(error.status_code, error.detail) for error in asyncio.run(ask())]
+    assert refusals == [(503, "the server is stopping")] * 3
 
 
 @pytest.fixture
-def pictures():
-    draw = np.random.default_rng(1)
-    return [torch.from_numpy(draw.integers(0, 256, (1, *SIZE), dtype=np.uint8)) for _ in range(4)]
+def images():
+    pixels = np.random.default_rng(1).integers(0, 256, (4, 1, *SIZE), dtype=np.uint8)
+    return torch.from_numpy(pixels)
 
 
-def body(image, **more):
-    return {"image": base64.b64encode(image.numpy().tobytes()).decode()} | more
+def make_body(image, **changes):
+    return {"image": base64.b64encode(image.numpy().tobytes()).decode()} | changes
 
 
-def posted(client, one, requests):
-    """Answers to looks, each asked by a thread of its own, all of which wait before the first is answered."""
-    answers = [None] * len(requests)
+def client_of(*sessions, queue=None):
+    return TestClient(make_app(sessions, worker=queue), base_url=HOME)
 
-    def post(k, stream, content):
-        answers[k] = client.post("/api/infer", json=content, headers={"x-stream": stream})
 
-    threads = [
-        threading.Thread(target=post, args=(k, *request)) for k, request in enumerate(requests)
-    ]
-    lined_up = one._enqueue
-    queue = threading.Semaphore(0)
-    one._enqueue = lambda *job: (lined_up(*job), queue.release())
-    with busy(one):
-        for thread in threads:
-            thread.start()
-            queue.acquire(timeout=60)
+def post_all(client, queue, requests):
+    """Responses to (stream, body), each by its own thread; all wait before the first is answered."""
+    responses = [None] * len(requests)
+    enqueue = queue._enqueue
+    waiting = threading.Semaphore(0)
+
+    def post(k, stream, body):
+        responses[k] = client.post("/api/infer", json=body, headers={"x-stream": stream})
+
+    def enqueue_and_tell(*job):
+        enqueue(*job)
+        waiting.release()
+
+    queue._enqueue = enqueue_and_tell
+    with busy(queue):
+        threads = []
+        for k, request in enumerate(requests):
+            threads.append(threading.Thread(target=post, args=(k, *request)))
+            threads[-1].start()
+            waiting.acquire(timeout=60)
     for thread in threads:
         thread.join(60)
-    return answers
+    return responses
 
 
-def test_looks_of_several_pages_are_one_pass_and_each_gets_its_own(
-    session, plain, pictures, monkeypatch
+def test_inferences_of_several_pages_are_one_pass_and_each_gets_its_own(
+    session, plain, images, monkeypatch
 ):
-    wanted = [
+    all_classes = ([], [2], [0, 1], [])
+    expected = [
         session.view("infer").run(image, classes)
-        for image, classes in zip(pictures, ([], [2], [0, 1], []), strict=True)
+        for image, classes in zip(images, all_classes, strict=True)
     ]
-    passes, run_batch = [], Infer.run_batch
+    batch_sizes = []
+    run_batch = Infer.run_batch
 
-    def counted(self, images, *rest, **options):
-        passes.append(len(images))
+    def count_and_run(self, images, *rest, **options):
+        batch_sizes.append(len(images))
         return run_batch(self, images, *rest, **options)
 
-    monkeypatch.setattr(Infer, "run_batch", counted)
-    one = Worker()
-    requests = [
-        ("a", body(pictures[0])),
-        ("b", body(pictures[1], classes=[2])),
-        ("c", body(pictures[2], classes=[0, 1])),
-        ("d", body(pictures[3])),
-        ("e", body(pictures[0], model=1)),
-        ("f", body(pictures[0], uniform=True)),
+    monkeypatch.setattr(Infer, "run_batch", count_and_run)
+    queue = Worker()
+    bodies = [
+        make_body(image, classes=classes)
+        for image, classes in zip(images, all_classes, strict=True)
     ]
-    client = TestClient(make_app([session, plain], worker=one), base_url=HOME)
-    answers = [answer.json() for answer in posted(client, one, requests)]
-    assert passes == [4, 1, 1]  # one model with and without routing, and the other model
-    for answer, look in zip(answers, wanted, strict=False):
-        assert answer["activation"] == pytest.approx(look.activation.tolist(), abs=1e-4)
-        assert np.allclose(answer["pose"], look.pose, atol=1e-4)
-        assert answer["shown"] == list(look.shown)
-        drawn = np.frombuffer(b"".join(map(base64.b64decode, answer["drawn"])), np.uint8)
-        assert np.allclose(drawn / 255, look.reconstructions.flatten(), atol=0.005)
+    bodies += [make_body(images[0], model=1), make_body(images[0], uniform=True)]
+    requests = list(zip("abcdef", bodies, strict=True))
+    responses = post_all(client_of(session, plain, queue=queue), queue, requests)
+    answers = [response.json() for response in responses]
+    assert batch_sizes == [4, 1, 1]  # one model with and without routing, and the other model
+    for answer, inference in zip(answers, expected, strict=False):
+        assert answer["activation"] == pytest.approx(inference.activation.tolist(), abs=1e-4)
+        np.testing.assert_allclose(answer["pose"], inference.pose, atol=1e-4)
+        assert answer["shown"] == list(inference.shown)
+        pixels = b"".join(base64.b64decode(drawing) for drawing in answer["drawn"])
+        drawings = np.frombuffer(pixels, np.uint8) / 255
+        np.testing.assert_allclose(drawings, inference.reconstructions.flatten(), atol=0.005)
     assert answers[4]["pose"] is None
     assert answers[5]["activation"] != answers[0]["activation"]
 
 
-def test_a_request_that_made_room_is_told_so_without_an_error(session, pictures):
-    one = Worker()
+def test_a_request_that_made_room_gets_no_error(session, images):
+    queue = Worker()
     requests = [
-        ("mine", body(pictures[0])),
+        ("mine", make_body(images[0])),
         ("yours", {"image": "AAAA"}),
-        ("mine", body(pictures[1])),
+        ("mine", make_body(images[1])),
     ]
-    client = TestClient(make_app([session], worker=one), base_url=HOME)
-    first, wrong, newest = posted(client, one, requests)
+    first, wrong, newest = post_all(client_of(session, queue=queue), queue, requests)
     assert (first.status_code, first.json()) == (200, {"superseded": True})
     assert (wrong.status_code, newest.status_code) == (400, 200)
-    assert newest.json()["activation"] == pytest.approx(
-        session.view("infer").run(pictures[1]).activation.tolist(), abs=1e-4
-    )
+    activation = session.view("infer").run(images[1]).activation.tolist()
+    assert newest.json()["activation"] == pytest.approx(activation, abs=1e-4)
 
 
-def test_a_busy_server_says_so(session, pictures, monkeypatch):
-    one = Worker()
+def test_a_busy_server_says_so(session, images, monkeypatch):
+    client = client_of(session)
     monkeypatch.setattr(worker, "MAX_WAITING", 0)
-    client = TestClient(make_app([session], worker=one), base_url=HOME)
-    answer = client.post("/api/infer", json=body(pictures[0]), headers={"x-stream": "mine"})
-    assert (answer.status_code, answer.json()) == (
-        503,
-        {"error": "the server is busy; try again in a moment"},
-    )
+    response = client.post("/api/infer", json=make_body(images[0]))
+    assert response.status_code == 503
+    assert response.json() == {"error": "the server is busy; try again in a moment"}
     monkeypatch.setattr(app, "MAX_FILES", 0)
-    answer = client.post("/api/picture", content=b"")
-    assert (answer.status_code, "image files" in answer.json()["error"]) == (503, True)
+    response = client.post("/api/picture", content=b"")
+    assert response.status_code == 503
+    assert "image files" in response.json()["error"]
 
 
 def test_a_streams_name_is_short(session):
-    client = TestClient(make_app([session]), base_url=HOME)
-    answer = client.post("/api/infer", json={}, headers={"x-stream": "a" * 65})
-    assert (answer.status_code, "at most 64" in answer.json()["error"]) == (400, True)
+    response = client_of(session).post("/api/infer", json={}, headers={"x-stream": "a" * 65})
+    assert response.status_code == 400
+    assert "at most 64" in response.json()["error"]
