@@ -88,7 +88,7 @@ def test_bad_arguments_are_refused(model, arguments, error, sentence):
 def test_the_table_has_the_constants_of_the_kernels():
     assert workspace.VOTES_BYTES == samples.BLOCK_BYTES
     assert workspace.LANES == lanes.LANES
-    assert (workspace.POINTS_BYTES, workspace.MOST_WINDOWS) == (
+    assert (workspace.POINTS_BYTES, workspace.MAX_WINDOWS) == (
         frequency.BLOCK_BYTES,
         frequency.MOST_WINDOWS,
     )

@@ -84,7 +84,7 @@ def told(*words):
 
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        status = main._guarded([str(word) for word in words])
+        status = main.run_command([str(word) for word in words])
     return status, out.getvalue(), err.getvalue()
 
 

@@ -23,7 +23,7 @@ from torchcaps.reporting import (
     sections,
     side_by_side,
 )
-from torchcaps.reporting.answers import check_same_task, same_images
+from torchcaps.reporting.answers import check_same_task, have_same_images
 from torchcaps.reporting.evaluated import evaluate_run
 from torchcaps.reporting.markup import page
 from torchcaps.settings import TrainConfig
@@ -233,7 +233,7 @@ def test_figures_are_those_of_the_evaluation_where_there_is_one(run, finished, p
     found = finished.evaluation.to_dict() | {"accuracy": 0.25, "error": 0.75}
     (run / "evaluation.json").write_text(json.dumps(found))
     recorded = evaluate_run(run)
-    assert recorded.accuracy == sections._whole_evaluation(recorded).accuracy == 0.25
+    assert recorded.accuracy == sections._evaluation_of_all(recorded).accuracy == 0.25
     body = sections.summary(recorded).body
     assert "25.00 % of 12 images" in body
     assert "The figures are those of evaluation.json. Measured again for this report" in body
@@ -523,8 +523,8 @@ def test_runs_on_other_images_are_not_tested_against_each_other(finished, run, t
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(config | {"data": str(other)}))
     runs = {"a": finished, "b": evaluate_run(run), "c": finished}
-    assert not same_images(runs["a"], runs["b"])
-    assert same_images(runs["a"], runs["c"])
+    assert not have_same_images(runs["a"], runs["b"])
+    assert have_same_images(runs["a"], runs["c"])
     body = side_by_side.difference(runs).body
     assert body.count("not tested on the same images.") == 1
     assert "The two models give the same answers, right or wrong, on all" in body
@@ -534,9 +534,9 @@ def test_images_of_other_sizes_are_the_same_where_their_set_is(finished):
     smaller = replace(
         finished, images=replace(finished.images, images=finished.images.images[..., 1:])
     )
-    assert same_images(finished, smaller)
+    assert have_same_images(finished, smaller)
     elsewhere = replace(smaller, config=TrainConfig.of(data="elsewhere"))
-    assert not same_images(finished, elsewhere)
+    assert not have_same_images(finished, elsewhere)
 
 
 def test_the_one_that_is_better_is_named(finished):

@@ -1,4 +1,4 @@
-"""Speed and memory, side by side, of any model of this library; `torchcaps bench` prints the tables."""
+"""Speed and memory of models of this library; `torchcaps bench` prints the tables."""
 
 from torchcaps.bench.baselines import verify
 from torchcaps.bench.layer import (

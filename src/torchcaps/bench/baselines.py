@@ -76,14 +76,16 @@ class EinsumCapsules(nn.Module):
         logits = u_hat.new_zeros(u_hat.shape[:3])
         for iteration in range(self.iterations):
             s = torch.einsum("bij,bijd->bjd", logits.softmax(dim=-1), u_hat)
-            v, length = squash_with_length(s if self.bias is None else s + self.bias)
+            if self.bias is not None:
+                s = s + self.bias
+            v, length = squash_with_length(s)
             if iteration < self.iterations - 1:
                 logits = logits + torch.einsum("bijd,bjd->bij", u_hat, v.to(u_hat.dtype))
         return Capsules(v, length)
 
 
 class LinearLimit(nn.Module):
-    """A plain linear layer with as many weights, then squash: the limit of what routing may cost."""
+    """A plain linear layer with as many weights, then squash: the limit of what routing costs."""
 
     def __init__(self, layer: CapsuleLinear) -> None:
         super().__init__()
@@ -140,7 +142,7 @@ VARIANTS = {
 def select(
     argument: str,
     names: Sequence[str],
-    known: Iterable[str],
+    choices: Iterable[str],
     reasons: Callable[[], Mapping[str, str]] = dict,
     log: Log = silent,
 ) -> list[str]:
@@ -149,7 +151,7 @@ def select(
     Args:
         argument: what has the names, for errors.
         names: the choice; may be empty.
-        known: all names.
+        choices: all names.
         reasons: returns the names that cannot be used, with the reason of each.
         log: called with each of these reasons.
 
@@ -157,13 +159,13 @@ def select(
         UnknownNameError: for a name that does not exist.
     """
     for name in names:
-        check_known(argument, name, known)
+        check_known(argument, name, choices)
     if names:
         return list(dict.fromkeys(names))
     unusable_names = reasons()
     for name, reason in unusable_names.items():
         log(f"left out: {name} ({reason})")
-    return [name for name in known if name not in unusable_names]
+    return [name for name in choices if name not in unusable_names]
 
 
 def unusable(layer: CapsuleLinear) -> dict[str, str]:

@@ -36,7 +36,7 @@ class Work(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Bytes copied (read and written) per second, and multiply-adds of matrix products per second."""
+    """Bytes copied (read and written), and multiply-adds of matrix products, per second."""
 
     copy: float
     product: float
@@ -90,7 +90,9 @@ def layer_variants(sizes: Sizes, names: Sequence[str] = (), log: Log = silent) -
 
 def passes_of(variant: str | nn.Module, sizes: Sizes) -> Passes:
     """The passes of a layer of these sizes, or of the variant of this name."""
-    layer = VARIANTS[variant].build(sizes.layer()) if isinstance(variant, str) else variant
+    layer = variant
+    if isinstance(layer, str):
+        layer = VARIANTS[layer].build(sizes.layer())
     generator = torch.Generator().manual_seed(1)
     pose = 0.1 * torch.randn(sizes.batch, sizes.children, sizes.in_dim, generator=generator)
     pose.requires_grad_()
@@ -135,12 +137,14 @@ def benchmark_layers(
     """
     rows = _time_passes({name: passes_of(name, sizes) for name in variants}, repeats, clock, log)
     roofline = 1e3 * least_seconds(least_work(sizes.batch, sizes.layer()), rates)
-    reference = rows["reference"][TOTAL] if "reference" in rows else None
     for name, row in rows.items():
-        is_exact = VARIANTS[name].exact
-        row["x reference"] = None if reference is None else reference / row[TOTAL]
-        row["roofline ms"] = roofline if is_exact else None
-        row["of roofline"] = roofline / row[TOTAL] if is_exact else None
+        ratios = dict.fromkeys(("x reference", "roofline ms", "of roofline"))
+        if "reference" in rows:
+            ratios["x reference"] = rows["reference"][TOTAL] / row[TOTAL]
+        if VARIANTS[name].exact:
+            ratios["roofline ms"] = roofline
+            ratios["of roofline"] = roofline / row[TOTAL]
+        row.update(ratios)
         if memory and timing.can_measure_memory():
             log(f"{name}: memory")
             marks = timing.in_fresh_process("layer", variant=name, sizes=asdict(sizes))

@@ -185,13 +185,13 @@ def benchmark_memory(
         estimate = estimate_memory(subject.build(), batch, precision)
         marks = in_fresh_process("memory", workload=asdict(subject), precision=precision)
         predicted = estimate.total / MIB
-        measured = marks["peak_mib"] - marks["before_mib"]
+        peak_mib = marks["peak_mib"] - marks["before_mib"]
         row: Row = {
             "batch": batch,
             "precision": precision,
             "predicted MiB": predicted,
-            "measured MiB": measured,
-            "predicted / measured": predicted / measured,
+            "measured MiB": peak_mib,
+            "predicted / measured": predicted / peak_mib,
         }
         for name, num_bytes in asdict(estimate).items():
             row[f"{name} MiB"] = num_bytes / MIB

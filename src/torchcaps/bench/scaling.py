@@ -1,4 +1,4 @@
-"""How time grows: of a routed layer with each of its sizes, of a network's answer with the batch."""
+"""How time grows: of a routed layer with its sizes, of a network's answer with the batch."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace

@@ -50,7 +50,7 @@ def step_of(variant: str, workload: Workload, precision: str) -> Callable[[], No
     if variant in FOREIGN:
         set_impl(model, "reference")
     name, layer = routed_layer(model)
-    baseline = VARIANTS["limit" if variant == TORCH_LIMIT else variant]
+    baseline = VARIANTS[variant.removesuffix("-torch")]
     model.set_submodule(name, baseline.build(layer))
     return training_step(model, *workload.data(model), precision)
 
@@ -100,6 +100,7 @@ def benchmark_steps(
 
 
 def _prefixed(log: Log, prefix: str) -> Log:
+    """A log whose lines begin with a prefix."""
     return lambda line: log(f"{prefix}, {line}")
 
 
@@ -120,21 +121,23 @@ def peak(variant: str, workload: dict[str, Any], precision: str) -> dict[str, fl
 
 
 def _add_ratios(rows: list[Row]) -> None:
-    """Add the tax: time over that of the limit in the same surroundings; and times over the row's."""
+    """Add the tax, which is time over that of the limit in the same surroundings, and ratios."""
     times = {(row["variant"], row["precision"]): row["ms"] for row in rows}
     for row in rows:
         limit = TORCH_LIMIT if row["variant"] in FOREIGN else "limit"
         limit_time = times.get((limit, row["precision"]))
-        row["tax"] = None if limit_time is None else row["ms"] / limit_time
+        row["tax"] = limit_time and row["ms"] / limit_time
         for head, (variant, precision) in BASES.items():
             time = times.get((variant, precision or row["precision"]))
-            row[head] = None if time is None else time / row["ms"]
+            row[head] = time and time / row["ms"]
 
 
 def _add_memory(rows: list[Row], workload: Workload, log: Log) -> None:
+    """Add the peak memory of each step, and what it is above that of the limit."""
     limits = {}
     for row in rows:
-        variant, precision = row["variant"], row["precision"]
+        variant = row["variant"]
+        precision = row["precision"]
         log(f"{precision}, {variant}: memory")
         memory = timing.in_fresh_process(
             "step", workload=asdict(workload), variant=variant, precision=precision
@@ -144,4 +147,4 @@ def _add_memory(rows: list[Row], workload: Workload, log: Log) -> None:
             limits[precision] = memory["peak_mib"]
     for row in rows:
         limit = limits.get(row["precision"])
-        row["above limit-torch MiB"] = None if limit is None else row["peak MiB"] - limit
+        row["above limit-torch MiB"] = limit and row["peak MiB"] - limit

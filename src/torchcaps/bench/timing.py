@@ -40,7 +40,7 @@ def use_clock(clock: str, threads: int | None) -> Clock:
         ArgumentError: for CPU time of several threads, because a thread that waits in a spinning
             barrier would count.
     """
-    num_threads = torch.get_num_threads() if threads is None else threads
+    num_threads = threads or torch.get_num_threads()
     if clock == "cpu" and num_threads != 1:
         raise ArgumentError("--clock cpu", f"expected --threads 1, got {num_threads}")
     torch.set_num_threads(num_threads)
@@ -85,8 +85,10 @@ def alternate(
 
 
 def spread(head: str, seconds: Sequence[float]) -> Row:
-    """The cells of a row for these times, in milliseconds: the median under `head`, and quartiles."""
-    low, _, high = quantiles(seconds, n=4) if len(seconds) > 1 else (seconds[0],) * 3
+    """Cells of a row for these times, in milliseconds: the median under `head`, and quartiles."""
+    low = high = seconds[0]
+    if len(seconds) > 1:
+        low, _, high = quantiles(seconds, n=4)
     return {head: 1e3 * median(seconds), "q1": 1e3 * low, "q3": 1e3 * high}
 
 
@@ -161,6 +163,7 @@ def cells(rows: Sequence[Mapping[str, object]]) -> list[list[str]]:
 
 
 def _cell(figure: object) -> str:
+    """A figure, or several, as text."""
     if isinstance(figure, list):
         return " ".join(map(_cell, figure))
     if isinstance(figure, float):

@@ -17,7 +17,7 @@ from torchcaps.bench.timing import MIB
 VOTES_BYTES = 3 << 20
 LANES = 16
 POINTS_BYTES = 10 << 20
-MOST_WINDOWS = 256
+MAX_WINDOWS = 256
 
 # Bytes from which glibc always maps a block of its own. Smaller blocks lie on the heap, which does
 # not shrink.
@@ -49,7 +49,7 @@ def _blocked(pose: Tensor, weight: Tensor | None, *_: Any) -> int:
 
 
 def _blocked_backward(pose: Tensor, weight: Tensor | None, *rest: Any) -> int:
-    """The same, and the factors of a block: 2 T - 1 numbers for each pair, in a list and stacked."""
+    """The same, and the factors of a block: 2 T - 1 numbers a pair, in a list and stacked."""
     (sums,) = rest[-3]
     dim = sums.shape[-1]
     factors = 2 * len(sums) - 1
@@ -65,7 +65,7 @@ def _frequency(x: Tensor, weight: Tensor, _bias: Tensor | None, stride: Sequence
     ]
     pixels = math.prod(window)
     points = 3 * pixels // 2
-    rows = min(len(x), MOST_WINDOWS)
+    rows = min(len(x), MAX_WINDOWS)
     per_channel = points * max(rows, outputs) * x.element_size()
     block = min(channels, max(16, POINTS_BYTES // per_channel)) * x.element_size()
     buffers = (points + pixels) * rows * block + (points + points // 4) * outputs * block

@@ -25,8 +25,8 @@ class BenchSettings:
     precision: tuple[Literal["fp32", "bf16"], ...] = ("fp32", "bf16")
     """One or both; bf16 is autocast."""
     variants: tuple[str, ...] = ()
-    """step, layer: limit, auto, blocked, triton, reference, einsum, compiled, textbook, and for step limit-torch; by
-    default all that can run here."""
+    """step, layer: limit, auto, blocked, triton, reference, einsum, compiled, textbook, and for
+    step limit-torch; by default all that can run here."""
     routers: tuple[str, ...] = ()  # routers: which; by default all.
     impl: tuple[str, ...] = ("auto",)  # scaling: whose curves.
     children: int = 1152  # layer, scaling: child capsules (scaling: the middle of the sizes).
@@ -54,14 +54,14 @@ def bench(
     plots: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Measure speed and memory on this machine, beside a plain linear layer and the code that tutorials copy.
+    """Measure speed and memory on this machine, beside a plain linear layer and textbook code.
 
     Example: torchcaps bench step --variants limit auto textbook --output step.json
 
     Args:
-        what: step (a training step), layer (routing alone, and the least that it could take), routers (every routing in
-            the same layer), scaling (against each size), latency (answers of a trained network), memory (predicted
-            beside measured), or all.
+        what: step (a training step), layer (routing alone, and the least that it could take),
+            routers (every routing in the same layer), scaling (against each size), latency (answers
+            of a trained network), memory (predicted beside measured), or all.
         settings: What is measured.
         option: A model's own option, such as channels=64; may be given several times.
         output: JSON file for the figures and the machine they belong to.
@@ -76,7 +76,8 @@ def bench(
     with progress_bar("measuring") as bar:
         task = bar.add_task("", total=None)
         job.log = lambda line: bar.update(task, description=line)
-        for name in BENCHMARKS if what == "all" else (what,):
+        names = tuple(BENCHMARKS) if what == "all" else (what,)
+        for name in names:
             parts[name] = BENCHMARKS[name][0](job)
     settings_used = asdict(settings) | {"option": list(option)}
     document = {"settings": settings_used, "machine": machine, **parts}
@@ -132,6 +133,7 @@ class _Job:
 
 
 def _step(job: _Job) -> dict[str, Any]:
+    """Training steps with each class-capsule layer."""
     step = tc.bench.step
     variants = job.without_slow(step.step_variants(job.workload, job.settings.variants, note))
     errors = step.verify_steps(variants, job.workload)
@@ -143,6 +145,7 @@ def _step(job: _Job) -> dict[str, Any]:
 
 
 def _layer(job: _Job) -> dict[str, Any]:
+    """Each class-capsule layer alone, and the rates of the machine."""
     layer = tc.bench.layer
     names = [name for name in job.settings.variants if name in layer.VARIANTS]  # not of step alone
     variants = job.without_slow(layer.layer_variants(job.sizes, names, note))
@@ -156,29 +159,32 @@ def _layer(job: _Job) -> dict[str, Any]:
 
 
 def _routers(job: _Job) -> dict[str, Any]:
+    """Each router in the same layer."""
     rows = tc.bench.benchmark_routers(job.sizes, job.routers, job.repeats, job.clock, log=job.log)
     return {"rows": rows}
 
 
 def _scaling(job: _Job) -> dict[str, Any]:
+    """The routed layer against each of its sizes."""
     quick = job.settings.quick
     middle = job.sizes
     if quick and middle == tc.bench.Sizes():
         middle = tc.bench.scaling.QUICK
     errors = tc.bench.verify(job.impls, middle.layer())
-    rows = tc.bench.benchmark_scaling(
-        job.impls, middle, job.repeats, job.clock, 3 if quick else 5, job.log
-    )
+    num_sizes = 3 if quick else 5
+    rows = tc.bench.benchmark_scaling(job.impls, middle, job.repeats, job.clock, num_sizes, job.log)
     return {"rows": rows, "errors": errors, "middle": asdict(middle)}
 
 
 def _latency(job: _Job) -> dict[str, Any]:
+    """Answers of the network at each batch size."""
     runs = RUNS_PER_REPEAT * job.repeats
     rows = tc.bench.benchmark_latency(job.workload, job.precisions, runs, job.clock, log=job.log)
     return {"rows": rows}
 
 
 def _memory(job: _Job) -> dict[str, Any]:
+    """Peak memory of a training step, predicted and measured."""
     if not tc.bench.timing.can_measure_memory():
         raise UsageError(
             "memory: expected a system that tells the high-water mark of a process in /proc, "
@@ -211,6 +217,7 @@ def _make_folders(output: Path | None, plots: Path | None) -> None:
 
 
 def _print_tables(parts: dict[str, dict[str, Any]], machine: Any) -> None:
+    """Print a table of each benchmark, and the machine."""
     for name, part in parts.items():
         if len(parts) > 1:
             print(f"{name}:")

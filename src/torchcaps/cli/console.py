@@ -50,7 +50,7 @@ def print_json(document: Any) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Rows of text in aligned columns, with a heading first; all columns but the first to the right."""
+    """Rows of text in aligned columns, a heading first; all but the first column to the right."""
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells: list[str] = []

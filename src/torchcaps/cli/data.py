@@ -24,7 +24,8 @@ def data(
     Args:
         action: list, fetch (the only command that ever downloads), or verify.
         name: The data set, for fetch and verify.
-        root: Folder to look in first (verify), or to download to (fetch); by default the cache, ~/.cache/torchcaps.
+        root: Folder to look in first (verify), or to download to (fetch); by default the cache,
+            ~/.cache/torchcaps.
     """
     if action == "list":
         return _list(json)
@@ -32,10 +33,13 @@ def data(
         raise UsageError(
             f"name: expected the data set to {action}, got nothing; see `torchcaps data list`"
         )
-    return _fetch(name, root) if action == "fetch" else _verify(name, root, json)
+    if action == "fetch":
+        return _fetch(name, root)
+    return _verify(name, root, json)
 
 
 def _list(json: bool) -> int:
+    """Print the named data sets."""
     keys = ("name", "title", "classes", "image_shape", "train", "test", "license", "source")
     document = []
     rows = [("data set", "image", "train", "test", "classes", "title")]
@@ -50,11 +54,12 @@ def _list(json: bool) -> int:
 
 
 def _fetch(name: str, root: Path | None) -> int:
+    """Download a data set, and print its folder."""
     with progress_bar(f"fetching {name}") as bar:
         task = bar.add_task("", total=None)
 
-        def progress(file: str, done: int, total: int | None) -> None:
-            bar.update(task, description=file, completed=done, total=total)
+        def progress(file: str, num_bytes: int, total: int | None) -> None:
+            bar.update(task, description=file, completed=num_bytes, total=total)
 
         folder = tc.data.fetch_dataset(name, root, progress)
     print(folder)
@@ -62,23 +67,25 @@ def _fetch(name: str, root: Path | None) -> int:
 
 
 def _verify(name: str, root: Path | None, json: bool) -> int:
+    """Print which files of a data set are as published; status 1 for a damaged one."""
     checks = tc.data.verify_dataset(name, root)
     rows = [("file", "state", "why")]
     for check in checks:
         rows.append((check.file, "ok" if check.ok else "DAMAGED", check.reason))
     show(json, [check._asdict() for check in checks], rows)
-    return 0 if all(check.ok for check in checks) else 1
+    return int(not all(check.ok for check in checks))
 
 
 def import_weights(
     file: Annotated[Path, tyro.conf.Positional], /, output: Path | None = None
 ) -> int:
-    """Make a model file of weights that others have published: of CapsNet, and of Efficient-CapsNet.
+    """Make a model file of published weights of CapsNet or Efficient-CapsNet.
 
-    Example: torchcaps import trained_model.h5 && torchcaps predict trained_model.safetensors photo.png
+    Example: torchcaps import caps.h5 && torchcaps predict caps.safetensors photo.png
 
     Args:
-        file: Keras' .h5 (it needs h5py), or a state_dict that PyTorch has saved. No code in it is run.
+        file: Keras' .h5 (it needs h5py), or a state_dict that PyTorch has saved. No code in it is
+            run.
         output: The model file; by default the file's name with the ending .safetensors.
     """
     path, source = tc.training.import_weights(file, output)

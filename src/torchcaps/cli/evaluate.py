@@ -22,16 +22,18 @@ def evaluate(
     output: Path | None = None,
     json: Json = False,
 ) -> int:
-    """Measure a trained model; write plots. Of a classifier: accuracy overall and per class, loss, calibration.
+    """Measure a trained model on images that training had no part in, and write plots.
+
+    Of a classifier: accuracy overall and per class, loss, calibration.
 
     Example: torchcaps evaluate runs/capsnet-digits --json
 
     Args:
         split: Which images.
-        output: Folder for evaluation.json and plots; by default the run folder, or for other data or another split a
-            folder of that name in it.
+        output: Folder for evaluation.json and plots; by default the run folder, or for other data
+            or another split a folder of that name in it.
     """
-    folder = output if output is not None else tc.reporting.evaluation_folder(run, data, split)
+    folder = output or tc.reporting.evaluation_folder(run, data, split)
     with counting("evaluating") as progress:
         evaluation = tc.evaluate(
             run, data, root=root, split=split, device=device, output=folder, progress=progress
@@ -52,20 +54,24 @@ def predict(
 ) -> int:
     """Say what a trained model makes of image files, or of all images in folders.
 
-    A classifier gives the class and its activation, which for capsules is a length and not a probability.
+    A classifier gives the class and its activation, which for capsules is a length and not a
+    probability.
 
     Example: torchcaps predict runs/capsnet-digits photo.png folder/
 
     Args:
-        paths: A run folder or a model.safetensors file, then image files and folders. Images alone go to a network
-            that comes with the package and knows digits.
-        output: Folder for what the model's task draws of each image: masks and overlays of a model of pixels.
-        json: Print JSON: for each image its path, and all that the model's task says; of classes all activations.
+        paths: A run folder or a model.safetensors file, then image files and folders. Images alone
+            go to a network that comes with the package and knows digits.
+        output: Folder for what the model's task draws of each image: masks and overlays of a model
+            of pixels.
+        json: Print JSON: for each image its path, and all that the model's task says; of classes
+            all activations.
     """
     if paths and not _are_images(paths):
         run, *images = paths
     else:
-        run, *images = tc.models.weights_file(), *paths
+        run = tc.models.weights_file()
+        images = [*paths]
     if not images:
         raise UsageError("images: expected image files or folders after the run, got none")
     predictions = tc.predict(run, images, device=device, output=output)

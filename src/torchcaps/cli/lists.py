@@ -42,7 +42,7 @@ def recipes(json: Json = False) -> int:
 
 
 def doctor(json: Json = False) -> int:
-    """Say what this machine offers: versions, device, threads, precision, and which kernels run and why.
+    """Say what this machine offers: versions, device, threads, precision, and which kernels run.
 
     Example: torchcaps doctor
     """

@@ -1,4 +1,4 @@
-"""Commands by name, errors as one sentence, exit status 0 done / 1 failed / 2 wrong command line."""
+"""Commands by name; errors as one sentence; status 0 done, 1 failed, 2 wrong command line."""
 
 import io
 import os
@@ -56,20 +56,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _open_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
     if int(os.environ.get("WORLD_SIZE") or 1) == 1:
-        return _guarded(arguments)
+        return run_command(arguments)
     # Otherwise torch writes what DDP finds out to stderr, once for each process.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from torchcaps.distributed import hard_exit
 
     try:
-        status = _guarded(arguments, _joined(arguments))
+        status = run_command(arguments, _join_processes(arguments))
     except SystemExit as end:  # a wrong word, help, or SIGTERM
         status = int(end.code or 0)
     hard_exit(status)
 
 
-def _guarded(arguments: Sequence[str], around: AbstractContextManager[None] = nullcontext()) -> int:  # noqa: B008
-    """Run a command line within `around`; an expected failure is one sentence.
+def run_command(
+    arguments: Sequence[str],
+    context: AbstractContextManager[None] = nullcontext(),  # noqa: B008
+) -> int:
+    """Run a command line within a context; an expected failure is one sentence.
 
     Returns the exit status.
     """
@@ -77,17 +80,20 @@ def _guarded(arguments: Sequence[str], around: AbstractContextManager[None] = nu
 
     try:
         _check_words(arguments)
-        with sigterm_as_exit(), around:
-            called = arguments[0] if arguments else ""
+        with sigterm_as_exit(), context:
+            called = "".join(arguments[:1])
             commands: dict[str, Callable[..., int]] = {}
             for name, command in COMMANDS.items():
-                is_called = name == called
-                commands[name] = importing(command, arguments) if is_called else described(command)
+                commands[name] = described(command)
+                if name == called:
+                    commands[name] = importing(command, arguments)
+            if called == "train":  # plug-ins may have added settings
+                arguments = fill_bare_flags(arguments)
             status = tyro.extras.subcommand_cli_from_dict(
                 commands,
                 prog="torchcaps",
                 description=DESCRIPTION,
-                args=fill_bare_flags(arguments) if called == "train" else arguments,
+                args=arguments,
                 sort_subcommands=False,
                 config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
             )
@@ -110,11 +116,13 @@ def _guarded(arguments: Sequence[str], around: AbstractContextManager[None] = nu
         return _without_stdout(1)
     except OSError as error:
         status = _fail(f"{error.filename or 'output'}: {error.strerror}", 1)
-        return _without_stdout(status) if error.filename is None else status
+        if error.filename is None:
+            _without_stdout(status)
+        return status
 
 
 @contextmanager
-def _joined(arguments: Sequence[str]) -> Iterator[None]:
+def _join_processes(arguments: Sequence[str]) -> Iterator[None]:
     """Join the other processes. The first one prints; of another only an error is printed."""
     from torchcaps.distributed import init, lost_rank_errors
 
@@ -172,6 +180,7 @@ def _check_words(arguments: Sequence[str]) -> None:
 
 
 def _fail(error: Exception | str, status: int) -> int:
+    """Print an error on one line. Returns the exit status."""
     _say(f"error: {' '.join(str(error).split())}")
     return status
 

@@ -57,14 +57,16 @@ def perturb(
     seed: int = 0,
     output: Path | None = None,
 ) -> int:
-    """See what each pose dimension encodes: move one at a time and decode. One grid per class, or per own image.
+    """Move each pose dimension and decode, to see what it encodes: a grid per class, or own image.
 
     Example: torchcaps perturb runs/capsnet-digits
 
     Args:
-        images: Own image file or folder instead of one test image per class; may be given several times.
+        images: Own image file or folder instead of one test image per class; may be given several
+            times.
         span: How far each dimension moves either way.
-        steps: Steps from one end to the other, an odd number shows the capsule as it is in the middle.
+        steps: Steps from one end to the other; an odd number shows the capsule as it is in the
+            middle.
         seed: Of the choice of test images.
         output: Folder of the pictures; by default plots/ in the run folder, or here.
     """
@@ -96,14 +98,15 @@ def explore(
     device: Device = "auto",
     threads: int = 1,
 ) -> int:
-    """Draw a digit and watch the capsules: a page in the browser, served by this machine to itself. Ctrl-C ends it.
+    """Draw a digit and watch the capsules, in a page that this machine serves. Ctrl-C ends it.
 
     Example: torchcaps explore runs/capsnet-digits
 
     Args:
         other: Another one, to compare with on the same input.
         data: Another data set than the run's own to choose test images from, by name or path.
-        host: Address to listen on; any but this machine's own asks for the token that the printed address has.
+        host: Address to listen on; any but this machine's own asks for the token that the printed
+            address has.
         port: The first port to try.
         open: Open the page in the browser.
         threads: Of torch; one image at a time gains little from more.

@@ -19,15 +19,15 @@ def report(
     images: int = 10_000,
     diagnose: int = 64,
 ) -> int:
-    """Write one HTML file that shows what a run is and does; of several runs, a comparison. It works offline.
+    """Write one HTML file about a run, or a comparison of several runs. It works offline.
 
     Example: torchcaps report runs/capsnet-digits
 
     Args:
         runs: Run folders: one for a report, several for a comparison with the first.
         output: The file; by default report.html, or comparison.html, in the first run folder.
-        images: Of more test images, so many evenly spread ones are looked at for mistakes and pictures.
-        diagnose: Of these, so many random ones are looked at for the measures of routing; 0 leaves them out.
+        images: Number of evenly spread test images for mistakes and pictures.
+        diagnose: Number of random ones of these for the measures of routing; 0 leaves them out.
     """
     if not runs:
         raise UsageError("runs: expected one run folder or more, got none")
@@ -61,10 +61,10 @@ def compare(
     threads: Threads = None,
     json: Json = False,
 ) -> int:
-    """Say which of two methods is better, or that both are equally good, or that the runs do not decide.
+    """Say which of two methods is better, or that they are equal, or that the runs do not decide.
 
-    Two runs are compared over images. Several runs of each method, with different seeds, are compared over seeds and
-    images.
+    Two runs are compared over images. Several runs of each method, with different seeds, are
+    compared over seeds and images.
 
     Example: torchcaps compare runs/routed-0 runs/routed-1 --with runs/uniform-0 runs/uniform-1
 
@@ -72,20 +72,23 @@ def compare(
         runs: Run folders of the method in question; without --with, two run folders.
         others: Run folders of the baseline, tested on the same images.
         paired: Take runs of the same seed as pairs, because split and order come from it.
-        margin: Smallest difference that matters, in points of accuracy; methods closer than that are equally good.
+        margin: Smallest difference that matters, in points of accuracy; methods closer than that
+            are equally good.
     """
     if not others:
         if len(runs) != 2:
             raise UsageError(f"runs: expected two run folders, or --with, got {len(runs)}")
-        runs, others = runs[:1], runs[1:]
+        others = runs[1:]
+        runs = runs[:1]
     if not runs:
         raise UsageError("runs: expected one run folder or more, got none")
-    fewer, more = sorted([len(runs), len(others)])
-    if fewer == 1 < more:
+    counts = sorted([len(runs), len(others)])
+    if counts[0] == 1 < counts[1]:
         raise UsageError(
-            f"--with: expected one run of each method or several of each, got {fewer} and {more}"
+            "--with: expected one run of each method or several of each, "
+            f"got {counts[0]} and {counts[1]}"
         )
-    if paired and more == 1:
+    if paired and counts[1] == 1:
         raise UsageError("--paired: expected several runs of each method, got one")
     _check_different((*runs, *others))
     if not 0 < margin < 100:
@@ -140,5 +143,6 @@ def diagnose(
 
 
 def _check_different(runs: tuple[Path, ...]) -> None:
+    """Raise UsageError if a run folder is named twice."""
     if len({run.resolve() for run in runs}) < len(runs):
         raise UsageError("runs: expected different run folders, got one of them twice")

@@ -40,14 +40,16 @@ def reproduce(
 ) -> int:
     """Run a published experiment and set what it measures beside the published figures.
 
-    Runs that are done stay, and a stopped one is continued. Without a recipe: list the experiments and their cost.
+    Finished runs stay, and a stopped run is continued. Without a recipe, list the experiments and
+    their cost.
 
     Example: torchcaps reproduce multimnist --budget small
 
     Args:
         recipe: Name of an experiment, or a .toml file.
         list: List the experiments with their cost.
-        table: Run every recipe whose name begins with field-, and set all systems of the field side by side.
+        table: Run every recipe whose name begins with field-, and set all systems of the field side
+            by side.
         extent: How much of it is run.
         output: Folder of all runs and of results.md.
         device: auto, cpu, cuda, ...
@@ -120,6 +122,7 @@ def _run(
 
 
 def _list(json: bool) -> int:
+    """Print the experiments with their cost."""
     experiments = []
     for name in tc.training.list_recipes():
         recipe = tc.training.load_recipe(name)

@@ -38,16 +38,16 @@ def settings_class() -> type[Any]:
     from torchcaps.settings import known_settings
 
     flags = []
-    for name, known in known_settings().items():
-        has_off = known.group == "augmentation" and known.type is not bool
+    for name, setting in known_settings().items():
+        has_off = setting.group == "augmentation" and setting.type is not bool
         if name not in WITHOUT_FLAG:
-            flags.append(_flag(name, known.about + "; 0 is off" * has_off, known.type))
+            flags.append(_flag(name, setting.about + "; 0 is off" * has_off, setting.type))
     return make_dataclass("Settings", flags, frozen=True)
 
 
-def _flag(name: str, about: str, kind: Any) -> tuple[str, Any, Any]:
+def _flag(name: str, description: str, kind: Any) -> tuple[str, Any, Any]:
     """Name, annotation and default of a field for tyro."""
-    sentence = about[0].upper() + about[1:] + "." * (not about.endswith("."))
+    sentence = description[0].upper() + description[1:].removesuffix(".") + "."
     metavar = _metavar(kind)
     if metavar:
         kind = str
@@ -59,7 +59,9 @@ def _flag(name: str, about: str, kind: Any) -> tuple[str, Any, Any]:
 
 def _metavar(kind: Any) -> str | None:
     """What a value looks like that `_parse` reads; None where tyro reads it."""
-    return SIZE_METAVAR if tuple[int, int] in get_args(kind) else METAVARS.get(kind)
+    if tuple[int, int] in get_args(kind):
+        return SIZE_METAVAR
+    return METAVARS.get(kind)
 
 
 def _parse(name: str, word: Any, kind: Any) -> Any:
@@ -84,7 +86,7 @@ def fill_bare_flags(arguments: Sequence[str]) -> list[str]:
     """The command line with "true" after every bare flag of a setting that is true or false."""
     from torchcaps.settings import known_settings
 
-    flags = {f"--{name}" for name, known in known_settings().items() if known.type is bool}
+    flags = {f"--{name}" for name, setting in known_settings().items() if setting.type is bool}
     filled = []
     for word, next_word in pairwise([*arguments, ""]):
         filled.append(word)
@@ -98,9 +100,9 @@ def parse_settings(settings: Settings) -> dict[str, Any]:
     """The settings that a command line names; None for the others."""
     from torchcaps.settings import known_settings
 
-    known = known_settings()
+    kinds = {name: setting.type for name, setting in known_settings().items()}
     with usage():
-        return {name: _parse(name, word, known[name].type) for name, word in vars(settings).items()}
+        return {name: _parse(name, word, kinds[name]) for name, word in vars(settings).items()}
 
 
 def resolve(recipe_or_model: str, settings: Settings, option: tuple[str, ...]) -> TrainConfig:
@@ -119,8 +121,10 @@ def parse_options(texts: Sequence[str]) -> dict[str, Any]:
         name, equals, word = text.partition("=")
         if not (name and equals):
             raise UsageError(f"--option: expected name=value, got {text!r}")
+        if word in ("True", "False"):
+            word = word.lower()
         try:
-            options[name] = json.loads(word.lower() if word in ("True", "False") else word)
+            options[name] = json.loads(word)
         except json.JSONDecodeError:
             options[name] = word
     return options

@@ -43,9 +43,9 @@ def graceful_stop(rank: int | None = None) -> Iterator[list[int]]:
             ignore_signals()
             raise SystemExit(128 + number)
         if not caught and (rank is None or (rank == 0 and number == signal.SIGINT)):
-            again = " (once more: stop at once)" if rank is None else ""
+            advice = " (once more: stop at once)" * (rank is None)
             # Not print: a handler may come in the middle of another print.
-            os.write(2, f"{STOPPING}{again}\n".encode())
+            os.write(2, f"{STOPPING}{advice}\n".encode())
         caught.append(number)
 
     with _handling(note, signal.SIGINT, signal.SIGTERM):

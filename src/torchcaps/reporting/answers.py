@@ -37,7 +37,8 @@ def compare(
     """Compare a method with a baseline, on the same images in the same order.
 
     One model of each method is a comparison of two models, over images alone (McNemar's test).
-    Two or more of each, with different seeds, is a comparison of two methods, over seeds and images.
+    Two or more of each, with different seeds, is a comparison of two methods, over seeds and
+    images.
 
     Args:
         first, second: the method in question and the baseline. Each is one evaluation of a
@@ -53,8 +54,8 @@ def compare(
         root, device, progress: for run folders, see `report`.
 
     Returns:
-        `.outcome` ("first", "second", "equivalent" or "undecided"), `.difference` in accuracy with its
-        `.interval`, `.p_value`, and `.verdict` in words.
+        `.outcome` ("first", "second", "equivalent" or "undecided"), `.difference` in accuracy with
+        its `.interval`, `.p_value`, and `.verdict` in words.
 
     Raises:
         RunError: for a folder without a finished, intact run; runs of different tasks, or of a task
@@ -65,7 +66,8 @@ def compare(
             several, or a margin out of range.
 
     Example:
-        >>> tc.compare(["runs/routed-0", "runs/routed-1"], ["runs/uniform-0", "runs/uniform-1"]).outcome
+        >>> routed = ["runs/routed-0", "runs/routed-1"]
+        >>> tc.compare(routed, ["runs/uniform-0", "runs/uniform-1"]).outcome
         "undecided"
     """
     for option, setting in (("groups", groups), ("adjust", adjust)):
@@ -88,6 +90,7 @@ def compare(
 
 
 def _stack_by_seed(answers: dict[int, Tensor]) -> Answers:
+    """Answers of all models, in the order of their seeds."""
     return torch.stack([answers[seed] for seed in sorted(answers)])
 
 
@@ -127,9 +130,10 @@ class _AnswerReader:
                 shape = f"{method.dtype} {list(method.shape)}"
                 raise ArgumentError(argument, f"expected booleans [runs, n], got {shape}")
             return dict(enumerate(torch.atleast_2d(method.cpu())))
-        is_single = isinstance(method, Evaluation | Run | str | Path)
+        if isinstance(method, Evaluation | Run | str | Path):
+            method = [method]
         answers: dict[int, Tensor] = {}
-        for place, source in enumerate([method] if is_single else method):
+        for place, source in enumerate(method):
             if isinstance(source, Evaluation):
                 answers[place] = self._read_evaluation(argument, source)
             elif isinstance(source, Run | str | Path):
@@ -147,6 +151,7 @@ class _AnswerReader:
         return answers
 
     def _read_evaluation(self, argument: str, evaluation: Evaluation) -> Tensor:
+        """Answers of an evaluation, whose labels must be those of the first one."""
         if self.labels is None:
             self.labels = evaluation.labels
         if not torch.equal(self.labels, evaluation.labels):
@@ -158,6 +163,7 @@ class _AnswerReader:
         return evaluation.predictions == evaluation.labels
 
     def _evaluate(self, source: Run | str | Path) -> EvaluatedRun:
+        """A run over its test images, which must be those of the first run."""
         run = evaluate_run(source, **self.options)
         if self.reference is None:
             self.reference = run
@@ -167,7 +173,7 @@ class _AnswerReader:
             raise RunError(
                 f"{path}: the task {run.task.name} gives no right and wrong answers to compare"
             )
-        if not same_images(self.reference, run):
+        if not have_same_images(run, self.reference):
             raise RunError(
                 f"{path}: was not tested on the same images as {self.reference.run.path}"
             )
@@ -185,15 +191,17 @@ def check_same_task(runs: Sequence[EvaluatedRun]) -> None:
             )
 
 
-def same_images(run: EvaluatedRun, other: EvaluatedRun) -> bool:
+def have_same_images(run: EvaluatedRun, reference: EvaluatedRun) -> bool:
     """Whether both runs were tested on the same images, in the same order.
 
     Images of different sizes count as the same where they come from the same data set.
     """
-    if run.images.classes != other.images.classes or not torch.equal(run.labels, other.labels):
+    images = run.images
+    expected = reference.images
+    if images.classes != expected.classes or not torch.equal(run.labels, reference.labels):
         return False
-    pixels = run.images.images.cpu()
-    other_pixels = other.images.images.cpu()
-    if pixels.shape == other_pixels.shape:
-        return torch.equal(pixels, other_pixels)
-    return run.config.data.name == other.config.data.name and run.images.name == other.images.name
+    pixels = images.images.cpu()
+    expected_pixels = expected.images.cpu()
+    if pixels.shape == expected_pixels.shape:
+        return torch.equal(pixels, expected_pixels)
+    return run.config.data.name == reference.config.data.name and images.name == expected.name

@@ -67,18 +67,18 @@ def evaluate(
     folder = Path(output or "")
     if writes:
         _check_writable(folder)
-    measured = task.evaluate(images, progress=progress)
+    evaluated = task.evaluate(images, progress=progress)
     if not writes:
-        return measured
+        return evaluated
 
-    write_json(folder / EVALUATION_FILE, measured.to_dict())
+    write_json(folder / EVALUATION_FILE, evaluated.to_dict())
     if can_plot():
-        for item in task.report_items(measured, images):
+        for item in task.report_items(evaluated, images):
             if item.figure is not None:
                 save_figure(item.figure, folder / PLOTS / f"{item.key}.png")
         if isinstance(model_or_run, Run):
             save_figure(model_or_run.curves(), folder / PLOTS / "curves.png")
-    return measured
+    return evaluated
 
 
 def _check_writable(folder: Path) -> None:
@@ -116,8 +116,10 @@ def diagnose(
         ArgumentError: for a model without routed layers.
     """
     task, images = open_task(model_or_run, data, root=root, split=split, device=device)
-    other = None if baseline is None else load_model(baseline, device)
-    return evaluation.diagnose(task.model, images, baseline=other, count=count, seed=seed)
+    baseline_model = None
+    if baseline is not None:
+        baseline_model = load_model(baseline, device)
+    return evaluation.diagnose(task.model, images, baseline=baseline_model, count=count, seed=seed)
 
 
 def evaluation_folder(run: str | Path, data: str | None = None, split: str = "test") -> Path:
@@ -132,11 +134,13 @@ def evaluation_folder(run: str | Path, data: str | None = None, split: str = "te
         The run folder for its own test images, else a folder in it named after data and split.
     """
     folder = Path(run)
-    if not folder.is_dir():
-        folder = Path() if folder.parent == FOLDER else folder.parent
+    if folder.parent == FOLDER:
+        folder = Path()
+    elif not folder.is_dir():
+        folder = folder.parent
     if data is None and split == "test":
         return folder
-    source = Path(data).name.split(".")[0] if data else "own"
+    source = Path(data or "own").name.split(".")[0]
     return folder / "evaluations" / f"{source}-{split}"
 
 

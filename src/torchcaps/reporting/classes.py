@@ -15,7 +15,8 @@ from torchcaps.words import percent
 MAX_MISTAKES = 12
 MAX_GRIDS = 10
 MAX_MAPS = 20
-SPAN, STEPS = 0.25, 5  # of perturbations
+SPAN = 0.25  # of perturbations
+NUM_STEPS = 5
 MAX_TILES = 1024  # of a grid
 
 QUESTIONS = {
@@ -46,14 +47,14 @@ def found_by_class(run: EvaluatedRun) -> ReportItem | None:
         is_class = labels == index
         num_images = int(is_class.sum())
         num_hits = int((is_hit & is_class).sum())
-        share = percent(num_hits / num_images if num_images else None)
+        share = percent(num_hits / num_images) if num_images else "-"
         rows.append((name, str(index), share, f"{num_hits:,}", f"{num_images:,}"))
-    about = (
+    text = (
         f"How often a class that is in an image is among its {num_labels} most active ones, in "
         f"{len(run.images):,} test images."
     )
     heads = ("Class", "Number", "Found", "Right", "Images")
-    return ReportItem("classes", "Class by class", about, heads=heads, rows=tuple(rows))
+    return ReportItem("classes", "Class by class", text, heads=heads, rows=tuple(rows))
 
 
 @register_section()
@@ -80,7 +81,7 @@ def mistakes(run: EvaluatedRun) -> ReportItem | None:
         lowest = [f"{float(activations[row, answer].min()):.3f}" for answer in answers]
         rows.append((*names, *lowest))
     kind = "length" if run.task.spec.activation == "length" else "activation"
-    about = (
+    text = (
         f"{len(mistaken):,} of the {sample} are wrong. These {len(worst)} are those where the "
         f"{kind} of a wrong class exceeds that of the true one by most. The bars are {kind}s."
     )
@@ -100,7 +101,7 @@ def mistakes(run: EvaluatedRun) -> ReportItem | None:
         labels,
         classes=viz.names.drawable(run.images.classes),
     )
-    return ReportItem("mistakes", title, about, bars, alt, heads, tuple(rows))
+    return ReportItem("mistakes", title, text, bars, alt, heads, tuple(rows))
 
 
 @register_section()
@@ -116,10 +117,10 @@ def dimensions(run: EvaluatedRun) -> Section | None:
     indices = evenly(examples, MAX_GRIDS)
     labels = run.labels[indices, 0]
     perturbed = evaluation.perturb(
-        run.model, run.images.float_images(indices), labels, span=SPAN, steps=STEPS
+        run.model, run.images.float_images(indices), labels, span=SPAN, steps=NUM_STEPS
     )
     num_dims = perturbed.reconstructions.shape[1]
-    if num_dims * STEPS > MAX_TILES:
+    if num_dims * NUM_STEPS > MAX_TILES:
         return Section("dimensions", title, [f"{num_dims} dimensions are too many to draw."])
 
     names = viz.names.drawable(classes)
@@ -131,13 +132,13 @@ def dimensions(run: EvaluatedRun) -> Section | None:
             f"pose dimensions, moved from −{SPAN} to +{SPAN}."
         )
         grids.append(picture(figure, alt))
-    about = (
+    text = (
         "One test image a class; in each row one dimension of its class capsule is moved from "
         f"−{SPAN} to +{SPAN}, and the decoder draws it. The framed column is the capsule as it is."
     )
     if len(indices) < len(examples):
-        about += f" Shown are {len(indices)} of {len(examples)} classes."
-    return Section("dimensions", title, [about, grids])
+        text += f" Shown are {len(indices)} of {len(examples)} classes."
+    return Section("dimensions", title, [text, grids])
 
 
 @register_section()
@@ -170,7 +171,7 @@ def maps(run: EvaluatedRun) -> ReportItem | None:
     )
     num_rows, num_columns = votes.positions.shape[1:]
     times = "\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}"
-    about = (
+    text = (
         "For the class capsule that wins: what each capsule below gives to it, coupling × strength "
         "of its vote × agreement of the vote with the winner's pose, summed over capsule types at "
         f"each of {num_columns}{times}{num_rows} positions and spread over the pixels that a "
@@ -180,7 +181,7 @@ def maps(run: EvaluatedRun) -> ReportItem | None:
         f"{len(indices)} test images above the same with a map of where the votes for their "
         "winning class come from."
     )
-    return ReportItem("maps", title, about, figure, alt)
+    return ReportItem("maps", title, text, figure, alt)
 
 
 @register_section()
@@ -196,7 +197,7 @@ def routing(run: EvaluatedRun) -> Section | None:
         diagnosis = evaluation.diagnose(run.model, run.images, count=run.num_diagnosed, seed=0)
     except ValueError as error:
         return Section("routing", "Routing", [f"It cannot be measured for this run: {error}."])
-    about = (
+    text = (
         f"Measured on {diagnosis.num_samples} test images, {percent(diagnosis.accuracy)} of which "
         "are right. So few images tell large effects from none, not small ones. How each figure "
         "is defined stands in the documentation, under diagnostics."
@@ -206,7 +207,7 @@ def routing(run: EvaluatedRun) -> Section | None:
         "accuracy without routing."
     )
     tables = _tabulate_verdicts(diagnosis)
-    blocks: list[Block] = [about, *tables, picture(viz.diagnosis(diagnosis), alt)]
+    blocks: list[Block] = [text, *tables, picture(viz.diagnosis(diagnosis), alt)]
     return Section("routing", "Routing", blocks)
 
 

@@ -99,7 +99,8 @@ class EvaluatedRun:
         """Share of images whose classes are all right; None for a task without classes."""
         if not self.has_classes:
             return None
-        return float(self.figures["exact" if self.is_multilabel else "accuracy"])
+        name = "exact" if self.is_multilabel else "accuracy"
+        return float(self.figures[name])
 
     def subset(self, count: int) -> ImageSet:
         """Random test images, the same ones each time."""

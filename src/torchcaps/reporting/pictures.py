@@ -1,5 +1,6 @@
 """Pictures of what capsules encode: reconstructions and perturbed pose dimensions."""
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,13 +65,15 @@ def reconstruct_run(
     examples = _choose_examples(run, images, data, root, per_class, seed)
     indices = evenly(torch.arange(len(examples.images)), MAX_PAIRS)
     originals = examples.images[indices]
-    drawn = evaluation.reconstructions(examples.model, originals)
-    labels = drawn.predictions if examples.labels is None else examples.labels[indices]
+    decoded = evaluation.reconstructions(examples.model, originals)
+    labels = decoded.predictions
+    if examples.labels is not None:
+        labels = examples.labels[indices]
     figure = viz.reconstructions(
         originals,
-        drawn.images,
+        decoded.images,
         labels,
-        predictions=drawn.predictions,
+        predictions=decoded.predictions,
         classes=viz.names.drawable(model_metadata(examples.model).classes),
     )
     return save_figure(figure, output or evaluation_folder(run) / PLOTS / "reconstructions.png")
@@ -150,6 +153,7 @@ def _choose_examples(
 
 
 def _check_decoder(run: str | Path, model: Any) -> Any:
+    """The model. Raises RunError unless it has a decoder of class capsules."""
     spec = spec_of(model)
     if not (spec.decoder and model_metadata(model).classes) or spec.is_dense:
         raise RunError(f"{run}: this model has no decoder of class capsules, so it cannot draw")
@@ -158,7 +162,4 @@ def _check_decoder(run: str | Path, model: Any) -> Any:
 
 def _file_names(names: Iterable[str]) -> list[str]:
     """Names of classes or files as parts of file names, each different."""
-    return unique_names(
-        "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)
-        for name in names
-    )
+    return unique_names(re.sub(r"[^\w-]", "_", name) for name in names)

@@ -79,7 +79,8 @@ def predict(
         names = unique_names(path.stem for path in pictures)
     ranks = current()
     shard = ranks.shard(len(pictures))
-    pictures, names = pictures[shard], names[shard]
+    pictures = pictures[shard]
+    names = names[shard]
     rows: Rows = []
     with evaluating(model):
         for start in range(0, len(pictures), batch_size):
@@ -95,8 +96,11 @@ def predict(
 
 
 def _as_list(inputs: Any) -> list[Any]:
+    """One input, several, or a batch of images `[n, channels, height, width]`, as a list."""
     is_batch = isinstance(inputs, np.ndarray | Tensor) and inputs.ndim == 4
-    return [inputs] if isinstance(inputs, Input) and not is_batch else list(inputs)
+    if isinstance(inputs, Input) and not is_batch:
+        return [inputs]
+    return list(inputs)
 
 
 def unique_names(names: Iterable[str]) -> list[str]:
@@ -104,11 +108,11 @@ def unique_names(names: Iterable[str]) -> list[str]:
 
     Some file systems do not tell capitals from small letters.
     """
-    unique: list[str] = []
-    taken = set()
+    unique: dict[str, str] = {}  # by the name in small letters
     for name in names:
-        candidates = (name if number == 1 else f"{name}-{number}" for number in count(1))
-        candidate = next(text for text in candidates if text.lower() not in taken)
-        taken.add(candidate.lower())
-        unique.append(candidate)
-    return unique
+        candidate = name
+        numbers = count(2)
+        while candidate.lower() in unique:
+            candidate = f"{name}-{next(numbers)}"
+        unique[candidate.lower()] = candidate
+    return list(unique.values())

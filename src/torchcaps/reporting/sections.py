@@ -55,7 +55,7 @@ def register_section(*tasks: str) -> Callable[[W], W]:
 def sections_of(run: EvaluatedRun) -> list[Section]:
     """All sections of the report on a run, in their order."""
     parts: list[ReportItem | Section | None] = [summary(run), curves(run)]
-    parts += run.task.report_items(_whole_evaluation(run), run.images)
+    parts += run.task.report_items(_evaluation_of_all(run), run.images)
     for tasks, writer in SECTIONS.values():
         if not tasks or run.task.name in tasks:
             parts.append(writer(run))
@@ -63,7 +63,7 @@ def sections_of(run: EvaluatedRun) -> list[Section]:
     return [_as_section(part) for part in parts if part is not None]
 
 
-def _whole_evaluation(run: EvaluatedRun) -> EvaluationResult:
+def _evaluation_of_all(run: EvaluatedRun) -> EvaluationResult:
     """Figures of all test images, with the activations of those that the model was run over."""
     recorded = run.recorded
     if recorded is None or not isinstance(run.evaluation, Evaluation):
@@ -79,9 +79,12 @@ def _whole_evaluation(run: EvaluatedRun) -> EvaluationResult:
 
 
 def _as_section(part: ReportItem | Section) -> Section:
+    """A report item of a task as a section: text, figure, table."""
     if isinstance(part, Section):
         return part
-    blocks: list[Block] = [part.about] if part.about else []
+    blocks: list[Block] = []
+    if part.about:
+        blocks.append(part.about)
     if part.figure is not None:
         blocks.append(picture(part.figure, part.alt or part.title))
     if part.heads:
@@ -217,18 +220,19 @@ def curves(run: EvaluatedRun) -> Section:
     """Loss and score over epochs."""
     score = run.run.score
     loss = in_words(run.task.loss)
-    first, last = (format_metric(score, run.epochs[end][f"val_{score}"]) for end in (0, -1))
+    first = format_metric(score, run.epochs[0][f"val_{score}"])
+    last = format_metric(score, run.epochs[-1][f"val_{score}"])
     alt = (
         f"Curves of loss and score over {len(run.epochs)} epochs. Validation {in_words(score)} "
         f"goes from {first} after the first to {last} after the last."
     )
-    rises = ", whose margin rises during training" if loss == "spread" else ""
-    about = (
+    rises = ", whose margin rises during training" * (loss == "spread")
+    text = (
         "Training figures are means over an epoch while the weights still change, with random "
         "changes of the images where the run has them; validation figures are measured after it. "
         f"The loss is the {loss} loss{rises}; other parts of the training loss are left out."
     )
-    blocks: list[Block] = [about, picture(run.run.curves(), alt), *run.run.notes]
+    blocks: list[Block] = [text, picture(run.run.curves(), alt), *run.run.notes]
     for row in run.epochs:
         blocks += [f"Epoch {row['epoch']}: {warning}" for warning in row.get("warnings", ())]
     return Section("curves", "Training", blocks)

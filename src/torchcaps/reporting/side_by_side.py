@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from torchcaps.evaluation import compare_answers
 from torchcaps.models.notebook import parameter_count
-from torchcaps.reporting.answers import same_images
+from torchcaps.reporting.answers import have_same_images
 from torchcaps.reporting.evaluated import EvaluatedRun
 from torchcaps.reporting.markup import Block, Section, Table, name
 from torchcaps.templates import picture
@@ -28,45 +28,44 @@ def figures(runs: Runs) -> Section:
     columns = [_describe_run(run) for run in runs.values()]
     labels = dict.fromkeys(label for column in columns for label in column)
     rows = [(label, *(column.get(label, "–") for column in columns)) for label in labels]
-    about = "Times are those of training steps alone, on the machine of each run."
+    text = "Times are those of training steps alone, on the machine of each run."
     if any(run.is_multilabel for run in runs.values()):
-        about = f"Accuracy is the share of images with all of their classes found. {about}"
+        text = f"Accuracy is the share of images with all of their classes found. {text}"
     table = Table("Figures", ["Figure", *runs], rows, "figures")
-    return Section("figures", "Side by side", [table, about])
+    return Section("figures", "Side by side", [table, text])
 
 
 def _describe_run(run: EvaluatedRun) -> dict[str, str]:
     """Figures of one run, by heading."""
-    measured = run.figures
+    metrics = run.figures
     if run.has_classes:
-        scores = {"Test accuracy": percent(run.accuracy), "Test error": percent(measured["error"])}
+        scores = {"Test accuracy": percent(run.accuracy), "Test error": percent(metrics["error"])}
         if not run.is_multilabel:
-            scores["Margin loss"] = f"{measured['loss']:.4f}"
-            scores["Calibration error"] = percent(measured["calibration_error"])
+            scores["Margin loss"] = f"{metrics['loss']:.4f}"
+            scores["Calibration error"] = percent(metrics["calibration_error"])
     else:
-        scores = {
-            label: format_metric(label, metric) for label, metric in numbers(measured).items()
-        }
+        scores = {label: format_metric(label, metric) for label, metric in numbers(metrics).items()}
+    seconds = run.run.seconds
     return {
         "Model": run.config.model.name,
         **scores,
-        "Test images": f"{measured['num_samples']:,}",
+        "Test images": f"{metrics['num_samples']:,}",
         "Parameters": f"{parameter_count(run.model):,}",
         "Loss in training": in_words(run.task.loss),
         "Epochs": str(len(run.epochs)),
         "Best epoch": str(run.run.best_epoch),
         "Seed": str(run.config.training.seed),
-        "Training time": "–" if run.run.seconds is None else duration(run.run.seconds),
+        "Training time": "–" if seconds is None else duration(seconds),
     }
 
 
 def difference(runs: Runs) -> Section:
     """Whether one of the runs is better than the first, on the same test images."""
-    (first, reference), *others = runs.items()
+    (first, reference), *rivals = runs.items()
     rows = []
     verdicts: list[Block] = []
-    for key, run in others:
-        if same_images(reference, run):
+    for key, run in rivals:
+        if have_same_images(run, reference):
             comparison = compare_answers(run.is_correct, reference.is_correct)
             low, high = comparison.interval
             row = (
@@ -84,7 +83,7 @@ def difference(runs: Runs) -> Section:
             verdict = "not tested on the same images."
         verdicts.append(Markup("<strong>{}</strong>: {}").format(name(key), verdict))
 
-    about = Markup(
+    text = Markup(
         "Each run is compared with {}, the reference, image by image: only images that one gets "
         "right and the other wrong say which is better (McNemar's exact test). A difference that "
         "is not seen may still be there: the sentences say how large one must be to be seen, and "
@@ -94,8 +93,9 @@ def difference(runs: Runs) -> Section:
     ).format(name(first))
     heads = ("Run", "Points", "95 % of resamples", "Right here alone", "Right there alone", "p")
     caption = f"Differences in accuracy to the reference, on {len(reference.images):,} test images"
-    tables = [Table(caption, heads, rows, "figures")] if rows else []
-    return Section("difference", "Is one better?", [about, *tables, *verdicts])
+    if rows:
+        verdicts.insert(0, Table(caption, heads, rows, "figures"))
+    return Section("difference", "Is one better?", [text, *verdicts])
 
 
 def curves(runs: Runs) -> Section:

@@ -34,7 +34,9 @@ def load_model(model_or_run: ModelOrRun, device: str = "auto") -> Any:
     Raises RunError for no run.
     """
     if isinstance(model_or_run, nn.Module):
-        return model_or_run if device == "auto" else model_or_run.to(resolve_device(device))
+        if device != "auto":
+            model_or_run.to(resolve_device(device))
+        return model_or_run
     return load(_path_of(model_or_run), device=resolve_device(device))
 
 

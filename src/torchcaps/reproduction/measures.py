@@ -55,8 +55,10 @@ def segmentation(run: EvaluatedRun) -> Figures:
     if not isinstance(pairs, PairSet) or not run.task.spec.decoder:
         return {}
     singles = pairs.singles(torch.arange(len(pairs)))
-    images, labels = pairs.float_images(), pairs.labels
-    singles = singles.float() / 255 if singles.dtype == torch.uint8 else singles
+    images = pairs.float_images()
+    labels = pairs.labels
+    if singles.dtype == torch.uint8:
+        singles = singles.float() / 255
     segments = evaluation.segment(run.model, images, labels)
     scores = evaluation.score_segmentation(segments.images, singles)
 
@@ -118,10 +120,10 @@ def viewpoints(run: EvaluatedRun) -> Figures:
             "familiar": replace(run, images=familiar).subset(NUM_CURVE),
             "novel": run.subset(NUM_CURVE),
         }
-        figures["curve"] = {
-            name: [evaluate(model, subset).to_dict()["accuracy"] for model in models]
-            for name, subset in subsets.items()
-        }
+        figures["curve"] = {}
+        for name, subset in subsets.items():
+            evaluations = [evaluate(model, subset).to_dict() for model in models]
+            figures["curve"][name] = [figures_of["accuracy"] for figures_of in evaluations]
     return figures
 
 
@@ -163,7 +165,8 @@ def robustness(run: EvaluatedRun) -> Figures:
     if not run.has_one_class:
         return {}
     subset = run.subset(NUM_SUBSET)
-    images, labels = subset.float_images(), subset.labels
+    images = subset.float_images()
+    labels = subset.labels
     attacked = images[:NUM_ATTACKED]
     attacked_labels = labels[:NUM_ATTACKED]
     return {
@@ -209,18 +212,19 @@ def _rejection(run: EvaluatedRun, images: Tensor) -> Figures:
     if run.config.data.name in UNKNOWN_SETS:
         unknown = run.load_images(UNKNOWN_SETS[run.config.data.name])
         strangers["unknown"] = unknown.float_images()[:NUM_SUBSET]
-    return {
-        f"auroc_{name}": evaluation.reject_by_length(run.model, images, others).auroc
-        for name, others in strangers.items()
-    }
+    figures = {}
+    for name, unknown_images in strangers.items():
+        rejection = evaluation.reject_by_length(run.model, images, unknown_images)
+        figures[f"auroc_{name}"] = rejection.auroc
+    return figures
 
 
 def _detection(run: EvaluatedRun, images: Tensor, labels: Tensor) -> Figures:
     """Share of attacked images that their reconstruction gives away."""
     if not run.task.spec.decoder:
         return {}
-    held_out = run.held_out_images().float_images()[:NUM_SUBSET]
-    distances = evaluation.reconstruction_distances(run.model, held_out)
+    clean_images = run.held_out_images().float_images()[:NUM_SUBSET]
+    distances = evaluation.reconstruction_distances(run.model, clean_images)
     detection = evaluation.detect_adversarial(
         run.model,
         images,
@@ -247,11 +251,13 @@ def attack_success(run: EvaluatedRun) -> Figures:
         return {}
     model = run.model
     subset = run.subset(NUM_SUBSET)
-    images, labels = subset.float_images(), subset.labels
+    images = subset.float_images()
+    labels = subset.labels
     is_correct = right_answers(model, images, labels)
     if not is_correct.any():
         return {}
-    images, labels = images[is_correct], labels[is_correct]
+    images = images[is_correct]
+    labels = labels[is_correct]
     targets = (labels + 1) % subset.num_classes
     figures: Figures = {}
     for name, steps in (("fgsm", 1), ("bim", 10)):

@@ -1,5 +1,6 @@
 """Running a recipe: every row and seed is a run folder, with a file of what was measured of it."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,8 @@ def reproduce(
         emit, should_stop: see `train`, whose errors are raised too.
 
     Returns:
-        One result for each row and seed, rows first; `print` sets them beside the published figures.
+        One result for each row and seed, rows first; `print` sets them beside the published
+        figures.
 
     Raises:
         UnknownNameError: for an unknown recipe, budget, row or measure.
@@ -74,7 +76,7 @@ def reproduce(
 
             resume = is_run(run.path)
             if resume:
-                _check_same(run, config)
+                _check_settings(run, config)
             train(config, run.path, resume=resume, emit=emit, should_stop=should_stop)
             evaluated = _evaluate(run, config)
             result = _result(recipe, row, budget, evaluated)
@@ -87,21 +89,22 @@ def reproduce(
 
 def slug(name: str) -> str:
     """A row's name as a folder's: letters, digits and hyphens."""
-    letters = [letter if letter.isalnum() else " " for letter in name.lower()]
-    return "-".join("".join(letters).split())
+    return re.sub(r"[\W_]+", "-", name.lower()).strip("-")
 
 
 def _select_rows(rows: Sequence[Row], parts: Sequence[str]) -> list[Row]:
     """The rows whose names contain one of these parts; all rows without any."""
+    names = [row.name for row in rows]
+    selected: set[str] = set()
     for part in parts:
-        if not any(part.lower() in row.name.lower() for row in rows):
-            raise UnknownNameError("row", part, [row.name for row in rows])
-    if not parts:
-        return list(rows)
-    return [row for row in rows if any(part.lower() in row.name.lower() for part in parts)]
+        matches = [name for name in names if part.lower() in name.lower()]
+        if not matches:
+            raise UnknownNameError("row", part, names)
+        selected.update(matches)
+    return [row for row in rows if not parts or row.name in selected]
 
 
-def _check_same(run: Run, config: TrainConfig) -> None:
+def _check_settings(run: Run, config: TrainConfig) -> None:
     """Raise RunError unless the run was started with these settings."""
     saved = run.config.flat()
     settings = known_settings()

@@ -71,18 +71,18 @@ def results_table(results: Sequence[Result]) -> TextTable:
 def _results_row(seeds: list[Result]) -> tuple[str, ...]:
     """One row of a recipe, from the results of its seeds."""
     first = seeds[0]
-    measured = []
+    metrics = []
     for name in first.shown:
         figures = [result.figures.get(name) for result in seeds]
         if any(isinstance(figure, int | float) for figure in figures):
-            measured.append(f"{in_words(name)} {over_seeds(name, figures)}")
+            metrics.append(f"{in_words(name)} {over_seeds(name, figures)}")
     published = [f"{in_words(name)} {figure}" for name, figure in first.published.items()]
     epochs = sorted({result.epochs for result in seeds})
     return (
         first.recipe,
         first.row,
         first.budget,
-        "; ".join(measured) or "-",
+        "; ".join(metrics) or "-",
         "; ".join(published) or "-",
         str(len(seeds)),
         f"{first.parameters:,}",
@@ -99,18 +99,25 @@ def over_seeds(name: str, figures: Sequence[float | None]) -> str:
     numbers = [float(figure) for figure in figures if figure is not None and math.isfinite(figure)]
     if not numbers:
         return "-"
+    scale = 1.0
+    digits = 4 if abs(mean(numbers)) < 0.1 else 3
+    unit = ""
     if name == "products":
-        scale, digits, unit = 1e-6, 1, " M"
+        scale = 1e-6
+        digits = 1
+        unit = " M"
     elif name.endswith(SHARES):
-        scale, digits, unit = 100.0, 2, " %"
-    else:
-        scale, digits, unit = 1.0, 4 if abs(mean(numbers)) < 0.1 else 3, ""
-    deviation = f" ± {scale * stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
-    return f"{scale * mean(numbers):.{digits}f}{deviation}{unit}"
+        scale = 100.0
+        digits = 2
+        unit = " %"
+    text = f"{scale * mean(numbers):.{digits}f}"
+    if len(numbers) > 1:
+        text += f" ± {scale * stdev(numbers):.{digits}f}"
+    return text + unit
 
 
 def _minutes(seeds: Sequence[Result]) -> str:
-    """Mean time of training."""
+    """Mean time of training over seeds, in minutes."""
     return f"{mean(result.seconds for result in seeds) / 60:.1f} min"
 
 
@@ -138,18 +145,22 @@ def viewpoint_lines(results: Sequence[Result]) -> list[str]:
 
 def _compare_curves(first: str, second: str, pairs: Sequence[tuple[Curve, Curve]]) -> str:
     """A sentence on two rows, from the curves of each seed."""
-    comparisons = [
-        compare_viewpoints((ours["familiar"], ours["novel"]), (theirs["familiar"], theirs["novel"]))
-        for ours, theirs in pairs
-    ]
+    comparisons = []
+    for curve, baseline in pairs:
+        comparison = compare_viewpoints(
+            (curve["familiar"], curve["novel"]), (baseline["familiar"], baseline["novel"])
+        )
+        comparisons.append(comparison)
     target = mean(comparison.target for comparison in comparisons)
     first_novel = mean(comparison.first.novel_at_target for comparison in comparisons)
     second_novel = mean(comparison.second.novel_at_target for comparison in comparisons)
     gains = [100 * comparison.gain for comparison in comparisons]
-    deviation = f" ± {stdev(gains):.1f}" if len(gains) > 1 else ""
+    gain = f"{mean(gains):+.1f}"
+    if len(gains) > 1:
+        gain += f" ± {stdev(gains):.1f}"
     return (
         f"at {target:.1%} on familiar views, {first_novel:.1%} of novel ones for {first} and "
-        f"{second_novel:.1%} for {second}: {mean(gains):+.1f}{deviation} points "
+        f"{second_novel:.1%} for {second}: {gain} points "
         f"({counted(len(gains), 'seed')})"
     )
 
@@ -168,6 +179,7 @@ def write_table(results: Sequence[Result], output: str | Path) -> Path:
 
 
 def _write(path: Path, lines: Sequence[str]) -> Path:
+    """Write a text file atomically."""
     with atomic(path) as partial:
         partial.write_text("\n".join(lines), encoding="utf-8")
     return path
@@ -209,6 +221,7 @@ def _field(results: Sequence[Result]) -> dict[str, dict[str, list[Result]]]:
 def _field_row(
     name: str, seeds: Sequence[Result], without_routing: Sequence[Result]
 ) -> tuple[str, ...]:
+    """One system of the field, from the results of its seeds with and without its routing."""
     first = seeds[0]
     speeds = [result.images_per_second for result in seeds if result.images_per_second]
     return (
@@ -225,6 +238,7 @@ def _field_row(
 
 
 def _accuracies(seeds: Sequence[Result]) -> list[float]:
+    """Accuracy of each seed, in [0, 1]."""
     return [1 - float(result.figures["error"]) for result in seeds]
 
 
