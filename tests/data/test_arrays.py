@@ -113,7 +113,7 @@ def test_floats_stay_floats(tmp_path, kind):
             "expected images of type uint8, uint16 or float in .*, got int64",
         ),
         (IMAGES[:, 0], r"expected images of 3 or 4 axes, got shape \[20, 5\]"),
-        (IMAGES[:19], "20 labels for 19 images"),
+        (IMAGES[:19], r"labels \[20\] for images \[19, 6, 5\]"),
     ],
 )
 def test_bad_images(tmp_path, images, message):

@@ -1,6 +1,6 @@
-"""Images with labels: named data sets, readers of files and folders, splits, and changes to a batch on its device.
+"""Images with labels: named data sets, readers of files and folders, splits, random changes.
 
-    digits = load_dataset("digits", "train")        # comes with the package; ImageSet of 6,000 images
+    digits = load_dataset("digits", "train")  # comes with the package: 6,000 images
     own = load_dataset("photos/", "test", img_size=(64, 64))
 
 Readers return an `ImageSet`: one tensor of images, one of labels, the names of the classes.

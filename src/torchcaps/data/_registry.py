@@ -1,4 +1,4 @@
-"""The named data sets and the file formats: what is known about each, and the functions that read them."""
+"""The named data sets and the file formats, and the functions that read them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace as with_changes

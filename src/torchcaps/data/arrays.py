@@ -1,4 +1,4 @@
-"""Arrays saved by numpy: an `.npz` of images and labels, or an `.npy` of images beside one of labels."""
+"""Arrays saved by numpy: an `.npz` of images and labels, or an `.npy` of each."""
 
 import io
 import zipfile
@@ -57,14 +57,13 @@ def read_arrays(path: str | Path, request: ReadRequest) -> ImageSet:
             problem = (
                 "expected the arrays images and labels, or x_train, y_train, x_test and y_test,"
             )
-            if any(_array_names(readers, split) for split in ("train", "test")):
+            if _array_names(readers, "train") or _array_names(readers, "test"):
                 problem = f"expected images and labels of the {request.split!r} split,"
             raise DataError(f"{path}: {problem} got {', '.join(readers) or 'none'}")
         images = readers[names[0]]()
         labels = readers[names[1]]()
         if labels.shape[:1] != images.shape[:1]:
-            num_labels, num_images = (len(a) if a.shape else "no" for a in (labels, images))
-            raise DataError(f"{path}: {num_labels} labels for {num_images} images")
+            raise DataError(f"{path}: labels {list(labels.shape)} for images {list(images.shape)}")
 
         training_names = _array_names(readers, "train")
         training_labels = labels
@@ -74,9 +73,9 @@ def read_arrays(path: str | Path, request: ReadRequest) -> ImageSet:
         indices, classes = _index_labels(path, labels, training_labels, class_names)
         pixels = array_images(str(path), images)
     if names in ARRAY_NAMES:  # the file has no splits
-        chosen = default_split(str(path), indices, request.split)
-        pixels = pixels[chosen]
-        indices = indices[chosen]
+        in_split = default_split(str(path), indices, request.split)
+        pixels = pixels[in_split]
+        indices = indices[in_split]
     return ImageSet(pixels, indices, classes, path.stem)
 
 

@@ -82,7 +82,10 @@ class MemoryBudget:
 
 @contextmanager
 def read_errors(name: Path | str, problem: str = "cannot be read") -> Iterator[None]:
-    """Turn any exception inside into a DataError of one line, "`name`: `problem` (...)", with its cause kept."""
+    """Turn any exception inside into a DataError of one line, "`name`: `problem` (...)".
+
+    The exception is its cause.
+    """
     try:
         yield
     except TorchcapsError:
@@ -125,7 +128,7 @@ class Reader:
                 self._is_packed = True
 
     def reserve(self, num_bytes: int) -> None:
-        """Count bytes of memory that are about to be allocated; DataError where they are too many."""
+        """Count bytes of memory before they are allocated; DataError for too many."""
         self.budget.reserve(f"{self.path}: it", num_bytes)
 
     def read(self, count: int) -> bytes:
@@ -192,7 +195,7 @@ class Reader:
         return contents
 
     def lines(self) -> Iterator[str]:
-        """The lines of a text file in UTF-8, shorter than `CHUNK`; each counts as `LINE_COST` bytes."""
+        """The lines of a text file in UTF-8, shorter than `CHUNK`; each counts `LINE_COST` bytes."""
         with io.TextIOWrapper(self.file, encoding="utf-8-sig", newline="") as text:
             while line := text.readline(CHUNK):
                 if len(line) == CHUNK:
@@ -219,13 +222,17 @@ def open_reader(
 
 
 def read_bytes(path: Path, budget: MemoryBudget | None = None) -> bytearray:
-    """The bytes of a file, decompressed where it begins as gzip does; DataError where it is damaged or too large."""
+    """The bytes of a file, decompressed where it is packed.
+
+    Raises:
+        DataError: it is damaged or too large.
+    """
     with open_reader(path, budget) as reader:
         return bytearray().join(reader.chunks())
 
 
 def sha256(path: Path, budget: MemoryBudget | None = None) -> str:
-    """SHA-256 of the bytes of a file, decompressed, as hexadecimal digits; DataError as for `read_bytes`."""
+    """SHA-256 of the bytes that `read_bytes` returns, as hexadecimal digits."""
     digest = hashlib.sha256()
     with open_reader(path, budget) as reader:
         for chunk in reader.chunks():

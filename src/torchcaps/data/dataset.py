@@ -1,4 +1,4 @@
-"""The one shape that every data set takes: a tensor of images, a tensor of labels, the names of the classes.
+"""The one form of every data set: a tensor of images, a tensor of labels, the names of the classes.
 
 Images are held out class by class, and the same way each time.
 """
@@ -174,11 +174,11 @@ class ImageSet:
 
     @property
     def draws(self) -> Int64[Tensor, " n"] | None:
-        """Numbers that dependent images share, as composites of one digit; None where all are independent."""
+        """Numbers that dependent images share, as composites of one digit; None without such."""
         return None
 
     def sample_batch(self, indices: Tensor | Sequence[int], *, generator: Generator) -> ImageBatch:
-        """The images at `indices` (`[batch]`, integers) to train on; on-line sets draw them anew."""
+        """The images at `indices` (`[batch]`, integers) to train on; on-line sets draw anew."""
         return ImageBatch(self.float_images(indices), self.labels[self._index(indices)])
 
     def to(self, device: torch.device | str) -> Self:
@@ -200,46 +200,46 @@ class ImageSet:
 
 
 def check_labels(
-    where: str, labels: Int64[Tensor, " n"], classes: tuple[str, ...], min_classes: int = 2
+    source: str, labels: Int64[Tensor, " n"], classes: tuple[str, ...], min_classes: int = 2
 ) -> None:
-    """Check that there are enough classes, each name once, and that every label is the index of one.
+    """Check the names of classes, and that every label is the index of one.
 
     Raises:
-        DataError: it is not so; the message begins with `where`.
+        DataError: it is not so; the message begins with `source`.
     """
     count = len(classes)
-    check_count(where, count)
+    check_count(source, count)
     if len(set(classes)) != count:
-        raise DataError(f"{where}: two classes have the same name in {', '.join(classes)}")
+        raise DataError(f"{source}: two classes have the same name in {', '.join(classes)}")
     if count < min_classes:
         raise DataError(
-            f"{where}: expected at least two classes, got {', '.join(classes) or 'none'}"
+            f"{source}: expected at least two classes, got {', '.join(classes) or 'none'}"
         )
     is_outside = (labels < 0) | (labels >= count)
     if is_outside.any():
         image = int(is_outside.nonzero()[0])
         raise DataError(
-            f"{where}: label {int(labels[image])} of image {image} lies outside the {count} "
+            f"{source}: label {int(labels[image])} of image {image} lies outside the {count} "
             f"classes (0 to {count - 1})"
         )
 
 
-def check_count(where: str, num_classes: int) -> None:
+def check_count(source: str, num_classes: int) -> None:
     """Check the number of classes of a set.
 
     Raises:
-        DataError: there are more than `MAX_CLASSES`; the message begins with `where`.
+        DataError: there are more than `MAX_CLASSES`; the message begins with `source`.
     """
     if num_classes > MAX_CLASSES:
         raise DataError(
-            f"{where}: expected at most {MAX_CLASSES:,} classes, got {num_classes:,}; "
+            f"{source}: expected at most {MAX_CLASSES:,} classes, got {num_classes:,}; "
             "number them from 0"
         )
 
 
-def numbered(where: str, largest: int) -> tuple[str, ...]:
+def numbered(source: str, largest: int) -> tuple[str, ...]:
     """The names of classes that are numbers, "0" to `largest`; checked as by `check_count`."""
-    check_count(where, largest + 1)
+    check_count(source, largest + 1)
     return tuple(map(str, range(largest + 1)))
 
 
@@ -267,24 +267,25 @@ def stratified_split(
     """
     array = labels.cpu().numpy()
     num_images = len(array)
-    is_held_out = np.zeros(num_images, dtype=bool)
     if groups is None:
         _, sizes = np.unique(array, return_counts=True)
-        is_held_out[_choose(array, _quotas(sizes, fraction_or_count), seed)] = True
+        quotas = _quotas(sizes, fraction_or_count)
+        is_test = np.zeros(num_images, dtype=bool)
+        is_test[_choose(array, quotas, seed)] = True
     else:  # each group counts once
         members = np.stack([array, groups.cpu().numpy()], axis=1)
         pairs, group_of_image = np.unique(members, axis=0, return_inverse=True)
         fraction = fraction_or_count
         if isinstance(fraction_or_count, int):
             fraction = fraction_or_count / num_images
-        _, held_out = stratified_split(torch.from_numpy(pairs[:, 0]), fraction, seed)
-        is_held_out = np.isin(group_of_image.reshape(-1), held_out.numpy())
-    if is_held_out.all() or not is_held_out.any():
+        _, test_groups = stratified_split(torch.from_numpy(pairs[:, 0]), fraction, seed)
+        is_test = np.isin(group_of_image.reshape(-1), test_groups.numpy())
+    if is_test.all() or not is_test.any():
         raise DataError(
             f"holdout: {fraction_or_count} of {num_images} images leaves nothing on one side"
         )
-    kept = torch.from_numpy(np.flatnonzero(~is_held_out))
-    return kept, torch.from_numpy(np.flatnonzero(is_held_out))
+    train = torch.from_numpy(np.flatnonzero(~is_test))
+    return train, torch.from_numpy(np.flatnonzero(is_test))
 
 
 def few_labels(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:

@@ -65,17 +65,17 @@ def csv_rows(
         yield csv.DictReader(reader.lines(), delimiter=delimiter)
 
 
-def row_split(where: str, row: Mapping[str, str | None]) -> str | None:
+def row_split(source: str, row: Mapping[str, str | None]) -> str | None:
     """The split in the column `split` of a row; None where there is no such column.
 
     Raises:
-        DataError: it is neither "train" nor "test"; the message begins with `where`.
+        DataError: it is neither "train" nor "test"; the message begins with `source`.
     """
     if "split" not in row:
         return None
     split = (row["split"] or "").strip().lower()
     if split not in ("train", "test"):
-        raise DataError(f"{where}: expected split 'train' or 'test', got {split!r}")
+        raise DataError(f"{source}: expected split 'train' or 'test', got {split!r}")
     return split
 
 
@@ -126,7 +126,7 @@ def read_entries(
         raise DataError(
             f"{name}: expected at least two classes to train on, got {', '.join(classes) or 'none'}"
         )
-    class_index = {label: index for index, label in enumerate(classes)}
+    class_index = dict(zip(classes, range(len(classes)), strict=True))
     for entry in ordered:
         if entry.label not in class_index:
             raise DataError(f"{name}: test class {entry.label!r} is not among the training classes")
@@ -164,10 +164,10 @@ def check_sizes(name: str, images: Mapping[str, Tensor]) -> None:
     height, width = images[first].shape[1:]
     for file, image in images.items():
         if image.shape[1:] != (height, width):
-            other = f"{file} is {image.shape[1]} × {image.shape[2]}"
             raise DataError(
-                f"{name}: images differ in size ({Path(first).name} is {height} × {width}, {other});"
-                " give img_size (--img-size) to resize them all"
+                f"{name}: images differ in size ({Path(first).name} is {height} × {width}, "
+                f"{file} is {image.shape[1]} × {image.shape[2]}); "
+                "give img_size (--img-size) to resize them all"
             )
 
 
@@ -175,8 +175,10 @@ class LabelTree(NamedTuple):
     """The levels of a label tree, two or more.
 
     Attributes:
-        levels: the paths of the classes of each level, coarse to fine; the last are those of the set.
-        parents: of each level but the first, the indices of its classes' parents in the level above.
+        levels: the paths of the classes of each level, coarse to fine. The last level has the
+            classes of the set.
+        parents: of each level but the first, the indices of its classes' parents in the level
+            above.
     """
 
     levels: tuple[tuple[str, ...], ...]
@@ -189,10 +191,13 @@ class LabelTree(NamedTuple):
 
     @property
     def ancestors(self) -> list[list[int]]:
-        """Of each class of the set, its index in every level, coarse to fine: `[classes][levels]`."""
-        paths = [[index] for index in range(self.sizes[-1])]
-        for parents in reversed(self.parents):
-            paths = [[parents[path[0]], *path] for path in paths]
+        """The index of each class in every level, coarse to fine: `[classes][levels]`."""
+        paths = []
+        for index in range(self.sizes[-1]):
+            path = [index]
+            for parents in reversed(self.parents):
+                path.insert(0, parents[path[0]])
+            paths.append(path)
         return paths
 
 
@@ -206,17 +211,17 @@ def label_tree(classes: Sequence[str]) -> LabelTree | None:
     for _ in range(depths.pop()):
         parent_names = [name.rpartition(SEPARATOR)[0] for name in levels[0]]
         level = tuple(dict.fromkeys(parent_names))
-        index = {name: position for position, name in enumerate(level)}
+        index = dict(zip(level, range(len(level)), strict=True))
         levels.insert(0, level)
-        parents.insert(0, tuple(index[name] for name in parent_names))
+        parents.insert(0, tuple(map(index.__getitem__, parent_names)))
     return LabelTree(tuple(levels), tuple(parents))
 
 
-def check_tree(where: object, entries: Iterable[Entry]) -> list[Entry]:
+def check_tree(source: object, entries: Iterable[Entry]) -> list[Entry]:
     """Check that all labels have one depth and that each has one parent; returns the entries.
 
     Raises:
-        DataError: they have not; the message begins with `where`.
+        DataError: they have not; the message begins with `source`.
     """
     checked: list[Entry] = []
     parents: dict[tuple[int, str], str] = {}
@@ -225,16 +230,16 @@ def check_tree(where: object, entries: Iterable[Entry]) -> list[Entry]:
         first = checked[0]
         if entry.label.count(SEPARATOR) != first.label.count(SEPARATOR):
             raise DataError(
-                f"{where}: expected every image at one depth, "
+                f"{source}: expected every image at one depth, "
                 f"got {first.file} in {first.label!r} and {entry.file} in {entry.label!r}"
             )
         parts = entry.label.split(SEPARATOR)
         for depth, name in enumerate(parts):
             parent = SEPARATOR.join(parts[:depth])
-            known_parent = parents.setdefault((depth, name), parent)
-            if known_parent != parent:
+            first_parent = parents.setdefault((depth, name), parent)
+            if first_parent != parent:
                 raise DataError(
-                    f"{where}: label {name!r} has two parents, {known_parent!r} and {parent!r}; "
+                    f"{source}: label {name!r} has two parents, {first_parent!r} and {parent!r}; "
                     "a label needs one, so give the two different names"
                 )
     return checked

@@ -48,7 +48,7 @@ def read_folder(root: str | Path, request: ReadRequest) -> ImageSet:
 
 
 def split_folders(root: Path, holds: Callable[[Path], object]) -> list[tuple[Path, str | None]]:
-    """The folders of images in a folder, each with its split: train/ and test/, or the folder itself.
+    """The folders with images, each with its split: train/ and test/, or the folder itself.
 
     Args:
         root: the folder.
@@ -63,10 +63,10 @@ def split_folders(root: Path, holds: Callable[[Path], object]) -> list[tuple[Pat
         if split in SPLIT_FOLDERS and holds(folder):
             folders.append((folder, split))
     if len(folders) == 1:
-        folder, only_split = folders[0]
-        other = "test" if only_split == "train" else "train"
+        folder, present = folders[0]
+        missing = "test" if present == "train" else "train"
         raise DataError(
-            f"{root}: {folder.name}/ has no {other}/ beside it; "
+            f"{root}: {folder.name}/ has no {missing}/ beside it; "
             f"add it, or give {folder} to split that"
         )
     return folders or [(root, None)]
@@ -79,9 +79,11 @@ def _class_entries(folder: Path, split: str | None, parents: str = "") -> Iterat
     for class_folder in class_folders:
         label = parents + class_folder.name
         files = image_files(class_folder)
+        for file in files:
+            yield Entry(str(file), label, split)
         if files:
-            yield from (Entry(str(file), label, split) for file in files)
-        elif _subfolders(class_folder):
+            continue
+        if _subfolders(class_folder):
             yield from _class_entries(class_folder, split, label + SEPARATOR)
         else:
             raise DataError(
@@ -91,12 +93,11 @@ def _class_entries(folder: Path, split: str | None, parents: str = "") -> Iterat
 
 
 def _subfolders(folder: Path) -> list[Path]:
+    folders = []
     with read_errors(folder):
-        folders = [
-            path
-            for path in folder.iterdir()
-            if path.is_dir() and not path.name.startswith((".", "__"))
-        ]
+        for path in folder.iterdir():
+            if path.is_dir() and not path.name.startswith((".", "__")):
+                folders.append(path)
     return sorted(folders, key=lambda path: natural_key(path.name))
 
 
@@ -115,14 +116,13 @@ def read_tar(path: str | Path, request: ReadRequest) -> ImageSet:
         open_reader(path, request.budget, "damaged or truncated archive") as reader,
         tarfile.open(fileobj=cast(Any, reader), mode="r:") as archive,
     ):
-        members = {
-            member.name: member
-            for member in _members(reader, archive)
-            if member.isfile() and _is_image(member.name)
-        }
+        members = {}
+        for member in _members(reader, archive):
+            if member.isfile() and _is_image(member.name):
+                members[member.name] = member
 
-        def read_member(member: str) -> bytes:
-            stream = archive.extractfile(members[member])
+        def read_member(file: str) -> bytes:
+            stream = archive.extractfile(members[file])
             return stream.read() if stream else b""
 
         entries = _member_entries(path, members)
@@ -168,16 +168,18 @@ def _member_entries(path: Path, members: Iterable[str]) -> list[Entry]:
         and min(map(len, parts)) > 2
         and parts[0][0] not in SPLIT_FOLDERS
     ):
-        parts = [member[1:] for member in parts]
+        for member in parts:
+            del member[0]
 
-    depths = {len(member) for member in parts}
-    has_splits = depths == {3} and {member[0] for member in parts} <= SPLIT_FOLDERS
+    depths = set(map(len, parts))
+    has_splits = depths == {3} and all(member[0] in SPLIT_FOLDERS for member in parts)
     if depths != {2} and not has_splits:
         raise DataError(
             f"{path}: expected images as <class>/<image> or as train/ and test/<class>/<image> "
             "in the archive"
         )
-    return [
-        Entry(file, member[-2], member[0] if has_splits else None)
-        for file, member in zip(members, parts, strict=True)
-    ]
+    entries = []
+    for file, member in zip(members, parts, strict=True):
+        split = member[0] if has_splits else None
+        entries.append(Entry(file, member[-2], split))
+    return entries

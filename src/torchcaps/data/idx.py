@@ -1,11 +1,12 @@
 """IDX files, the format of MNIST (LeCun, Cortes, Burges), plain or gzip.
 
-A file holds two zero bytes, a type code (8: unsigned bytes), the number of axes, a big-endian 32-bit
-size of each axis, and the data by rows.
+A file holds two zero bytes, a type code (8: unsigned bytes), the number of axes, a big-endian
+32-bit size of each axis, and the data by rows.
 """
 
 import math
 import struct
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -75,7 +76,7 @@ def find_idx(folder: Path, split: str, kind: str) -> Path | None:
 
 def holds_idx(folder: Path) -> bool:
     """Whether `folder` holds at least one IDX file under MNIST's names."""
-    return any(find_idx(folder, split, kind) for split in STEMS for kind in ("images", "labels"))
+    return any(find_idx(folder, *names) for names in product(STEMS, ("images", "labels")))
 
 
 def read_idx_set(
@@ -141,10 +142,10 @@ def register_idx(info: DatasetInfo) -> None:
         if labels is not None:
             file = f"{STEMS[request.split]}-labels-idx1-ubyte"
             digest = sha256(labels, request.budget)
-            for other in map(dataset_info, list_datasets()):
-                is_other = other.sha256.get(file) == digest != info.sha256.get(file)
-                if is_other and other.made_from is None:
+            for known in map(dataset_info, list_datasets()):
+                is_different = known.sha256.get(file) == digest != info.sha256.get(file)
+                if is_different and known.made_from is None:
                     raise DataError(
-                        f"{labels}: these are the labels of {other.name!r}, not of {info.name!r}"
+                        f"{labels}: these are the labels of {known.name!r}, not of {info.name!r}"
                     )
         return read_idx_set(folder, request, info.name, info.classes)

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ FORMATS = {
     "TIFF": (".tif", ".tiff"),
     "WEBP": (".webp",),
 }
-SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+SUFFIXES = frozenset(chain.from_iterable(FORMATS.values()))
 STRIP = 1 << 20  # pixels converted at a time
 
 ImageSource = str | Path | bytes | Image.Image
@@ -101,7 +102,10 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:
-    """Sorting key by which `img2` comes before `img10`: of two numbers, the one with more digits is larger."""
+    """Sorting key by which `img2` comes before `img10`.
+
+    Of two numbers, the one with more digits is larger.
+    """
     key = []
     for part in re.findall(r"\d+|\D+", text):
         if part.isdecimal():

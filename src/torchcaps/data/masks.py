@@ -98,7 +98,9 @@ def main_classes(masks: Tensor, num_classes: int) -> Tensor:
     Returns:
         Class indices `[n]`.
     """
-    counts = [(masks == index).flatten(1).sum(dim=1) for index in range(1, num_classes)]
+    counts = []
+    for index in range(1, num_classes):
+        counts.append((masks == index).flatten(1).sum(dim=1))
     pixel_counts = torch.stack(counts, dim=1)
     return torch.where(pixel_counts.sum(dim=1) > 0, 1 + pixel_counts.argmax(dim=1), 0)
 
@@ -113,7 +115,7 @@ def palette(num_classes: int) -> NDArray[np.uint8]:
 
 
 def write_mask(path: Path, mask: NDArray[np.uint8], num_classes: int) -> None:
-    """Write a mask `[height, width]` as an indexed PNG: class indices, in the colors of `palette`."""
+    """Write a mask `[height, width]` as an indexed PNG, in the colors of `palette`."""
     image = Image.fromarray(mask)
     image.putpalette(palette(num_classes).tobytes())
     image.save(path, format="PNG")
@@ -185,7 +187,8 @@ def read_mask_table(path: Path, rows: csv.DictReader[str], request: ReadRequest)
     pairs = []
     for row in rows:
         line = f"{path} line {rows.line_num}"
-        image, mask = [path.parent / (row[column] or "").strip() for column in ("image", "mask")]
+        image = path.parent / (row["image"] or "").strip()
+        mask = path.parent / (row["mask"] or "").strip()
         for file in (image, mask):
             if not file.is_file():
                 raise DataError(f"{line}: no such file {file}")
@@ -211,8 +214,10 @@ def _find_pairs(folder: Path, split: str | None) -> Iterator[MaskPair]:
     if unpaired:
         file = images.get(unpaired[0]) or masks[unpaired[0]]
         missing = "mask" if unpaired[0] in images else "image"
-        others = f" (and {len(unpaired) - 1} more)" if len(unpaired) > 1 else ""
-        raise DataError(f"{file}: there is no {missing} of this name beside it{others}")
+        raise DataError(
+            f"{file}: there is no {missing} of this name beside it "
+            f"(unpaired files: {len(unpaired)})"
+        )
     for stem in sorted(images, key=natural_key):
         yield MaskPair(images[stem], masks[stem], split)
 
@@ -256,12 +261,13 @@ def _read_pairs(
 
     images = []
     split_masks = []
+    files = {}
     for index in indices:
         image = _read_image(pairs[index], masks[index], channels, request)
         images.append(image)
+        files[str(pairs[index].image)] = image
         split_masks.append(_resize_masks(masks[index].unsqueeze(0), image.shape[1:]))
-    files = [str(pairs[index].image) for index in indices]
-    check_sizes(name, dict(zip(files, images, strict=True)))
+    check_sizes(name, files)
     return MaskedSet(
         torch.stack(images),
         labels[indices],
@@ -314,7 +320,8 @@ class _ClassTable:
 
 
 def _read_class_table(folder: Path, budget: MemoryBudget) -> _ClassTable | None:
-    file = next((folder / name for name in CLASS_TABLES if (folder / name).is_file()), None)
+    files = [folder / name for name in CLASS_TABLES]
+    file = next(filter(Path.is_file, files), None)
     if file is None:
         return None
     with open_reader(file, budget, "cannot be read as a table of classes") as reader:

@@ -16,7 +16,7 @@ BASE = 512 << 20  # bytes that Python with scipy takes by itself
 TIMEOUT = 300.0  # seconds
 
 MatValue = Any
-"""An array; text; a list for a cell array; a dictionary for one struct, a list of them for several."""
+"""An array; text; a list for a cell array; a dictionary for a struct, a list of them for several."""
 
 
 def read_mat(path: str | Path, budget: MemoryBudget | None = None) -> dict[str, MatValue]:
@@ -36,7 +36,8 @@ def read_mat(path: str | Path, budget: MemoryBudget | None = None) -> dict[str, 
             raise DataError(f"{path}: a MATLAB 7.3 file, which is HDF5; save it again with -v7")
         if header[124:128] not in (b"\0\1IM", b"\1\0MI"):
             raise DataError(
-                f"{path}: not a MATLAB level-5 file; its header gives neither version nor byte order"
+                f"{path}: not a MATLAB level-5 file; "
+                "its header gives neither version nor byte order"
             )
         try:
             arrays = call_isolated(
@@ -48,11 +49,11 @@ def read_mat(path: str | Path, budget: MemoryBudget | None = None) -> dict[str, 
             )
         except IsolatedError as error:
             raise ValueError(str(error)) from error
-        return {
-            name: _to_plain(reader, array)
-            for name, array in arrays.items()
-            if not name.startswith("__")
-        }
+        variables = {}
+        for name, array in arrays.items():
+            if not name.startswith("__"):
+                variables[name] = _to_plain(reader, array)
+        return variables
 
 
 def _to_plain(reader: Reader, array: Any) -> MatValue:
@@ -61,10 +62,9 @@ def _to_plain(reader: Reader, array: Any) -> MatValue:
         raise DataError(f"{reader.path}: holds a {type(array).__name__}, which is not read here")
     fields = array.dtype.names
     if fields is not None:
-        records = [
-            {name: _to_plain(reader, record[name]) for name in fields}
-            for record in array.ravel("F")
-        ]
+        records = []
+        for record in array.ravel("F"):
+            records.append({name: _to_plain(reader, record[name]) for name in fields})
         return records[0] if len(records) == 1 else records
     if array.dtype == object:
         return [_to_plain(reader, cell) for cell in array.ravel("F")]

@@ -46,7 +46,8 @@ def fit_images(images: Images, img_size: Size, in_chans: int | None) -> Images:
         images = to_channels(images, in_chans)
     if img_size is None or size_pair(img_size) == tuple(images.shape[2:]):
         return images
-    return torch.cat([_resize(chunk, size_pair(img_size)) for chunk in images.split(CHUNK)])
+    resized = [_resize(chunk, size_pair(img_size)) for chunk in images.split(CHUNK)]
+    return torch.cat(resized)
 
 
 def _resize(images: Images, size: tuple[int, int]) -> Images:
@@ -100,47 +101,47 @@ def deep_to_bytes(array: np.ndarray) -> np.ndarray:
     return pixels
 
 
-def array_images(where: str, images: np.ndarray) -> Images:
+def array_images(source: str, images: np.ndarray) -> Images:
     """Images in an array of one of the layouts that `read_arrays` takes.
 
     Returns:
         uint8 or float32 `[n, channels, height, width]`.
 
     Raises:
-        DataError: another layout, type or range; the message begins with `where`.
+        DataError: another layout, type or range; the message begins with `source`.
     """
     shape = list(images.shape)
     if images.ndim == 3:
         images = images[:, None]
     elif images.ndim != 4:
-        raise DataError(f"{where}: expected images of 3 or 4 axes, got shape {shape}")
+        raise DataError(f"{source}: expected images of 3 or 4 axes, got shape {shape}")
     elif (shape[1] <= MAX_CHANNELS) == (shape[3] <= MAX_CHANNELS):
         raise DataError(
-            f"{where}: cannot tell which axis of the images {shape} is the channels; "
+            f"{source}: cannot tell which axis of the images {shape} is the channels; "
             f"expected either axis 1 or axis 3, and not both, to be at most {MAX_CHANNELS}"
         )
     elif shape[3] <= MAX_CHANNELS:
         images = np.moveaxis(images, 3, 1)
     if images.size == 0:
-        raise DataError(f"{where}: there are no pixels in images of shape {list(images.shape)}")
+        raise DataError(f"{source}: there are no pixels in images of shape {list(images.shape)}")
     if images.dtype == np.uint16:
         images = deep_to_bytes(images)
     elif images.dtype.kind == "f":
         images = images.astype(np.float32)
     elif images.dtype != np.uint8:
         raise DataError(
-            f"{where}: expected images of type uint8, uint16 or float in [0, 1], got {images.dtype}"
+            f"{source}: expected images of type uint8, uint16 or float in [0, 1], got {images.dtype}"
         )
     tensor = torch.from_numpy(np.require(images, requirements=["A", "C", "W"]))
-    check_floats(where, tensor)
+    check_floats(source, tensor)
     return tensor
 
 
-def check_floats(where: str, images: Images) -> None:
+def check_floats(source: str, images: Images) -> None:
     """Check that float images are finite and in [0, 1].
 
     Raises:
-        DataError: they are not; the message begins with `where`.
+        DataError: they are not; the message begins with `source`.
     """
     if images.dtype == torch.uint8:
         return
@@ -148,12 +149,12 @@ def check_floats(where: str, images: Images) -> None:
     if not (low.isfinite() and high.isfinite()):
         is_bad = ~images.flatten(1).isfinite().all(dim=1)
         raise DataError(
-            f"{where}: image {int(is_bad.nonzero()[0])} (one of {int(is_bad.sum())}) "
+            f"{source}: image {int(is_bad.nonzero()[0])} (one of {int(is_bad.sum())}) "
             "holds NaN or infinite pixels"
         )
     if low < 0 or high > 1:
         raise DataError(
-            f"{where}: expected float pixels in [0, 1], got {low:g} to {high:g}; "
+            f"{source}: expected float pixels in [0, 1], got {low:g} to {high:g}; "
             "scale them, or store 0..255 as uint8"
         )
 

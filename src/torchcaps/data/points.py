@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -76,7 +77,10 @@ class PointPreprocess(Preprocess, kind="points"):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PointSet(ImageSet):
-    """Sets of equally many points; `images` are float32 `[n, 2 or 3, points, 1]`, any finite numbers."""
+    """Sets of equally many points.
+
+    `images` are float32 `[n, 2 or 3, points, 1]`, any finite numbers.
+    """
 
     preprocess: ClassVar[type[Preprocess]] = PointPreprocess
     min_classes: ClassVar[int] = 1
@@ -221,7 +225,7 @@ def _read_csv(path: Path, budget: MemoryBudget, required: tuple[str, ...]) -> di
             shapes.setdefault((row.get("shape") or "").strip(), []).append(point)
     if not splits:
         raise DataError(f"{path}: there are no points")
-    named_sets = [pair for shapes in splits.values() for pair in shapes.items()]
+    named_sets = list(chain.from_iterable(shapes.items() for shapes in splits.values()))
     first_name, first_set = named_sets[0]
     for name, points in named_sets:
         if len(points) != len(first_set):

@@ -20,7 +20,7 @@ from torchcaps.errors import DataError, check_regular
 from torchcaps.registry import Registry
 
 MAX_SIDE = 8192  # pixels: a file may ask for any number
-MAX_SHOWN = 400  # characters of a description in an error
+MAX_REPR = 400  # characters of a description in an error
 Picture = str | Path | Image.Image | np.ndarray | Tensor
 
 
@@ -130,7 +130,7 @@ class Preprocess:
         except (AttributeError, KeyError, TypeError, ValueError):
             raise DataError(
                 "preprocess: expected img_size [height, width] and in_chans, "
-                f"got {repr(settings)[:MAX_SHOWN]}"
+                f"got {repr(settings)[:MAX_REPR]}"
             ) from None
         return preprocess_class((height, width), channels, crop)
 
@@ -140,7 +140,9 @@ PREPROCESSES.add(Preprocess.kind, Preprocess)
 
 
 def images_in(paths: Iterable[str | Path]) -> list[Path]:
-    """The image files that these paths name, each once and in natural order ("img2" before "img10").
+    """The image files that these paths name, each once.
+
+    They come in natural order ("img2" before "img10").
 
     Folders are searched at every depth. Hidden files and folders inside them are skipped.
 

@@ -1,4 +1,4 @@
-"""Bringing a named data set into the cache from the sources that it has; nothing else in the library downloads.
+"""Fetching a named data set into the cache from its sources; nothing else in the library downloads.
 
 A file gets its name only when it is whole and verified; what broke off leaves nothing behind.
 """
@@ -146,7 +146,10 @@ class Rendering(Source):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn a failure to write into a DataError that names `path`: a full disk is no fault of the source."""
+    """Turn a failure to write into a DataError that names `path`.
+
+    A full disk is no fault of the source.
+    """
     try:
         yield
     except OSError as error:
@@ -205,14 +208,14 @@ def _unpack(archive: Path, inside: str, missing: Files, folder: Path) -> None:
 
 
 def _install(part: Path, folder: Path, name: str, file: str, digest: str | None) -> None:
-    """Verify a file and rename it at one stroke; a damaged copy that would be read before it goes."""
+    """Verify a file and rename it at one stroke; a damaged copy is removed."""
     if fault := file_fault(part, digest):
         raise SourceError(f"{file}: {fault}")
     with writing(folder / name):
         os.replace(part, folder / name)
-        for other_name in (file, f"{file}.gz"):
-            if other_name != name:
-                (folder / other_name).unlink(missing_ok=True)
+        for copy in (file, f"{file}.gz"):
+            if copy != name:
+                (folder / copy).unlink(missing_ok=True)
 
 
 class FileCheck(NamedTuple):
@@ -280,12 +283,12 @@ def fetch_dataset(
 
 def _missing(info: DatasetInfo, folder: Path) -> Files:
     """The files that are absent or wrong."""
+    missing = {}
     if all(info.sha256.values()):
-        return {
-            file: digest
-            for file, digest in info.sha256.items()
-            if file_fault(_locate(folder, file), digest)
-        }
+        for file, digest in info.sha256.items():
+            if file_fault(_locate(folder, file), digest):
+                missing[file] = digest
+        return missing
     checks = _check_files(info, folder)
     return {} if checks and all(check.ok for check in checks) else info.sha256
 
@@ -317,16 +320,16 @@ def _check_files(info: DatasetInfo, folder: Path) -> list[FileCheck]:
     """One check per file or split; none where nothing of the set is in the folder."""
     if all(info.sha256.values()):
         checks = []
+        is_present = False
         for file, digest in info.sha256.items():
             path = _locate(folder, file)
+            is_present |= path.is_file()
             fault = file_fault(path, digest)
             checks.append(FileCheck(str(path), not fault, fault or "SHA-256 as published"))
-        is_there = any(Path(check.file).is_file() for check in checks)
-        return checks if is_there else []
+        return checks if is_present else []
     if not folder.is_dir():
         return []
-    counts = [_count_images(info, folder, split) for split in SPLITS]
-    return [check for check in counts if check is not None]
+    return list(filter(None, [_count_images(info, folder, split) for split in SPLITS]))
 
 
 def _locate(folder: Path, file: str) -> Path:

@@ -21,8 +21,7 @@ def random_crop(images: Images, size: int, *, generator: Generator) -> Images:
     Returns:
         `[batch, channels, size, size]`.
     """
-    check_shape("images", images, AXES)
-    check_range("size", size, low=1, high=min(images.shape[2:]))
+    _check_size(images, size)
     return random_windows(images, (size, size), generator)
 
 
@@ -31,17 +30,24 @@ def center_crop(images: Images, size: int) -> Images:
 
     Where the margin is odd it lies half a pixel up and left.
     """
-    check_shape("images", images, AXES)
-    check_range("size", size, low=1, high=min(images.shape[2:]))
+    _check_size(images, size)
     row = (images.shape[2] - size) // 2
     column = (images.shape[3] - size) // 2
-    return images[:, :, row : row + size, column : column + size]
+    rows = slice(row, row + size)
+    columns = slice(column, column + size)
+    return images[:, :, rows, columns]
+
+
+def _check_size(images: Images, size: int) -> None:
+    check_shape("images", images, AXES)
+    check_range("size", size, low=1, high=min(images.shape[2:]))
 
 
 def random_windows(images: Images, size: Sequence[int], generator: Generator) -> Images:
     """A window of `size` (height, width) of each image, its place drawn uniformly."""
-    row = random_offsets(images, images.shape[2], size[0], generator)
-    column = random_offsets(images, images.shape[3], size[1], generator)
+    height, width = images.shape[2:]
+    row = random_offsets(images, height, size[0], generator)
+    column = random_offsets(images, width, size[1], generator)
     return windows_at(images, size, row, column)
 
 
@@ -55,5 +61,8 @@ def windows_at(images: Images, size: Sequence[int], row: Tensor, column: Tensor)
         column: first column of each window, `[batch]`.
     """
     # A view of all windows, of which one per sample is copied.
-    windows = images.unfold(2, size[0], 1).unfold(3, size[1], 1)
-    return windows[torch.arange(len(images), device=images.device), :, row, column]
+    height, width = size
+    windows = images.unfold(2, height, 1)
+    windows = windows.unfold(3, width, 1)
+    index = torch.arange(len(images), device=images.device)
+    return windows[index, :, row, column]

@@ -30,16 +30,19 @@ def random_erasing(images: Images, side: int, *, generator: Generator) -> Images
     """
     check_shape("images", images, AXES)
     check_range("side", side, low=0, high=min(images.shape[2:]))
-    in_rows = _is_erased(images, images.shape[2], side, generator).unsqueeze(2)
-    in_columns = _is_erased(images, images.shape[3], side, generator).unsqueeze(1)
-    return images.masked_fill((in_rows & in_columns).unsqueeze(1), 0)
+    height, width = images.shape[2:]
+    in_rows = _is_erased(images, height, side, generator)
+    in_columns = _is_erased(images, width, side, generator)
+    square = in_rows.unsqueeze(2) & in_columns.unsqueeze(1)
+    return images.masked_fill(square.unsqueeze(1), 0)
 
 
 def _is_erased(images: Images, length: int, side: int, generator: Generator) -> Tensor:
     """Which pixels along an axis lie in the square, `[batch, length]`."""
     first = random_offsets(images, length, side, generator).unsqueeze(1)
-    offsets = torch.arange(length, device=images.device) - first
-    return (offsets >= 0) & (offsets < side)
+    pixels = torch.arange(length, device=images.device)
+    is_behind = pixels >= first
+    return is_behind & (pixels < first + side)
 
 
 # After the crop, so that the square lies in what the model sees.

@@ -5,7 +5,11 @@ from torch import Generator, Tensor
 
 
 def uniform(
-    shape: tuple[int, ...], low: float, high: float, like: Tensor, generator: Generator
+    shape: tuple[int, ...],
+    low: float,
+    high: float,
+    like: Tensor,
+    generator: Generator,
 ) -> Tensor:
     """Numbers in [low, high), drawn on the generator's device, then on that of `like`."""
     numbers = torch.rand(shape, generator=generator, device=generator.device)
@@ -21,7 +25,11 @@ def random_offsets(images: Tensor, side: int, window: int, generator: Generator)
         window: pixels of the window, at most `side`.
         generator: the offsets are drawn uniformly, on its device.
     """
+    num_offsets = side - window + 1
     offsets = torch.randint(
-        side - window + 1, (len(images),), generator=generator, device=generator.device
+        num_offsets,
+        (len(images),),
+        generator=generator,
+        device=generator.device,
     )
     return offsets.to(images.device)

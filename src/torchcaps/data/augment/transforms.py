@@ -84,6 +84,10 @@ def _crop(images: Images, side: int, generator: Generator) -> Images:
 
 
 def refuse_augmentations(settings: Any, reason: str) -> None:
-    """For inputs that are no images: ArgumentError for the first setting that is on and not the default."""
+    """Refuse augmentations for inputs that are no images.
+
+    Raises:
+        ArgumentError: a setting is on and not the default.
+    """
     for augmentation in ordered_augmentations():
         augmentation.refuse(settings, reason)
