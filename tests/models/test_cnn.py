@@ -67,7 +67,7 @@ def test_any_size(num_classes, in_chans, img_size):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"channels": (4, 0)}, "channels and hidden: expected at least 1, got 0"),
+        ({"channels": (4, 0)}, "channels: expected at least 1, got 0"),
         ({"kernels": (4, 3)}, "kernels: expected odd sizes, got 4, 3"),
         ({"kernels": (5,)}, "kernels: expected one for each of 2 convolutions, got 1"),
         ({"dropout": 1.0}, "dropout: expected between 0.0 and 0.99, got 1.0"),

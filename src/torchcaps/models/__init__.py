@@ -1,4 +1,4 @@
-"""One file, one published system, and the registry that finds them.
+"""Published systems, one file each, and the registry that finds them.
 
 A model of this package is one file: it registers itself, and no import names it here.
 """

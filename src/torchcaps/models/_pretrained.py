@@ -1,7 +1,10 @@
-"""Weights that come with the package: one file a model, as `torchcaps.load` reads it, with its own description."""
+"""Weights that come with the package.
+
+There is one file a model, as `torchcaps.load` reads it, with its own description.
+"""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,67 +19,101 @@ from torchcaps.errors import ArgumentError
 from torchcaps.types import ModelMetadata, set_model_metadata
 
 FOLDER = Path(__file__).parent / "weights"
-SHOWN = "capsnet_small"  # what commands take that are given no run
+DEFAULT_MODEL = "capsnet_small"  # of commands without a run
 
 
-def weights_file(name: str = SHOWN) -> Path:
-    """The file of a model's weights, a path for `torchcaps.load` and every command; ValueError if there is none."""
+def weights_file(name: str = DEFAULT_MODEL) -> Path:
+    """The file of a model's weights, a path for `torchcaps.load` and every command.
+
+    Raises:
+        ValueError: if none come with the package.
+
+    Example:
+        >>> model = torchcaps.load(weights_file("efficient_capsnet"))
+    """
     path = FOLDER / f"{name}.safetensors"
     if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.safetensors"))) or "no model"
+        known = sorted(file.stem for file in FOLDER.glob("*.safetensors"))
         raise ArgumentError(
             "pretrained",
-            f"no weights of {name!r} come with the package, only of {known}; "
-            f"train it with `torchcaps train {name}`",
+            f"no weights of {name!r} come with the package, only of "
+            f"{', '.join(known) or 'no model'}; train it with `torchcaps train {name}`",
         )
     return path
 
 
 def weights_info(name: str) -> dict[str, Any]:
-    """Where these weights come from: "data", "seed", "accuracy" on its test images, "command", "license", "torch".
-    ValueError if none come with the package."""
-    return dict(_described(weights_file(name))["weights"])
+    """The origin of a model's weights.
+
+    Returns:
+        "data", "seed", "accuracy" on its test images, "command", "license", "torch" and more.
+
+    Raises:
+        ValueError: if none come with the package.
+    """
+    return dict(read_description(weights_file(name))["weights"])
 
 
 def pretrained_model(
-    name: str, build: Callable[..., nn.Module], given: dict[str, Any], options: dict[str, Any]
+    name: str,
+    build: Callable[..., nn.Module],
+    sizes: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> nn.Module:
-    """A model with the weights of the package, and with `.preprocess`; for other classes their layers start anew.
+    """A model with the weights of the package, and with `.preprocess`.
 
-    `given` are sizes that were asked for, or None; `options` take the place of those that the weights were trained
-    with. ValueError: there are no weights, or sizes or options are none that they fit."""
+    For other classes, the layers that depend on their number start anew.
+
+    Args:
+        name: of the model.
+        build: its class or function.
+        sizes: of the model by name; None for those of the weights.
+        options: in place of those that the weights were trained with.
+
+    Raises:
+        ValueError: if there are no weights, or they do not fit these sizes or options.
+    """
     file = weights_file(name)
-    about = _described(file)
+    about = read_description(file)
     preprocess = Preprocess.from_dict(about["preprocess"])
     trained: dict[str, Any] = {
         "num_classes": len(about["classes"]),
         "in_chans": preprocess.in_chans,
         "img_size": preprocess.model_size,
     }
-    sizes = trained | {key: size for key, size in given.items() if size is not None}
-    sizes["img_size"] = size_pair(sizes["img_size"])
+    all_sizes = trained | {key: size for key, size in sizes.items() if size is not None}
+    all_sizes["img_size"] = size_pair(all_sizes["img_size"])
     for key in ("in_chans", "img_size"):
-        if sizes[key] != trained[key]:
+        if all_sizes[key] != trained[key]:
             raise ArgumentError(
-                key, f"the weights of {name} are for {trained[key]}, got {sizes[key]}"
+                key, f"the weights of {name} are for {trained[key]}, got {all_sizes[key]}"
             )
-    options = about["options"] | options
+
+    all_options = about["options"] | dict(options)
     weights = load_file(file)
     with torch.device("meta"):
-        state = build(**trained, **options).state_dict()
-    for key in state.keys() - _fitting(state, weights).keys():
-        raise ArgumentError(
-            "pretrained", f"the weights of {name} do not fit these options, such as {key}"
-        )
-    model = build(**sizes, **options)
-    model.load_state_dict(_fitting(model.state_dict(), weights), strict=False)
-    classes = tuple(about["classes"]) if sizes["num_classes"] == trained["num_classes"] else ()
-    metadata = ModelMetadata(classes, preprocess, about["task"], name=name, options=sizes | options)
+        state = build(**trained, **all_options).state_dict()
+    fitting = fitting_weights(state, weights)
+    for key in state:
+        if key not in fitting:
+            raise ArgumentError(
+                "pretrained", f"the weights of {name} do not fit these options, such as {key}"
+            )
+
+    model = build(**all_sizes, **all_options)
+    model.load_state_dict(fitting_weights(model.state_dict(), weights), strict=False)
+    has_same_classes = all_sizes["num_classes"] == trained["num_classes"]
+    classes = tuple(about["classes"]) if has_same_classes else ()
+    metadata = ModelMetadata(
+        classes, preprocess, about["task"], name=name, options=all_sizes | all_options
+    )
     set_model_metadata(model, metadata)
     return model
 
 
-def _fitting(state: dict[str, Tensor], weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def fitting_weights(
+    state: Mapping[str, Tensor], weights: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """The weights that a model's state has a place for."""
     return {
         key: tensor
@@ -85,6 +122,7 @@ def _fitting(state: dict[str, Tensor], weights: dict[str, Tensor]) -> dict[str, 
     }
 
 
-def _described(path: Path) -> dict[str, Any]:
+def read_description(path: Path) -> dict[str, Any]:
+    """The description in a model file."""
     with safe_open(path, framework="pt") as file:
         return dict(json.loads(file.metadata()["torchcaps"]))

@@ -1,4 +1,4 @@
-"""The registry of models: names, what is known of each, construction."""
+"""The registry of models: names, passports, construction."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -20,7 +20,7 @@ Builder = Callable[..., nn.Module]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """Where a model comes from, the sizes it was published for, and what was published of it.
+    """The origin of a model, the sizes it was published for, and a published figure.
 
     Attributes:
         title: of the paper.
@@ -62,12 +62,20 @@ def register_model(
         info: the model's origin and published sizes.
         name: name of the model, by default that of the builder.
         builder: class or function that makes the model.
-        replace: allow a name that is taken; ValueError for one otherwise.
+        replace: allow a name that is taken.
         options: of the builder, unless a caller passes others.
+
+    Raises:
+        ValueError: for a name that is taken, unless `replace`.
+
+    Example:
+        >>> @register_model(ModelInfo(title="", year=2026, parameters=7850, published="none"))
+        ... def my_network(num_classes=10, in_chans=1, img_size=(28, 28)): ...
     """
 
     def register(builder: Builder) -> Builder:
-        MODELS.add(name or builder.__name__, (partial(builder, **options), info), replace=replace)
+        entry = (partial(builder, **options), info)
+        MODELS.add(name or builder.__name__, entry, replace=replace)
         return builder
 
     if builder is not None:
@@ -76,25 +84,36 @@ def register_model(
 
 
 def register_variant(name: str, base: str, **changes: Any) -> None:
-    """Register a model that differs from `base` in fields of its `ModelInfo` and options of its builder."""
+    """Register a model that differs from another one.
+
+    Args:
+        name: of the model.
+        base: name of the other model.
+        changes: fields of its `ModelInfo`, and options of its builder.
+
+    Raises:
+        ValueError: for a name that is taken, or an unknown one.
+    """
     builder, info = MODELS[base]
     fields = {key: changes.pop(key) for key in vars(info) if key in changes}
     register_model(with_changes(info, **fields), name=name, builder=builder, **changes)
 
 
 def list_models(filter: str = "*", pretrained: bool = False) -> list[str]:
-    """Names of the models that match a wildcard such as "caps*"; with `pretrained`, of those whose weights come with
-    the package."""
+    """Names of models.
+
+    Args:
+        filter: a wildcard, such as "caps*".
+        pretrained: of those alone whose weights come with the package.
+    """
     names = [name for name in MODELS.names() if fnmatch(name, filter)]
-    return (
-        [name for name in names if (FOLDER / f"{name}.safetensors").is_file()]
-        if pretrained
-        else names
-    )
+    if pretrained:
+        names = [name for name in names if (FOLDER / f"{name}.safetensors").is_file()]
+    return names
 
 
 def model_info(name: str) -> ModelInfo:
-    """What is known of a model; ValueError for an unknown name."""
+    """The passport of a model; ValueError for an unknown name."""
     return MODELS[name][1]
 
 
@@ -107,32 +126,39 @@ def create_model(
     generator: torch.Generator | None = None,
     **options: Any,
 ) -> nn.Module:
-    """Build a model by name (see `list_models()`). Sizes not given are those it was published for.
+    """Build a model by name (see `list_models()`).
 
     Args:
-        pretrained: take the weights that come with the package, and the options that they were trained with; see
-            `weights_info`. With another `num_classes`, the layers that depend on it start anew.
-        num_classes, in_chans: at least 1.
+        name: of the model.
+        pretrained: take the weights that come with the package, and the options that they were
+            trained with; see `weights_info`. With another `num_classes`, the layers that depend on
+            it start anew.
+        num_classes: number of classes, at least 1; by default as published, as are the next two.
+        in_chans: channels of the images, at least 1.
         img_size: height and width in pixels, or one number for both.
-        generator: draws the weights, the same for equal seeds whatever other threads draw; None is torch's own.
+        generator: draws the weights, the same for equal seeds whatever other threads draw; None is
+            torch's own.
         options: the model's own; see its class.
 
     Raises:
-        ValueError: for an unknown name, a size that the model cannot take, or weights that are not there or do not fit.
+        ValueError: for an unknown name, a size that the model cannot take, or weights that are not
+            there or do not fit.
         TypeError: for an option that the model does not take.
 
     Example:
         >>> model = create_model("capsnet", num_classes=3, in_chans=3, img_size=(40, 28))
     """
     builder, info = MODELS[name]
-    given = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
-    sizes = {key: getattr(info, key) if value is None else value for key, value in given.items()}
+    arguments = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
+    sizes = {}
+    for key, size in arguments.items():
+        sizes[key] = getattr(info, key) if size is None else size
     if not info.num_classes:
         del sizes["num_classes"]
     with nullcontext() if generator is None else use_generator(generator):
         if pretrained:
-            return pretrained_model(name, builder, given, options)
+            return pretrained_model(name, builder, arguments, options)
         model = builder(**sizes, **options)
-    metadata = with_changes(model_metadata(model), name=name, options={**sizes, **options})
+    metadata = with_changes(model_metadata(model), name=name, options=sizes | options)
     model._torchcaps = metadata  # type: ignore[assignment]
     return model

@@ -1,8 +1,9 @@
 """AffCapsNet: class capsules by one affine map that all primary capsules share, without routing.
 
-Jindong Gu, Volker Tresp, "Improving the Robustness of Capsule Networks to Image Affine Transformations", CVPR 2020,
-arXiv 1911.07968. There is no code and no table of sizes: the trunk is CapsNet's (arXiv 1710.09829), and the constant,
-the start of the matrices and the training are this library's.
+Jindong Gu, Volker Tresp, "Improving the Robustness of Capsule Networks to Image Affine
+Transformations", CVPR 2020, arXiv 1911.07968. There is no code and no table of sizes: the trunk is
+CapsNet's (arXiv 1710.09829), and the constant, the start of the matrices and the training are this
+library's.
 """
 
 from typing import Any, Literal, get_args
@@ -24,16 +25,25 @@ Constant = Literal["1/K", "1/sqrt(N)", "1/N"]
 
 
 class AffineCaps(CapsuleLinear):
-    """`v_k = squash(c sum_n W_k u_n)`: children that share a matrix are summed first, and then there is one product.
+    """`v_k = squash(c sum_n W_k u_n)`: children that share a matrix are summed before the product.
 
-    Other arguments are those of `CapsuleLinear`, with routing by agreement of the votes `c K W_k u_n`. One iteration
-    of it is the equation, and makes no votes. `weight` is `[own, K, out_dim, in_dim]`.
+    It is routing by agreement of the votes `c K W_k u_n`, of which one iteration is the equation,
+    and makes no votes. `weight` is `[own, K, out_dim, in_dim]`.
 
     Args:
-        in_capsules, out_capsules: N and K.
-        own: children with matrices of their own, which the others repeat in turn: 1, the types of a position, or None
-            for all N.
+        in_capsules: N, children.
+        in_dim: dimensions of a child.
+        out_capsules: K, parents.
+        out_dim: dimensions of a parent.
+        routing: see `CapsuleLinear`.
+        own: children with matrices of their own, which the others repeat in turn: 1, the types of a
+            position, or None for all N.
         constant: c, 1 / K being equal couplings.
+        options: of `CapsuleLinear`.
+
+    Example:
+        >>> AffineCaps(1152, 8, 10, 16, iterations=1)(torch.rand(2, 1152, 8)).pose.shape
+        torch.Size([2, 10, 16])
     """
 
     def __init__(
@@ -49,19 +59,23 @@ class AffineCaps(CapsuleLinear):
         **options: Any,
     ) -> None:
         check_known("constant", constant, get_args(Constant))
-        own = in_capsules if own is None else own
+        num_matrices = in_capsules if own is None else own
         c = in_capsules**-0.5
         std = in_dim**-0.5
         if constant == "1/K":
-            c, std = 1 / out_capsules, 0.1
+            c = 1 / out_capsules
+            std = 0.1
         elif constant == "1/N":
             c = 1 / in_capsules
-        if own == in_capsules:
+        if num_matrices == in_capsules:
             # Votes are independent: as in `LinearVotes`, |s| = 0.4 for children of length 0.1.
-            std = 4 / (c * (own * out_dim) ** 0.5)
-        super().__init__(own, in_dim, out_capsules, out_dim, routing, init_std=std, **options)
-        self.in_capsules, self.constant = in_capsules, c
+            std = 4 / (c * (num_matrices * out_dim) ** 0.5)
+        super().__init__(
+            num_matrices, in_dim, out_capsules, out_dim, routing, init_std=std, **options
+        )
+        self.in_capsules = in_capsules
         self.expected = {"children": in_capsules}
+        self.constant = c
 
     def make_votes(self, children: Capsules | Tensor) -> Votes:
         if isinstance(children, Tensor):
@@ -70,17 +84,8 @@ class AffineCaps(CapsuleLinear):
         return super().make_votes(Capsules(pose, children.activation))
 
     def forward(self, children: Capsules | Tensor, parents: Capsules | None = None) -> Capsules:
-        """Parents of these children; no vote is made where couplings are equal and nobody looks at them."""
-        router = self.router
-        is_sum = (
-            isinstance(router, DynamicRouting)
-            and router.over == "parents"
-            and not router.leaky
-            and router.num_iterations <= 1
-            and router.fixed in (None, (0, 0.0))
-            and self.recorder is None
-        )
-        if not is_sum:
+        """Parents of these children, without votes where couplings are equal and not recorded."""
+        if not self._is_sum():
             return super().forward(children, parents)
         if isinstance(children, Tensor):
             children = Capsules(children, children[..., 0])
@@ -93,18 +98,32 @@ class AffineCaps(CapsuleLinear):
                 s = s + full_precision(self.bias)
             return Capsules(*squash_with_length(s))
 
+    def _is_sum(self) -> bool:
+        """Whether couplings are equal, and nobody looks at them."""
+        router = self.router
+        return (
+            isinstance(router, DynamicRouting)
+            and router.over == "parents"
+            and not router.leaky
+            and router.num_iterations <= 1
+            and router.fixed in (None, (0, 0.0))
+            and self.recorder is None
+        )
+
 
 class AffCapsNet(CapsNet):
     """Convolution -> primary capsules -> their sum -> one matrix for each class -> decoder.
 
     Args:
-        sizes, options: see `CapsNet`.
+        sizes: `num_classes`, `in_chans` and `img_size`; see `CapsNet`.
         primary_types: types of primary capsules per pixel.
-        share: which primary capsules have a matrix for each class in common: "all", those of one type ("position"), or
-            "none", as in CapsNet.
+        share: which primary capsules have a matrix for each class in common: "all", those of one
+            type ("position"), or "none", as in CapsNet.
         routing_iters: 1 is no routing: constant couplings.
-        constant: what the sum of the votes of N primary capsules is multiplied by. "1/K" is equal couplings to K
-            classes, "1/N" is the mean; with "1/sqrt(N)" lengths depend least on the size of the images.
+        constant: factor of the sum of the votes of N primary capsules. "1/K" is equal couplings to
+            K classes, "1/N" is the mean; with "1/sqrt(N)" lengths depend least on the size of the
+            images.
+        options: of `CapsNet`.
     """
 
     layer = AffineCaps
@@ -119,18 +138,19 @@ class AffCapsNet(CapsNet):
         **options: Any,
     ) -> None:
         check_known("share", share, get_args(Share))
-        own = {"all": 1, "position": primary_types}.get(share)
+        num_matrices = {"all": 1, "position": primary_types, "none": None}
         super().__init__(
             *sizes,
             primary_types=primary_types,
             iterations=routing_iters,
-            own=own,
+            own=num_matrices[share],
             constant=constant,
             **options,
         )
 
 
-# CapsNet with one matrix a class for all primary capsules and no routing: 5.3 million parameters, 2.2 to draw.
+# CapsNet with one matrix a class for all primary capsules and no routing: 5.3 million parameters,
+# 2.2 to draw.
 register_model(
     name="affcaps",
     builder=AffCapsNet,

@@ -281,11 +281,11 @@ class CanonicalCapsules(ImageModel):
         dim = self.in_chans
         m = self.grid.shape[1]
         rows = {
-            "aligner": ("PointEncoder", f"attention {times(self.img_size[0], k)}"),
-            "keypoints": ("canonical keypoints", times(k, dim)),
+            "aligner": ("PointEncoder", f"attention {times((self.img_size[0], k))}"),
+            "keypoints": ("canonical keypoints", times((k, dim))),
             "encoder": ("PointEncoder", capsules_in_words((k, dim + self.channels))),
-            "decoders": ("a decoder a capsule", times(dim, k * m)),
-            "grid": ("learned", times(*self.grid.shape)),
+            "decoders": ("a decoder a capsule", times((dim, k * m))),
+            "grid": ("learned", times(self.grid.shape)),
         }
         return stages_by_name(self, rows)
 

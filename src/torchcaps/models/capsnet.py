@@ -1,8 +1,8 @@
 """CapsNet.
 
-Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules", NIPS 2017, arXiv 1710.09829,
-figures 1 and 2. Differs from the paper in: sizes follow the images; weights start from this library's rule (see
-CapsuleLinear).
+Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules", NIPS 2017, arXiv
+1710.09829, figures 1 and 2. Differs from the paper in: sizes follow the images; weights start from
+this library's rule (see CapsuleLinear).
 """
 
 from copy import deepcopy
@@ -18,9 +18,10 @@ from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder, PrimaryCaps, flat
 from torchcaps.nn.primary import Grouping
 from torchcaps.types import Capsules, ModelSpec
 
-KERNEL, STRIDE = 9, 2  # of the convolution (stride 1) and of the primary capsules (stride 2)
+KERNEL = 9  # of the convolution and of the primary capsules
+STRIDE = 2  # of the primary capsules
 SMALLEST = 2 * KERNEL - 1  # pixels that leave one position for the primary capsules
-MAX_CLASSES_WITHOUT_BIAS = 10  # classes, as published
+MAX_CLASSES_WITHOUT_BIAS = 10  # as published
 
 
 class CapsNet(DrawingModel):
@@ -29,15 +30,21 @@ class CapsNet(DrawingModel):
     Its outputs are lengths of class capsules, in [0, 1).
 
     Args:
+        num_classes: number of classes.
+        in_chans: channels of the images.
+        img_size: height and width of the images, or one number for both.
         channels: of the first convolution.
-        primary_types, primary_dim: types of primary capsules per pixel, and their dimensions.
+        primary_types: types of primary capsules per pixel.
+        primary_dim: dimensions of a primary capsule.
         class_dim: dimensions of a class capsule, and of those between.
         between: capsules of each layer between primary and class capsules; the paper has none.
         grouping: of channels to primary capsules; see `PrimaryCaps`.
-        decoder: whether to build the decoder; or the widths of its two hidden layers, in place of 512 and 1024.
-        layer_options: of `CapsuleLinear`, such as `routing` and `iterations`. Its `bias`, that of the authors' code, is
-            there by default from eleven classes on: the many absent classes push every length to zero before the right
-            ones rise, and without a bias nothing wakes them again. `impl` goes to all layers; see `set_impl`.
+        decoder: whether to build the decoder; or the widths of its two hidden layers, in place of
+            512 and 1024.
+        layer_options: of `CapsuleLinear`, such as `routing` and `iterations`. Its `bias`, that of
+            the authors' code, is there by default from eleven classes on: the many absent classes
+            push every length to zero before the right ones rise, and without a bias nothing wakes
+            them again. `impl` goes to all layers; see `set_impl`.
     """
 
     layer: type[CapsuleLinear] = CapsuleLinear  # of class capsules
@@ -79,19 +86,24 @@ class CapsNet(DrawingModel):
         impl = layer_options.pop("impl", "auto")
         if layer_options.get("bias") is None:
             layer_options["bias"] = num_classes > MAX_CLASSES_WITHOUT_BIAS
-        below = primary_types * prod((side - SMALLEST) // STRIDE + 1 for side in self.img_size)
+
+        positions = prod((side - SMALLEST) // STRIDE + 1 for side in self.img_size)
+        below = positions * primary_types
         dim = primary_dim
         layers = []
         for count in between:
             layers.append(self.layer(below, dim, count, class_dim, **deepcopy(layer_options)))
-            below, dim = count, class_dim
+            below = count
+            dim = class_dim
         self.between = nn.Sequential(*layers) if layers else None
         self.class_capsules = self.layer(below, dim, num_classes, class_dim, **layer_options)
+
         self.decoder = None
         if decoder:
             hidden = (512, 1024) if isinstance(decoder, bool) else decoder
-            shape = (in_chans, *self.img_size)
-            self.decoder = FullyConnectedDecoder(num_classes, class_dim, shape, hidden=hidden)
+            self.decoder = FullyConnectedDecoder(
+                num_classes, class_dim, self.image_shape, hidden=hidden
+            )
         if impl != "auto":
             set_impl(self, impl)
         self.spec = ModelSpec(
@@ -123,7 +135,8 @@ register_model(
     ),
 )
 
-# A sixth of the parameters of `capsnet`: a quarter of its channels and primary capsules, a small decoder.
+# A sixth of the parameters of `capsnet`: a quarter of its channels and primary capsules, a small
+# decoder.
 register_variant(
     "capsnet_small",
     "capsnet",

@@ -1,9 +1,9 @@
-"""Convolutional baselines: what the papers compared their capsules with, and a CNN as large as any capsule network.
+"""Convolutional baselines: those of the papers, and a CNN as large as any capsule network.
 
-Sabour, Frosst, Hinton 2017 (arXiv 1710.09829, sections 5 and 6) for MNIST and MultiMNIST; Hinton, Sabour, Frosst,
-"Matrix capsules with EM routing", ICLR 2018, section 4, for smallNORB. Differs from the papers in: sizes follow the
-images. Padding keeps the size of the maps in all of them: only so are the published counts of parameters met. The rate
-of dropout, 0.5, is this library's choice.
+Sabour, Frosst, Hinton 2017 (arXiv 1710.09829, sections 5 and 6) for MNIST and MultiMNIST; Hinton,
+Sabour, Frosst, "Matrix capsules with EM routing", ICLR 2018, section 4, for smallNORB. Differs from
+the papers in: sizes follow the images. Padding keeps the size of the maps in all of them: only so
+are the published counts of parameters met. The rate of dropout, 0.5, is this library's choice.
 """
 
 from bisect import bisect_right
@@ -18,19 +18,25 @@ from torchcaps.models._registry import ModelInfo, create_model, register_model, 
 from torchcaps.models.notebook import parameter_count
 
 TOLERANCE = 0.05  # of the parameters of a matched CNN
-MOST_LAYERS = 100
+MAX_LAYERS = 100
 
 
 class CNN(PlainNetwork):
-    """Convolutions with ReLU (each halved by max pooling, if asked), then fully connected layers, then the classes.
+    """Convolutions with ReLU, then fully connected layers, then the classes.
 
     Args:
-        several, standardized: see `PlainNetwork`.
+        num_classes: number of classes.
+        in_chans: channels of the images.
+        img_size: height and width of the images, or one number for both.
         channels: of each convolution, stride 1.
         kernels: odd sizes of each.
         pool: max pooling of 2x2 after each convolution.
         hidden: widths of the fully connected layers with ReLU.
         dropout: share of the last hidden layer that is left out in training, in [0, 1).
+        options: `multilabel` and `standardized`; see `PlainNetwork`.
+
+    Raises:
+        ValueError: for layers that do not fit together; see also `ImageModel`.
     """
 
     def __init__(
@@ -46,7 +52,8 @@ class CNN(PlainNetwork):
         dropout: float = 0.5,
         **options: bool,
     ) -> None:
-        _check_layers(channels, kernels, hidden, dropout)
+        check_layers(channels, kernels, hidden)
+        check_range("dropout", dropout, low=0.0, high=0.99)
         poolings = len(channels) if pool else 0
         super().__init__(num_classes, in_chans, img_size, 2**poolings, **options)
         self.convolutions = nn.Sequential()
@@ -57,6 +64,7 @@ class CNN(PlainNetwork):
             if pool:
                 self.convolutions.append(nn.MaxPool2d(2))
             below = above
+
         rows, columns = (side // 2**poolings for side in self.img_size)
         below *= rows * columns
         self.hidden = nn.Sequential()
@@ -71,34 +79,40 @@ class CNN(PlainNetwork):
         return self.classes_layer(self.dropout(self.hidden(features)))
 
 
-def _check_layers(
-    channels: tuple[int, ...], kernels: tuple[int, ...], hidden: tuple[int, ...], dropout: float
+def check_layers(
+    channels: tuple[int, ...], kernels: tuple[int, ...], hidden: tuple[int, ...]
 ) -> None:
-    for width in (*channels, *hidden):
-        check_range("channels and hidden", width, low=1)
-    check_range("layers", len(channels) + len(hidden), high=MOST_LAYERS)
+    """Raise ValueError for layers that are none, see `CNN`, and for more than a hundred of them."""
+    for width in channels:
+        check_range("channels", width, low=1)
+    for width in hidden:
+        check_range("hidden", width, low=1)
+    check_range("layers", len(channels) + len(hidden), high=MAX_LAYERS)
     if len(channels) == 0 or len(kernels) != len(channels):
         raise ArgumentError(
             "kernels", f"expected one for each of {len(channels)} convolutions, got {len(kernels)}"
         )
     if any(kernel < 1 or kernel % 2 == 0 for kernel in kernels):
         raise ArgumentError("kernels", f"expected odd sizes, got {', '.join(map(str, kernels))}")
-    check_range("dropout", dropout, low=0.0, high=0.99)
 
 
 def matched_cnn(model: nn.Module, **options: Any) -> CNN:
     """A CNN with as many parameters as a capsule network, for the same images and classes.
 
-    Two 5x5 convolutions with pooling and one hidden layer, whose widths are as 1 to 2 to 32, as in the smallNORB
-    baseline: as wide as fits, and then a hidden layer that takes up the rest. Its count of parameters is within 5 % of
-    the model's; equal arguments give equal widths. A decoder counts with the capsule network; `decoder=False` leaves it
-    out.
+    Two 5x5 convolutions with pooling and one hidden layer, whose widths are as 1 to 2 to 32, as in
+    the smallNORB baseline: as wide as fits, and then a hidden layer that takes up the rest. Its
+    count of parameters is within 5 % of the model's; equal arguments give equal widths. A decoder
+    counts with the capsule network; `decoder=False` leaves it out.
 
     Args:
         model: a capsule network.
         options: `dropout`, `multilabel` and `standardized` of `CNN`.
 
-    ValueError for a CNN, or a model too small to be matched.
+    Raises:
+        ValueError: for a CNN, and for a model too small to be matched.
+
+    Example:
+        >>> cnn = matched_cnn(create_model("capsnet_small"))
     """
     if isinstance(model, PlainNetwork):
         raise ArgumentError("model", "expected a capsule network, got a CNN")
@@ -126,22 +140,24 @@ def matched_cnn(model: nn.Module, **options: Any) -> CNN:
 def matched_widths(
     target: int, num_classes: int, in_chans: int, img_size: tuple[int, int]
 ) -> tuple[int, int, int]:
-    """Channels of both convolutions and hidden units that bring a matched CNN to about `target` parameters."""
-    rows, columns = (side // 4 for side in img_size)  # after two poolings
+    """Channels of both convolutions and hidden units of a CNN with about `target` parameters."""
+    height, width = img_size
+    positions = (height // 4) * (width // 4)  # after two poolings
 
     def count(first: int, second: int, hidden: int) -> int:
         convolutions = (25 * in_chans + 1) * first + (25 * first + 1) * second
-        return convolutions + (rows * columns * second + 1) * hidden + (hidden + 1) * num_classes
+        return convolutions + (positions * second + 1) * hidden + (hidden + 1) * num_classes
 
-    width = bisect_right(range(1, 1 << 31), target, key=lambda n: count(n, 2 * n, 32 * n))
-    first = max(1, width)
+    widest = bisect_right(range(1, 1 << 31), target, key=lambda n: count(n, 2 * n, 32 * n))
+    first = max(1, widest)
     second = 2 * first
     base = count(first, second, 0)
     per_unit = count(first, second, 1) - base
     return first, second, max(1, round((target - base) / per_unit))
 
 
-# The MNIST baseline of 2017: three 5x5 convolutions of 256, 256, 128 channels, layers of 328 and 192 units.
+# The MNIST baseline of 2017: three 5x5 convolutions of 256, 256, 128 channels, layers of 328 and
+# 192 units.
 register_model(
     name="cnn_baseline",
     builder=CNN,
@@ -154,7 +170,8 @@ register_model(
     ),
 )
 
-# The MultiMNIST baseline of 2017: convolutions of 512 (9x9) and 256 channels (5x5) with pooling, 1024 units.
+# The MultiMNIST baseline of 2017: convolutions of 512 (9x9) and 256 channels (5x5) with pooling,
+# 1024 units.
 register_variant(
     "cnn_multimnist",
     "cnn_baseline",
@@ -169,7 +186,8 @@ register_variant(
     published="MultiMNIST test error 8.1 % (the paper's baseline)",
 )
 
-# The smallNORB baseline of 2018: 5x5 convolutions of 32 and 64 channels with pooling, 1024 units with dropout.
+# The smallNORB baseline of 2018: 5x5 convolutions of 32 and 64 channels with pooling, 1024 units
+# with dropout.
 register_model(
     name="cnn_smallnorb",
     builder=CNN,
@@ -205,7 +223,15 @@ def cnn_matched(
     standardized: bool = False,
     **options: Any,
 ) -> CNN:
-    """A CNN with as many parameters as the model `match` with these options; see `matched_cnn`."""
+    """A CNN with as many parameters as a model of the registry; see `matched_cnn`.
+
+    Args:
+        match: name of the model.
+        dropout: see `CNN`.
+        multilabel: see `CNN`.
+        standardized: see `CNN`.
+        options: of the model.
+    """
     if match == "cnn_matched":
         raise ArgumentError(
             "model", "expected a capsule network, got 'cnn_matched', which matches one"

@@ -119,14 +119,16 @@ class ClassIndependentDecoder(nn.Module):
         while doublings < MAX_DOUBLINGS and max(self.size) > MAX_START << doublings:
             doublings += 1
         start = [-(-side >> doublings) for side in self.size]
-        below, *widths = DECODER_CHANNELS[: doublings + 2]
+        below = DECODER_CHANNELS[0]
         self.linear = nn.Linear(dim, below * prod(start))
         self.norm = nn.Sequential(
             nn.ReLU(), nn.Unflatten(1, (below, *start)), nn.BatchNorm2d(below, momentum=0.2)
         )
         strides = [1] + doublings * [2] + [1]
         self.layers = nn.Sequential()
-        for above, stride in zip([*widths, channels], strides, strict=True):
+        for layer, stride in enumerate(strides):
+            is_last = layer == doublings + 1
+            above = channels if is_last else DECODER_CHANNELS[layer + 1]
             self.layers.append(
                 nn.ConvTranspose2d(below, above, 3, stride, padding=1, output_padding=stride - 1)
             )
@@ -219,7 +221,7 @@ class DeepCaps(DrawingModel):
         nn.init.normal_(self.class_capsules.votes.bias, std=0.1)
         self.decoder = None
         if decoder:
-            self.decoder = ClassIndependentDecoder(class_dim, (in_chans, *self.img_size))
+            self.decoder = ClassIndependentDecoder(class_dim, self.image_shape)
         self.spec = ModelSpec(
             pose=True, activation="length", decoder=decoder, smallest=SMALLEST, loss="margin"
         )

@@ -96,7 +96,8 @@ class EfficientCapsNet(DrawingModel):
             conv = nn.Conv2d(below, above, kernel, stride, padding)
             std = (2 / (below * kernel**2)) ** 0.5 / UNTRUNCATED  # as Keras' "he_normal"
             nn.init.trunc_normal_(conv.weight, std=std, a=-2 * std, b=2 * std)
-            self.stem.extend([conv, *after])
+            self.stem.append(conv)
+            self.stem.extend(after)
             below = above
 
         height, width = (side_after(side, windows) - edge for side in self.img_size)
@@ -111,7 +112,7 @@ class EfficientCapsNet(DrawingModel):
         if decoder is not False:
             kind = "dense" if decoder is True else decoder
             check_known("decoder", kind, DECODERS)
-            self.decoder = DECODERS[kind](num_classes, CLASS_DIM, (in_chans, *self.img_size))
+            self.decoder = DECODERS[kind](num_classes, CLASS_DIM, self.image_shape)
         self.spec = ModelSpec(
             pose=True,
             activation=self.class_capsules.router.activation,

@@ -1,9 +1,9 @@
 """Convolutions and Heinsen's routings.
 
-Franz A. Heinsen, "An Algorithm for Routing Vectors in Sequences", 2022, arXiv 2211.11754, and "An Algorithm for Routing
-Capsules in All Domains", 2019, arXiv 1911.00792. Differs from the papers in: the heads of 2022 route the hidden states
-of pretrained transformers, and here the vectors of a small convolutional map; the network of 2019 may have fewer
-convolutions, for smaller images.
+Franz A. Heinsen, "An Algorithm for Routing Vectors in Sequences", 2022, arXiv 2211.11754, and "An
+Algorithm for Routing Capsules in All Domains", 2019, arXiv 1911.00792. Differs from the papers in:
+the heads of 2022 route the hidden states of pretrained transformers, and here the vectors of a
+small convolutional map; the network of 2019 may have fewer convolutions, for smaller images.
 """
 
 from dataclasses import replace
@@ -27,12 +27,24 @@ from torchcaps.models._registry import ModelInfo, register_model
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutingHead
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
 
-KERNEL, POSE = 3, 4  # of each convolution; side of the matrices of 2019
-CERTAIN = 1e-6  # the least probability, and the least distance from one, that logits are read from
+KERNEL = 3  # of each convolution
+POSE = 4  # side of the matrices of 2019
+EPSILON = 1e-6  # least probability, and least distance from one, that logits are made of
 
 
-class _Convolved(LogitModel):
-    """Batch norm, convolution and SiLU, several times; two channels more say where a pixel is, from -1 to 1."""
+class ConvolutionalModel(LogitModel):
+    """Base of both networks: batch norm, convolution and SiLU, several times.
+
+    Two channels more tell where a pixel is, from -1 to 1.
+
+    Args:
+        num_classes: number of classes.
+        in_chans: channels of the images.
+        img_size: height and width of the images, or one number for both.
+        channels: of each 3x3 convolution.
+        strides: of each convolution.
+        sizes: other numbers by name, at least 1.
+    """
 
     def __init__(
         self,
@@ -44,8 +56,10 @@ class _Convolved(LogitModel):
         strides: tuple[int, ...],
         **sizes: int,
     ) -> None:
-        smallest = side_before(1, [(KERNEL, stride) for stride in strides])
+        windows = [(KERNEL, stride) for stride in strides]
+        smallest = side_before(1, windows)
         super().__init__(num_classes, in_chans, img_size, smallest, channels=channels, **sizes)
+        self.windows = windows
         self.spec = ModelSpec(pose=True, activation="probability", logits=True, smallest=smallest)
         self.convolutions = nn.Sequential()
         below = in_chans + 2
@@ -64,11 +78,15 @@ class _Convolved(LogitModel):
         return self.convolutions(torch.cat([images, places.expand(len(images), -1, -1, -1)], dim=1))
 
 
-class ConvRouting(_Convolved):
+class ConvRouting(ConvolutionalModel):
     """Convolutions -> a sequence of vectors, one for each position -> `nn.RoutingHead`.
 
     Args:
-        channels, strides: of each 3x3 convolution; vectors have as many dimensions as channels.
+        num_classes: number of classes.
+        in_chans: channels of the images.
+        img_size: height and width of the images, or one number for both.
+        channels: of each 3x3 convolution; vectors have as many dimensions.
+        strides: of each convolution.
         hidden: capsules of the layers before the classes.
         iterations: of the routing; 1 has equal shares.
     """
@@ -88,21 +106,30 @@ class ConvRouting(_Convolved):
         self.head = RoutingHead(channels, num_classes, hidden=hidden, iterations=iterations)
 
     def capsules(self, images: Images) -> Capsules:
-        """Class capsules: pose `[batch, num_classes, 1]`, the logit, and the probabilities of the classes."""
-        logits = self.head(self.features(images).flatten(2).mT)  # 100 vectors, for 28x28 images
+        """Class capsules of images.
+
+        Returns:
+            Pose `[batch, num_classes, 1]`, the logit, and the probabilities of the classes.
+        """
+        vectors = self.features(images).flatten(2).mT  # 100 of them, for 28x28 images
+        logits = self.head(vectors)
         return Capsules(logits.unsqueeze(-1), self.probabilities(logits))
 
     def logits_of(self, capsules: Capsules) -> Classes:
         return capsules.pose.squeeze(-1)
 
 
-class MatrixRouting(_Convolved):
-    """Convolutions -> matrices with scores at each position -> capsules of parts -> class capsules.
+class MatrixRouting(ConvolutionalModel):
+    """Convolutions -> matrices with scores at each position -> capsules of parts -> classes.
 
     The activation of a class is a sigmoid of its logit: they do not sum to one.
 
     Args:
-        channels, strides: of each 3x3 convolution.
+        num_classes: number of classes.
+        in_chans: channels of the images.
+        img_size: height and width of the images, or one number for both.
+        channels: of each 3x3 convolution.
+        strides: of each convolution.
         parts: capsules at each position, and in the layer before the classes.
         iterations: of the routing; 1 has equal shares.
     """
@@ -121,20 +148,17 @@ class MatrixRouting(_Convolved):
         super().__init__(
             num_classes, in_chans, img_size, channels=channels, strides=strides, parts=parts
         )
-        convolutions = [(KERNEL, stride) for stride in strides]
-        if prod(side_after(side, convolutions) for side in self.img_size) == 1:
+        if prod(side_after(side, self.windows) for side in self.img_size) == 1:
             self.spec = replace(self.spec, smallest_batch=2)  # batch norm needs two values
         dim = POSE**2
         self.score = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts, 1))
         self.pose = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts * dim, 1))
+
         # All children below share their matrices.
-        votes = [
-            MatrixVotes(LayerSizes(below, dim, above, dim), init_std=1 / POSE, identity=False)
-            for below, above in ((1, parts), (parts, num_classes))
-        ]
-        self.part_capsules, self.class_capsules = (
-            RoutedLayer(matrices, "heinsen_2019", iterations=iterations) for matrices in votes
-        )
+        part_sizes = LayerSizes(1, dim, parts, dim)
+        class_sizes = LayerSizes(parts, dim, num_classes, dim)
+        self.part_capsules = make_layer(part_sizes, iterations)
+        self.class_capsules = make_layer(class_sizes, iterations)
         router: Any = self.class_capsules.router
         # From zeros, as published, the first step reaches nothing below.
         nn.init.normal_(router.beta_use, std=0.01)
@@ -147,11 +171,18 @@ class MatrixRouting(_Convolved):
         return self.class_capsules(self.part_capsules(Capsules(pose, score.sigmoid())))
 
     def logits_of(self, capsules: Capsules) -> Classes:
-        """The net benefit of each class: what its activation is a sigmoid of, between -13.8 and 13.8."""
-        return capsules.activation.logit(CERTAIN)
+        """The net benefit of each class, whose sigmoid its activation is: -13.8 to 13.8."""
+        return capsules.activation.logit(EPSILON)
 
 
-# A small convolutional network whose map is routed as a sequence: 64 channels, and capsules of 64 dimensions.
+def make_layer(sizes: LayerSizes, iterations: int) -> RoutedLayer:
+    """A layer of the network of 2019."""
+    votes = MatrixVotes(sizes, init_std=1 / POSE, identity=False)
+    return RoutedLayer(votes, "heinsen_2019", iterations=iterations)
+
+
+# A small convolutional network whose map is routed as a sequence: 64 channels, and capsules of 64
+# dimensions.
 register_model(
     name="heinsen",
     builder=ConvRouting,

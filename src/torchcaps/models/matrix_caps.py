@@ -1,11 +1,11 @@
 """Matrix capsules with EM routing.
 
-Geoffrey Hinton, Sara Sabour, Nicholas Frosst, "Matrix capsules with EM routing", ICLR 2018, figure 1. Differs from the
-paper in: sizes follow the images; weights, costs and inverse temperatures start from this library's rules (see
-`MatrixCaps`), as the paper gives none. The network ends at its class capsules: it has no decoder.
+Geoffrey Hinton, Sara Sabour, Nicholas Frosst, "Matrix capsules with EM routing", ICLR 2018, figure
+1. Differs from the paper in: sizes follow the images; weights, costs and inverse temperatures start
+from this library's rules (see `MatrixCaps`), as the paper gives none. The network ends at its class
+capsules: it has no decoder.
 """
 
-from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -21,13 +21,10 @@ from torchcaps.nn import ClassCaps, ConvCaps, MatrixPrimaryCaps
 from torchcaps.nn.routers import check_iterations
 from torchcaps.types import Capsules, ModelSpec
 
-LAYERS = (
-    (5, 2),
-    (3, 2),
-    (3, 1),
-)  # (kernel, stride) of the convolution and of both layers of convolutional capsules
-# Of the children, and of the votes for a parent, at the start.
-CHILD_ACTIVATION, LOG_DEVIATION = 0.5, -2.0
+# (kernel, stride) of the convolution and of both layers of convolutional capsules.
+LAYERS = ((5, 2), (3, 2), (3, 1))
+CHILD_ACTIVATION = 0.5  # at the start
+LOG_DEVIATION = -2.0  # of the votes for a parent, at the start
 SMALLEST = 17  # pixels that leave one position for the last map
 
 
@@ -36,15 +33,19 @@ class MatrixCaps(ImageModel):
 
     Args:
         num_classes: E, class capsules.
+        in_chans: channels of the images.
+        img_size: height and width of the images, or one number for both.
         channels: A, of the convolution.
         primary_types: B, primary capsules per position.
         types: (C, D), capsule types of the two convolutional layers.
-        gain: by how much the logit of an activation rises at the start when the votes for a parent come closer by a
-            factor e. It fixes the inverse temperatures, which the paper does not give, from the sizes of each layer.
+        gain: by how much the logit of an activation rises at the start when the votes for a parent
+            come closer by a factor e. It fixes the inverse temperatures, which the paper does not
+            give, from the sizes of each layer.
         convention: which parents compete for a child in a convolution; see `ConvField.share`.
         coordinates: whether to add each position's coordinate to its votes for the classes.
-        layer_options: of every layer of capsules, as `ConvCaps` and `nn.EMRouting` have them: `pose_size` is 4 and
-            `iterations` 3 unless given, and there may be `bias` and `impl`.
+        standardized: give every image mean 0 and standard deviation 1 first.
+        layer_options: of every layer of capsules, as `ConvCaps` and `nn.EMRouting` have them:
+            `pose_size` is 4 and `iterations` 3 unless given, and there may be `bias` and `impl`.
     """
 
     spec = ModelSpec(pose=True, activation="probability", smallest=SMALLEST, loss="spread")
@@ -74,26 +75,46 @@ class MatrixCaps(ImageModel):
         )
         self.standardized = standardized
         options: dict[str, Any] = {"pose_size": 4, "iterations": 3} | layer_options
-        iterations, pose_size = options["iterations"], options["pose_size"]
-        check_iterations(iterations)
+        pose_size = options["pose_size"]
+        check_iterations(options["iterations"])
         self.conv = nn.Conv2d(in_chans, channels, *LAYERS[0])
         self.primary = MatrixPrimaryCaps(channels, primary_types, pose_size)
-        kinds = (primary_types, *types)
-        maps = [prod(side_after(side, LAYERS[:k]) for side in self.img_size) for k in (1, 2, 3)]
-        counts = [count * places for count, places in zip(kinds, maps, strict=True)]
-        first, second, last = (
-            temperature(gain, below / above, iterations, pose_size) | options
-            for below, above in pairwise([*counts, num_classes])
+
+        # All capsules of each layer, at all positions.
+        num_primary = primary_types * self._num_positions(1)
+        num_first = types[0] * self._num_positions(2)
+        num_second = types[1] * self._num_positions(3)
+
+        def options_for(children: int, parents: int) -> dict[str, Any]:
+            share = children / parents
+            return temperature(gain, share, options["iterations"], pose_size) | options
+
+        first_layer = ConvCaps(
+            primary_types,
+            types[0],
+            *LAYERS[1],
+            convention=convention,
+            **options_for(num_primary, num_first),
         )
-        self.conv_capsules = nn.Sequential(
-            ConvCaps(*kinds[:2], *LAYERS[1], convention=convention, **first),
-            ConvCaps(*kinds[1:], *LAYERS[2], convention=convention, **second),
+        second_layer = ConvCaps(
+            types[0],
+            types[1],
+            *LAYERS[2],
+            convention=convention,
+            **options_for(num_first, num_second),
         )
+        self.conv_capsules = nn.Sequential(first_layer, second_layer)
         centers = None
         if coordinates:
             rows, columns = (receptive_centers(side, LAYERS) for side in self.img_size)
             centers = ([row / 100 for row in rows], [column / 100 for column in columns])
-        self.class_capsules = ClassCaps(types[1], num_classes, centers=centers, **last)
+        self.class_capsules = ClassCaps(
+            types[1], num_classes, centers=centers, **options_for(num_second, num_classes)
+        )
+
+    def _num_positions(self, layers: int) -> int:
+        """Positions of the map after so many layers."""
+        return prod(side_after(side, LAYERS[:layers]) for side in self.img_size)
 
     def capsules(self, images: Images) -> Capsules:
         x = torch.relu(self.conv(self._prepare(images)))  # [batch, A, 14, 14], for 32x32 images
@@ -103,9 +124,17 @@ class MatrixCaps(ImageModel):
 
 
 def temperature(gain: float, children: float, iterations: int, pose_size: int) -> dict[str, float]:
-    """Options of a router for which a parent with its even share of `children`, half of them active, has this gain.
+    """Options of an EM router with which a parent starts with this gain.
 
-    `beta_a` then puts the activation of a parent near 1/2 when the logarithm of its votes' deviation is -2."""
+    `beta_a` then puts the activation of a parent near 1/2 when the logarithm of its votes'
+    deviation is -2.
+
+    Args:
+        gain: see `MatrixCaps`.
+        children: of a parent, its even share; half of them are active.
+        iterations: of the routing.
+        pose_size: side of the pose matrices.
+    """
     rise = temperatures(iterations, 1.0)[-1]
     return {
         "inverse_temperature": gain / (children * CHILD_ACTIVATION * pose_size**2 * rise),

@@ -1,7 +1,7 @@
 """How models show themselves in a notebook: HTML without script, style sheet or anything to load."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,60 +18,31 @@ MAX_CLASSES = 12  # names in the line on classes
 
 
 class Stage(NamedTuple):
-    """A row of the table."""
+    """A row of the table of a model.
 
-    name: str  # of the module
-    kind: str  # what it is, in words
-    output: str  # the shape of what it gives for one image, in words
-    parameters: int  # numbers that training can change
+    Attributes:
+        name: of the module.
+        kind: of the module, in words.
+        output: shape of its output for one image, in words.
+        parameters: numbers that training can change.
+    """
+
+    name: str
+    kind: str
+    output: str
+    parameters: int
 
 
-def times(*sizes: int) -> str:
-    """`6 × 6 × 32`."""
+def times(sizes: Iterable[int]) -> str:
+    """`6 × 6 × 32` for `[6, 6, 32]`."""
     return " × ".join(map(str, sizes))
 
 
 def capsules_in_words(shape: Sequence[int], unit: str = "dims") -> str:
     """`6 × 6 × 32 capsules of 8 dims` for `[6, 6, 32, 8]`."""
-    return (
-        f"{times(*shape[:-1])} {'capsule' if shape[-2] == 1 else 'capsules'} of {shape[-1]} {unit}"
-    )
-
-
-def measured_stages(model: Any) -> list[Stage]:
-    """What each stage of a classifier gives for one image, measured by one forward pass through a copy without weights.
-
-    The model, its mode, its hooks and random numbers are not touched. Of a router, which may be the user's own, the
-    shapes are those that it has to give. A chain is listed one by one."""
-    bare = _without_weights(model)
-    outputs: dict[str, Any] = {}
-    for name, module in _stages(bare):
-        module.register_forward_hook(partial(_keep_output, outputs, name))
-    dtype = next(bare.parameters()).dtype
-    images = torch.zeros(1, bare.in_chans, *bare.img_size, dtype=dtype, device="meta")
-    with torch.no_grad():
-        _ = bare.reconstruct(bare.capsules(images)) if spec_of(bare).decoder else bare(images)
-    return [
-        Stage(name, _kind(module), _in_words(outputs[name]), parameter_count(module))
-        for name, module in _stages(model)
-    ]
-
-
-def _keep_output(outputs: dict[str, Any], name: str, *call: Any) -> None:
-    """A forward hook, which is called with a module, its inputs and its output."""
-    outputs[name] = call[-1]
-
-
-def stages_by_name(model: nn.Module, rows: dict[str, tuple[str, str]]) -> list[Stage]:
-    """Stages by a part of the names of their parameters, with what each is and gives in words."""
-    return [
-        Stage(
-            name,
-            *words,
-            sum(p.numel() for path, p in model.named_parameters() if name in path.split(".")),
-        )
-        for name, words in rows.items()
-    ]
+    *counts, dim = shape
+    noun = "capsule" if counts[-1] == 1 else "capsules"
+    return f"{times(counts)} {noun} of {dim} {unit}"
 
 
 def parameter_count(module: nn.Module) -> int:
@@ -79,8 +50,54 @@ def parameter_count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-class _Shapes(Router):
-    """In place of any router: parents that are all zeros."""
+def measured_stages(model: Any) -> list[Stage]:
+    """The stages of a model by one forward pass through a copy without weights.
+
+    The model, its mode, its hooks and random numbers are not touched. Of a router, which may be the
+    user's own, the shapes are those that it has to give. The members of a chain are stages of their
+    own.
+    """
+    bare = copy_without_weights(model)
+    outputs: dict[str, Any] = {}
+    for name, module in named_stages(bare):
+        module.register_forward_hook(partial(keep_output, outputs, name))
+    dtype = next(bare.parameters()).dtype
+    images = torch.zeros(1, bare.in_chans, *bare.img_size, dtype=dtype, device="meta")
+    with torch.no_grad():
+        if spec_of(bare).decoder:
+            bare.reconstruct(bare.capsules(images))
+        else:
+            bare(images)
+    return [
+        Stage(name, kind_in_words(module), shape_in_words(outputs[name]), parameter_count(module))
+        for name, module in named_stages(model)
+    ]
+
+
+def stages_by_name(model: nn.Module, rows: Mapping[str, tuple[str, str]]) -> list[Stage]:
+    """The stages of a model whose parameters have these names in their paths.
+
+    Args:
+        model: the model.
+        rows: kind and output of each stage, in words, by its name.
+    """
+    stages = []
+    for name, (kind, output) in rows.items():
+        count = 0
+        for path, parameter in model.named_parameters():
+            if name in path.split("."):
+                count += parameter.numel()
+        stages.append(Stage(name, kind, output, count))
+    return stages
+
+
+def keep_output(outputs: dict[str, Any], name: str, *call: Any) -> None:
+    """A forward hook, which is called with a module, its inputs and its output."""
+    outputs[name] = call[-1]
+
+
+class ShapeRouter(Router):
+    """In place of any router: parents of the right shape."""
 
     adds_bias = True
 
@@ -89,14 +106,17 @@ class _Shapes(Router):
         return Routed(pose, pose[..., 0], None)
 
 
-def _without_weights(model: nn.Module) -> Any:
-    """A copy in evaluation mode of shapes alone, whose routers do nothing; hooks and recordings stay behind."""
+def copy_without_weights(model: nn.Module) -> Any:
+    """A copy in evaluation mode on the device "meta", whose routers do nothing.
+
+    Hooks and recordings stay behind.
+    """
     memo: dict[int, Any] = {}
     for module in model.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
             memo[id(hooks)] = type(hooks)()
         if isinstance(module, RoutedLayer):
-            memo[id(module.router)] = _Shapes()
+            memo[id(module.router)] = ShapeRouter()
     for tensor in (*model.parameters(), *model.buffers()):
         memo[id(tensor)] = nn.Parameter(torch.empty_like(tensor, device="meta"), False)
     metadata = vars(model).get("_torchcaps")  # its options may hold a router module
@@ -108,47 +128,55 @@ def _without_weights(model: nn.Module) -> Any:
     return bare
 
 
-def _stages(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def named_stages(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules of a model that are rows of its table."""
     for name, child in model.named_children():
         if isinstance(child, nn.Sequential | nn.ModuleList):
-            yield from ((f"{name}.{inner}", one) for inner, one in _stages(child))
+            for index, module in named_stages(child):
+                yield f"{name}.{index}", module
         elif not isinstance(child, nn.ReLU | nn.Dropout):
             yield name, child
 
 
-def _in_words(output: Tensor | Capsules) -> str:
-    return (
-        times(*output.shape[1:])
-        if isinstance(output, Tensor)
-        else capsules_in_words(output.pose.shape[1:])
-    )
+def shape_in_words(output: Tensor | Capsules) -> str:
+    """The shape of a module's output without the batch."""
+    if isinstance(output, Tensor):
+        return times(output.shape[1:])
+    return capsules_in_words(output.pose.shape[1:])
 
 
-def _kind(module: nn.Module) -> str:
+def kind_in_words(module: nn.Module) -> str:
     """`PrimaryCaps 9 × 9, stride 2`, `CapsuleLinear, dynamic routing, 3 iterations`."""
+    kind = type(module).__name__
     conv: Any = getattr(module, "conv", module)
-    name = type(module).__name__
     if hasattr(conv, "kernel_size"):
-        kernel, stride = (
-            (n, n) if isinstance(n, int) else n for n in (conv.kernel_size, conv.stride)
-        )
-        name += f" {times(*kernel)}, stride {stride[0]}"
+        kernel = conv.kernel_size
+        stride = conv.stride
+        if isinstance(kernel, int):
+            kernel = (kernel, kernel)
+        if not isinstance(stride, int):
+            stride = stride[0]
+        kind += f" {times(kernel)}, stride {stride}"
     if isinstance(module, RoutedLayer):
-        name += f", {module.router.describe()} routing"
+        kind += f", {module.router.describe()} routing"
         iterations = getattr(module.router, "iterations", None)
-        name += (
-            ""
-            if iterations is None
-            else f", {iterations} iteration{'' if iterations == 1 else 's'}"
-        )
-    return name
+        if iterations is not None:
+            kind += f", {count_in_words(iterations, 'iteration')}"
+    return kind
+
+
+def count_in_words(count: int, noun: str) -> str:
+    """`1 channel`, `3 channels`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def model_card(model: Any) -> str:
     """HTML of a model: a title and a line, facts, and a table of its stages."""
-    images = Stage("images", "", times(model.in_chans, *model.img_size), 0)
+    images = Stage("images", "", times(model.image_shape), 0)
     total = Stage("total", "", "", parameter_count(model))
-    stages = [images, *model.notebook_stages(), total]
+    rows = []
+    for name, kind, output, parameters in [images, *model.notebook_stages(), total]:
+        rows.append((name, kind, output, f"{parameters:,}" if parameters else ""))
     return render(
         "torchcaps.models",
         "card.html",
@@ -156,23 +184,21 @@ def model_card(model: Any) -> str:
         about=(type(model).__doc__ or "").strip().split("\n")[0],
         facts=facts_of(model),
         heads=("stage", "", "output", "parameters"),
-        rows=[
-            (*stage[:3], f"{stage.parameters:,}" if stage.parameters else "") for stage in stages
-        ],
+        rows=rows,
     )
 
 
 def facts_of(model: Any) -> list[tuple[str, str]]:
-    """Lines on the images and the classes of a model."""
+    """Lines on the images and the classes of a model: names and values."""
     height, width = model.img_size
-    channels = f"{model.in_chans} channel{'' if model.in_chans == 1 else 's'}"
+    channels = count_in_words(model.in_chans, "channel")
     lines = [("images", f"{channels}, {height} × {width} pixels (height × width)")]
     names = getattr(model, "classes", None)
     if names is not None:
-        more = ", …" if len(names) > MAX_CLASSES else ""
-        lines.append(
-            ("classes", f"{len(names)} ({', '.join(map(str, names[:MAX_CLASSES]))}{more})")
-        )
+        words = ", ".join(map(str, names[:MAX_CLASSES]))
+        if len(names) > MAX_CLASSES:
+            words += ", …"
+        lines.append(("classes", f"{len(names)} ({words})"))
     elif hasattr(model, "num_classes"):
         lines.append(("classes", str(model.num_classes)))
     return lines

@@ -4,179 +4,232 @@ from collections.abc import Callable
 from math import isqrt
 from typing import Any, NamedTuple
 
+# Efficient-CapsNets by the side of their depthwise kernel.
 NETWORKS = {
     9: "efficient_capsnet",
     8: "efficient_capsnet_smallnorb",
     5: "efficient_capsnet_multimnist",
 }
-LEAVES = (".weight", ".prior", ".running_mean", ".running_var", ".num_batches_tracked")
+TENSOR_ENDINGS = (".weight", ".prior", ".running_mean", ".running_var", ".num_batches_tracked")
+KERAS_TURNS = {4: "3201", 2: "10"}  # of kernels, by their number of axes
+
 Sizes = dict[str, int]  # letters of a table -> numbers of a file
-Described = tuple[
-    str, int, int, int, dict[str, Any]
-]  # model, classes, channels, side of the images, options
 
 
 class Entry(NamedTuple):
-    """A tensor of a source: its axes as numbers and letters, its name in our model, and how its axes are turned."""
+    """A tensor of a source.
+
+    Attributes:
+        axes: its axes, as numbers and letters.
+        target: its name in our model.
+        turn: how its axes are turned: their order as digits, or a name of `training.imported`.
+    """
 
     axes: list[str]
     target: str
     turn: str
 
 
+class Description(NamedTuple):
+    """A model of this library.
+
+    Attributes:
+        name: of the model.
+        num_classes: number of classes.
+        in_chans: channels of the images.
+        side: of the images in pixels.
+        options: of the model.
+    """
+
+    name: str
+    num_classes: int
+    in_chans: int
+    side: int
+    options: dict[str, Any]
+
+
 class Layout(NamedTuple):
-    """A source: its name, its tensors in their order, and which model they are."""
+    """A source of weights.
+
+    Attributes:
+        source: its name.
+        entries: its tensors in their order.
+        describe: function from the sizes of a file to the model.
+    """
 
     source: str
     entries: list[Entry]
-    describe: Callable[[Sizes], Described]
+    describe: Callable[[Sizes], Description]
 
 
-def _entries(table: str, *, keras: bool) -> list[Entry]:
-    """`axes > name > turn` in each line. The name of a module stands for its weight and its bias, of as many numbers
-    as the last axis in Keras, the first in PyTorch; Keras' kernels are turned."""
-    found = []
-    for line in filter(None, map(str.strip, table.splitlines())):
-        axes, target, turn = (word.strip() for word in f"{line} > ".split(">")[:3])
-        sizes, turn = axes.split(), turn or {4: "3201", 2: "10"}.get(keras * len(axes.split()), "")
-        pair = not target.endswith(LEAVES)
-        found.append(Entry(sizes, f"{target}.weight" if pair else target, turn))
-        if pair:
-            kept = turn if turn in ("drawn", "each") else ""
-            found.append(Entry(sizes[-1:] if keras else sizes[:1], f"{target}.bias", kept))
-    return found
+def parse_table(table: str, *, keras: bool) -> list[Entry]:
+    """Entries of a table with `axes > name > turn` in each line.
+
+    The name of a module stands for its weight and its bias, which has as many numbers as the last
+    axis in Keras, the first in PyTorch. The kernels of Keras are turned.
+    """
+    entries = []
+    for line in table.splitlines():
+        if not line.strip():
+            continue
+        words, target, turn = (word.strip() for word in f"{line} > ".split(">")[:3])
+        axes = words.split()
+        if keras and not turn:
+            turn = KERAS_TURNS.get(len(axes), "")
+        if target.endswith(TENSOR_ENDINGS):
+            entries.append(Entry(axes, target, turn))
+            continue
+        entries.append(Entry(axes, f"{target}.weight", turn))
+        bias_turn = turn if turn in ("drawn", "each") else ""
+        bias_axes = axes[-1:] if keras else axes[:1]
+        entries.append(Entry(bias_axes, f"{target}.bias", bias_turn))
+    return entries
 
 
-def _capsnet(sizes: Sizes, **options: Any) -> Described:
+def image_side(sizes: Sizes) -> int:
+    """Side of the images that a dense decoder draws."""
+    return isqrt(sizes["o"] // sizes["c"])
+
+
+def describe_capsnet(sizes: Sizes, **options: Any) -> Description:
+    """A CapsNet with these sizes and options."""
     types = sizes["t"] if "t" in sizes else sizes["p"] // sizes["d"]
-    own = {
+    widths = {
         "channels": sizes["a"],
         "primary_types": types,
         "primary_dim": sizes["d"],
         "class_dim": sizes["D"],
+        "bias": False,
     }
-    return (
-        "capsnet",
-        sizes["J"],
-        sizes["c"],
-        isqrt(sizes["o"] // sizes["c"]),
-        own | {"bias": False} | options,
-    )
+    return Description("capsnet", sizes["J"], sizes["c"], image_side(sizes), widths | options)
 
 
-def _efficient(sizes: Sizes, **options: Any) -> Described:
-    """Strides stand in no file: they are those of the published network with this depthwise kernel."""
-    if sizes["k"] not in NETWORKS:
-        raise ValueError(
-            f"expected a depthwise kernel of {', '.join(map(str, NETWORKS))} pixels, got {sizes['k']}"
-        )
-    side = 8 * isqrt(sizes["s"]) - 16 if "s" in sizes else isqrt(sizes["o"] // sizes["c"])
-    return NETWORKS[sizes["k"]], sizes["J"], sizes["c"], side, options
+def describe_efficient(sizes: Sizes, **options: Any) -> Description:
+    """An Efficient-CapsNet with these sizes and options.
+
+    Strides stand in no file: they are those of the published network with this depthwise kernel.
+    """
+    kernel = sizes["k"]
+    if kernel not in NETWORKS:
+        known = ", ".join(map(str, NETWORKS))
+        raise ValueError(f"expected a depthwise kernel of {known} pixels, got {kernel}")
+    side = 8 * isqrt(sizes["s"]) - 16 if "s" in sizes else image_side(sizes)
+    return Description(NETWORKS[kernel], sizes["J"], sizes["c"], side, options)
 
 
-WIDTHS = (
-    ("c", 32),
-    (32, 64),
-    (64, 64),
-    (64, 128),
-)  # channels below and above of Efficient-CapsNet's convolutions
-KERAS_DECODER = (
-    "i 512 > decoder.layers.0 \n 512 1024 > decoder.layers.2 \n 1024 o > decoder.layers.4 > drawn"
-)
-EACH = "t a 9 9 > primary.conv > each\n" * 8
-DECODER = "512 i > decoder.layers.0 \n 1024 512 > decoder.layers.2 \n o 1024 > decoder.layers.4"
+# Channels below and above of Efficient-CapsNet's convolutions.
+WIDTHS = (("c", 32), (32, 64), (64, 64), (64, 128))
+KERAS_DECODER = """
+    i 512 > decoder.layers.0
+    512 1024 > decoder.layers.2
+    1024 o > decoder.layers.4 > drawn"""
+TORCH_DECODER = """
+    512 i > decoder.layers.0
+    1024 512 > decoder.layers.2
+    o 1024 > decoder.layers.4"""
+EIGHT_CONVOLUTIONS = "t a 9 9 > primary.conv > each\n" * 8
+EFFICIENT_CLASSES = """
+    J 16 8 16 > class_capsules.votes.weight > 1032
+    J 16 1 > class_capsules.router.prior > prior"""
 
 
-def _keras_efficient(first: int) -> str:
-    stem = (
-        f"{3 if n else first} {3 if n else first} {below} {above} > stem.{3 * n} \n {above} > stem.{3 * n + 2} \n"
-        for n, (below, above) in enumerate(WIDTHS)
-    )
-    return f"""{"".join(stem)} k k 1 128 > primary
-        J 16 8 16 > class_capsules.votes.weight > 1032
-        J 16 1 > class_capsules.router.prior > prior
-        """
+def keras_stem(first: int) -> str:
+    """The encoder of Efficient-CapsNet in Keras, whose first kernel has this side."""
+    table = ""
+    kernel = first
+    for n, (below, above) in enumerate(WIDTHS):
+        table += f"{kernel} {kernel} {below} {above} > stem.{3 * n}\n"
+        table += f"{above} > stem.{3 * n + 2}\n"
+        kernel = 3
+    return f"{table} k k 1 128 > primary {EFFICIENT_CLASSES}\n"
+
+
+def keras_statistics() -> str:
+    """The running statistics of Efficient-CapsNet in Keras, which stand after its weights."""
+    table = ""
+    for n, (_, above) in enumerate(WIDTHS):
+        table += f"{above} > stem.{3 * n + 2}.running_mean\n"
+        table += f"{above} > stem.{3 * n + 2}.running_var\n"
+    return table
+
+
+def torch_stem() -> str:
+    """The convolutions of Efficient-CapsNet in PyTorch, each with its norm."""
+    table = ""
+    kernel = 5
+    for n, (below, above) in enumerate(WIDTHS):
+        norm = f"stem.{3 * n + 1}"
+        table += f"{above} {below} {kernel} {kernel} > stem.{3 * n}\n"
+        table += f"{above} > {norm}\n"
+        table += f"{above} > {norm}.running_mean\n"
+        table += f"{above} > {norm}.running_var\n"
+        table += f"> {norm}.num_batches_tracked\n"
+        kernel = 3
+    return table
 
 
 LAYOUTS = [
     Layout(
         "XifengGuo/CapsNet-Keras",
-        _entries(
+        parse_table(
             f"""
-        9 9 c a > conv
-        9 9 a p > primary.conv
-        J N D d > class_capsules.votes.weight > 1023
-        {KERAS_DECODER}""",
+            9 9 c a > conv
+            9 9 a p > primary.conv
+            J N D d > class_capsules.votes.weight > 1023
+            {KERAS_DECODER}""",
             keras=True,
         ),
-        _capsnet,
+        describe_capsnet,
     ),
     Layout(
         "XifengGuo/CapsNet-Pytorch",
-        _entries(
+        parse_table(
             f"""
-        a c 9 9 > conv
-        p a 9 9 > primary.conv
-        J N D d > class_capsules.votes.weight > 1023
-        {DECODER}""",
+            a c 9 9 > conv
+            p a 9 9 > primary.conv
+            J N D d > class_capsules.votes.weight > 1023
+            {TORCH_DECODER}""",
             keras=False,
         ),
-        lambda sizes: _capsnet(sizes, grouping="flat", detach=True),
+        lambda sizes: describe_capsnet(sizes, grouping="flat", detach=True),
     ),
     Layout(
         "gram-ai/capsule-networks",
-        _entries(
+        parse_table(
             f"""
-        a c 9 9 > conv
-        {EACH}
-        J N d D > class_capsules.votes.weight > types
-        {DECODER}""",
+            a c 9 9 > conv
+            {EIGHT_CONVOLUTIONS}
+            J N d D > class_capsules.votes.weight > types
+            {TORCH_DECODER}""",
             keras=False,
         ),
-        lambda sizes: _capsnet(sizes, over="children"),
+        lambda sizes: describe_capsnet(sizes, over="children"),
     ),
     Layout(
         "EscVM/Efficient-CapsNet (smallNORB)",
-        _entries(
-            f"""{_keras_efficient(7)}
-        i s > decoder.dense
-        3 3 1 64 > decoder.convolutions.0
-        3 3 64 128 > decoder.convolutions.1
-        3 3 128 128 > decoder.convolutions.2
-        3 3 128 c > decoder.convolutions.3""",
+        parse_table(
+            f"""
+            {keras_stem(7)}
+            i s > decoder.dense
+            3 3 1 64 > decoder.convolutions.0
+            3 3 64 128 > decoder.convolutions.1
+            3 3 128 128 > decoder.convolutions.2
+            3 3 128 c > decoder.convolutions.3""",
             keras=True,
         ),
-        _efficient,
+        describe_efficient,
     ),
     Layout(
         "EscVM/Efficient-CapsNet (MNIST, MultiMNIST)",
-        _entries(
-            _keras_efficient(5)
-            + "".join(
-                f"{above} > stem.{3 * n + 2}.running_{what} \n"
-                for n, (_, above) in enumerate(WIDTHS)
-                for what in ("mean", "var")
-            )
-            + KERAS_DECODER,
-            keras=True,
-        ),
-        _efficient,
+        parse_table(keras_stem(5) + keras_statistics() + KERAS_DECODER, keras=True),
+        describe_efficient,
     ),
     Layout(
         "akhdanfadh/efficient-capsnet-pytorch",
-        _entries(
-            "".join(
-                f"{above} {below} {3 if n else 5} {3 if n else 5} > stem.{3 * n} \n {above} > stem.{3 * n + 1} \n"
-                f"{above} > stem.{3 * n + 1}.running_mean \n {above} > stem.{3 * n + 1}.running_var \n"
-                f"> stem.{3 * n + 1}.num_batches_tracked \n"
-                for n, (below, above) in enumerate(WIDTHS)
-            )
-            + f"""128 1 k k > primary
-        J 16 8 16 > class_capsules.votes.weight > 1032
-        J 16 1 > class_capsules.router.prior > prior
-        {DECODER}""",
+        parse_table(
+            f"{torch_stem()} 128 1 k k > primary {EFFICIENT_CLASSES} {TORCH_DECODER}",
             keras=False,
         ),
-        lambda sizes: _efficient(sizes, norm_first=True, epsilon=1e-5),
+        lambda sizes: describe_efficient(sizes, norm_first=True, epsilon=1e-5),
     ),
 ]

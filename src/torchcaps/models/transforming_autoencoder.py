@@ -159,7 +159,7 @@ class TransformingAutoencoder(ImageModel):
             "gate": (units, f"{count} presences"),
             "place": (f"poses ({self.pose})", capsules_in_words((count, self.pose_dim))),
             "generate": (units, capsules_in_words((count, generation), "units")),
-            "draw": (drawing, times(self.in_chans, *self.img_size)),
+            "draw": (drawing, times(self.image_shape)),
         }
         return stages_by_name(self, rows)
 
@@ -222,7 +222,7 @@ class TransformingAutoencoder(ImageModel):
         images = torch.einsum("bkg,kgp->bp", contributions, self.weight["draw"]) + base
         if self.bounded:
             images = images.sigmoid()
-        return images.unflatten(1, (self.in_chans, *self.img_size))
+        return images.unflatten(1, self.image_shape)
 
     def forward(self, images: Images, transformation: Tensor | None = None) -> Images:
         """Draw the images after the transformation; without one as they are."""
@@ -234,7 +234,7 @@ class TransformingAutoencoder(ImageModel):
     def strokes(self) -> Float[Tensor, "capsules units height width"]:
         """What each generation unit adds to the drawing, a mean over the channels: any numbers."""
         weight = self.weight["draw"].detach()
-        return weight.unflatten(-1, (self.in_chans, *self.img_size)).mean(dim=2)
+        return weight.unflatten(-1, self.image_shape).mean(dim=2)
 
 
 # The auto-encoder of 2011 with 60 recognition units for the paper's 10, which are few to tell a

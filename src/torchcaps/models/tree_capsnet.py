@@ -7,6 +7,7 @@ multiplies logits, by rows that belong to arbitrary children.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from math import ceil, prod
 from typing import Literal, get_args
 
@@ -149,14 +150,14 @@ class TreeCapsNet(ImageModel):
             return CapsuleLinear(num_primary, DIM, count, dim, iterations=iterations, bias=bias)
         above = self.sizes[level - 1]
         free = num_primary // 2
-        sizes = (free + above, 2 * DIM, count, dim)
+        layer = partial(CapsuleLinear, free + above, 2 * DIM, count, dim, bias=bias)
         if kind == "none":
-            return CapsuleLinear(*sizes, iterations=iterations, bias=bias)
+            return layer(iterations=iterations)
         prior = tree_prior(self.tree.parents[level - 1], above, free)
         is_shuffled = kind == "shuffled"
         if is_shuffled:
             prior = prior[:, torch.randperm(count)]
-        return CapsuleLinear(*sizes, PriorRouting(prior, iterations, saved=is_shuffled), bias=bias)
+        return layer(PriorRouting(prior, iterations, saved=is_shuffled))
 
     def levels(self, images: Images) -> list[Capsules]:
         """The capsules of the classes of every level, coarse to fine.
@@ -165,10 +166,9 @@ class TreeCapsNet(ImageModel):
             For each level, pose `[batch, classes of the level, class_dim]` and its length, in
             [0, 1).
         """
-        first, *others = self.convolutions
-        x = first(self._prepare(images))
-        for convolution in others:
-            x = convolution(torch.relu(x))
+        x = self._prepare(images)
+        for number, convolution in enumerate(self.convolutions):
+            x = convolution(torch.relu(x) if number else x)
         # 256 of 8, for 28x28 images.
         primary = squash(x.movedim(1, -1).unflatten(-1, (-1, DIM))).flatten(1, 3)
         coarsest, *finer = self.level_capsules

@@ -55,8 +55,10 @@ class UNet(PlainNetwork):
         )
         widths = [channels << level for level in range(levels)]
         self.down = nn.ModuleList()
-        for below, above in pairwise([in_chans, *widths]):
+        below = in_chans
+        for above in widths:
             self.down.append(two_convolutions(below, above))
+            below = above
         upwards = list(pairwise(reversed(widths)))
         self.larger = nn.ModuleList(
             nn.ConvTranspose2d(below, above, 2, stride=2) for below, above in upwards
@@ -69,10 +71,11 @@ class UNet(PlainNetwork):
 
     def scores(self, x: Images) -> Float[Tensor, "batch classes height width"]:
         height, width = self.img_size
-        first, *others = self.down
-        maps = [first(F.pad(x, (0, -width % self.step, 0, -height % self.step)))]
-        for level in others:
-            maps.append(level(F.max_pool2d(maps[-1], 2)))
+        x = F.pad(x, (0, -width % self.step, 0, -height % self.step))
+        maps: list[Tensor] = []
+        for level in self.down:
+            x = level(F.max_pool2d(x, 2) if maps else x)
+            maps.append(x)
         x = maps.pop()
         for larger, level in zip(self.larger, self.up, strict=True):
             x = level(torch.cat([maps.pop(), larger(x)], dim=1))
