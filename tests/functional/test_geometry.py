@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from torchcaps.functional import coordinate_addition, matrix_votes, receptive_centers
+from torchcaps.functional.geometry import Slide, receptive_field
 from torchcaps.testing import seeded
 
 
@@ -81,3 +82,10 @@ def test_centers_are_where_a_pixel_moves_the_output():
         assert (weight[0, 0] * (torch.arange(32) - 16)).sum().item() == pytest.approx(
             center, abs=1e-4
         )
+
+
+def test_padding_moves_the_first_center_and_nothing_else():
+    padded = Slide((3, 5), (2, 1), (1, 2))
+    assert receptive_field([padded], axis=0) == (0.0, 2, 3)
+    assert receptive_field([padded], axis=1) == (0.0, 1, 5)
+    assert receptive_field([Slide((3, 5), (2, 1))], axis=0) == (1.0, 2, 3)

@@ -15,7 +15,8 @@ from torchcaps.nn import (
     flatten_space,
     mask_capsules,
 )
-from torchcaps.testing import random_capsules
+from torchcaps.nn.decoder import UpsamplingDecoder
+from torchcaps.testing import random_capsules, seeded
 from torchcaps.types import Capsules
 
 
@@ -225,3 +226,11 @@ def test_children_of_another_type_are_refused(routing, dtype, name):
         layer(wrong)
     assert error.value.argument == name
     assert str(dtype) in str(error.value)
+
+
+def test_the_upsampling_decoder_keeps_the_middle_of_what_it_draws():
+    whole = UpsamplingDecoder(3, 4, (1, 24, 24))
+    cropped = UpsamplingDecoder(3, 4, (1, 20, 22))
+    cropped.load_state_dict(whole.state_dict())
+    pose = torch.randn(2, 3, 4, generator=seeded())
+    assert torch.equal(cropped(pose), whole(pose)[:, :, 2:22, 1:23])

@@ -9,6 +9,7 @@ from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
 from torchcaps.models import CNN
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task, eval_outputs
+from torchcaps.tasks.classify import Scores, is_correct, two_margins
 from torchcaps.types import ModelSpec
 
 TINY = {"channels": 8, "primary_types": 2}
@@ -275,3 +276,20 @@ def test_images_are_turned_squished_thickened_and_erased_where_the_run_asks_for_
     assert torch.equal(batches[0], batches[2]) == (not settings)
     if "erase" in settings:
         assert ((batches[0] == 0).sum(dim=(1, 2, 3)) == 16).all()
+
+
+def test_margins_are_harder_from_the_middle_of_the_training_on():
+    activation = torch.tensor([[0.93, 0.08, 0.4], [0.2, 0.91, 0.06]])
+    scores = Scores(activation, None, None)
+    targets = torch.tensor([0, 1])
+    settings = TrainConfig().task
+    early = two_margins(scores, targets, 0.49, settings)
+    late = two_margins(scores, targets, 0.5, settings)
+    torch.testing.assert_close(early, margin_loss(activation, targets))
+    assert late > early
+
+
+def test_of_several_labels_all_must_be_among_the_most_active():
+    activation = torch.tensor([[0.9, 0.8, 0.1], [0.9, 0.1, 0.8], [0.1, 0.2, 0.9]])
+    labels = torch.tensor([[1, 0], [0, 1], [0, 1]])
+    assert is_correct(activation, labels).tolist() == [True, False, False]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchcaps.functional import margin_loss
-from torchcaps.tasks.collapse import collapse_warnings, plateau
+from torchcaps.tasks.collapse import collapse_state, collapse_warnings, plateau
 
 
 def spread(count, classes):
@@ -102,3 +102,11 @@ def test_of_images_that_show_two_classes_a_silent_capsule_is_told():
     lengths[:, 1] = 0.5
     [sentence] = collapse_warnings(lengths, labels, 0.5)
     assert "class capsules 1 never change" in sentence
+
+
+def test_a_network_whose_capsules_are_nearly_all_one_is_saturated():
+    activation = torch.full((6, 4), 0.95)
+    activation[0, 0] = 0.2
+    assert collapse_state(activation) == "saturated"
+    assert collapse_state(activation - 0.1) is None
+    assert collapse_state(torch.full((6, 4), 0.04)) == "dead"

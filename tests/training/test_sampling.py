@@ -201,3 +201,9 @@ def test_few_labels_are_as_many_of_each_class_and_part_of_more():
     assert set(few.images[:, 0, 0, 0].tolist()) != set(other.images[:, 0, 0, 0].tolist())
     with pytest.raises(ValueError, match="labels: expected"):
         split(pairs_of(), TrainConfig.of(holdout=0.25, per_class=2), CPU)
+
+
+def test_streams_of_one_step_draw_different_numbers():
+    config = TrainConfig()
+    seeds = {step_seed(config, 3, stream) for stream in ("1", "2", "3")}
+    assert len(seeds) == 3
