@@ -118,5 +118,8 @@ def recorded(coupling: Tensor, activation: Tensor | None = None) -> RoutingTrace
     n, children, parents = coupling.shape
     child_activation = torch.ones(n, children) if activation is None else activation
     return RoutingTrace(
-        coupling, torch.ones(n, parents), child_activation, torch.ones(n, parents, 1)
+        coupling,
+        torch.ones(n, parents),
+        child_activation,
+        torch.ones(n, parents, 1),
     )

@@ -57,7 +57,11 @@ def test_pairs_of_any_shape_and_number_are_not_cut(count, shape):
     images = RANDOM.random((count, *shape))
     labels = np.arange(count)
     figure = reconstructions(
-        images, images, labels, predictions=labels[::-1].copy(), classes=long_names(43)
+        images,
+        images,
+        labels,
+        predictions=labels[::-1].copy(),
+        classes=long_names(43),
     )
     assert len(figure.axes[0].images) == 2 * count
     assert_nothing_cut(figure)

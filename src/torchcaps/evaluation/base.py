@@ -21,6 +21,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Progress = Callable[[int, int], None]
 
 BATCH = 256
+IMAGE_AXES = ("batch", "channels", "height", "width")
 
 # A length computed in bfloat16 may round a little above one; a logit lies far outside.
 ROUNDING = 0.01
@@ -180,13 +181,22 @@ def check_lengths(activations: Tensor) -> None:
     _check_bounds("activations", "lengths in [0, 1], not logits", activations, ROUNDING)
 
 
+def check_like(argument: str, tensor: Tensor, reference: Tensor, axes: Sequence[str]) -> None:
+    """Check that a tensor has the shape of another, with these axes.
+
+    Raises:
+        ArgumentError: for another shape.
+    """
+    check_shape(argument, tensor, axes, **dict(zip(axes, reference.shape, strict=True)))
+
+
 def check_images(images: Tensor) -> None:
     """Check that images are floating-point `[batch, channels, height, width]`, batch at least 1.
 
     Raises:
         ArgumentError: for other images.
     """
-    check_shape("images", images, ("batch", "channels", "height", "width"))
+    check_shape("images", images, IMAGE_AXES)
     if not images.is_floating_point():
         raise ArgumentError(
             "images", f"expected floating-point values in [0, 1], got {images.dtype}"

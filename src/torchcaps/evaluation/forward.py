@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from torchcaps.errors import check_known, check_range, check_shape
+from torchcaps.errors import check_known, check_positive, check_shape
 from torchcaps.evaluation.base import (
     BATCH,
     Activations,
@@ -107,7 +107,11 @@ def image_activations(model: nn.Module, images: Images, *, batch_size: int = BAT
 
 
 def batches(
-    model: nn.Module, images: Images, labels: Labels | None = None, *, batch_size: int = BATCH
+    model: nn.Module,
+    images: Images,
+    labels: Labels | None = None,
+    *,
+    batch_size: int = BATCH,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Iterate over images and labels, a batch at a time, on the device of the model.
 
@@ -120,7 +124,7 @@ def batches(
     Raises:
         ArgumentError: for a batch size below 1.
     """
-    check_range("batch_size", batch_size, low=1)
+    check_positive(batch_size=batch_size)
     device = device_of(model)
     if labels is None:
         labels = torch.arange(len(images))
@@ -130,7 +134,10 @@ def batches(
 
 
 def right_answers(
-    model: nn.Module, images: Images, labels: Labels, batch_size: int = BATCH
+    model: nn.Module,
+    images: Images,
+    labels: Labels,
+    batch_size: int = BATCH,
 ) -> Bool[Tensor, " n"]:
     """Return whether the largest activation of each image is that of its label.
 

@@ -4,7 +4,7 @@ The rows are those of `torchcaps bench`, of the benchmark that each docstring na
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from itertools import chain, cycle
 from statistics import mean
 from typing import Any
 
@@ -18,6 +18,7 @@ from torchcaps.viz.canvas import (
     STYLES,
     Axes,
     Figure,
+    Style,
     line,
     new_figure,
     panels,
@@ -50,8 +51,9 @@ def layer_bars(rows: Rows) -> Figure:
     Args:
         rows: `variant`, `forward ms` and `forward+backward ms` of `bench layer`, at least one.
     """
-    names = [str(row["variant"]) for row in rows]
-    series = _columns(rows, names, ("forward", "forward+backward"), "ms")
+    series: dict[str, dict[str, float]] = {}
+    for column in ("forward", "forward+backward"):
+        series[column] = {str(row["variant"]): row[f"{column} ms"] for row in rows}
     return _bars(series, "routed layer, milliseconds (less is better)")
 
 
@@ -62,8 +64,11 @@ def memory_bars(rows: Rows) -> Figure:
         rows: `batch`, `precision`, `predicted MiB` and `measured MiB` of `bench memory`, at least
             one.
     """
-    names = [f"batch {row['batch']}, {row['precision']}" for row in rows]
-    series = _columns(rows, names, ("predicted", "measured"), "MiB")
+    series: dict[str, dict[str, float]] = {"predicted": {}, "measured": {}}
+    for row in rows:
+        name = f"batch {row['batch']}, {row['precision']}"
+        for column, sizes in series.items():
+            sizes[name] = row[f"{column} MiB"]
     return _bars(series, "peak memory of a training step, MiB")
 
 
@@ -81,7 +86,7 @@ def scaling_curves(rows: Rows) -> Figure:
         for row, style in zip(group, cycle(STYLES), strict=False):
             label = f"{short(str(row['impl']), 18)}: exponent {row['exponent']:.2f}"
             line(axes, row["sizes"], row["ms"], style, label)
-        _make_logarithmic(axes, sorted({size for row in group for size in row["sizes"]}))
+        _make_logarithmic(axes, sorted(set().union(*_column(group, "sizes"))))
         plain(axes, name, ylabel="ms")
         # Below the panel the legend hides no line.
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.1), fontsize=SMALL, frameon=False)
@@ -98,10 +103,10 @@ def latency_curves(rows: Rows) -> Figure:
     groups = _grouped(rows, "precision")
     figure, [axes] = panels(1, 1, 5.4, 3.4)
     for (name, group), (color, marker) in zip(groups.items(), cycle(STYLES), strict=False):
-        batches = [row["batch"] for row in group]
-        line(axes, batches, [row["median ms"] for row in group], (color, marker), name)
-        line(axes, batches, [row["95 % ms"] for row in group], (color, ""), lw=1.0, ls="--")
-    _make_logarithmic(axes, sorted({row["batch"] for row in rows}))
+        batches = _column(group, "batch")
+        line(axes, batches, _column(group, "median ms"), (color, marker), name)
+        line(axes, batches, _column(group, "95 % ms"), (color, ""), lw=1.0, ls="--")
+    _make_logarithmic(axes, sorted(set(_column(rows, "batch"))))
     plain(axes, "time of an answer, ms (dashed: 95th percentile)", xlabel="images at once")
     figure.legend(ncols=len(groups), **BELOW)
     return figure
@@ -121,19 +126,23 @@ def accuracy_against_time(
             data set.
     """
     check_range("number of panels", len(panels), low=1)
-    names = list(dict.fromkeys(name for systems in panels.values() for name in systems))
-    styles = [(color, marker) for _, marker in STYLES for color, _ in STYLES]
-    style_of = dict(zip(names, cycle(styles), strict=False))
+    names = list(dict.fromkeys(chain.from_iterable(panels.values())))
     figure = new_figure(3.0 + 3.4 * len(panels), max(3.4, 0.6 + 0.2 * len(names)))
     grid = figure.subplots(1, len(panels), squeeze=False)
     entries = {}
     for axes, (dataset, systems) in zip(grid.flat, panels.items(), strict=True):
         for name, (minutes, accuracies) in systems.items():
-            color, marker = style_of[name]
+            color, marker = _style(names.index(name))
             errors = [max(MIN_ERROR, 100 * (1 - accuracy)) for accuracy in accuracies]
             axes.plot([minutes, minutes], [min(errors), max(errors)], color=color, lw=1)
             [entries[name]] = axes.plot(
-                minutes, mean(errors), color=color, marker=marker, ms=6, ls="", label=name
+                minutes,
+                mean(errors),
+                color=color,
+                marker=marker,
+                ms=6,
+                ls="",
+                label=name,
             )
         plain(axes, dataset, xlabel="minutes of training", ylabel="test error, %")
         _make_logarithmic(axes)
@@ -143,7 +152,11 @@ def accuracy_against_time(
         axes.set_xlim(min(low, middle / half), max(high, middle * half))
         axes.invert_yaxis()
     figure.legend(
-        entries.values(), entries.keys(), loc="outside right upper", fontsize=SMALL, frameon=False
+        entries.values(),
+        entries.keys(),
+        loc="outside right upper",
+        fontsize=SMALL,
+        frameon=False,
     )
     return figure
 
@@ -161,14 +174,15 @@ def _grouped(rows: Rows, key: str) -> dict[str, list[Mapping[str, Any]]]:
     return groups
 
 
-def _columns(
-    rows: Rows, names: Sequence[str], columns: Sequence[str], unit: str
-) -> dict[str, dict[str, float]]:
-    """Return the numbers of the rows, by their names, of each column."""
-    return {
-        column: {name: row[f"{column} {unit}"] for name, row in zip(names, rows, strict=True)}
-        for column in columns
-    }
+def _column(rows: Rows, key: str) -> list[Any]:
+    return [row[key] for row in rows]
+
+
+def _style(index: int) -> Style:
+    """Return the style of a system: all colors with one marker, then with the next."""
+    color, _ = STYLES[index % len(STYLES)]
+    _, marker = STYLES[index // len(STYLES) % len(STYLES)]
+    return color, marker
 
 
 def _bars(series: Mapping[str, Mapping[str, float]], title: str) -> Figure:
@@ -177,7 +191,7 @@ def _bars(series: Mapping[str, Mapping[str, float]], title: str) -> Figure:
     Raises:
         ArgumentError: for no name.
     """
-    names = list(dict.fromkeys(name for lengths in series.values() for name in lengths))
+    names = list(dict.fromkeys(chain.from_iterable(series.values())))
     check_range("number of rows", len(names), low=1)
     figure = new_figure(7.0, 0.9 + 0.22 * len(names) * len(series) + 0.1 * len(names))
     axes = plain(figure.subplots(), title)

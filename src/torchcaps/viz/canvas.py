@@ -62,7 +62,11 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def panels(
-    count: int, max_columns: int, width: float, height: float, below: float = 0.0
+    count: int,
+    max_columns: int,
+    width: float,
+    height: float,
+    below: float = 0.0,
 ) -> tuple[Figure, list[Axes]]:
     """Create a figure of equal panels.
 
@@ -87,7 +91,12 @@ def panels(
 
 
 def plain(
-    axes: Axes, title: str = "", *, xlabel: str = "", ylabel: str = "", grid: bool = False
+    axes: Axes,
+    title: str = "",
+    *,
+    xlabel: str = "",
+    ylabel: str = "",
+    grid: bool = False,
 ) -> Axes:
     """Style axes: small tick labels, a title on the left, no frame above and on the right.
 

@@ -97,7 +97,10 @@ def _name_cells(axes: Axes, names: list[str]) -> None:
 
 
 def _write_counts(
-    axes: Axes, counts: NDArray[np.int64], shares: NDArray[np.float64], cell: float
+    axes: Axes,
+    counts: NDArray[np.int64],
+    shares: NDArray[np.float64],
+    cell: float,
 ) -> None:
     """Write the counts that are not zero, if they can be read in cells of so many inches."""
     num_digits = max(len(str(counts.max())), 2)
@@ -112,7 +115,9 @@ def _write_counts(
 
 
 def per_class_bars(
-    accuracies: Sequence[float | None], classes: Sequence[str], counts: Sequence[int]
+    accuracies: Sequence[float | None],
+    classes: Sequence[str],
+    counts: Sequence[int],
 ) -> Figure:
     """Draw the accuracy of each class as a bar, and the accuracy over all samples as a line.
 
@@ -131,7 +136,7 @@ def per_class_bars(
     check_length("classes", classes, len(accuracies))
     check_length("counts", counts, len(accuracies))
     percent = 100 * np.array(accuracies, dtype=np.float64)  # None becomes NaN
-    is_known = ~np.isnan(percent)
+    has_samples = ~np.isnan(percent)
     # NaN sorts last.
     lowest = np.sort(np.argsort(percent, kind="stable")[:MAX_NAMES])
     num_bars = len(lowest)
@@ -141,16 +146,16 @@ def per_class_bars(
     axes.barh(range(num_bars), np.nan_to_num(percent[lowest]), height=0.72, color=BLUE)
     for row, index in enumerate(lowest):
         text = "no samples"
-        if is_known[index]:
+        if has_samples[index]:
             text = f"{percent[index]:.1f} % of {counts[index]:,}"
         axes.text(101.5, row, text, va="center", fontsize=SMALL)
 
     title = "accuracy by class"
     if num_bars < len(percent):
         title = f"the {MAX_NAMES} lowest of {len(percent)} classes"
-    total = np.asarray(counts)[is_known].sum()
+    total = np.asarray(counts)[has_samples].sum()
     if total:
-        overall = float((percent * counts)[is_known].sum() / total)
+        overall = float((percent * counts)[has_samples].sum() / total)
         axes.axvline(overall, color=RED, lw=1.2, ls="--")
         title += f"; over all samples {overall:.2f} % (dashed)"
     plain(axes, title, xlabel="accuracy (%)")
@@ -162,7 +167,11 @@ def per_class_bars(
 
 
 def activation_bars(
-    images: ArrayLike, activations: ArrayLike, labels: ArrayLike, *, classes: Sequence[str]
+    images: ArrayLike,
+    activations: ArrayLike,
+    labels: ArrayLike,
+    *,
+    classes: Sequence[str],
 ) -> Figure:
     """Draw example images with the lengths of their class capsules as bars under each.
 
@@ -212,7 +221,10 @@ def activation_bars(
 
 
 def _draw_bars(
-    axes: Axes, lengths: NDArray[np.float64], labels: list[int], names: list[str]
+    axes: Axes,
+    lengths: NDArray[np.float64],
+    labels: list[int],
+    names: list[str],
 ) -> None:
     by_length = np.argsort(-lengths, kind="stable").tolist()
     predicted = by_length[: len(labels)]

@@ -44,8 +44,8 @@ def diagnosis(found: Diagnosis) -> Figure:
     return figure
 
 
-def _draw_entropy(axes: Axes, found: Diagnosis) -> None:
-    entropies = found.iterations.entropy
+def _draw_entropy(axes: Axes, figures: Diagnosis) -> None:
+    entropies = figures.iterations.entropy
     for index, (name, course) in enumerate(entropies.items()):
         style = STYLES[index % len(STYLES)]
         line(axes, range(1, len(course) + 1), course, style, short(name, 18))
@@ -57,23 +57,25 @@ def _draw_entropy(axes: Axes, found: Diagnosis) -> None:
         axes.legend(fontsize=SMALL, frameon=False, ncols=2)
 
 
-def _draw_activations(axes: Axes, found: Diagnosis) -> None:
-    names = [short(name, 18) for name in found.decay.layers]
+def _draw_activations(axes: Axes, figures: Diagnosis) -> None:
+    names = [short(name, 18) for name in figures.decay.layers]
     places = range(len(names))
-    line(axes, places, found.decay.strongest, (BLUE, "o"), "largest of an image, mean")
-    line(axes, places, found.decay.median, (ORANGE, "s"), "median")
+    line(axes, places, figures.decay.strongest, (BLUE, "o"), "largest of an image, mean")
+    line(axes, places, figures.decay.median, (ORANGE, "s"), "median")
     _style_shares(axes, "activation, from input to output", names)
     axes.legend(fontsize=SMALL, frameon=False)
 
 
-def _draw_idle(axes: Axes, found: Diagnosis) -> None:
-    names = ["children", *(short(layer.name, 18) for layer in found.layers)]
-    dead = [found.children.dead]
-    constant = [found.children.constant]
-    for layer in found.layers:
+def _draw_idle(axes: Axes, figures: Diagnosis) -> None:
+    names = ["children"]
+    dead = [figures.children.dead]
+    constant = [figures.children.constant]
+    starved = []
+    for layer in figures.layers:
+        names.append(short(layer.name, 18))
         dead.append(layer.parents.dead if layer.parents else nan)
         constant.append(layer.parents.constant if layer.parents else nan)
-    starved = [layer.starvation.starved for layer in found.layers]
+        starved.append(layer.starvation.starved)
 
     kinds = (
         ("never active", BLUE, dead),
@@ -90,19 +92,19 @@ def _draw_idle(axes: Axes, found: Diagnosis) -> None:
     axes.legend(fontsize=SMALL, frameon=False)
 
 
-def _draw_accuracy(axes: Axes, found: Diagnosis) -> None:
-    accuracies = {"as trained": found.accuracy}
-    if found.ablation is not None:
-        accuracies["uniform"] = found.ablation.uniform
-        accuracies["random"] = found.ablation.random
-    if found.baseline is not None:
-        accuracies["baseline"] = found.baseline.second
+def _draw_accuracy(axes: Axes, figures: Diagnosis) -> None:
+    accuracies = {"as trained": figures.accuracy}
+    if figures.ablation is not None:
+        accuracies["uniform"] = figures.ablation.uniform
+        accuracies["random"] = figures.ablation.random
+    if figures.baseline is not None:
+        accuracies["baseline"] = figures.baseline.second
     colors = [COLORS.get(name, SKY) for name in accuracies]
     heights = list(accuracies.values())
     bars = axes.bar(range(len(heights)), heights, width=0.5, color=colors)
     texts = [f"{100 * height:.1f} %" for height in heights]
     axes.bar_label(bars, texts, fontsize=SMALL, padding=1)
-    title = f"accuracy with these couplings, {found.num_samples} images"
+    title = f"accuracy with these couplings, {figures.num_samples} images"
     _style_shares(axes, title, list(accuracies))
 
 

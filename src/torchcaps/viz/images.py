@@ -50,7 +50,9 @@ def pictures(argument: str, images: ArrayLike) -> NDArray[np.uint8]:
 
 
 def pictures_like(
-    argument: str, images: ArrayLike, reference: NDArray[np.uint8]
+    argument: str,
+    images: ArrayLike,
+    reference: NDArray[np.uint8],
 ) -> NDArray[np.uint8]:
     """Convert images that belong to pictures of the same number and size.
 

@@ -68,7 +68,10 @@ def sized_array(argument: str, entries: ArrayLike, **sizes: int) -> NDArray[Any]
 
 
 def class_indices(
-    argument: str, indices: ArrayLike, num_classes: int, **sizes: int
+    argument: str,
+    indices: ArrayLike,
+    num_classes: int,
+    **sizes: int,
 ) -> NDArray[np.int64]:
     """Convert an argument to an array of class indices.
 

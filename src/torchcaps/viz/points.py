@@ -25,14 +25,18 @@ def point_sets(rows: Mapping[str, Sequence[tuple[ArrayLike, ArrayLike]]]) -> Fig
     num_columns = min(len(next(iter(rows.values()), ())), MAX_COLUMNS)
     if not num_columns or len({len(sets) for sets in rows.values()}) > 1:
         raise ArgumentError("rows", "expected equally many sets of points in each, at least one")
-    sets = [point_set for row in rows.values() for point_set in row[:num_columns]]
-    points = [np.asarray(coordinates)[:, :2] for coordinates, _ in sets]
-    limit = 1.05 * max(np.abs(plane).max() for plane in points)
+    planes = []
+    parts = []
+    for row in rows.values():
+        for points, part_of_point in row[:num_columns]:
+            planes.append(np.asarray(points)[:, :2])
+            parts.append(np.asarray(part_of_point).tolist())
+    limit = 1.05 * max(np.abs(plane).max() for plane in planes)
 
     figure = new_figure(1.25 * num_columns + 0.4, 1.3 * len(rows))
     table = figure.subplots(len(rows), num_columns, squeeze=False)
-    for axes, plane, (_, parts) in zip(table.flat, points, sets, strict=True):
-        colors = [STYLES[part % len(STYLES)][0] for part in np.asarray(parts).tolist()]
+    for axes, plane, plane_parts in zip(table.flat, planes, parts, strict=True):
+        colors = [STYLES[part % len(STYLES)][0] for part in plane_parts]
         axes.scatter(plane[:, 0], plane[:, 1], c=colors, s=2, linewidths=0)
         limits = (-limit, limit)
         axes.set(xlim=limits, ylim=limits, xticks=[], yticks=[], aspect="equal")

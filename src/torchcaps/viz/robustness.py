@@ -18,7 +18,11 @@ Curve = tuple[ArrayLike, ArrayLike]
 
 
 def accuracy_curves(
-    curves: Mapping[str, Curve], *, xlabel: str, chance: float | None = None, title: str = ""
+    curves: Mapping[str, Curve],
+    *,
+    xlabel: str,
+    chance: float | None = None,
+    title: str = "",
 ) -> Figure:
     """Draw accuracy in percent against what was changed, a line a model.
 

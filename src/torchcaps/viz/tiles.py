@@ -72,7 +72,11 @@ def reconstructions(
 
     pairs = []
     for original, reconstruction, label, answer in zip(
-        originals, decoded, true, predicted, strict=True
+        originals,
+        decoded,
+        true,
+        predicted,
+        strict=True,
     ):
         is_wrong = bool(label != answer)
         text = f"{names[label]}\n→ {names[answer]}" if is_wrong else names[label]
@@ -144,7 +148,11 @@ def colored(image: Pixels, layers: NDArray[np.uint8]) -> Pixels:
 
 
 def masks(
-    images: ArrayLike, true: ArrayLike, predicted: ArrayLike, *, classes: Sequence[str]
+    images: ArrayLike,
+    true: ArrayLike,
+    predicted: ArrayLike,
+    *,
+    classes: Sequence[str],
 ) -> Figure:
     """Draw images, and the same under their true and predicted masks.
 
@@ -164,18 +172,17 @@ def masks(
     for name, labels in (("true", true), ("predicted", predicted)):
         indices = sized_array(name, labels, n=count, height=height, width=width).astype(np.uint8)
         present.update(indices.ravel().tolist())
-        overlays = [
-            with_mask(image.transpose(2, 0, 1), mask, len(classes))
-            for image, mask in zip(inputs, indices, strict=True)
-        ]
+        overlays = []
+        for image, mask in zip(inputs, indices, strict=True):
+            overlays.append(with_mask(image.transpose(2, 0, 1), mask, len(classes)))
         rows.append(np.stack(overlays))
     figure = tile_grid(np.concatenate(rows), ["image", "true", "found"], longest=1.1, below=0.4)
 
     colors = palette(len(classes)) / 255
     names = short_names(classes, 13)
-    patches = [
-        Patch(color=tuple(colors[label]), label=names[label]) for label in sorted(present - {0})
-    ]
+    patches = []
+    for label in sorted(present - {0}):
+        patches.append(Patch(color=tuple(colors[label]), label=names[label]))
     figure.legend(handles=patches, ncols=min(6, max(1, len(patches))), **BELOW)
     return figure
 
@@ -287,7 +294,11 @@ def image_rows(rows: Mapping[str, ArrayLike], *, title: str = "") -> Figure:
 
 
 def draw_pairs(
-    pairs: Sequence[Pair], title: str, *, max_columns: int, longest: float = 1.0
+    pairs: Sequence[Pair],
+    title: str,
+    *,
+    max_columns: int,
+    longest: float = 1.0,
 ) -> Figure:
     """Draw pairs of images in rows.
 
@@ -302,8 +313,12 @@ def draw_pairs(
     height, width = tile_size(pairs[0].upper.shape[:2], longest)
 
     # A cell has text above, two images and text below.
-    num_lines_above = max(_num_lines(pair.above) for pair in pairs)
-    num_lines_below = max(sum(_num_lines(text) for text, _ in pair.below) for pair in pairs)
+    num_lines_above = 0
+    num_lines_below = 0
+    for pair in pairs:
+        num_lines_above = max(num_lines_above, pair.above.count("\n") + 1)
+        below = "".join(f"{text}\n" for text, _ in pair.below)
+        num_lines_below = max(num_lines_below, below.count("\n"))
     above_height = LINE_HEIGHT * num_lines_above + GAP
     below_height = LINE_HEIGHT * num_lines_below + GAP
     cell_height = above_height + 2 * height + GAP + below_height
@@ -324,7 +339,11 @@ def draw_pairs(
 
 
 def _draw_pair(
-    axes: Axes, pair: Pair, center: float, top: float, size: tuple[float, float]
+    axes: Axes,
+    pair: Pair,
+    center: float,
+    top: float,
+    size: tuple[float, float],
 ) -> None:
     """Draw a pair, whose images have this size, around a vertical line."""
     height, width = size
@@ -346,10 +365,6 @@ def _draw_pair(
 def _frame(left: float, top: float, width: float, height: float, color: str) -> Rectangle:
     corner = (left, top)
     return Rectangle(corner, width, height, fill=False, edgecolor=color, linewidth=2, clip_on=False)
-
-
-def _num_lines(text: str) -> int:
-    return text.count("\n") + 1
 
 
 def _signed(move: float) -> str:

@@ -34,7 +34,11 @@ def transformed(source: ArrayLike, drawn: ArrayLike, target: ArrayLike) -> Figur
 
 
 def predicted_transformations(
-    true: ArrayLike, predicted: ArrayLike, *, names: Sequence[str], unit: str = ""
+    true: ArrayLike,
+    predicted: ArrayLike,
+    *,
+    names: Sequence[str],
+    unit: str = "",
 ) -> Figure:
     """Draw true against predicted numbers of transformations, a panel a number.
 

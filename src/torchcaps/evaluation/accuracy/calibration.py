@@ -44,7 +44,9 @@ class Calibration:
 
 
 def reliability(
-    confidence: Float[Tensor, " n"], correct: Bool[Tensor, " n"], bins: int = BINS
+    confidence: Float[Tensor, " n"],
+    correct: Bool[Tensor, " n"],
+    bins: int = BINS,
 ) -> Reliability:
     """Return the reliability table and the expected calibration error.
 

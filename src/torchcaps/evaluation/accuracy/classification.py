@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import check_positive, check_shape
 from torchcaps.evaluation.accuracy.calibration import Calibration, calibration
 from torchcaps.evaluation.base import (
     Activations,
@@ -146,7 +146,8 @@ def score(
 
 
 def worst_mistakes(
-    activations: Activations, labels: Int64[Tensor, " n *k"]
+    activations: Activations,
+    labels: Int64[Tensor, " n *k"],
 ) -> Int64[Tensor, " mistakes"]:
     """Return the indices of the wrong answers, those first that the model was surest of.
 
@@ -186,7 +187,7 @@ def example_indices(labels: Labels, per_class: int, seed: int) -> Int64[Tensor, 
         ArgumentError: for labels of another shape, or `per_class` below 1.
     """
     check_shape("labels", labels, ("n",))
-    check_range("per_class", per_class, low=1)
+    check_positive(per_class=per_class)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     shuffled = labels.cpu()[order]
     examples = [order[:0]]

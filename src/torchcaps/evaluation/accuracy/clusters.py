@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Generator, Tensor
 
-from torchcaps.errors import check_range, check_shape
+from torchcaps.errors import check_positive, check_shape
 
 # k-means.
 ITERATIONS = 50
@@ -20,7 +20,10 @@ DECAY = 1e-4
 
 
 def kmeans(
-    points: Float[Tensor, "n dim"], clusters: int, *, generator: Generator
+    points: Float[Tensor, "n dim"],
+    clusters: int,
+    *,
+    generator: Generator,
 ) -> Float[Tensor, "clusters dim"]:
     """Return the centers of clusters: the best of ten starts of Lloyd's algorithm with k-means++.
 
@@ -36,7 +39,7 @@ def kmeans(
     from scipy.cluster.vq import kmeans2
 
     check_shape("points", points, ("n", "dim"))
-    check_range("clusters", clusters, low=1)
+    check_positive(clusters=clusters)
     coordinates = points.double().numpy()
     distinct = np.unique(coordinates, axis=0)
     if len(distinct) <= clusters:
@@ -56,17 +59,22 @@ def kmeans(
 
 
 def nearest(
-    points: Float[Tensor, "n dim"], centers: Float[Tensor, "clusters dim"]
+    points: Float[Tensor, "n dim"],
+    centers: Float[Tensor, "clusters dim"],
 ) -> Int64[Tensor, " n"]:
     """Return the index of the nearest center of each point."""
     distances = torch.cdist(
-        points.double(), centers.double(), compute_mode="donot_use_mm_for_euclid_dist"
+        points.double(),
+        centers.double(),
+        compute_mode="donot_use_mm_for_euclid_dist",
     )
     return distances.argmin(dim=1)
 
 
 def match_clusters(
-    clusters: Int64[Tensor, " n"], labels: Int64[Tensor, " n"], count: int
+    clusters: Int64[Tensor, " n"],
+    labels: Int64[Tensor, " n"],
+    count: int,
 ) -> Int64[Tensor, " count"]:
     """Return the class of each cluster, one to one, that makes most points right.
 

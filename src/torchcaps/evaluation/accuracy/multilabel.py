@@ -71,7 +71,10 @@ def top_labels(activations: Activations, count: int = 2) -> Int64[Tensor, "n cou
 
 
 def score_multilabel(
-    activations: Activations, labels: Int64[Tensor, "n k"], *, groups: Labels | None = None
+    activations: Activations,
+    labels: Int64[Tensor, "n k"],
+    *,
+    groups: Labels | None = None,
 ) -> MultiLabel:
     """Return exact match, at least one right, and accuracy by digit of the k largest activations.
 

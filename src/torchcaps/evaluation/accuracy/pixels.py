@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.evaluation.base import EvaluationResult, TextTable
+from torchcaps.evaluation.base import EvaluationResult, TextTable, check_like
 from torchcaps.words import rounded
 
 TOLERANCE = 2  # pixels
@@ -76,7 +76,7 @@ def pixel_counts(
     """
     axes = ("n", "height", "width")
     check_shape("true", true, axes)
-    check_shape("predicted", predicted, axes, **dict(zip(axes, true.shape, strict=True)))
+    check_like("predicted", predicted, true, axes)
     check_range("classes", classes, low=2)
     check_range("tolerance", tolerance, low=0)
     foreground = torch.arange(1, classes, device=true.device).view(-1, 1, 1)
@@ -106,7 +106,7 @@ def mask_figures(
         tolerance: of boundaries, in pixels.
     """
     total = PixelCounts(*(count.double().sum(dim=0) for count in counts))
-    both = total.both
+    intersection = total.both
     predicted = total.predicted
     true = total.true
     appears = torch.maximum(predicted, true) > 0
@@ -114,19 +114,17 @@ def mask_figures(
     precision = (total.near_true / total.edge_predicted).nan_to_num(1.0)
     recall = (total.near_predicted / total.edge_true).nan_to_num(1.0)
     by_class = {
-        "dice": 2 * both / (predicted + true),
-        "iou": both / (predicted + true - both),
+        "dice": 2 * intersection / (predicted + true),
+        "iou": intersection / (predicted + true - intersection),
         "boundary": (2 * precision * recall / (precision + recall)).nan_to_num(0.0),
     }
-    means = {
-        name: figure[appears].mean().nan_to_num(0.0).item() for name, figure in by_class.items()
-    }
-    per_class = {}
-    for index, name in enumerate(classes[1:]):
-        per_class[name] = {
-            key: figure[index].item() if appears[index] else None
-            for key, figure in by_class.items()
-        }
+    means = {}
+    per_class: dict[str, dict[str, float | None]] = {name: {} for name in classes[1:]}
+    for figure, numbers in by_class.items():
+        means[figure] = numbers[appears].mean().nan_to_num(0.0).item()
+        rows = zip(per_class.values(), numbers.tolist(), appears.tolist(), strict=True)
+        for row, number, is_present in rows:
+            row[figure] = number if is_present else None
     return MaskFigures(
         len(right),
         **means,

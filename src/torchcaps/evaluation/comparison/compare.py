@@ -165,7 +165,11 @@ class Comparison(BaseComparison):
 
 
 def compare_answers(
-    first: Bool[Tensor, " n"], second: Bool[Tensor, " n"], *, margin: float = MARGIN, seed: int = 0
+    first: Bool[Tensor, " n"],
+    second: Bool[Tensor, " n"],
+    *,
+    margin: float = MARGIN,
+    seed: int = 0,
 ) -> Comparison:
     """Compare two models, the one in question and the baseline, on the same images.
 
@@ -184,26 +188,26 @@ def compare_answers(
     check_shape("second", second, ("n",), n=len(first))
     check_range("number of images", len(first), low=1)
     n = len(first)
-    only_first = int((first & ~second).sum())
-    only_second = int((second & ~first).sum())
+    num_only_first = int((first & ~second).sum())
+    num_only_second = int((second & ~first).sum())
 
     # Resampling images with replacement draws the three kinds of them from a multinomial.
-    shares = [only_first / n, only_second / n, (n - only_first - only_second) / n]
+    shares = [num_only_first / n, num_only_second / n, (n - num_only_first - num_only_second) / n]
     counts = np.random.default_rng(seed).multinomial(n, shares, size=RESAMPLES)
     differences = (counts[:, 0] - counts[:, 1]) / n
     low, high = np.quantile(differences, [0.025, 0.975])
     return Comparison(
         first=float(first.double().mean()),
         second=float(second.double().mean()),
-        difference=(only_first - only_second) / n,
+        difference=(num_only_first - num_only_second) / n,
         interval=(float(low), float(high)),
-        only_first=only_first,
-        only_second=only_second,
-        p_value=mcnemar(only_first, only_second),
+        only_first=num_only_first,
+        only_second=num_only_second,
+        p_value=mcnemar(num_only_first, num_only_second),
         num_samples=n,
         margin=margin,
-        equivalence_p=equivalence_test(only_first, only_second, n, margin=margin),
-        visible=smallest_visible(n, (only_first + only_second) / n),
+        equivalence_p=equivalence_test(num_only_first, num_only_second, n, margin=margin),
+        visible=smallest_visible(n, (num_only_first + num_only_second) / n),
     )
 
 

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from jaxtyping import Float, Int64
 
-from torchcaps.errors import ArgumentError, check_range
+from torchcaps.errors import ArgumentError, check_positive, check_range
 
 LEVEL = 0.05
 POWER = 0.8
@@ -67,16 +67,16 @@ def mcnemar_power(difference: float, num_samples: int, discordant: float) -> flo
     """
     from scipy.stats import binom
 
-    check_range("num_samples", num_samples, low=1)
+    check_positive(num_samples=num_samples)
     check_range("difference", difference, low=-1, high=1)
     check_range("discordant", discordant, low=abs(difference), high=1)
     first_share = (1 + difference / discordant) / 2 if discordant else 0.5
-    m, probability = _likely_sizes(num_samples, discordant)
+    m, probability = _probable_sizes(num_samples, discordant)
     # The largest smaller part of m that is below the level; -1 where none is.
     critical = binom.ppf(LEVEL / 2, m, 0.5) - 1
-    too_few = binom.cdf(critical, m, first_share)
-    too_many = binom.sf(m - critical - 1, m, first_share)
-    return min(1.0, float(probability @ (too_few + too_many)))
+    lower_tail = binom.cdf(critical, m, first_share)
+    upper_tail = binom.sf(m - critical - 1, m, first_share)
+    return min(1.0, float(probability @ (lower_tail + upper_tail)))
 
 
 def smallest_visible(num_samples: int, discordant: float) -> float | None:
@@ -96,7 +96,7 @@ def smallest_visible(num_samples: int, discordant: float) -> float | None:
     Raises:
         ArgumentError: for arguments out of range.
     """
-    check_range("num_samples", num_samples, low=1)
+    check_positive(num_samples=num_samples)
     check_range("discordant", discordant, low=0, high=1)
 
     def is_visible(difference: float) -> bool:
@@ -117,7 +117,11 @@ def smallest_visible(num_samples: int, discordant: float) -> float | None:
 
 
 def equivalence_test(
-    only_first: int, only_second: int, num_samples: int, *, margin: float = MARGIN
+    only_first: int,
+    only_second: int,
+    num_samples: int,
+    *,
+    margin: float = MARGIN,
 ) -> float:
     """Return the p-value of the hypothesis that the accuracies differ by the margin or more.
 
@@ -154,15 +158,15 @@ def equivalence_test(
     observed = _score(np.array(num_discordant), np.array(k), num_samples, margin) - 1e-9
     largest = 0.0
     for discordant in _plausible_shares(num_discordant / num_samples, num_samples, margin):
-        m, probability = _likely_sizes(num_samples, discordant)
+        m, probability = _probable_sizes(num_samples, discordant)
         # The smallest k of each m whose score is as large, by bisection.
         low = np.zeros_like(m)
         high = m + 1
         while (low < high).any():
             middle = (low + high) // 2
-            is_reached = _score(m, middle, num_samples, margin) >= observed
-            low = np.where(is_reached, low, middle + 1)
-            high = np.where(is_reached, middle, high)
+            is_extreme = _score(m, middle, num_samples, margin) >= observed
+            low = np.where(is_extreme, low, middle + 1)
+            high = np.where(is_extreme, middle, high)
         first_share = max(0.0, 1 - margin / discordant) / 2
         p_value = float(probability @ binom.sf(low - 1, m, first_share))
         largest = max(largest, p_value)
@@ -182,7 +186,10 @@ def check_margin(margin: float) -> None:
 
 
 def _score(
-    m: Int64[np.ndarray, "*sizes"], k: Int64[np.ndarray, "*sizes"], n: int, margin: float
+    m: Int64[np.ndarray, "*sizes"],
+    k: Int64[np.ndarray, "*sizes"],
+    n: int,
+    margin: float,
 ) -> Float[np.ndarray, "*sizes"]:
     """Return how far the first model is above second - margin, in standard deviations.
 
@@ -210,8 +217,9 @@ def _plausible_shares(observed: float, n: int, margin: float) -> list[float]:
     return np.linspace(plausible[0], plausible[-1], NUM_SHARES).tolist()
 
 
-def _likely_sizes(
-    n: int, discordant: float
+def _probable_sizes(
+    n: int,
+    discordant: float,
 ) -> tuple[Int64[np.ndarray, " sizes"], Float[np.ndarray, " sizes"]]:
     """Return likely numbers m of discordant images among n, and the probability of each."""
     from scipy.stats import binom

@@ -48,7 +48,9 @@ class Perturbation:
 
 
 def reconstructions(
-    model: nn.Module, images: Images, labels: Labels | None = None
+    model: nn.Module,
+    images: Images,
+    labels: Labels | None = None,
 ) -> Reconstructions:
     """Decode one capsule of each image.
 
@@ -61,11 +63,14 @@ def reconstructions(
         ArgumentError: for another model, or images or labels that do not fit.
     """
     with evaluating(model):
-        capsules, shown = _masked_capsules(model, images, labels)
-        decoded = _decode(model, capsules, shown)
+        capsules, labels = _masked_capsules(model, images, labels)
+        decoded = _decode(model, capsules, labels)
     activations = capsules.activation.float().cpu().clone()
     return Reconstructions(
-        torch.cat(decoded), shown.cpu().clone(), activations, activations.argmax(dim=1)
+        torch.cat(decoded),
+        labels.cpu().clone(),
+        activations,
+        activations.argmax(dim=1),
     )
 
 
@@ -98,32 +103,39 @@ def perturb(
     check_range("span", span, low=0)
     check_range("steps", steps, low=2)
     with evaluating(model):
-        (pose, activation), shown = _masked_capsules(model, images, labels)
+        (pose, activation), labels = _masked_capsules(model, images, labels)
         num_images, num_classes, num_dims = pose.shape
         offsets = torch.linspace(-span, span, steps, device=pose.device)
         moves = torch.eye(num_dims).to(pose).unsqueeze(1) * offsets.to(pose).unsqueeze(1)
         # [batch, 1, 1, classes, 1] x [dims, steps, 1, dim]
-        is_shown = one_hot(shown, num_classes).view(num_images, 1, 1, num_classes, 1)
-        moved = pose[:, None, None] + is_shown * moves.unsqueeze(2)
+        is_decoded = one_hot(labels, num_classes).view(num_images, 1, 1, num_classes, 1)
+        poses = pose[:, None, None] + is_decoded * moves.unsqueeze(2)
         num_copies = num_dims * steps
-        capsules = Capsules(moved.flatten(0, 2), activation.repeat_interleave(num_copies, dim=0))
-        decoded = _decode(model, capsules, shown.repeat_interleave(num_copies, dim=0))
+        capsules = Capsules(poses.flatten(0, 2), activation.repeat_interleave(num_copies, dim=0))
+        decoded = _decode(model, capsules, labels.repeat_interleave(num_copies, dim=0))
     return Perturbation(
         torch.cat(decoded).unflatten(0, (num_images, num_dims, steps)),
         offsets.cpu().clone(),
-        shown.cpu().clone(),
+        labels.cpu().clone(),
     )
 
 
 def _masked_capsules(
-    model: nn.Module, images: Tensor, labels: Tensor | None
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor | None,
 ) -> tuple[Capsules, Tensor]:
-    """Return the class capsules of all images, with one pose each that is not zero, and its class."""
+    """Return the class capsules of all images, and the labels; other poses are zero."""
     check_images(images)
     encode = capsule_model(model, decoder=True).capsules
-    parts = [encode(chunk) for chunk, _ in batches(model, images, batch_size=CHUNK)]
-    pose = torch.cat([part.pose for part in parts])
-    activation = torch.cat([part.activation for part in parts])
+    poses = []
+    activations = []
+    for chunk, _ in batches(model, images, batch_size=CHUNK):
+        capsules = encode(chunk)
+        poses.append(capsules.pose)
+        activations.append(capsules.activation)
+    pose = torch.cat(poses)
+    activation = torch.cat(activations)
     num_classes = activation.shape[1]
     if labels is None:
         labels = activation.argmax(dim=1)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.accuracy.multilabel import top_labels
-from torchcaps.evaluation.base import Activations, EvaluationResult, Images
+from torchcaps.evaluation.base import Activations, EvaluationResult, Images, check_like
 from torchcaps.evaluation.decoding.reconstruction import reconstructions
 from torchcaps.evaluation.forward import image_activations
 
@@ -51,7 +51,9 @@ class Segmentation(EvaluationResult):
 
 
 def segment(
-    model: nn.Module, images: Images, labels: Int64[Tensor, "n k"] | None = None
+    model: nn.Module,
+    images: Images,
+    labels: Int64[Tensor, "n k"] | None = None,
 ) -> Segments:
     """Decode several capsules of each image, each with all others at zero.
 
@@ -68,9 +70,11 @@ def segment(
         labels = top_labels(image_activations(model, images))
     check_shape("labels", labels, ("n", "k"), n=len(images))
     check_range("number of labels", labels.shape[1], low=1)
-    parts = [reconstructions(model, images, column) for column in labels.unbind(1)]
-    drawings = torch.stack([part.images for part in parts], dim=1)
-    return Segments(drawings, labels.cpu().clone(), parts[0].activations)
+    drawings = []
+    for column in labels.unbind(1):
+        decoded = reconstructions(model, images, column)
+        drawings.append(decoded.images)
+    return Segments(torch.stack(drawings, dim=1), labels.cpu().clone(), decoded.activations)
 
 
 def match_segments(segments: Segments, labels: Int64[Tensor, "n 2"]) -> Segments:
@@ -98,7 +102,10 @@ def match_segments(segments: Segments, labels: Int64[Tensor, "n 2"]) -> Segments
 
 
 def score_segmentation(
-    drawn: Drawings, digits: Drawings, *, threshold: float = 0.5
+    drawn: Drawings,
+    digits: Drawings,
+    *,
+    threshold: float = 0.5,
 ) -> Segmentation:
     """Compare drawings with the true single digits, pixel by pixel.
 
@@ -111,7 +118,7 @@ def score_segmentation(
         ArgumentError: for shapes that do not fit, none of them, or a threshold out of range.
     """
     check_shape("drawn", drawn, AXES)
-    check_shape("digits", digits, AXES, **dict(zip(AXES, drawn.shape, strict=True)))
+    check_like("digits", digits, drawn, AXES)
     check_range("number of samples", drawn.shape[0] * drawn.shape[1], low=1)
     check_range("threshold", threshold, low=1e-6, high=1)
     drawn = drawn.detach().double().cpu()
@@ -134,12 +141,12 @@ def _mean_iou(first: Bool[Tensor, "n k *pixels"], second: Bool[Tensor, "n k *pix
 
 def _ink_right(drawn: Drawings, digits: Drawings, threshold: float) -> float | None:
     ink = digits * (digits >= threshold)
-    ink_alone = ink * ((ink > 0).sum(dim=1, keepdim=True) == 1)
+    own_ink = ink * ((ink > 0).sum(dim=1, keepdim=True) == 1)
     # Equally bright drawings decide nothing.
     is_as_bright = drawn.unsqueeze(1) >= drawn.unsqueeze(2)  # [n, k, k of the other, ...]
     is_brightest = is_as_bright.sum(dim=2) == 1
-    total = float(ink_alone.sum())
-    return float((ink_alone * is_brightest).sum()) / total if total else None
+    total = float(own_ink.sum())
+    return float((own_ink * is_brightest).sum()) / total if total else None
 
 
 def _correlation(x: Float[Tensor, "n k pixels"], y: Float[Tensor, "n k pixels"]) -> float | None:

@@ -131,15 +131,19 @@ def affine_sweep(
     curves = {}
     for kind, amounts in zip(UNITS, (rotation, scale, shear, shift), strict=True):
         if len(amounts):
-            accuracies = [
-                _accuracy(model, images, labels, kind, amount, batch_size) for amount in amounts
-            ]
+            accuracies = []
+            for amount in amounts:
+                accuracy = _accuracy(model, images, labels, kind, amount, batch_size)
+                accuracies.append(accuracy)
             curves[kind] = _curve(kind, amounts, accuracies, half_way)
     return AffineSweep(clean, chance, len(images), curves)
 
 
 def _curve(
-    kind: str, amounts: Sequence[float], accuracies: Sequence[float], half_way: float
+    kind: str,
+    amounts: Sequence[float],
+    accuracies: Sequence[float],
+    half_way: float,
 ) -> AffineCurve:
     low = [
         float(amount)
@@ -156,7 +160,12 @@ def _curve(
 
 
 def _accuracy(
-    model: nn.Module, images: Tensor, labels: Tensor, kind: str, amount: float, batch_size: int
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    kind: str,
+    amount: float,
+    batch_size: int,
 ) -> float:
     """Return the accuracy under a change; under a shift, the mean over its four directions."""
     changes: list[dict[str, Any]] = [{kind: amount}]

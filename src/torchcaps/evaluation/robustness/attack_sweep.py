@@ -13,8 +13,17 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from torchcaps.errors import check_known, check_range, check_shape
-from torchcaps.evaluation.base import BATCH, EvaluationResult, Images, Labels, Loss, check_labeled
+from torchcaps.errors import check_known, check_range
+from torchcaps.evaluation.base import (
+    BATCH,
+    IMAGE_AXES,
+    EvaluationResult,
+    Images,
+    Labels,
+    Loss,
+    check_labeled,
+    check_like,
+)
 from torchcaps.evaluation.forward import image_activations, proportion, right_answers
 from torchcaps.evaluation.robustness.attacks import (
     attack_batches,
@@ -39,7 +48,6 @@ METHODS: dict[str, Callable[..., Tensor]] = {
     "pgd": pgd,
     "vote": vote_attack,
 }
-IMAGE_AXES = ("n", "channels", "height", "width")
 
 
 @dataclass(frozen=True)
@@ -124,7 +132,7 @@ def attack_outcome(
     Raises:
         ArgumentError: for changed images of another shape.
     """
-    check_shape("changed", changed, IMAGE_AXES, **dict(zip(IMAGE_AXES, images.shape, strict=True)))
+    check_like("changed", changed, images, IMAGE_AXES)
     before = right_answers(model, images, labels, batch_size)
     after = right_answers(model, changed, labels, batch_size)
     return _outcome(eps, before, after, changed.cpu() - images.cpu())
@@ -227,7 +235,9 @@ def masking_report(
         return pgd(target, images, labels, strength, seed=seed, **options)
 
     strengths = tuple(eps * part for part in LOSS_STEPS)
-    attacked = [attack(model, strength) for strength in strengths]
+    attacked = []
+    for strength in strengths:
+        attacked.append(attack(model, strength))
     inputs = {
         "clean": images,
         "noise": sign_noise(images, eps, seed=seed),

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from torchcaps.errors import ArgumentError, check_range
+from torchcaps.errors import ArgumentError, check_positive, check_range
 from torchcaps.evaluation.base import BATCH, Images, Labels, Loss, check_labeled, check_labels
 from torchcaps.evaluation.forward import batches, eval_mode
 from torchcaps.evaluation.routing.layers import swapped_routers
@@ -29,7 +29,8 @@ BatchAttack = Callable[[Tensor, Tensor, int], Tensor]
 
 
 def full_margin_loss(
-    activation: Float[Tensor, "batch classes"], labels: Labels
+    activation: Float[Tensor, "batch classes"],
+    labels: Labels,
 ) -> Float[Tensor, ""]:
     """Margin loss with margins 1 and 0, which attacks raise by default.
 
@@ -140,7 +141,7 @@ def pgd(
     Raises:
         ArgumentError: as `fgsm`, or for steps, restarts or a step size out of range.
     """
-    check_range("restarts", restarts, low=1)
+    check_positive(restarts=restarts)
     size = _step_size(eps, steps, step_size, distance=2.5 * eps)
     generator = torch.Generator().manual_seed(seed)
     starts = []
@@ -152,7 +153,11 @@ def pgd(
 
 
 def vote_attack(
-    model: nn.Module, images: Images, labels: Labels, eps: float, **options: Any
+    model: nn.Module,
+    images: Images,
+    labels: Labels,
+    eps: float,
+    **options: Any,
 ) -> Images:
     """PGD on the same model with uniform couplings: a shorter way for the gradient.
 
@@ -211,8 +216,7 @@ def carlini_wagner(
     Raises:
         ArgumentError: for arguments that do not fit, or out of range.
     """
-    check_range("steps", steps, low=1)
-    check_range("searches", searches, low=1)
+    check_positive(steps=steps, searches=searches)
     check_range("step_size", step_size, low=MIN_STEP_SIZE)
 
     def search(x: Tensor, y: Tensor, _: int) -> Tensor:
@@ -235,7 +239,12 @@ def carlini_wagner(
 
 
 def _minimize(
-    model: nn.Module, x: Tensor, y: Tensor, c: Tensor, steps: int, step_size: float
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    c: Tensor,
+    steps: int,
+    step_size: float,
 ) -> tuple[Tensor, Tensor]:
     """Minimize the objective of Carlini and Wagner for one c of each image.
 
@@ -246,13 +255,13 @@ def _minimize(
     adam = torch.optim.Adam([w], lr=step_size)
     nearest = x.clone()
     distance = torch.full_like(c, torch.inf)
-    own = y.unsqueeze(1)
+    label_index = y.unsqueeze(1)
     for step in range(steps + 1):
         with torch.enable_grad():
             changed = (torch.tanh(w) + 1) / 2
             z = torch.logit(model(changed).float(), eps=LENGTH_EDGE) / 2  # atanh(2 |v| - 1)
-            rival = z.scatter(1, own, -torch.inf).amax(dim=1, keepdim=True)
-            lead = (z.gather(1, own) - rival).squeeze(1)
+            rival = z.scatter(1, label_index, -torch.inf).amax(dim=1, keepdim=True)
+            lead = (z.gather(1, label_index) - rival).squeeze(1)
             square = (changed - x).square().flatten(1).sum(dim=1)
             loss = (square + c * lead.clamp(min=0)).sum()
         with torch.no_grad():
@@ -299,7 +308,11 @@ def input_gradient(model: nn.Module, images: Tensor, labels: Tensor, loss: Loss)
 
 
 def attack_batches(
-    model: nn.Module, images: Images, labels: Labels, attack: BatchAttack, batch_size: int
+    model: nn.Module,
+    images: Images,
+    labels: Labels,
+    attack: BatchAttack,
+    batch_size: int,
 ) -> Images:
     """Attack a batch at a time on the model's device, and join the images on the CPU.
 
@@ -349,7 +362,7 @@ def _climb(
 def _step_size(eps: float, steps: int, step_size: float | None, distance: float) -> float:
     """Return the size of a step, by default so that all steps together go a distance."""
     check_range("eps", eps, low=0, high=1)
-    check_range("steps", steps, low=1)
+    check_positive(steps=steps)
     if step_size is None:
         return distance / steps
     check_range("step_size", step_size, low=MIN_STEP_SIZE)

@@ -16,13 +16,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, check_range, check_shape
-from torchcaps.evaluation.base import EvaluationResult, Images, Labels, check_labeled
+from torchcaps.evaluation.base import (
+    IMAGE_AXES,
+    EvaluationResult,
+    Images,
+    Labels,
+    check_labeled,
+    check_like,
+)
 from torchcaps.evaluation.decoding.reconstruction import reconstructions
 from torchcaps.evaluation.forward import image_activations, proportion
 
 RECALL = 0.95  # share of known images that are accepted
 ROUNDING = 1e-9
-IMAGE_AXES = ("n", "channels", "height", "width")
 
 
 def auroc(positive: Float[Tensor, " n"], negative: Float[Tensor, " m"]) -> float:
@@ -98,7 +104,12 @@ class Detection(EvaluationResult):
 
 
 def detect_adversarial(
-    model: nn.Module, images: Images, adversarial: Images, labels: Labels, *, threshold: float
+    model: nn.Module,
+    images: Images,
+    adversarial: Images,
+    labels: Labels,
+    *,
+    threshold: float,
 ) -> Detection:
     """Flag images that are further than a threshold from their reconstructions.
 
@@ -113,8 +124,7 @@ def detect_adversarial(
         ArgumentError: for another model, or shapes that do not fit.
     """
     check_labeled(images, labels)
-    sizes = dict(zip(IMAGE_AXES, images.shape, strict=True))
-    check_shape("adversarial", adversarial, IMAGE_AXES, **sizes)
+    check_like("adversarial", adversarial, images, IMAGE_AXES)
     clean_distances, before = _distances(model, images)
     distances, after = _distances(model, adversarial)
     labels = labels.cpu()
@@ -148,7 +158,9 @@ class Rejection(EvaluationResult):
 
 
 def reject_by_length(
-    model: nn.Module, known: Images, other: Float[Tensor, "m channels height width"]
+    model: nn.Module,
+    known: Images,
+    other: Float[Tensor, "m channels height width"],
 ) -> Rejection:
     """Measure how well the largest activation separates images of known classes from others.
 
@@ -162,18 +174,18 @@ def reject_by_length(
     Raises:
         ArgumentError: for images that do not fit.
     """
-    known_lengths = image_activations(model, known).amax(dim=1)
-    other_lengths = image_activations(model, other).amax(dim=1)
-    num_rejected = math.floor((1 - RECALL) * len(known_lengths) + ROUNDING)
-    threshold = known_lengths.sort().values[num_rejected]
+    lengths_of_known = image_activations(model, known).amax(dim=1)
+    lengths_of_others = image_activations(model, other).amax(dim=1)
+    num_rejected = math.floor((1 - RECALL) * len(lengths_of_known) + ROUNDING)
+    threshold = lengths_of_known.sort().values[num_rejected]
     return Rejection(
-        auroc=auroc(known_lengths, other_lengths),
-        false_positive_rate=proportion(other_lengths >= threshold),
+        auroc=auroc(lengths_of_known, lengths_of_others),
+        false_positive_rate=proportion(lengths_of_others >= threshold),
         threshold=float(threshold),
-        known_length=float(known_lengths.double().mean()),
-        other_length=float(other_lengths.double().mean()),
-        num_known=len(known_lengths),
-        num_other=len(other_lengths),
+        known_length=float(lengths_of_known.double().mean()),
+        other_length=float(lengths_of_others.double().mean()),
+        num_known=len(lengths_of_known),
+        num_other=len(lengths_of_others),
     )
 
 

@@ -79,12 +79,12 @@ def equivariance(
         turned = transform_images(images, rotation=angle)
         turned_poses, turned_activations = _poses(model, turned, labels, batch_size)
         matrix = linear_map(poses[::2], turned_poses[::2], RIDGE)
-        is_same = turned_activations.argmax(dim=1) == activations.argmax(dim=1)
+        is_agreement = turned_activations.argmax(dim=1) == activations.argmax(dim=1)
         row = (
             r_squared(poses[1::2] @ matrix.T, turned_poses[1::2]),
             r_squared(poses[1::2], turned_poses[1::2]),
             float((turned_activations - activations).abs()[1::2].mean()),
-            proportion(is_same[1::2]),
+            proportion(is_agreement[1::2]),
         )
         rows.append(row)
     equivariant, invariant, change, agreement = map(tuple, zip(*rows, strict=True))
@@ -97,7 +97,9 @@ def linear_map(x: Poses, y: Poses, ridge: float) -> Float[Tensor, "dim dim"]:
     identity = torch.eye(x.shape[1], dtype=x.dtype)
     weight = ridge * x.square().sum()
     solution = torch.linalg.lstsq(
-        x.T @ x + weight * identity, x.T @ y + weight * identity, driver="gelsd"
+        x.T @ x + weight * identity,
+        x.T @ y + weight * identity,
+        driver="gelsd",
     ).solution
     return solution.T
 
@@ -111,7 +113,10 @@ def r_squared(predicted: Poses, true: Poses) -> float:
 
 
 def _poses(
-    model: nn.Module, images: Images, labels: Labels, batch_size: int
+    model: nn.Module,
+    images: Images,
+    labels: Labels,
+    batch_size: int,
 ) -> tuple[Poses, Activations]:
     """Return the poses of the labeled capsules in float64, and all activations, on the CPU."""
     encode = capsule_model(model).capsules

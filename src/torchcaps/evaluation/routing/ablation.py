@@ -94,7 +94,12 @@ class IterationDynamics(EvaluationResult):
 
 
 def routing_ablation(
-    model: nn.Module, images: Images, labels: Labels, *, seed: int = 0, batch_size: int = BATCH
+    model: nn.Module,
+    images: Images,
+    labels: Labels,
+    *,
+    seed: int = 0,
+    batch_size: int = BATCH,
 ) -> RoutingAblation:
     """Compare a model with itself under equal and under random couplings.
 
@@ -130,7 +135,11 @@ def routing_ablation(
 
 
 def iteration_dynamics(
-    model: nn.Module, images: Images, labels: Labels, *, batch_size: int = BATCH
+    model: nn.Module,
+    images: Images,
+    labels: Labels,
+    *,
+    batch_size: int = BATCH,
 ) -> IterationDynamics:
     """Stop the routing of every layer after 1, 2, ... iterations, up to as many as the model has.
 
@@ -148,18 +157,23 @@ def iteration_dynamics(
     check_labeled(images, labels)
     routers = routers_of(model)
     last = max(router.num_iterations for router in routers.values())
-    answers = list[Tensor]()
+    accuracy = []
+    changed = []
     entropy = dict[str, tuple[float, ...]]()
     for count in range(1, last + 1):
         with swapped_routers(model, methodcaller("with_iterations", count)):
             outcome = route_images(model, images, batch_size=batch_size)
-        answers.append(outcome.activation.argmax(dim=1))
+        answers = outcome.activation.argmax(dim=1)
+        if count == 1:
+            first_answers = answers
+        accuracy.append(proportion(answers == labels.cpu()))
+        changed.append(proportion(answers != first_answers))
         for name, trace in outcome.layers.items():
             if routers[name].normalized:
                 entropy[name] = (*entropy.get(name, ()), coupling_entropy(trace).mean)
     return IterationDynamics(
         iterations=tuple(range(1, last + 1)),
-        accuracy=tuple(proportion(answer == labels.cpu()) for answer in answers),
-        changed=tuple(proportion(answer != answers[0]) for answer in answers),
+        accuracy=tuple(accuracy),
+        changed=tuple(changed),
         entropy=entropy,
     )

@@ -45,7 +45,11 @@ class CouplingMaps:
 
 
 def coupling_maps(
-    model: nn.Module, images: Images, labels: Labels | None = None, *, batch_size: int = BATCH
+    model: nn.Module,
+    images: Images,
+    labels: Labels | None = None,
+    *,
+    batch_size: int = BATCH,
 ) -> CouplingMaps:
     """Return where the votes for one class of each image come from.
 
@@ -67,13 +71,15 @@ def coupling_maps(
         check_shape("labels", labels, ("n",), n=len(images))
     parts = []
     with evaluating(model):
-        for batch, chosen in batches(model, images, labels, batch_size=batch_size):
-            parts.append(_map_batch(model, batch, None if labels is None else chosen))
+        for batch, batch_labels in batches(model, images, labels, batch_size=batch_size):
+            parts.append(_map_batch(model, batch, None if labels is None else batch_labels))
     return CouplingMaps(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def _map_batch(
-    model: nn.Module, images: Images, labels: Labels | None
+    model: nn.Module,
+    images: Images,
+    labels: Labels | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the fields of `CouplingMaps` for a batch, on the CPU."""
     layers = routed_layers(model)
@@ -111,7 +117,10 @@ def _map_batch(
 
 
 def _class_support(
-    layer: RoutedLayer, children: Capsules, trace: RoutingTrace, labels: Labels
+    layer: RoutedLayer,
+    children: Capsules,
+    trace: RoutingTrace,
+    labels: Labels,
 ) -> Float[Tensor, "batch children"]:
     """Return the support of each child for one class of each image."""
     if trace.coupling.dim() != 3:
@@ -131,7 +140,10 @@ def _class_support(
 
 
 def _hand_down(
-    layer: RoutedLayer, support: Tensor, children: Capsules, trace: RoutingTrace
+    layer: RoutedLayer,
+    support: Tensor,
+    children: Capsules,
+    trace: RoutingTrace,
 ) -> Tensor:
     """Return the support of children from that of their parents.
 

@@ -113,7 +113,9 @@ def coupling_entropy(recorded: RoutingTrace) -> CouplingEntropy:
     entropy = entr(coupling).sum(dim=-1) / math.log(parents)
     largest = coupling.amax(dim=-1)
     return CouplingEntropy(
-        _weighted_mean(entropy, weight), _weighted_mean(largest, weight), parents
+        _weighted_mean(entropy, weight),
+        _weighted_mean(largest, weight),
+        parents,
     )
 
 
@@ -203,7 +205,9 @@ def _checked_labels(coupling: Tensor, labels: Labels) -> Labels:
 
 
 def _information(
-    parent: Int64[Tensor, "n links"], labels: Labels, num_parents: int
+    parent: Int64[Tensor, "n links"],
+    labels: Labels,
+    num_parents: int,
 ) -> Float[Tensor, " links"]:
     """Return the mutual information of each link's best parent and the class, in bits."""
     classes, label = labels.unique(return_inverse=True)

@@ -141,7 +141,11 @@ def diagnose(
     refused = ""
     try:
         ablation = ablations.routing_ablation(
-            model, images, labels, seed=seed, batch_size=batch_size
+            model,
+            images,
+            labels,
+            seed=seed,
+            batch_size=batch_size,
         )
     except AblationUnsupportedError as error:
         refused = str(error)

@@ -131,12 +131,13 @@ def activation_decay(activations: Mapping[str, Float[Tensor, " n *capsules"]]) -
         ArgumentError: for no set, or tensors that do not fit.
     """
     check_range("number of layers", len(activations), low=1)
-    sets = [capsule_activity(activation) for activation in activations.values()]
-    return ActivationDecay(
-        layers=tuple(activations),
-        median=tuple(activity.median for activity in sets),
-        strongest=tuple(activity.strongest for activity in sets),
-    )
+    medians = []
+    strongest = []
+    for activation in activations.values():
+        activity = capsule_activity(activation)
+        medians.append(activity.median)
+        strongest.append(activity.strongest)
+    return ActivationDecay(tuple(activations), tuple(medians), tuple(strongest))
 
 
 def starvation(
@@ -173,7 +174,10 @@ def starvation(
                 objective = loss(model(x), true)
                 poses = [capsules.pose for capsules in children.values()]
                 gradients = torch.autograd.grad(
-                    objective, poses, allow_unused=True, materialize_grads=True
+                    objective,
+                    poses,
+                    allow_unused=True,
+                    materialize_grads=True,
                 )
             for name, gradient in zip(children, gradients, strict=True):
                 # The loss is a mean over the batch; this is the gradient of each image's own loss.

@@ -1,5 +1,6 @@
 """What goes into and out of every routed layer, over many images; and models with other routers."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -41,28 +42,32 @@ def route_images(model: nn.Module, images: Images, *, batch_size: int = BATCH) -
         ArgumentError: for a model without routed layers, or images that do not fit.
     """
     check_images(images)
-    parts = list[RoutedImages]()
+    activations = []
+    traces = defaultdict(list)
+    child_activations = defaultdict(list)
     with evaluating(model):
         for batch, _ in batches(model, images, batch_size=batch_size):
             with children_of(model) as children, record_routing(model) as record:
-                activation = model(batch).float().cpu()
-            layers = {name: trace.map(Tensor.cpu) for name, trace in record.last().items()}
-            below = {name: children[name].activation.cpu() for name in layers}
-            parts.append(RoutedImages(activation, layers, below))
-    names = parts[0].layers
+                activations.append(model(batch).float().cpu())
+            for name, trace in record.last().items():
+                traces[name].append(trace.map(Tensor.cpu))
+                child_activations[name].append(children[name].activation.cpu())
     return RoutedImages(
-        torch.cat([part.activation for part in parts]),
-        {name: _join_traces([part.layers[name] for part in parts]) for name in names},
-        {name: torch.cat([part.children[name] for part in parts]) for name in names},
+        torch.cat(activations),
+        {name: _join_traces(parts) for name, parts in traces.items()},
+        {name: torch.cat(parts) for name, parts in child_activations.items()},
     )
 
 
 def _join_traces(parts: Sequence[RoutingTrace]) -> RoutingTrace:
     """Join the recordings of parts of the images; what a router adds to its trace is left out."""
-    coupling, activation, child_activation, pose = map(
-        torch.cat, zip(*(part[:4] for part in parts), strict=True)
+    coupling, activation, child_activation, pose, *_ = zip(*parts, strict=True)
+    return RoutingTrace(
+        torch.cat(coupling),
+        torch.cat(activation),
+        torch.cat(child_activation),
+        torch.cat(pose),
     )
-    return RoutingTrace(coupling, activation, child_activation, pose)
 
 
 @contextmanager

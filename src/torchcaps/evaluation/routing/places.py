@@ -76,11 +76,21 @@ def _convolution_slide(layer: nn.Conv2d) -> Slide | None:
     """Return how a convolution slides; None for padding by name and dilated kernels."""
     if isinstance(layer.padding, str) or layer.dilation != (1, 1):
         return None
-    return Slide(*((size[0], size[1]) for size in (layer.kernel_size, layer.stride, layer.padding)))
+    kernel_height, kernel_width = layer.kernel_size
+    stride_height, stride_width = layer.stride
+    padding_height, padding_width = layer.padding
+    return Slide(
+        (kernel_height, kernel_width),
+        (stride_height, stride_width),
+        (padding_height, padding_width),
+    )
 
 
 def _field_slide(field: Field) -> Slide | None:
     """Return how the windows of a routed layer slide; None for any other field."""
     if type(field) is not ConvField:
         return None
-    return Slide(*((size, size) for size in (field.kernel, field.stride, field.padding)))
+    kernel = (field.kernel, field.kernel)
+    stride = (field.stride, field.stride)
+    padding = (field.padding, field.padding)
+    return Slide(kernel, stride, padding)
