@@ -1,30 +1,51 @@
+"""Every augmentation is the plain loop over its images, with the numbers of its generator."""
+
 import math
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from scipy.ndimage import affine_transform
+from torch import Generator
 
-from torchcaps.data import affine, random_erasing, random_horizontal_flip, random_morphology, shift
+from torchcaps.data import (
+    affine,
+    center_crop,
+    color_jitter,
+    random_crop,
+    random_erasing,
+    random_horizontal_flip,
+    random_morphology,
+    shift,
+)
 
 
-def drawn(seed):
-    return torch.Generator().manual_seed(seed)
+def generator(seed=0):
+    return Generator().manual_seed(seed)
 
 
-def shifted_by_loop(images, max_shift, seed):
-    moves = torch.randint(2 * max_shift + 1, (2, len(images)), generator=drawn(seed)) - max_shift
-    _, _, height, width = images.shape
-    out = torch.zeros_like(images)
-    for b, (down, right) in enumerate(moves.T.tolist()):
+def random_bytes(shape, dtype=torch.uint8):
+    """Numbers in 1..255, so that 0 is what comes in from outside."""
+    return torch.randint(1, 256, shape, generator=generator(1)).to(dtype)
+
+
+# Shift and flip.
+
+
+def shift_by_loop(images, max_shift, seed):
+    moves = torch.randint(2 * max_shift + 1, (2, len(images)), generator=generator(seed))
+    height, width = images.shape[2:]
+    shifted = torch.zeros_like(images)
+    for index, (down, right) in enumerate((moves - max_shift).T.tolist()):
         for y in range(height):
             for x in range(width):
                 if 0 <= y + down < height and 0 <= x + right < width:
-                    out[b, :, y, x] = images[b, :, y + down, x + right]
-    return out
+                    shifted[index, :, y, x] = images[index, :, y + down, x + right]
+    return shifted
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(
     batch=st.integers(1, 5),
     channels=st.integers(1, 3),
@@ -35,198 +56,245 @@ def shifted_by_loop(images, max_shift, seed):
     dtype=st.sampled_from([torch.uint8, torch.float32, torch.float64]),
 )
 def test_shift_is_the_loop(batch, channels, height, width, max_shift, seed, dtype):
-    images = torch.randint(1, 256, (batch, channels, height, width), generator=drawn(seed)).to(
-        dtype
-    )
-    before = images.clone()
-    moved = shift(images, max_shift, generator=drawn(seed))
-    assert moved.dtype == dtype
-    assert moved.is_contiguous()
-    assert torch.equal(moved, shifted_by_loop(images, max_shift, seed))
-    assert torch.equal(images, before)
+    images = random_bytes((batch, channels, height, width), dtype)
+    original = images.clone()
+    shifted = shift(images, max_shift, generator=generator(seed))
+    assert shifted.dtype == dtype
+    assert shifted.is_contiguous()
+    assert torch.equal(shifted, shift_by_loop(images, max_shift, seed))
+    assert torch.equal(images, original)
 
 
 def test_every_shift_is_drawn_equally_often():
     images = torch.zeros(25_000, 1, 5, 5)
     images[:, 0, 2, 2] = 1
-    counts = shift(images, 2, generator=drawn(0)).sum(dim=(0, 1))
+    counts = shift(images, 2, generator=generator()).sum(dim=(0, 1))
     assert counts.sum() == 25_000
     assert (counts - 1000).abs().max() < 5 * math.sqrt(1000)
 
 
-def test_the_generator_decides():
-    images = torch.rand(20, 1, 9, 9)
-    one = drawn(3)
-    first, second = shift(images, generator=one), shift(images, generator=one)
-    assert not torch.equal(first, second)
-    assert torch.equal(first, shift(images, generator=drawn(3)))
+@pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
+def test_flip_is_the_loop(probability):
+    images = torch.rand(20, 2, 3, 4)
+    flipped = random_horizontal_flip(images, probability, generator=generator(3))
+    draws = torch.rand(20, generator=generator(3)).tolist()
+    for image, outcome, draw in zip(images, flipped, draws, strict=True):
+        expected = image.flip(-1) if draw < probability else image
+        assert torch.equal(outcome, expected)
 
 
-@settings(deadline=None)
-@given(probability=st.sampled_from([0.0, 0.3, 1.0]), seed=st.integers(0, 99))
-def test_flip_is_the_loop(probability, seed):
-    images = torch.rand(6, 2, 3, 4)
-    chosen = torch.rand(6, generator=drawn(seed)) < probability
-    expected = torch.stack(
-        [image.flip(-1) if yes else image for image, yes in zip(images, chosen, strict=True)]
+# Affine.
+
+
+def affine_by_scipy(image, turn, factor, shear, move):
+    """Every output pixel p shows the input at A⁻¹(p - move) about the center, zero outside.
+
+    `move` is (right, down) in pixels.
+    """
+    height, width = image.shape[1:]
+    rotation = np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
+    inverse = np.linalg.inv(factor * rotation @ np.array([[1, shear], [0, 1]]))
+    matrix = inverse[::-1, ::-1]  # for (row, column) in place of (x, y)
+    center = np.array([(height - 1) / 2, (width - 1) / 2])
+    offset = center - matrix @ (center + np.array(move[::-1]))
+    channels = [
+        affine_transform(channel, matrix, offset, order=1, mode="grid-constant")
+        for channel in image.double().numpy()
+    ]
+    return torch.from_numpy(np.stack(channels)).float()
+
+
+@pytest.mark.parametrize(("size", "seed"), [((7, 7), 0), ((5, 9), 1), ((8, 4), 2)])
+def test_affine_is_that_of_scipy(size, seed):
+    height, width = size
+    images = torch.rand(4, 2, height, width, generator=generator(9))
+    transformed = affine(
+        images, degrees=40, scale=(0.7, 1.4), shear=20, translate=0.2, generator=generator(seed)
     )
-    assert torch.equal(random_horizontal_flip(images, probability, generator=drawn(seed)), expected)
-
-
-def affine_by_loop(images, amounts):
-    """Every output pixel looks up A⁻¹(p - move) about the center, bilinearly, zero outside."""
-    _, _, height, width = images.shape
-    middle = np.array([(width - 1) / 2, (height - 1) / 2])
-    out = np.zeros(images.shape)
-    for b, (turn, factor, slant, right, down) in enumerate(amounts):
-        rotation = np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
-        inverse = np.linalg.inv(factor * rotation @ np.array([[1, slant], [0, 1]]))
-        for y in range(height):
-            for x in range(width):
-                source = inverse @ (np.array([x - right, y - down]) - middle) + middle
-                out[b, :, y, x] = bilinear(images[b].numpy(), *source)
-    return torch.from_numpy(out).float()
-
-
-def bilinear(image, x, y):
-    total = np.zeros(image.shape[0])
-    for row in (math.floor(y), math.floor(y) + 1):
-        for column in (math.floor(x), math.floor(x) + 1):
-            if 0 <= row < image.shape[1] and 0 <= column < image.shape[2]:
-                total += image[:, row, column] * (1 - abs(y - row)) * (1 - abs(x - column))
-    return total
-
-
-@pytest.mark.parametrize("size", [(7, 7), (5, 9), (8, 4)])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_affine_is_the_loop(size, seed):
-    images = torch.rand(4, 2, *size, generator=drawn(9))
-    limits = {"degrees": 40.0, "scale": (0.7, 1.4), "shear": 20.0, "translate": 0.2}
-    draw = drawn(seed)
-    turn, factor, slant = (torch.rand(4, generator=draw) for _ in range(3))
-    move = (2 * torch.rand(4, 2, generator=draw) - 1) * 0.2 * torch.tensor([size[1], size[0]])
-    amounts = zip(
-        ((2 * turn - 1) * math.radians(40)).tolist(),
-        (0.7 + 0.7 * factor).tolist(),
-        ((2 * slant - 1) * math.radians(20)).tan().tolist(),
-        *move.T.tolist(),
-        strict=True,
-    )
-    expected = affine_by_loop(images, amounts)
-    torch.testing.assert_close(
-        affine(images, **limits, generator=drawn(seed)), expected, rtol=0, atol=2e-5
-    )
+    draw = generator(seed)
+    turns = (2 * torch.rand(4, generator=draw) - 1) * math.radians(40)
+    factors = 0.7 + 0.7 * torch.rand(4, generator=draw)
+    shears = ((2 * torch.rand(4, generator=draw) - 1) * math.radians(20)).tan()
+    moves = (2 * torch.rand(4, 2, generator=draw) - 1) * 0.2 * torch.tensor([width, height])
+    for index, image in enumerate(images):
+        expected = affine_by_scipy(
+            image,
+            float(turns[index]),
+            float(factors[index]),
+            float(shears[index]),
+            moves[index].tolist(),
+        )
+        torch.testing.assert_close(transformed[index], expected, rtol=0, atol=2e-5)
 
 
 def test_affine_without_limits_changes_nothing():
     images = torch.rand(3, 1, 6, 5)
-    torch.testing.assert_close(affine(images, generator=drawn(0)), images, rtol=0, atol=1e-6)
+    torch.testing.assert_close(affine(images, generator=generator()), images, rtol=0, atol=1e-6)
 
 
 def test_affine_of_bytes_is_the_rounded_affine():
-    images = torch.randint(0, 256, (3, 1, 6, 5), generator=drawn(1)).to(torch.uint8)
-    moved = affine(images, degrees=30, generator=drawn(2))
-    assert moved.dtype == torch.uint8
-    assert torch.equal(
-        moved, affine(images.float(), degrees=30, generator=drawn(2)).round().to(torch.uint8)
-    )
+    images = random_bytes((3, 1, 6, 5))
+    transformed = affine(images, degrees=30, generator=generator(2))
+    floats = affine(images.float(), degrees=30, generator=generator(2))
+    assert torch.equal(transformed, floats.round().to(torch.uint8))
 
 
-def test_squish_makes_narrower_and_draws_after_the_rest():
+def test_aspect_makes_images_narrower():
     images = torch.ones(2000, 1, 3, 40)
-    before, after = drawn(3), drawn(3)
-    plain = affine(images, degrees=5, generator=before)
-    squished = affine(images, aspect=0.25, generator=after)
-    torch.testing.assert_close(
-        affine(images, degrees=5, aspect=0.0, generator=drawn(3)), plain, rtol=0, atol=0
-    )
-    torch.rand(2000, generator=before)
-    assert torch.equal(
-        torch.rand(1, generator=before), torch.rand(1, generator=after)
-    )  # one more number each
-    left = squished[:, 0, 1].sum(dim=1) / 40
-    assert left.min() == pytest.approx(0.75, abs=0.01)
-    assert left.mean() == pytest.approx(0.875, abs=0.01)
-    torch.testing.assert_close(squished.flip(-1), squished, rtol=0, atol=1e-4)  # about the middle
-    torch.testing.assert_close(
-        squished[:, :, 0, 20], images[:, :, 0, 20]
-    )  # and no lower than before
+    narrowed = affine(images, aspect=0.25, generator=generator(3))
+    widths = narrowed[:, 0, 1].sum(dim=1) / 40
+    assert widths.min() == pytest.approx(0.75, abs=0.01)
+    assert widths.mean() == pytest.approx(0.875, abs=0.01)
+    torch.testing.assert_close(narrowed.flip(-1), narrowed, rtol=0, atol=1e-4)  # about the middle
+    torch.testing.assert_close(narrowed[:, :, 0, 20], images[:, :, 0, 20])  # no lower than before
+
+
+def test_aspect_is_drawn_after_the_other_amounts():
+    images = torch.rand(20, 1, 6, 6)
+    without = generator(3)
+    plain = affine(images, degrees=5, generator=without)
+    assert torch.equal(affine(images, degrees=5, aspect=0.0, generator=generator(3)), plain)
+    with_aspect = generator(3)
+    affine(images, aspect=0.25, generator=with_aspect)
+    torch.rand(20, generator=without)  # one more number an image
+    assert torch.equal(torch.rand(1, generator=without), torch.rand(1, generator=with_aspect))
+
+
+# Erase, morphology and color.
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_erase_is_the_loop(dtype):
-    images = torch.randint(1, 256, (60, 2, 7, 5), generator=drawn(1)).to(dtype)
-    found, expected = random_erasing(images, 3, generator=drawn(2)), images.clone()
-    draw = drawn(2)
-    tops, lefts = (
-        torch.randint(count, (60, 1), generator=draw).flatten().tolist() for count in (5, 3)
-    )
-    for image, top, left in zip(expected, tops, lefts, strict=True):
-        image[:, top : top + 3, left : left + 3] = 0
-    assert found.dtype == dtype
-    assert torch.equal(found, expected)
-    assert set(tops) == set(range(5))
-    assert torch.equal(random_erasing(images, 0, generator=drawn(2)), images)
+    images = random_bytes((60, 2, 7, 5), dtype)
+    erased = random_erasing(images, 3, generator=generator(2))
+    draw = generator(2)
+    rows = torch.randint(5, (60, 1), generator=draw).flatten().tolist()
+    columns = torch.randint(3, (60, 1), generator=draw).flatten().tolist()
+    expected = images.clone()
+    for image, row, column in zip(expected, rows, columns, strict=True):
+        image[:, row : row + 3, column : column + 3] = 0
+    assert erased.dtype == dtype
+    assert torch.equal(erased, expected)
+    assert set(rows) == set(range(5))
+    assert torch.equal(random_erasing(images, 0, generator=generator(2)), images)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_thicken_is_the_loop(dtype):
-    images = torch.randint(1, 256, (60, 2, 5, 4), generator=drawn(1)).to(dtype)
-    found, before = random_morphology(images, 0.6, generator=drawn(2)), images.clone()
-    chosen, kinds = torch.rand(60, generator=drawn(2)).tolist(), []
-    for image, changed, number in zip(images, found, chosen, strict=True):
-        kinds.append(max if number < 0.3 else min if number < 0.6 else lambda values: values[0])
-        for c, y, x in np.ndindex(2, 5, 4):
-            inside = [(y + down, x + right) for down in (0, 1) for right in (0, 1)]
-            values = [float(image[c, v, u]) if v < 5 and u < 4 else 0.0 for v, u in inside]
-            assert float(changed[c, y, x]) == kinds[-1](values)
-    assert found.dtype == dtype
-    assert torch.equal(images, before)
-    assert {max, min} < set(kinds)
-    assert torch.equal(random_morphology(images, 0.0, generator=drawn(2)), images)
+def test_morphology_is_the_loop(dtype):
+    images = random_bytes((30, 2, 5, 4), dtype)
+    original = images.clone()
+    changed = random_morphology(images, 0.6, generator=generator(2))
+    for index, draw in enumerate(torch.rand(30, generator=generator(2)).tolist()):
+        padded = np.pad(images[index].numpy(), ((0, 0), (0, 1), (0, 1)))
+        for channel, y, x in np.ndindex(2, 5, 4):
+            window = padded[channel, y : y + 2, x : x + 2]
+            expected = window[0, 0]
+            if draw < 0.3:
+                expected = window.max()
+            elif draw < 0.6:
+                expected = window.min()
+            assert changed[index, channel, y, x] == expected
+    assert changed.dtype == dtype
+    assert torch.equal(images, original)
+    assert torch.equal(random_morphology(images, 0.0, generator=generator(2)), images)
+
+
+def test_color_jitter_changes_all_channels_alike_and_within_range():
+    images = torch.rand(200, 2, 6, 6, generator=generator(1))
+    changed = color_jitter(images, generator=generator())
+    brightness = changed.mean((2, 3)) - images.mean((2, 3))
+    torch.testing.assert_close(brightness[:, 0], brightness[:, 1], atol=1e-5, rtol=0)
+    assert brightness.abs().max() <= 63 / 255 + 1e-6
+    assert brightness.min() < -0.2 < 0.2 < brightness.max()
+    contrast = changed - changed.mean((2, 3), keepdim=True)
+    contrast /= images - images.mean((2, 3), keepdim=True)
+    assert (contrast.amax((1, 2, 3)) - contrast.amin((1, 2, 3))).max() < 1e-2
+    assert 0.2 - 1e-3 <= contrast.median() <= 1.8 + 1e-3
+
+
+# Windows.
+
+
+def numbered_pixels(count):
+    """Images whose pixels say where they are: 48 · row + column, and the negative."""
+    place = torch.arange(48 * 48.0).view(48, 48)
+    return torch.stack([place, -place]).expand(count, 2, 48, 48)
+
+
+def test_random_crop_cuts_whole_windows_at_every_place():
+    windows = random_crop(numbered_pixels(500), 32, generator=generator())
+    assert windows.shape == (500, 2, 32, 32)
+    torch.testing.assert_close(windows[:, 1], -windows[:, 0])
+    corners = windows[:, 0, 0, 0].long()
+    offsets = 48 * torch.arange(32)[:, None] + torch.arange(32)
+    torch.testing.assert_close(windows[:, 0].long(), corners[:, None, None] + offsets)
+    assert set((corners // 48).tolist()) == set(range(17))
+    assert set((corners % 48).tolist()) == set(range(17))
+
+
+def test_center_crop_is_the_middle():
+    window = center_crop(numbered_pixels(1), 32)
+    assert window[0, 0, 0, 0] == 48 * 8 + 8
+    assert window[0, 0, -1, -1] == 48 * 39 + 39
+    torch.testing.assert_close(window[:, 1], -window[:, 0])
+    assert center_crop(torch.arange(9).view(1, 1, 3, 3), 2).flatten().tolist() == [0, 1, 3, 4]
+
+
+# All of them.
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda images, draw: shift(images, generator=draw),
+        lambda images, draw: random_crop(images, 5, generator=draw),
+        lambda images, draw: color_jitter(images, generator=draw),
+    ],
+)
+def test_the_generator_decides(change):
+    images = torch.rand(20, 1, 12, 12)
+    draw = generator(3)
+    first = change(images, draw)
+    assert not torch.equal(first, change(images, draw))
+    assert torch.equal(first, change(images, generator(3)))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_a_cpu_generator_gives_the_same_on_a_gpu(dtype):
-    images = torch.randint(0, 256, (9, 2, 7, 6), generator=drawn(0)).to(dtype)
+def test_a_cpu_generator_changes_images_on_a_gpu_alike(dtype):
+    images = random_bytes((9, 2, 7, 6), dtype)
     for change in (shift, random_horizontal_flip):
-        there = change(images.cuda(), generator=drawn(1))
-        assert there.is_cuda
-        assert torch.equal(there.cpu(), change(images, generator=drawn(1)))
-    expected = affine(images, degrees=20, generator=drawn(1))
-    there = affine(images.cuda(), degrees=20, generator=drawn(1)).cpu()
-    torch.testing.assert_close(there, expected, rtol=0, atol=1 if dtype == torch.uint8 else 0.01)
+        on_gpu = change(images.cuda(), generator=generator(1))
+        assert on_gpu.is_cuda
+        assert torch.equal(on_gpu.cpu(), change(images, generator=generator(1)))
+    expected = affine(images, degrees=20, generator=generator(1))
+    on_gpu = affine(images.cuda(), degrees=20, generator=generator(1)).cpu()
+    tolerance = 1 if dtype == torch.uint8 else 0.01
+    torch.testing.assert_close(on_gpu, expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("change", "options", "message"),
     [
-        (
-            lambda x, g: shift(x[0], generator=g),
-            r"images: expected \[batch, channels, height, width\]",
-        ),
-        (lambda x, g: shift(x, -1, generator=g), "max_shift: expected at least 0, got -1"),
-        (
-            lambda x, g: random_horizontal_flip(x, 1.5, generator=g),
-            "probability: expected between 0 and 1, got 1.5",
-        ),
-        (
-            lambda x, g: affine(x, scale=(1.2, 0.8), generator=g),
-            "scale: expected between 0.001 and 0.8, got 1.2",
-        ),
-        (lambda x, g: affine(x, shear=90, generator=g), "shear: expected between 0 and 89, got 90"),
-        (
-            lambda x, g: affine(x, aspect=1.0, generator=g),
-            "aspect: expected between 0 and 0.9, got 1.0",
-        ),
-        (
-            lambda x, g: random_morphology(x, 1.5, generator=g),
-            "share: expected between 0 and 1, got 1.5",
-        ),
-        (lambda x, g: random_erasing(x, 4, generator=g), "side: expected between 0 and 3, got 4"),
+        (shift, {"max_shift": -1}, "max_shift: expected at least 0, got -1"),
+        (random_horizontal_flip, {"probability": 1.5}, "probability: expected between 0 and 1"),
+        (affine, {"scale": (1.2, 0.8)}, "scale: expected between 0.001 and 0.8, got 1.2"),
+        (affine, {"shear": 90}, "shear: expected between 0 and 89, got 90"),
+        (affine, {"aspect": 1.0}, "aspect: expected between 0 and 0.9, got 1.0"),
+        (random_morphology, {"share": 1.5}, "share: expected between 0 and 1, got 1.5"),
+        (random_erasing, {"side": 4}, "side: expected between 0 and 3, got 4"),
+        (random_crop, {"size": 13}, "size: expected between 1 and 3, got 13"),
+        (color_jitter, {"brightness": -1.0}, "brightness: expected at least 0"),
+        (color_jitter, {"contrast": (2.0, 1.0)}, "contrast: expected between 0 and 1.0"),
     ],
 )
-def test_bad_arguments(call, message):
+def test_an_amount_out_of_range_is_refused(change, options, message):
     with pytest.raises(ValueError, match=message):
-        call(torch.rand(2, 1, 3, 3), drawn(0))
+        change(torch.rand(2, 1, 3, 3), **options, generator=generator())
+
+
+def test_images_without_a_batch_are_refused():
+    with pytest.raises(ValueError, match=r"images: expected \[batch, channels, height, width\]"):
+        shift(torch.rand(1, 3, 3), generator=generator())
+    with pytest.raises(ValueError, match="size: expected between 1 and 3, got 0"):
+        center_crop(torch.rand(2, 1, 3, 3), 0)

@@ -125,3 +125,13 @@ def test_images_in_nothing(tmp_path):
         images_in([tmp_path / "notes.txt"])
     with pytest.raises(DataError, match="empty: no image in this folder"):
         images_in([tmp_path / "empty"])
+
+
+def test_a_crop_is_cut_out_of_the_middle():
+    preprocess = Preprocess((48, 48), 1, crop=32)
+    image = torch.rand(1, 48, 48)
+    assert preprocess.model_size == (32, 32)
+    torch.testing.assert_close(preprocess(image), image[:, 8:40, 8:40])
+    assert Preprocess.from_dict(preprocess.to_dict()) == preprocess
+    with pytest.raises(DataError, match="crop: expected from 1 to 40 pixels, got 41"):
+        Preprocess((48, 40), 1, crop=41)
