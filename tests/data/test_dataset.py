@@ -1,3 +1,5 @@
+"""What an `ImageSet` accepts, and what it gives."""
+
 import pytest
 import torch
 
@@ -5,52 +7,57 @@ from torchcaps.data import ImageSet
 from torchcaps.errors import DataError, UnknownNameError
 
 CLASSES = ("a", "b", "c")
+LABELS = torch.tensor([0, 1, 2, 0])
+IMAGES = torch.arange(4 * 2 * 3).view(4, 1, 2, 3).to(torch.uint8)
 
 
-def made(images=None, labels=None, classes=CLASSES, **known):
-    images = torch.arange(4 * 2 * 3).view(4, 1, 2, 3).to(torch.uint8) if images is None else images
-    labels = torch.tensor([0, 1, 2, 0]) if labels is None else labels
-    return ImageSet(images, labels, classes, "toy", **known)
+def make_set(images=IMAGES, labels=LABELS, classes=CLASSES, **options):
+    return ImageSet(images, labels, classes, "toy", **options)
 
 
-def test_describes_itself():
-    toy = made()
-    assert (len(toy), toy.img_size, toy.in_chans, toy.num_classes) == (4, (2, 3), 1, 3)
-    assert repr(toy) == "ImageSet('toy': 4 images 1 × 2 × 3 uint8, 3 classes: a, b, c)"
+@pytest.fixture
+def grouped():
+    """Eight images of two classes; toys 0 and 1 of each."""
+    factors = {"toy": torch.arange(8) // 2 % 2, "light": torch.arange(8)}
+    images = torch.rand(8, 1, 2, 2)
+    return ImageSet(images, torch.arange(8) // 4, ("a", "b"), "toys", factors, group="toy")
 
 
-def test_long_lists_of_classes_are_cut_short():
-    toy = made(classes=tuple("abcdefghij"))
-    assert "10 classes: a, b, c, d, …, j)" in repr(toy)
+def test_it_describes_itself():
+    images = make_set()
+    assert (len(images), images.img_size, images.in_chans, images.num_classes) == (4, (2, 3), 1, 3)
+    assert repr(images) == "ImageSet('toy': 4 images 1 × 2 × 3 uint8, 3 classes: a, b, c)"
+    many = make_set(classes=tuple("abcdefghij"))
+    assert "10 classes: a, b, c, d, …, j)" in repr(many)
 
 
 @pytest.mark.parametrize("indices", [[2, 0], torch.tensor([2, 0])])
-def test_subset_keeps_order_and_classes(indices):
-    some = made().subset(indices)
-    assert some.labels.tolist() == [2, 0]
-    assert some.images[:, 0, 0, 0].tolist() == [12, 0]
-    assert some.classes == CLASSES
+def test_a_subset_keeps_order_and_classes(indices):
+    subset = make_set().subset(indices)
+    assert subset.labels.tolist() == [2, 0]
+    assert subset.images[:, 0, 0, 0].tolist() == [12, 0]
+    assert subset.classes == CLASSES
 
 
 def test_float_images_of_bytes_are_scaled():
-    toy = made(images=torch.tensor([0, 51, 255, 255], dtype=torch.uint8).view(4, 1, 1, 1))
-    assert toy.float_images().flatten().tolist() == pytest.approx([0, 0.2, 1, 1])
-    assert toy.float_images([1]).flatten().tolist() == pytest.approx([0.2])
-    assert toy.float_images(torch.tensor([1])).dtype == torch.float32
-    assert toy.images.flatten().tolist() == [0, 51, 255, 255]
+    images = make_set(torch.tensor([0, 51, 255, 255], dtype=torch.uint8).view(4, 1, 1, 1))
+    assert images.float_images().flatten().tolist() == pytest.approx([0, 0.2, 1, 1])
+    assert images.float_images([1]).flatten().tolist() == pytest.approx([0.2])
+    assert images.float_images(torch.tensor([1])).dtype == torch.float32
+    assert images.images.flatten().tolist() == [0, 51, 255, 255]
 
 
 def test_float_images_of_floats_are_themselves():
-    images = torch.rand(4, 1, 2, 2)
-    assert torch.equal(made(images=images).float_images([3, 1]), images[[3, 1]])
+    floats = torch.rand(4, 1, 2, 2)
+    assert torch.equal(make_set(floats).float_images([3, 1]), floats[[3, 1]])
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_non_finite_pixels_name_the_image(bad):
+@pytest.mark.parametrize("pixel", [float("nan"), float("inf"), -float("inf")])
+def test_a_non_finite_pixel_names_its_image(pixel):
     images = torch.rand(4, 1, 2, 2)
-    images[2, 0, 1, 1] = bad
+    images[2, 0, 1, 1] = pixel
     with pytest.raises(DataError, match=r"toy: image 2 \(one of 1\) holds NaN or infinite pixels"):
-        made(images=images)
+        make_set(images)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +71,10 @@ def test_non_finite_pixels_name_the_image(bad):
         (torch.zeros(4, 1, 2, 2, dtype=torch.float64), "uint8 or float32, got torch.float64"),
     ],
 )
-def test_bad_images(images, message):
+def test_unsuitable_images_are_refused(images, message):
+    labels = torch.zeros(len(images), dtype=torch.int64)
     with pytest.raises(DataError, match=message):
-        made(images=images, labels=torch.zeros(len(images), dtype=torch.int64))
+        make_set(images, labels)
 
 
 @pytest.mark.parametrize(
@@ -78,55 +86,45 @@ def test_bad_images(images, message):
         (torch.tensor([0.0, 1, 2, 0]), "of torch.float32"),
     ],
 )
-def test_bad_labels(labels, message):
+def test_unsuitable_labels_are_refused(labels, message):
     with pytest.raises(DataError, match=message):
-        made(labels=labels)
+        make_set(labels=labels)
 
 
-def test_bad_classes():
+def test_unsuitable_classes_are_refused():
     with pytest.raises(DataError, match="two classes have the same name"):
-        made(classes=("a", "b", "a"))
+        make_set(classes=("a", "b", "a"))
     with pytest.raises(DataError, match="at least two classes, got a"):
-        made(labels=torch.zeros(4, dtype=torch.int64), classes=("a",))
+        make_set(labels=torch.zeros(4, dtype=torch.int64), classes=("a",))
 
 
-def grouped():
-    """Eight images of two classes; toys 0 and 1 of each."""
-    factors = {"toy": torch.arange(8) // 2 % 2, "light": torch.arange(8)}
-    return ImageSet(
-        torch.rand(8, 1, 2, 2), torch.arange(8) // 4, ("a", "b"), "g", factors, group="toy"
-    )
-
-
-def test_factors_go_with_their_images():
-    part = grouped().subset([5, 0])
-    assert {name: values.tolist() for name, values in part.factors.items()} == {
-        "toy": [0, 0],
-        "light": [5, 0],
-    }
-    assert part.group == "toy"
-
-
-def test_a_holdout_keeps_groups_together():
-    kept, held = grouped().train_val_split(0.5)
-    sides = [
-        set(zip(s.labels.tolist(), s.factors["toy"].tolist(), strict=True)) for s in (kept, held)
-    ]
-    assert not sides[0] & sides[1]
-    assert sides[0] | sides[1] == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    assert (len(kept), len(held)) == (4, 4)
-    assert sorted(kept.factors["light"].tolist() + held.factors["light"].tolist()) == list(range(8))
-
-
-def test_a_draw_of_single_images_is_the_images():
-    whole, generator = grouped(), torch.Generator().manual_seed(0)
-    drawn = whole.sample_batch(torch.tensor([3, 1]), generator=generator)
-    torch.testing.assert_close(drawn.images, whole.images[[3, 1]])
-    assert (drawn.labels.tolist(), drawn.singles) == ([0, 0], None)
-
-
-def test_bad_factors():
+def test_factors_belong_to_images():
     with pytest.raises(DataError, match=r"expected a 'toy' for each of 4 images, got \[3\]"):
-        made(factors={"toy": torch.zeros(3)})
+        make_set(factors={"toy": torch.zeros(3)})
     with pytest.raises(UnknownNameError, match="unknown factor 'toys'; did you mean 'toy'"):
-        made(factors={"toy": torch.zeros(4)}, group="toys")
+        make_set(factors={"toy": torch.zeros(4)}, group="toys")
+
+
+def test_factors_are_selected_with_their_images(grouped):
+    subset = grouped.subset([5, 0])
+    assert subset.factors["toy"].tolist() == [0, 0]
+    assert subset.factors["light"].tolist() == [5, 0]
+    assert subset.group == "toy"
+
+
+def test_train_and_val_share_no_group(grouped):
+    train, val = grouped.train_val_split(0.5)
+    groups = []
+    for part in (train, val):
+        groups.append(set(zip(part.labels.tolist(), part.factors["toy"].tolist(), strict=True)))
+    assert not groups[0] & groups[1]
+    assert groups[0] | groups[1] == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    lights = torch.cat([train.factors["light"], val.factors["light"]])
+    assert torch.equal(lights.sort().values, torch.arange(8))
+
+
+def test_a_batch_to_train_on_is_the_images(grouped):
+    batch = grouped.sample_batch(torch.tensor([3, 1]), generator=torch.Generator())
+    torch.testing.assert_close(batch.images, grouped.images[[3, 1]])
+    assert batch.labels.tolist() == [0, 0]
+    assert batch.singles is None

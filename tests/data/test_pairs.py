@@ -1,3 +1,5 @@
+"""Composites of two images: drawn for training, stored in a set, split without sharing images."""
+
 from dataclasses import replace
 
 import numpy as np
@@ -8,223 +10,224 @@ from torchcaps.data import ImageSet, PairMaker, PairSet, load_dataset, make_pair
 from torchcaps.data.pixels import fit_images
 from torchcaps.errors import DataError
 
-# Of `make_pairs(source(), 2, seed=5)`.
-CHOSEN = [[0, 13], [0, 11], [1, 15], [1, 2], [2, 19], [2, 13]]
-MOVES = [[[3, -1], [-3, 1]], [[3, -1], [3, -4]]]
+
+def make_source(per_class=6, num_classes=4):
+    """Random blobs of 12 × 12 that keep 2 pixels of margin, classes in turn."""
+    count = per_class * num_classes
+    random = np.random.RandomState(0)
+    blobs = random.randint(1, 256, (count, 1, 8, 8)).astype(np.uint8)
+    images = torch.zeros(count, 1, 12, 12, dtype=torch.uint8)
+    images[:, :, 2:-2, 2:-2] = torch.from_numpy(blobs)
+    classes = tuple("abcdefgh"[:num_classes])
+    return ImageSet(images, torch.arange(count) % num_classes, classes, "toy")
 
 
-def source(per_class=6, classes=4, side=12, seed=0, name="toy"):
-    """Random blobs that keep 2 pixels of margin, classes in turn."""
-    count = per_class * classes
-    images = torch.zeros(count, 1, side, side, dtype=torch.uint8)
-    random = np.random.RandomState(seed)
-    images[:, :, 2:-2, 2:-2] = torch.from_numpy(
-        random.randint(1, 256, (count, 1, side - 4, side - 4)).astype(np.uint8)
-    )
-    return ImageSet(images, torch.arange(count) % classes, tuple("abcdefgh"[:classes]), name)
+@pytest.fixture(scope="module")
+def source():
+    return make_source()
+
+
+@pytest.fixture(scope="module")
+def pairs(source):
+    """Two composites of each image of the source."""
+    return make_pairs(source, 2)
 
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def summed(singles):
+def compose(singles):
     return singles.int().sum(dim=1).clamp(max=255).to(torch.uint8)
 
 
-def corner(images):
+def first_ink(images):
     """Row and column of the first ink of each image `[n, 1, height, width]`."""
     ink = images[:, 0] > 0
-    return torch.stack(
-        [ink.any(dim=2).int().argmax(dim=1), ink.any(dim=1).int().argmax(dim=1)], dim=1
-    )
+    rows = ink.any(dim=2).int().argmax(dim=1)
+    columns = ink.any(dim=1).int().argmax(dim=1)
+    return rows.tolist(), columns.tolist()
+
+
+# Drawing.
 
 
 @pytest.mark.parametrize("max_shift", [0, 1, 4])
-def test_drawn_composites(max_shift):
-    whole, base = source(), torch.arange(24).repeat(40)
-    pairs = PairMaker(whole, max_shift).sample_batch(base, generator=generator())
+def test_composites_add_two_shifted_images(source, max_shift):
+    base = torch.arange(24).repeat(40)
+    batch = PairMaker(source, max_shift).sample_batch(base, generator=generator())
     side = 12 + 2 * max_shift
-    assert pairs.images.shape == (960, 1, side, side)
-    assert pairs.singles.shape == (960, 2, 1, side, side)
-    assert (pairs.labels[:, 0] != pairs.labels[:, 1]).all()
-    assert pairs.labels[:, 0].tolist() == whole.labels[base].tolist()
-    torch.testing.assert_close(pairs.images, summed(pairs.singles))
-    assert pairs.singles.int().sum(dim=1).max() > 255  # clipping happened
-    for k in (0, 1):  # with as much padding as shift nothing is cut off, and every shift occurs
-        moves = corner(pairs.singles[:, k]) - 2 - max_shift
-        assert (
-            set(moves[:, 0].tolist())
-            == set(moves[:, 1].tolist())
-            == set(range(-max_shift, max_shift + 1))
-        )
-    kept = pairs.singles[:, 0].flatten(1).sort(dim=1).values[:, -64:]
-    torch.testing.assert_close(kept, whole.images[base].flatten(1).sort(dim=1).values[:, -64:])
+    assert batch.images.shape == (960, 1, side, side)
+    assert batch.singles.shape == (960, 2, 1, side, side)
+    assert (batch.labels[:, 0] != batch.labels[:, 1]).all()
+    assert torch.equal(batch.labels[:, 0], source.labels[base])
+    torch.testing.assert_close(batch.images, compose(batch.singles))
+    assert batch.singles.int().sum(dim=1).max() > 255  # some are clipped
+    # With as much padding as shift nothing is cut off, and every shift occurs.
+    for position in (0, 1):
+        rows, columns = first_ink(batch.singles[:, position])
+        assert set(rows) == set(columns) == set(range(2, 3 + 2 * max_shift))
+    ink = batch.singles[:, 0].flatten(1).sort(dim=1).values[:, -64:]
+    expected = source.images[base].flatten(1).sort(dim=1).values[:, -64:]
+    torch.testing.assert_close(ink, expected)
 
 
 def test_partners_are_all_images_of_other_classes_alike():
-    maker, base = PairMaker(source(3, 4)), torch.zeros(9000, dtype=torch.int64)
+    maker = PairMaker(make_source(3, 4))
+    base = torch.zeros(9000, dtype=torch.int64)
     ranks = torch.arange(int(maker.others(base[:1])))
     partners = maker.partner(base[: len(ranks)], ranks).tolist()
-    assert sorted(partners) == [i for i in range(12) if i % 4 != 0]
-    pairs = maker.sample_batch(base, generator=generator())
-    assert (pairs.labels[:, 1].bincount(minlength=4)[1:] - 3000).abs().max() < 200
-    assert pairs.labels[:, 1].min() == 1
+    assert sorted(partners) == [1, 2, 3, 5, 6, 7, 9, 10, 11]
+    batch = maker.sample_batch(base, generator=generator())
+    counts = batch.labels[:, 1].bincount(minlength=4)
+    assert counts[0] == 0
+    assert (counts[1:] - 3000).abs().max() < 200
 
 
-def test_less_padding_than_shift_cuts_off():
-    whole = source()
-    uncut = int(whole.images[0].sum())
-    pairs = PairMaker(whole, max_shift=6, pad=0).sample_batch(
-        torch.zeros(200, dtype=torch.int64), generator=generator()
-    )
-    ink = pairs.singles[:, 0].flatten(1).sum(dim=1)
-    assert pairs.images.shape[-1] == 12
+def test_less_padding_than_shift_cuts_off(source):
+    base = torch.zeros(200, dtype=torch.int64)
+    batch = PairMaker(source, max_shift=6, pad=0).sample_batch(base, generator=generator())
+    ink = batch.singles[:, 0].flatten(1).sum(dim=1)
+    uncut = int(source.images[0].sum())
+    assert batch.images.shape[-1] == 12
     assert ink.min() < uncut
     assert ink.max() <= uncut
 
 
-def test_draws_depend_on_the_generator_alone():
-    maker, base = PairMaker(source()), torch.arange(24)
-    first, again, other = (
-        maker.sample_batch(base, generator=generator(seed)) for seed in (1, 1, 2)
-    )
-    for one, two in zip(first, again, strict=True):
-        torch.testing.assert_close(one, two, rtol=0, atol=0)
-    assert not torch.equal(first.images, other.images)
+def test_a_batch_depends_on_the_generator_alone(source):
+    maker = PairMaker(source)
+    base = torch.arange(24)
+    first = maker.sample_batch(base, generator=generator(1))
+    again = maker.sample_batch(base, generator=generator(1))
+    torch.testing.assert_close(first[:3], again[:3], rtol=0, atol=0)
+    assert not torch.equal(first.images, maker.sample_batch(base, generator=generator(2)).images)
 
 
-def test_a_fixed_set_is_the_same_on_every_machine():
-    made = make_pairs(source(), 2, seed=5)
-    assert made.chosen[:6].tolist() == CHOSEN
-    assert made.moves[:2].tolist() == MOVES
+# A set of pairs.
 
 
-def test_partners_of_an_image_differ_and_it_keeps_its_place():
-    made = make_pairs(source(6, 4), per_image=9)
-    assert len(made) == 24 * 9
-    assert made.chosen[:, 0].tolist() == [i // 9 for i in range(24 * 9)]
-    for rows in made.chosen[:, 1].view(24, 9):
-        assert len(set(rows.tolist())) == 9
-    assert (made.labels[:, 0] != made.labels[:, 1]).all()
-    first = made.moves[:, 0].view(24, 9, 2)
-    assert (first == first[:, :1]).all()
-    assert len(made.moves[:, 1].unique(dim=0)) > 9
-    assert made.moves.abs().max() == 4
+def test_a_set_is_the_same_on_every_machine(source):
+    pairs = make_pairs(source, 2, seed=5)
+    assert pairs.chosen[:6].tolist() == [[0, 13], [0, 11], [1, 15], [1, 2], [2, 19], [2, 13]]
+    assert pairs.moves[:2].tolist() == [[[3, -1], [-3, 1]], [[3, -1], [3, -4]]]
+    assert pairs.name == "multi-toy"
 
 
-def test_singles_make_the_composite():
-    made = make_pairs(source(), 2)
-    for index in ([0, 5, 47], range(48)):
-        torch.testing.assert_close(made.images[list(index)], summed(made.singles(index)))
-    assert made.singles([3]).dtype == torch.uint8
+def test_partners_of_an_image_differ_and_it_keeps_its_place(source):
+    pairs = make_pairs(source, per_image=9)
+    assert torch.equal(pairs.chosen[:, 0], torch.arange(24).repeat_interleave(9))
+    for partners in pairs.chosen[:, 1].view(24, 9).tolist():
+        assert len(set(partners)) == 9
+    assert (pairs.labels[:, 0] != pairs.labels[:, 1]).all()
+    moves = pairs.moves[:, 0].view(24, 9, 2)
+    assert (moves == moves[:, :1]).all()
+    assert len(pairs.moves[:, 1].unique(dim=0)) > 9
+    assert pairs.moves.abs().max() == 4
 
 
-def test_drawing_for_training():
-    made = make_pairs(source(), 2)
-    drawn = made.sample_batch([0, 1, 40], generator=generator())
-    assert drawn.labels[:, 0].tolist() == made.labels[[0, 1, 40], 0].tolist()
-    assert drawn.images.dtype == drawn.singles.dtype == torch.float32
-    torch.testing.assert_close(drawn.images, drawn.singles.sum(dim=1).clamp(max=1))
-    assert drawn.images.max() <= 1
-    assert not torch.equal(drawn.images, made.float_images([0, 1, 40]))
-    again = made.sample_batch([0, 1, 40], generator=generator())
-    torch.testing.assert_close(drawn.images, again.images, rtol=0, atol=0)
+def test_singles_make_the_composite(pairs):
+    singles = pairs.singles([0, 5, 47])
+    assert singles.dtype == torch.uint8
+    torch.testing.assert_close(pairs.images[[0, 5, 47]], compose(singles))
 
 
-def test_a_subset_keeps_its_singles():
-    made = make_pairs(source(), 2)
-    part = made.subset([40, 3, 7])
-    assert isinstance(part, PairSet)
-    torch.testing.assert_close(part.images, summed(part.singles([0, 1, 2])))
-    torch.testing.assert_close(part.labels, made.labels[[40, 3, 7]])
+def test_a_batch_to_train_on_is_drawn_anew(pairs):
+    indices = [0, 1, 40]
+    batch = pairs.sample_batch(indices, generator=generator())
+    assert torch.equal(batch.labels[:, 0], pairs.labels[indices, 0])
+    assert batch.images.dtype == batch.singles.dtype == torch.float32
+    torch.testing.assert_close(batch.images, batch.singles.sum(dim=1).clamp(max=1))
+    assert not torch.equal(batch.images, pairs.float_images(indices))
+    again = pairs.sample_batch(indices, generator=generator())
+    torch.testing.assert_close(batch.images, again.images, rtol=0, atol=0)
 
 
-def single_images(part):
-    """The single images that composites consist of, or may be drawn from, as bytes."""
-    stored = {part.maker.source.images[i].numpy().tobytes() for i in part.chosen.flatten().tolist()}
-    return stored | {image.numpy().tobytes() for image in part.maker.source.images}
+def test_a_subset_keeps_its_singles(pairs):
+    subset = pairs.subset([40, 3, 7])
+    assert isinstance(subset, PairSet)
+    torch.testing.assert_close(subset.images, compose(subset.singles([0, 1, 2])))
+    torch.testing.assert_close(subset.labels, pairs.labels[[40, 3, 7]])
 
 
-def test_a_holdout_shares_no_single_image():
-    made = make_pairs(source(10, 4), 3)
-    kept, held = made.train_val_split(0.2)
-    assert (len(kept), len(held)) == (96, 24)
-    assert (len(single_images(kept)), len(single_images(held))) == (32, 8)
-    assert not single_images(kept) & single_images(held)
-    for part in (kept, held):
-        torch.testing.assert_close(part.images, summed(part.singles(range(len(part)))))
-    again = made.train_val_split(0.2)[1]
-    torch.testing.assert_close(held.images, again.images, rtol=0, atol=0)
-
-
-def test_a_holdout_respects_the_groups_of_the_source():
-    whole = source(10, 2)
-    grouped = ImageSet(
-        whole.images, whole.labels, whole.classes, "g", {"toy": torch.arange(20) // 4}, "toy"
-    )
-    kept, held = make_pairs(grouped).train_val_split(0.4)
-    pairs = []
-    for single in (kept.maker.source, held.maker.source):
-        pairs.append(set(zip(single.labels.tolist(), single.factors["toy"].tolist(), strict=True)))
-    assert pairs[1]
-    assert not pairs[0] & pairs[1]
-
-
-def test_two_hot_targets():
+def test_labels_become_two_hot_targets():
     assert multi_hot(torch.tensor([[2, 0]]), 4).tolist() == [[1.0, 0.0, 1.0, 0.0]]
     with pytest.raises(ValueError, match=r"labels: expected \[batch, several\]"):
         multi_hot(torch.tensor([1, 2]), 4)
 
 
-def test_resized_composites_have_resized_singles():
-    made = make_pairs(source())
-    small = replace(made, images=fit_images(made.images, 14, 3))
-    assert small.singles([0, 1]).shape == (2, 2, 3, 14, 14)
-    assert small.sample_batch([0], generator=generator()).singles.shape == (1, 2, 3, 14, 14)
-    assert small.train_val_split(0.5)[1].images.shape[1:] == (3, 14, 14)
+def test_resized_composites_have_resized_singles(pairs):
+    resized = replace(pairs, images=fit_images(pairs.images, 14, 3))
+    assert resized.singles([0, 1]).shape == (2, 2, 3, 14, 14)
+    batch = resized.sample_batch([0], generator=generator())
+    assert batch.singles.shape == (1, 2, 3, 14, 14)
+    _, val = resized.train_val_split(0.5)
+    assert val.images.shape[1:] == (3, 14, 14)
 
 
-def test_named_sets_of_pairs():
-    train, test = load_dataset("multi-digits"), load_dataset("multi-digits", "test")
+# Splits.
+
+
+def image_bytes(images):
+    return {image.numpy().tobytes() for image in images}
+
+
+def test_train_and_val_share_no_single_image():
+    pairs = make_pairs(make_source(10, 4), 3)
+    train, val = pairs.train_val_split(0.2)
+    assert (len(train), len(val)) == (96, 24)
+    train_images = image_bytes(train.maker.source.images)
+    val_images = image_bytes(val.maker.source.images)
+    assert (len(train_images), len(val_images)) == (32, 8)
+    assert not train_images & val_images
+    for part in (train, val):
+        torch.testing.assert_close(part.images, compose(part.singles(range(len(part)))))
+    _, again = pairs.train_val_split(0.2)
+    torch.testing.assert_close(val.images, again.images, rtol=0, atol=0)
+
+
+def test_groups_of_the_source_are_never_split():
+    toys = torch.arange(20) // 4
+    grouped = replace(make_source(10, 2), factors={"toy": toys}, group="toy")
+    groups = []
+    for part in make_pairs(grouped).train_val_split(0.4):
+        single = part.maker.source
+        groups.append(set(zip(single.labels.tolist(), single.factors["toy"].tolist(), strict=True)))
+    assert groups[1]
+    assert not groups[0] & groups[1]
+
+
+def test_named_sets_are_made_of_the_splits_of_their_source():
+    train = load_dataset("multi-digits")
+    test = load_dataset("multi-digits", "test")
     assert train.images.shape == (6_000, 1, 36, 36)
     assert test.images.shape == (2_000, 1, 36, 36)
-    digits = {image.numpy().tobytes() for image in load_dataset("digits", "test").images}
-    assert {image.numpy().tobytes() for image in test.maker.source.images} == digits
-    assert not digits & {image.numpy().tobytes() for image in train.maker.source.images}
+    digits = image_bytes(load_dataset("digits", "test").images)
+    assert image_bytes(test.maker.source.images) == digits
+    assert not digits & image_bytes(train.maker.source.images)
 
 
 def test_boxes_overlap_as_documented():
-    """Boxes of 20 × 20 that both move by up to 4: 72.6 % of a box on average, exactly ((20 - E|d|) / 20)²."""
-    moves = make_pairs(source(100), 8).moves
-    apart = (moves[:, 0] - moves[:, 1]).abs().double()
-    overlap = ((20 - apart) / 20).prod(dim=1).mean()
+    """Boxes of 20 × 20 that both move by up to 4 overlap by 72.6 %: ((20 - E|d|) / 20)²."""
+    moves = make_pairs(make_source(100), 8).moves
+    distances = (moves[:, 0] - moves[:, 1]).abs().double()
+    overlap = ((20 - distances) / 20).prod(dim=1).mean()
     assert abs(overlap - 0.726) < 0.01
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "words"),
+    ("make", "message"),
     [
+        (lambda s: make_pairs(s.subset([0, 4])), "toy: expected images of two classes or more"),
         (
-            lambda: make_pairs(source().subset([0, 4])),
-            DataError,
-            "toy: expected images of two classes or more",
-        ),
-        (
-            lambda: PairMaker(replace(source(), images=source().float_images())),
-            DataError,
+            lambda s: PairMaker(replace(s, images=s.float_images())),
             r"expected uint8 images to make pairs of, got torch\.float32",
         ),
-        (lambda: PairMaker(source(), -1), ValueError, "max_shift: expected at least 0, got -1"),
-        (lambda: PairMaker(source(), 2, -1), ValueError, "pad: expected at least 0, got -1"),
-        (
-            lambda: make_pairs(source(), 10),
-            ValueError,
-            "per_image: expected between 1 and 9, got 10",
-        ),
-        (lambda: make_pairs(source(), 0), ValueError, "per_image: expected between 1 and 9, got 0"),
+        (lambda s: PairMaker(s, -1), "max_shift: expected at least 0, got -1"),
+        (lambda s: PairMaker(s, 2, -1), "pad: expected at least 0, got -1"),
+        (lambda s: make_pairs(s, 10), "per_image: expected between 1 and 9, got 10"),
+        (lambda s: make_pairs(s, 0), "per_image: expected between 1 and 9, got 0"),
     ],
 )
-def test_what_cannot_be_paired(make, error, words):
-    with pytest.raises(error, match=words):
-        make()
+def test_an_unsuitable_source_or_amount_is_refused(source, make, message):
+    with pytest.raises((DataError, ValueError), match=message):
+        make(source)
