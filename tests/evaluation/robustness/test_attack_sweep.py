@@ -39,5 +39,5 @@ def test_arguments_that_do_not_fit():
         attack_sweep(MODEL, IMAGES, LABELS, [0.1], attack="pdg")
     with refuses("number of eps: expected at least 1"):
         attack_sweep(MODEL, IMAGES, LABELS, [])
-    with refuses(r"changed: expected \[n=4"):
+    with refuses(r"changed: expected \[batch=4"):
         attack_outcome(MODEL, IMAGES, IMAGES[:2], LABELS, eps=0.1)

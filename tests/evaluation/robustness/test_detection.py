@@ -103,7 +103,7 @@ def test_an_image_that_changed_sides_is_unlike_itself():
 def test_arguments_that_do_not_fit():
     images = torch.zeros(2, 1, 2, 2)
     labels = torch.tensor([0, 0])
-    with refuses(r"adversarial: expected \[n=2"):
+    with refuses(r"adversarial: expected \[batch=2"):
         detect_adversarial(Painter(), images, images[:1], labels, threshold=1.0)
     with refuses("positive: expected numbers, got NaN"):
         auroc(torch.tensor([torch.nan]), torch.zeros(1))
