@@ -1,3 +1,5 @@
+"""Prediction prepares an image as training did, whatever it is given as."""
+
 import json
 
 import numpy as np
@@ -10,36 +12,38 @@ from torchcaps.errors import DataError
 
 from .makers import picture, write_folder
 
-SAME = Preprocess((8, 6), 3)
+PREPROCESS = Preprocess((8, 6), 3)
 
 
 def test_every_form_of_an_image_gives_the_same(tmp_path):
     image = picture((8, 6))
-    image.save(tmp_path / "a.png")
-    array = np.asarray(image)
-    expected = torch.from_numpy(array.copy()).movedim(-1, 0).float() / 255
+    path = tmp_path / "a.png"
+    image.save(path)
+    array = np.array(image)
+    tensor = torch.from_numpy(array)
+    expected = tensor.movedim(-1, 0).float() / 255
     forms = [
-        tmp_path / "a.png",
-        str(tmp_path / "a.png"),
+        path,
+        str(path),
         image,
         array,
         np.moveaxis(array, -1, 0),
-        torch.from_numpy(array.copy()),
-        torch.from_numpy(array.copy()).movedim(-1, 0),
+        tensor,
+        tensor.movedim(-1, 0),
         expected,
         expected.double(),
     ]
     for form in forms:
-        found = SAME(form)
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+        prepared = PREPROCESS(form)
+        assert prepared.dtype == torch.float32
+        torch.testing.assert_close(prepared, expected, rtol=0, atol=1e-6)
 
 
-def test_the_callers_tensor_is_left_alone():
+def test_the_callers_tensor_stays_as_it_is():
     image = torch.rand(3, 8, 6)
-    before = image.clone()
-    SAME(image).zero_()
-    assert torch.equal(image, before)
+    original = image.clone()
+    PREPROCESS(image).zero_()
+    assert torch.equal(image, original)
 
 
 @pytest.mark.parametrize("in_chans", [1, 3])
@@ -47,48 +51,57 @@ def test_prediction_sees_what_training_saw(tmp_path, in_chans):
     root = write_folder(tmp_path / "own", count=3, size=(21, 17), levels=("train", "test"))
     trained = load_dataset(root, img_size=(12, 10), in_chans=in_chans)
     preprocess = Preprocess(trained.img_size, trained.in_chans)
-    for i, image in enumerate(trained.float_images()):
-        path = root / "train" / trained.classes[trained.labels[i]] / f"{i % 3}.png"
+    for index, image in enumerate(trained.float_images()):
+        label = trained.classes[trained.labels[index]]
+        path = root / "train" / label / f"{index % 3}.png"
         assert torch.equal(preprocess(path), image)
 
 
 def test_channels_and_size_are_set():
-    found = Preprocess((5, 4), 1)(np.full((10, 8, 3), 255, dtype=np.uint8))
-    assert found.shape == (1, 5, 4)
-    assert found.unique().tolist() == [1]
+    white = Preprocess((5, 4), 1)(np.full((10, 8, 3), 255, dtype=np.uint8))
+    assert white.shape == (1, 5, 4)
+    assert white.unique().tolist() == [1]
     assert Preprocess((5, 4), 3)(np.zeros((10, 8), dtype=np.uint8)).shape == (3, 5, 4)
 
 
 def test_sixteen_bits_and_cmyk(tmp_path):
+    gray = Preprocess((4, 4), 1)
     Image.fromarray(np.full((4, 4), 65535, dtype=np.uint16)).save(tmp_path / "deep.png")
-    assert Preprocess((4, 4), 1)(tmp_path / "deep.png").unique().tolist() == [1]
-    assert Preprocess((4, 4), 1)(np.full((8, 6, 1), 65535, dtype=np.uint16)).unique().tolist() == [
-        1
-    ]
+    assert gray(tmp_path / "deep.png").unique().tolist() == [1]
+    assert gray(np.full((8, 6, 1), 65535, dtype=np.uint16)).unique().tolist() == [1]
     Image.new("CMYK", (4, 4), (0, 0, 0, 255)).save(tmp_path / "black.tif")
     assert Preprocess((4, 4), 3)(tmp_path / "black.tif").unique().tolist() == [0]
 
 
-def test_through_json_and_back():
-    assert Preprocess.from_dict(json.loads(json.dumps(SAME.to_dict()))) == SAME
-    assert SAME.to_dict() == {"img_size": [8, 6], "in_chans": 3}
+def test_it_is_stored_as_json():
+    assert Preprocess.from_dict(json.loads(json.dumps(PREPROCESS.to_dict()))) == PREPROCESS
+    assert PREPROCESS.to_dict() == {"img_size": [8, 6], "in_chans": 3}
 
 
 @pytest.mark.parametrize(
-    "bad", [{}, {"img_size": 3, "in_chans": 1}, {"img_size": [1, 2], "in_chans": "x"}]
+    "settings", [{}, {"img_size": 3, "in_chans": 1}, {"img_size": [1, 2], "in_chans": "x"}]
 )
-def test_bad_dictionaries(bad):
-    with pytest.raises(
-        DataError, match=r"preprocess: expected img_size \[height, width\] and in_chans, got"
-    ):
-        Preprocess.from_dict(bad)
+def test_other_dictionaries_are_refused(settings):
+    message = r"preprocess: expected img_size \[height, width\] and in_chans, got"
+    with pytest.raises(DataError, match=message):
+        Preprocess.from_dict(settings)
 
 
-def test_bad_settings():
+def test_sizes_and_channels_below_one_are_refused():
     with pytest.raises(DataError, match="img_size: expected sides of at least 1 pixel"):
         Preprocess((0, 4), 1)
     with pytest.raises(DataError, match="in_chans: expected at least 1, got 0"):
         Preprocess((4, 4), 0)
+
+
+def test_a_crop_is_cut_out_of_the_middle():
+    preprocess = Preprocess((48, 48), 1, crop=32)
+    image = torch.rand(1, 48, 48)
+    assert preprocess.model_size == (32, 32)
+    torch.testing.assert_close(preprocess(image), image[:, 8:40, 8:40])
+    assert Preprocess.from_dict(preprocess.to_dict()) == preprocess
+    with pytest.raises(DataError, match="crop: expected from 1 to 40 pixels, got 41"):
+        Preprocess((48, 40), 1, crop=41)
 
 
 @pytest.mark.parametrize(
@@ -101,22 +114,22 @@ def test_bad_settings():
         ("nowhere.png", r"nowhere\.png: no such image file"),
     ],
 )
-def test_bad_images(image, message):
+def test_unsuitable_images_are_refused(image, message):
     with pytest.raises(DataError, match=message):
-        SAME(image)
+        PREPROCESS(image)
 
 
-def test_images_in(tmp_path):
+def test_images_in_folders_come_once_and_in_natural_order(tmp_path):
     root = write_folder(tmp_path / "own", ("a2", "a10"), count=2)
     (root / "a2" / "notes.txt").write_text("hello")
     (root / ".hidden").mkdir()
     picture().save(root / ".hidden" / "x.png")
-    found = images_in([root, root / "a10" / "1.png"])
-    assert found == [root / c / f"{i}.png" for c in ("a2", "a10") for i in (0, 1)]
-    assert images_in([str(root / "a2")]) == found[:2]
+    files = images_in([root, root / "a10" / "1.png"])
+    assert files == [root / name for name in ("a2/0.png", "a2/1.png", "a10/0.png", "a10/1.png")]
+    assert images_in([str(root / "a2")]) == files[:2]
 
 
-def test_images_in_nothing(tmp_path):
+def test_paths_without_images_are_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="nowhere: no such file or folder"):
@@ -125,13 +138,3 @@ def test_images_in_nothing(tmp_path):
         images_in([tmp_path / "notes.txt"])
     with pytest.raises(DataError, match="empty: no image in this folder"):
         images_in([tmp_path / "empty"])
-
-
-def test_a_crop_is_cut_out_of_the_middle():
-    preprocess = Preprocess((48, 48), 1, crop=32)
-    image = torch.rand(1, 48, 48)
-    assert preprocess.model_size == (32, 32)
-    torch.testing.assert_close(preprocess(image), image[:, 8:40, 8:40])
-    assert Preprocess.from_dict(preprocess.to_dict()) == preprocess
-    with pytest.raises(DataError, match="crop: expected from 1 to 40 pixels, got 41"):
-        Preprocess((48, 40), 1, crop=41)
