@@ -24,7 +24,10 @@ INFO = DatasetInfo(
     test=320_000,
     license="none stated",
     source="https://www.cs.toronto.edu/~tijmen/affNIST/",
-    sha256={f"transformed/{folder}/1.mat": None for folder in FOLDERS.values()},
+    sha256={
+        "transformed/training_and_validation_batches/1.mat": None,
+        "transformed/test_batches/1.mat": None,
+    },
 )
 
 
@@ -82,21 +85,26 @@ def _read_all(folder: Path, request: ReadRequest, name: str) -> ImageSet:
     files = _find_files(folder, request.split)
     if not files:
         raise DataError(f"{folder}: no .mat file of the {request.split!r} split of affNIST in it")
-    parts = [read_affnist(file, name, request.budget) for file in files]
+    images = []
+    labels = []
+    originals = []
+    for file in files:
+        batch = read_affnist(file, name, request.budget)
+        images.append(batch.images)
+        labels.append(batch.labels)
+        originals.extend(batch.factors.values())
+    factors = {name: torch.cat(originals) for name in batch.factors}
     return replace(
-        parts[0],
-        images=torch.cat([part.images for part in parts]),
-        labels=torch.cat([part.labels for part in parts]),
-        factors={
-            factor: torch.cat([part.factors[factor] for part in parts])
-            for factor in parts[0].factors
-        },
+        batch,
+        images=torch.cat(images),
+        labels=torch.cat(labels),
+        factors=factors,
     )
 
 
 register_directory_format(
     INFO,
     "a folder of affNIST's batches",
-    lambda folder: any(_find_files(folder, split) for split in FOLDERS),
+    lambda folder: bool(_find_files(folder, "train") or _find_files(folder, "test")),
     _read_all,
 )

@@ -2,8 +2,8 @@
 
 Krizhevsky, "Learning multiple layers of features from tiny images", 2009. Binary batches are
 records of one label byte and 3,072 pixel bytes (red, green, blue planes of 32 × 32). A Python batch
-is a pickled dictionary whose `data` is uint8 `[n, 3072]` in the same order. Stand-ins take the place
-of what rebuilds a numpy array, and a pickle that names anything else is refused.
+is a pickled dictionary whose `data` is uint8 `[n, 3072]` in the same order. Stand-ins replace the
+functions that rebuild a numpy array, and a pickle that names anything else is refused.
 """
 
 import io
@@ -26,7 +26,7 @@ from torchcaps.errors import DataError
 RECORD = 1 + 3 * 32 * 32  # bytes
 STEMS = {"train": "data_batch_[0-9]", "test": "test_batch"}
 OPCODE_COST = 256  # bytes of memory that an opcode of a pickle takes at most, besides what it reads
-FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py")
+FOLDERS = (".", "cifar-10-batches-bin", "cifar-10-batches-py")
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 JPEG_COPY = "cifar10-jpg"  # the name of a folder, and of the archive in it
 INFO = DatasetInfo(
@@ -49,8 +49,15 @@ INFO = DatasetInfo(
     ),
     license="none stated; its authors ask that their technical report of 2009 be cited",
     source="https://www.cs.toronto.edu/~kriz/cifar.html",
-    sha256=dict.fromkeys((*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")),
-    sources=(Archive(URL, folder=FOLDERS[0], md5="c32a1d4ab5d03f1284b67883e8d87530"),),
+    sha256={
+        "data_batch_1.bin": None,
+        "data_batch_2.bin": None,
+        "data_batch_3.bin": None,
+        "data_batch_4.bin": None,
+        "data_batch_5.bin": None,
+        "test_batch.bin": None,
+    },
+    sources=(Archive(URL, folder=FOLDERS[1], md5="c32a1d4ab5d03f1284b67883e8d87530"),),
 )
 
 
@@ -111,7 +118,7 @@ def _read_binary(path: Path, budget: MemoryBudget) -> tuple[np.ndarray, np.ndarr
 def _read_python(path: Path, budget: MemoryBudget) -> tuple[np.ndarray, np.ndarray]:
     content = io.BytesIO(read_bytes(path, budget))
     try:
-        batch = _ArraysOnly(content, budget).load()
+        batch = _ArrayUnpickler(content, budget).load()
         labels = _to_array(batch[b"labels"])
         pixels = _to_array(batch[b"data"])
     except DataError as error:
@@ -132,20 +139,21 @@ def _to_array(content: object) -> np.ndarray:
         _, shape, dtype, is_fortran, buffer = content.state
         array = np.frombuffer(buffer, _to_dtype(dtype))
         return array.reshape(shape, order="F" if is_fortran else "C")
-    if isinstance(content, list) and all(type(number) in (int, float) for number in content):
+    if isinstance(content, list) and set(map(type, content)) <= {int, float}:
         return np.asarray(content)
     raise DataError("expected labels and data as arrays or lists of numbers")
 
 
 def _to_dtype(dtype: Any) -> np.dtype:
-    texts: Any = [
-        text.decode() if isinstance(text, bytes) else text
-        for text in (dtype.args[0], dtype.state[1])
-    ]
-    code, order = texts
+    code = _to_text(dtype.args[0])
+    order = _to_text(dtype.state[1])
     if not re.fullmatch("[|<>=]?[biuf][1248]", code):
         raise DataError(f"refused: the pickle asks for the type {code!r}")
     return np.dtype(code).newbyteorder(order)
+
+
+def _to_text(text: Any) -> Any:
+    return text.decode() if isinstance(text, bytes) else text
 
 
 class _Named:
@@ -182,7 +190,7 @@ class _Opcodes(dict[int, Any]):
         return super().__getitem__(code)
 
 
-class _ArraysOnly(pickle._Unpickler):
+class _ArrayUnpickler(pickle._Unpickler):
     """Python's unpickler in Python: that in C allocates what an opcode asks for, unseen."""
 
     def __init__(self, content: io.BytesIO, budget: MemoryBudget) -> None:
@@ -208,11 +216,15 @@ class _ArraysOnly(pickle._Unpickler):
 
 def _find_place(folder: Path) -> Path | None:
     """The folder that holds batches, itself or in `folder`; or an archive of JPEGs."""
-    for place in (folder, *(folder / name for name in FOLDERS)):
-        if any(_find_batches(place, split) for split in STEMS):
+    for name in FOLDERS:
+        place = folder / name
+        if _find_batches(place, "train") or _find_batches(place, "test"):
             return place
-    archives = (place / f"{JPEG_COPY}.tar.gz" for place in (folder, folder / JPEG_COPY))
-    return next(filter(Path.is_file, archives), None)
+    for place in (folder, folder / JPEG_COPY):
+        archive = place / f"{JPEG_COPY}.tar.gz"
+        if archive.is_file():
+            return archive
+    return None
 
 
 def _read(folder: Path, request: ReadRequest, name: str) -> ImageSet:

@@ -1,9 +1,9 @@
 """German Traffic Sign Recognition Benchmark: folders of tracks of frames.
 
 Stallkamp, Schlipsing, Salmen, Igel, "Man vs. computer: Benchmarking machine learning algorithms for
-traffic sign recognition", 2012. Training: a folder `00000`, `00001`, ... for each class, with images
-TRACK_FRAME.ppm and a `GT-<class>.csv`. Test: one folder with `GT-final_test.csv`. A track, the group
-of the set, is one sign in some thirty frames, nearly alike.
+traffic sign recognition", 2012. Training: a folder `00000`, `00001`, ... for each class, with
+images TRACK_FRAME.ppm and a `GT-<class>.csv`. Test: one folder with `GT-final_test.csv`. A track,
+the group of the set, is one sign in some thirty frames, nearly alike.
 """
 
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from torchcaps.data._registry import DatasetInfo, register_directory_format
@@ -69,11 +69,12 @@ CLASSES = (
 )
 COLUMNS = ("Filename", "Width", "Height", "Roi.X1", "Roi.Y1", "Roi.X2", "Roi.Y2", "ClassId")
 TRAINING = ("Final_Training/Images", "Training", "Train", "")
-TEST_TABLES = [
-    f"{place}/{table}"
-    for place in ("Final_Test/Images", "Final_Test", "Test")
-    for table in ("GT-final_test.csv", "../GT-final_test.csv")
-]
+TEST_TABLES = (
+    "Final_Test/Images/GT-final_test.csv",
+    "Final_Test/GT-final_test.csv",
+    "GT-final_test.csv",
+    "Test/GT-final_test.csv",
+)
 INFO = DatasetInfo(
     name="gtsrb",
     title="German Traffic Sign Recognition Benchmark",
@@ -99,8 +100,10 @@ class _Sign(NamedTuple):
 
 
 def _find_base(folder: Path) -> Path | None:
-    bases = (folder, folder / "GTSRB")
-    return next((base for base in bases if _class_tables(base)), None)
+    for base in (folder, folder / "GTSRB"):
+        if _class_tables(base):
+            return base
+    return None
 
 
 def read_gtsrb(
@@ -146,58 +149,69 @@ def read_gtsrb(
         signs = _read_signs(base, split, budget)
         size = size_pair(img_size)
         images = torch.cat([_read_image(sign, size, roi, budget) for sign in signs])
-        labels = torch.tensor([sign.label for sign in signs])
-        tracks = torch.tensor([sign.track for sign in signs])
-        factors = {"track": tracks, "frame": torch.tensor([sign.frame for sign in signs])}
+        labels = _column(signs, "label")
+        tracks = _column(signs, "track")
+        factors = {"track": tracks, "frame": _column(signs, "frame")}
         group = "track" if bool((tracks >= 0).all()) else None
         return ImageSet(images, labels, CLASSES, name, factors, group)
 
 
+def _column(signs: list[_Sign], name: str) -> Int64[Tensor, " n"]:
+    return torch.tensor([getattr(sign, name) for sign in signs])
+
+
 def _read_signs(base: Path, split: str, budget: MemoryBudget) -> list[_Sign]:
-    test_table = next((base / table for table in TEST_TABLES if (base / table).is_file()), None)
+    test_table = next(filter(Path.is_file, map(base.joinpath, TEST_TABLES)), None)
     if split == "test" and test_table is not None:
         return _read_table(test_table, budget)
-    signs = [sign for path in _class_tables(base) for sign in _read_table(path, budget)]
+    signs = []
+    for path in _class_tables(base):
+        signs.extend(_read_table(path, budget))
     if test_table is not None:
         return signs
-    labels = torch.tensor([sign.label for sign in signs])
-    tracks = torch.tensor([sign.track for sign in signs])
+    labels = _column(signs, "label")
+    tracks = _column(signs, "track")
     sides = stratified_split(labels, TEST_FRACTION, seed=0, groups=tracks)
-    return [signs[i] for i in sides[split == "test"]]
+    return [signs[k] for k in sides[split == "test"]]
 
 
 def _class_tables(base: Path) -> list[Path]:
-    tables = (sorted((base / place).glob("[0-9]*/GT-*.csv")) for place in TRAINING)
-    return next(filter(None, tables), [])
+    for place in TRAINING:
+        if tables := sorted((base / place).glob("[0-9]*/GT-*.csv")):
+            return tables
+    return []
 
 
 def _read_table(path: Path, budget: MemoryBudget) -> list[_Sign]:
     with csv_rows(path, budget, ";", "cannot be read as a table") as rows:
-        missing = [column for column in COLUMNS if column not in (rows.fieldnames or ())]
-        if missing:
-            raise DataError(f"{path}: no column {missing[0]!r}; expected {';'.join(COLUMNS)}")
-        signs = [_read_row(f"{path} line {rows.line_num}", path.parent, row) for row in rows]
+        for column in COLUMNS:
+            if column not in (rows.fieldnames or ()):
+                raise DataError(f"{path}: no column {column!r}; expected {';'.join(COLUMNS)}")
+        signs = []
+        for row in rows:
+            signs.append(_read_row(f"{path} line {rows.line_num}", path.parent, row))
     if not signs:
         raise DataError(f"{path}: no image in this table")
     return signs
 
 
-def _read_row(where: str, folder: Path, row: dict[str, str | None]) -> _Sign:
-    name, *numbers = (row[column] or "" for column in COLUMNS)
+def _read_row(line: str, folder: Path, row: dict[str, str | None]) -> _Sign:
+    name, *numbers = [row[column] or "" for column in COLUMNS]
     try:
         width, height, left, top, right, bottom, label = map(int, numbers)
     except ValueError:
-        raise DataError(f"{where}: expected whole numbers in {', '.join(COLUMNS[1:])}") from None
+        raise DataError(f"{line}: expected whole numbers in {', '.join(COLUMNS[1:])}") from None
     if not 0 <= label < len(CLASSES):
-        raise DataError(f"{where}: expected a ClassId from 0 to {len(CLASSES) - 1}, got {label}")
+        raise DataError(f"{line}: expected a ClassId from 0 to {len(CLASSES) - 1}, got {label}")
     if not (0 <= left < right <= width and 0 <= top < bottom <= height):
         problem = f"the box {left}, {top} to {right}, {bottom} does not lie in"
-        raise DataError(f"{where}: {problem} {width} × {height} pixels")
+        raise DataError(f"{line}: {problem} {width} × {height} pixels")
     # Some copies have the test images in a folder beside their table.
-    files = [folder / name, folder / "Images" / name]
-    file = next(filter(Path.is_file, files), None)
-    if file is None:
-        raise DataError(f"{where}: no such file {files[0]}")
+    file = folder / name
+    if not file.is_file():
+        file = folder / "Images" / name
+    if not file.is_file():
+        raise DataError(f"{line}: no such file {folder / name}")
     box = (left / width, top / height, right / width, bottom / height)
     place = re.fullmatch(r"(\d{1,18})_(\d{1,18})", file.stem)  # digits of an int64
     track, frame = map(int, place.groups()) if place else (-1, -1)
@@ -211,8 +225,11 @@ def _read_image(
         budget.add_file(sign.file.stat())
     with opened(sign.file) as image:
         if roi:  # at least one pixel either way
-            sides = zip(sign.box, 2 * image.size, strict=True)
-            left, top, right, bottom = (round(share * side) for share, side in sides)
+            width, height = image.size
+            left = round(sign.box[0] * width)
+            top = round(sign.box[1] * height)
+            right = round(sign.box[2] * width)
+            bottom = round(sign.box[3] * height)
             image = image.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
         return decode_image(image, size, 3, name=str(sign.file), budget=budget).unsqueeze(0)
 

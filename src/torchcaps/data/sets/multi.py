@@ -63,16 +63,16 @@ class PairMaker:
         check_range("max_shift", self.max_shift, low=0)
         check_range("pad", self.pad, low=0)
         if source.images.dtype != torch.uint8:
-            expected = f"{source.name}: expected uint8 images to make pairs of"
-            raise DataError(f"{expected}, got {source.images.dtype}")
+            dtype = source.images.dtype
+            raise DataError(f"{source.name}: expected uint8 images to make pairs of, got {dtype}")
         # Sorted by class, the partners of an image are all positions but a block of known place
         # and length.
         self._counts = torch.bincount(source.labels, minlength=source.num_classes)
         self._starts = self._counts.cumsum(0) - self._counts
         self._sorted = source.labels.argsort(stable=True)
         if int(self._counts.max()) == len(source):
-            expected = f"{source.name}: expected images of two classes or more to make pairs of"
-            raise DataError(f"{expected}, got one class")
+            expected = "expected images of two classes or more to make pairs of"
+            raise DataError(f"{source.name}: {expected}, got one class")
 
     def others(self, base: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
         """Numbers of images of another class than each of these."""
@@ -81,33 +81,52 @@ class PairMaker:
     def partner(
         self, base: Int64[Tensor, " batch"], rank: Int64[Tensor, " batch"]
     ) -> Int64[Tensor, " batch"]:
-        """The image of number `rank` (0 to `others(base) - 1`) among those of another class."""
+        """Images of other classes than those at `base`.
+
+        Args:
+            base: indices of images.
+            rank: number of the partner among all of another class, 0 to `others(base) - 1`.
+        """
         label = self.source.labels[base]
         return self._sorted[rank + self._counts[label] * (rank >= self._starts[label])]
 
     def sample_batch(self, base: Int64[Tensor, " batch"], *, generator: Generator) -> ImageBatch:
-        """Composites, uint8, of the images at `base`, each with a random partner and two shifts."""
+        """Composites, uint8, of images with random partners and shifts.
+
+        Args:
+            base: indices of the images; each gets a partner of another class.
+            generator: draws partners and shifts.
+        """
         device = generator.device
         base = base.to(self.source.labels.device)
         shares = torch.rand(len(base), generator=generator, device=device, dtype=torch.float64)
-        others = self.others(base)
-        rank = torch.minimum((shares.to(base.device) * others).long(), others - 1)
-        moves = torch.randint(
-            2 * self.max_shift + 1, (len(base), 2, 2), generator=generator, device=device
-        )
-        chosen = torch.stack([base, self.partner(base, rank)], dim=1)
-        return self.overlay(chosen, moves.to(base.device) - self.max_shift)
+        num_partners = self.others(base)
+        rank = (shares.to(base.device) * num_partners).long()
+        rank = torch.minimum(rank, num_partners - 1)
+        pairs = torch.stack([base, self.partner(base, rank)], dim=1)
+
+        num_moves = 2 * self.max_shift + 1
+        moves = torch.randint(num_moves, (len(base), 2, 2), generator=generator, device=device)
+        return self.overlay(pairs, moves.to(base.device) - self.max_shift)
 
     def overlay(
         self, chosen: Int64[Tensor, "batch 2"], moves: Int64[Tensor, "batch 2 2"]
     ) -> ImageBatch:
-        """Composites, uint8, of pairs of images, each moved (down, right) by so many pixels."""
-        size = [side + 2 * self.pad for side in self.source.img_size]
-        images = self.source.images[chosen.flatten()]
-        singles = place_images(images, size, moves.flatten(0, 1) + self.pad).unflatten(0, (-1, 2))
+        """Composites, uint8, of pairs of images.
+
+        Args:
+            chosen: indices into the source.
+            moves: of each of the two, (down, right) in pixels.
+        """
+        height, width = self.source.img_size
+        size = (height + 2 * self.pad, width + 2 * self.pad)
+        corners = moves.flatten(0, 1) + self.pad
+        singles = place_images(self.source.images[chosen.flatten()], size, corners)
+        singles = singles.unflatten(0, (-1, 2))
+
         first, second = singles.unbind(dim=1)
-        # In bytes, the second may add only what is left up to 255.
-        images = first + torch.minimum(second, 255 - first)
+        room = 255 - first  # in bytes, the second may add no more
+        images = first + torch.minimum(second, room)
         return ImageBatch(images, self.source.labels[chosen], singles)
 
 
@@ -153,8 +172,8 @@ class PairSet(ImageSet):
             fraction_or_count: of the source's images, as `stratified_split` takes it.
             seed: of the split.
         """
-        kept, held = self.maker.source.train_val_split(fraction_or_count, seed)
-        return self._remake(kept), self._remake(held)
+        train, val = self.maker.source.train_val_split(fraction_or_count, seed)
+        return self._remake(train), self._remake(val)
 
     def to(self, device: torch.device | str) -> Self:
         maker = PairMaker(self.maker.source.to(device), self.maker.max_shift, self.maker.pad)
@@ -162,10 +181,15 @@ class PairSet(ImageSet):
 
     def _remake(self, source: ImageSet) -> PairSet:
         """A set of another source, with as many composites of each image."""
-        per_image = max(round(len(self) / len(self.maker.source)), 1)
         maker = self.maker
+        per_image = max(round(len(self) / len(maker.source)), 1)
         pairs = make_pairs(
-            source, per_image, maker.max_shift, maker.pad, seed=self.seed, name=self.name
+            source,
+            per_image,
+            maker.max_shift,
+            maker.pad,
+            seed=self.seed,
+            name=self.name,
         )
         return pairs.resized(self.img_size, self.in_chans)
 
@@ -206,32 +230,45 @@ def make_pairs(
     """
     maker = PairMaker(source.to("cpu"), max_shift, pad)
     base = torch.arange(len(source))
-    others = maker.others(base)
-    check_range("per_image", per_image, low=1, high=max(int(others.min()) // 2, 1))
+    num_partners = maker.others(base)
+    check_range("per_image", per_image, low=1, high=max(int(num_partners.min()) // 2, 1))
 
     random = np.random.RandomState(seed)
-    ranks = _draw_distinct(random, others.numpy(), per_image)
+    ranks = torch.from_numpy(_draw_distinct(random, num_partners.numpy(), per_image))
     base = base.repeat_interleave(per_image)
-    chosen = torch.stack([base, maker.partner(base, torch.from_numpy(ranks).flatten())], dim=1)
+    pairs = torch.stack([base, maker.partner(base, ranks.flatten())], dim=1)
 
+    # One shift for an image in all of its composites, and one for each of its partners.
     shifts = random.randint(-max_shift, max_shift + 1, (len(source), per_image + 1, 2))
     first = np.repeat(shifts[:, :1], per_image, axis=1)
     moves = torch.from_numpy(np.stack([first, shifts[:, 1:]], axis=2).reshape(-1, 2, 2))
-    chunks = zip(chosen.split(CHUNK), moves.split(CHUNK), strict=True)
+
+    images = []
+    for pairs_chunk, moves_chunk in zip(pairs.split(CHUNK), moves.split(CHUNK), strict=True):
+        images.append(maker.overlay(pairs_chunk, moves_chunk).images)
     return PairSet(
-        torch.cat([maker.overlay(*chunk).images for chunk in chunks]),
-        maker.source.labels[chosen],
+        torch.cat(images),
+        maker.source.labels[pairs],
         source.classes,
         name or f"multi-{source.name}",
         maker=maker,
-        chosen=chosen,
+        chosen=pairs,
         moves=moves,
         seed=seed,
     )
 
 
 def _draw_distinct(random: np.random.RandomState, limits: np.ndarray, count: int) -> np.ndarray:
-    """`[n, count]`: in each row, `count` different numbers from 0 to its limit - 1."""
+    """Rows of different random numbers.
+
+    Args:
+        random: draws them.
+        limits: `[n]`; a row has numbers from 0 to its limit - 1.
+        count: of numbers in a row.
+
+    Returns:
+        `[n, count]`.
+    """
     highs = np.broadcast_to(limits[:, None], (len(limits), count))
     numbers = random.randint(0, highs)
     while True:
@@ -258,9 +295,11 @@ def _make_masked(source: ImageSet, split: str) -> MaskedSet:
     masks = torch.empty((len(pairs), *pairs.img_size), dtype=torch.uint8)
     for index in torch.arange(len(pairs)).split(CHUNK):
         ink, brighter = pairs.singles(index).amax(dim=2).max(dim=1)
-        classes = 1 + pairs.labels[index].gather(1, brighter.flatten(1)).view_as(brighter)
-        masks[index] = (classes * (ink >= INK)).to(torch.uint8)
-    return MaskedSet.of(pairs.images, masks, ("background", *source.classes), pairs.name)
+        labels = pairs.labels[index].gather(1, brighter.flatten(1)).view_as(brighter)
+        is_ink = ink >= INK
+        masks[index] = ((1 + labels) * is_ink).to(torch.uint8)
+    classes = ("background", *source.classes)
+    return MaskedSet.of(pairs.images, masks, classes, pairs.name)
 
 
 for _base, _title in (
@@ -268,9 +307,9 @@ for _base, _title in (
     (DIGITS, "pairs of the package's digits"),
     (FASHION, "pairs of Fashion-MNIST's articles"),
 ):
-    _height, _width = (side + 2 * SHIFT for side in _base.image_shape[1:])
+    _, _height, _width = _base.image_shape
     _changes = {
-        "image_shape": (1, _height, _width),
+        "image_shape": (1, _height + 2 * SHIFT, _width + 2 * SHIFT),
         "train": _base.train * PER_IMAGE["train"],
         "test": _base.test * PER_IMAGE["test"],
     }

@@ -73,26 +73,35 @@ def place_images(
     """
     # A canvas is a window of an image with a black margin that all windows lie in.
     room = corners.new_tensor(size) - corners.new_tensor(images.shape[2:])
-    margin = int(torch.cat([corners, room - corners, corners.new_zeros(1, 2)]).max())
-    return windows_at(F.pad(images, (margin,) * 4), size, *(margin - corners).unbind(dim=1))
+    overhang = torch.cat([corners, room - corners, corners.new_zeros(1, 2)])
+    margin = int(overhang.max())
+    padded = F.pad(images, (margin,) * 4)
+    top, left = (margin - corners).unbind(dim=1)
+    return windows_at(padded, size, top, left)
 
 
 def placed(
     source: ImageSet, size: int = 40, *, seed: int = 0, name: str | None = None
 ) -> PlacedSet:
-    """A set with each image at a random place of a canvas of `size` × `size` black pixels.
+    """A set with each image at a random place of a black canvas.
 
-    The same seed, 0 or more, gives the same places on every machine.
+    Args:
+        source: the images.
+        size: sides of the canvas in pixels.
+        seed: 0 or more; gives the same places on every machine.
+        name: by default "placed-" and the source's.
+
+    Returns:
+        The set, with the factors "top" and "left" of its images beside the source's.
 
     Raises:
         ValueError: for a canvas smaller than the images.
     """
     check_range("size", size, low=max(source.img_size))
     random = np.random.RandomState(seed)
-    tops, lefts = (
-        torch.from_numpy(random.randint(0, size - side + 1, len(source)))
-        for side in source.img_size
-    )
+    height, width = source.img_size
+    tops = torch.from_numpy(random.randint(0, size - height + 1, len(source)))
+    lefts = torch.from_numpy(random.randint(0, size - width + 1, len(source)))
     corners = torch.stack([tops, lefts], dim=1).to(source.images.device)
     return PlacedSet(
         place_images(source.images, (size, size), corners),
@@ -134,8 +143,10 @@ def affine_copies(
         raise DataError(f"{source.name}: expected uint8 images of one channel, got {source!r}")
     random = np.random.RandomState(seed)
     original = torch.arange(len(source)).repeat_interleave(copies)
-    chunks = [_copy_chunk(source, index, size, random) for index in original.split(CHUNK)]
-    images, amounts = map(torch.cat, zip(*chunks, strict=True))
+    images = torch.empty(len(original), 1, size, size, dtype=torch.uint8)
+    amounts = torch.empty(len(original), len(FACTORS))
+    for index in torch.arange(len(original)).split(CHUNK):
+        images[index], amounts[index] = _copy_chunk(source, original[index], size, random)
     factors = dict(zip(FACTORS, amounts.unbind(dim=1), strict=True))
     return ImageSet(
         images,
@@ -150,7 +161,17 @@ def affine_copies(
 def _copy_chunk(
     source: ImageSet, index: Tensor, size: int, random: np.random.RandomState
 ) -> tuple[UInt8[Tensor, "batch 1 size size"], Float[Tensor, "batch 6"]]:
-    """Copies of the images at `index`, and their factors in the order of `FACTORS`."""
+    """Transformed copies of some images.
+
+    Args:
+        source: the images.
+        index: `[batch]`, which of them.
+        size: sides of the canvas in pixels.
+        random: draws transformations and places.
+
+    Returns:
+        The copies, and their factors in the order of `FACTORS`.
+    """
     originals = source.images[index.to(source.images.device)].cpu().float()
     images = torch.zeros(len(index), 1, size, size, dtype=torch.uint8)
     amounts = torch.zeros(len(index), len(FACTORS))
@@ -160,11 +181,13 @@ def _copy_chunk(
         pixels = _warp(originals[pending], warps)
         ink_corners, ink_sizes = _ink_boxes(pixels)
         fits = (ink_sizes <= size).all(dim=1)
+
+        # What fits goes to a random place, by the corner of its ink.
         free = size - ink_sizes[fits]
         corners = torch.from_numpy(random.randint(0, free.numpy() + 1))
-        done = pending[fits]
-        images[done] = place_images(pixels[fits], (size, size), corners - ink_corners[fits])
-        amounts[done] = torch.cat([warps[fits], corners.float()], dim=1)
+        rows = pending[fits]
+        images[rows] = place_images(pixels[fits], (size, size), corners - ink_corners[fits])
+        amounts[rows] = torch.cat([warps[fits], corners.float()], dim=1)
         pending = pending[~fits]
         if not len(pending):
             return images, amounts
@@ -179,16 +202,21 @@ def _warp(images: Tensor, warps: Tensor) -> UInt8[Tensor, "batch 1 side side"]:
         images: `[batch, 1, height, width]`.
         warps: `[batch, 4]`: rotation in degrees, shear, both scales.
     """
-    inverse = inverse_map(warps[:, 0] * (math.pi / 180), *warps[:, 1:].unbind(dim=1))
+    degrees, shear, scale_x, scale_y = warps.unbind(dim=1)
+    inverse = inverse_map(degrees * (math.pi / 180), shear, scale_x, scale_y)
     height, width = images.shape[2:]
     side = 2 * max(height, width)
     along = torch.arange(side) - (side - 1) / 2
     points = torch.stack(torch.meshgrid(along, along, indexing="xy"), dim=-1)  # (x, y) in pixels
-    sources = torch.einsum("bij,yxj->byxi", inverse, points) * (2 / torch.tensor([width, height]))
-    moved = F.grid_sample(
-        images, sources, mode="bilinear", padding_mode="zeros", align_corners=False
+    sources = torch.einsum("bij,yxj->byxi", inverse, points)
+    warped = F.grid_sample(
+        images,
+        sources * (2 / torch.tensor([width, height])),
+        mode="bilinear",
+        padding_mode="zeros",
+        align_corners=False,
     )
-    return moved.round().clamp(0, 255).to(torch.uint8)
+    return warped.round().clamp(0, 255).to(torch.uint8)
 
 
 def _ink_boxes(images: Tensor) -> tuple[Int64[Tensor, "batch 2"], Int64[Tensor, "batch 2"]]:

@@ -1,4 +1,7 @@
-"""Synthetic planes as sets of points: an elliptic fuselage, swept wings and a tail, nose to the right."""
+"""Synthetic planes as sets of points: an elliptic fuselage, swept wings and a tail.
+
+The nose is to the right.
+"""
 
 from pathlib import Path
 
@@ -12,8 +15,8 @@ COUNTS = {"train": 512, "test": 64}
 POINTS = 256
 # Ends of uniform distributions, of the wings and of the tail: front of the root, its chord, chord
 # of the tip, span to one side, sweep. The fuselage is from -1 to 1.
-WINGS = ((0.2, 0.5), (0.35, 0.6), (0.1, 0.25), (0.6, 1.0), (0.2, 0.6))
-TAIL = ((-0.75, -0.65), (0.2, 0.3), (0.08, 0.15), (0.25, 0.4), (0.1, 0.25))
+WINGS = np.array([(0.2, 0.5), (0.35, 0.6), (0.1, 0.25), (0.6, 1.0), (0.2, 0.6)])
+TAIL = np.array([(-0.75, -0.65), (0.2, 0.3), (0.08, 0.15), (0.25, 0.4), (0.1, 0.25)])
 
 
 def make_planes(count: int, points: int = POINTS, *, seed: int = 0) -> PointSet:
@@ -30,28 +33,40 @@ def make_planes(count: int, points: int = POINTS, *, seed: int = 0) -> PointSet:
     check_range("count", count, low=1)
     check_range("points", points, low=2)
     random = np.random.RandomState(seed)
-    planes = np.stack([_make_plane(points, random) for _ in range(count)])
+    planes = np.empty((count, points, 2))
+    for plane in planes:
+        plane[:] = _make_plane(points, random)
     return PointSet.of(standardized_points("planes", planes), "planes", "plane")
 
 
 def _make_plane(points: int, random: np.random.RandomState) -> np.ndarray:
+    """Points `[points, 2]`, as many on each part as its area asks for."""
     width = random.uniform(0.08, 0.14)
-    surfaces = [random.uniform(*np.transpose(ends)) for ends in (WINGS, TAIL)]
-    areas = [np.pi * width]
-    for _, root, tip, span, _ in surfaces:
-        areas.append(span * (root + tip))
-    fuselage, *counts = random.multinomial(points, areas / np.sum(areas))
+    wings = random.uniform(WINGS[:, 0], WINGS[:, 1])
+    tail = random.uniform(TAIL[:, 0], TAIL[:, 1])
+    areas = np.array([np.pi * width, _area(wings), _area(tail)])
+    counts = random.multinomial(points, areas / areas.sum())
 
-    turn = random.uniform(0, 2 * np.pi, fuselage)
-    radius = np.sqrt(random.uniform(size=fuselage))
-    parts = [np.stack([radius * np.cos(turn), width * radius * np.sin(turn)], axis=1)]
-    for (front, root, tip, span, sweep), count in zip(surfaces, counts, strict=True):
+    turn = random.uniform(0, 2 * np.pi, counts[0])
+    radius = np.sqrt(random.uniform(size=counts[0]))
+    x = radius * np.cos(turn)
+    y = width * radius * np.sin(turn)
+    parts = [np.stack([x, y], axis=1)]
+    for surface, count in ((wings, counts[1]), (tail, counts[2])):
+        front, root, tip, span, sweep = surface
         out = random.uniform(size=count)
         side = random.choice([-1.0, 1.0], size=count)
         back = random.uniform(size=count)
-        x = front - sweep * out - back * (root + (tip - root) * out)
-        parts.append(np.stack([x, side * span * out], axis=1))
+        chord = root + (tip - root) * out
+        x = front - sweep * out - back * chord
+        y = side * span * out
+        parts.append(np.stack([x, y], axis=1))
     return np.concatenate(parts)
+
+
+def _area(surface: np.ndarray) -> float:
+    _, root, tip, span, _ = surface
+    return float(span * (root + tip))
 
 
 INFO = DatasetInfo(

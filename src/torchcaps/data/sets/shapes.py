@@ -38,9 +38,13 @@ def render_shapes(count: int, size: int = SIDE, *, seed: int = 0) -> MaskedSet:
     """
     check_range("count", count, low=1)
     check_range("size", size, low=16)
-    scenes = [_render_scene(np.random.RandomState([seed, k]), size) for k in range(count)]
-    images, masks = (torch.from_numpy(np.stack(parts)) for parts in zip(*scenes, strict=True))
-    return MaskedSet.of(images.unsqueeze(1), masks, CLASSES, "shapes")
+    images = torch.empty(count, 1, size, size, dtype=torch.uint8)
+    masks = torch.empty(count, size, size, dtype=torch.uint8)
+    for k in range(count):
+        image, mask = _render_scene(np.random.RandomState([seed, k]), size)
+        images[k, 0] = torch.from_numpy(image)
+        masks[k] = torch.from_numpy(mask)
+    return MaskedSet.of(images, masks, CLASSES, "shapes")
 
 
 def _render_scene(
@@ -49,22 +53,25 @@ def _render_scene(
     """An image and its mask, `[size, size]` each."""
     along = (np.arange(size * FINE) + 0.5) / (size * FINE)
     y, x = np.meshgrid(along, along, indexing="ij")
-    slope = random.uniform(-30, 30, 2)
-    light = 128 + random.uniform(-60, 60) + slope[0] * (x - 0.5) + slope[1] * (y - 0.5)
+    slope_x, slope_y = random.uniform(-30, 30, 2)
+    light = 128 + random.uniform(-60, 60)
+    light = light + slope_x * (x - 0.5) + slope_y * (y - 0.5)
     mask = np.zeros(light.shape, dtype=np.uint8)
     levels = [light.mean()]
     for _ in range(random.randint(2, 5)):
         kind = random.randint(1, len(CLASSES))
         is_inside = _draw_shape(kind, x, y, random)
         candidates = random.uniform(10, 245, TRIES)
-        distances = np.abs(candidates - np.array(levels)[:, None]).min(axis=0)
-        levels.append(candidates[distances.argmax()])
+        differences = np.abs(np.subtract.outer(levels, candidates))
+        most_distinct = differences.min(axis=0).argmax()
+        levels.append(candidates[most_distinct])
         light[is_inside] = levels[-1]
         mask[is_inside] = kind
     pixels = light.reshape(size, FINE, size, FINE).mean(axis=(1, 3))
     pixels = pixels + random.normal(0, NOISE, (size, size))
+    image = pixels.round().clip(0, 255).astype(np.uint8)
     middle = slice(FINE // 2, None, FINE)
-    return pixels.round().clip(0, 255).astype(np.uint8), mask[middle, middle].copy()
+    return image, mask[middle, middle].copy()
 
 
 def _draw_shape(
@@ -78,10 +85,15 @@ def _draw_shape(
     y = y - center[1]
     if CLASSES[kind] == "disc":
         return x * x + y * y < radius * radius
-    corners, reach = (4, 0.886) if CLASSES[kind] == "square" else (3, 0.778)
+    num_corners = 4
+    reach = 0.886 * radius  # from the center to a side
+    if CLASSES[kind] == "triangle":
+        num_corners = 3
+        reach = 0.778 * radius
     is_inside = np.ones(x.shape, dtype=bool)
-    for angle in turn + 2 * np.pi * np.arange(corners) / corners:
-        is_inside &= x * np.cos(angle) + y * np.sin(angle) < reach * radius
+    for angle in turn + 2 * np.pi * np.arange(num_corners) / num_corners:
+        distance = x * np.cos(angle) + y * np.sin(angle)
+        is_inside &= distance < reach
     return is_inside
 
 

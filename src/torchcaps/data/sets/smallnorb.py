@@ -124,11 +124,14 @@ def matrix_bytes(array: np.ndarray) -> bytes:
 
 
 def _find_file(folder: Path, split: str, kind: str, stem: str = ANY) -> Path | None:
+    """The file of a kind ("dat", "cat", "info"), or None."""
     return plain_or_packed(folder, PATTERNS[split].format(stem, kind))
 
 
 def _holds(folder: Path, stem: str = ANY) -> bool:
-    return any(_find_file(folder, split, "dat", stem) for split in PATTERNS)
+    """Whether a folder has photographs of a split."""
+    train = _find_file(folder, "train", "dat", stem)
+    return train is not None or _find_file(folder, "test", "dat", stem) is not None
 
 
 def read_norb(
@@ -189,11 +192,14 @@ def read_norb(
     if eyes == "each":
         pixels = pixels.reshape(-1, 1, *pixels.shape[2:])
         labels = labels.repeat_interleave(num_eyes)
-        factors = {kind: known.repeat_interleave(num_eyes) for kind, known in factors.items()}
+        for factor in FACTORS:
+            factors[factor] = factors[factor].repeat_interleave(num_eyes)
         factors["eye"] = torch.arange(num_eyes).repeat(count)
     if halve and pixels.shape[2:] == (96, 96):
-        starts = range(0, len(pixels), CHUNK)
-        pixels = np.concatenate([_halve(pixels[start : start + CHUNK]) for start in starts])
+        halves = np.empty((*pixels.shape[:2], 48, 48), np.uint8)
+        for start in range(0, len(pixels), CHUNK):
+            halves[start : start + CHUNK] = _halve(pixels[start : start + CHUNK])
+        pixels = halves
     images = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
     return ImageSet(images, labels, INFO.classes, name, factors, group="instance")
 
@@ -234,8 +240,9 @@ def split_views(images: ImageSet, by: str) -> Views:
     if is_familiar.all() or not is_familiar.any():
         side = "familiar" if is_familiar.all() else "novel"
         raise DataError(f"{images.name}: all of its images are {side} by {by}")
-    sides = (is_familiar, ~is_familiar)
-    return Views(*(images.subset(side.nonzero().flatten()) for side in sides))
+    familiar = is_familiar.nonzero().flatten()
+    novel = (~is_familiar).nonzero().flatten()
+    return Views(images.subset(familiar), images.subset(novel))
 
 
 def register_norb(info: DatasetInfo) -> None:

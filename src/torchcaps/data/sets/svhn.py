@@ -67,7 +67,7 @@ def read_svhn(path: str | Path, name: str = "svhn", budget: MemoryBudget | None 
 register_directory_format(
     INFO,
     "a folder of SVHN's *_32x32.mat",
-    lambda folder: any((folder / file).is_file() for file in INFO.sha256),
+    lambda folder: any(map(Path.is_file, map(folder.joinpath, INFO.sha256))),
     lambda folder, request, name: read_svhn(
         folder / f"{request.split}_32x32.mat", name, request.budget
     ),

@@ -79,24 +79,32 @@ def render_synthnorb(
         for j, elevation in enumerate(elevations):
             for k, azimuth in enumerate(azimuths):
                 for eye, offset in enumerate(offsets):
-                    angles = (30 + 5 * elevation, 10.0 * azimuth + offset)
-                    photographs = photograph(body, *angles, lamps, size=size, albedo=albedo)
-                    views[i, j, k, :, eye] = photographs
+                    views[i, j, k, :, eye] = photograph(
+                        body,
+                        30 + 5 * elevation,
+                        10.0 * azimuth + offset,
+                        lamps,
+                        size=size,
+                        albedo=albedo,
+                    )
         if progress:
             progress(f"synthnorb {split}", (i + 1) * len(images) // len(views), len(images))
 
     # Shuffled, with the categories in turn.
     random = np.random.RandomState(seed)
-    unordered = codes[:, 0].numpy()
-    places = [random.permutation(np.flatnonzero(unordered == category)) for category in categories]
+    places = []
+    for category in categories:
+        images_of_category = np.flatnonzero(codes[:, 0].numpy() == category)
+        places.append(random.permutation(images_of_category))
     order = torch.from_numpy(np.stack(places, axis=1).reshape(-1))
-    labels, *factors = codes[order].unbind(dim=1)
+    codes = codes[order]
+    factors = dict(zip(FACTORS, codes[:, 1:].unbind(dim=1), strict=True))
     return ImageSet(
         images[order],
-        labels,
+        codes[:, 0],
         SMALLNORB.classes,
         "synthnorb",
-        dict(zip(FACTORS, factors, strict=True)),
+        factors,
         group="instance",
     )
 
@@ -133,9 +141,9 @@ INFO = replace(
     license="Apache-2.0, rendered by this package",
     source="torchcaps.data.render_synthnorb",
     # Rounding differs between processors, so that no digest holds everywhere.
-    sha256={
-        f"{stem}-{kind}.mat": None for stem in STEMS.values() for kind in ("dat", "cat", "info")
-    },
+    sha256=dict.fromkeys(
+        f"{stem}-{kind}.mat" for stem in STEMS.values() for kind in ("dat", "cat", "info")
+    ),
     sources=(Rendering(write_synthnorb, "rendering"),),
 )
 
