@@ -66,9 +66,9 @@ def answer_all(queue, requests):
     async def ask():
         tasks = []
         with busy(queue):
-            for stream, argument, *together in requests:
-                function = answer_batch if together else answer
-                run = queue.run(function, argument, stream, together=bool(together))
+            for stream, argument, *batched in requests:
+                function = answer_batch if batched else answer
+                run = queue.run(function, argument, stream, batched=bool(batched))
                 tasks.append(asyncio.create_task(run))
                 await asyncio.sleep(0)  # it lines up
         return await asyncio.gather(*tasks, return_exceptions=True)
@@ -99,7 +99,7 @@ def test_a_full_queue_refuses_newcomers_but_not_those_who_wait_in_it(monkeypatch
 
 
 def test_what_one_pass_can_answer_leaves_the_queue_together(monkeypatch):
-    monkeypatch.setattr(worker, "MAX_TOGETHER", 3)
+    monkeypatch.setattr(worker, "MAX_BATCH", 3)
     requests = [(str(k), "a", True) for k in range(5)]
     answers, passes = answer_all(Worker(), [*requests, ("x", "b"), ("y", "c", True)])
     assert answers == ["A"] * 5 + ["B", "C"]

@@ -9,7 +9,7 @@ import inspect
 import ipaddress
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from torchcaps.explorer.worker import Superseded, Worker
 MAX_FILE = 8_000_000  # bytes of an image file
 MAX_FILES = 8  # in memory
 MAX_TEXT = 4096  # bytes of a JSON body beside its pictures and poses
+NUMBER = 26  # bytes of a number in JSON, at most
 MAX_NAME = 64  # characters of a stream's name
 BODY_SECONDS = 10.0  # in which the body of a request must have come
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
@@ -82,10 +83,7 @@ def make_app(
         hosts: names of this server in a Host header.
     """
     api = Api(sessions, worker or Worker())
-    scripts = [Path(inspect.getfile(view)) for view in VIEWS.values() if view.title]
-    paths = [*STATIC.iterdir(), *(script.with_suffix(".js") for script in scripts)]
-    contents = {path.name: path.read_bytes() for path in paths}
-    contents[""] = contents.pop("index.html")
+    contents = _read_static_files()
 
     async def static(request: HTTPRequest) -> Response:
         name = request.path_params.get("name", "")
@@ -101,6 +99,7 @@ def make_app(
         response.headers.update(HEADERS)
         return response
 
+    allowed_hosts = ["*"] if token else list(hosts)
     app = Starlette(
         routes=[
             Route("/", static),
@@ -109,12 +108,21 @@ def make_app(
             Route("/api/picture", api.picture, methods=["POST"]),
             Route("/api/{name}", api.answer, methods=["POST"]),
         ],
-        middleware=[
-            Middleware(TrustedHostMiddleware, allowed_hosts=["*"] if token else list(hosts))
-        ],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=allowed_hosts)],
         exception_handlers=dict.fromkeys(REFUSED, refuse),
     )
     return BaseHTTPMiddleware(app, guard)
+
+
+def _read_static_files() -> dict[str, bytes]:
+    """The page's files by name, "" for the page itself, and a script for each tab."""
+    paths = list(STATIC.iterdir())
+    for view in VIEWS.values():
+        if view.title:
+            paths.append(Path(inspect.getfile(view)).with_suffix(".js"))
+    contents = {path.name: path.read_bytes() for path in paths}
+    contents[""] = contents.pop("index.html")
+    return contents
 
 
 def _reason_to_refuse(request: HTTPRequest, token: str) -> str:
@@ -138,13 +146,15 @@ class Api:
         self.sessions = sessions
         self.worker = worker
         self.files = 0
-        self.functions = {
-            name: partial(_answer_batch if view.batched else _answer, name)
-            for name, view in VIEWS.items()
-        }
-        pictures = 2 * (4 * (math.prod(sessions[0].shape) + 3) // 3)
-        longest = max(session.pose_dim + 1 for session in sessions)
-        self.max_body = MAX_TEXT + pictures + 26 * Session.MAX_DECODED * longest
+        self.functions: dict[str, Callable[..., Any]] = {}
+        for name, view in VIEWS.items():
+            function = _answer_batch if view.batched else _answer
+            self.functions[name] = partial(function, name)
+
+        # Two pictures as base64, and as many poses as are decoded at once.
+        picture = 4 * (math.prod(sessions[0].shape) + 3) // 3
+        pose = NUMBER * max(session.pose_dim + 1 for session in sessions)
+        self.max_body = MAX_TEXT + 2 * picture + Session.MAX_DECODED * pose
 
     async def describe(self, _: HTTPRequest) -> Response:
         """The models, and the views that there are of each."""
@@ -160,9 +170,10 @@ class Api:
             detail = f"x-stream: expected at most {MAX_NAME} characters, got {len(stream)}"
             raise HTTPException(400, detail)
         request = Request(await read_body(http, self.max_body), self.sessions)
-        work = self.worker.run(self.functions[name], request, stream, together=VIEWS[name].batched)
+        function = self.functions[name]
         try:
-            return JSONResponse(await work)
+            answer = await self.worker.run(function, request, stream, batched=VIEWS[name].batched)
+            return JSONResponse(answer)
         except Superseded:
             return JSONResponse({"superseded": True})
 
@@ -174,27 +185,37 @@ class Api:
         self.files += 1
         try:
             read = partial(read_picture, preprocess=self.sessions[0].preprocess)
-            image = await self.worker.run(read, await read_body(http, MAX_FILE))
+            file = await read_body(http, MAX_FILE)
+            image = await self.worker.run(read, file)
         finally:
             self.files -= 1
         return JSONResponse({"image": as_base64(image)})
 
 
 def _answer(name: str, request: Request) -> dict[str, Any]:
+    """The answer of a view, by its name."""
     return request.session.view(name).answer(request)
 
 
 def _answer_batch(name: str, requests: Sequence[Request]) -> list[dict[str, Any]]:
     """One pass of each model that the requests are about."""
+    batches: dict[Session, list[Request]] = {}
+    for request in requests:
+        batches.setdefault(request.session, []).append(request)
     answers: dict[Request, dict[str, Any]] = {}
-    for session in {request.session: None for request in requests}:
-        batch = [request for request in requests if request.session is session]
-        answers.update(zip(batch, session.view(name).answer_batch(batch), strict=True))
+    for session, batch in batches.items():
+        batch_answers = session.view(name).answer_batch(batch)
+        answers.update(zip(batch, batch_answers, strict=True))
     return [answers[request] for request in requests]
 
 
 async def read_body(request: HTTPRequest, limit: int) -> bytes:
-    """The body of a request, of at most `limit` bytes that come in `BODY_SECONDS`."""
+    """The body of a request.
+
+    Raises:
+        HTTPException: (413) for more than `limit` bytes, (408) for a body that has not come in
+            `BODY_SECONDS`.
+    """
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):

@@ -46,7 +46,9 @@ def explore(
     """
     from torchcaps.explorer.server import serve
 
-    runs = [Path(path) for path in (run or weights_file(), other) if path is not None]
+    runs = [Path(run or weights_file())]
+    if other is not None:
+        runs.append(Path(other))
     names = unique_suffixes(runs) if run else [path.stem for path in runs]
     sessions = []
     for path, name in zip(runs, names, strict=True):

@@ -1,4 +1,7 @@
-"""Pictures as the page has them: bytes `[channels, height, width]`, read from a file, moved, laid over one another."""
+"""Pictures as the page has them: bytes `[channels, height, width]`.
+
+They are read from a file, moved, and laid over one another.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,18 @@ Picture = UInt8[Tensor, "channels height width"]
 
 @dataclass(frozen=True)
 class Motion:
-    """A change of an image about its center: resized, then turned clockwise, then moved by pixels.
+    """A change of an image about its center: resized, then turned, then moved.
 
-    `LIMITS` has the range of each amount, and `changing` names the one that a sweep changes.
-    Raises ValueError for others.
+    Attributes:
+        degrees: of the rotation, clockwise.
+        scale: factor of its size.
+        right: pixels by which it is moved to the right.
+        down: pixels by which it is moved down.
+        changing: name of the amount that a sweep changes.
+        LIMITS: range of each amount.
+
+    Raises:
+        ValueError: for an amount out of range, or another name.
     """
 
     degrees: float = 0.0
@@ -47,14 +58,19 @@ class Motion:
         check_known("motion", self.changing, self.LIMITS)
 
     def at(self, value: float) -> Self:
-        """The same with another amount of what changes."""
+        """The same motion with another amount of what changes."""
         return replace(self, **cast(Any, {self.changing: value}))
 
 
 def read_picture(file: bytes, preprocess: Preprocess) -> Picture:
     """Decode an image file for a model; gray, in every channel, unless the model takes 1 or 3.
 
-    Raises DataError for what is no image of the kinds in `FORMATS`, or has more than `MAX_PIXELS`.
+    Args:
+        file: its bytes.
+        preprocess: of the model.
+
+    Raises:
+        DataError: for what is no image of the kinds in `FORMATS`, or has more than `MAX_PIXELS`.
     """
     with opened(file, "image") as image:  # its header alone: nothing is decoded yet
         if image.format not in FORMATS:
@@ -69,21 +85,30 @@ def read_picture(file: bytes, preprocess: Preprocess) -> Picture:
 
 
 def move(image: Picture, motion: Motion) -> Picture:
-    """The image `[channels, height, width]` after this motion; what comes in from outside is black."""
-    moved = transform_images(
+    """The image after this motion; black comes in from outside."""
+    pixels = transform_images(
         image.unsqueeze(0).float(),
         rotation=motion.degrees,
         scale=100 * motion.scale,
         shift=(motion.right, motion.down),
     )
-    return moved[0].round().clamp(0, 255).to(image.dtype)
+    return pixels[0].round().clamp(0, 255).to(image.dtype)
 
 
 def overlay(first: Picture, second: Picture, right: float = 0, down: float = 0) -> Picture:
-    """The sum of two images, at most white; the second is moved by `right` and `down` pixels.
+    """The sum of two images, at most white.
 
-    Raises ValueError for images of unequal shapes, or a move of more than a picture.
+    Args:
+        first: an image.
+        second: another one, of the same shape.
+        right: pixels by which the second is moved to the right.
+        down: pixels by which the second is moved down.
+
+    Raises:
+        ValueError: for images of unequal shapes, or a move that is too large.
     """
-    check_shape("second", second, AXES, **dict(zip(AXES, first.shape, strict=True)))
-    moved = move(second, Motion(right=right, down=down))
-    return (first.int() + moved.int()).clamp_(max=255).to(torch.uint8)
+    sizes = dict(zip(AXES, first.shape, strict=True))
+    check_shape("second", second, AXES, **sizes)
+    second = move(second, Motion(right=right, down=down))
+    brightness = first.int() + second.int()
+    return brightness.clamp(max=255).to(torch.uint8)

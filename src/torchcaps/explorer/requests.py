@@ -1,4 +1,4 @@
-"""The values of a request, each checked when it is asked for; numbers and pictures as JSON has them.
+"""The values of a request, each checked when it is asked for.
 
 Pictures are base64 of their bytes, row by row, the channels of a pixel together.
 """
@@ -38,7 +38,14 @@ class Request:
     def integer(
         self, name: str, low: int = 0, high: int = 2**31, default: int | None = None
     ) -> int:
-        """A whole number."""
+        """A whole number.
+
+        Args:
+            name: of the value.
+            low: the smallest that is allowed.
+            high: the largest that is allowed.
+            default: where there is no value.
+        """
         number = self.values.get(name, default)
         if type(number) is not int or not low <= number <= high:
             raise ArgumentError(name, f"expected a whole number from {low} to {high}")
@@ -72,7 +79,7 @@ class Request:
     def classes(self) -> list[int]:
         """Capsules to decode, as "classes"; by default none."""
         classes = self.values.get("classes", [])
-        if not isinstance(classes, list) or any(type(label) is not int for label in classes):
+        if not isinstance(classes, list) or not set(map(type, classes)) <= {int}:
             raise ArgumentError("classes", "expected a list of whole numbers")
         return classes
 
@@ -89,8 +96,10 @@ class Request:
         if not isinstance(values, dict):
             raise ArgumentError("motion", "expected an object")
         changing = values.get("changing", Motion.changing)
-        amounts = {name: values.get(name, getattr(Motion, name)) for name in Motion.LIMITS}
-        if not {type(amount) for amount in amounts.values()} <= {int, float}:
+        amounts = {}
+        for name in Motion.LIMITS:
+            amounts[name] = values.get(name, getattr(Motion, name))
+        if not set(map(type, amounts.values())) <= {int, float}:
             raise ArgumentError("motion", f"expected numbers for {', '.join(amounts)}")
         return Motion(**amounts, changing=str(changing))
 
@@ -107,7 +116,7 @@ class Request:
         array = np.frombuffer(pixels, dtype=np.uint8).reshape(height, width, channels)
         return self.session.fit(torch.from_numpy(array.transpose(2, 0, 1).copy()))
 
-    def moved_image(self) -> Picture:
+    def transformed_image(self) -> Picture:
         """The picture after the motion."""
         image = self.image()
         return move(image, self.motion()) if "motion" in self.values else image
@@ -131,18 +140,21 @@ def parse_object(body: bytes) -> Mapping[str, Any]:
 def as_base64(image: Tensor) -> str:
     """A picture for an answer; floats in [0, 1] are rounded to bytes."""
     if image.dtype != torch.uint8:
-        image = _check_finite(image).mul(255).round().clamp(0, 255).to(torch.uint8)
-    return base64.b64encode(image.permute(1, 2, 0).contiguous().numpy().tobytes()).decode()
+        _check_finite(image)
+        image = image.mul(255).round().clamp(0, 255).to(torch.uint8)
+    pixels = image.permute(1, 2, 0).contiguous().numpy()
+    return base64.b64encode(pixels.tobytes()).decode()
 
 
 def as_lists(values: Tensor | None) -> Any:
     """Nested lists of numbers with five digits; None for None."""
     if values is None:
         return None
-    return np.round(_check_finite(values).double().cpu().numpy(), 5).tolist()
+    _check_finite(values)
+    return np.round(values.double().cpu().numpy(), 5).tolist()
 
 
-def _check_finite(values: Tensor) -> Tensor:
+def _check_finite(values: Tensor) -> None:
+    """Raise ValueError where a value is NaN or infinite."""
     if not torch.isfinite(values).all():
         raise ValueError("this model gives values that are not finite; its training failed")
-    return values

@@ -31,20 +31,28 @@ MAX_CONNECTIONS = 256  # a browser opens up to six
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A listening socket on this port, or the next free one.
+    """A listening socket.
 
-    Raises RunError for a foreign address, or no free port.
+    Args:
+        host: an address of this machine, or a name of it.
+        port: the first to try; the first free one of `PORTS` is taken. 0 takes any.
+
+    Raises:
+        RunError: for a foreign address, or no free port.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise RunError(f"--host {host}: is no address ({error.strerror})") from error
-    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-    for free in range(port, min(port + (PORTS if port else 1), 65536)):
-        place = (str(address[0]), free)
+    is_dual_stack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    num_ports = PORTS if port else 1
+    for free in range(port, min(port + num_ports, 65536)):
         try:
             return socket.create_server(
-                place, family=family, backlog=MAX_CONNECTIONS, dualstack_ipv6=both
+                (str(address[0]), free),
+                family=family,
+                backlog=MAX_CONNECTIONS,
+                dualstack_ipv6=is_dual_stack,
             )
         except OSError as error:
             if error.errno != errno.EADDRINUSE:

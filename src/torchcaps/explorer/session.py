@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -87,8 +88,9 @@ class Session:
         self.blank = torch.zeros(self.shape, dtype=torch.uint8)
         self.has_poses = self.spec.pose and not self.spec.is_dense
         self.has_decoder = self.has_poses and self.spec.decoder and "decode" in task.capabilities
-        has_router = any(isinstance(module, RoutedLayer) for module in self.model.modules())
-        self.has_routing = has_router and "routing" in task.capabilities
+        self.has_routing = "routing" in task.capabilities and any(
+            isinstance(module, RoutedLayer) for module in self.model.modules()
+        )
 
         # The first pass compiles what is compiled, so that nobody at the page waits for it.
         activation, pose = self.encode([self.blank])
@@ -96,13 +98,17 @@ class Session:
         self.names = classes if len(classes) == len(numbered) else numbered
         self.pose_dim = 0 if pose is None else pose.shape[-1]
         self.has_labels = task.labeled and 0 < len(classes) == len(numbered)
-        kinds = sorted(VIEWS.values(), key=lambda view: view.order)
-        self.views: dict[str, View] = {
-            kind.name: kind(self) for kind in kinds if not kind.missing(self)
-        }
+        self.views: dict[str, View] = {}
+        for view in sorted(VIEWS.values(), key=attrgetter("order")):
+            if not view.missing(self):
+                self.views[view.name] = view(self)
 
     def view(self, name: str) -> View:
-        """A view by name. Raises ValueError for one that this model or its task is not for."""
+        """A view by name.
+
+        Raises:
+            ValueError: for one that this model or its task is not for.
+        """
         return self.views.get(name) or VIEWS[name](self)
 
     def describe(self) -> dict[str, Any]:
@@ -127,11 +133,22 @@ class Session:
         }
 
     def example(self, index: int) -> tuple[Picture, tuple[int, ...]]:
-        """An image to show the model, and its classes; none where labels have no part in the task."""
+        """An image to show the model, and its classes.
+
+        Args:
+            index: of the image among the examples.
+
+        Returns:
+            The image and its labels; none where labels have no part in the task.
+
+        Raises:
+            ValueError: for no examples, or an index out of range.
+        """
         if self.examples is None:
             raise ArgumentError("examples", "there are none here")
         check_range("index", index, low=0, high=len(self.examples) - 1)
-        image = self.examples.float_images([index])[0].mul(255).round_().to(torch.uint8)
+        image = self.examples.float_images([index])[0]
+        image = image.mul(255).round_().to(torch.uint8)
         labels = self.examples.labels[index].reshape(-1).tolist() if self.has_labels else ()
         return image.cpu(), tuple(labels)
 
@@ -144,7 +161,11 @@ class Session:
         return torch.nonzero((labels == label).any(dim=1)).squeeze(1)
 
     def fit(self, image: Picture) -> Picture:
-        """An image of another model with this one's size and channels; DataError where it cannot."""
+        """An image of another model with this one's size and channels.
+
+        Raises:
+            DataError: where it cannot have these channels.
+        """
         return fit_images(image.unsqueeze(0), self.preprocess.model_size, self.shape[0])[0]
 
     def encode(
@@ -152,7 +173,12 @@ class Session:
     ) -> tuple[Float[Tensor, "n capsules"], Float[Tensor, "n capsules dim"] | None]:
         """Activations and poses; of a model of pixels, the share of each class.
 
-        With `uniform`, every class gets the same share of every child.
+        Args:
+            images: of the session's shape.
+            uniform: give every class the same share of every child.
+
+        Returns:
+            Activations, and poses or None.
         """
         pixels = self.batch(images)
         with evaluating(self.model), self.routed(uniform):
@@ -171,18 +197,26 @@ class Session:
         activation: Float[Tensor, "n capsules"],
         labels: Sequence[int],
     ) -> Float[Tensor, "n channels height width"]:
-        """What the decoder makes of one capsule of each row."""
+        """What the decoder makes of one capsule of each row.
+
+        Args:
+            pose: of all capsules.
+            activation: of all capsules.
+            labels: which capsule of each row is drawn.
+        """
         device = device_of(self.model)
         with evaluating(self.model):
             capsules = Capsules(pose.to(device), activation.to(device))
-            drawn: Tensor = self.model.reconstruct(capsules, torch.tensor(labels, device=device))
-        return drawn.float().cpu()
+            drawings: Tensor = self.model.reconstruct(capsules, torch.tensor(labels, device=device))
+        return drawings.float().cpu()
 
     def batch(self, images: Sequence[Picture]) -> Float[Tensor, "n channels height width"]:
         """Images in [0, 1] on the model's device."""
+        sizes = dict(zip(AXES, self.shape, strict=True))
         for image in images:
-            check_shape("image", image, AXES, **dict(zip(AXES, self.shape, strict=True)))
-        return (torch.stack([*images]).float() / 255).to(device_of(self.model))
+            check_shape("image", image, AXES, **sizes)
+        pixels = torch.stack(list(images)).float() / 255
+        return pixels.to(device_of(self.model))
 
     def routed(self, uniform: bool) -> AbstractContextManager[object]:
         """A block in which the model routes as trained, or with uniform couplings."""
@@ -201,8 +235,9 @@ class Session:
         """What an activation is: the length of a pose, a number of its own, or a probability."""
         if self.spec.activation == "length" and not self.spec.is_dense:
             return "length"
-        has_own = self.spec.is_dense or (self.spec.pose and not self.spec.logits)
-        return "activation" if has_own else "probability"
+        if self.spec.is_dense or (self.spec.pose and not self.spec.logits):
+            return "activation"
+        return "probability"
 
 
 def open_session(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from starlette.exceptions import HTTPException
 
 MAX_WAITING = 64  # requests in the queue
-MAX_TOGETHER = 8  # requests in one pass of a model
+MAX_BATCH = 8  # requests in one pass of a model
 
 
 class Superseded(Exception):
@@ -37,22 +37,22 @@ class Worker:
         argument: object,
         stream: str = "",
         *,
-        together: bool = False,
+        batched: bool = False,
     ) -> Any:
         """What the function returns for one argument, run in the thread.
 
         Args:
-            function: takes the argument; with `together`, the arguments of several requests, and
+            function: takes the argument; if `batched`, the arguments of several requests, and
                 returns a list of answers.
             argument: of this request.
             stream: whose older request this one replaces in the queue; empty for none.
-            together: whether requests of this function leave the queue together.
+            batched: whether requests of this function leave the queue together.
 
         Raises:
             Superseded: if a newer request of the stream came while this one waited.
             HTTPException: (503) if the queue is full, or the server stops.
         """
-        job = _Job(function, argument, together, Future())
+        job = _Job(function, argument, batched, Future())
         self._enqueue(stream or object(), job)
         return await asyncio.wrap_future(job.future)
 
@@ -60,7 +60,7 @@ class Worker:
         """Refuse all requests, also those under way; what is under way ends by itself."""
         with self._lock:
             self._closed = True
-            for job in (*self._waiting.values(), *self._running):
+            for job in self._running + list(self._waiting.values()):
                 _settle(job.future, HTTPException(503, "the server is stopping"))
             self._waiting.clear()
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -80,13 +80,7 @@ class Worker:
     def _answer_first(self) -> None:
         """In the thread: answer the first of the queue, and those that go together with it."""
         with self._lock:
-            streams = list(self._waiting)[:1]
-            if streams and self._waiting[streams[0]].together:
-                function = self._waiting[streams[0]].function
-                batch = [k for k, job in self._waiting.items() if job.function is function]
-                streams = batch[:MAX_TOGETHER]
-            jobs = [self._waiting.pop(stream) for stream in streams]
-            jobs = [job for job in jobs if not job.future.cancelled()]
+            jobs = self._take_batch()
             self._running = jobs
         answers = _answers(jobs)
         with self._lock:
@@ -94,30 +88,50 @@ class Worker:
             for job, answer in zip(jobs, answers, strict=True):
                 _settle(job.future, answer)
 
+    def _take_batch(self) -> list[_Job]:
+        """Jobs that leave the queue together, without those that were given up."""
+        jobs: list[_Job] = []
+        for stream, job in list(self._waiting.items()):
+            first = jobs[0] if jobs else job
+            if job.function is first.function and (job is first or first.batched):
+                jobs.append(self._waiting.pop(stream))
+            if len(jobs) == MAX_BATCH:
+                break
+        return [job for job in jobs if not job.future.cancelled()]
+
 
 class _Job(NamedTuple):
+    """What a request waits for."""
+
     function: Callable[[Any], Any]
     argument: object
-    together: bool
+    batched: bool
     future: Future[Any]
 
 
 def _answers(jobs: Sequence[_Job]) -> list[Any]:
-    """An answer or an exception for each; where one of several fails, each is computed by itself."""
+    """An answer or an exception for each job.
+
+    Where one of several fails, each is computed by itself.
+    """
     if not jobs:
         return []
     function = jobs[0].function
     try:
-        if jobs[0].together:
+        if jobs[0].batched:
             return list(function([job.argument for job in jobs]))
         return [function(jobs[0].argument)]
     except Exception as error:
         if len(jobs) == 1:
             return [error]
-        return [answer for job in jobs for answer in _answers([job])]
+        answers = []
+        for job in jobs:
+            answers.extend(_answers([job]))
+        return answers
 
 
 def _settle(future: Future[Any], answer: object) -> None:
+    """Give a future its answer, or its exception, unless it has one or was given up."""
     if future.done() or not future.set_running_or_notify_cancel():
         return
     if isinstance(answer, Exception):

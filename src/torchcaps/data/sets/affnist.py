@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from torchcaps.data._registry import DatasetInfo, ReadRequest, register_directory_format
 from torchcaps.data.budget import MemoryBudget
@@ -87,7 +88,7 @@ def _read_all(folder: Path, request: ReadRequest, name: str) -> ImageSet:
         raise DataError(f"{folder}: no .mat file of the {request.split!r} split of affNIST in it")
     images = []
     labels = []
-    originals = []
+    originals: list[Tensor] = []
     for file in files:
         batch = read_affnist(file, name, request.budget)
         images.append(batch.images)

@@ -55,25 +55,48 @@ class Solid:
 
 
 def ball(center: Vector, radii: Vector | float, tilt: Vector = (0, 0, 0)) -> Solid:
-    """An ellipsoid; `tilt` turns it about x, then y, then z, in degrees."""
-    return Solid(BALL, np.array(center, float), rotation(tilt) * np.broadcast_to(radii, 3))
+    """An ellipsoid.
+
+    Args:
+        center: `[3]`.
+        radii: along its axes, or one radius.
+        tilt: its rotation about x, then y, then z, in degrees.
+    """
+    frame = rotation(tilt) * np.broadcast_to(radii, 3)
+    return Solid(BALL, np.array(center, float), frame)
 
 
 def block(center: Vector, half: Vector, tilt: Vector = (0, 0, 0)) -> Solid:
-    """A box with these half sides; `tilt` as of `ball`."""
-    return Solid(BLOCK, np.array(center, float), rotation(tilt) * np.asarray(half))
+    """A box.
+
+    Args:
+        center: `[3]`.
+        half: half of its sides.
+        tilt: its rotation about x, then y, then z, in degrees.
+    """
+    frame = rotation(tilt) * np.asarray(half)
+    return Solid(BLOCK, np.array(center, float), frame)
 
 
 def rod(start: Vector, end: Vector, radius: float, end_radius: float | None = None) -> Solid:
-    """A cylinder from `start` to `end`, or a cone that narrows to `end_radius`, at most `radius`."""
-    axis = (np.asarray(end, float) - np.asarray(start, float)) / 2
+    """A cylinder, or a truncated cone.
+
+    Args:
+        start: middle of its first lid.
+        end: middle of its other lid.
+        radius: at the start.
+        end_radius: at the end, at most `radius`; by default the same.
+    """
+    foot = np.asarray(start, float)
+    axis = (np.asarray(end, float) - foot) / 2
     along = axis / np.linalg.norm(axis)
     helper = [0.0, 0.0, 1.0] if abs(along[2]) < 0.9 else [1.0, 0.0, 0.0]
     side = np.cross(along, helper)
     side /= np.linalg.norm(side)
-    frame = np.stack([side * radius, np.cross(along, side) * radius, axis], axis=1)
+    up = np.cross(along, side)
+    frame = np.stack([side * radius, up * radius, axis], axis=1)
     top = 1.0 if end_radius is None else end_radius / radius
-    return Solid(CONE, np.asarray(start, float) + axis, frame, top)
+    return Solid(CONE, foot + axis, frame, top)
 
 
 def wing(center: Vector, half_span: float, chord: float, sweep: float) -> Solid:
@@ -86,8 +109,10 @@ def wing(center: Vector, half_span: float, chord: float, sweep: float) -> Solid:
         sweep: shear toward -x per unit of y.
     """
     flat = block(center, (chord, half_span, 0.03))
-    shear = np.array([[1, -sweep, 0], [0, 1, 0], [0, 0, 1.0]])
-    return Solid(BLOCK, flat.center - (abs(sweep) * half_span, 0, 0), shear @ flat.frame)
+    shear = np.eye(3)
+    shear[0, 1] = -sweep
+    shift = (abs(sweep) * half_span, 0, 0)
+    return Solid(BLOCK, flat.center - shift, shear @ flat.frame)
 
 
 def rotation(degrees: Vector) -> np.ndarray:
@@ -112,20 +137,28 @@ class Body:
     """
 
     def __init__(self, solids: Sequence[Solid]) -> None:
-        ordered = sorted(solids, key=attrgetter("kind"))
-        inverses = np.linalg.inv([solid.frame for solid in ordered])
-        centers = np.stack([solid.center for solid in ordered])
-        self.kinds = torch.tensor([solid.kind for solid in ordered])
-        self.inverse = torch.from_numpy(inverses).float()
-        self.center = torch.from_numpy(centers).float()
-        self.top = torch.tensor([solid.top for solid in ordered], dtype=torch.float32)
+        self.kinds = torch.empty(len(solids), dtype=torch.int64)
+        self.center = torch.empty(len(solids), 3)
+        self.inverse = torch.empty(len(solids), 3, 3)
+        self.top = torch.empty(len(solids))
+        for k, solid in enumerate(sorted(solids, key=attrgetter("kind"))):
+            self.kinds[k] = solid.kind
+            self.center[k] = torch.from_numpy(solid.center)
+            self.inverse[k] = torch.from_numpy(np.linalg.inv(solid.frame))
+            self.top[k] = solid.top
 
     def crossings(
         self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]
     ) -> tuple[Float[Tensor, "solids rays"], Float[Tensor, "solids rays"]]:
         """Distances at which parallel rays enter and leave each solid.
 
-        A ray that misses a solid enters it at infinity and leaves it at minus infinity.
+        Args:
+            origins: of the rays.
+            direction: of all of them, a unit vector.
+
+        Returns:
+            Both distances. A ray that misses a solid enters it at infinity and leaves it at minus
+            infinity.
         """
         # A ray parallel to a face divides by zero; one a hair off does not.
         along = self.inverse @ direction
@@ -135,17 +168,18 @@ class Body:
         start = torch.baddbmm(frame_origin, rows, origins.T.expand(3, -1, -1))
 
         counts = self.kinds.bincount(minlength=len(INTERSECTIONS)).tolist()
-        kinds = zip(
-            INTERSECTIONS,
-            start.split(counts, dim=1),
-            along.T.unsqueeze(-1).split(counts, dim=1),
-            self.top.unsqueeze(-1).split(counts),
-            strict=True,
-        )
-        distances = [intersect(*solids) for intersect, *solids in kinds]
-        enter, leave = map(torch.cat, zip(*distances, strict=True))
+        starts = start.split(counts, dim=1)
+        alongs = along.T.unsqueeze(-1).split(counts, dim=1)
+        tops = self.top.unsqueeze(-1).split(counts)
+        distances = []
+        for k, intersect in enumerate(INTERSECTIONS):
+            enter, leave = intersect(starts[k], alongs[k], tops[k])
+            distances.append(torch.stack([enter, leave]))
+        enter, leave = torch.cat(distances, dim=1)
         is_hit = enter < leave
-        return torch.where(is_hit, enter, torch.inf), torch.where(is_hit, leave, -torch.inf)
+        enter = torch.where(is_hit, enter, torch.inf)
+        leave = torch.where(is_hit, leave, -torch.inf)
+        return enter, leave
 
     def first(
         self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]
@@ -168,47 +202,76 @@ class Body:
         """Outward unit normals at points on these solids."""
         inverse = self.inverse[solid]
         kind = self.kinds[solid].unsqueeze(-1)
-        local = torch.einsum("pij,pj->pi", inverse, points - self.center[solid])
+        offset = points - self.center[solid]
+        local = torch.einsum("pij,pj->pi", inverse, offset)
 
+        # A point of the unit cube is on the face that it is nearest to.
         size = local.abs()
         is_face = size >= size.amax(dim=-1, keepdim=True)
-        face = local.sign() * is_face  # of the unit cube, the one that it is nearest to
-        rim = _cone_normals(local, self.top[solid])
-        out = torch.where(kind == BALL, local, torch.where(kind == BLOCK, face, rim))
+        cube_normals = local.sign() * is_face
+        cone_normals = _cone_normals(local, self.top[solid])
+        normals = torch.where(kind == BLOCK, cube_normals, cone_normals)
+        normals = torch.where(kind == BALL, local, normals)
+
         # Normals turn with the inverse's transpose.
-        return normalize(torch.einsum("pij,pi->pj", inverse, out), dim=-1)
+        return normalize(torch.einsum("pij,pi->pj", inverse, normals), dim=-1)
 
 
-def _intersect_ball(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+def _intersect_ball(start: Tensor, along: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+    """Where |start + t along|² < 1: both ends of the interval of t.
+
+    Args:
+        start: `[3, solids, rays]`, of the rays in the frames of the solids.
+        along: `[3, solids, 1]`, their direction there.
+    """
     square = (along * along).sum(dim=0)
     middle = -(start * along).sum(dim=0) / square
     rest = (start * start).sum(dim=0) - 1
-    half = (middle * middle - rest / square).clamp(min=-1)  # below 0: the ray passes by
-    root = half.clamp(min=0).sqrt()
-    return middle - root, torch.where(half > 0, middle + root, -torch.inf)
+    discriminant = middle * middle - rest / square  # below 0: the ray passes by
+    discriminant = discriminant.clamp(min=-1)
+    root = discriminant.clamp(min=0).sqrt()
+    enter = middle - root
+    leave = torch.where(discriminant > 0, middle + root, -torch.inf)
+    return enter, leave
 
 
-def _intersect_block(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+def _intersect_block(start: Tensor, along: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+    """Where every coordinate of start + t along is between -1 and 1; arguments as of the ball."""
     middle = -start / along
     half = 1 / along.abs()
-    return (middle - half).amax(dim=0), (middle + half).amin(dim=0)
+    enter = (middle - half).amax(dim=0)
+    leave = (middle + half).amin(dim=0)
+    return enter, leave
 
 
 def _intersect_cone(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
     """Between the two lids, the ray is inside where x² + y² < (radius at z)².
 
     This is a quadratic inequality in the distance, a t² + 2 b t + c < 0.
+
+    Args:
+        start: `[3, solids, rays]`, of the rays in the frames of the solids.
+        along: `[3, solids, 1]`, their direction there.
+        top: `[solids, 1]`, as of `Solid`.
     """
     x, y, z = start
     u, v, w = along
-    enter = -z / w - 1 / w.abs()
-    leave = -z / w + 1 / w.abs()
-    radius = (1 + top) / 2 + (top - 1) / 2 * z
-    slope = (top - 1) / 2 * w
-    a = u * u + v * v - slope * slope
+    middle = -z / w
+    half = 1 / w.abs()
+    enter = middle - half
+    leave = middle + half
+
+    # The radius is linear in the distance t: radius + slope t.
+    taper = (top - 1) / 2
+    radius = (1 + top) / 2 + taper * z
+    slope = taper * w
+    a = u * u + v * v
+    a = a - slope * slope
     a = torch.where(a.abs() < TINY, TINY, a)
-    b = x * u + y * v - radius * slope
-    c = x * x + y * y - radius * radius
+    b = x * u + y * v
+    b = b - radius * slope
+    c = x * x + y * y
+    c = c - radius * radius
     discriminant = b * b - a * c
     is_real = discriminant > 0
     root = discriminant.clamp(min=0).sqrt()
@@ -226,24 +289,28 @@ def _intersect_cone(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, 
 
     slant_enter = torch.maximum(enter, near)
     slant_leave = torch.where(is_real, torch.minimum(leave, far), -torch.inf)
+
     is_steep = a < 0
-    return (
-        torch.where(is_steep, steep_enter, slant_enter),
-        torch.where(is_steep, steep_leave, slant_leave),
-    )
+    enter = torch.where(is_steep, steep_enter, slant_enter)
+    leave = torch.where(is_steep, steep_leave, slant_leave)
+    return enter, leave
 
 
 INTERSECTIONS = (_intersect_ball, _intersect_block, _intersect_cone)  # by kind
 
 
 def _cone_normals(local: Tensor, top: Tensor) -> Tensor:
+    """Normals of unit cones at points `[points, 3]`: of the mantle or of a lid, as is nearer."""
     x, y, z = local.unbind(dim=-1)
     slope = (top - 1) / 2
     radius = (1 + top) / 2 + slope * z
     mantle = torch.stack([x, y, -radius * slope], dim=-1)
-    lid = torch.stack([torch.zeros_like(x), torch.zeros_like(x), z.sign()], dim=-1)
-    to_mantle = (local[:, :2].norm(dim=-1) - radius).abs()
-    is_lid = (1 - z.abs()).abs() < to_mantle
+    zero = torch.zeros_like(x)
+    lid = torch.stack([zero, zero, z.sign()], dim=-1)
+    distance = local[:, :2].norm(dim=-1)
+    to_mantle = (distance - radius).abs()
+    to_lid = (1 - z.abs()).abs()
+    is_lid = to_lid < to_mantle
     return torch.where(is_lid.unsqueeze(-1), lid, mantle)
 
 
@@ -266,23 +333,30 @@ def make_toy(category: int, instance: int, seed: int = 0) -> list[Solid]:
         instance: 0 to 9.
         seed: of its proportions.
     """
-    stretch = 1 + JITTER * np.random.RandomState([seed, category, instance]).uniform(-1, 1, 3)
-    toy = [SHAPES[shape](*numbers) for shape, *numbers in _read_toys()[category][str(instance)]]
-    toy = [
-        replace(solid, center=solid.center * stretch, frame=solid.frame * stretch[:, None])
-        for solid in toy
-    ]
-    reach = np.stack([_reach(solid) for solid in toy])
-    center = np.stack([solid.center for solid in toy])
-    low = (center - reach).min(axis=0)
-    high = (center + reach).max(axis=0)
-    shift = np.array([(low[0] + high[0]) / 2, (low[1] + high[1]) / 2, low[2]])
+    random = np.random.RandomState([seed, category, instance])
+    stretch = 1 + JITTER * random.uniform(-1, 1, 3)
+    toy = []
+    low = np.full(3, np.inf)
+    high = np.full(3, -np.inf)
+    for shape, *numbers in _read_toys()[category][str(instance)]:
+        solid = SHAPES[shape](*numbers)
+        center = solid.center * stretch
+        frame = solid.frame * stretch[:, None]
+        solid = replace(solid, center=center, frame=frame)
+        toy.append(solid)
+        low = np.minimum(low, center - _reach(solid))
+        high = np.maximum(high, center + _reach(solid))
+
+    # The middle of the box around it goes over the origin, its lowest point to the table.
+    shift = (low + high) / 2
+    shift[2] = low[2]
     length, width, height = high - low
     scale = min(1.9 / max(length, width), 1.5 / height)
-    return [
-        replace(solid, center=(solid.center - shift) * scale, frame=solid.frame * scale)
-        for solid in toy
-    ]
+    scaled = []
+    for solid in toy:
+        center = (solid.center - shift) * scale
+        scaled.append(replace(solid, center=center, frame=solid.frame * scale))
+    return scaled
 
 
 def _reach(solid: Solid) -> np.ndarray:
@@ -349,10 +423,12 @@ def photograph(
     right = torch.tensor([-math.sin(turn), math.cos(turn), 0.0])
     up = torch.linalg.cross(eye, right)
 
+    # Rays start in a plane before the camera, 2 × 2 for a pixel.
     along = (torch.arange(2 * size) + 0.5) / size - 1
-    rows, columns = torch.meshgrid(-along * EXTENT, along * EXTENT, indexing="ij")
-    target = torch.tensor([0.0, 0.0, TARGET_HEIGHT])
+    along = along * EXTENT
+    rows, columns = torch.meshgrid(-along, along, indexing="ij")
     origins = columns.reshape(-1, 1) * right + rows.reshape(-1, 1) * up
+    target = torch.tensor([0.0, 0.0, TARGET_HEIGHT])
     origins = origins + target + CAMERA_DISTANCE * eye
 
     # What each ray meets first: the body, or else the table.
@@ -360,29 +436,50 @@ def photograph(
     on_table = torch.isinf(distance)
     distance = torch.where(on_table, origins[:, 2] / eye[2], distance)
     points = origins - distance.unsqueeze(-1) * eye
+    on_body = ~on_table
     normals = torch.tensor([0.0, 0.0, 1.0]).repeat(len(points), 1)
-    normals[~on_table] = body.normals(points[~on_table], solid[~on_table])
+    normals[on_body] = body.normals(points[on_body], solid[on_body])
+    surface_albedo = torch.where(on_table, TABLE_ALBEDO, albedo)
 
     starts = points + SHADOW_OFFSET * normals
-    light = torch.stack([_light(body, lamp, turn, starts, normals, on_table) for lamp in lamps])
-    gray = light * torch.where(on_table, TABLE_ALBEDO, albedo)
-    gray = gray.reshape(len(lamps), size, 2, size, 2).mean(dim=(2, 4))
-    return (gray.clamp(0, 1) * 255).round().to(torch.uint8)
+    photographs = torch.empty(len(lamps), size, size, dtype=torch.uint8)
+    for photo, lamp in zip(photographs, lamps, strict=True):
+        light = _light(body, lamp, turn, starts, normals, on_table)
+        gray = light * surface_albedo
+        gray = gray.reshape(size, 2, size, 2).mean(dim=(1, 3))
+        photo[:] = (gray.clamp(0, 1) * 255).round()
+    return photographs
 
 
 def _direction(height: float, azimuth: float) -> Tensor:
+    """A unit vector by its angles in radians, `height` above the table."""
     flat = math.cos(height)
-    return torch.tensor([flat * math.cos(azimuth), flat * math.sin(azimuth), math.sin(height)])
+    x = flat * math.cos(azimuth)
+    y = flat * math.sin(azimuth)
+    return torch.tensor([x, y, math.sin(height)])
 
 
 def _light(
     body: Body, lamp: Lamp, turn: float, starts: Tensor, normals: Tensor, on_table: Tensor
 ) -> Tensor:
-    """Light that arrives at each point: of the lamp, by Lambert's cosine, and of the sky."""
-    to_lamp = _direction(math.radians(lamp.height), math.radians(lamp.azimuth) + turn)
+    """Light that arrives at each point: of the lamp, by Lambert's cosine, and of the sky.
+
+    Args:
+        body: that may cast a shadow.
+        lamp: the lamp.
+        turn: of the body, in radians.
+        starts: `[points, 3]`, of the rays to the lamp.
+        normals: `[points, 3]`, of the surface at the points.
+        on_table: `[points]`, whether they are on the table.
+    """
+    azimuth = math.radians(lamp.azimuth) + turn
+    to_lamp = _direction(math.radians(lamp.height), azimuth)
     cosine = (normals @ to_lamp).clamp(min=0)
     cosine = torch.where(on_table, to_lamp[2], cosine)
-    is_lit = cosine > 0
-    is_lit[is_lit.clone()] = ~body.covered(starts[is_lit], to_lamp, SHADOW_OFFSET)
+
+    # What looks away from the lamp needs no ray to it.
+    facing = (cosine > 0).nonzero().flatten()
+    in_shadow = body.covered(starts[facing], to_lamp, SHADOW_OFFSET)
+    cosine[facing[in_shadow]] = 0.0
     sky = 0.6 + 0.4 * normals[:, 2]
-    return lamp.ambient * sky + lamp.strength * (cosine * is_lit)
+    return lamp.ambient * sky + lamp.strength * cosine

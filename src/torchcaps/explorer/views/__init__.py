@@ -1,4 +1,7 @@
-"""What the page shows of a model: one class each, found by name. A file here is enough to add one."""
+"""What the page shows of a model: one class each, found by name.
+
+A file here is enough to add one.
+"""
 
 from torchcaps.explorer.views._base import VIEWS, View, register_view
 from torchcaps.explorer.views.infer import Infer, Inference

@@ -55,7 +55,15 @@ class View:
 
 
 def register_view(name: str, *, replace: bool = False) -> Callable[[V], V]:
-    """Class decorator that registers a view. Raises ValueError for a taken name, unless `replace`."""
+    """Class decorator that registers a view.
+
+    Args:
+        name: of the view, and of its path below `/api/`.
+        replace: whether it may take the place of a view of this name.
+
+    Raises:
+        ValueError: for a taken name, unless `replace`.
+    """
 
     def register(cls: V) -> V:
         VIEWS.add(name, cls, replace=replace)

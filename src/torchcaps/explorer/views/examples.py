@@ -37,5 +37,6 @@ class Examples(View):
         examples = []
         for index in indices:
             image, labels = self.session.example(index)
-            examples.append({"index": index, "labels": labels, "image": as_base64(image)})
+            example = {"index": index, "labels": labels, "image": as_base64(image)}
+            examples.append(example)
         return {"examples": examples}

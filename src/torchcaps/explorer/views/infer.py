@@ -33,11 +33,13 @@ class Inference(NamedTuple):
 
     def to_dict(self, image: Picture) -> dict[str, Any]:
         """The same, and the picture, ready for JSON."""
-        drawn = self.reconstructions
+        drawings = None
+        if self.reconstructions is not None:
+            drawings = list(map(as_base64, self.reconstructions))
         return {
             "activation": as_lists(self.activation),
             "pose": as_lists(self.pose),
-            "drawn": None if drawn is None else [as_base64(one) for one in drawn],
+            "drawn": drawings,
             "shown": self.shown,
             "image": as_base64(image),
         }
@@ -85,28 +87,35 @@ class Infer(View):
             session.check_class(*labels)
         check_range("count", count, low=1, high=max(1, len(session.names)))
         if session.spec.is_dense:
-            return [self._overlay(*pair) for pair in zip(images, classes, strict=True)]
+            return list(map(self._overlay, images, classes))
 
         activations, poses = session.encode(images, uniform=uniform)
         inferences = []
         for k, activation in enumerate(activations):
-            top = activation.topk(min(count, len(activation))).indices.tolist()
-            shown = tuple(classes[k]) or tuple(top)
+            most_active = activation.topk(min(count, len(activation))).indices.tolist()
+            labels = tuple(classes[k]) or tuple(most_active)
             pose = None if poses is None else poses[k]
-            drawn = None
+            drawings = None
             if pose is not None and session.has_decoder:
-                n = len(shown)
-                drawn = session.draw(pose.expand(n, -1, -1), activation.expand(n, -1), shown)
-            inferences.append(Inference(activation, pose, drawn, shown))
+                rows = len(labels)
+                drawings = session.draw(
+                    pose.expand(rows, -1, -1), activation.expand(rows, -1), labels
+                )
+            inferences.append(Inference(activation, pose, drawings, labels))
         return inferences
 
     def answer_batch(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
         """The answers to requests; those with the same kind of routing take one pass."""
         answers: dict[int, dict[str, Any]] = {}
         for uniform in (False, True):
-            places = [k for k, request in enumerate(requests) if request.uniform() == uniform]
-            images = [requests[k].moved_image() for k in places]
-            classes = [requests[k].classes() for k in places]
+            places = []
+            images = []
+            classes = []
+            for k, request in enumerate(requests):
+                if request.uniform() == uniform:
+                    places.append(k)
+                    images.append(request.transformed_image())
+                    classes.append(request.classes())
             if places:
                 inferences = self.run_batch(images, classes, uniform=uniform)
                 for k, inference, image in zip(places, inferences, images, strict=True):
@@ -117,6 +126,6 @@ class Infer(View):
         """Of a model of pixels: the share of each class, and what was found over the picture."""
         session = self.session
         with evaluating(session.model):
-            shares, drawn = overlays(session.task, session.batch([image]))
-        shown = tuple(classes[:1]) or (1 + int(shares[0, 1:].argmax()),)
-        return Inference(shares[0], None, drawn, shown)
+            shares, drawings = overlays(session.task, session.batch([image]))
+        labels = tuple(classes[:1]) or (1 + int(shares[0, 1:].argmax()),)
+        return Inference(shares[0], None, drawings, labels)

@@ -1,4 +1,7 @@
-"""A second picture laid over the first, and the two most active capsules (arXiv 1710.09829, section 6)."""
+"""A second picture laid over the first, and the two most active capsules.
+
+See arXiv 1710.09829, section 6.
+"""
 
 from __future__ import annotations
 

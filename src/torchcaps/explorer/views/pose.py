@@ -63,7 +63,8 @@ class Pose(View):
         check_shape("activations", activations, ("n",), n=len(poses))
         is_label = torch.arange(len(session.names)) == label
         pose = is_label.unsqueeze(-1) * poses.unsqueeze(1)
-        return session.draw(pose, is_label * activations.unsqueeze(1), (label,) * len(poses))
+        activation = is_label * activations.unsqueeze(1)
+        return session.draw(pose, activation, (label,) * len(poses))
 
     def answer(self, request: Request) -> dict[str, Any]:
         label = request.label()
@@ -71,5 +72,5 @@ class Pose(View):
         activations = None
         if "activations" in request.values:
             activations = torch.from_numpy(request.numbers("activations", 1, MAX_VALUE)).float()
-        drawn = self.run(poses, label, activations)
-        return {"drawn": [as_base64(image) for image in drawn]}
+        drawings = self.run(poses, label, activations)
+        return {"drawn": list(map(as_base64, drawings))}

@@ -111,10 +111,10 @@ class Routing(View):
         routing = self.run(request.image(), request.label(), uniform=request.uniform())
         steps = []
         for step in routing.steps:
-            numbers = {
-                name: as_lists(value) if isinstance(value, Tensor) else value
-                for name, value in step._asdict().items()
-            }
+            numbers = step._asdict()
+            for name, number in numbers.items():
+                if isinstance(number, Tensor):
+                    numbers[name] = as_lists(number)
             steps.append(numbers)
         fields = routing.fields and [field._asdict() for field in routing.fields]
         return routing._asdict() | {"steps": steps, "fields": fields}
@@ -154,27 +154,36 @@ def _step(
     label: int,
     size: Sequence[int],
 ) -> Step:
-    """One step, by the votes for the class `label` of children at `size` places."""
+    """One step of the routing.
+
+    Args:
+        trace: of the class capsules' layer.
+        votes: for the class `label`.
+        weight: of each child, where its pose does not carry its activation.
+        label: the class.
+        size: (rows, columns) of the places of the children.
+    """
     coupling = trace.coupling[0].float()  # [children, classes]
     parent = trace.pose[0, label].float()
     length = votes.norm(dim=-1)
     amount = coupling[:, label] * length * weight
     cosine = (votes @ parent) / (length * parent.norm()).clamp_min(TINY)
 
-    share = coupling[:, label].reshape(*size, -1).mean(dim=-1)
-    total = amount.reshape(*size, -1).sum(dim=-1)
-    agreed = (amount * cosine).reshape(*size, -1).sum(dim=-1)
+    share = coupling[:, label].unflatten(0, (*size, -1)).mean(dim=-1)
+    total = amount.unflatten(0, (*size, -1)).sum(dim=-1)
+    agreement = (amount * cosine).unflatten(0, (*size, -1)).sum(dim=-1)
     return Step(
         activation=trace.activation[0].float(),
         coupling=coupling.mean(dim=0),
         spread=float(coupling.std(unbiased=False)),
         share=share,
         amount=total,
-        agreement=agreed / total.clamp_min(TINY),
+        agreement=agreement / total.clamp_min(TINY),
     )
 
 
 def _fields(children: CapsuleMap | None) -> tuple[ReceptiveField, ReceptiveField] | None:
+    """What the places of children see, down and right; None where it is not known."""
     if children is None or children.slides is None:
         return None
     return receptive_field(children.slides, 0), receptive_field(children.slides, 1)

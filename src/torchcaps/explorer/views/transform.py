@@ -20,7 +20,12 @@ MAX_STEPS = 41  # pictures of one sweep
 
 
 class Sweep(NamedTuple):
-    """Activations, and the poses of one capsule (None without capsules), while the picture changes."""
+    """A model's view of a picture that changes.
+
+    Attributes:
+        activation: of all capsules.
+        pose: of one capsule; None without capsules.
+    """
 
     activation: Float[Tensor, "steps capsules"]
     pose: Float[Tensor, "steps dim"] | None
