@@ -246,11 +246,11 @@ def read_all(paths):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for path in paths:
         try:
-            kind, message = "set", repr(load_dataset(path))
+            outcome = ["set", repr(load_dataset(path))]
         except BaseException as error:
-            kind, message = type(error).__name__, str(error)
+            outcome = [type(error).__name__, str(error)]
         growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-        print(json.dumps([kind, message, growth]), flush=True)
+        print(json.dumps([*outcome, growth]), flush=True)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ def test_it_describes_itself():
     images = make_set()
     assert (len(images), images.img_size, images.in_chans, images.num_classes) == (4, (2, 3), 1, 3)
     assert repr(images) == "ImageSet('toy': 4 images 1 × 2 × 3 uint8, 3 classes: a, b, c)"
-    many = make_set(classes=tuple("abcdefghij"))
-    assert "10 classes: a, b, c, d, …, j)" in repr(many)
+    long = make_set(classes=tuple("abcdefghij"))
+    assert "10 classes: a, b, c, d, …, j)" in repr(long)
 
 
 @pytest.mark.parametrize("indices", [[2, 0], torch.tensor([2, 0])])

@@ -14,21 +14,21 @@ from .makers import idx_bytes, write_idx_set
 ARRAYS = arrays(np.uint8, array_shapes(min_dims=1, max_dims=4, max_side=6))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(array=ARRAYS, packed=st.booleans())
-def test_round_trip(tmp_path_factory, array, packed):
+def test_an_array_is_read_as_it_was_written(tmp_path_factory, array, packed):
     data = idx_bytes(array)
     path = tmp_path_factory.mktemp("idx") / "any-name"
     path.write_bytes(gzip.compress(data, mtime=0) if packed else data)
     assert np.array_equal(read_idx(path).numpy(), array)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(array=ARRAYS, data=st.data(), packed=st.booleans())
 def test_every_truncation_is_refused(tmp_path_factory, array, data, packed):
-    whole = gzip.compress(idx_bytes(array)) if packed else idx_bytes(array)
+    contents = gzip.compress(idx_bytes(array)) if packed else idx_bytes(array)
     path = tmp_path_factory.mktemp("idx") / "cut"
-    path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
+    path.write_bytes(contents[: data.draw(st.integers(0, len(contents) - 1))])
     with pytest.raises(DataError, match="cut: truncated"):
         read_idx(path)
 
@@ -62,7 +62,7 @@ def test_damaged_files_name_their_path(tmp_path, data, message):
         read_idx(path)
 
 
-def test_damaged_gzip(tmp_path):
+def test_a_damaged_gzip_file_is_named(tmp_path):
     packed = bytearray(gzip.compress(idx_bytes(np.arange(200, dtype=np.uint8))))
     packed[-6] ^= 0xFF  # the checksum
     (tmp_path / "file.gz").write_bytes(packed)
@@ -70,30 +70,30 @@ def test_damaged_gzip(tmp_path):
         read_idx(tmp_path / "file.gz")
 
 
-def test_absent_file(tmp_path):
+def test_an_absent_file_is_named(tmp_path):
     with pytest.raises(DataError, match="nothing-here: cannot be read"):
         read_idx(tmp_path / "nothing-here")
 
 
 @pytest.mark.parametrize("gz", [False, True])
-def test_a_folder_of_four_files(tmp_path, gz):
+def test_a_folder_of_four_files_is_a_set(tmp_path, gz):
     arrays = write_idx_set(tmp_path / "own", gz=gz)
     for split, stem in (("train", "train"), ("test", "t10k")):
-        found = load_dataset(tmp_path / "own", split)
-        assert np.array_equal(found.images[:, 0].numpy(), arrays[f"{stem}-images-idx3-ubyte"])
-        assert np.array_equal(found.labels.numpy(), arrays[f"{stem}-labels-idx1-ubyte"])
-        assert found.classes == tuple("0123456789")
-        assert found.name == "own"
+        images = load_dataset(tmp_path / "own", split)
+        assert np.array_equal(images.images[:, 0].numpy(), arrays[f"{stem}-images-idx3-ubyte"])
+        assert np.array_equal(images.labels.numpy(), arrays[f"{stem}-labels-idx1-ubyte"])
+        assert images.classes == tuple("0123456789")
+        assert images.name == "own"
 
 
-def test_the_other_spelling_of_the_names(tmp_path):
+def test_names_may_have_a_dot(tmp_path):
     write_idx_set(tmp_path)
     for path in list(tmp_path.iterdir()):
         path.rename(tmp_path / path.name.replace("-idx", ".idx"))
     assert len(load_dataset(tmp_path)) == 20
 
 
-def test_channels_of_four_axes(tmp_path):
+def test_images_of_four_axes_have_channels(tmp_path):
     write_idx_set(tmp_path)
     color = np.random.default_rng(1).integers(0, 256, (20, 3, 4, 5), dtype=np.uint8)
     (tmp_path / "train-images-idx3-ubyte").unlink()
@@ -106,7 +106,7 @@ def test_classes_come_from_the_training_labels(tmp_path):
     assert load_dataset(tmp_path, "test").num_classes == 10
 
 
-def test_a_label_outside_the_training_classes(tmp_path):
+def test_a_label_outside_the_training_classes_is_refused(tmp_path):
     write_idx_set(tmp_path, classes=4)
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(
         idx_bytes(np.array([0] * 9 + [4], dtype=np.uint8))
@@ -116,7 +116,7 @@ def test_a_label_outside_the_training_classes(tmp_path):
         load_dataset(tmp_path, "test")
 
 
-def test_count_mismatch(tmp_path):
+def test_another_number_of_labels_is_refused(tmp_path):
     write_idx_set(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx_bytes(np.arange(19, dtype=np.uint8)))
     with pytest.raises(DataError, match="19 labels for the 20 images of train-images-idx3-ubyte"):
@@ -131,7 +131,7 @@ def test_a_missing_file_is_named(tmp_path, kind):
         load_dataset(tmp_path, "test")
 
 
-def test_labels_in_place_of_images(tmp_path):
+def test_labels_in_place_of_images_are_refused(tmp_path):
     arrays = write_idx_set(tmp_path)
     labels = idx_bytes(arrays["train-labels-idx1-ubyte"])
     (tmp_path / "train-images-idx3-ubyte").write_bytes(labels)
@@ -139,14 +139,14 @@ def test_labels_in_place_of_images(tmp_path):
         load_dataset(tmp_path)
 
 
-def test_images_in_place_of_labels(tmp_path):
+def test_images_in_place_of_labels_are_refused(tmp_path):
     arrays = write_idx_set(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx_bytes(arrays["train-images-idx3-ubyte"]))
     with pytest.raises(DataError, match="expected labels of 1 axis, got 3"):
         load_dataset(tmp_path)
 
 
-def test_what_is_read_can_be_written_to(tmp_path):
+def test_images_can_be_written_to(tmp_path):
     write_idx_set(tmp_path)
     images = load_dataset(tmp_path).images
     images += 1

@@ -1,4 +1,7 @@
-"""Only the formats of the documents are opened, whatever a file is called: a PostScript "photo.png" starts nothing."""
+"""Only the documented formats are opened, whatever a file is called.
+
+A PostScript file "photo.png" starts no program.
+"""
 
 import io
 import os
@@ -23,7 +26,8 @@ PREPROCESS = Preprocess((8, 8), 1)
 
 def by_predict(folder):
     class Model(nn.Module):
-        classes, preprocess = ("a", "b"), PREPROCESS
+        classes = ("a", "b")
+        preprocess = PREPROCESS
 
         def forward(self, images):
             return torch.zeros(len(images), 2)
@@ -70,6 +74,6 @@ def test_a_picture_of_pillow_is_taken_as_it_is():
 
 def test_the_documents_list_the_formats():
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
-    (line,) = (part for part in page.split("\n\n") if part.startswith("Images are read from "))
-    assert all(name in line for name in FORMATS)
-    assert all(f"`{suffix}`" in line for suffix in SUFFIXES)
+    paragraph = page[page.index("\nImages are read from ") :].split("\n\n")[0]
+    assert all(name in paragraph for name in FORMATS)
+    assert all(f"`{suffix}`" in paragraph for suffix in SUFFIXES)

@@ -25,7 +25,7 @@ from .makers import SETS, SHARED, needs_shared, write_idx_set
 
 
 @pytest.mark.parametrize("name", list_datasets())
-def test_every_info_is_filled_in(name):
+def test_every_set_is_described(name):
     info = dataset_info(name)
     assert info.name == name
     assert all((info.title, info.license, info.source, info.sha256))
@@ -37,29 +37,26 @@ def test_every_info_is_filled_in(name):
 
 
 @pytest.mark.parametrize("name", list_datasets())
-def test_every_set_stands_in_the_documents_as_its_info_has_it(name):
+def test_every_set_is_in_the_documentation(name):
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
-    (row,) = (
-        line
-        for line in page.splitlines()
-        if line.startswith("| ") and f"`{name}`" in line.split("|")[1]
-    )
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    (row,) = [row for row in rows if f"`{name}`" in row.split("|")[1]]
     info = dataset_info(name)
     cells = [cell.strip() for cell in row.split("|")[2:5]]
     assert cells == ["×".join(map(str, info.image_shape)), f"{info.train:,}", f"{info.test:,}"]
 
 
 @pytest.mark.parametrize("name", list_datasets())
-def test_every_set_answers_a_folder_without_it(name, tmp_path):
+def test_a_folder_without_the_set_is_no_error(name, tmp_path):
     assert _registry.dataset_reader(name)(tmp_path, "train") is None
 
 
 @pytest.mark.parametrize("place", ["", "mnist"])
 @pytest.mark.parametrize("gz", [False, True])
-def test_places_below_the_root(tmp_path, place, gz):
+def test_a_set_is_found_below_the_root(tmp_path, place, gz):
     write_idx_set(tmp_path / place, gz=gz)
-    found = load_dataset("mnist", "test", tmp_path, cache_dir=tmp_path / "none")
-    assert (len(found), found.name, found.classes) == (10, "mnist", tuple("0123456789"))
+    images = load_dataset("mnist", "test", tmp_path, cache_dir=tmp_path / "none")
+    assert (len(images), images.name, images.classes) == (10, "mnist", tuple("0123456789"))
 
 
 def test_the_root_goes_before_the_cache(tmp_path):
@@ -74,15 +71,15 @@ def test_system_folders_come_last(tmp_path, restore):
     write_idx_set(tmp_path / "system", train=30, gz=True)
     info, reader = _registry.DATASETS["fashion-mnist"]
     assert info.system_folders == (Path("/usr/share/datasets/fashion-mnist"),)
-    moved = dataclasses.replace(info, system_folders=(tmp_path / "system",))
+    info = dataclasses.replace(info, system_folders=(tmp_path / "system",))
     restore(_registry.DATASETS)
-    _registry.DATASETS.add("fashion-mnist", (moved, reader), replace=True)
-    found = load_dataset("fashion-mnist", root=tmp_path, cache_dir=tmp_path / "none")
-    assert len(found) == 30
-    assert found.classes[9] == "Ankle boot"
+    _registry.DATASETS.add("fashion-mnist", (info, reader), replace=True)
+    images = load_dataset("fashion-mnist", root=tmp_path, cache_dir=tmp_path / "none")
+    assert len(images) == 30
+    assert images.classes[9] == "Ankle boot"
 
 
-def test_absent_everywhere_lists_the_places_and_the_command(tmp_path):
+def test_an_absent_set_lists_its_places_and_the_command(tmp_path):
     with pytest.raises(DataError) as caught:
         load_dataset("mnist", root=tmp_path / "root", cache_dir=tmp_path / "cache")
     message = str(caught.value)
@@ -107,22 +104,22 @@ def test_a_name_wins_over_a_path(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("bad", "hint"), [("minst", "did you mean 'mnist'"), ("qqqq", "known: affine-digits,")]
+    ("name", "hint"), [("minst", "did you mean 'mnist'"), ("qqqq", "known: affine-digits,")]
 )
-def test_unknown_names_suggest(bad, hint):
-    with pytest.raises(UnknownNameError, match=f"unknown data set '{bad}'; {hint}"):
-        load_dataset(bad)
+def test_an_unknown_name_suggests_others(name, hint):
+    with pytest.raises(UnknownNameError, match=f"unknown data set '{name}'; {hint}"):
+        load_dataset(name)
     with pytest.raises(UnknownNameError, match=hint):
-        dataset_info(bad)
+        dataset_info(name)
 
 
-@pytest.mark.parametrize("bad", ["no/such/folder", "pictures.npz", Path("minst")])
-def test_paths_that_are_not_there(bad):
+@pytest.mark.parametrize("path", ["no/such/folder", "pictures.npz", Path("minst")])
+def test_an_absent_path_is_refused(path):
     with pytest.raises(DataError, match="no such file or folder"):
-        load_dataset(bad)
+        load_dataset(path)
 
 
-def test_a_file_that_is_no_data_set(tmp_path):
+def test_a_file_of_no_format_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(
         DataError, match=r"notes\.txt: not a data set; expected a folder of class folders"
@@ -130,7 +127,7 @@ def test_a_file_that_is_no_data_set(tmp_path):
         load_dataset(tmp_path / "notes.txt")
 
 
-def test_unknown_split():
+def test_an_unknown_split_is_refused():
     with pytest.raises(DataError, match="split: expected 'train' or 'test', got 'valid'"):
         load_dataset("digits", "valid")
 
@@ -143,16 +140,16 @@ def test_size_and_channels_of_a_named_set():
 
 @needs_shared("mnist", "fashion-mnist")
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
-def test_the_real_sets(name):
+def test_the_real_sets_are_as_described(name):
     info = dataset_info(name)
     for split, count in (("train", info.train), ("test", info.test)):
-        found = load_dataset(name, split, SHARED)
-        assert found.images.shape == (count, *info.image_shape)
-        assert found.labels.bincount().min() > 0.08 * count
+        images = load_dataset(name, split, SHARED)
+        assert images.images.shape == (count, *info.image_shape)
+        assert images.labels.bincount().min() > 0.08 * count
 
 
 @needs_shared("mnist")
-def test_another_sets_files_are_refused(tmp_path):
+def test_files_of_another_set_are_refused(tmp_path):
     for path in (SHARED / "mnist").glob("*labels*"):
         shutil.copy(path, tmp_path)
     with pytest.raises(DataError, match="these are the labels of 'mnist', not of 'fashion-mnist'"):
@@ -168,8 +165,8 @@ def test_a_new_format_is_one_reader(tmp_path, restore):
 
     register_format("a .pixels file", lambda path: path.suffix == ".pixels", read_pixels)
     (tmp_path / "own.pixels").write_bytes(bytes(range(16)))
-    found = load_dataset(tmp_path / "own.pixels", in_chans=3, img_size=4)
-    assert (found.images.shape, found.name) == ((4, 3, 4, 4), "own")
+    images = load_dataset(tmp_path / "own.pixels", in_chans=3, img_size=4)
+    assert (images.images.shape, images.name) == ((4, 3, 4, 4), "own")
     (tmp_path / "own.other").touch()
     with pytest.raises(
         DataError, match=r"own\.other: not a data set; expected .*, a \.pixels file"
@@ -181,13 +178,13 @@ def test_a_new_format_is_one_reader(tmp_path, restore):
 
 
 @pytest.mark.parametrize("kind", SETS)
-def test_a_folder_of_its_own_layout_is_called_as_the_folder(tmp_path, kind):
+def test_a_set_read_by_path_has_the_name_of_its_file(tmp_path, kind):
     (tmp_path / kind).mkdir()
     path = SETS[kind](tmp_path / kind)
     assert load_dataset(path).name == path.name.split(".")[0]
 
 
-def test_a_format_of_something_else_than_images_is_one_file(tmp_path):
+def test_a_format_of_signals_is_one_file(tmp_path):
     """Set, preprocessing and reader are declared together; nothing else knows the kind."""
     with _registry.FORMATS.restored(), PREPROCESSES.restored():
 

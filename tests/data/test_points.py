@@ -19,19 +19,19 @@ RANDOM = np.random.RandomState(0)
 SETS = RANDOM.normal(size=(10, 6, 2)) * 7 + 100
 
 
-def as_csv(path, sets, columns="xy", split=None):
-    head = ["shape", *columns, *(() if split is None else ("split",))]
-    lines = [
-        ",".join([f"s{i}", *map(repr, map(float, point)), *(() if split is None else (split[i],))])
-        for i, points in enumerate(sets)
-        for point in points
-    ]
-    path.write_text("\n".join([",".join(head), *lines]) + "\n")
+def write_csv(path, sets, columns="xy", split=None):
+    lines = ["shape," + ",".join(columns) + (",split" if split else "")]
+    for index, points in enumerate(sets.tolist()):
+        for point in points:
+            line = f"s{index}," + ",".join(map(repr, point))
+            lines.append(f"{line},{split[index]}" if split else line)
+    path.write_text("\n".join(lines) + "\n")
     return path
 
 
-def test_the_planes_are_the_same_ones_every_time():
-    train, test = load_dataset("planes"), load_dataset("planes", "test")
+def test_the_planes_are_always_the_same():
+    train = load_dataset("planes")
+    test = load_dataset("planes", "test")
     assert (len(train), len(test)) == (512, 64)
     assert train.images.shape == (512, 2, 256, 1)
     assert train.classes == ("plane",)
@@ -51,18 +51,19 @@ def test_the_planes_are_the_same_ones_every_time():
 def test_a_csv_and_an_npz_of_the_same_sets_are_the_same(tmp_path, dim):
     sets = np.random.RandomState(1).normal(size=(10, 6, dim))
     np.savez(tmp_path / "sets.npz", points=sets)
-    as_csv(tmp_path / "sets.csv", sets, "xyz"[:dim])
+    write_csv(tmp_path / "sets.csv", sets, "xyz"[:dim])
     for split, count in (("train", 8), ("test", 2)):
-        one, other = (load_dataset(tmp_path / f"sets.{ending}", split) for ending in ("npz", "csv"))
-        assert isinstance(one, PointSet)
-        assert (one.name, one.images.shape) == ("sets", (count, dim, 6, 1))
-        torch.testing.assert_close(one.images, other.images)
+        points = load_dataset(tmp_path / "sets.npz", split)
+        assert isinstance(points, PointSet)
+        assert (points.name, points.images.shape) == ("sets", (count, dim, 6, 1))
+        from_csv = load_dataset(tmp_path / "sets.csv", split)
+        torch.testing.assert_close(points.images, from_csv.images)
 
 
-def test_splits_of_a_file_are_kept(tmp_path):
+def test_splits_of_a_file_are_read(tmp_path):
     np.savez(tmp_path / "two.npz", points_train=SETS[:7], points_test=SETS[7:])
     split = ["train"] * 7 + ["test"] * 3
-    for path in (tmp_path / "two.npz", as_csv(tmp_path / "two.csv", SETS, split=split)):
+    for path in (tmp_path / "two.npz", write_csv(tmp_path / "two.csv", SETS, split=split)):
         assert len(load_dataset(path)) == 7
         torch.testing.assert_close(
             load_dataset(path, "test").images, standardized_points("x", SETS[7:])
@@ -73,7 +74,7 @@ def test_splits_of_a_file_are_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         (
             "shape,x,y\na,0,0\na,1,1\nb,0,0\n",
@@ -100,16 +101,16 @@ def test_splits_of_a_file_are_kept(tmp_path):
         ("shape,x,y\na,0,0\na,1,1\n", "no class has two images"),
     ],
 )
-def test_a_csv_that_is_none_gets_one_sentence(tmp_path, text, words):
+def test_an_unsuitable_csv_gets_one_sentence(tmp_path, text, message):
     (tmp_path / "bad.csv").write_text(text)
-    with pytest.raises(DataError, match=words) as error:
+    with pytest.raises(DataError, match=message) as error:
         load_dataset(tmp_path / "bad.csv")
     assert str(tmp_path / "bad.csv") in str(error.value)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("points", "words"),
+    ("points", "message"),
     [
         (SETS[:, :1], r"got \[n=10, points=1, coordinates=2\]"),
         (np.zeros((4, 6, 4)), r"got \[n=4, points=6, coordinates=4\]"),
@@ -123,30 +124,30 @@ def test_a_csv_that_is_none_gets_one_sentence(tmp_path, text, words):
         ),
     ],
 )
-def test_an_npz_that_is_none_gets_one_sentence(tmp_path, points, words):
+def test_an_unsuitable_npz_gets_one_sentence(tmp_path, points, message):
     np.savez(tmp_path / "bad.npz", points=points)
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=message):
         load_dataset(tmp_path / "bad.npz")
 
 
 def test_damaged_files_are_refused_by_name(tmp_path):
     np.savez(tmp_path / "cut.npz", points=SETS)
-    whole = (tmp_path / "cut.npz").read_bytes()
-    (tmp_path / "cut.npz").write_bytes(whole[:-40])
+    contents = (tmp_path / "cut.npz").read_bytes()
+    (tmp_path / "cut.npz").write_bytes(contents[:-40])
     (tmp_path / "bytes.csv").write_bytes(b"shape,x,y\n\xff\xfe")
     for name in ("cut.npz", "bytes.csv"):
         with pytest.raises(DataError, match=name):
             load_dataset(tmp_path / name)
 
 
-def test_large_and_small_numbers_come_to_the_same():
+def test_the_scale_of_numbers_does_not_matter():
     for factor in (1e-200, 1e200):
         torch.testing.assert_close(
             standardized_points("x", SETS * factor), standardized_points("x", SETS)
         )
 
 
-def test_other_sizes_are_not_made():
+def test_points_are_not_resized():
     planes = make_planes(2)
     assert planes.resized((256, 1), 2) is planes
     for size, channels in ((28, None), (None, 3), ((200, 1), 2)):
@@ -169,20 +170,23 @@ def test_other_sizes_are_not_made():
         PointSet(torch.zeros(1, 4, 4, 1), torch.zeros(1, dtype=torch.int64), ("a",), "mine")
 
 
-def test_prediction_reads_a_file_as_training_does(tmp_path):
+def test_preprocessing_of_points_is_stored_as_json():
     planes = make_planes(2)
-    known = planes.preprocess(planes.img_size, planes.in_chans)
-    assert isinstance(known, PointPreprocess)
-    assert known.to_dict() == {"img_size": [256, 1], "in_chans": 2, "kind": "points"}
-    assert Preprocess.from_dict(json.loads(json.dumps(known.to_dict()))) == known
+    stored = planes.preprocess(planes.img_size, planes.in_chans)
+    assert isinstance(stored, PointPreprocess)
+    assert stored.to_dict() == {"img_size": [256, 1], "in_chans": 2, "kind": "points"}
+    assert Preprocess.from_dict(json.loads(json.dumps(stored.to_dict()))) == stored
+
+
+def test_prediction_takes_files_and_arrays(tmp_path):
     preprocess = PointPreprocess((6, 1), 2)
     np.savez(tmp_path / "one.npz", points=SETS[0])
     (tmp_path / "one.csv").write_text("x,y\n" + "".join(f"{x},{y}\n" for x, y in SETS[0].tolist()))
-    want = standardized_points("x", SETS[:1])[0]
+    expected = standardized_points("x", SETS[:1])[0]
     files = preprocess.files([tmp_path])
     assert [file.name for file in files] == ["one.csv", "one.npz"]
-    for given in (*files, SETS[0], torch.from_numpy(SETS[0])):
-        torch.testing.assert_close(preprocess(given), want)
+    for points in (*files, SETS[0], torch.from_numpy(SETS[0])):
+        torch.testing.assert_close(preprocess(points), expected)
 
 
 def test_prediction_refuses_in_one_sentence(tmp_path):
@@ -190,15 +194,15 @@ def test_prediction_refuses_in_one_sentence(tmp_path):
     np.savez(tmp_path / "many.npz", points=SETS)
     np.savez(tmp_path / "other.npz", images=SETS)
     (tmp_path / "photo.png").write_bytes(b"")
-    for given, words in (
+    for points, message in (
         (tmp_path / "many.npz", "expected one set of points, got 10; evaluate takes many"),
         (tmp_path / "other.npz", "expected the array points, got none"),
         (tmp_path / "none.csv", "No such file"),
         (SETS[0, :5], "expected 6 points in 2 dimensions, got 5 points in 2 dimensions each"),
         (3, "expected a file, an array or a tensor, got int"),
     ):
-        with pytest.raises(DataError, match=words):
-            preprocess(given)
+        with pytest.raises(DataError, match=message):
+            preprocess(points)
     with pytest.raises(
         DataError, match="not a file of points by its name; expected an ending such as .csv or .npz"
     ):

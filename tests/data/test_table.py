@@ -8,7 +8,7 @@ from torchcaps.errors import DataError
 from .makers import picture
 
 
-def written(tmp_path, text, count=10):
+def write_table(tmp_path, text, count=10):
     (tmp_path / "pictures").mkdir()
     for i in range(count):
         picture(seed=i).save(tmp_path / "pictures" / f"{i}.png")
@@ -20,9 +20,10 @@ def rows(count=10, tail=lambda i: ""):
     return "".join(f"pictures/{i}.png,{'cat' if i % 2 else 'dog'}{tail(i)}\n" for i in range(count))
 
 
-def test_split_by_class(tmp_path):
-    path = written(tmp_path, "file,label\n" + rows())
-    train, test = load_dataset(path), load_dataset(path, "test")
+def test_a_table_without_splits_is_split_by_class(tmp_path):
+    path = write_table(tmp_path, "file,label\n" + rows())
+    train = load_dataset(path)
+    test = load_dataset(path, "test")
     assert train.classes == ("cat", "dog")
     assert (train.labels.tolist(), test.labels.tolist()) == ([0] * 4 + [1] * 4, [0, 1])
     assert train.name == "own"
@@ -30,7 +31,7 @@ def test_split_by_class(tmp_path):
 
 def test_split_column_other_columns_and_a_byte_order_mark(tmp_path):
     split = rows(tail=lambda i: f",{'test' if i < 3 else ' Train '},x")
-    path = written(tmp_path, "\ufefffile,label,split,comment\n" + split)
+    path = write_table(tmp_path, "\ufefffile,label,split,comment\n" + split)
     test = load_dataset(path, "test")
     assert test.labels.tolist() == [0, 1, 1]
     stored = [np.asarray(Image.open(tmp_path / "pictures" / f"{i}.png")) for i in (1, 0, 2)]
@@ -72,28 +73,28 @@ def test_split_column_other_columns_and_a_byte_order_mark(tmp_path):
         ),
     ],
 )
-def test_bad_tables(tmp_path, text, message):
-    path = written(tmp_path, text)
-    where = path.stem if "classes" in message else path
-    with pytest.raises(DataError, match=f"{where}{message}"):
+def test_an_unsuitable_table_is_refused(tmp_path, text, message):
+    path = write_table(tmp_path, text)
+    name = path.stem if "classes" in message else path
+    with pytest.raises(DataError, match=f"{name}{message}"):
         load_dataset(path)
 
 
-def test_no_test_rows(tmp_path):
-    path = written(tmp_path, "file,label,split\n" + rows(4, lambda i: ",train"))
+def test_a_table_without_test_rows_is_refused(tmp_path):
+    path = write_table(tmp_path, "file,label,split\n" + rows(4, lambda i: ",train"))
     with pytest.raises(DataError, match="own: no image of the 'test' split in it"):
         load_dataset(path, "test")
 
 
 def test_a_corrupt_image_is_named(tmp_path):
-    path = written(tmp_path, "file,label,split\n" + rows(4, lambda i: ",train"))
+    path = write_table(tmp_path, "file,label,split\n" + rows(4, lambda i: ",train"))
     (tmp_path / "pictures" / "2.png").write_bytes(b"junk")
     with pytest.raises(DataError, match=r"pictures/2\.png: not an image"):
         load_dataset(path)
 
 
-def test_not_text(tmp_path):
-    path = written(tmp_path, "")
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    path = write_table(tmp_path, "")
     path.write_bytes(b"file,label\n\xff\xfe,x\n")
     with pytest.raises(DataError, match=f"{path}: cannot be read as a CSV"):
         load_dataset(path)

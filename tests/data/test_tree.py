@@ -11,7 +11,7 @@ PATHS = ("animals/cats/lynx", "animals/dogs/wolf", "things/cups/mug")
 LEAVES = (("animals", "lynx"), ("animals", "wolf"), ("things", "mug"))
 
 
-def test_a_taxonomy_is_read_off_the_names():
+def test_names_of_classes_are_a_tree():
     tree = label_tree(("b/x/1", "a/y/2", "b/x/3", "b/z/4", "a/y/5"))
     assert tree.levels[:2] == (("b", "a"), ("b/x", "a/y", "b/z"))
     assert tree.sizes == (2, 3, 5)
@@ -29,24 +29,26 @@ def test_equal_names_under_two_parents_are_two_classes():
 
 
 @pytest.mark.parametrize("levels", [("",), ("train", "test")])
-def test_nested_folders(tmp_path, levels):
+def test_nested_folders_are_a_tree(tmp_path, levels):
     root = write_folder(tmp_path / "own", PATHS, levels=levels)
     (root / levels[0] / "animals" / ".cache").mkdir()
-    train, test = (load_dataset(root, split) for split in ("train", "test"))
-    assert train.classes == test.classes == PATHS
-    assert label_tree(train.classes).sizes == (2, 3, 3)
-    kept, held = train.train_val_split(0.3)
-    assert kept.classes == held.subset([0]).classes == PATHS
+    images = load_dataset(root)
+    assert images.classes == load_dataset(root, "test").classes == PATHS
+    assert label_tree(images.classes).sizes == (2, 3, 3)
+    train, val = images.train_val_split(0.3)
+    assert train.classes == val.subset([0]).classes == PATHS
 
 
-def test_folders_of_several_depths(tmp_path):
+def test_folders_of_several_depths_are_refused(tmp_path):
     root = write_folder(tmp_path / "own", ("animals/lynx", "mug"))
-    message = f"{root}: expected every image at one depth, got .*png in 'animals/lynx' and .*png in 'mug'$"
-    with pytest.raises(DataError, match=message):
+    places = ".*png in 'animals/lynx' and .*png in 'mug'"
+    with pytest.raises(
+        DataError, match=f"{root}: expected every image at one depth, got {places}$"
+    ):
         load_dataset(root)
 
 
-def test_folders_of_one_name_under_two_parents(tmp_path):
+def test_folders_of_one_name_under_two_parents_are_refused(tmp_path):
     root = write_folder(tmp_path / "own", ("cats/other", "dogs/other", "dogs/wolf"))
     with pytest.raises(
         DataError,
@@ -55,14 +57,14 @@ def test_folders_of_one_name_under_two_parents(tmp_path):
         load_dataset(root)
 
 
-def test_an_empty_class_of_a_tree(tmp_path):
+def test_an_empty_class_of_a_tree_is_refused(tmp_path):
     root = write_folder(tmp_path / "own", PATHS)
     (root / "things" / "bowls").mkdir()
     with pytest.raises(DataError, match=r"things/bowls: class 'bowls' is empty; expected images"):
         load_dataset(root)
 
 
-def test_a_folder_that_leads_back(tmp_path):
+def test_a_link_to_a_parent_folder_is_refused(tmp_path):
     root = write_folder(tmp_path / "own", PATHS)
     (root / "round").mkdir()
     (root / "round" / "again").symlink_to(root / "round")
@@ -70,29 +72,32 @@ def test_a_folder_that_leads_back(tmp_path):
         load_dataset(root)
 
 
-def written(tmp_path, head, rows):
+def write_table(tmp_path, head, rows):
     picture().save(tmp_path / "0.png")
     (tmp_path / "own.csv").write_text("\n".join([head, *rows]) + "\n", encoding="utf-8")
     return tmp_path / "own.csv"
 
 
-def test_levels_in_a_csv(tmp_path):
-    rows = [
-        f"0.png,{coarse}, {fine},{split}"
-        for coarse, fine in LEAVES
-        for split in ("train", "train", "test")
-    ]
-    path = written(tmp_path, "image,coarse,fine,split", rows)
-    train, test = load_dataset(path), load_dataset(path, "test")
+def test_columns_of_a_csv_are_levels(tmp_path):
+    rows = []
+    for coarse, fine in LEAVES:
+        for split in ("train", "train", "test"):
+            rows.append(f"0.png,{coarse}, {fine},{split}")
+    path = write_table(tmp_path, "image,coarse,fine,split", rows)
+    train = load_dataset(path)
     assert train.classes == ("animals/lynx", "animals/wolf", "things/mug")
-    assert (train.labels.tolist(), test.labels.tolist()) == ([0, 0, 1, 1, 2, 2], [0, 1, 2])
-    more = [f"life,{rest}" for rest in ("x,lynx,0.png", "x,wolf,0.png") * 2]
-    path = written(tmp_path, "kingdom,family,species,image", more)
+    assert train.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert load_dataset(path, "test").labels.tolist() == [0, 1, 2]
+
+
+def test_columns_of_labels_may_have_any_name(tmp_path):
+    rows = ["life,x,lynx,0.png", "life,x,wolf,0.png"] * 2
+    path = write_table(tmp_path, "kingdom,family,species,image", rows)
     assert load_dataset(path).classes == ("life/x/lynx", "life/x/wolf")
 
 
 def test_labels_of_an_ordinary_csv_may_hold_a_slash(tmp_path):
-    path = written(tmp_path, "file,label", ["0.png,T-shirt/top", "0.png,Trouser"] * 2)
+    path = write_table(tmp_path, "file,label", ["0.png,T-shirt/top", "0.png,Trouser"] * 2)
     assert load_dataset(path).classes == ("T-shirt/top", "Trouser")
 
 
@@ -135,8 +140,8 @@ def test_labels_of_an_ordinary_csv_may_hold_a_slash(tmp_path):
         ("image,coarse,fine", ["1.png,a,x"], r" line 2: no such file .*1\.png"),
     ],
 )
-def test_bad_tables(tmp_path, head, rows, message):
-    path = written(tmp_path, head, rows)
+def test_an_unsuitable_table_is_refused(tmp_path, head, rows, message):
+    path = write_table(tmp_path, head, rows)
     with pytest.raises(DataError, match=f"^{path}{message}") as caught:
         load_dataset(path)
     assert "\n" not in str(caught.value)
@@ -144,11 +149,11 @@ def test_bad_tables(tmp_path, head, rows, message):
 
 @needs_shared("fashion-mnist")
 def test_fashion_mnist_in_groups():
-    tree, plain = (
-        load_dataset(name, "test", root=SHARED) for name in ("fashion-mnist-tree", "fashion-mnist")
-    )
-    assert tree.labels.equal(plain.labels) and tree.name == "fashion-mnist-tree"
-    assert [path.split("/")[-1] for path in tree.classes] == [
+    images = load_dataset("fashion-mnist-tree", "test", root=SHARED)
+    flat = load_dataset("fashion-mnist", "test", root=SHARED)
+    assert images.labels.equal(flat.labels)
+    assert images.name == "fashion-mnist-tree"
+    assert [path.split("/")[-1] for path in images.classes] == [
         "T-shirt",
         "trouser",
         "pullover",
@@ -160,7 +165,7 @@ def test_fashion_mnist_in_groups():
         "bag",
         "ankle boot",
     ]
-    found = label_tree(tree.classes)
-    assert found.sizes == (2, 6, 10)
-    assert [path[1] for path in found.ancestors] == [0, 1, 0, 2, 3, 4, 0, 4, 5, 4]
-    assert [path[0] for path in found.ancestors] == [0, 0, 0, 0, 0, 1, 0, 1, 1, 1]
+    tree = label_tree(images.classes)
+    assert tree.sizes == (2, 6, 10)
+    assert [path[1] for path in tree.ancestors] == [0, 1, 0, 2, 3, 4, 0, 4, 5, 4]
+    assert [path[0] for path in tree.ancestors] == [0, 0, 0, 0, 0, 1, 0, 1, 1, 1]

@@ -13,11 +13,19 @@ DIGESTS = {name: hashlib.sha256(data).hexdigest() for name, data in CONTENT.item
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `files` (path to bytes); `cut` maps a path to how many bytes of the body to send before hanging up."""
+    """Serves files.
+
+    Attributes:
+        files: bytes by path.
+        cut: by path, how many bytes of the body to send before the connection ends.
+        requests: the paths that were requested.
+    """
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.files, self.cut, self.asked = {}, {}, []
+        self.files = {}
+        self.cut = {}
+        self.requests = []
 
     @property
     def url(self):
@@ -30,7 +38,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         server = self.server
-        server.asked.append(self.path)
+        server.requests.append(self.path)
         data = server.files.get(self.path)
         if data is None:
             self.send_error(404)
