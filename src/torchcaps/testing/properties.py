@@ -36,7 +36,7 @@ from torchcaps.testing.compare import (
 from torchcaps.testing.random import random_votes, seeded
 from torchcaps.types import LayerSizes, Routed
 
-NUM_SHAPES = 3  # drawn for each check
+NUM_SHAPES = 2  # drawn for each check
 
 
 class _Inputs(NamedTuple):
