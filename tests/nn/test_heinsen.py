@@ -15,183 +15,176 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def normalized(y):
-    return (
-        (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-5)
-        if y.shape[-1] > 1
-        else y
-    )
+def softmax(x):
+    weight = np.exp(x - x.max())
+    return weight / weight.sum()
 
 
-def stirred(layer):
-    """In float64, with no parameter at zero."""
-    torch.manual_seed(3)
+def normalize(y):
+    if y.shape[-1] == 1:
+        return y
+    return (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-5)
+
+
+def make_layer(votes, name, iterations):
+    """A layer in float64 with no parameter at zero, and its parameters in NumPy."""
+    layer = RoutedLayer(votes, name, iterations=iterations)
     for parameter in layer.parameters():
         parameter.data.add_(0.3 * torch.randn(parameter.shape))
-    return layer.double()
+    layer = layer.double()
+    return layer, {name: p.detach().numpy() for name, p in layer.named_parameters()}
 
 
-def by_loops_2022(x, p, iterations):
-    """One sample's parents and shares, from `[i, d]` and parameters of one row, or one for each child."""
-    n, (parents, h) = len(x), p["votes.offset"].shape
-    of = lambda name, i: p[name][i if len(p[name]) > 1 else 0]  # noqa: E731
-    xs, R, y = x / np.sqrt(n), np.full((n, parents), 1 / parents), None
+def route_2022(x, p, iterations):
+    """One sample's parents and couplings, from `[i, d]` and parameters of one row or of each child."""
+    n = len(x)
+    parents, dim = p["votes.offset"].shape
+    per_child = {
+        name: np.broadcast_to(p[f"router.{name}"], (n, *p[f"router.{name}"].shape[1:]))
+        for name in ("W_A", "B_A", "W_S", "B_S")
+    }
+    W_A, B_A, W_S, B_S = per_child.values()
+    use, ignore = p.get("router.beta_use"), p.get("router.beta_ignore")
+    if use is None:
+        use = x @ p["router.beta_use.weight"].T + p["router.beta_use.bias"]
+        ignore = x @ p["router.beta_ignore.weight"].T + p["router.beta_ignore.bias"]
+    scaled = x / np.sqrt(n)
+    R = np.full((n, parents), 1 / parents)
     for t in range(iterations):
-        if t:
-            for i in range(n):
-                S = np.zeros(parents)
-                for j in range(parents):
-                    guess = (y[j] @ p["router.W_G1"]) * p["router.W_G2"][j] + p["router.B_G2"][j]
-                    S[j] = np.log(
-                        sigmoid(x[i] @ guess * of("router.W_S", i)[j] + of("router.B_S", i)[j])
-                    )
-                R[i] = np.exp(S) / np.exp(S).sum()
-        y = np.zeros((parents, h))
+        y = np.zeros((parents, dim))
         for i in range(n):
-            f = sigmoid(xs[i] @ of("router.W_A", i) + of("router.B_A", i))
+            f = sigmoid(scaled[i] @ W_A[i] + B_A[i])
             for j in range(parents):
-                if "router.beta_use" in p:
-                    use, ignore = p["router.beta_use"][i, j], p["router.beta_ignore"][i, j]
-                else:
-                    use, ignore = (
-                        p[f"router.{name}.weight"][j] @ x[i] + p[f"router.{name}.bias"][j]
-                        for name in ("beta_use", "beta_ignore")
-                    )
-                vote = (xs[i] * p["votes.factor"][j]) @ p["votes.mix"] + p["votes.offset"][j]
-                y[j] += (use * f * R[i, j] - ignore * (f - f * R[i, j])) * vote
-        y = normalized(y)
-    return y, R
+                vote = (scaled[i] * p["votes.factor"][j]) @ p["votes.mix"] + p["votes.offset"][j]
+                y[j] += (use[i, j] * f * R[i, j] - ignore[i, j] * (f - f * R[i, j])) * vote
+        y = normalize(y)
+        if t == iterations - 1:
+            return y, R
+        for i in range(n):
+            S = np.zeros(parents)
+            for j in range(parents):
+                guess = (y[j] @ p["router.W_G1"]) * p["router.W_G2"][j] + p["router.B_G2"][j]
+                S[j] = np.log(sigmoid(x[i] @ guess * W_S[i, j] + B_S[i, j]))
+            R[i] = softmax(S)
+    raise ValueError("no iterations")
 
 
 @pytest.mark.parametrize("length", [5, None])
-@pytest.mark.parametrize(("iterations", "dim"), [(1, 3), (2, 3), (3, 3), (2, 1)])
+@pytest.mark.parametrize(("iterations", "dim"), [(1, 3), (3, 3), (2, 1)])
 def test_2022_equals_loops(length, iterations, dim):
     votes = FactorizedVotes(LayerSizes(length or 1, 4, 3, dim))
-    layer = stirred(RoutedLayer(votes, "heinsen_2022", iterations=iterations))
+    layer, parameters = make_layer(votes, "heinsen_2022", iterations)
     x = torch.randn(2, 5, 4, generator=seeded()).double()
     with tc.record_routing(layer) as record:
-        found = layer(Capsules(x, torch.ones(2, 5).double())).pose
-    learned = {name: p.detach().numpy() for name, p in layer.named_parameters()}
+        parents = layer(Capsules(x, torch.ones(2, 5).double()))
     for n in range(2):
-        y, R = by_loops_2022(x[n].numpy(), learned, iterations)
-        np.testing.assert_allclose(found[n].detach(), y, atol=1e-9)
+        y, R = route_2022(x[n].numpy(), parameters, iterations)
+        np.testing.assert_allclose(parents.pose[n].detach(), y, atol=1e-9)
         np.testing.assert_allclose(record[""][0].coupling[n], R, atol=1e-9)
 
 
-def test_no_vote_is_made(monkeypatch):
+def test_factorized_votes_are_never_stored(monkeypatch):
     layer = RoutedLayer(FactorizedVotes(LayerSizes(1, 4, 3, 4)), "heinsen_2022")
     votes = layer.make_votes(Capsules(torch.randn(2, 50, 4), torch.ones(2, 50)))
-    monkeypatch.setattr(Votes, "dense", lambda votes: pytest.fail("votes were made"))
+    monkeypatch.setattr(Votes, "dense", lambda votes: pytest.fail("votes were stored"))
     layer.router(votes)
 
 
-def test_the_authors_start():
+def test_initial_deviations_are_the_authors():
     layer = RoutedLayer(FactorizedVotes(LayerSizes(64, 100, 32, 25)), "heinsen_2022")
     deviations = {name: p.std().item() for name, p in layer.named_parameters()}
-    expected = {
-        "W_A": 2 / 10,
-        "W_G1": 1 / 5,
-        "W_G2": 1,
-        "W_S": 1 / 10,
-        "beta_use": 1,
-        "beta_ignore": 1,
-        "B_A": 0,
-        "B_S": 0,
-        "B_G2": 0,
-    }
-    expected = {f"router.{name}": std for name, std in expected.items()}
+    expected = {"router.W_A": 2 / 10, "router.W_G1": 1 / 5, "router.W_G2": 1}
+    expected |= {"router.W_S": 1 / 10, "router.beta_use": 1, "router.beta_ignore": 1}
+    expected |= {"router.B_A": 0, "router.B_S": 0, "router.B_G2": 0}
     expected |= {"votes.factor": 1, "votes.mix": 2 / 10, "votes.offset": 0}
     assert deviations == pytest.approx(expected, rel=0.1)
 
 
-def by_loops_2019(V, f, use, ignore, iterations):
-    """One sample's means, logits and shares, from votes `[i, j, d]`."""
+def route_2019(V, f, use, ignore, iterations):
+    """One sample's means, logits and couplings, from votes `[i, j, d]`."""
     children, parents, dim = V.shape
-    R, a, mu, var = np.full((children, parents), 1 / parents), None, None, None
+    R = np.full((children, parents), 1 / parents)
     for t in range(iterations):
-        if t:
-            for i in range(children):
-                log = np.array(
-                    [
-                        np.log(sigmoid(a[j]))
-                        - sum((V[i, j] - mu[j]) ** 2 / (2 * var[j]))
-                        - sum(np.log(np.sqrt(var[j])))
-                        for j in range(parents)
-                    ]
-                )
-                R[i] = np.exp(log - log.max()) / np.exp(log - log.max()).sum()
-        a, mu, var = np.zeros(parents), np.zeros((parents, dim)), np.zeros((parents, dim))
+        a = np.zeros(parents)
+        mu = np.zeros((parents, dim))
+        var = np.zeros((parents, dim))
         for j in range(parents):
             used = f * R[:, j]
             a[j] = sum(use[:, j] * used) - sum(ignore[:, j] * (f - used))
             weight = used / (used.sum() + 1e-5)
             mu[j] = sum(weight[i] * V[i, j] for i in range(children))
             var[j] = sum(weight[i] * (V[i, j] - mu[j]) ** 2 for i in range(children)) + 1e-5
-    return mu, a, R
+        if t == iterations - 1:
+            return mu, a, R
+        for i in range(children):
+            log = np.zeros(parents)
+            for j in range(parents):
+                log[j] = np.log(sigmoid(a[j])) - sum(np.log(np.sqrt(var[j])))
+                log[j] -= sum((V[i, j] - mu[j]) ** 2 / (2 * var[j]))
+            R[i] = softmax(log)
+    raise ValueError("no iterations")
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("iterations", [1, 2, 3])
-def test_2019_equals_loops(shared, iterations):
-    sizes = LayerSizes(1 if shared else 5, 4, 3, 4)
-    layer = stirred(RoutedLayer(MatrixVotes(sizes), "heinsen_2019", iterations=iterations))
-    pose, f = (
-        torch.randn(2, 5, 4, generator=seeded()).double(),
-        torch.rand(2, 5, generator=seeded(1)).double(),
-    )
+@pytest.mark.parametrize("children", [1, 5])
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_2019_equals_loops(children, iterations):
+    votes = MatrixVotes(LayerSizes(children, 4, 3, 4))
+    layer, parameters = make_layer(votes, "heinsen_2019", iterations)
+    pose = torch.randn(2, 5, 4, generator=seeded()).double()
+    f = torch.rand(2, 5, generator=seeded(1)).double()
     with tc.record_routing(layer) as record:
         layer(Capsules(pose, f))
-    found = record[""][0]
-    each = {
-        name: np.broadcast_to(p.detach().numpy(), (5, *p.shape[1:]))
-        for name, p in layer.named_parameters()
+    trace = record[""][0]
+    per_child = {
+        name: np.broadcast_to(array, (5, *array.shape[1:])) for name, array in parameters.items()
     }
     for n in range(2):
-        votes = np.zeros((5, 3, 4))
-        for i in range(5):
-            for j in range(3):
-                product = pose[n, i].view(2, 2).numpy() @ each["votes.weight"][i, j]
-                votes[i, j] = product.flatten() + each["router.B"][i, j]
-        use, ignore = each["router.beta_use"], each["router.beta_ignore"]
-        mu, a, R = by_loops_2019(votes, f[n].numpy(), use, ignore, iterations)
-        np.testing.assert_allclose(found.pose[n], mu, atol=1e-8)
-        np.testing.assert_allclose(found.extras["logits"][n], a, atol=1e-8)
-        np.testing.assert_allclose(found.activation[n], sigmoid(a), atol=1e-8)
-        np.testing.assert_allclose(found.coupling[n], R, atol=1e-8)
+        products = np.einsum("ipr,ijrq->ijpq", pose[n].view(5, 2, 2), per_child["votes.weight"])
+        V = products.reshape(5, 3, 4) + per_child["router.B"]
+        use, ignore = per_child["router.beta_use"], per_child["router.beta_ignore"]
+        mu, a, R = route_2019(V, f[n].numpy(), use, ignore, iterations)
+        np.testing.assert_allclose(trace.pose[n], mu, atol=1e-8)
+        np.testing.assert_allclose(trace.extras["logits"][n], a, atol=1e-8)
+        np.testing.assert_allclose(trace.activation[n], sigmoid(a), atol=1e-8)
+        np.testing.assert_allclose(trace.coupling[n], R, atol=1e-8)
 
 
-def test_credit_stands_beside_the_couplings():
+def test_credit_is_an_extra_beside_the_couplings():
+    sizes = LayerSizes(6, 5, 3, 4)
     router = create_router("heinsen_2022")
-    router.build(LayerSizes(6, 5, 3, 4))
+    router.build(sizes)
     routed = router(DenseVotes(random_votes(2, 6, 3, 4), pose=torch.randn(2, 6, 5)))
-    assert routed.extras["credit"].shape == routed.coupling.shape
-    _, _, coupling = routed  # three, whatever stands beside them
+    _, _, coupling = routed  # unpacks to three
+    assert routed.extras["credit"].shape == coupling.shape
     assert (coupling.sum(dim=-1) - 1).abs().max() < 1e-5
-    layer = RoutedLayer(FactorizedVotes(LayerSizes(6, 5, 3, 4)), "heinsen_2022")
+    layer = RoutedLayer(FactorizedVotes(sizes), "heinsen_2022")
     with tc.record_routing(layer) as record:
         layer(torch.randn(2, 6, 5))
     assert record[""][0].extras["credit"].shape == (2, 6, 3)
 
 
-def test_a_head_takes_any_sequence():
+def test_a_head_takes_sequences_of_any_length():
     head = RoutingHead(8, 3, hidden=(6, 5)).eval()
     for length in (1, 7, 30):
         logits = head(torch.randn(2, length, 8, generator=seeded()))
-        assert logits.shape == (2, 3) and logits.isfinite().all()
+        assert logits.shape == (2, 3)
+        assert logits.isfinite().all()
+
+
+def test_vectors_that_share_parameters_have_no_order():
     x = torch.randn(2, 7, 8, generator=seeded())
-    torch.testing.assert_close(
-        head(x.flip(1)), head(x)
-    )  # a set: vectors that share parameters have no order
+    head = RoutingHead(8, 3, hidden=(6, 5)).eval()
+    torch.testing.assert_close(head(x.flip(1)), head(x))
     fixed = RoutingHead(8, 3, hidden=(6,), length=7)
     assert not torch.allclose(fixed(x.flip(1)), fixed(x))
     with pytest.raises(ValueError, match=r"features: expected \[batch, n=7, dim=8\], got"):
         fixed(torch.randn(2, 6, 8))
 
 
-def test_vectors_that_are_absent_change_nothing():
+def test_absent_vectors_change_nothing():
     head = RoutingHead(8, 3, hidden=(6,)).eval()
     x = torch.randn(2, 7, 8, generator=seeded())
-    present = torch.arange(7).expand(2, 7) < 4
-    other = torch.where(present.unsqueeze(-1), x, torch.randn(x.shape, generator=seeded(1)))
-    torch.testing.assert_close(head(other, present), head(x, present))
+    mask = torch.arange(7).expand(2, 7) < 4
+    other = torch.where(mask.unsqueeze(-1), x, torch.randn(x.shape, generator=seeded(1)))
+    torch.testing.assert_close(head(other, mask), head(x, mask))
     assert not torch.allclose(head(other), head(x))

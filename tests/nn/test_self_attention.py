@@ -6,34 +6,35 @@ import numpy as np
 import pytest
 import torch
 
-import torchcaps as tc
-from torchcaps.functional import DenseVotes
+from torchcaps.functional import DenseVotes, steep_squash_with_length
 from torchcaps.nn import create_router
 from torchcaps.testing import random_votes, seeded
 from torchcaps.types import LayerSizes
 
-BATCH, CHILDREN, PARENTS, DIM = 2, 6, 3, 4
+CHILDREN, PARENTS, DIM = 6, 3, 4
 
 
-def plain(u, prior, scale):
-    """FCCaps, with its Gram matrix: `u` is [children, parents, dim]."""
-    N, K, _ = u.shape
-    a = np.zeros((N, K))
-    for k in range(K):
-        gram = np.array([[u[n, k] @ u[m, k] / scale for m in range(N)] for n in range(N)])
+def route_by_loops(u, prior, scale):
+    """The layer FCCaps of the paper, with its Gram matrix, of votes `[children, parents, dim]`."""
+    children, parents, _ = u.shape
+    a = np.zeros((children, parents))
+    for k in range(parents):
+        gram = u[:, k] @ u[:, k].T / scale
         a[:, k] = gram.sum(axis=1)
-    c, v = np.zeros((N, K)), np.zeros_like(u[0])
-    for n in range(N):
+    c = np.zeros_like(a)
+    for n in range(children):
         weight = np.exp(a[n] - a[n].max())
         c[n] = weight / weight.sum()
-    for k in range(K):
-        s = sum((c[n, k] + prior[n, k]) * u[n, k] for n in range(N))
+    v = np.zeros_like(u[0])
+    for k in range(parents):
+        s = sum((c[n, k] + prior[n, k]) * u[n, k] for n in range(children))
         length = math.sqrt(s @ s)
         v[k] = (1 - math.exp(-length)) * s / length
     return v, np.sqrt((v**2).sum(axis=-1)), c
 
 
-def built(prior=0.0, **options):
+def build_router(prior=0.0, **options):
+    """A router whose prior has random numbers of this standard deviation."""
     router = create_router("self_attention", **options)
     router.build(LayerSizes(CHILDREN, 0, PARENTS, DIM))
     router = router.double()
@@ -41,60 +42,63 @@ def built(prior=0.0, **options):
     return router
 
 
-@pytest.mark.parametrize(
-    ("options", "scale"), [({}, DIM**0.5), ({"scale": 1.0}, 1.0), ({"scale": 8}, 8.0)]
-)
+@pytest.fixture
+def votes():
+    return random_votes(2, CHILDREN, PARENTS, DIM).double()
+
+
+@pytest.mark.parametrize(("options", "scale"), [({}, DIM**0.5), ({"scale": 8}, 8.0)])
 @pytest.mark.parametrize("prior", [0.0, 0.7])
-def test_it_equals_loops(options, scale, prior):
-    votes, router = random_votes(BATCH, CHILDREN, PARENTS, DIM).double(), built(prior, **options)
+def test_it_equals_loops(votes, options, scale, prior):
+    router = build_router(prior, **options)
     routed = router(votes)
-    for found, u in zip(zip(*routed, strict=True), votes.numpy(), strict=True):
-        expected = plain(u, router.prior.detach().numpy(), scale)
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_allclose(one.detach().numpy(), other, rtol=1e-6, atol=1e-6)
+    for sample in range(2):
+        expected = route_by_loops(votes[sample].numpy(), router.prior.detach().numpy(), scale)
+        for tensor, array in zip(routed, expected, strict=True):
+            np.testing.assert_allclose(tensor[sample].detach(), array, rtol=1e-6, atol=1e-6)
 
 
-def test_the_prior_comes_after_the_softmax():
-    votes = random_votes(BATCH, CHILDREN, PARENTS, DIM).double()
-    without, with_prior = built()(votes), built(0.7)(votes)
+def test_the_prior_comes_after_the_softmax(votes):
+    without = build_router()(votes)
+    with_prior = build_router(0.7)(votes)
     torch.testing.assert_close(with_prior.coupling, without.coupling)
     assert (with_prior.pose - without.pose).abs().max() > 0.01
     assert (with_prior.coupling.sum(dim=-1) - 1).abs().max() < 1e-12
 
 
-def test_absent_children_have_no_part_in_the_sum():
-    """Of a padded convolution: votes that an offset of the layer gives to children that are not there."""
+def test_absent_children_have_no_part_in_the_sum(votes):
+    """An offset of a layer gives votes to the padding of a convolution."""
 
-    class Padded(DenseVotes):
+    class PaddedVotes(DenseVotes):
         mask = (torch.arange(CHILDREN) < 4).double().unsqueeze(0)
 
-    votes, router = random_votes(BATCH, CHILDREN, PARENTS, DIM).double(), built(0.7)
-    padded, cut = router(Padded(votes)), built(0.7)
-    cut.prior.data = router.prior.data[:4].clone()
-    expected = cut(votes[:, :4])
+    router = build_router(0.7)
+    padded = router(PaddedVotes(votes))
+    router.prior.data = router.prior.data[:4].clone()
+    expected = router(votes[:, :4])
     torch.testing.assert_close(padded.pose, expected.pose)
     torch.testing.assert_close(padded.coupling[:, :4], expected.coupling)
 
 
-def test_uniform_coupling_keeps_what_the_prior_has_learned():
-    votes, router = random_votes(BATCH, CHILDREN, PARENTS, DIM).double(), built(0.7)
+def test_uniform_coupling_keeps_the_learned_prior(votes):
+    router = build_router(0.7)
     routed = router.uniform()(votes)
     s = ((1 / PARENTS + router.prior).unsqueeze(-1) * votes).sum(dim=-3)
-    torch.testing.assert_close(routed.pose, tc.functional.steep_squash_with_length(s)[0])
-    torch.testing.assert_close(built(0.7, equal=True)(votes).pose, routed.pose)
+    torch.testing.assert_close(routed.pose, steep_squash_with_length(s)[0])
+    torch.testing.assert_close(build_router(0.7, equal=True)(votes).pose, routed.pose)
 
 
-def test_finite_gradients_at_zero():
+def test_votes_of_zero_have_a_finite_gradient_that_is_not_zero():
     votes = torch.zeros(1, CHILDREN, PARENTS, DIM, requires_grad=True)
-    router = built().float()
+    router = build_router().float()
     routed = router(votes)
     (routed.pose.sum() + routed.activation.sum()).backward()
     assert votes.grad.isfinite().all()
-    assert votes.grad.abs().min() > 0.1  # steep: what votes nothing still learns
+    assert votes.grad.abs().min() > 0.1
     assert router.prior.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("scale", [0, -1.0, float("nan")])
-def test_a_scale_that_is_none(scale):
+@pytest.mark.parametrize("scale", [0, float("nan")])
+def test_a_scale_that_is_not_above_zero(scale):
     with pytest.raises(ValueError, match="scale: expected at least 1e-06, got"):
         create_router("self_attention", scale=scale)
