@@ -1,177 +1,160 @@
-"""Fields: which children vote for which parents, and the competition for a child among all of its parents."""
+"""Fields: which children vote for which parents, and which parents compete for a child."""
+
+from functools import partial
 
 import pytest
 import torch
+from torch.nn import functional as F
 
-from torchcaps.errors import UnknownNameError
 from torchcaps.functional import ConvField, ConvTransposeField, DenseField, DenseVotes, em_routing
 from torchcaps.testing import seeded
 
-MAPS = [
+TYPES, PARENTS = 2, 3
+FIELDS = [
     ConvField(6, 6, 3, 1),
     ConvField(7, 7, 3, 2),
-    ConvField(14, 14, 3, 2),
     ConvField(6, 8, 3, 2),
     ConvField(5, 4, 2, 3),
 ]
-IDS = [f"{w.height}x{w.width}K{w.kernel}S{w.stride}" for w in MAPS]
+ALL_FIELDS = pytest.mark.parametrize(
+    "field", FIELDS, ids=lambda f: f"{f.height}x{f.width}K{f.kernel}S{f.stride}"
+)
 
 
-def links(windows, n=2):
-    """For each window and place in it, the child on the map: index of (y, x, type), as plain loops find it."""
-    rows, columns = windows.positions
-    found = torch.empty(rows, columns, windows.kernel, windows.kernel, n, dtype=torch.long)
-    for oy in range(rows):
-        for ox in range(columns):
-            for ky in range(windows.kernel):
-                for kx in range(windows.kernel):
-                    y, x = oy * windows.stride + ky, ox * windows.stride + kx
-                    found[oy, ox, ky, kx] = (y * windows.width + x) * n + torch.arange(n)
-    return found.flatten(2)
+def random_logits(field, parents=PARENTS):
+    shape = (2, *field.positions, field.count(TYPES), parents)
+    return torch.randn(shape, generator=seeded(), dtype=torch.float64)
 
 
-def dense_share(windows, log_weight, n=2):
-    """Softmax over the parents of each child, in a table of all children and all parents with gaps at -infinity."""
-    batch, rows, columns, _, j = log_weight.shape
-    index = links(windows, n)
-    table = log_weight.new_full(
-        (batch, windows.height * windows.width * n, rows, columns, j), -torch.inf
-    )
-    for oy in range(rows):
-        for ox in range(columns):
-            table[:, index[oy, ox], oy, ox] = log_weight[:, oy, ox]
-    share = table.flatten(2).softmax(dim=-1).view_as(table)
-    found = torch.empty_like(log_weight)
-    for oy in range(rows):
-        for ox in range(columns):
-            found[:, oy, ox] = share[:, index[oy, ox], oy, ox]
-    return found
+def index_children(field):
+    """Index of the child (y, x, type) of each window and place in it, by plain loops."""
+    rows, columns = field.positions
+    index = torch.empty(rows, columns, field.kernel, field.kernel, TYPES, dtype=torch.long)
+    for row in range(rows):
+        for column in range(columns):
+            for ky in range(field.kernel):
+                for kx in range(field.kernel):
+                    y = row * field.stride + ky
+                    x = column * field.stride + kx
+                    index[row, column, ky, kx] = (y * field.width + x) * TYPES + torch.arange(TYPES)
+    return index.flatten(2)
 
 
-@pytest.mark.parametrize("windows", MAPS, ids=IDS)
-def test_gather_cuts_and_scatter_is_its_adjoint(windows):
-    x = torch.randn(2, windows.height, windows.width, 2, dtype=torch.float64)
-    cut = windows.gather(x)
-    torch.testing.assert_close(cut, x.flatten(1)[:, links(windows).flatten()].view_as(cut))
-    poses = torch.randn(2, windows.height, windows.width, 2, 5)
-    torch.testing.assert_close(windows.gather(poses)[..., 3], windows.gather(poses[..., 3]))
-    y = torch.randn(cut.shape, dtype=torch.float64)
-    torch.testing.assert_close((cut * y).sum(), (x * windows.scatter(y)).sum())
+def softmax_of_table(field, logits):
+    """Softmax over a table of all children and all parents, -infinity where they do not meet."""
+    batch, rows, columns, _, parents = logits.shape
+    index = index_children(field)
+    children = field.height * field.width * TYPES
+    table = logits.new_full((batch, children, rows, columns, parents), -torch.inf)
+    for row in range(rows):
+        for column in range(columns):
+            table[:, index[row, column], row, column] = logits[:, row, column]
+    table = table.flatten(2).softmax(dim=-1).view_as(table)
+    coupling = torch.empty_like(logits)
+    for row in range(rows):
+        for column in range(columns):
+            coupling[:, row, column] = table[:, index[row, column], row, column]
+    return coupling
 
 
-def parents_of(windows):
+def count_windows(field):
     """How many windows contain each position of the map."""
-    ones = torch.ones(1, *windows.positions, windows.kernel**2)
-    return windows.scatter(ones)[0, ..., 0]
+    ones = torch.ones(1, *field.positions, field.kernel**2)
+    return field.scatter(ones)[0, ..., 0]
 
 
-def test_number_of_parents():
-    assert parents_of(ConvField(14, 14, 3, 2))[0].tolist() == [
-        1,
-        1,
-        2,
-        1,
-        2,
-        1,
-        2,
-        1,
-        2,
-        1,
-        2,
-        1,
-        1,
-        0,
-    ]
-    assert parents_of(ConvField(6, 6, 3, 1))[0].tolist() == [1, 2, 3, 3, 2, 1]
-    assert parents_of(ConvField(6, 6, 3, 1, 1))[0].tolist() == [4, 6, 6, 6, 6, 4]
-    assert parents_of(ConvField(16, 16, 3, 2))[-1].sum() == 0
-    assert (ConvField(14, 14, 3, 2).positions, ConvField(6, 6, 3).positions) == ((6, 6), (4, 4))
+def assert_adjoint(field, x, windows):
+    """The inner product of `windows` with another is that of the map with its scatter."""
+    y = torch.randn(windows.shape, dtype=torch.float64)
+    torch.testing.assert_close((windows * y).sum(), (x * field.scatter(y)).sum())
 
 
-@pytest.mark.parametrize("windows", MAPS, ids=IDS)
+@ALL_FIELDS
+def test_gather_cuts_windows_and_scatter_is_its_adjoint(field):
+    x = torch.randn(2, field.height, field.width, TYPES, dtype=torch.float64)
+    windows = field.gather(x)
+    index = index_children(field).flatten()
+    torch.testing.assert_close(windows, x.flatten(1)[:, index].view_as(windows))
+    poses = torch.randn(2, field.height, field.width, TYPES, 5)
+    torch.testing.assert_close(field.gather(poses)[..., 3], field.gather(poses[..., 3]))
+    assert_adjoint(field, x, windows)
+
+
+def test_number_of_windows():
+    strided = ConvField(14, 14, 3, 2)
+    assert strided.positions == (6, 6)
+    assert count_windows(strided)[0].tolist() == [1, 1, *[2, 1] * 5, 1, 0]
+    assert ConvField(6, 6, 3).positions == (4, 4)
+    assert count_windows(ConvField(6, 6, 3, 1))[0].tolist() == [1, 2, 3, 3, 2, 1]
+    assert count_windows(ConvField(6, 6, 3, 1, 1))[0].tolist() == [4, 6, 6, 6, 6, 4]
+
+
+@ALL_FIELDS
 @pytest.mark.parametrize("scale", [1.0, 200.0])
-def test_share_equals_the_dense_masked_form(windows, scale):
-    x = (
-        torch.randn(
-            2, *windows.positions, windows.kernel**2 * 2, 3, generator=seeded(), dtype=torch.float64
-        )
-        * scale
-    )
-    torch.testing.assert_close(windows.softmax(x), dense_share(windows, x))
+def test_the_softmax_equals_that_of_a_table(field, scale):
+    logits = scale * random_logits(field)
+    torch.testing.assert_close(field.softmax(logits), softmax_of_table(field, logits))
 
 
-@pytest.mark.parametrize("windows", MAPS, ids=IDS)
-def test_couplings_of_a_child_sum_to_one_or_to_zero_where_no_window_reaches(windows):
-    x = torch.randn(2, *windows.positions, windows.kernel**2 * 2, 3, generator=seeded()) * 30
-    shares = windows.scatter(windows.softmax(x).sum(dim=-1))
-    connected = (parents_of(windows) > 0).float()[None, :, :, None].expand_as(shares)
-    torch.testing.assert_close(shares, connected)
-    parents = windows.gather(parents_of(windows)[None, :, :, None].expand(2, -1, -1, 2)).unsqueeze(
-        -1
-    )
-    torch.testing.assert_close(
-        windows.softmax(torch.zeros_like(x)) * 3 * parents, torch.ones_like(x)
-    )
+@ALL_FIELDS
+def test_couplings_of_a_child_sum_to_one_or_to_zero_where_no_window_reaches(field):
+    logits = 30 * random_logits(field)
+    sums = field.scatter(field.softmax(logits).sum(dim=-1))
+    is_reached = (count_windows(field) > 0).double()
+    torch.testing.assert_close(sums, is_reached[None, :, :, None].expand_as(sums))
+
+
+@ALL_FIELDS
+def test_equal_logits_give_equal_couplings(field):
+    coupling = field.initial_coupling(random_logits(field))
+    windows = count_windows(field).double()[None, :, :, None].expand(2, -1, -1, TYPES)
+    num_parents = PARENTS * field.gather(windows).unsqueeze(-1)
+    torch.testing.assert_close(coupling * num_parents, torch.ones_like(coupling))
 
 
 def test_conventions():
-    windows = {
-        name: ConvField(6, 6, 3, 1, convention=name) for name in ("all", "type", "space", "patch")
+    by_name = {
+        name: ConvField(6, 6, 3, convention=name) for name in ("all", "type", "space", "patch")
     }
-    x = torch.randn(2, 4, 4, 18, 3, generator=seeded())
-    torch.testing.assert_close(windows["type"].softmax(x), x.softmax(dim=-1))
-    by_position = windows["space"].softmax(x)
-    for j in range(3):
-        torch.testing.assert_close(
-            by_position[..., j : j + 1], dense_share(windows["all"], x[..., j : j + 1])
-        )
-    torch.testing.assert_close(windows["patch"].softmax(x).sum(dim=(1, 2, 4)), torch.ones(2, 18))
-    torch.testing.assert_close(
-        windows["all"].initial_coupling(x), windows["all"].softmax(torch.zeros_like(x))
-    )
-    torch.testing.assert_close(windows["space"].initial_coupling(x), torch.full_like(x, 1 / 3))
-    with pytest.raises(UnknownNameError, match="unknown convention 'types'; did you mean 'type'"):
-        ConvField(6, 6, 3, convention="types")
-
-
-def test_one_window_makes_all_conventions_that_share_over_types_equal():
-    x = torch.randn(2, 1, 1, 9, 4, generator=seeded())
-    for convention in ("all", "type", "patch"):
-        torch.testing.assert_close(
-            ConvField(3, 3, 3, convention=convention).softmax(x), x.softmax(dim=-1)
-        )
+    logits = random_logits(by_name["all"])
+    torch.testing.assert_close(by_name["type"].softmax(logits), logits.softmax(dim=-1))
+    by_position = by_name["space"].softmax(logits)
+    for j in range(PARENTS):
+        expected = softmax_of_table(by_name["all"], logits[..., j : j + 1])
+        torch.testing.assert_close(by_position[..., j : j + 1], expected)
+    sums = by_name["patch"].softmax(logits).sum(dim=(1, 2, 4))
+    torch.testing.assert_close(sums, torch.ones_like(sums))
+    initial = by_name["space"].initial_coupling(logits)
+    torch.testing.assert_close(initial, torch.full_like(logits, 1 / 3))
 
 
 @pytest.mark.parametrize("convention", ["all", "type", "patch"])
-def test_one_more_parent_of_weight_one(convention):
-    windows = ConvField(5, 5, 3, 2, convention=convention)
-    x = torch.randn(2, 2, 2, 18, 3, generator=seeded(), dtype=torch.float64) * 5
-    weight = x.exp()
-    torch.testing.assert_close(
-        windows.softmax(x, leaky=True),
-        weight / (windows.reduce_competing(weight, torch.Tensor.sum) + 1),
-    )
-    x, weight = x[:, 0, 0], weight[:, 0, 0]
-    torch.testing.assert_close(
-        DenseField().softmax(x, leaky=True), weight / (weight.sum(dim=-1, keepdim=True) + 1)
-    )
+def test_one_window_makes_conventions_equal(convention):
+    logits = torch.randn(2, 1, 1, 9, 4, generator=seeded())
+    coupling = ConvField(3, 3, 3, convention=convention).softmax(logits)
+    torch.testing.assert_close(coupling, logits.softmax(dim=-1))
 
 
-@pytest.mark.parametrize(
-    ("kernel", "stride", "padding"), [(3, 1, 1), (3, 2, 1), (5, 2, 2), (4, 3, 3)]
-)
+@pytest.mark.parametrize("convention", ["all", "type", "patch"])
+def test_a_leaky_softmax_has_one_more_parent_of_weight_one(convention):
+    field = ConvField(5, 5, 3, 2, convention=convention)
+    logits = 5 * random_logits(field)
+    weight = logits.exp()
+    total = field.reduce_competing(weight, torch.Tensor.sum)
+    torch.testing.assert_close(field.softmax(logits, leaky=True), weight / (total + 1))
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (5, 2, 2), (4, 3, 3)])
 def test_padding_is_a_map_with_absent_children_around_it(kernel, stride, padding):
-    windows = ConvField(6, 7, kernel, stride, padding)
-    x = torch.randn(2, 6, 7, 2, dtype=torch.float64)
-    wide = torch.nn.functional.pad(x, (0, 0, padding, padding, padding, padding))
+    field = ConvField(6, 7, kernel, stride, padding)
     plain = ConvField(6 + 2 * padding, 7 + 2 * padding, kernel, stride)
-    cut = windows.gather(x)
-    torch.testing.assert_close(cut, plain.gather(wide))
-    torch.testing.assert_close(
-        windows.mask(2), (plain.gather(torch.where(wide == 0, 0.0, 1.0))[:1]).float()
-    )
-    y = torch.randn(cut.shape, dtype=torch.float64)
-    torch.testing.assert_close((cut * y).sum(), (x * windows.scatter(y)).sum())
+    sides = (0, 0, padding, padding, padding, padding)
+    x = torch.randn(2, 6, 7, TYPES, dtype=torch.float64)
+    windows = field.gather(x)
+    torch.testing.assert_close(windows, plain.gather(F.pad(x, sides)))
+    present = F.pad(torch.ones(1, 6, 7, TYPES), sides)
+    torch.testing.assert_close(field.mask(TYPES), plain.gather(present))
+    assert_adjoint(field, x, windows)
 
 
 @pytest.mark.parametrize(
@@ -179,69 +162,53 @@ def test_padding_is_a_map_with_absent_children_around_it(kernel, stride, padding
 )
 def test_transposed_windows_are_those_of_a_transposed_convolution(kernel, stride, padding):
     field = ConvTransposeField(5, 4, kernel, stride, padding)
-    x, weight = (
-        torch.randn(2, 5, 4, 3, dtype=torch.float64),
-        torch.randn(3, 7, kernel, kernel, dtype=torch.float64),
-    )
-    truth = torch.nn.functional.conv_transpose2d(
-        x.movedim(-1, 1), weight, stride=stride, padding=padding
-    )
-    cut = field.gather(x)
-    assert field.positions == truth.shape[2:] == cut.shape[1:3]
-    flipped = weight.flip(2, 3).permute(2, 3, 0, 1).reshape(-1, 7)
-    torch.testing.assert_close((cut @ flipped).movedim(-1, 1), truth)
+    x = torch.randn(2, 5, 4, 3, dtype=torch.float64)
+    weight = torch.randn(3, 7, kernel, kernel, dtype=torch.float64)
+    expected = F.conv_transpose2d(x.movedim(-1, 1), weight, stride=stride, padding=padding)
+    windows = field.gather(x)
+    assert field.positions == expected.shape[2:] == windows.shape[1:3]
+    matrix = weight.flip(2, 3).permute(2, 3, 0, 1).reshape(-1, 7)
+    torch.testing.assert_close((windows @ matrix).movedim(-1, 1), expected)
     torch.testing.assert_close(field.mask(3), field.gather(torch.ones(1, 5, 4, 3)))
-    y = torch.randn(cut.shape, dtype=torch.float64)
-    torch.testing.assert_close((cut * y).sum(), (x * field.scatter(y)).sum())
+    assert_adjoint(field, x, windows)
 
 
-def test_everything_puts_a_map_in_a_row():
+def test_a_dense_field_flattens_a_map():
     field = DenseField(3, 4)
     x = torch.randn(2, 3, 4, 5, 6)
     torch.testing.assert_close(field.gather(x), x.flatten(1, 3))
     torch.testing.assert_close(field.scatter(field.gather(x[..., 0])), x[..., 0])
-    assert (field.count(5), DenseField().count(7), field.mask(5), field.positions) == (
-        60,
-        7,
-        None,
-        (),
-    )
+    assert (field.count(5), DenseField().count(7)) == (60, 7)
+    assert field.mask(5) is None
+    assert field.positions == ()
 
 
-@pytest.mark.parametrize("windows", MAPS[:2], ids=IDS[:2])
-def test_routing_in_a_convolution_equals_routing_in_the_dense_masked_form(windows):
-    """Two iterations, where the E-step of one and the same child reaches over windows."""
-    n, j, dim = 2, 3, 4
-    votes = torch.randn(
-        2,
-        *windows.positions,
-        windows.kernel**2 * n,
-        j,
-        dim,
-        generator=seeded(),
-        dtype=torch.float64,
-    )
-    activation = torch.rand(
-        2, windows.height, windows.width, n, generator=seeded(1), dtype=torch.float64
-    )
-    children = windows.gather(activation)
-    given = [DenseVotes(votes, children) for _ in range(2)]
-    nothing = torch.zeros_like(votes[..., 0])
-    for one, share in zip(
-        given, (windows.softmax, lambda x: dense_share(windows, x, n)), strict=True
-    ):
-        one.couple = lambda logits=None, share=share: share(nothing if logits is None else logits)
-    found, dense = (em_routing(one, None, 0.1, 0.2, 3, 0.5) for one in given)
-    for a, b in zip(found, dense, strict=True):
-        torch.testing.assert_close(a, b)
+@pytest.mark.parametrize("field", FIELDS[:2], ids=["stride 1", "stride 2"])
+def test_em_routing_in_a_convolution_equals_that_of_a_table(field):
+    votes = random_logits(field, PARENTS * 4).unflatten(-1, (PARENTS, 4))
+    activation = torch.rand(2, field.height, field.width, TYPES, generator=seeded(1)).double()
+
+    class CoupledVotes(DenseVotes):
+        """Couplings by a softmax of its own."""
+
+        def couple(self, logits=None):
+            logits = torch.zeros_like(votes[..., 0]) if logits is None else logits
+            return self.softmax(logits)
+
+    routings = []
+    for softmax in (field.softmax, partial(softmax_of_table, field)):
+        coupled = CoupledVotes(votes, field.gather(activation))
+        coupled.softmax = softmax
+        routings.append(em_routing(coupled, None, 0.1, 0.2, 3, 0.5))
+    torch.testing.assert_close(*routings)
 
 
+@pytest.mark.parametrize("leaky", [False, True])
 @pytest.mark.parametrize("convention", ["all", "type", "space", "patch"])
-def test_gradient_of_share(convention):
-    windows = ConvField(3, 3, 2, 1, convention=convention)
-    x = torch.randn(1, 2, 2, 4, 2, generator=seeded(), dtype=torch.float64).requires_grad_()
-    for leaky in (False, True):
-        assert torch.autograd.gradcheck(lambda t, leaky=leaky: windows.softmax(t, leaky), (x,))
+def test_gradients(convention, leaky):
+    field = ConvField(3, 3, 2, 1, convention=convention)
+    logits = torch.randn(1, 2, 2, 4, 2, generator=seeded(), dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: field.softmax(x, leaky), (logits,))
 
 
 @pytest.mark.parametrize(
@@ -252,8 +219,14 @@ def test_gradient_of_share(convention):
         ((6, 6, 0), "kernel: expected at least 1, got 0"),
         ((6, 6, 3, 0), "stride: expected at least 1, got 0"),
         ((6, 6, 3, 1, 3), "padding: expected between 0 and 2, got 3"),
+        ((6, 6, 3, 1, 0, "types"), "unknown convention 'types'; did you mean 'type'"),
     ],
 )
-def test_wrong_sizes(sizes, message):
+def test_wrong_arguments(sizes, message):
     with pytest.raises(ValueError, match=message):
         ConvField(*sizes)
+
+
+def test_a_transposed_window_that_no_map_fills_is_refused():
+    with pytest.raises(ValueError, match="height: expected at least 2, got 1"):
+        ConvTransposeField(1, 4, kernel=3, stride=2, padding=2)

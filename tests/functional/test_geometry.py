@@ -7,6 +7,8 @@ from torchcaps.functional import coordinate_addition, matrix_votes, receptive_ce
 from torchcaps.functional.geometry import Slide, receptive_field
 from torchcaps.testing import seeded
 
+LAYERS = [(5, 2), (3, 2), (3, 1)]
+
 
 def test_votes_have_the_pose_on_the_left():
     pose = torch.randn(2, 3, 5, 16, generator=seeded())
@@ -15,45 +17,43 @@ def test_votes_have_the_pose_on_the_left():
     assert votes.shape == (2, 3, 5, 4, 16)
     for i in range(5):
         for j in range(4):
-            torch.testing.assert_close(
-                votes[1, 2, i, j].view(4, 4), pose[1, 2, i].view(4, 4) @ weight[i, j]
-            )
+            expected = pose[1, 2, i].view(4, 4) @ weight[i, j]
+            torch.testing.assert_close(votes[1, 2, i, j].view(4, 4), expected)
 
 
-def test_votes_of_poses_that_are_not_square():
-    pose, weight = (
-        torch.randn(2, 5, 6, generator=seeded()),
-        torch.randn(5, 4, 3, 7, generator=seeded(1)),
-    )
+def test_poses_need_not_be_square():
+    pose = torch.randn(2, 5, 6, generator=seeded())
+    weight = torch.randn(5, 4, 3, 7, generator=seeded(1))
     votes = matrix_votes(pose, weight)
     torch.testing.assert_close(votes[1, 2, 3].view(2, 7), pose[1, 2].view(2, 3) @ weight[2, 3])
 
 
-def test_wrong_votes():
-    with pytest.raises(
-        ValueError,
-        match=r"pose: expected \[\*batch, children=5, in_dim=16\], got \[\*batch=2, chil",
-    ):
-        matrix_votes(torch.rand(2, 4, 16), torch.rand(5, 3, 4, 4))
+def test_poses_that_do_not_fit():
+    weight = torch.rand(5, 3, 4, 4)
+    message = r"pose: expected \[\*batch, children=5, in_dim=16\], got \[\*batch=2, children=4"
+    with pytest.raises(ValueError, match=message):
+        matrix_votes(torch.rand(2, 4, 16), weight)
     with pytest.raises(ValueError, match="pose: expected .*in_dim=12"):
-        matrix_votes(torch.rand(2, 5, 15), torch.rand(5, 3, 4, 4))
+        matrix_votes(torch.rand(2, 5, 15), weight)
 
 
-def test_coordinates_go_to_the_right_hand_column():
+def test_coordinates_are_added_to_the_right_hand_column():
     votes = torch.randn(2, 3, 5, 6, 4, 16, generator=seeded())
-    rows, columns = torch.arange(3.0), 10 + torch.arange(5.0)
+    rows = torch.arange(3.0)
+    columns = 10 + torch.arange(5.0)
     added = coordinate_addition(votes, rows, columns) - votes
-    matrix = added[1, 2, 4, 5, 3].view(4, 4)
     expected = torch.zeros(4, 4)
-    expected[0, 3], expected[1, 3] = 2.0, 14.0
-    torch.testing.assert_close(matrix, expected, atol=1e-5, rtol=0)
-    assert (
-        added - added[:1, :, :, :1, :1]
-    ).abs().max() < 1e-5  # equal for samples, children and parents
+    expected[0, 3] = 2.0
+    expected[1, 3] = 14.0
+    torch.testing.assert_close(added[1, 2, 4, 5, 3].view(4, 4), expected, atol=1e-5, rtol=0)
+    first = added[:1, :, :, :1, :1].expand_as(added)  # equal for samples, children and parents
+    torch.testing.assert_close(added, first, atol=1e-5, rtol=0)
 
 
-def test_other_elements_and_wrong_ones():
-    votes, rows, columns = torch.zeros(2, 1, 6, 4, 16), torch.ones(2), torch.ones(1)
+def test_coordinates_are_added_to_other_elements():
+    votes = torch.zeros(2, 1, 6, 4, 16)
+    rows = torch.ones(2)
+    columns = torch.ones(1)
     added = coordinate_addition(votes, rows, columns, indices=(0, 1))
     assert added[1, 0, 2, 3].nonzero().flatten().tolist() == [0, 1]
     assert coordinate_addition(votes, rows, columns, indices=(5, 5))[1, 0, 2, 3, 5] == 2
@@ -63,8 +63,8 @@ def test_other_elements_and_wrong_ones():
         coordinate_addition(votes, rows, rows)
 
 
-def test_centers():
-    assert receptive_centers(32, [(5, 2), (3, 2), (3, 1)]) == [-8.0, -4.0, 0.0, 4.0]
+def test_receptive_centers():
+    assert receptive_centers(32, LAYERS) == [-8.0, -4.0, 0.0, 4.0]
     assert receptive_centers(4, []) == [-2.0, -1.0, 0.0, 1.0]
     assert receptive_centers(28, [(5, 2)]) == [2 + 2 * k - 14 for k in range(12)]
     with pytest.raises(ValueError, match="size of the map: expected at least 3, got 2"):
@@ -75,13 +75,12 @@ def test_centers_are_where_a_pixel_moves_the_output():
     """The gradient of one output of averaging layers is symmetrical about its center."""
     image = torch.zeros(1, 1, 32, requires_grad=True)
     x = image
-    for kernel, stride in ((5, 2), (3, 2), (3, 1)):
+    for kernel, stride in LAYERS:
         x = torch.nn.functional.avg_pool1d(x, kernel, stride)
-    for k, center in enumerate(receptive_centers(32, [(5, 2), (3, 2), (3, 1)])):
+    pixels = torch.arange(32) - 16
+    for k, center in enumerate(receptive_centers(32, LAYERS)):
         (weight,) = torch.autograd.grad(x[0, 0, k], image, retain_graph=True)
-        assert (weight[0, 0] * (torch.arange(32) - 16)).sum().item() == pytest.approx(
-            center, abs=1e-4
-        )
+        assert (weight[0, 0] * pixels).sum().item() == pytest.approx(center, abs=1e-4)
 
 
 def test_padding_moves_the_first_center_and_nothing_else():

@@ -1,4 +1,4 @@
-"""Losses: the squares, the sums, the means, and their fingerprints."""
+"""Losses: the squares, the sums, the means, and known values."""
 
 import pytest
 import torch
@@ -10,17 +10,17 @@ from torchcaps.tasks.collapse import plateau
 @pytest.mark.parametrize(
     ("length", "expected"), [(0.0, 0.81), (1.0, 3.645), (0.9, 9 * 0.5 * 0.64), (0.1, 0.64)]
 )
-def test_fingerprints(length, expected):
+def test_margin_of_equal_lengths(length, expected):
     loss = margin_loss(torch.full((4, 10), length), torch.tensor([0, 3, 5, 9]))
     assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(("classes", "expected"), [(10, 0.5236), (2, 0.2133)])
-def test_plateau_is_the_least_loss_of_a_constant_length(classes, expected):
-    labels = torch.tensor([0])
+def test_the_plateau_is_the_least_loss_of_equal_lengths(classes, expected):
     lengths = torch.linspace(0, 1, 2001)
-    losses = torch.stack([margin_loss(a.expand(1, classes), labels) for a in lengths])
-    assert losses.min().item() == pytest.approx(expected, abs=1e-4)
+    labels = torch.tensor([0])
+    losses = [margin_loss(length.expand(1, classes), labels).item() for length in lengths]
+    assert min(losses) == pytest.approx(expected, abs=1e-4)
     assert plateau(classes) == pytest.approx(expected, abs=1e-4)
 
 
@@ -33,19 +33,19 @@ def test_margin_by_hand():
 
 
 def test_margin_is_summed_over_classes_and_averaged_over_the_batch():
-    activation, labels = torch.rand(6, 4), torch.randint(4, (6,))
+    activation = torch.rand(6, 4)
+    labels = torch.randint(4, (6,))
     rows = [margin_loss(activation[k : k + 1], labels[k : k + 1]) for k in range(6)]
-    torch.testing.assert_close(margin_loss(activation, labels), torch.stack(rows).mean())
+    expected = torch.stack(rows).mean()
+    torch.testing.assert_close(margin_loss(activation, labels), expected)
     silent = torch.full((6, 3), 0.05)
-    torch.testing.assert_close(
-        margin_loss(torch.cat([activation, silent], 1), labels), torch.stack(rows).mean()
-    )
+    with_silent = margin_loss(torch.cat([activation, silent], 1), labels)
+    torch.testing.assert_close(with_silent, expected)
 
 
 def test_margin_of_two_labels():
-    activation = torch.tensor([[0.9, 0.5, 0.1]])
-    targets = torch.tensor([[1, 1, 0]])
-    assert margin_loss(activation, targets).item() == pytest.approx(0.16, rel=1e-5)
+    loss = margin_loss(torch.tensor([[0.9, 0.5, 0.1]]), torch.tensor([[1, 1, 0]]))
+    assert loss.item() == pytest.approx(0.16, rel=1e-5)
 
 
 def test_margins_are_arguments():
@@ -56,26 +56,26 @@ def test_margins_are_arguments():
 
 def test_spread_by_hand():
     activation = torch.tensor([[0.6, 0.5, 0.1], [0.2, 0.9, 0.8]])
-    first = (0.2 - 0.1) ** 2
-    second = (0.2 - 0.1) ** 2
-    assert spread_loss(activation, torch.tensor([0, 1]), 0.2).item() == pytest.approx(
-        (first + second) / 2, rel=1e-4
-    )
+    loss = spread_loss(activation, torch.tensor([0, 1]), 0.2)
+    assert loss.item() == pytest.approx((0.2 - 0.1) ** 2, rel=1e-4)
     assert spread_loss(torch.tensor([[1.0, 0.0]]), torch.tensor([0]), 0.9).item() == 0
 
 
 def test_reconstruction_is_a_sum_over_pixels():
     """0.0005 times the sum is 0.392 times the mean on 28x28 images."""
-    drawn, images = torch.rand(5, 1, 28, 28), torch.rand(5, 1, 28, 28)
-    mean = torch.nn.functional.mse_loss(drawn, images)
-    torch.testing.assert_close(0.0005 * reconstruction_loss(drawn, images), 0.392 * mean)
+    reconstruction = torch.rand(5, 1, 28, 28)
+    images = torch.rand(5, 1, 28, 28)
+    mean = torch.nn.functional.mse_loss(reconstruction, images)
+    loss = reconstruction_loss(reconstruction, images)
+    torch.testing.assert_close(0.0005 * loss, 0.392 * mean)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(dtype):
-    activation, labels = torch.rand(4, 3).to(dtype), torch.tensor([0, 1, 2, 0])
-    for loss in (margin_loss(activation, labels), spread_loss(activation, labels, 0.5)):
-        assert loss.dtype == torch.float32
+    activation = torch.rand(4, 3).to(dtype)
+    labels = torch.tensor([0, 1, 2, 0])
+    assert margin_loss(activation, labels).dtype == torch.float32
+    assert spread_loss(activation, labels, 0.5).dtype == torch.float32
 
 
 def test_gradients():

@@ -1,4 +1,4 @@
-"""Votes are immutable: what a call needs is bound to a copy, so that calls do not disturb one another."""
+"""Votes are immutable: a call is bound to a copy, so that calls do not disturb one another."""
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -20,18 +20,18 @@ OWN = [
 ]
 
 
-def product_votes(bias=None):
-    return ProductVotes(random_capsules(2, 6, 4), DenseField(), torch.randn(6, 5, 4, 3), bias=bias)
+def product_votes():
+    return ProductVotes(random_capsules(2, 6, 4), DenseField(), torch.randn(6, 5, 4, 3))
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_router_leaves_the_votes_as_they_were(name):
+def test_a_router_leaves_the_votes_as_they_are(name):
     router = create_router(name)
     router.build(LayerSizes(6, 4, 5, 3))
     votes = product_votes()
     before = dict(vars(votes))
-    for other in (router, router.uniform(), router.random()):
-        other(votes, context=RoutingContext(trace=[]))
+    for each_router in (router, router.uniform(), router.random()):
+        each_router(votes, context=RoutingContext(trace=[]))
     assert vars(votes) == before
     assert votes.context == RoutingContext()
 
@@ -46,8 +46,8 @@ def test_a_bound_copy_shares_the_tensors_and_computes_votes_once():
     torch.testing.assert_close(bound.dense(), votes.dense())
 
 
-def test_votes_are_seen_with_gradients_after_a_pass_without():
-    votes = product_votes(bias=None)
+def test_a_pass_without_gradients_does_not_disturb_those_with():
+    votes = product_votes()
     votes.weight.requires_grad_()
     router = create_router("dynamic", impl="reference")
     with torch.no_grad():
@@ -57,25 +57,26 @@ def test_votes_are_seen_with_gradients_after_a_pass_without():
     assert votes.weight.grad.any()
 
 
-def test_huge_votes_are_clamped_where_the_context_says_so():
+def test_huge_votes_are_clamped_if_the_context_says_so():
     votes = as_votes(random_votes() * 1e30)
     assert votes.dense().abs().max() > 1e29
     assert votes.bind(RoutingContext(clamp=True)).dense().abs().max() < 1e10
 
 
-def test_two_threads_route_the_same_votes_by_the_same_layer():
-    """One thread routes as learned and records nothing, the other ablates, traces and leaves out the couplings."""
+def test_threads_route_the_same_votes_by_the_same_layer():
+    """One thread routes as learned; others ablate, trace and leave out the couplings."""
     layer = CapsuleLinear(6, 4, 5, 3, impl="reference")
     votes = layer.make_votes(random_capsules(2, 6, 4))
-    router, uniform = layer.router, layer.router.uniform()
+    router = layer.router
+    uniform = router.uniform()
     traced = RoutingContext(trace=[])
-    calls = {
-        "routed": lambda: router(votes),
-        "uniform": lambda: uniform(votes),
-        "lean": lambda: router(votes, context=RoutingContext(needs_coupling=False)),
-        "traced": lambda: router(votes, context=traced),
-    }
-    alone = {name: call() for name, call in calls.items()}
+    calls = [
+        lambda: router(votes),
+        lambda: uniform(votes),
+        lambda: router(votes, context=RoutingContext(needs_coupling=False)),
+        lambda: router(votes, context=traced),
+    ]
+    expected = [call() for call in calls]
     traced.trace.clear()
     start = Barrier(len(calls))
 
@@ -84,10 +85,10 @@ def test_two_threads_route_the_same_votes_by_the_same_layer():
         return [call() for _ in range(50)]
 
     with ThreadPoolExecutor(len(calls)) as pool:
-        results = dict(zip(calls, pool.map(repeat, calls.values()), strict=True))
-    for name, routings in results.items():
-        for routed in routings:
-            assert all(torch.equal(x, y) for x, y in zip(routed, alone[name], strict=True))
+        routings = list(pool.map(repeat, calls))
+    for actual, single in zip(routings, expected, strict=True):
+        for routed in actual:
+            assert all(map(torch.equal, routed, single))
     assert len(traced.trace) == 50 * router.num_iterations
 
 
@@ -105,49 +106,54 @@ def test_a_router_that_ignores_fixed_couplings_is_caught_in_every_thread():
 
     def ablate(_):
         honest(votes)
-        with pytest.raises(
-            AblationUnsupportedError, match="Careless makes its couplings by itself"
-        ):
+        message = "Careless makes its couplings by itself"
+        with pytest.raises(AblationUnsupportedError, match=message):
             careless(votes)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(ablate, range(40)))
 
 
-def test_fixed_couplings_are_noted_for_one_call():
-    first, second = (FixedCoupling(0, 1.0, uses=[]) for _ in range(2))
-    votes = as_votes(random_votes())
-    votes.bind(RoutingContext(fixed=first)).couple()
+def test_uses_of_fixed_couplings_belong_to_one_call():
+    first = FixedCoupling(0, 1.0, uses=[])
+    second = FixedCoupling(0, 1.0, uses=[])
+    as_votes(random_votes()).bind(RoutingContext(fixed=first)).couple()
     assert first.uses
     assert not second.uses
 
 
-def test_what_votes_bring_is_not_passed_beside_them():
-    votes, bias = DenseVotes(random_votes()), torch.zeros(5, 4)
-    for call in (dynamic_routing, tc.ops.dynamic_routing):
-        with pytest.raises(ArgumentError) as error:
-            call(votes, bias=bias)
-        assert error.value.argument == "bias"
+@pytest.mark.parametrize("route", [dynamic_routing, tc.ops.dynamic_routing])
+def test_a_bias_beside_that_of_the_votes_is_refused(route):
     with pytest.raises(ArgumentError) as error:
-        em_routing(votes, torch.ones(2, 6), 0.0, 0.0)
+        route(DenseVotes(random_votes()), bias=torch.zeros(5, 4))
+    assert error.value.argument == "bias"
+
+
+def test_an_activation_beside_that_of_the_votes_is_refused():
+    with pytest.raises(ArgumentError) as error:
+        em_routing(DenseVotes(random_votes()), torch.ones(2, 6), 0.0, 0.0)
     assert error.value.argument == "activation"
 
 
-def test_extras_are_part_of_a_routing():
+def test_extras_stay_with_a_routing():
     routed = dynamic_routing(random_votes()).with_extras(logits=torch.ones(2, 5))
-    pose, activation, coupling = routed
+    pose, activation, _ = routed
     assert isinstance(routed, Routed)
     replaced = routed._replace(pose=pose + 1)
     assert replaced.extras == routed.extras
     torch.testing.assert_close(replaced.pose, pose + 1)
+    assert routed.with_extras(more=activation).extras.keys() == {"logits", "more"}
+    assert dynamic_routing(random_votes()).extras == {}
+
+
+def test_pytrees_have_extras():
+    routed = dynamic_routing(random_votes()).with_extras(logits=torch.ones(2, 5))
     doubled = tree_map(lambda x: 2 * x, routed)
-    torch.testing.assert_close(doubled.coupling, 2 * coupling)
+    torch.testing.assert_close(doubled.coupling, 2 * routed.coupling)
     torch.testing.assert_close(doubled.extras["logits"], 2 * torch.ones(2, 5))
     leaves, spec = tree_flatten(routed)
     assert len(leaves) == 4
     assert tree_unflatten(leaves, spec).extras["logits"] is routed.extras["logits"]
-    assert routed.with_extras(more=activation).extras.keys() == {"logits", "more"}
-    assert dynamic_routing(random_votes()).extras == {}
 
 
 def test_extras_pass_through_a_compiled_call():
