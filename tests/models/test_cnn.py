@@ -15,57 +15,52 @@ from torchcaps.tasks import Multilabel, create_task
 from torchcaps.testing import check_module, seeded
 from torchcaps.training import load, train
 
-TINY = {"channels": 8, "primary_types": 2}
+SMALL = {"channels": (4, 6), "kernels": (5, 3), "pool": True, "hidden": (10, 8)}
+CAPSNET = {"channels": 8, "primary_types": 2}
 
 
-def tiny(**options):
-    return CNN(
-        3,
-        1,
-        12,
-        **({"channels": (4, 6), "kernels": (5, 3), "pool": True, "hidden": (10, 8)} | options),
-    )
+def small_cnn(**options):
+    return CNN(3, 1, 12, **SMALL | options)
 
 
-@pytest.mark.parametrize("multilabel", [False, True])
-@pytest.mark.parametrize("pool", [False, True])
-def test_small_ones_keep_every_property_of_models(multilabel, pool):
-    check_module(
-        tiny(multilabel=multilabel, pool=pool), torch.rand(3, 1, 12, 12, generator=seeded())
-    )
+def sample_images(count=3):
+    return torch.rand(count, 1, 12, 12, generator=seeded())
 
 
-def test_probabilities_sum_to_one_unless_there_may_be_several_classes():
-    images = torch.rand(4, 1, 12, 12, generator=seeded())
-    one, multilabel = tiny().eval(), tiny(multilabel=True).eval()
-    torch.testing.assert_close(one(images).sum(dim=1), torch.ones(4))
-    torch.testing.assert_close(one(images), one.logits(images).softmax(dim=1))
-    torch.testing.assert_close(multilabel(images), multilabel.logits(images).sigmoid())
+@pytest.mark.parametrize("options", [{}, {"multilabel": True}, {"pool": False}])
+def test_small_ones_keep_every_property_of_models(options):
+    check_module(small_cnn(**options), sample_images())
+
+
+def test_probabilities_sum_to_one():
+    model = small_cnn().eval()
+    probabilities = model(sample_images())
+    torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(3))
+    torch.testing.assert_close(probabilities, model.logits(sample_images()).softmax(dim=1))
+
+
+def test_probabilities_of_several_classes_are_sigmoids():
+    model = small_cnn(multilabel=True).eval()
+    torch.testing.assert_close(model(sample_images()), model.logits(sample_images()).sigmoid())
 
 
 def test_dropout_in_training_alone():
-    model, images = tiny(dropout=0.5), torch.rand(4, 1, 12, 12, generator=seeded())
-    assert not torch.equal(model.logits(images), model.logits(images))
+    model = small_cnn(dropout=0.5)
+    assert not torch.equal(model.logits(sample_images()), model.logits(sample_images()))
     model.eval()
-    assert torch.equal(model.logits(images), model.logits(images))
+    assert torch.equal(model.logits(sample_images()), model.logits(sample_images()))
 
 
 @pytest.mark.parametrize(
     ("num_classes", "in_chans", "img_size"), [(1, 1, 4), (43, 3, (9, 30)), (5, 2, 33)]
 )
 def test_any_size(num_classes, in_chans, img_size):
-    model = CNN(
-        num_classes, in_chans, img_size, channels=(4, 4), kernels=(5, 5), pool=True, hidden=(8,)
-    )
-    height, width = model.img_size
-    assert model(torch.rand(2, in_chans, height, width, generator=seeded())).shape == (
-        2,
-        num_classes,
-    )
+    model = CNN(num_classes, in_chans, img_size, **SMALL)
+    assert model(torch.rand(2, *model.image_shape)).shape == (2, num_classes)
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("options", "message"),
     [
         ({"channels": (4, 0)}, "channels: expected at least 1, got 0"),
         ({"kernels": (4, 3)}, "kernels: expected odd sizes, got 4, 3"),
@@ -73,32 +68,25 @@ def test_any_size(num_classes, in_chans, img_size):
         ({"dropout": 1.0}, "dropout: expected between 0.0 and 0.99, got 1.0"),
         (
             {"channels": (1,) * 4, "kernels": (3,) * 4},
-            "img_size: expected images of at least 16x16 pixels, got 12x12",
+            "img_size: expected images of at least 16x16",
         ),
     ],
 )
-def test_wrong_options(options, complaint):
-    with pytest.raises(ValueError, match=complaint):
-        tiny(**options)
+def test_wrong_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        small_cnn(**options)
 
 
-def test_what_only_capsules_have():
-    model, images = tiny(), torch.rand(2, 1, 12, 12)
+def test_a_cnn_has_no_capsules():
+    model = small_cnn()
     with pytest.raises(ValueError, match="capsules: expected a capsule network; this is a CNN"):
-        model.capsules(images)
+        model.capsules(sample_images())
     with pytest.raises(ValueError, match="reconstruct: .* no decoder"):
         model.reconstruct(None)
     with pytest.raises(ValueError, match="model: expected one with class capsules"):
-        perturb(model, images)
-    with (
-        pytest.raises(ValueError, match="record_routing: CNN has no routed layer"),
-        tc.record_routing(model),
-    ):
-        pass
-    with pytest.raises(
-        ValueError, match=r"images: expected \[batch, channels=1, height=12, width=12\], got"
-    ):
-        model(torch.rand(2, 3, 12, 12))
+        perturb(model, sample_images())
+    with pytest.raises(ValueError, match="record_routing: CNN has no routed layer"):
+        tc.record_routing(model).__enter__()
 
 
 @pytest.mark.parametrize(
@@ -106,20 +94,20 @@ def test_what_only_capsules_have():
     [
         ("capsnet", {}),
         ("matrix_caps", {"num_classes": 10}),
-        ("capsnet", TINY | {"num_classes": 3, "img_size": (18, 20)}),
+        ("capsnet", CAPSNET | {"num_classes": 3, "img_size": (18, 20)}),
     ],
 )
-def test_matched_in_parameters_and_sizes(name, options):
+def test_a_matched_cnn_has_the_parameters_and_sizes_of_the_model(name, options):
     capsules = tc.create_model(name, **options)
     cnn = matched_cnn(capsules)
     assert parameter_count(cnn) == pytest.approx(parameter_count(capsules), rel=0.05)
     assert cnn.num_classes == capsules.num_classes
-    assert (cnn.in_chans, cnn.img_size) == (capsules.in_chans, capsules.img_size)
+    assert cnn.image_shape == capsules.image_shape
 
 
 def test_matching_leaves_the_random_numbers_as_they_were():
     torch.manual_seed(3)
-    cnn = tc.create_model("cnn_matched", **TINY)
+    cnn = tc.create_model("cnn_matched", **CAPSNET)
     torch.manual_seed(3)
     expected = CNN(
         channels=(cnn.convolutions[0].out_channels, cnn.convolutions[3].out_channels),
@@ -127,82 +115,90 @@ def test_matching_leaves_the_random_numbers_as_they_were():
         pool=True,
         hidden=(cnn.hidden[0].out_features,),
     )
-    for found, truth in zip(cnn.parameters(), expected.parameters(), strict=True):
-        assert torch.equal(found, truth)
+    for parameter, expected_parameter in zip(cnn.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(parameter, expected_parameter)
 
 
-def test_the_registered_one_names_what_it_matches():
-    found = tc.create_model(
-        "cnn_matched", match="matrix_caps_small", img_size=20, types=(2, 2), **TINY
-    )
-    capsules = tc.create_model(
-        "matrix_caps_small", img_size=20, types=(2, 2), num_classes=10, in_chans=1, **TINY
-    )
-    assert parameter_count(found) == pytest.approx(parameter_count(capsules), rel=0.05)
-    with pytest.raises(ValueError, match="unknown model 'capsnt'; did you mean 'capsnet'"):
-        tc.create_model("cnn_matched", match="capsnt")
-    with pytest.raises(ValueError, match="model: expected a capsule network, got 'cnn_matched'"):
-        tc.create_model("cnn_matched", match="cnn_matched")
-    with pytest.raises(ValueError, match="model: expected a capsule network, got a CNN"):
-        matched_cnn(tiny())
-    with pytest.raises(TypeError, match="chanels"):
-        tc.create_model("cnn_matched", chanels=3)
+def test_the_registered_one_names_the_model_that_it_matches():
+    options = CAPSNET | {"img_size": 20, "types": (2, 2)}
+    cnn = tc.create_model("cnn_matched", match="matrix_caps_small", **options)
+    capsules = tc.create_model("matrix_caps_small", num_classes=10, in_chans=1, **options)
+    assert parameter_count(cnn) == pytest.approx(parameter_count(capsules), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"match": "capsnt"}, ValueError, "unknown model 'capsnt'; did you mean 'capsnet'"),
+        ({"match": "cnn_matched"}, ValueError, "model: expected a capsule network, got 'cnn_m"),
+        ({"match": "resnet20"}, ValueError, "model: expected a capsule network, got a CNN"),
+        ({"chanels": 3}, TypeError, "chanels"),
+    ],
+)
+def test_models_that_cannot_be_matched(options, error, message):
+    with pytest.raises(error, match=message):
+        tc.create_model("cnn_matched", **options)
 
 
 def test_too_small_to_be_matched():
     smallest = torch.nn.Linear(2, 2)
-    smallest.num_classes, smallest.in_chans, smallest.img_size = 10, 1, (28, 28)
-    with pytest.raises(
-        ValueError,
-        match="model: no CNN has about as many parameters as this one, 6; the nearest has",
-    ):
+    smallest.num_classes = 10
+    smallest.in_chans = 1
+    smallest.img_size = (28, 28)
+    message = "model: no CNN has about as many parameters as this one, 6; the nearest has"
+    with pytest.raises(ValueError, match=message):
         matched_cnn(smallest)
 
 
 def test_one_class_is_learned_by_cross_entropy():
-    model, images = tiny(dropout=0.0), torch.rand(3, 1, 12, 12, generator=seeded())
+    model = small_cnn(dropout=0.0)
+    labels = torch.tensor([2, 0, 1])
     task = create_task(model, TrainConfig())
     assert (task.name, task.loss) == ("classify", "cross_entropy")
-    found = task(ImageBatch(images, torch.tensor([2, 0, 1])), 0.0)
-    right = model(images)[torch.arange(3), torch.tensor([2, 0, 1])]
-    torch.testing.assert_close(found["loss"], -right.log().mean())
-    torch.testing.assert_close(found["activation"], model(images))
-    assert found["cross_entropy"] == found["loss"]
-    assert "reconstruction" not in found
+    outputs = task.training_step(ImageBatch(sample_images(), labels), 0.0)
+    probabilities = model(sample_images())
+    torch.testing.assert_close(outputs["activation"], probabilities)
+    expected = -probabilities[torch.arange(3), labels].log().mean()
+    torch.testing.assert_close(outputs["loss"], expected)
+    assert outputs["cross_entropy"] == outputs["loss"]
+    assert "reconstruction" not in outputs
 
 
 def test_several_classes_are_learned_one_by_one():
-    model, images = tiny(dropout=0.0, multilabel=True), torch.rand(2, 1, 12, 12, generator=seeded())
-    shown, two_hot = torch.tensor([[0, 1], [1, 2]]), torch.tensor([[1, 1, 0], [0, 1, 1]])
-    p = model(images)
-    expected = -(two_hot * p.log() + (1 - two_hot) * (1 - p).log()).sum(dim=1).mean()
-    found = Multilabel(model, TrainConfig())(ImageBatch(images, shown), 0.0)
-    torch.testing.assert_close(found["loss"], expected)
+    model = small_cnn(dropout=0.0, multilabel=True)
+    labels = torch.tensor([[0, 1], [1, 2]])
+    targets = torch.tensor([[1, 1, 0], [0, 1, 1]])
+    p = model(sample_images(2))
+    expected = -(targets * p.log() + (1 - targets) * (1 - p).log()).sum(dim=1).mean()
+    task = Multilabel(model, TrainConfig())
+    outputs = task.training_step(ImageBatch(sample_images(2), labels), 0.0)
+    torch.testing.assert_close(outputs["loss"], expected)
 
 
-def test_losses_and_models_that_do_not_fit():
-    images, labels = torch.rand(2, 1, 28, 28), torch.tensor([0, 1])
-    capsnet = create_task(tc.create_model("capsnet", **TINY), TrainConfig.of(loss="cross_entropy"))
-    with pytest.raises(
-        ValueError, match="loss: cross_entropy needs a model with logits, and this one has none"
-    ):
-        capsnet(ImageBatch(images, labels), 0.0)
-    with pytest.raises(
-        ValueError, match="reconstruction: expected 0 for a model without a decoder, got 1"
-    ):
-        create_task(tiny(), TrainConfig.of(loss="margin", reconstruction=1.0))
+def test_a_cross_entropy_needs_logits():
+    model = tc.create_model("capsnet", **CAPSNET)
+    task = create_task(model, TrainConfig.of(loss="cross_entropy"))
+    batch = ImageBatch(torch.rand(2, 1, 28, 28), torch.tensor([0, 1]))
+    message = "loss: cross_entropy needs a model with logits, and this one has none"
+    with pytest.raises(ValueError, match=message):
+        task.training_step(batch, 0.0)
 
 
-def test_it_trains_and_is_read_back_and_judged_like_any_model(tmp_path):
-    random = np.random.default_rng(0)
+def test_a_reconstruction_needs_a_decoder():
+    message = "reconstruction: expected 0 for a model without a decoder, got 1"
+    with pytest.raises(ValueError, match=message):
+        create_task(small_cnn(), TrainConfig.of(loss="margin", reconstruction=1.0))
+
+
+def test_a_run_is_read_back_and_evaluated_like_that_of_any_model(tmp_path):
     labels = np.arange(60) % 3
-    images = random.integers(0, 40, (60, 18, 20), dtype=np.uint8)
+    images = np.random.default_rng(0).integers(0, 40, (60, 18, 20), dtype=np.uint8)
     for image, label in zip(images, labels, strict=True):
         image[:, label * 6 : label * 6 + 6] += 180
     np.savez(tmp_path / "bars.npz", images=images, labels=labels)
     config = TrainConfig.of(
         model="cnn_matched",
-        model_options=TINY,
+        model_options=CAPSNET,
         data=str(tmp_path / "bars.npz"),
         epochs=2,
         batch_size=16,
@@ -213,9 +209,9 @@ def test_it_trains_and_is_read_back_and_judged_like_any_model(tmp_path):
     model = load(train(config, tmp_path / "run").path)
     assert isinstance(model, CNN)
     assert not model.training
-    known = ImageSet(
-        torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels), ("0", "1", "2"), "bars"
+    pixels = torch.from_numpy(images).unsqueeze(1)
+    evaluation = evaluate(
+        model, ImageSet(pixels, torch.from_numpy(labels), ("0", "1", "2"), "bars")
     )
-    found = evaluate(model, known)
-    assert found.accuracy > 0.9
-    torch.testing.assert_close(found.activations.sum(dim=1), torch.ones(60))
+    assert evaluation.accuracy > 0.9
+    torch.testing.assert_close(evaluation.activations.sum(dim=1), torch.ones(60))

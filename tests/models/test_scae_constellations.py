@@ -1,7 +1,8 @@
-"""Constellations (section 2.1 of the paper): shapes of points that move by themselves are told apart without labels.
+"""Constellations (section 2.1 of the paper): moving shapes of points are told apart without labels.
 
-Two squares and a triangle, each turned, sized and placed at random, and each absent from a third of the images. A
-capsule has one pose, so that it can explain the points of one shape, and not those of two.
+Two squares and a triangle, each turned, sized and placed at random, and each absent from a third of
+the images. A capsule has one pose, so that it can explain the points of one shape, and not those of
+two.
 """
 
 from __future__ import annotations
@@ -13,71 +14,70 @@ import torch
 
 from torchcaps.models.scae import NOISE, Noise, ObjectCapsules, pose_likelihood
 
-SHAPES = (
-    ((-1.0, -1.0), (-1.0, 1.0), (1.0, 1.0), (1.0, -1.0)),
-    ((-1.0, -1.0), (-1.0, 1.0), (1.0, 1.0), (1.0, -1.0)),
-    ((0.0, -1.2), (1.0, 0.6), (-1.0, 0.6)),
-)
-OF_POINT = torch.tensor([shape for shape, points in enumerate(SHAPES) for _ in points])
-MEMBERS = len(OF_POINT)
+SQUARE = ((-1.0, -1.0), (-1.0, 1.0), (1.0, 1.0), (1.0, -1.0))
+TRIANGLE = ((0.0, -1.2), (1.0, 0.6), (-1.0, 0.6))
+POINTS = torch.tensor(SQUARE + SQUARE + TRIANGLE)
+SHAPE_OF_POINT = torch.tensor([0] * 4 + [1] * 4 + [2] * 3)
+NUM_POINTS = 11
+NUM_SHAPES = 3
+STEPS = 1200
+BATCH = 64
+DYNAMIC = 1000.0  # with the weight of 10 an object bends, and explains points of all three
 
 
-STEPS, DYNAMIC = (
-    1200,
-    1000.0,
-)  # with the weight of 10 an object may be of any shape, and explains points of all three
+def sample_constellations(count, generator):
+    """Poses of points `[n, 11, 6]`, turned and sized with their shape, and logits of presence."""
+    turn, size, x, y = torch.rand(4, count, NUM_SHAPES, generator=generator)
+    turn = (turn - 0.5) * math.pi
+    size = 0.15 + 0.2 * size
+    cos = (size * turn.cos())[:, SHAPE_OF_POINT]
+    sin = (size * turn.sin())[:, SHAPE_OF_POINT]
+    center_x = 1.2 * (x - 0.5)[:, SHAPE_OF_POINT]
+    center_y = 1.2 * (y - 0.5)[:, SHAPE_OF_POINT]
+    px, py = POINTS.T
+    place_x = center_x + cos * px - sin * py
+    place_y = center_y + sin * px + cos * py
+    pose = torch.stack([cos, -sin, place_x, sin, cos, place_y], dim=-1)
+    is_present = torch.rand(count, NUM_SHAPES, generator=generator) > 1 / 3
+    return pose, torch.where(is_present, 4.0, -4.0)[:, SHAPE_OF_POINT]
 
 
-def constellations(count, generator):
-    """Poses of points `[n, 11, 6]`, which are turned and sized with their shape, and logits of their presence."""
-    turn, size, x, y = torch.rand(4, count, len(SHAPES), generator=generator)
-    turn, size, x, y = (turn - 0.5) * math.pi, 0.15 + 0.2 * size, 1.2 * (x - 0.5), 1.2 * (y - 0.5)
-    cos, sin = (size * turn.cos())[:, OF_POINT], (size * turn.sin())[:, OF_POINT]
-    px, py = torch.tensor([point for points in SHAPES for point in points]).T
-    rows = (
-        cos,
-        -sin,
-        x[:, OF_POINT] + cos * px - sin * py,
-        sin,
-        cos,
-        y[:, OF_POINT] + sin * px + cos * py,
-    )
-    present = torch.rand(count, len(SHAPES), generator=generator) > 1 / 3
-    return torch.stack(rows, dim=-1), torch.where(present, 4.0, -4.0)[:, OF_POINT]
+def sample_noise(generator):
+    shapes = ((BATCH, NUM_POINTS), (BATCH, NUM_SHAPES), (BATCH, NUM_SHAPES, NUM_POINTS))
+    return Noise(*(NOISE * (torch.rand(shape, generator=generator) - 0.5) for shape in shapes))
 
 
-def read(capsules, pose, logit, noise=None):
-    names = torch.eye(MEMBERS).expand(len(pose), -1, -1)
-    objects = capsules(
-        torch.cat([pose, logit.sigmoid().unsqueeze(-1), names], dim=-1), logit, noise
-    )
-    each, posterior = pose_likelihood(pose, objects)
-    return objects, (logit.sigmoid() * each).sum(dim=1), posterior
+def explain(capsules, pose, logit, noise=None):
+    presence = logit.sigmoid()
+    names = torch.eye(NUM_POINTS).expand(len(pose), -1, -1)
+    members = torch.cat([pose, presence.unsqueeze(-1), names], dim=-1)
+    objects = capsules(members, logit, noise)
+    log_density, posterior = pose_likelihood(pose, objects)
+    return objects, (presence * log_density).sum(dim=1), posterior
 
 
 @pytest.mark.slow
 def test_shapes_are_told_apart():
     torch.manual_seed(0)
-    generator, batch = torch.Generator().manual_seed(0), 64
-    capsules = ObjectCapsules(7 + MEMBERS, MEMBERS, 3, 32)
+    generator = torch.Generator().manual_seed(0)
+    capsules = ObjectCapsules(7 + NUM_POINTS, NUM_POINTS, NUM_SHAPES, 32)
     optimizer = torch.optim.Adam(capsules.parameters(), 3e-3)
     for _ in range(STEPS):
-        pose, logit = constellations(batch, generator)
-        sizes = ((batch, MEMBERS), (batch, 3), (batch, 3, MEMBERS))
-        noise = Noise(*(NOISE * (torch.rand(size, generator=generator) - 0.5) for size in sizes))
-        objects, told, _ = read(capsules, pose, logit, noise)
-        loss = -told.mean() + DYNAMIC * 0.5 * objects.dynamic.square().sum() / batch
+        pose, logit = sample_constellations(BATCH, generator)
+        objects, likelihood, _ = explain(capsules, pose, logit, sample_noise(generator))
+        penalty = DYNAMIC * 0.5 * objects.dynamic.square().sum() / BATCH
+        loss = -likelihood.mean() + penalty
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    pose, logit = constellations(500, generator)
+
+    pose, logit = sample_constellations(500, generator)
     with torch.no_grad():
-        _, _, posterior = read(capsules, pose, logit)
-    taken, here = posterior[..., :-1].argmax(dim=-1), logit > 0
-    counts = torch.stack(
-        [
-            torch.stack([(here & (taken == k))[:, shape == OF_POINT].sum() for k in range(3)])
-            for shape in range(3)
-        ]
-    )
+        _, _, posterior = explain(capsules, pose, logit)
+    explaining = posterior[..., :-1].argmax(dim=-1)
+    counts = torch.zeros(NUM_SHAPES, NUM_SHAPES)
+    for shape in range(NUM_SHAPES):
+        for k in range(NUM_SHAPES):
+            is_explained = (logit > 0) & (explaining == k)
+            counts[shape, k] = is_explained[:, shape == SHAPE_OF_POINT].sum()
     assert counts.amax(dim=1).sum() / counts.sum() > 0.65  # 0.41 where objects bend freely

@@ -1,10 +1,13 @@
-"""Parameter counts of SR-CapsNet and of the heads beside it, at the sizes of "Self-Routing Capsule Networks"."""
+"""Parameter counts of SR-CapsNet and the other heads, as in "Self-Routing Capsule Networks"."""
 
 import pytest
 
 import torchcaps as tc
+from torchcaps.models.notebook import parameter_count
 
-UNUSED = 1024  # numbers of a batch norm that the authors' network has for dynamic routing, and never applies
+UNUSED = (
+    1024  # of a batch norm that the authors' network has for dynamic routing, and never applies
+)
 
 
 @pytest.mark.parametrize(
@@ -22,9 +25,8 @@ UNUSED = 1024  # numbers of a batch norm that the authors' network has for dynam
     ],
 )
 def test_parameter_counts(options, count):
-    assert sum(p.numel() for p in tc.create_model("sr_capsnet", **options).parameters()) == count
+    assert parameter_count(tc.create_model("sr_capsnet", **options)) == count
 
 
 def test_backbone():
-    trunk = tc.create_model("sr_capsnet").trunk
-    assert sum(p.numel() for p in trunk.parameters()) == 269_072
+    assert parameter_count(tc.create_model("sr_capsnet").trunk) == 269_072

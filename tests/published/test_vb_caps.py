@@ -1,11 +1,13 @@
-"""Parameter counts of "Capsule Routing via Variational Bayes" (AAAI 2020): of its tables and of the authors' code.
+"""Parameter counts of "Capsule Routing via Variational Bayes" (AAAI 2020) and of its code.
 
-Those count two costs for each parent, which a batch norm after them cancels; here they are left out.
+Those count two costs for each parent, which a batch norm after them cancels; here they are left
+out.
 """
 
 import pytest
 
 import torchcaps as tc
+from torchcaps.models.notebook import parameter_count
 
 
 @pytest.mark.parametrize(
@@ -31,4 +33,4 @@ def test_parameter_counts(primary_types, types, convolutions, channels, classes,
         num_classes=classes,
     )
     costs = 2 * (sum(types) + classes)
-    assert sum(p.numel() for p in model.parameters()) == count - costs
+    assert parameter_count(model) == count - costs
