@@ -13,27 +13,27 @@ from .test_timing import ticking
 
 
 class Noting(Router):
-    """Uniform routing that notes what it was made with and what it is given."""
+    """Uniform routing that records its options and the sizes of its votes."""
 
-    made: list[int] = []  # noqa: RUF012 (shared on purpose)
-    given: list[torch.Size] = []  # noqa: RUF012
+    options_seen: list[int] = []  # noqa: RUF012 (shared on purpose)
+    sizes_seen: list[torch.Size] = []  # noqa: RUF012
 
     def __init__(self, iterations=7, *, sharp=False):
         super().__init__()
-        self.made.append((iterations, sharp))
+        self.options_seen.append((iterations, sharp))
 
     def route(self, votes, parents):
-        self.given.append(votes.dense().shape[:-1])
+        self.sizes_seen.append(votes.dense().shape[:-1])
         return uniform_routing(votes)
 
 
 @pytest.fixture
-def own(restore):
+def router(restore):
     """The name of a router that the library does not come with."""
     restore(registry.ROUTERS)
     register_router("noting")(Noting)
-    Noting.made.clear()
-    Noting.given.clear()
+    Noting.options_seen.clear()
+    Noting.sizes_seen.clear()
     return "noting"
 
 
@@ -44,19 +44,19 @@ def test_every_registered_router_is_measured_beside_uniform_coupling(sizes):
     assert all(row["x uniform"] == 1 for row in rows)
 
 
-def test_a_router_of_ones_own_gets_the_same_sizes_and_iterations(sizes, own):
-    rows = benchmark_routers(sizes, [own], 2, ticking(), options={own: {"sharp": True}})
-    assert [row["variant"] for row in rows] == [own]
-    assert Noting.made[-1] == (sizes.iterations, True)
-    assert set(Noting.given) == {(sizes.batch, sizes.children, sizes.parents)}
-    benchmark_routers(sizes, [own], 1, ticking(), options={own: {"iterations": 2}})
-    assert Noting.made[-1] == (2, False)
+def test_a_router_of_ones_own_gets_the_same_sizes_and_iterations(sizes, router):
+    rows = benchmark_routers(sizes, [router], 2, ticking(), options={router: {"sharp": True}})
+    assert [row["variant"] for row in rows] == [router]
+    assert Noting.options_seen[-1] == (sizes.iterations, True)
+    assert set(Noting.sizes_seen) == {(sizes.batch, sizes.children, sizes.parents)}
+    benchmark_routers(sizes, [router], 1, ticking(), options={router: {"iterations": 2}})
+    assert Noting.options_seen[-1] == (2, False)
 
 
-def test_names_and_options_that_do_not_exist(sizes, own):
+def test_names_and_options_that_do_not_exist(sizes, router):
     assert routers_known() == list_routers()
-    assert routers_known([own, "uniform", own]) == [own, "uniform"]
+    assert routers_known([router, "uniform", router]) == [router, "uniform"]
     with pytest.raises(UnknownNameError, match="unknown routing 'notin'; did you mean 'noting'"):
         benchmark_routers(sizes, ["notin"], 1, ticking())
     with pytest.raises(TypeError, match="routing 'noting' takes no option 'sharpe'"):
-        benchmark_routers(sizes, [own], 1, ticking(), options={own: {"sharpe": True}})
+        benchmark_routers(sizes, [router], 1, ticking(), options={router: {"sharpe": True}})

@@ -45,9 +45,9 @@ def test_the_model_stays_as_it_is(model):
 def test_memory_grows_linearly_in_the_batch(model):
     # From 250 images on the peak lies in one place, and below 640 no tensor is mapped apart.
     totals = [estimate_memory(model, batch).total for batch in (300, 400, 500)]
-    first, second = totals[1] - totals[0], totals[2] - totals[1]
-    assert first > 0
-    assert second == pytest.approx(first, rel=0.02)
+    growth = totals[1] - totals[0]
+    assert growth > 0
+    assert totals[2] - totals[1] == pytest.approx(growth, rel=0.02)
 
 
 def test_half_precision_takes_less(model):

@@ -1,4 +1,4 @@
-"""When a record counts: on runs whose mean and spread are known, and as a command on the embedded digits."""
+"""When a record counts: on runs of known mean and deviation, and as a command on digits."""
 
 import json
 
@@ -15,7 +15,7 @@ def runs(accuracies, seconds=20.0, parameters=1000):
 
 
 def test_the_mean_must_be_above_the_claim_beyond_doubt():
-    # t = (0.992 - 0.99) / (0.001 / sqrt 5) = 4.4721 with 4 degrees of freedom: p = 0.00553 by a table of t.
+    # t = (0.992 - 0.99) / (0.001 / sqrt 5) = 4.4721 with 4 degrees of freedom: p = 0.00553.
     verdict = records.verdict({"accuracy": 0.99}, runs([0.991, 0.991, 0.992, 0.993, 0.993]))
     assert verdict["mean"] == pytest.approx(0.992)
     assert verdict["std"] == pytest.approx(0.001)
@@ -40,8 +40,8 @@ def test_shifted_views_add_up():
         """Says class 1 where the pixel in a corner is lit, else class 0."""
 
         def forward(self, images):
-            is_lit = (images[:, 0, 0, 0] > 0).float()
-            return torch.stack([0.6 * torch.ones(len(images)), is_lit], dim=1)
+            is_bright = (images[:, 0, 0, 0] > 0).float()
+            return torch.stack([0.6 * torch.ones(len(images)), is_bright], dim=1)
 
     images.images.zero_()
     images.images[:, :, 1, 0] = 255  # lit in a corner only after a move up by one

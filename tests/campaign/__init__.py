@@ -1,1 +1,1 @@
-"""Kills, full disks, hostile files, requests and numbers, drawn by a seed: `python -m campaign --help`."""
+"""Kills, full disks, hostile files and requests, drawn by a seed: `python -m campaign --help`."""

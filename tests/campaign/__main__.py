@@ -1,4 +1,7 @@
-"""Run a campaign: `python -m campaign --cases 10000`, or `--minutes 20`. Prints a table; status 1 for failures."""
+"""Run a campaign: `python -m campaign --cases 10000`, or `--minutes 20`.
+
+Prints a table. Exit status 1 for failures.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +32,21 @@ def main() -> int:
         "--failures", type=Path, default=Path("campaign-failures"), help="folder for their files"
     )
     parser.add_argument("--markdown", action="store_true", help="print the table for a document")
-    given = parser.parse_args()
-    stream = chain(fixed(given.only), cases(given.seed, given.only))
-    if given.minutes is None:
-        stream = islice(stream, given.cases)
-    campaign, started = Campaign(stream, given.failures, given.minutes), time.monotonic()
+    options = parser.parse_args()
+    stream = chain(fixed(options.only), cases(options.seed, options.only))
+    if options.minutes is None:
+        stream = islice(stream, options.cases)
+    campaign = Campaign(stream, options.failures, options.minutes)
+    start = time.monotonic()
     try:
-        campaign.run(given.processes)
+        campaign.run(options.processes)
     except KeyboardInterrupt:
         print("interrupted; so far:", file=sys.stderr)
-    minutes = (time.monotonic() - started) / 60
+    minutes = (time.monotonic() - start) / 60
     print(
-        f"{date.today()}, seed {given.seed}, {given.processes} processes, {minutes:.1f} minutes\n"
+        f"{date.today()}, seed {options.seed}, {options.processes} processes, {minutes:.1f} minutes\n"
     )
-    print(campaign.table(given.markdown))
+    print(campaign.table(options.markdown))
     return int(campaign.failed)
 
 

@@ -12,7 +12,7 @@ FRACTION = 150  # a short run draws one of so many of the campaign's cases
 
 def short_run():
     """The committed cases, and the first few of each test in areas that start no processes."""
-    drawn = [
+    cases_of_tests = [
         case
         for name in area_names()
         if limit(name, "WALL") == WALL
@@ -20,14 +20,14 @@ def short_run():
         if share
         for case in islice(cases(0, [f"{name}/{test}"]), -(-share // FRACTION))
     ]
-    return fixed() + drawn
+    return fixed() + cases_of_tests
 
 
 def pytest_generate_tests(metafunc):
     if "case" in metafunc.fixturenames:
         file = metafunc.config.getoption("--case")
-        chosen = short_run() if file is None else read_cases(file)
-        metafunc.parametrize("case", chosen, ids=title)
+        parameters = short_run() if file is None else read_cases(file)
+        metafunc.parametrize("case", parameters, ids=title)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -38,11 +38,11 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(scope="session")
 def verdicts(request):
     """What became of each chosen case, by its title; two processes check them all."""
-    chosen = [
+    parameters = [
         item.callspec.params["case"]
         for item in request.session.items
         if "case" in item.fixturenames
     ]
-    campaign = Campaign(iter(chosen))
+    campaign = Campaign(iter(parameters))
     campaign.run(2)
-    return {title(case): verdict for case, verdict in campaign.done}
+    return {title(case): verdict for case, verdict in campaign.verdicts}

@@ -1,13 +1,15 @@
 """What a case is, which areas there are, and in which mix they are drawn.
 
-A case is a small JSON object: area, test, seed, and what the area's `draw` adds. Everything follows from it. An area is
-a module of `campaign.areas` with
+A case is a small JSON object: area, test, seed, and what the area's `draw` adds. Everything follows
+from it. An area is a module of `campaign.areas` with
 
-    TESTS = {"bit flips": 900, ...}     cases of each test among 10,000; 0 for what runs only when it is asked for
+    TESTS = {"bit flips": 900, ...}     cases of each test among 10,000; 0 for those on request
     def draw(test, random) -> dict      what a case holds besides area, test and seed
-    def check(case, folder)             raises AssertionError with a sentence; `folder` is empty and the current one
+    def check(case, folder)             raises AssertionError with a sentence; `folder` is empty and
+                                        the current one
 
-and, where they differ from the defaults below, MEMORY, SECONDS, WALL, and `prepare()` for what all cases share.
+and, where they differ from the defaults below, MEMORY, SECONDS, WALL, and `prepare()` for what all
+cases share.
 """
 
 from __future__ import annotations
@@ -32,11 +34,8 @@ FIXED = Path(__file__).with_name("cases")
 
 def area_names() -> list[str]:
     """The areas; a name with an underscore before it is found by `area` alone."""
-    return sorted(
-        found.name
-        for found in pkgutil.iter_modules(areas.__path__)
-        if not found.name.startswith("_")
-    )
+    names = [module.name for module in pkgutil.iter_modules(areas.__path__)]
+    return sorted(name for name in names if not name.startswith("_"))
 
 
 def area(name: str) -> ModuleType:
@@ -44,9 +43,9 @@ def area(name: str) -> ModuleType:
     return importlib.import_module(f"campaign.areas.{name}")
 
 
-def limit(name: str, which: str) -> Any:
+def limit(name: str, setting: str) -> Any:
     """MEMORY, SECONDS or WALL of an area."""
-    return getattr(area(name), which, globals()[which])
+    return getattr(area(name), setting, globals()[setting])
 
 
 def dice(case: Case) -> Random:
@@ -54,52 +53,53 @@ def dice(case: Case) -> Random:
     return Random(f"{case['area']}/{case['test']}/{case['seed']}")
 
 
-def drawn(name: str, test: str, seed: int) -> Case:
+def draw_case(name: str, test: str, seed: int) -> Case:
     """The case of this seed."""
     case = {"area": name, "test": test, "seed": seed}
     return case | area(name).draw(test, dice(case))
 
 
-def shares(only: Sequence[str] = ()) -> dict[tuple[str, str], int]:
-    """Cases of each (area, test) among 10,000; `only` names areas, or tests as "area/test", which then all count."""
-    tests = {
-        (name, test): share for name in area_names() for test, share in area(name).TESTS.items()
-    }
-    if not only:
-        return {key: share for key, share in tests.items() if share}
-    chosen = {key: share for key, share in tests.items() if key[0] in only or "/".join(key) in only}
-    asked = {key: share or ("/".join(key) in only) for key, share in chosen.items()}
-    if not any(asked.values()):
-        raise SystemExit(
-            f"--only: nothing of {', '.join(only)} among {', '.join('/'.join(key) for key in tests)}"
-        )
-    return {key: int(share) for key, share in asked.items() if share}
+def is_selected(name: str, test: str, selection: Sequence[str]) -> bool:
+    """Whether an area, or "area/test", is in a selection; an empty one has all."""
+    return not selection or name in selection or f"{name}/{test}" in selection
 
 
-def cases(seed: int, only: Sequence[str] = ()) -> Iterator[Case]:
+def shares(selection: Sequence[str] = ()) -> dict[tuple[str, str], int]:
+    """Cases of each (area, test) among 10,000; tests that are selected by their own name count."""
+    numbers = {}
+    for name in area_names():
+        for test, share in area(name).TESTS.items():
+            number = share or int(f"{name}/{test}" in selection)
+            if number and is_selected(name, test, selection):
+                numbers[name, test] = number
+    if not numbers:
+        raise SystemExit(f"--only: there is no test {', '.join(selection)}")
+    return numbers
+
+
+def cases(seed: int, selection: Sequence[str] = ()) -> Iterator[Case]:
     """Cases without end; at any moment the tests have had their shares of them."""
-    wanted = shares(only)
-    total, given = sum(wanted.values()), dict.fromkeys(wanted, 0)
+    numbers = shares(selection)
+    total = sum(numbers.values())
+    counts = dict.fromkeys(numbers, 0)
     for number in range(1, 1 << 62):
-        key = max(wanted, key=lambda k: wanted[k] * number / total - given[k])
-        yield drawn(*key, seed * 1_000_000 + given[key])
-        given[key] += 1
+        key = max(numbers, key=lambda key: numbers[key] * number / total - counts[key])
+        yield draw_case(*key, seed * 1_000_000 + counts[key])
+        counts[key] += 1
 
 
-def fixed(only: Sequence[str] = ()) -> list[Case]:
+def fixed(selection: Sequence[str] = ()) -> list[Case]:
     """The committed cases: what once went wrong."""
-    found = [case for file in sorted(FIXED.glob("*.json")) for case in read_cases(file)]
-    return [
-        case
-        for case in found
-        if not only or case["area"] in only or f"{case['area']}/{case['test']}" in only
-    ]
+    committed = []
+    for file in sorted(FIXED.glob("*.json")):
+        committed += read_cases(file)
+    return [case for case in committed if is_selected(case["area"], case["test"], selection)]
 
 
 def read_cases(file: Path) -> list[Case]:
     """The cases in a file: one, or a list of them."""
-    found = json.loads(file.read_text(encoding="utf-8"))
-    listed = found if isinstance(found, list) else [found]
+    content = json.loads(file.read_text(encoding="utf-8"))
+    listed = content if isinstance(content, list) else [content]
     return [{"area": file.stem, "seed": 0} | case for case in listed]
 
 

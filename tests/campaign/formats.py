@@ -37,13 +37,14 @@ class Format:
     Attributes:
         path: what `load_dataset` is given, in the folder of the files.
         files: bytes by name.
-        inner: what is inside a packed file, and how it is packed again, so that damage gets past its checksum.
+        inner: what is inside a packed file, and how it is packed again: damage gets past checksums.
     """
 
     def __init__(
         self, path: str, files: dict[str, bytes], inner: dict[str, tuple[bytes, Wrap]] | None = None
     ) -> None:
-        self.path, self.inner = path, inner or {}
+        self.path = path
+        self.inner = inner or {}
         self.files = files | {name: wrap(data) for name, (data, wrap) in self.inner.items()}
 
 
@@ -130,53 +131,59 @@ def formats() -> dict[str, Format]:
 
 
 def _arrays() -> dict[str, Format]:
-    images, labels = pixels(12, 6, 5), (np.arange(12) % 3).astype(np.uint8)
+    images = pixels(12, 6, 5)
+    labels = (np.arange(12) % 3).astype(np.uint8)
     idx = {}
     for stem in ("train", "t10k"):
         idx |= {
             f"s/{stem}-images-idx3-ubyte": idx_bytes(images),
             f"s/{stem}-labels-idx1-ubyte": idx_bytes(labels),
         }
-    held = {"images.npy": npy(images), "labels.npy": npy(labels.astype(np.int64))}
+    members = {"images.npy": npy(images), "labels.npy": npy(labels.astype(np.int64))}
     names = npy(np.array(["a", "b", "c"])[labels])
 
     def wrap(data: bytes) -> bytes:
-        return zipped(held | {"images.npy": data}, zipfile.ZIP_DEFLATED)
+        return zipped(members | {"images.npy": data}, zipfile.ZIP_DEFLATED)
 
     return {
         "idx": Format("s", idx),
         "idx.gz": Format(
             "s", {}, {f"{name}.gz": (data, gzip.compress) for name, data in idx.items()}
         ),
-        "npz": Format("a.npz", {"a.npz": zipped(held)}),
-        "npz packed": Format("a.npz", {}, {"a.npz": (held["images.npy"], wrap)}),
+        "npz": Format("a.npz", {"a.npz": zipped(members)}),
+        "npz packed": Format("a.npz", {}, {"a.npz": (members["images.npy"], wrap)}),
         "npz labels": Format(
-            "a.npz", {}, {"a.npz": (held["labels.npy"], lambda d: zipped(held | {"labels.npy": d}))}
+            "a.npz",
+            {},
+            {"a.npz": (members["labels.npy"], lambda d: zipped(members | {"labels.npy": d}))},
         ),
         "npz names": Format(
-            "a.npz", {}, {"a.npz": (names, lambda d: zipped(held | {"labels.npy": d}))}
+            "a.npz", {}, {"a.npz": (names, lambda d: zipped(members | {"labels.npy": d}))}
         ),
-        "npy": Format("a.npy", {"a.npy": held["images.npy"], "a_labels.npy": held["labels.npy"]}),
+        "npy": Format(
+            "a.npy", {"a.npy": members["images.npy"], "a_labels.npy": members["labels.npy"]}
+        ),
     }
 
 
 def _files() -> dict[str, Format]:
     files = photos()
-    found = {"csv": Format("t.csv", files | {"t.csv": table(files)})}
+    formats = {"csv": Format("t.csv", files | {"t.csv": table(files)})}
     for kind in KINDS:
         shots = {f"s/{name[:-3]}{kind}": photo(kind, seed=i) for i, name in enumerate(files)}
-        found[f"folder of {kind}"] = Format("s", shots)
+        formats[f"folder of {kind}"] = Format("s", shots)
     plain = tarred([member(name, data) for name, data in files.items()])
-    found["tar"] = Format("a.tar", {"a.tar": plain})
-    found["tar.gz"] = Format("a.tar.gz", {}, {"a.tar.gz": (plain, gzip.compress)})
+    formats["tar"] = Format("a.tar", {"a.tar": plain})
+    formats["tar.gz"] = Format("a.tar.gz", {}, {"a.tar.gz": (plain, gzip.compress)})
     for ending in ("bz2", "xz"):
         archive = tarred([member(name, data) for name, data in files.items()], f"w:{ending}")
-        found[f"tar.{ending}"] = Format(f"a.tar.{ending}", {f"a.tar.{ending}": archive})
-    return found
+        formats[f"tar.{ending}"] = Format(f"a.tar.{ending}", {f"a.tar.{ending}": archive})
+    return formats
 
 
 def _published() -> dict[str, Format]:
-    labels, rows = (np.arange(4) % 10).astype(np.uint8), pixels(4, 3072)
+    labels = (np.arange(4) % 10).astype(np.uint8)
+    rows = pixels(4, 3072)
     batch = {b"labels": labels.tolist(), b"data": rows, b"filenames": [b"a.png"] * 4}
     old = pickle.dumps(batch, protocol=2).replace(
         b"numpy._core.multiarray", b"numpy.core.multiarray"

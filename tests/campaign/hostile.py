@@ -1,4 +1,4 @@
-"""Files that were made to do harm, by name: each function fills a folder and returns the path to load."""
+"""Files that were made to do harm: each function fills a folder and returns the path to load."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def save(path: Path, data: bytes) -> Path:
 
 
 def zeros(size: int = BOMB, before: bytes = b"") -> bytes:
-    """A bare deflate stream that unpacks to `before` and then `size` zeros: one compressed megabyte, repeated."""
+    """A bare deflate stream of `before` and `size` zeros: one compressed megabyte, repeated."""
     stream = zlib.compressobj(9, zlib.DEFLATED, -15)
     head = stream.compress(before) + stream.flush(zlib.Z_FULL_FLUSH)
     chunk = stream.compress(bytes(1 << 20)) + stream.flush(zlib.Z_FULL_FLUSH)
@@ -69,19 +69,19 @@ def zlib_zeros(size: int) -> bytes:
 def idx_folder(folder: Path, **files: bytes) -> Path:
     """A folder of IDX files, some of them replaced; `images` and `labels` are those of training."""
     names = {"images": "train-images-idx3-ubyte", "labels": "train-labels-idx1-ubyte"}
-    whole = {
+    contents = {
         "images": idx_bytes(pixels(12, 6, 5)),
         "labels": idx_bytes(LABELS.astype(np.uint8)),
     } | files
-    for kind, data in whole.items():
+    for kind, data in contents.items():
         save(folder / "s" / names[kind], data)
     return folder / "s"
 
 
 def npz(folder: Path, **members: bytes) -> Path:
     """An .npz of raw members."""
-    whole = {"images": npy(pixels(12, 6, 5)), "labels": npy(LABELS)} | members
-    return save(folder / "a.npz", zipped({f"{name}.npy": data for name, data in whole.items()}))
+    contents = {"images": npy(pixels(12, 6, 5)), "labels": npy(LABELS)} | members
+    return save(folder / "a.npz", zipped({f"{name}.npy": data for name, data in contents.items()}))
 
 
 def npy_header(shape: str, kind: str = "|u1", end: str = ", }") -> bytes:

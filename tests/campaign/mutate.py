@@ -79,17 +79,17 @@ def place(data: bytes, random: Random, width: int = 1) -> int:
 
 def flip(data: bytes, random: Random) -> bytes:
     """One to four bits."""
-    found = bytearray(data)
-    for _ in range(random.randint(1, 4) if found else 0):
-        found[place(data, random)] ^= 1 << random.randrange(8)
-    return bytes(found)
+    changed_bytes = bytearray(data)
+    for _ in range(random.randint(1, 4) if changed_bytes else 0):
+        changed_bytes[place(data, random)] ^= 1 << random.randrange(8)
+    return bytes(changed_bytes)
 
 
 def flip_one(data: bytes, random: Random) -> bytes:
     """One bit, anywhere with equal chance."""
-    found = bytearray(data)
-    found[random.randrange(len(found))] ^= 1 << random.randrange(8)
-    return bytes(found)
+    changed_bytes = bytearray(data)
+    changed_bytes[random.randrange(len(changed_bytes))] ^= 1 << random.randrange(8)
+    return bytes(changed_bytes)
 
 
 def truncate(data: bytes, random: Random) -> bytes:
@@ -109,7 +109,8 @@ def inflate(data: bytes, random: Random) -> bytes:
 
 def splice(data: bytes, random: Random) -> bytes:
     """A piece cut out, repeated, zeroed or replaced."""
-    at, length = place(data, random), random.choice((1, 4, 16, 512, len(data) // 2))
+    at = place(data, random)
+    length = random.choice((1, 4, 16, 512, len(data) // 2))
     piece = data[at : at + length]
     new = random.choice(
         (b"", piece * random.randint(2, 20), bytes(len(piece)), random.randbytes(len(piece) or 3))
@@ -148,7 +149,10 @@ def nodes(value: Any, path: tuple = ()) -> list[tuple]:
         if isinstance(value, list)
         else ()
     )
-    return [path, *(found for key, part in inner for found in nodes(part, (*path, key)))]
+    paths = [path]
+    for key, part in inner:
+        paths += nodes(part, (*path, key))
+    return paths
 
 
 def put(value: Any, path: tuple | list, new: Any) -> Any:
@@ -186,10 +190,10 @@ def edit(value: Any, random: Random) -> Any:
         part = value
         for key in above:
             part = part[key]
-        kept = (
+        remaining = (
             {k: v for k, v in part.items() if k != last} if isinstance(part, dict) else part[:last]
         )
-        return put(value, above, kept)
+        return put(value, above, remaining)
     return put(value, path, random.choice(VALUES))
 
 

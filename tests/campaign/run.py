@@ -12,7 +12,7 @@ from pathlib import Path
 from campaign.core import Case, title
 from campaign.worker import Verdict, Worker
 
-EVERY = 30.0  # seconds between lines of progress
+INTERVAL = 30.0  # seconds between lines of progress
 
 
 class Campaign:
@@ -27,9 +27,10 @@ class Campaign:
     def __init__(
         self, stream: Iterator[Case], folder: Path | None = None, minutes: float | None = None
     ) -> None:
-        self.stream, self.folder = stream, folder
+        self.stream = stream
+        self.folder = folder
         self.until = float("inf") if minutes is None else time.monotonic() + 60 * minutes
-        self.done: list[tuple[Case, Verdict]] = []
+        self.verdicts: list[tuple[Case, Verdict]] = []
         self.lock = threading.Lock()
 
     def run(self, processes: int) -> None:
@@ -43,9 +44,9 @@ class Campaign:
         try:
             for thread in threads:
                 while thread.is_alive():
-                    thread.join(EVERY)
-                    failures = sum(verdict.failure is not None for _, verdict in self.done)
-                    self._say(f"{len(self.done)} cases, {failures} failures")
+                    thread.join(INTERVAL)
+                    failures = sum(verdict.failure is not None for _, verdict in self.verdicts)
+                    self._say(f"{len(self.verdicts)} cases, {failures} failures")
         finally:
             for worker in workers:
                 worker.close()
@@ -53,7 +54,7 @@ class Campaign:
     def _work(self, worker: Worker) -> None:
         while case := self._next():
             verdict = worker.check(case)
-            self.done.append((case, verdict))
+            self.verdicts.append((case, verdict))
             if verdict.failure is not None:
                 self._keep(case, verdict.failure)
 
@@ -75,26 +76,28 @@ class Campaign:
     @property
     def failed(self) -> bool:
         """Whether any case was."""
-        return any(verdict.failure is not None for _, verdict in self.done)
+        return any(verdict.failure is not None for _, verdict in self.verdicts)
 
     def table(self, markdown: bool = False) -> str:
         """A row for each test, and one for all."""
         rows: dict[tuple[str, str], list[float]] = {}
-        for case, verdict in self.done:
+        for case, verdict in self.verdicts:
             for key in ((case["area"], case["test"]), ("~", "")):  # behind all names
                 row = rows.setdefault(key, [0, 0, 0.0])
-                for column, more in enumerate((1, verdict.failure is not None, verdict.seconds)):
-                    row[column] += more
-        shown = [("area", "test", "cases", "failures", "seconds")]
+                row[0] += 1
+                row[1] += verdict.failure is not None
+                row[2] += verdict.seconds
+        table = [("area", "test", "cases", "failures", "seconds")]
         for (area, test), (count, failures, seconds) in sorted(rows.items()):
-            shown.append(
-                (area.replace("~", "all"), test, f"{count:,}", f"{failures}", f"{seconds:,.0f}")
-            )
+            name = area.replace("~", "all")
+            table.append((name, test, f"{count:,}", f"{failures}", f"{seconds:,.0f}"))
         if markdown:
-            head, *others = (f"| {' | '.join(row)} |" for row in shown)
-            return "\n".join([head, "| --- | --- | ---: | ---: | ---: |", *others])
-        widths = [max(len(row[k]) for row in shown) for k in range(5)]
-        lines = (
-            "  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)) for row in shown
-        )
-        return "\n".join(line.rstrip() for line in lines)
+            lines = [f"| {' | '.join(row)} |" for row in table]
+            lines.insert(1, "| --- | --- | ---: | ---: | ---: |")
+            return "\n".join(lines)
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = []
+        for row in table:
+            cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
+            lines.append("  ".join(cells).rstrip())
+        return "\n".join(lines)

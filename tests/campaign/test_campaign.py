@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from campaign.core import area_names, drawn, fixed, shares, title
+from campaign.core import area_names, draw_case, fixed, shares, title
 from campaign.run import Campaign
 from campaign.worker import Worker
 
@@ -19,9 +19,9 @@ def test_case(case, verdicts):
 
 @pytest.fixture(scope="module")
 def worker():
-    found = Worker()
-    yield found
-    found.close()
+    watched = Worker()
+    yield watched
+    watched.close()
 
 
 @pytest.mark.parametrize(
@@ -45,15 +45,15 @@ def test_whatever_a_case_does_is_told_and_the_next_one_is_checked(worker, test, 
 
 
 def test_a_campaign_of_ten_thousand_has_every_area_in_its_share():
-    wanted = shares()
-    assert sum(wanted.values()) == 10_000
-    assert {name for name, _ in wanted} == set(area_names())
+    numbers = shares()
+    assert sum(numbers.values()) == 10_000
+    assert {name for name, _ in numbers} == set(area_names())
 
 
 def test_a_case_is_drawn_again_by_its_seed_and_survives_json():
     for name, test in shares():
-        case = drawn(name, test, 7)
-        assert case == drawn(name, test, 7) == json.loads(json.dumps(case))
+        case = draw_case(name, test, 7)
+        assert case == draw_case(name, test, 7) == json.loads(json.dumps(case))
 
 
 def test_the_committed_cases_have_names_of_their_own():

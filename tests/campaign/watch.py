@@ -1,4 +1,4 @@
-"""What a process does to the world, seen through Python's audit events; and harm done at one of these moments."""
+"""What a process does to files and processes, by Python's audit events; and harm at such events."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def is_change(event: str, arguments: tuple) -> bool:
 
 
 def by_isolated_reader() -> bool:
-    """Whether the library's process for readers that may crash is being started, or its answer fetched."""
+    """Whether the library starts its process for readers that may crash, or fetches its answer."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "call_isolated":
@@ -84,30 +84,32 @@ def by_isolated_reader() -> bool:
 
 
 @contextmanager
-def nothing_done(folder: Path) -> Iterator[None]:
+def no_side_effects(folder: Path) -> Iterator[None]:
     """Fails when what happens inside executes something, or changes a file here or anywhere.
 
     The process of a reader that may crash, and the temporary folder of its answer, do not count.
     """
-    seen: list[str] = []
+    effects: list[str] = []
 
     def note(event: str, arguments: tuple) -> None:
         if (event in EXECUTIONS or is_change(event, arguments)) and not by_isolated_reader():
-            seen.append(f"{event} {str(arguments[:1])[:200]}")
+            effects.append(f"{event} {str(arguments[:1])[:200]}")
 
     before = listing(folder)
     with _listening(note):
         yield
-    assert not seen, f"something was executed or written: {seen[0]} (and {len(seen) - 1} more)"
+    assert not effects, (
+        f"something was executed or written: {effects[0]} (and {len(effects) - 1} more)"
+    )
     assert listing(folder) == before, "the folder is not as it was before"
 
 
 def listing(folder: Path) -> dict[str, tuple[int, ...]]:
     """Type, size and time of every file below a folder."""
-    found = {str(path.relative_to(folder)): path.lstat() for path in sorted(folder.rglob("*"))}
+    statuses = {str(path.relative_to(folder)): path.lstat() for path in sorted(folder.rglob("*"))}
     return {
-        name: (s.st_mode, s.st_size if not path_is_dir(s) else 0, s.st_mtime_ns)
-        for name, s in found.items()
+        name: (status.st_mode, status.st_size if not path_is_dir(status) else 0, status.st_mtime_ns)
+        for name, status in statuses.items()
     }
 
 
@@ -120,18 +122,21 @@ def path_is_dir(status: os.stat_result) -> bool:
 def at_change(
     number: int, act: Callable[[str], None], below: Path, once: bool = True
 ) -> Iterator[None]:
-    """Act before the change of this number (from 0) to files below a folder; and, unless `once`, at all later ones."""
-    left = number
+    """Act before a change of files below a folder, by its number from 0.
+
+    Unless `once`, act at all later changes too.
+    """
+    remaining = number
 
     def listener(event: str, arguments: tuple) -> None:
-        nonlocal left
+        nonlocal remaining
         if not is_change(event, arguments) or not isinstance(
             arguments[0], str | bytes | os.PathLike
         ):
             return
         if Path(os.path.abspath(os.fsdecode(arguments[0]))).is_relative_to(below):
-            left -= 1
-            if left == -1 or (left < -1 and not once):
+            remaining -= 1
+            if remaining == -1 or (remaining < -1 and not once):
                 act(event)
 
     with _listening(listener):
@@ -144,7 +149,7 @@ def kill(event: str) -> None:
 
 
 def killed_at(number: int) -> None:
-    """From here on: this process kills itself before the change of this number to files of the run."""
+    """From here on, this process kills itself before the change of this number to a run's files."""
     _forever.append(at_change(number, kill, Path("run").absolute()))
     _forever[0].__enter__()
 

@@ -1,6 +1,7 @@
 """A process that checks one case after another, and the side that watches it from outside.
 
-A case that crashes, hangs or swells ends its process, not the campaign: that is then a failure of the case.
+A case that crashes, hangs or swells ends its process, not the campaign: that is a failure of the
+case.
 """
 
 from __future__ import annotations
@@ -49,13 +50,15 @@ class Worker:
 
     def _checked(self, case: Case) -> str | None:
         process = self._running()
-        wall, memory = limit(case["area"], "WALL"), limit(case["area"], "MEMORY") + SPARE
-        before, deadline = _status(process.pid, "VmRSS"), time.monotonic() + wall
+        wall = limit(case["area"], "WALL")
+        memory = limit(case["area"], "MEMORY") + SPARE
+        before = _status(process.pid, "VmRSS")
+        deadline = time.monotonic() + wall
         try:
             process.stdin.write(json.dumps(case).encode() + b"\n")
             process.stdin.flush()
         except BrokenPipeError:
-            return self._gone()
+            return self._describe_end()
         while not select.select([process.stdout], [], [], 0.03)[0]:
             if _status(process.pid, "VmRSS") - before > memory:
                 self.close()
@@ -64,7 +67,7 @@ class Worker:
                 self.close()
                 return f"did not end within {wall:g} seconds"
         line = process.stdout.readline()
-        return json.loads(line) if line else self._gone()
+        return json.loads(line) if line else self._describe_end()
 
     def _running(self) -> subprocess.Popen:
         if self.process is None:
@@ -82,7 +85,7 @@ class Worker:
             self.process.stdout.readline()  # it is there
         return self.process
 
-    def _gone(self) -> str:
+    def _describe_end(self) -> str:
         status = self.process.wait()
         self.errors.seek(0)
         words = self.errors.read().decode(errors="replace").strip()
@@ -104,33 +107,36 @@ class Worker:
 def _status(pid: int | str, key: str) -> int:
     """Bytes of a process by its status: VmRSS, VmHWM (the most there was)."""
     try:
-        found = re.search(rf"{key}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
-        found = None
-    return int(found[1]) * KILOBYTE if found else 0
+        return 0
+    match = re.search(rf"{key}:\s+(\d+) kB", status)
+    return int(match[1]) * KILOBYTE if match else 0
 
 
 def verdict(case: Case) -> str | None:
     """Check a case in this process; what was wrong, or None."""
-    home, folder = Path.cwd(), Path(tempfile.mkdtemp(prefix="campaign-"))
+    home = Path.cwd()
+    folder = Path(tempfile.mkdtemp(prefix="campaign-"))
     try:
         os.chdir(folder)
         module = area(case["area"])
         getattr(module, "prepare", lambda: None)()
         Path("/proc/self/clear_refs").write_text("5")  # the most memory is counted anew
-        memory, seconds = _status("self", "VmRSS"), time.process_time()
+        memory = _status("self", "VmRSS")
+        start = time.process_time()
         module.check(case, folder)
-        taken = time.process_time() - seconds
+        seconds = time.process_time() - start
         grown = _status("self", "VmHWM") - memory
         assert grown <= limit(case["area"], "MEMORY"), f"memory grew by {grown >> 20} MB"
-        assert taken <= limit(case["area"], "SECONDS"), (
-            f"took {taken:.1f} seconds of processor time"
+        assert seconds <= limit(case["area"], "SECONDS"), (
+            f"took {seconds:.1f} seconds of processor time"
         )
     except AssertionError as error:
         return str(error) or traceback.format_exc(limit=-1)
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
     finally:
         os.chdir(home)
         shutil.rmtree(folder, ignore_errors=True)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from e2e.commands import SMALL, flatten
 from torchcaps.cli.main import main
 from torchcaps.reporting import api
 from torchcaps.training import train
@@ -33,15 +34,15 @@ def handlers():
 
 @pytest.fixture
 def command(capsys, monkeypatch, tmp_path, handlers):
-    """Run a command line inside this process, in an empty folder."""
+    """A function that runs a command line inside this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
 
-    def run(*arguments):
+    def run(*words):
         torch.set_num_threads(1)
         capsys.readouterr()
         try:
-            status = main([str(argument) for argument in arguments])
+            status = main(list(flatten(words)))
         except SystemExit as stop:
             status = stop.code
         finally:
@@ -79,31 +80,26 @@ def run(trained, tmp_path):
 @pytest.fixture
 def start(bars):
     """The words of a command that trains for a second."""
-    words = "--epochs 2 --batch-size 16 --holdout 6 --keep-memory no --threads 1"
-    small = "--option channels=8 --option primary_types=2"
-    return ("train", "capsnet", "--data", bars, *words.split(), *small.split())
+    flags = "--epochs 2 --batch-size 16 --holdout 6 --keep-memory no --threads 1"
+    return ("train", "capsnet", "--data", bars, *flags.split(), *SMALL)
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A function that mounts a disk of a few kilobytes; it can be called again to resize it or to make it read-only."""
+    """A function that mounts a disk of a few kilobytes, or mounts it again in another way."""
     place = tmp_path / "disk"
     place.mkdir()
     mounted = []
 
     def mount(size, mode="rw"):
-        options = f"size={size},{mode}" + (",remount" if mounted else "")
+        options = f"size={size},{mode}" + ",remount" * bool(mounted)
+        words = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place]
         try:
-            done = subprocess.run(
-                ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place],
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            process = subprocess.run(words, capture_output=True, text=True, check=False)
         except OSError as error:
             pytest.skip(f"a small disk cannot be mounted here ({error})")
-        if done.returncode:
-            pytest.skip(f"a small disk cannot be mounted here ({done.stderr.strip()})")
+        if process.returncode:
+            pytest.skip(f"a small disk cannot be mounted here ({process.stderr.strip()})")
         mounted.append(True)
         return place
 

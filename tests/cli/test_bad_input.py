@@ -53,11 +53,11 @@ def photos(tmp_path):
 
 @pytest.fixture
 def refused(command, start, tmp_path):
-    """Train on this; what came must be one sentence that names the fault, status 1, and no folder."""
+    """Train on this: one sentence that names the fault, status 1, and no folder."""
 
     def check(data, *complaints):
         before = sorted(tmp_path.iterdir())
-        outcome = command(*start, "--data", data, "--holdout", 0.2)
+        outcome = command(start, "--data", data, "--holdout", 0.2)
         assert outcome.status == 1
         sentence = the_sentence(outcome)
         for complaint in complaints:
@@ -72,7 +72,7 @@ def trains(command, start):
     """Train on this; it must work."""
 
     def check(data):
-        outcome = command(*start, "--data", data, "--holdout", 0.2, "--epochs", 1)
+        outcome = command(start, "--data", data, "--holdout", 0.2, "--epochs", 1)
         assert outcome.status == 0, outcome.err
 
     return check
@@ -92,17 +92,17 @@ def test_idx_trains(trains, idx_folder):
 @pytest.mark.parametrize("content", [b"no", photo()[:90], photo()[:40] + bytes(60)])
 def test_a_corrupt_png_in_either_split(refused, photos, content):
     for file in sorted((photos / "cat").iterdir())[::3]:
-        whole = file.read_bytes()
+        intact = file.read_bytes()
         file.write_bytes(content)
         refused(photos, file)
-        file.write_bytes(whole)
+        file.write_bytes(intact)
 
 
 def test_images_of_16_pixels_and_the_next_try_with_larger_ones(refused, command, start, photos):
     for file in photos.glob("*/*.png"):
         Image.open(file).resize((16, 16)).save(file)
     refused(photos, "at least 17x17 pixels, got 16x16")
-    outcome = command(*start, "--data", photos, "--holdout", 0.2, "--img-size", 20, "--epochs", 1)
+    outcome = command(start, "--data", photos, "--holdout", 0.2, "--img-size", 20, "--epochs", 1)
     assert outcome.status == 0
     assert outcome.out.endswith("run folder: runs/capsnet-photos\n")
 
@@ -134,7 +134,7 @@ def test_a_path_that_is_no_data_set(refused, tmp_path):
 
 
 def test_a_loss_that_diverges_at_once_leaves_no_folder(refused, command, start, tmp_path):
-    outcome = command(*start, "--lr", "1e30", "--schedule", "constant", "--output", "out")
+    outcome = command(start, "--lr", "1e30", "--schedule", "constant", "--output", "out")
     assert outcome.status == 1
     assert "became" in the_sentence(outcome)
     assert "start again with a lower lr" in outcome.err
@@ -143,7 +143,7 @@ def test_a_loss_that_diverges_at_once_leaves_no_folder(refused, command, start, 
 
 def test_a_loss_that_diverges_later_keeps_the_last_finite_state(command, start, tmp_path):
     outcome = command(
-        *start, "--lr", "1e25", "--schedule", "constant", "--output", "out", "--checkpoint-every", 1
+        start, "--lr", "1e25", "--schedule", "constant", "--output", "out", "--checkpoint-every", 1
     )
     assert outcome.status == 1
     sentence = the_sentence(outcome)
@@ -152,14 +152,14 @@ def test_a_loss_that_diverges_later_keeps_the_last_finite_state(command, start, 
     before = checkpoint.read_bytes()
     assert all(tensor.isfinite().all() for tensor in load_tensors(checkpoint)[0].values())
     resume = ("train", "capsnet", "--output", "out", "--resume", "--keep-memory", "no")
-    assert command(*resume) == outcome
+    assert command(resume) == outcome
     assert checkpoint.read_bytes() == before
 
 
 @pytest.mark.parametrize("place", ["file/run", "file"])
 def test_an_output_that_cannot_be_made(command, start, tmp_path, place):
     (tmp_path / "file").write_text("mine")
-    outcome = command(*start, "--output", place)
+    outcome = command(start, "--output", place)
     assert outcome.status == 1
     assert the_sentence(outcome).startswith(f"{place}: the folder cannot be made (")
     assert (tmp_path / "file").read_text() == "mine"
@@ -177,7 +177,7 @@ def test_outputs_of_the_other_commands_that_cannot_be_made(command, run, tmp_pat
         ("reconstruct", run, "--output", "there.xyz"),
         ("perturb", run, "--output", "file"),
     ):
-        outcome = command(*words)
+        outcome = command(words)
         assert outcome.status == 1, words
         assert len(outcome.err.splitlines()) == 1
         assert outcome.err.startswith("torchcaps: error: ")
@@ -194,7 +194,7 @@ def test_an_empty_word_is_no_place_to_write_to(command, run, tmp_path):
         ("--plots", ("bench", "--plots", "")),
         ("command line", ("predict", run, "")),
     ):
-        outcome = command(*words)
+        outcome = command(words)
         assert outcome.status == 2, words
         assert the_sentence(outcome) == f"{name}: expected a value, got an empty word"
     assert sorted(tmp_path.rglob("*")) == before

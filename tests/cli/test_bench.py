@@ -24,11 +24,11 @@ LAYER = "--quick --children 12 --batch 4"
 )
 def test_a_table_or_one_json_document(command, words, head):
     name, *flags = words.split()
-    table = command("bench", name, *flags)
+    table = command("bench", name, flags)
     assert table.status == 0, table.err
     assert head in table.out.splitlines()[0]
     assert "torch " in table.out.splitlines()[-1]
-    document = json.loads(command("bench", name, *flags, "--json").out)
+    document = json.loads(command("bench", name, flags, "--json").out)
     assert head in document[name]["rows"][0]
     assert document["settings"]["clock"] == "wall"
     assert "processor" in document["machine"]
@@ -36,7 +36,7 @@ def test_a_table_or_one_json_document(command, words, head):
 
 def test_figures_and_plots_go_where_they_are_told(command, tmp_path):
     words = f"layer {LAYER} --variants limit einsum --output new/layer.json --plots pictures"
-    outcome = command("bench", *words.split())
+    outcome = command("bench", words.split())
     assert outcome.status == 0, outcome.err
     document = json.loads((tmp_path / "new" / "layer.json").read_text())
     assert [row["variant"] for row in document["layer"]["rows"]] == ["limit", "einsum"]
@@ -60,7 +60,7 @@ def test_figures_and_plots_go_where_they_are_told(command, tmp_path):
     ],
 )
 def test_a_wrong_argument_is_2_before_anything_is_measured(command, words, sentence):
-    outcome = command("bench", *words)
+    outcome = command("bench", words)
     assert outcome.status == 2
     assert the_sentence(outcome).startswith(sentence)
 
@@ -74,5 +74,5 @@ def test_an_interruption_is_130(command, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(step, "alternate", interrupted)
-    outcome = command("bench", "step", *MODEL.split(), "--variants", "limit")
+    outcome = command("bench", "step", MODEL.split(), "--variants", "limit")
     assert outcome.status == 130

@@ -10,7 +10,7 @@ from .conftest import the_sentence
 
 @pytest.fixture
 def runs(run, tmp_path):
-    """Four copies of a run in the current folder, which say that their seeds differ: a-0, a-1, b-0, b-1."""
+    """Copies of a run in the current folder, of two methods and two seeds: a-0, a-1, b-0, b-1."""
     config = json.loads((run / "config.json").read_text())
     for method in "ab":
         for seed in (0, 1):
@@ -34,16 +34,20 @@ class TestCompare:
     def test_one_run_each_is_a_comparison_of_two_models(self, command):
         outcome = command("compare", "a-0", "--with", "b-0", "--json")
         assert (outcome.status, outcome.err) == (0, "")
-        found = json.loads(outcome.out)
-        assert (found["only_first"], found["only_second"], found["outcome"]) == (0, 0, "undecided")
-        assert "the same answers, right or wrong, on all" in found["verdict"]
-        assert found["margin"] == 0.01
+        document = json.loads(outcome.out)
+        assert (document["only_first"], document["only_second"], document["outcome"]) == (
+            0,
+            0,
+            "undecided",
+        )
+        assert "the same answers, right or wrong, on all" in document["verdict"]
+        assert document["margin"] == 0.01
 
     def test_pairs_are_found_by_their_seeds(self, command):
         outcome = command("compare", "a-0", "a-1", "--with", "b-1", "b-0", "--paired", "--json")
-        found = json.loads(outcome.out)
-        assert found["paired"] is True
-        assert len(found["first"]) == len(found["second"]) == 2
+        document = json.loads(outcome.out)
+        assert document["paired"] is True
+        assert len(document["first"]) == len(document["second"]) == 2
 
     def test_runs_of_other_seeds_are_no_pairs(self, command, runs):
         config = json.loads((runs / "b-1" / "config.json").read_text())
@@ -66,9 +70,9 @@ class TestCompare:
     def test_runs_on_other_images_are_refused(self, command, runs, tmp_path):
         from training.makers import write_bars
 
-        other = write_bars(tmp_path / "other.npz", seed=5)
+        bars = write_bars(tmp_path / "other.npz", seed=5)
         config = json.loads((runs / "b-0" / "config.json").read_text())
-        (runs / "b-0" / "config.json").write_text(json.dumps(config | {"data": str(other)}))
+        (runs / "b-0" / "config.json").write_text(json.dumps(config | {"data": str(bars)}))
         outcome = command("compare", "a-0", "--with", "b-0")
         assert outcome.status == 1
         assert the_sentence(outcome) == "b-0: was not tested on the same images as a-0"
@@ -99,14 +103,14 @@ class TestCompare:
         ],
     )
     def test_a_wrong_command_line_is_2(self, command, words, sentence):
-        outcome = command("compare", *words)
+        outcome = command("compare", words)
         assert outcome.status == 2
         assert the_sentence(outcome) == sentence
 
     def test_a_second_run_is_the_baseline(self, command):
-        alone = command("compare", "a-0", "b-0", "--threads", 1)
-        assert (alone.status, alone.err) == (0, "")
-        assert alone.out == command("compare", "a-0", "--with", "b-0").out
+        plain = command("compare", "a-0", "b-0", "--threads", 1)
+        assert (plain.status, plain.err) == (0, "")
+        assert plain.out == command("compare", "a-0", "--with", "b-0").out
 
 
 def test_a_diagnosis_is_a_sentence_for_each_measure(command, trained):

@@ -21,33 +21,33 @@ def sentence(outcome):
 def test_a_disk_that_fills_up_keeps_the_last_checkpoint_and_the_run_goes_on_when_there_is_room(
     command, start, tmp_path, small_disk
 ):
-    start = (*start, "--checkpoint-every", 2)
-    assert command(*start, "--output", "whole").status == 0
+    start = (start, "--checkpoint-every", 2)
+    assert command(start, "--output", "whole").status == 0
     state = (tmp_path / "whole" / "checkpoints" / "last.safetensors").stat().st_size
     disk = small_disk(int(1.6 * state))  # one state fits, the next beside it does not
     last = disk / "run" / "checkpoints" / "last.safetensors"
     full = "cannot be written (No space left on device); what was there before is unchanged"
-    assert f"{last}: {full}" in sentence(command(*start, "--output", disk / "run"))
+    assert f"{last}: {full}" in sentence(command(start, "--output", disk / "run"))
     assert left_behind(disk) == []
-    kept = last.read_bytes()
-    resume = (*start, "--output", disk / "run", "--resume")
-    assert full in sentence(command(*resume))
-    assert last.read_bytes() == kept
+    state = last.read_bytes()
+    resume = (start, "--output", disk / "run", "--resume")
+    assert full in sentence(command(resume))
+    assert last.read_bytes() == state
     small_disk(8 * state)
-    assert command(*resume).status == 0
+    assert command(resume).status == 0
     assert contents(disk / "run") == contents(tmp_path / "whole")
 
 
 def test_a_disk_that_is_full_at_the_start_has_no_run_on_it_afterwards(command, start, small_disk):
     disk = small_disk("8k")
     (disk / "filler").write_bytes(bytes(4096))
-    assert "No space left on device" in sentence(command(*start, "--output", disk / "run"))
+    assert "No space left on device" in sentence(command(start, "--output", disk / "run"))
     assert [path.name for path in disk.iterdir()] == ["filler"]
 
 
 def test_a_read_only_disk_is_named(command, start, small_disk):
     disk = small_disk("1m", "ro")
-    error = sentence(command(*start, "--output", disk / "run"))
+    error = sentence(command(start, "--output", disk / "run"))
     assert error.endswith(f"{disk / 'run'}: the folder cannot be made (Read-only file system)")
 
 
@@ -55,7 +55,7 @@ def test_a_run_on_a_read_only_disk_is_measured_and_can_be_written_about_elsewher
     command, start, small_disk
 ):
     disk = small_disk("64m")
-    assert command(*start, "--output", disk / "run").status == 0
+    assert command(start, "--output", disk / "run").status == 0
     small_disk("64m", "ro")
     outcome = command("evaluate", disk / "run")
     assert f"{disk / 'run'}: cannot be written to (Read-only file system)" in sentence(outcome)

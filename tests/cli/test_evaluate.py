@@ -45,12 +45,12 @@ class TestEvaluate:
 
     def test_json_is_one_document_equal_to_the_file(self, command, run):
         outcome = command("evaluate", run, "--json")
-        found = json.loads(outcome.out)
-        assert found.keys() >= FIGURES
-        assert found["accuracy"] + found["error"] == pytest.approx(1)
-        assert 0 <= found["accuracy"] <= 1
-        assert found["num_samples"] == sum(row["count"] for row in found["per_class"]) == 12
-        assert found == json.loads((run / "evaluation.json").read_text())
+        document = json.loads(outcome.out)
+        assert document.keys() >= FIGURES
+        assert document["accuracy"] + document["error"] == pytest.approx(1)
+        assert 0 <= document["accuracy"] <= 1
+        assert document["num_samples"] == sum(row["count"] for row in document["per_class"]) == 12
+        assert document == json.loads((run / "evaluation.json").read_text())
 
     def test_the_training_split_goes_into_a_folder_of_its_own(self, command, run):
         assert (
@@ -61,12 +61,12 @@ class TestEvaluate:
         assert not (run / "evaluation.json").exists()
 
     def test_other_data_go_into_a_folder_of_their_own_or_where_told(self, command, run, tmp_path):
-        other = write_bars(tmp_path / "other.npz", count=90, seed=1)
+        bars = write_bars(tmp_path / "other.npz", count=90, seed=1)
         assert (
-            json.loads(command("evaluate", run, "--data", other, "--json").out)["num_samples"] == 18
+            json.loads(command("evaluate", run, "--data", bars, "--json").out)["num_samples"] == 18
         )
         assert (run / "evaluations" / "other-test" / "evaluation.json").exists()
-        assert command("evaluate", run, "--data", other, "--output", "there").status == 0
+        assert command("evaluate", run, "--data", bars, "--output", "there").status == 0
         assert (tmp_path / "there" / "evaluation.json").exists()
 
     def test_a_model_file_is_measured_on_data_that_are_named(self, command, run, bars):
@@ -97,13 +97,13 @@ def test_evaluate_writes_its_plots(command, run):
 
 class TestPredict:
     def test_one_file_many_and_a_folder(self, command, run, photos):
-        one = command("predict", run, photos / "one.png")
-        both = command("predict", run, photos)
-        many = command("predict", run, photos / "one.png", photos / "more" / "two.jpg")
-        assert [outcome.status for outcome in (one, both, many)] == [0, 0, 0]
-        assert [len(outcome.out.splitlines()) for outcome in (one, both, many)] == [2, 3, 3]
-        assert both.out == many.out
-        heading, line = one.out.splitlines()
+        single = command("predict", run, photos / "one.png")
+        folder = command("predict", run, photos)
+        files = command("predict", run, photos / "one.png", photos / "more" / "two.jpg")
+        assert [outcome.status for outcome in (single, folder, files)] == [0, 0, 0]
+        assert [len(outcome.out.splitlines()) for outcome in (single, folder, files)] == [2, 3, 3]
+        assert folder.out == files.out
+        heading, line = single.out.splitlines()
         assert heading.split() == ["image", "class", "activation"]
         path, label, activation = line.split()
         assert path == str(photos / "one.png")
@@ -111,13 +111,13 @@ class TestPredict:
         assert 0 <= float(activation) <= 1
 
     def test_json_has_the_activations_of_all_classes_longest_first(self, command, run, photos):
-        found = json.loads(command("predict", run, photos, "--json").out)
-        assert len(found) == 2
-        for one in found:
-            lengths = list(one["activations"].values())
-            assert set(one["activations"]) == {"0", "1", "2"}
+        rows = json.loads(command("predict", run, photos, "--json").out)
+        assert len(rows) == 2
+        for row in rows:
+            lengths = list(row["activations"].values())
+            assert set(row["activations"]) == {"0", "1", "2"}
             assert lengths == sorted(lengths, reverse=True)
-            assert (one["label"], one["activation"]) == next(iter(one["activations"].items()))
+            assert (row["label"], row["activation"]) == next(iter(row["activations"].items()))
 
     def test_a_model_file_predicts_as_its_run(self, command, run, photos):
         assert (
@@ -144,8 +144,8 @@ class TestDamagedRuns:
         """Run a command on a path; what came must be one sentence with these words."""
 
         def check(path, complaint):
-            images = ["x.png"] if request.param == "predict" else []
-            outcome = command(request.param, path, *images)
+            images = ["x.png"] * (request.param == "predict")
+            outcome = command(request.param, path, images)
             assert outcome.status == 1
             assert complaint in the_sentence(outcome)
 
@@ -159,8 +159,8 @@ class TestDamagedRuns:
 
     def test_a_model_that_is_cut_and_the_state_of_a_training(self, refused, run):
         refused(run / "checkpoints" / "last.safetensors", "holds the state of a training")
-        whole = (run / "model.safetensors").read_bytes()
-        (run / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+        intact = (run / "model.safetensors").read_bytes()
+        (run / "model.safetensors").write_bytes(intact[: len(intact) // 2])
         refused(run, "is no readable checkpoint")
 
 
@@ -181,7 +181,7 @@ def test_a_damaged_configuration_is_named(command, run, name, content):
 def test_a_model_of_single_digits_is_measured_on_overlapping_ones(command, tmp_path):
     words = "--data digits --per-class 4 --holdout 10 --epochs 1 --output run"
     option = ("--option", "match=matrix_caps_small")
-    assert command("train", "cnn_matched", *words.split(), *option).status == 0
+    assert command("train", "cnn_matched", words.split(), option).status == 0
     outcome = command("evaluate", "run", "--data", "multi-digits", "--json")
     assert outcome.status == 0, outcome.err
     assert json.loads(outcome.out).keys() >= {"error", "per_digit"}
@@ -195,7 +195,7 @@ def test_pictures_alone_go_to_a_network_of_the_package(command, tmp_path):
         Image.fromarray(digits.images[k, 0].numpy()).save(tmp_path / "drawn" / f"{k}.png")
     expected = [str(int(label)) for label in digits.labels[:4]]
     for words in (["drawn"], [f"drawn/{k}.png" for k in range(4)]):
-        rows = json.loads(command("predict", *words, "--json").out)
+        rows = json.loads(command("predict", words, "--json").out)
         assert [row["label"] for row in rows] == expected
     outcome = command("predict", "gone", "drawn/0.png")
     assert (outcome.status, the_sentence(outcome)) == (1, "gone: no such run folder or model file")

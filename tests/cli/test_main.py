@@ -94,7 +94,7 @@ def test_a_termination_unwinds_and_is_143(monkeypatch, command):
     "words", [(), ("trian",), ("doctor", "--nonsense"), ("train",), ("doctor", "--json", "maybe")]
 )
 def test_a_wrong_command_line_is_2_with_a_word_on_it(command, words):
-    outcome = command(*words)
+    outcome = command(words)
     assert outcome.status == 2
     assert outcome.out == ""
     assert outcome.err
@@ -107,10 +107,10 @@ def test_a_misspelt_command_and_flag_suggest_the_right_one(command):
 
 @pytest.mark.parametrize("name", [None, *main_module.COMMANDS])
 def test_every_help_has_an_example_and_describes_every_flag(command, name):
-    outcome = command(*([] if name is None else [name]), "--help")
+    outcome = command(name or (), "--help")
     assert outcome.status == 0
     assert outcome.err == ""
-    assert f"Example: torchcaps {'train' if name is None else name}" in outcome.out
+    assert f"Example: torchcaps {name or 'train'}" in outcome.out
     if name is not None:
         flags = [line for line in outcome.out.splitlines() if "--" in line and "usage" not in line]
         assert flags

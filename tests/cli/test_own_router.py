@@ -1,4 +1,4 @@
-"""The file of docs/adding-a-router.md, put before the commands: a router of one's own, and no change to the library."""
+"""The router of docs/adding-a-router.md through the commands, with no change to the library."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def softened(tmp_path, restore):
 
 def test_it_is_trained_read_back_and_evaluated_by_name(softened, command, start, no_plots):
     options = "--option routing=softened --option temperature=1.5 --output run"
-    outcome = command(*start, *options.split())
+    outcome = command(start, options.split())
     assert outcome.status == 0, outcome.err
     router = tc.load("run").class_capsules.router
     assert isinstance(router, softened.SoftenedRouting)
@@ -41,7 +41,7 @@ def test_it_is_trained_read_back_and_evaluated_by_name(softened, command, start,
 
 def test_it_is_measured_by_name(softened, command):
     small = ("--children", "12", "--batch", "4", "--repeats", "1")
-    outcome = command("bench", "routers", *small, "--routers", "softened", "dynamic", "--json")
+    outcome = command("bench", "routers", small, "--routers", "softened", "dynamic", "--json")
     assert outcome.status == 0, outcome.err
     rows = json.loads(outcome.out)["routers"]["rows"]
     assert [row["variant"] for row in rows] == ["softened", "dynamic"]
@@ -49,7 +49,7 @@ def test_it_is_measured_by_name(softened, command):
 
 def test_what_compares_implementations_of_dynamic_routing_says_so(softened, command):
     small = "--quick --batch 2 --option channels=16 --option primary_types=4"
-    outcome = command("bench", "step", *small.split(), "--option", "routing=softened")
+    outcome = command("bench", "step", small.split(), "--option", "routing=softened")
     assert outcome.status != 0
     assert (
         "routing: expected plain dynamic routing to compare with, got SoftenedRouting"
@@ -58,6 +58,6 @@ def test_what_compares_implementations_of_dynamic_routing_says_so(softened, comm
 
 
 def test_without_its_file_the_name_is_unknown(command, start):
-    outcome = command(*start, "--option", "routing=softened", "--output", "run")
+    outcome = command(start, "--option", "routing=softened", "--output", "run")
     assert outcome.status == 2
     assert "unknown routing 'softened'" in outcome.err

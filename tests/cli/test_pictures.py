@@ -39,7 +39,7 @@ def test_perturb_prints_the_grids_it_wrote(command, run, tmp_path):
     ],
 )
 def test_a_wrong_flag_is_2(command, run, words, sentence):
-    outcome = command(words[0], run, *words[1:])
+    outcome = command(words[0], run, words[1:])
     assert outcome.status == 2
     assert the_sentence(outcome) == sentence
 
@@ -58,10 +58,10 @@ def test_a_model_without_decoder_has_nothing_to_draw_with(command, bars, tmp_pat
 
 
 def test_a_model_without_decoder_trains_and_evaluates(command, start, no_plots):
-    outcome = command(*start, "--option", "decoder=false", "--output", "blind")
+    outcome = command(start, "--option", "decoder=false", "--output", "blind")
     assert outcome.status == 0
     refused = command(
-        *start, "--option", "decoder=false", "--reconstruction", 0.1, "--output", "other"
+        start, "--option", "decoder=false", "--reconstruction", 0.1, "--output", "other"
     )
     assert (
         the_sentence(refused) == "reconstruction: expected 0 for a model without a decoder, got 0.1"

@@ -1,4 +1,4 @@
-"""The file of docs/plugins.md through the command line: one of each, and no change to the library."""
+"""The file of docs/plugins.md through the command line, with no change to the library."""
 
 from __future__ import annotations
 
@@ -37,17 +37,18 @@ pytestmark = pytest.mark.usefixtures("no_plots")
 
 
 @pytest.fixture
-def alone(command):
-    """Run a command as a process of its own would: afterwards everything that it imported is forgotten."""
+def fresh_command(command):
+    """Run a command as in a process of its own: afterwards its imports are forgotten."""
 
     def run(*words):
-        path, modules = [*sys.path], {*sys.modules}
+        path = list(sys.path)
+        modules = set(sys.modules)
         plugins._loaded.clear()
         try:
             with ExitStack() as stack:
                 for registry in REGISTRIES:
                     stack.enter_context(registry.restored())
-                return command(*words)
+                return command(words)
         finally:
             for name in {"stripes", "broken", "inner"} & (sys.modules.keys() - modules):
                 del sys.modules[name]
@@ -74,17 +75,19 @@ def entry_points(monkeypatch):
     """Install entry points, by name and value, as far as the library can see."""
 
     def install(**points):
-        found = [metadata.EntryPoint(name, value, plugins.GROUP) for name, value in points.items()]
+        installed = [
+            metadata.EntryPoint(name, value, plugins.GROUP) for name, value in points.items()
+        ]
         monkeypatch.setattr(
-            metadata, "entry_points", lambda group: [p for p in found if p.group == group]
+            metadata, "entry_points", lambda group: [p for p in installed if p.group == group]
         )
 
     return install
 
 
-def train(alone, *words):
+def train(fresh_command, *words):
     flags = "--epochs 1 --keep-memory no --threads 1 --output run"
-    return alone("train", "stripes", *flags.split(), *words)
+    return fresh_command("train", "stripes", flags.split(), words)
 
 
 @pytest.mark.parametrize(
@@ -95,55 +98,57 @@ def train(alone, *words):
         (("recipes",), "stripes", "stripes.py"),
     ],
 )
-def test_lists_have_what_the_file_adds(alone, stripes, words, name, module):
-    assert name in alone(*words, "--import", module).out.split()
-    assert name not in alone(*words).out.split()
+def test_lists_have_what_the_file_adds(fresh_command, stripes, words, name, module):
+    assert name in fresh_command(words, "--import", module).out.split()
+    assert name not in fresh_command(words).out.split()
 
 
-def test_it_is_trained_evaluated_and_reported(alone, stripes, tmp_path, monkeypatch):
-    outcome = train(alone, *IMPORT)
+def test_it_is_trained_evaluated_and_reported(fresh_command, stripes, tmp_path, monkeypatch):
+    outcome = train(fresh_command, IMPORT)
     assert outcome.status == 0, outcome.err
     assert Run(tmp_path / "run").environment["imports"] == ["stripes.py"]
-    outcome = alone("evaluate", "run", "--json", *IMPORT)
+    outcome = fresh_command("evaluate", "run", "--json", IMPORT)
     assert outcome.status == 0, outcome.err
     assert json.loads(outcome.out)["num_samples"] == 30
     monkeypatch.setattr(sections, "sections_of", lambda run: [sections.summary(run)])
-    outcome = alone("report", "run", *IMPORT)
+    outcome = fresh_command("report", "run", IMPORT)
     assert outcome.status == 0, outcome.err
     assert "stripesnet" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("words", [("stripesnet",), ("capsnet", "--option", "routing=one-pass")])
-def test_a_run_goes_on_with_the_module(alone, stripes, monkeypatch, words):
-    start = ("train", *words, "--epochs", 1, "--holdout", 6, "--keep-memory", "no")
+def test_a_run_goes_on_with_the_module(fresh_command, stripes, monkeypatch, words):
+    start = ("train", words, "--epochs", 1, "--holdout", 6, "--keep-memory", "no")
     with monkeypatch.context() as patch:
         patch.setattr(
             "torchcaps.cli.train.graceful_stop", lambda patient: nullcontext([15])
         )  # stop after the first step
-        outcome = alone(*start, *SMALL, "--data", "stripes", *IMPORT)
+        outcome = fresh_command(start, SMALL, "--data", "stripes", IMPORT)
     assert outcome.status == 143
-    folder = "runs/stripesnet" if words[0] == "stripesnet" else "runs/capsnet-stripes"
+    folder = {"stripesnet": "runs/stripesnet", "capsnet": "runs/capsnet-stripes"}[words[0]]
     assert f"train {words[0]} --output {folder} --resume --import stripes.py" in outcome.err
     resume = ("train", words[0], "--output", folder, "--resume")
-    outcome = alone(*resume)
+    outcome = fresh_command(resume)
     assert outcome.status == 2
     assert f"{folder} was started with --import stripes.py" in the_sentence(outcome)
     assert "stripes" not in sys.modules
-    assert alone(*resume, *IMPORT).status == 0
+    assert fresh_command(resume, IMPORT).status == 0
 
 
-def test_a_default_folder_is_asked_too(alone, stripes, bars):
-    start = ("train", "capsnet", "--data", bars, "--epochs", 1, "--holdout", 6, *SMALL)
-    assert alone(*start, "--option", "routing=one-pass", *IMPORT).status == 0
-    outcome = alone("train", "capsnet", "--data", bars, "--resume")
+def test_a_default_folder_is_asked_too(fresh_command, stripes, bars):
+    start = ("train", "capsnet", "--data", bars, "--epochs", 1, "--holdout", 6, SMALL)
+    assert fresh_command(start, "--option", "routing=one-pass", IMPORT).status == 0
+    outcome = fresh_command("train", "capsnet", "--data", bars, "--resume")
     assert outcome.status == 2
     sentence = the_sentence(outcome)
     assert sentence.startswith("unknown routing 'one-pass'")
     assert "runs/capsnet-bars was started with --import stripes.py" in sentence
 
 
-def test_an_experiment_takes_the_recipe_and_its_measure(alone, stripes, tmp_path):
-    outcome = alone("reproduce", "stripes", "--row", "one pass", "--threads", 1, "--json", *IMPORT)
+def test_an_experiment_takes_the_recipe_and_its_measure(fresh_command, stripes, tmp_path):
+    outcome = fresh_command(
+        "reproduce", "stripes", "--row", "one pass", "--threads", 1, "--json", IMPORT
+    )
     assert outcome.status == 0, outcome.err
     [result] = json.loads(outcome.out)
     assert 0 <= result["figures"]["mirrored_accuracy"] <= 1
@@ -151,11 +156,11 @@ def test_an_experiment_takes_the_recipe_and_its_measure(alone, stripes, tmp_path
         result["command"]
         == "torchcaps reproduce stripes --budget small --seeds 1 --import stripes.py"
     )
-    assert "unknown recipe 'stripes'" in the_sentence(alone("reproduce", "stripes"))
+    assert "unknown recipe 'stripes'" in the_sentence(fresh_command("reproduce", "stripes"))
 
 
-def test_a_run_imports_nothing_and_says_what_is_missing(alone, stripes, tmp_path):
-    assert train(alone, *IMPORT).status == 0
+def test_a_run_imports_nothing_and_says_what_is_missing(fresh_command, stripes, tmp_path):
+    assert train(fresh_command, IMPORT).status == 0
     (tmp_path / "x.png").touch()
     for words in (
         ("evaluate", "run"),
@@ -165,33 +170,35 @@ def test_a_run_imports_nothing_and_says_what_is_missing(alone, stripes, tmp_path
         ("reconstruct", "run"),
         ("explore", "run", "--no-open"),
     ):
-        outcome = alone(*words)
+        outcome = fresh_command(words)
         assert outcome.status == 2
         assert "torchcaps: error: " in outcome.err
         assert (
             "unknown model 'stripesnet'" in outcome.err
             or "unknown data set 'stripes'" in outcome.err
         )
-        ending = "run was started with --import stripes.py: give that to this command too, if you trust the module\n"
-        assert outcome.err.endswith(ending)
+        assert outcome.err.endswith(
+            "run was started with --import stripes.py: "
+            "give that to this command too, if you trust the module\n"
+        )
         assert "stripes" not in sys.modules
     with pytest.raises(RunError, match="unknown model 'stripesnet'"):
         tc.load(tmp_path / "run")
     assert "stripes" not in sys.modules
 
 
-def test_what_a_run_says_is_printed_as_one_plain_line(alone, run):
+def test_what_a_run_says_is_printed_as_one_plain_line(fresh_command, run):
     (run / "environment.json").write_text(json.dumps({"imports": ["a\nb\x1b[2J"]}))
-    sentence = the_sentence(alone("evaluate", "run", "--data", "nothing"))
+    sentence = the_sentence(fresh_command("evaluate", "run", "--data", "nothing"))
     assert "run was started with --import 'a b\\x1b[2J': give" in sentence
 
 
 @pytest.mark.parametrize("imports", [None, "x", [1], {"a": 1}])
-def test_what_a_run_says_of_imports_may_be_anything(alone, run, imports):
+def test_what_a_run_says_of_imports_may_be_anything(fresh_command, run, imports):
     facts = json.loads((run / "environment.json").read_text())
     (run / "environment.json").write_text(json.dumps(facts | {"imports": imports}))
-    assert alone("evaluate", "run", "--data", "nothing").status == 2
-    assert alone("evaluate", "run").status == 0
+    assert fresh_command("evaluate", "run", "--data", "nothing").status == 2
+    assert fresh_command("evaluate", "run").status == 0
 
 
 @pytest.mark.parametrize(
@@ -216,39 +223,39 @@ def test_what_a_run_says_of_imports_may_be_anything(alone, run, imports):
     ],
 )
 def test_a_module_that_is_absent_or_fails_is_one_sentence(
-    alone, tmp_path, content, name, status, sentence
+    fresh_command, tmp_path, content, name, status, sentence
 ):
     if content is not None:
-        (tmp_path / (name if name.endswith(".py") else f"{name}.py")).write_text(content)
-    outcome = alone("models", "--import", name)
+        (tmp_path / name).with_suffix(".py").write_text(content)
+    outcome = fresh_command("models", "--import", name)
     assert outcome.status == status
     assert the_sentence(outcome) == sentence.format(here=tmp_path)
 
 
-def test_a_file_may_import_what_is_beside_it(alone, tmp_path):
+def test_a_file_may_import_what_is_beside_it(fresh_command, tmp_path):
     (tmp_path / "far").mkdir()
     (tmp_path / "far" / "inner.py").write_text("found = True")
     (tmp_path / "far" / "broken.py").write_text("import inner\nassert inner.found")
-    assert alone("models", "--import", "far/broken.py", "--import", "inner").status == 0
+    assert fresh_command("models", "--import", "far/broken.py", "--import", "inner").status == 0
 
 
 def test_entry_points_are_found_without_the_flag(
-    alone, stripes, entry_points, monkeypatch, tmp_path
+    fresh_command, stripes, entry_points, monkeypatch, tmp_path
 ):
     monkeypatch.syspath_prepend(tmp_path)
     entry_points(mine="stripes")
-    assert "stripesnet" in alone("models").out
+    assert "stripesnet" in fresh_command("models").out
 
 
-def test_an_entry_point_that_fails_is_a_line_on_stderr(alone, entry_points, tmp_path):
+def test_an_entry_point_that_fails_is_a_line_on_stderr(fresh_command, entry_points, tmp_path):
     entry_points(bad="no_such_module", good="torchcaps.plugins")
-    outcome = alone("models")
+    outcome = fresh_command("models")
     assert outcome.status == 0
-    why = (
+    reason = (
         "the plug-in 'bad' of an unknown package cannot be loaded "
         "(ModuleNotFoundError: No module named 'no_such_module')"
     )
-    assert outcome.err == f"torchcaps: warning: {why}\n"
-    outcome = alone("train", "stripesnet")
+    assert outcome.err == f"torchcaps: warning: {reason}\n"
+    outcome = fresh_command("train", "stripesnet")
     assert outcome.status == 2
-    assert outcome.err.endswith(f"({why})\n")
+    assert outcome.err.endswith(f"({reason})\n")

@@ -19,10 +19,10 @@ def test_report_prints_the_page_it_wrote(command, run, monkeypatch):
 
 
 def test_the_flags_reach_the_report(command, run, monkeypatch):
-    given = []
+    calls = []
     monkeypatch.setattr(
         "torchcaps.reporting.report",
-        lambda *args, **named: given.append((args, named)) or "x",
+        lambda *args, **named: calls.append((args, named)) or "x",
     )
     assert (
         command(
@@ -30,7 +30,7 @@ def test_the_flags_reach_the_report(command, run, monkeypatch):
         ).status
         == 0
     )
-    [(args, named)] = given
+    [(args, named)] = calls
     named.pop("progress")(1, 2)
     assert args == ((run,), None)
     assert named == {"root": "r", "device": "cpu", "images": 5, "diagnose": 0}
@@ -54,7 +54,7 @@ def test_several_runs_are_compared(command, run, tmp_path):
     ],
 )
 def test_a_wrong_command_line_is_2(command, run, words, sentence):
-    outcome = command("report", *words)
+    outcome = command("report", words)
     assert outcome.status == 2
     assert the_sentence(outcome) == sentence
 

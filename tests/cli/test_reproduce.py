@@ -12,44 +12,46 @@ def test_the_list_names_every_recipe_with_its_cost(command):
     outcome = command("reproduce", "--list")
     assert outcome.status == 0
     assert all(name in outcome.out for name in list_recipes())
-    found = json.loads(command("reproduce", "--json").out)  # without a recipe it lists as well
-    assert [entry["name"] for entry in found] == list_recipes()
+    experiments = json.loads(
+        command("reproduce", "--json").out
+    )  # without a recipe it lists as well
+    assert [entry["name"] for entry in experiments] == list_recipes()
     assert all(
-        entry["budgets"]["small"] and entry["rows"] and entry["published"] for entry in found
+        entry["budgets"]["small"] and entry["rows"] and entry["published"] for entry in experiments
     )
 
 
 def test_an_experiment_prints_its_table_and_writes_it(command, tmp_path, no_plots):
     recipe_of(tmp_path)
     words = ("reproduce", "mine.toml", "--output", "out", "--row", "tiny")
-    outcome = command(*words)
+    outcome = command(words)
     assert outcome.status == 0
     assert "CapsNet, tiny" in outcome.out
     assert "error 1 %" in outcome.out
     assert "CNN" not in outcome.out
     assert "epoch 1/1" in outcome.err
     assert "| mine | CapsNet, tiny | small |" in (tmp_path / "out" / "results.md").read_text()
-    again = command(*words, "--json")
-    assert again.status == 0
-    assert "epoch" not in again.err  # it is done
-    [result] = json.loads(again.out)
+    repeated = command(words, "--json")
+    assert repeated.status == 0
+    assert "epoch" not in repeated.err  # it is done
+    [result] = json.loads(repeated.out)
     assert result["row"] == "CapsNet, tiny"
 
 
 def test_a_wrong_command_line_says_what_there_is(command, tmp_path):
     recipe_of(tmp_path)
-    mine = str(tmp_path / "mine.toml")
+    recipe = str(tmp_path / "mine.toml")
     for words, complaint in (
         (("multimnis",), "unknown recipe 'multimnis'; did you mean 'multimnist'"),
-        ((mine, "--row", "deep"), "unknown row 'deep'"),
-        ((mine, "--budget", "hour"), "unknown budget of mine 'hour'"),
-        ((mine, "--seeds", "0"), "--seeds: expected at least 1, got 0"),
+        ((recipe, "--row", "deep"), "unknown row 'deep'"),
+        ((recipe, "--budget", "hour"), "unknown budget of mine 'hour'"),
+        ((recipe, "--seeds", "0"), "--seeds: expected at least 1, got 0"),
         (
-            (mine, "--threads", "1000000000"),
+            (recipe, "--threads", "1000000000"),
             "--threads: expected between 1 and 256, got 1000000000",
         ),
     ):
-        outcome = command("reproduce", *words, "--output", str(tmp_path / "out"))
+        outcome = command("reproduce", words, "--output", str(tmp_path / "out"))
         assert outcome.status == 2
         assert complaint in outcome.err
     assert not (tmp_path / "out").exists()

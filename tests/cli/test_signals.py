@@ -9,10 +9,10 @@ from torchcaps.cli.signals import graceful_stop, ignore_signals, sigterm_as_exit
 
 pytestmark = pytest.mark.usefixtures("handlers")
 
-BOTH = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("number", BOTH)
+@pytest.mark.parametrize("number", SIGNALS)
 def test_the_first_signal_is_noted_and_the_second_acts_at_once(number, capfd):
     with graceful_stop() as caught:
         assert caught == []
@@ -32,20 +32,20 @@ def test_a_second_signal_of_the_other_kind_acts_at_once_too(capfd):
 
 
 def test_the_former_handlers_come_back():
-    before = [signal.getsignal(number) for number in BOTH]
+    before = [signal.getsignal(number) for number in SIGNALS]
     with sigterm_as_exit(), graceful_stop():
         pass
     with pytest.raises(RuntimeError), graceful_stop():
         raise RuntimeError
-    assert [signal.getsignal(number) for number in BOTH] == before
+    assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 def test_once_the_status_is_settled_signals_change_nothing():
     with sigterm_as_exit(), graceful_stop():
         ignore_signals()
-    for number in BOTH:
+    for number in SIGNALS:
         signal.raise_signal(number)
-    assert [signal.getsignal(number) for number in BOTH] == [signal.SIG_IGN] * 2
+    assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_IGN] * 2
 
 
 def test_outside_the_main_thread_nothing_is_changed():

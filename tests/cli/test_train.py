@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("no_plots")
 
 
 def test_training_prints_the_table_and_leaves_the_run(command, start, tmp_path):
-    outcome = command(*start)
+    outcome = command(start)
     assert outcome.status == 0
     lines = outcome.out.splitlines()
     assert lines[0].split() == ["class", "accuracy", "correct", "count", "precision"]
@@ -34,10 +34,10 @@ def test_training_prints_the_table_and_leaves_the_run(command, start, tmp_path):
 
 
 def test_json_is_one_document_with_the_run(command, start):
-    outcome = command(*start, "--json")
-    found = json.loads(outcome.out)
-    assert {"accuracy", "error", "per_class", "num_samples", "run"} <= found.keys()
-    assert found["num_samples"] == 12
+    outcome = command(start, "--json")
+    document = json.loads(outcome.out)
+    assert {"accuracy", "error", "per_class", "num_samples", "run"} <= document.keys()
+    assert document["num_samples"] == 12
 
 
 def test_the_flags_reach_the_configuration(command, start, tmp_path):
@@ -64,7 +64,7 @@ def test_the_flags_reach_the_configuration(command, start, tmp_path):
         "bias=True",
         "--nesterov",
     ]
-    outcome = command(verb, *before, recipe, *rest, *after, "--epochs", 1, "--output", "out")
+    outcome = command(verb, before, recipe, rest, after, "--epochs", 1, "--output", "out")
     assert outcome.status == 0, outcome.err
     config = Run.open(tmp_path / "out").config.flat()
     expected = {
@@ -84,7 +84,8 @@ def test_the_flags_reach_the_configuration(command, start, tmp_path):
 
 def test_a_recipe_file_of_ones_own_trains_and_names_the_folder(command, start, bars, tmp_path):
     (tmp_path / "mine.toml").write_text(
-        f'title = "t"\npublished = "p"\n[run]\ndata = "{bars}"\nepochs = 1\nholdout = 6\nbatch_size = 16\n'
+        f'title = "t"\npublished = "p"\n[run]\ndata = "{bars}"\n'
+        "epochs = 1\nholdout = 6\nbatch_size = 16\n"
         "[run.model_options]\nchannels = 8\nprimary_types = 2\n"
     )
     outcome = command("train", "mine.toml", "--keep-memory", "no", "--threads", 1)
@@ -94,8 +95,8 @@ def test_a_recipe_file_of_ones_own_trains_and_names_the_folder(command, start, b
 
 def test_without_an_output_each_run_takes_the_next_free_name(command, start, tmp_path):
     for name in ("capsnet-bars", "capsnet-bars-2", "capsnet-bars-3"):
-        assert command(*start, "--epochs", "1").out.endswith(f"run folder: runs/{name}\n")
-    assert command(*start, "--epochs", "1", "--resume").out.endswith(
+        assert command(start, "--epochs", "1").out.endswith(f"run folder: runs/{name}\n")
+    assert command(start, "--epochs", "1", "--resume").out.endswith(
         "run folder: runs/capsnet-bars-3\n"
     )
     assert len(list((tmp_path / "runs").iterdir())) == 3
@@ -103,7 +104,7 @@ def test_without_an_output_each_run_takes_the_next_free_name(command, start, tmp
 
 def test_into_an_existing_run_without_resume_is_refused(command, start, run):
     before = contents(run)
-    outcome = command(*start, "--output", run)
+    outcome = command(start, "--output", run)
     assert outcome.status == 1
     assert the_sentence(outcome) == (
         f"{run}: there is a run here already; continue it with --resume, or name another --output"
@@ -112,15 +113,15 @@ def test_into_an_existing_run_without_resume_is_refused(command, start, run):
 
 
 def test_a_finished_run_resumes_at_once_and_prints_its_table_again(command, start):
-    first = command(*start, "--output", "out")
-    again = command(*start, "--output", "out", "--resume")
-    assert again.status == 0
-    assert again.out == first.out
-    assert "epoch" not in again.err
+    first = command(start, "--output", "out")
+    resumed = command(start, "--output", "out", "--resume")
+    assert resumed.status == 0
+    assert resumed.out == first.out
+    assert "epoch" not in resumed.err
 
 
 def test_nothing_to_resume_starts(command, start):
-    outcome = command(*start, "--output", "out", "--resume")
+    outcome = command(start, "--output", "out", "--resume")
     assert outcome.status == 0
     assert "out: nothing to resume; starting" in outcome.err
 
@@ -136,7 +137,7 @@ def test_nothing_to_resume_starts(command, start):
 )
 def test_a_resumed_run_refuses_other_settings(command, run, flags, sentence):
     before = contents(run)
-    outcome = command("train", "capsnet", "--output", run, "--resume", *flags)
+    outcome = command("train", "capsnet", "--output", run, "--resume", flags)
     assert outcome.status == 2
     assert the_sentence(outcome).startswith(sentence)
     assert contents(run) == before
@@ -147,13 +148,13 @@ def test_a_resumed_run_takes_as_many_threads_as_before_and_says_when_told_otherw
 ):
     threads = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    command(*start, "--output", "out")
+    command(start, "--output", "out")
     resume = ("train", "capsnet", "--output", "out", "--resume", "--keep-memory", "no")
     threads.clear()
-    assert "--threads" not in command(*resume).err
+    assert "--threads" not in command(resume).err
     started_with = json.loads((Run("out").path / "environment.json").read_text())["threads"]
     assert started_with in threads
-    err = command(*resume, "--threads", started_with + 1).err
+    err = command(resume, "--threads", started_with + 1).err
     assert (
         f"--threads: the run was started with {started_with}; with {started_with + 1} it will not"
         in err
@@ -205,8 +206,9 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_taken(command, run):
 def test_a_signal_stops_after_the_step_and_resume_ends_as_if_there_was_none(
     command, start, tmp_path, monkeypatch, number
 ):
-    command(*start, "--output", "whole")
-    training_step, count = Classify.training_step, iter(range(1, 10_000))
+    command(start, "--output", "whole")
+    training_step = Classify.training_step
+    count = iter(range(1, 10_000))
 
     def interrupted(self, batch, share):
         if next(count) == 4:
@@ -215,7 +217,7 @@ def test_a_signal_stops_after_the_step_and_resume_ends_as_if_there_was_none(
 
     with monkeypatch.context() as patch:
         patch.setattr(Classify, "training_step", interrupted)
-        outcome = command(*start, "--output", "out of order")
+        outcome = command(start, "--output", "out of order")
     assert outcome.status == 128 + number
     assert outcome.out == ""
     assert "stopped after step 4 of 6; the state is saved" in outcome.err
@@ -232,8 +234,9 @@ def test_a_signal_stops_after_the_step_and_resume_ends_as_if_there_was_none(
 def test_a_second_signal_ends_at_once_and_the_run_still_resumes(
     command, start, tmp_path, monkeypatch
 ):
-    command(*start, "--output", "whole")
-    training_step, count = Classify.training_step, iter(range(1, 10_000))
+    command(start, "--output", "whole")
+    training_step = Classify.training_step
+    count = iter(range(1, 10_000))
 
     def interrupted(self, batch, share):
         if next(count) == 2:
@@ -243,7 +246,7 @@ def test_a_second_signal_ends_at_once_and_the_run_still_resumes(
 
     with monkeypatch.context() as patch:
         patch.setattr(Classify, "training_step", interrupted)
-        outcome = command(*start, "--output", "out")
+        outcome = command(start, "--output", "out")
     assert outcome.status == 130
     assert "the state is saved" not in outcome.err
     assert not (tmp_path / "out" / "checkpoints" / "last.safetensors").exists()
@@ -269,14 +272,14 @@ def test_a_second_signal_ends_at_once_and_the_run_still_resumes(
     ],
 )
 def test_a_wrong_flag_is_2_and_leaves_nothing(command, start, tmp_path, flags, sentence):
-    outcome = command(*start, *flags)
+    outcome = command(start, flags)
     assert outcome.status == 2
     assert the_sentence(outcome) == sentence
     assert list(tmp_path.iterdir()) == []
 
 
 def test_one_side_is_both(command, start):
-    outcome = command(*start, "--img-size", 5)
+    outcome = command(start, "--img-size", 5)
     assert the_sentence(outcome).endswith("images of at least 17x17 pixels, got 5x5")
 
 
@@ -284,7 +287,7 @@ def test_one_side_is_both(command, start):
 def test_an_option_that_the_model_does_not_take_is_2_and_leaves_nothing(
     command, start, tmp_path, option
 ):
-    outcome = command(*start, "--option", option)
+    outcome = command(start, "--option", option)
     assert outcome.status == 2
     name, value = option.split("=")
     assert the_sentence(outcome).startswith("--option: capsnet takes no ")
@@ -301,7 +304,7 @@ def test_an_option_that_the_model_does_not_take_is_2_and_leaves_nothing(
     ],
 )
 def test_an_unknown_name_is_2_with_the_nearest(command, tmp_path, words, sentence):
-    outcome = command("train", *words)
+    outcome = command("train", words)
     assert outcome.status == 2
     assert the_sentence(outcome).startswith(sentence)
     assert list(tmp_path.iterdir()) == []

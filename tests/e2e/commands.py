@@ -7,43 +7,53 @@ import subprocess
 import sys
 import time
 
-# What a person types; one thread, for tiny steps on several threads cost more than they save.
+# What a person types; one thread, because tiny steps on several threads cost more than they save.
 TORCHCAPS = (sys.executable, "-m", "torchcaps")
 # The same without matplotlib, whose plots take most of the time of a tiny run.
 PLAIN = (
     sys.executable,
     "-c",
-    "import sys; sys.modules['matplotlib'] = None; from torchcaps.cli.main import main; sys.exit(main())",
+    "import sys; sys.modules['matplotlib'] = None; "
+    "from torchcaps.cli.main import main; sys.exit(main())",
 )
 SMALL = ("--option", "channels=8", "--option", "primary_types=2")
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def environment():
-    return os.environ | {"OMP_NUM_THREADS": "1"}
+def flatten(words):
+    """The words of a command line as text; lists and tuples among them are parts of it."""
+    for word in words:
+        if isinstance(word, list | tuple):
+            yield from flatten(word)
+        else:
+            yield str(word)
 
 
-def typed(*words, cwd, command=TORCHCAPS):
+def run_command(*words, cwd, program=TORCHCAPS):
     """Run to the end; returns the finished process, with its output as text."""
-    line = [*command, *map(str, words)]
     return subprocess.run(
-        line, cwd=cwd, env=environment(), capture_output=True, text=True, check=False
+        list(flatten([program, words])),
+        cwd=cwd,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
-def begun(*words, cwd, command=PLAIN):
+def start_command(*words, cwd, program=PLAIN):
     """Start, and return the process."""
-    line = [*command, *map(str, words)]
     return subprocess.Popen(
-        line,
+        list(flatten([program, words])),
         cwd=cwd,
-        env=environment(),
+        env=ENVIRONMENT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def until(condition, process):
+def wait_for(condition, process):
     """Wait for a condition; whether it came before the process ended."""
     while not condition():
         if process.poll() is not None:

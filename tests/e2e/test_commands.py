@@ -12,7 +12,7 @@ from PIL import Image
 from torchcaps.data import load_dataset
 from training.makers import left_behind
 
-from .commands import PLAIN, SMALL, TORCHCAPS, environment, typed
+from .commands import ENVIRONMENT, PLAIN, SMALL, TORCHCAPS, run_command
 
 NO_TORCH = """
 import sys
@@ -28,13 +28,13 @@ print(sorted(name for name in ("torch", "numpy", "matplotlib", "PIL") if name in
 @pytest.mark.parametrize(("words", "status"), [(["--help"], 0), (["trian"], 2)])
 def test_help_and_a_wrong_command_line_do_not_wait_for_torch(words, status, tmp_path):
     line = [sys.executable, "-c", NO_TORCH.format(status=status), *words]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    process = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert process.stdout.splitlines()[-1] == "[]"
 
 
 def test_train_and_predict(bars, tmp_path):
     words = ("train", "capsnet", "--data", bars, "--epochs", 3, "--batch-size", 8)
-    trained = typed(*words, *SMALL, cwd=tmp_path)
+    trained = run_command(words, SMALL, cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert trained.stdout.endswith("run folder: runs/capsnet-bars\n")
     assert trained.stderr.count("\n") == trained.stderr.count("epoch ") == 3
@@ -44,7 +44,7 @@ def test_train_and_predict(bars, tmp_path):
 
     images = load_dataset(bars, "test")
     Image.fromarray(images.images[0, 0].numpy()).save(tmp_path / "own.png")
-    predicted = typed("predict", "runs/capsnet-bars", "own.png", "--json", cwd=tmp_path)
+    predicted = run_command("predict", "runs/capsnet-bars", "own.png", "--json", cwd=tmp_path)
     assert (predicted.returncode, predicted.stderr) == (0, "")
     [one] = json.loads(predicted.stdout)
     assert one["path"] == "own.png"
@@ -52,10 +52,10 @@ def test_train_and_predict(bars, tmp_path):
 
 
 def test_a_plot_without_matplotlib_says_how_to_get_it(tmp_path):
-    done = typed("perturb", "runs/x", cwd=tmp_path, command=PLAIN)
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert "pip install 'torchcaps[plots]'" in done.stderr
+    process = run_command("perturb", "runs/x", cwd=tmp_path, program=PLAIN)
+    assert process.returncode == 1
+    assert process.stderr.count("\n") == 1
+    assert "pip install 'torchcaps[plots]'" in process.stderr
 
 
 @pytest.mark.parametrize("reader", ["full", "gone"])
@@ -63,16 +63,16 @@ def test_output_that_nobody_takes_ends_without_a_traceback(reader, tmp_path):
     line = [*TORCHCAPS, "recipes", "--json"]
     if reader == "full":
         with open("/dev/full", "w") as full:
-            done = subprocess.run(
-                line, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment()
+            process = subprocess.run(
+                line, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=ENVIRONMENT
             )
-        assert (done.returncode, done.stderr) == (
+        assert (process.returncode, process.stderr) == (
             1,
             "torchcaps: error: output: No space left on device\n",
         )
     else:
         with subprocess.Popen(
-            line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+            line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
         ) as process:
             process.stdout.close()
             assert process.stderr.read() == b""

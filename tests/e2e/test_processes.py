@@ -1,4 +1,7 @@
-"""`torchrun` with several processes. It starts this file too, for all that one start of them can show."""
+"""`torchrun` with several processes.
+
+It starts this file too: all that one launch can show is done by one launch.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 import torchcaps
 from torchcaps import plugins
+from torchcaps.cli.main import run_command
 from torchcaps.distributed import current, hard_exit, init
 from torchcaps.training import Interrupted, TrainConfig, train
 from training.makers import TINY, left_behind, write_bars
 
-HERE = Path(__file__).resolve()
-ONLOOKER = HERE.with_name("onlooker.py")
-WORLDS = [2, pytest.param(3, marks=pytest.mark.slow)]
-# 56 steps: 8 epochs of 6 batches of 7 images and a batch of 1, which is less than there are processes.
-RUN = {
+THIS_FILE = Path(__file__).resolve()
+ONLOOKER = THIS_FILE.with_name("onlooker.py")
+WORLD_SIZES = [2, pytest.param(3, marks=pytest.mark.slow)]
+# 56 steps: 8 epochs of 6 batches of 7 images and a batch of 1, fewer than there are processes.
+SETTINGS = {
     "task": "onlooker",
     "epochs": 8,
     "epoch_size": 43,
@@ -39,176 +44,154 @@ RUN = {
     "precision": "fp32",
 }
 MODELS = {"capsnet": TINY, "normed": {}}
-EPOCHS = 20
-SIZES = (
-    "--epochs",
-    EPOCHS,
-    "--batch-size",
-    6,
-    "--holdout",
-    6,
-    *chain(*(("--option", f"{k}={v}") for k, v in TINY.items())),
-)
 STOP = 20  # steps before a run is interrupted
+NUM_EPOCHS = 20  # of a run at the command line
+FLAGS = (
+    f"--epochs {NUM_EPOCHS} --batch-size 6 --holdout 6 --option channels=8 --option primary_types=2"
+).split()
 
 
-def config(data, model="capsnet", **changes):
-    return TrainConfig.of(
-        data=str(data), model=model, model_options=MODELS[model], **(RUN | changes)
-    )
+def make_config(data, model="capsnet", **changes):
+    settings = SETTINGS | changes
+    return TrainConfig.of(data=str(data), model=model, model_options=MODELS[model], **settings)
 
 
-def started(folder, settings, *, stop=None, resume=False):
-    """Train; of each step what the images were, by their rows. It may be asked to stop, in the last process alone."""
+def record_training(folder, config, *, stop=None, resume=False):
+    """Train; returns digests of the images of each step, those of all processes in one list.
+
+    The last process alone is asked to stop.
+    """
     import onlooker
 
-    ranks, steps = current(), []
+    ranks = current()
+    steps = []
     onlooker.seen.clear()
-    last = ranks.rank == ranks.world_size - 1
+    is_last = ranks.rank == ranks.world_size - 1
+
+    def emit(row):
+        if row["kind"] == "tick":
+            steps.append(row["step"])
+
+    def should_stop():
+        return is_last and len(steps) + 1 == stop
+
     try:
-        train(
-            settings,
-            folder,
-            resume=resume,
-            should_stop=lambda: last and len(steps) + 1 == stop,
-            emit=lambda row: steps.append(row["step"]) if row["kind"] == "tick" else None,
-        )
+        train(config, folder, resume=resume, should_stop=should_stop, emit=emit)
     except Interrupted:
         assert stop is not None
-    return [list(chain(*step)) for step in zip(*ranks.gather(list(onlooker.seen)), strict=True)]
+    digests = ranks.gather(list(onlooker.seen))
+    return [list(chain.from_iterable(step)) for step in zip(*digests, strict=True)]
 
 
-def told(*words):
+def capture_command(*words):
     """Status, output and errors of a command, in a process that has joined the others already."""
-    from torchcaps.cli import main
-
-    out, err = StringIO(), StringIO()
+    out = StringIO()
+    err = StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        status = main.run_command([str(word) for word in words])
+        status = run_command([str(word) for word in words])
     return status, out.getvalue(), err.getvalue()
 
 
-def trained(folder):
-    """The same batches, weights and figures as in one process."""
-    return {model: started(folder / model, config(folder / "bars.npz", model)) for model in MODELS}
+# Work of the launched processes. What a function returns in each process comes back as JSON.
 
 
-def interrupted(folder):
-    """A run that one of the processes is asked to stop, and that goes on."""
-    settings = config(folder / "bars.npz")
-    started(folder / "stopped", settings, stop=STOP)
+def train_models(folder):
+    """Each model from start to end."""
+    bars = folder / "bars.npz"
+    return {name: record_training(folder / name, make_config(bars, name)) for name in MODELS}
+
+
+def stop_and_resume(folder):
+    """A run that one process is asked to stop, and that goes on; the step it stopped at."""
+    config = make_config(folder / "bars.npz")
+    record_training(folder / "stopped", config, stop=STOP)
     current().broadcast(None)  # the file is whole
-    step = rows(folder / "stopped", "step")[-1]["step"]
-    started(folder / "stopped", settings, resume=True)
+    step = read_rows(folder / "stopped", "step")[-1]["step"]
+    record_training(folder / "stopped", config, resume=True)
     return step
 
 
-def handed_over(folder):
-    """To another number of processes, and from it."""
-    started(folder / "of one", config(folder / "bars.npz"), resume=True)
-    started(folder / "to one", config(folder / "bars.npz"), stop=STOP)
+def change_world_size(folder):
+    """Continue a run of one process, and begin a run that one process continues."""
+    config = make_config(folder / "bars.npz")
+    record_training(folder / "of one", config, resume=True)
+    record_training(folder / "to one", config, stop=STOP)
 
 
-def few_held_out(folder):
+def hold_out_one(folder):
     """A validation set that is smaller than the number of processes."""
-    started(folder / "few", config(folder / "bars.npz", epochs=1, holdout=1))
+    record_training(folder / "few", make_config(folder / "bars.npz", epochs=1, holdout=1))
 
 
-def made(folder):
+def train_on_made_data(folder):
     """Data that is not there yet."""
-    started(folder / "made", config("made", epochs=1))
+    record_training(folder / "made", make_config("made", epochs=1))
 
 
-def unlike(folder):
-    """Other data in other processes."""
+def train_on_unlike_data(folder):
+    """Different data in each process; the error."""
     try:
-        started(folder / "unlike", config("unlike", epochs=1))
+        record_training(folder / "unlike", make_config("unlike", epochs=1))
     except torchcaps.errors.TrainingError as error:
         return str(error)
 
 
-def small_batch(folder):
-    words = (
-        "train",
-        "capsnet",
-        "--data",
-        folder / "bars.npz",
-        "--batch-size",
-        "1",
-        "--output",
-        folder / "small",
-    )
-    return told(*words)
+def train_on_small_batches(folder):
+    data = ("--data", folder / "bars.npz", "--output", folder / "small")
+    return capture_command("train", "capsnet", *data, "--batch-size", "1")
 
 
-def evaluated(folder):
-    return told(
-        "evaluate",
-        folder / "of one",
-        "--import",
-        ONLOOKER,
-        "--output",
-        folder / "evaluated",
-        "--json",
-    )
+def evaluate_run(folder):
+    flags = ("--import", ONLOOKER, "--output", folder / "evaluated", "--json")
+    return capture_command("evaluate", folder / "of one", *flags)
 
 
-def predicted(folder):
-    return told(
-        "predict", folder / "of one", *sorted(folder.glob("*.png")), "--import", ONLOOKER, "--json"
-    )
+def predict_pictures(folder):
+    pictures = sorted(folder.glob("*.png"))
+    return capture_command("predict", folder / "of one", *pictures, "--import", ONLOOKER, "--json")
 
 
 WORK = [
-    trained,
-    interrupted,
-    handed_over,
-    few_held_out,
-    made,
-    unlike,
-    evaluated,
-    predicted,
-    small_batch,
+    train_models,
+    stop_and_resume,
+    change_world_size,
+    hold_out_one,
+    train_on_made_data,
+    train_on_unlike_data,
+    evaluate_run,
+    predict_pictures,
+    train_on_small_batches,
 ]
 
 
-def attempt(work, folder):
+def attempt(function, folder):
     try:
-        return {"result": work(folder)}
+        return {"outcome": function(folder)}
     except Exception:
         return {"failed": traceback.format_exc()}
 
 
-def work(folder):
-    """What a process that torchrun started does."""
+def work_as_rank(folder):
+    """What a process does that torchrun started."""
     torch.set_num_threads(1)
     plugins.import_module(str(ONLOOKER))
     with init(os.environ, "cpu") as ranks:
-        for one in WORK:
-            found = ranks.gather(attempt(one, folder))
+        for function in WORK:
+            outcomes = ranks.gather(attempt(function, folder))
             if ranks.is_main:
-                (folder / f"{one.__name__}.json").write_text(json.dumps(found))
+                (folder / f"{function.__name__}.json").write_text(json.dumps(outcomes))
     hard_exit(0)
 
 
-def environment():
-    folders = [str(Path(torchcaps.__file__).parents[1]), str(HERE.parents[1]), str(HERE.parent)]
-    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(folders)}
-
-
-def launched(*words, world=2, cwd, **more):
+def launch(*words, world_size=2, cwd, **variables):
     """Start processes, in a group of their own, as a terminal does."""
-    line = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={world}",
-    ]
+    folders = [Path(torchcaps.__file__).parents[1], THIS_FILE.parents[1], THIS_FILE.parent]
+    path = os.pathsep.join(map(str, folders))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
     return subprocess.Popen(
-        [*line, *map(str, words)],
+        [sys.executable, *torchrun, *map(str, words)],
         cwd=cwd,
-        env=environment() | more,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -216,319 +199,273 @@ def launched(*words, world=2, cwd, **more):
     )
 
 
-def ours(text):
-    """What we said: torchrun has its own report, with the time in front or in a frame."""
+def own_lines(text):
+    """The lines of torchcaps; torchrun's own have the time in front or are in a frame."""
     return [line for line in text.splitlines() if line.startswith(("torchcaps:", "stop", "run: "))]
 
 
-def write_pictures(folder):
-    from PIL import Image
+class Launch:
+    """One launch of processes, beside the same work of a single process."""
 
-    with np.load(folder / "bars.npz") as found:
-        for k in range(3):
-            Image.fromarray(found["images"][k]).save(folder / f"{k}.png")
-
-
-class Together:
-    """What the processes of one launch found, beside one process alone."""
-
-    def __init__(self, world, folder, monkeypatch):
-        self.world, self.folder, self.alone = world, folder, folder / "alone"
-        self.alone.mkdir()
+    def __init__(self, world_size, folder, monkeypatch):
+        self.world_size = world_size
+        self.folder = folder
+        self.single = folder / "single"
+        self.single.mkdir()
         monkeypatch.setenv("MADE", str(folder))
-        monkeypatch.syspath_prepend(HERE.parent)
+        monkeypatch.syspath_prepend(THIS_FILE.parent)
         plugins.import_module(str(ONLOOKER))
-        plugins._imported.clear()  # what later tests of this process see
-        write_bars(folder / "bars.npz")
-        write_pictures(folder)
-        settings = config(folder / "bars.npz")
-        self.steps = {
-            model: started(self.alone / model, config(folder / "bars.npz", model))
-            for model in MODELS
-        }
-        started(folder / "of one", settings, stop=STOP)
-        done = launched(HERE, folder, world=world, cwd=folder, MADE=str(folder))
-        self.printed = "".join(done.communicate(timeout=240))
-        started(folder / "to one", settings, resume=True)
+        plugins._imported.clear()  # later tests of this process see it
+        bars = write_bars(folder / "bars.npz")
+        for number, pixels in enumerate(np.load(bars)["images"][:3]):
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+        self.steps = {}
+        for name in MODELS:
+            self.steps[name] = record_training(self.single / name, make_config(bars, name))
+        record_training(folder / "of one", make_config(bars), stop=STOP)
+        process = launch(THIS_FILE, folder, world_size=world_size, cwd=folder, MADE=str(folder))
+        self.printed = "".join(process.communicate(timeout=240))
+        record_training(folder / "to one", make_config(bars), resume=True)
 
-    def found(self, one):
-        """By rank."""
-        file = self.folder / f"{one.__name__}.json"
+    def outcomes(self, function):
+        """What a function returned, by rank."""
+        file = self.folder / f"{function.__name__}.json"
         assert file.exists(), self.printed
-        found = json.loads(file.read_text())
-        for result in found:
-            assert "failed" not in result, result["failed"]
-        return [result["result"] for result in found]
+        outcomes = json.loads(file.read_text())
+        for outcome in outcomes:
+            assert "failed" not in outcome, outcome["failed"]
+        return [outcome["outcome"] for outcome in outcomes]
 
 
-@pytest.fixture(scope="module", params=WORLDS)
-def together(request, tmp_path_factory):
+@pytest.fixture(scope="module", params=WORLD_SIZES)
+def launched(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as monkeypatch:
-        yield Together(request.param, tmp_path_factory.mktemp("together"), monkeypatch)
+        yield Launch(request.param, tmp_path_factory.mktemp("launched"), monkeypatch)
 
 
-def rows(run, kind="epoch"):
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in found if row["kind"] == kind]
+def read_rows(run, kind="epoch"):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["kind"] == kind]
 
 
-def bytes_of(run):
+def reproducible_contents(run):
     """What must come out the same, byte for byte; of the metrics all but the speed."""
-    files = [
-        (run / file).read_bytes() for file in ("model.safetensors", "checkpoints/last.safetensors")
-    ]
-    timed = ("images_per_second", "ranks")
-    return [
-        *files,
-        *(
-            {k: v for k, v in row.items() if k not in timed}
-            for row in rows(run) + rows(run, "step")
-        ),
-    ]
+    rows = read_rows(run) + read_rows(run, "step")
+    for row in rows:
+        row.pop("images_per_second", None)
+        row.pop("ranks", None)
+    files = ("model.safetensors", "checkpoints/last.safetensors")
+    return [(run / file).read_bytes() for file in files], rows
 
 
-def weights(run):
-    return {
-        n: t
-        for n, t in load_file(run / "checkpoints" / "last.safetensors").items()
-        if n.startswith("model.")
-    }
-
-
-def check_alike(ours, expected, tolerance=1e-4):
+def assert_weights_near(run, expected_run, tolerance=1e-4):
     """Relative to the norm of each tensor."""
-    assert ours.keys() == expected.keys()
-    for name, tensor in ours.items():
-        difference = (tensor.double() - expected[name].double()).norm() / expected[
-            name
-        ].double().norm().clamp(1e-12)
-        assert difference <= tolerance, (name, difference)
+    tensors = load_file(run / "checkpoints" / "last.safetensors")
+    expected_tensors = load_file(expected_run / "checkpoints" / "last.safetensors")
+    assert tensors.keys() == expected_tensors.keys()
+    for name, tensor in tensors.items():
+        if name.startswith("model."):
+            expected = expected_tensors[name].double()
+            error = (tensor.double() - expected).norm() / expected.norm().clamp(1e-12)
+            assert error <= tolerance, name
+
+
+def assert_near(document, expected):
+    """The same JSON, within rounding."""
+    if isinstance(expected, dict):
+        assert list(document) == list(expected)
+        for name, part in expected.items():
+            assert_near(document[name], part)
+    elif isinstance(expected, list):
+        assert len(document) == len(expected)
+        for part, expected_part in zip(document, expected, strict=True):
+            assert_near(part, expected_part)
+    elif isinstance(expected, float):
+        assert document == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    else:
+        assert document == expected
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_batches_are_those_of_one_process(together, model):
-    for found in together.found(trained):
-        # A process without an image of its own goes along with the first one, which does not count.
-        assert [
-            step[:7] if len(step) == 7 else step[:1] for step in found[model]
-        ] == together.steps[model]
-        assert all(
-            set(step) == set(whole)
-            for step, whole in zip(found[model], together.steps[model], strict=True)
-        )
+def test_batches_are_those_of_one_process(launched, model):
+    for steps in launched.outcomes(train_models):
+        for step, expected in zip(steps[model], launched.steps[model], strict=True):
+            # A process without an image of its own repeats the first one, which does not count.
+            assert step[: len(expected)] == expected
+            assert set(step) == set(expected)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_weights_are_those_of_one_process(together, model):
-    together.found(trained)
-    check_alike(weights(together.folder / model), weights(together.alone / model))
+def test_weights_and_figures_are_those_of_one_process(launched, model):
+    launched.outcomes(train_models)
+    assert_weights_near(launched.folder / model, launched.single / model)
+    rows = read_rows(launched.folder / model)
+    for row, expected in zip(rows, read_rows(launched.single / model), strict=True):
+        del row["ranks"]
+        row["images_per_second"] = expected["images_per_second"]
+        assert_near(row, {name: expected[name] for name in row})
+        assert row.keys() == expected.keys()
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_figures_are_of_all_images(together, model):
-    together.found(trained)
-    for found, expected in zip(
-        rows(together.folder / model), rows(together.alone / model), strict=True
-    ):
-        assert found.keys() - {"ranks"} == expected.keys()
-        for name, value in expected.items():
-            if name != "images_per_second":
-                assert_near(found[name], value)
-
-
-def test_each_process_has_its_share(together):
-    together.found(trained)
-    for row in rows(together.folder / "capsnet"):
-        images = [rank["images"] for rank in row["ranks"]]
-        assert sum(images) == row["images"] == 43
-        assert len(images) == together.world and max(images) - min(images) <= 7
+def test_each_process_has_its_share(launched):
+    launched.outcomes(train_models)
+    for row in read_rows(launched.folder / "capsnet"):
+        counts = [rank["images"] for rank in row["ranks"]]
+        assert sum(counts) == row["images"] == 43
+        assert len(counts) == launched.world_size
+        assert max(counts) - min(counts) <= 7
         assert all(0 < rank["seconds"] < 60 for rank in row["ranks"])
 
 
-def test_a_run_that_was_stopped_ends_in_the_same_bytes(together):
-    assert together.found(interrupted) == [STOP] * together.world
-    assert bytes_of(together.folder / "stopped") == bytes_of(together.folder / "capsnet")
-    assert left_behind(together.folder) == []
+def test_a_run_that_was_stopped_ends_in_the_same_bytes(launched):
+    assert launched.outcomes(stop_and_resume) == [STOP] * launched.world_size
+    stopped = reproducible_contents(launched.folder / "stopped")
+    assert stopped == reproducible_contents(launched.folder / "capsnet")
+    assert left_behind(launched.folder) == []
 
 
 @pytest.mark.parametrize("run", ["of one", "to one"])
-def test_a_run_goes_on_with_another_number_of_processes(together, run):
-    together.found(handed_over)
-    assert rows(together.folder / run)[-1]["step"] == 56
-    check_alike(weights(together.folder / run), weights(together.alone / "capsnet"))
+def test_a_run_goes_on_with_another_number_of_processes(launched, run):
+    launched.outcomes(change_world_size)
+    assert read_rows(launched.folder / run)[-1]["step"] == 56
+    assert_weights_near(launched.folder / run, launched.single / "capsnet")
 
 
-def test_a_validation_set_may_be_smaller_than_the_processes(together):
-    together.found(few_held_out)
-    assert rows(together.folder / "few")[0]["val_accuracy"] in (0, 1)
+def test_a_validation_set_may_be_smaller_than_the_processes(launched):
+    launched.outcomes(hold_out_one)
+    assert read_rows(launched.folder / "few")[0]["val_accuracy"] in (0, 1)
 
 
-def test_data_is_made_by_the_first_process_alone(together):
-    together.found(made)
-    assert (together.folder / "train.makers").read_text() == "0"
-    assert rows(together.folder / "made")
+def test_data_is_made_by_the_first_process_alone(launched):
+    launched.outcomes(train_on_made_data)
+    assert (launched.folder / "train.makers").read_text() == "0"
+    assert read_rows(launched.folder / "made")
 
 
-def test_different_data_is_refused(together):
+def test_different_data_is_refused(launched):
     sentence = "data: expected the same images and labels in all processes, got different ones"
-    assert together.found(unlike) == [sentence] * together.world
+    assert launched.outcomes(train_on_unlike_data) == [sentence] * launched.world_size
 
 
-def test_evaluation_is_that_of_one_process(together):
-    status, out, _ = told(
-        "evaluate", together.folder / "of one", "--output", together.alone / "evaluated", "--json"
-    )
+def test_evaluation_is_that_of_one_process(launched):
+    run = launched.folder / "of one"
+    folder = launched.single / "evaluated"
+    status, out, _ = capture_command("evaluate", run, "--output", folder, "--json")
     assert status == 0
-    for found in together.found(evaluated):
-        assert found[0] == 0, found
-        assert_near(json.loads(found[1]), json.loads(out))
-    assert_near(
-        *(
-            json.loads((f / "evaluated" / "evaluation.json").read_text())
-            for f in (together.folder, together.alone)
-        )
-    )
+    for rank_status, rank_out, _ in launched.outcomes(evaluate_run):
+        assert rank_status == 0
+        assert_near(json.loads(rank_out), json.loads(out))
+    written = json.loads((launched.folder / "evaluated" / "evaluation.json").read_text())
+    assert_near(written, json.loads((folder / "evaluation.json").read_text()))
 
 
-def test_predictions_are_those_of_one_process(together):
-    status, out, _ = told(
-        "predict", together.folder / "of one", *sorted(together.folder.glob("*.png")), "--json"
-    )
+def test_predictions_are_those_of_one_process(launched):
+    pictures = sorted(launched.folder.glob("*.png"))
+    run = launched.folder / "of one"
+    status, out, _ = capture_command("predict", run, *pictures, "--json")
     assert status == 0
-    for found in together.found(predicted):
-        assert found[0] == 0, found
-        assert_near(json.loads(found[1]), json.loads(out))
+    for rank_status, rank_out, _ in launched.outcomes(predict_pictures):
+        assert rank_status == 0
+        assert_near(json.loads(rank_out), json.loads(out))
 
 
-def assert_near(found, expected):
-    """The same JSON, within rounding."""
-    if isinstance(expected, dict):
-        assert [*found] == [*expected]
-        found, expected = [*found.values()], [*expected.values()]
-    if isinstance(expected, list):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_near(one, other)
-    else:
-        assert found == (
-            pytest.approx(expected, rel=1e-4, abs=1e-5) if isinstance(expected, float) else expected
-        )
+def test_a_batch_smaller_than_the_processes_is_one_sentence(launched):
+    outcomes = launched.outcomes(train_on_small_batches)
+    assert [status for status, _, _ in outcomes] == [1] * launched.world_size
+    assert "".join(err for _, _, err in outcomes) == (
+        "torchcaps: error: batch_size: expected an image for each of "
+        f"{launched.world_size} processes, got 1\n"
+    )
+    assert not (launched.folder / "small").exists()
 
 
-def test_a_batch_smaller_than_the_processes_is_one_sentence(together):
-    found = together.found(small_batch)
-    sentence = f"torchcaps: error: batch_size: expected an image for each of {together.world} processes, got 1\n"
-    assert [status for status, _, _ in found] == [1] * together.world
-    assert "".join(err for _, _, err in found) == sentence
-    assert not (together.folder / "small").exists()
-
-
-def begun(run, *words, world=2):
-    """A run at the command line, as its processes are at work."""
-    line = ("train", "capsnet", "--data", run.parent / "bars.npz", "--output", run, *words)
-    process = launched("-m", "torchcaps", *line, *map(str, SIZES), world=world, cwd=run.parent)
-    before = len(rows(run)) if (run / "metrics.jsonl").exists() else 0
-    while not ((run / "metrics.jsonl").exists() and len(rows(run)) > before):
+def launch_training(run, *words, world_size=2):
+    """A run at the command line, whose processes are at work when this returns."""
+    train_words = ("train", "capsnet", "--data", run.parent / "bars.npz", "--output", run)
+    metrics = run / "metrics.jsonl"
+    num_rows = len(read_rows(run)) if metrics.exists() else 0
+    process = launch(
+        "-m", "torchcaps", *train_words, *words, *FLAGS, world_size=world_size, cwd=run.parent
+    )
+    while not metrics.exists() or len(read_rows(run)) <= num_rows:
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     return process
 
 
-def kill(process, victim):
-    """`kill -9` of one rank; the seconds until all have ended, and what was said."""
+def kill_rank(process, rank):
+    """`kill -9` of one rank; the seconds until all have ended, and their errors."""
     for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-        if f"\0RANK={victim}\0" in Path(f"/proc/{child}/environ").read_text():
+        if f"\0RANK={rank}\0" in Path(f"/proc/{child}/environ").read_text():
             os.kill(int(child), signal.SIGKILL)
     start = time.monotonic()
     _, err = process.communicate(timeout=60)
     return time.monotonic() - start, err
 
 
-@pytest.fixture
-def run(tmp_path):
-    write_bars(tmp_path / "bars.npz")
-    return tmp_path / "run"
-
-
 @pytest.mark.skipif(
     not Path("/proc/self/environ").exists(), reason="finds a rank by its environment"
 )
 @pytest.mark.parametrize(
-    ("first", "then", "victims"),
+    ("first_size", "world_size", "victims"),
     [(2, 2, [0]), pytest.param(2, 3, [1, 0, 2], marks=pytest.mark.slow)],
 )
-def test_a_run_is_stopped_and_killed_and_goes_on(run, first, then, victims):
-    process = begun(run, world=first)
+def test_a_run_is_stopped_and_killed_and_goes_on(tmp_path, first_size, world_size, victims):
+    run = tmp_path / "run"
+    write_bars(tmp_path / "bars.npz")
+    process = launch_training(run, world_size=first_size)
     os.killpg(process.pid, signal.SIGINT)  # Ctrl-C
     _, err = process.communicate(timeout=60)
-    said = ours(err)
-    assert said[0] == "stopping after this step; the state will be saved" and len(said) == 2, err
-    assert "the state is saved; continue with: torchcaps train capsnet --output" in said[1]
+    stopping, saved = own_lines(err)
+    assert stopping == "stopping after this step; the state will be saved"
+    assert "the state is saved; continue with: torchcaps train capsnet --output" in saved
+
     for victim in victims:
-        process = begun(run, "--resume", world=then)
-        seconds, err = kill(process, victim)
+        process = launch_training(run, "--resume", world_size=world_size)
+        seconds, err = kill_rank(process, victim)
         assert seconds < 30
-        assert len(ours(err)) == 1, err
-        assert (
-            "error: a process of this run was lost (" in ours(err)[0]
-            and "--resume continues" in ours(err)[0]
-        )
-    process = launched(
-        "-m",
-        "torchcaps",
-        "train",
-        "capsnet",
-        "--output",
-        run,
-        "--resume",
-        "--json",
-        world=then,
-        cwd=run.parent,
-    )
+        [sentence] = own_lines(err)
+        assert "error: a process of this run was lost (" in sentence
+        assert "--resume continues" in sentence
+
+    resume = ["train", "capsnet", "--output", "run", "--resume", "--json"]
+    process = launch("-m", "torchcaps", *resume, world_size=world_size, cwd=tmp_path)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert json.loads(out)["num_samples"] == 12
-    assert [row["epoch"] for row in rows(run)] == [*range(1, EPOCHS + 1)]
-    assert ours(err) == []
+    assert [row["epoch"] for row in read_rows(run)] == list(range(1, NUM_EPOCHS + 1))
+    assert own_lines(err) == []
     assert left_behind(run) == []
 
 
-WRONG = {  # status, the sentence or a part of it, command line
-    "flag": (2, "--epochz", "train", "capsnet", "--epochz", "2"),
-    "data": (1, "torchcaps: error: broken.npz: ", "train", "capsnet", "--data", "broken.npz"),
-    "name": (2, "torchcaps: error: unknown recipe or model 'capsnt'; ", "train", "capsnt"),
-    "alone": (
-        2,
-        "torchcaps: error: bench: expected one process, got 2; start it without torchrun\n",
-        "bench",
-    ),
-    "device": (
-        1,
-        "torchcaps: error: device: expected auto, cpu or cuda ",
-        "train",
-        "capsnet",
-        "--device",
-        "cuda:1",
-    ),
+WRONG_COMMANDS = {  # command line -> status, and the sentence or a part of it
+    "train capsnet --data broken.npz": (1, "torchcaps: error: broken.npz: "),
+    "train capsnet --epochz 2": (2, "--epochz"),
+    "train capsnt": (2, "torchcaps: error: unknown recipe or model 'capsnt'; "),
+    "bench": (2, "torchcaps: error: bench: expected one process, got 2; start it without torchrun"),
+    "train capsnet --device cuda:1": (1, "torchcaps: error: device: expected auto, cpu or cuda "),
 }
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [name if name == "data" else pytest.param(name, marks=pytest.mark.slow) for name in WRONG],
+    "line",
+    [
+        pytest.param(line, marks=[] if "broken" in line else [pytest.mark.slow])
+        for line in WRONG_COMMANDS
+    ],
 )
-def test_what_is_wrong_is_said_once(tmp_path, wrong):
+def test_an_error_is_printed_once(tmp_path, line):
     (tmp_path / "broken.npz").write_bytes(b"PK no")
-    status, sentence, *line = WRONG[wrong]
-    _, err = launched("-m", "torchcaps", *line, cwd=tmp_path).communicate(timeout=60)
+    status, sentence = WRONG_COMMANDS[line]
+    process = launch("-m", "torchcaps", *line.split(), cwd=tmp_path)
+    _, err = process.communicate(timeout=60)
     assert err.count(sentence) == 1, err
-    assert len(ours(err)) == (wrong != "flag"), err
-    # torchrun ends the other one by SIGTERM when it is slower.
-    assert (
-        {str(status)} <= set(re.findall(r"exitcode *: (-?\d+)", err)) <= {str(status), "143", "-15"}
-    ), err
+    assert len(own_lines(err)) == sentence.startswith("torchcaps"), err
+    statuses = set(re.findall(r"exitcode *: (-?\d+)", err))
+    # torchrun ends the other process by SIGTERM when it is slower.
+    assert {str(status)} <= statuses <= {str(status), "143", "-15"}, err
     assert not (tmp_path / "runs").exists()
 
 
 if __name__ == "__main__":
-    work(Path(sys.argv[1]))
+    work_as_rank(Path(sys.argv[1]))

@@ -11,7 +11,7 @@ from torchcaps.data import load_dataset
 from torchcaps.errors import DataError
 from torchcaps.training import list_recipes, load_recipe
 
-from .commands import typed
+from .commands import run_command
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -27,14 +27,13 @@ def test_an_experiment_runs_at_its_small_budget_and_writes_its_rows(name, tmp_pa
         load_dataset(data, "train", root)
     except DataError as error:
         pytest.skip(f"{data} is not at hand: {error}")
-    words = ["reproduce", name, "--budget", "small", "--json", *(["--root", root] if root else [])]
-    done = typed(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert [entry["row"] for entry in found] == [row.name for row in rows]
-    for entry in found:
-        assert any(isinstance(entry["figures"].get(shown), float) for shown in recipe.figures), (
-            entry["row"]
-        )
+    flags = ["--root", root] if root else []
+    process = run_command("reproduce", name, "--budget", "small", "--json", flags, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    results = json.loads(process.stdout)
+    assert [entry["row"] for entry in results] == [row.name for row in rows]
+    for entry in results:
+        figures = [entry["figures"].get(name) for name in recipe.figures]
+        assert any(isinstance(figure, float) for figure in figures), entry["row"]
     table = (tmp_path / "reproductions" / "results.md").read_text()
     assert table.count(f"| {name} |") == len(rows)

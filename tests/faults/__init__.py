@@ -1,1 +1,1 @@
-"""Faults put into a copy of the library, one at a time, to see whether its tests notice: `python -m tests.faults`."""
+"""Faults in a copy of the library, one at a time: do its tests notice? `python -m tests.faults`."""

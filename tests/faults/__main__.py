@@ -63,27 +63,27 @@ def written(options: argparse.Namespace) -> int:
 
 
 def generated(options: argparse.Namespace) -> int:
-    """Run a sample of generated faults, without those whose verdict is in the file of results already."""
+    """Run a sample of generated faults, without those whose verdict is in the file of results."""
     results: Path = options.results
     results.parent.mkdir(parents=True, exist_ok=True)
     rows = results.read_text(encoding="utf-8").splitlines() if results.is_file() else []
-    known = {row["name"]: row["verdict"] for row in map(json.loads, rows)}
-    drawn = sample(options.packages, options.count, options.seed)
-    left = [fault for fault in drawn if fault.name not in known]
-    print(f"{len(drawn)} faults, {len(drawn) - len(left)} of them in {results}", flush=True)
+    verdict_of = {row["name"]: row["verdict"] for row in map(json.loads, rows)}
+    faults = sample(options.packages, options.count, options.seed)
+    pending = [fault for fault in faults if fault.name not in verdict_of]
+    print(f"{len(faults)} faults, {len(faults) - len(pending)} of them in {results}", flush=True)
 
     def append(verdict: Verdict) -> None:
         show(verdict)
         with results.open("a", encoding="utf-8") as file:
             file.write(verdict.to_json() + "\n")
 
-    def whole_package(fault: Fault) -> tuple[tuple[str, ...], ...]:
+    def further_tests(fault: Fault) -> tuple[tuple[str, ...], ...]:
         tests = package_tests(Path(fault.path))
         return () if tests == fault.tests else (tests,)
 
-    verdicts = run(left, min(options.jobs, max(1, len(left))), append, whole_package)
-    known |= {verdict.name: verdict.verdict for verdict in verdicts}
-    summarize(Counter(known[fault.name] for fault in drawn))
+    verdicts = run(pending, min(options.jobs, max(1, len(pending))), append, further_tests)
+    verdict_of |= {verdict.name: verdict.verdict for verdict in verdicts}
+    summarize(Counter(verdict_of[fault.name] for fault in faults))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Faults made by rule: one operator, constant, condition, argument or statement of the sources changed at a time."""
+"""Faults made by rule: one operator, constant, condition, argument or statement changed."""
 
 import ast
 import hashlib
@@ -54,7 +54,10 @@ def mutants(path: Path, root: Path = ROOT) -> list[Fault]:
 
 
 def sample(packages: Sequence[str], count: int, seed: int = 0, root: Path = ROOT) -> list[Fault]:
-    """`count` mutants of these packages and of all rules in turn; a larger count keeps those of a smaller one."""
+    """Mutants of these packages, and of all rules, in turn.
+
+    A larger count keeps those of a smaller one.
+    """
     shuffled = []
     for package in packages:
         place = root / SOURCES / package
@@ -77,7 +80,7 @@ def _in_turn(groups: Sequence[Sequence[Fault]]) -> list[Fault]:
 
 
 def mirrored(path: Path, root: Path = ROOT) -> tuple[str, ...]:
-    """The tests of a file of the package: those of its name in the folder of its package, or else all of them."""
+    """The tests of a source file: those of its name, or else all of its package."""
     inside = path.relative_to(SOURCES)
     folders = [TESTS / inside.parent, *(TESTS / parent for parent in inside.parent.parents)]
     for folder in folders:
@@ -90,7 +93,7 @@ def mirrored(path: Path, root: Path = ROOT) -> tuple[str, ...]:
 
 
 def package_tests(path: Path, root: Path = ROOT) -> tuple[str, ...]:
-    """All tests of a file's package, and of those that show most of it; of a single module all at the top."""
+    """All tests of a file's package, and of the packages that use it; of a module all at the top."""
     package = path.relative_to(SOURCES).parts[0]
     names = (package, *FURTHER.get(package, ()))
     folders = [TESTS / name for name in names if (root / TESTS / name).is_dir()]
@@ -100,13 +103,12 @@ def package_tests(path: Path, root: Path = ROOT) -> tuple[str, ...]:
 
 
 def _fault(path: Path, text: str, change: Change, tests: tuple[str, ...]) -> Fault:
-    """The change as a record: whole lines, and as many around them as make them stand there once."""
+    """The change as a record: whole lines, and as many around them as make them unique."""
     start, end, replacement, rule = change
     first = text.rfind("\n", 0, start) + 1
     last = text.find("\n", end)
     last = len(text) if last < 0 else last
     line = text.count("\n", 0, start) + 1
-    before, after = text[start:end], replacement
     while text.count(text[first:last]) > 1:
         first = text.rfind("\n", 0, max(0, first - 1)) + 1
         following = text.find("\n", last + 1)
@@ -114,8 +116,8 @@ def _fault(path: Path, text: str, change: Change, tests: tuple[str, ...]) -> Fau
     find = text[first:last]
     replace = text[first:start] + replacement + text[end:last]
     digest = hashlib.sha256(f"{path}\0{find}\0{replace}".encode()).hexdigest()[:12]
-    why = f"{path}:{line}: {rule}: {_short(before)} -> {_short(after)}"
-    return Fault(digest, str(path), find, replace, tests, why)
+    reason = f"{path}:{line}: {rule}: {_short(text[start:end])} -> {_short(replacement)}"
+    return Fault(digest, str(path), find, replace, tests, reason)
 
 
 def _short(code: str) -> str:
@@ -138,21 +140,22 @@ def _changes(text: str) -> Iterator[Change]:
         return place(node.lineno, node.col_offset), place(node.end_lineno, node.end_col_offset)
 
     def between(
-        left: ast.AST, right: ast.AST, words: tuple[str, str], rule: str
+        first: ast.AST, second: ast.AST, words: tuple[str, str], rule: str
     ) -> Iterator[Change]:
-        start, end = span(left)[1], span(right)[0]
+        start = span(first)[1]
+        end = span(second)[0]
         if text[start:end].count(words[0]) == 1:
             at = start + text[start:end].index(words[0])
             yield at, at + len(words[0]), words[1], rule
 
     for node, in_body in _nodes(ast.parse(text)):
         match node:
-            case ast.Compare(left=left, ops=[operator], comparators=[right]):
-                yield from between(left, right, COMPARISONS[type(operator)], "comparison")
-            case ast.BinOp(left=left, op=operator, right=right) if type(operator) in OPERATIONS:
-                yield from between(left, right, OPERATIONS[type(operator)], "operation")
-            case ast.BoolOp(op=operator, values=[left, right, *_]):
-                yield from between(left, right, WORDS[type(operator)], "condition")
+            case ast.Compare(left=first, ops=[operator], comparators=[second]):
+                yield from between(first, second, COMPARISONS[type(operator)], "comparison")
+            case ast.BinOp(left=first, op=operator, right=second) if type(operator) in OPERATIONS:
+                yield from between(first, second, OPERATIONS[type(operator)], "operation")
+            case ast.BoolOp(op=operator, values=[first, second, *_]):
+                yield from between(first, second, WORDS[type(operator)], "condition")
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 yield (*span(node), f"({text[slice(*span(operand))]})", "not removed")
             case ast.Constant(value=bool() as value):
@@ -160,15 +163,20 @@ def _changes(text: str) -> Iterator[Change]:
             case ast.Constant(value=(int() | float()) as value):
                 yield (*span(node), "1" if value == 0 else "0", "constant")
             case ast.Call(args=[first, second, *_]):
-                (a, b), (c, d) = span(first), span(second)
-                if text[a:b] != text[c:d] and "*" not in (text[a], text[c]):
-                    yield a, d, text[c:d] + text[b:c] + text[a:b], "arguments swapped"
+                start, comma = span(first)
+                second_start, end = span(second)
+                swapped = text[second_start:end] + text[comma:second_start] + text[start:comma]
+                if swapped != text[start:end] and "*" not in (text[start], text[second_start]):
+                    yield start, end, swapped, "arguments swapped"
         if in_body and isinstance(node, REMOVABLE) and not _is_needed(node):
             yield (*span(node), "pass", "statement removed")
 
 
 def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
-    """Nodes of code that runs, and whether each is inside a function; no annotations, imports or words of errors."""
+    """Nodes of code that runs, and whether each is inside a function.
+
+    Annotations, imports and words of errors are left out.
+    """
     waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
     while waiting:
         node, in_body = waiting.pop()
@@ -192,7 +200,7 @@ def _speaks(node: ast.AST) -> bool:
 
 
 def _is_needed(statement: ast.stmt) -> bool:
-    """Whether it is a docstring, or makes a name without which nothing runs; `x = f(x)` can be left out."""
+    """Whether it is a docstring, or makes a name without which nothing runs; not `x = f(x)`."""
     if isinstance(statement, ast.Expr):
         return isinstance(statement.value, ast.Constant)
     if not isinstance(statement, ast.Assign):

@@ -30,7 +30,7 @@ class Fault:
     why: str
 
     def inject(self, source: str) -> str | None:
-        """The source with the fault in it; None for a stale record, whose text is not there exactly once."""
+        """The source with the fault; None for a stale record, whose text is not there exactly once."""
         if source.count(self.find) != 1:
             return None
         return source.replace(self.find, self.replace)
@@ -47,7 +47,10 @@ class Fault:
 
 
 def load(folder: Path = FOLDER) -> list[Fault]:
-    """All records, by name. ValueError for one without a test or a sentence, or that changes nothing."""
+    """All records, by name.
+
+    Raises ValueError for one without a test or a sentence, or that changes nothing.
+    """
     faults = []
     for file in sorted(folder.glob("*.toml")):
         for name, record in tomllib.loads(file.read_text(encoding="utf-8")).items():

@@ -38,7 +38,7 @@ class Verdict:
 
 
 def judge(fault: Fault, tree: Tree, stages: Iterable[tuple[str, ...]] = ()) -> Verdict:
-    """Put the fault into the tree, run its tests and then those of further stages, and take it out again."""
+    """Put the fault into the tree, run its tests and those of further stages, and take it out."""
 
     def verdict(word: str, detail: str, seconds: float = 0.0) -> Verdict:
         return Verdict(fault.name, fault.path, word, detail, round(seconds, 1), fault.why)
@@ -58,8 +58,8 @@ def judge(fault: Fault, tree: Tree, stages: Iterable[tuple[str, ...]] = ()) -> V
         if outcome.status == "unusable":
             return verdict("unusable", outcome.test, seconds)
         if outcome.status == "failed":
-            again = tree.run([outcome.test])
-            if again.status == "failed":
+            repeated = tree.run([outcome.test])
+            if repeated.status == "failed":
                 return verdict("unusable", f"{outcome.test} fails without the fault", seconds)
             return verdict("caught", outcome.test, seconds)
     return verdict("survived", ", ".join(fault.tests), seconds)
@@ -72,7 +72,7 @@ def run(
     stages: Callable[[Fault], Iterable[tuple[str, ...]]] = lambda fault: (),
     root: Path = ROOT,
 ) -> list[Verdict]:
-    """Judge all faults in `jobs` copies of the checkout; `report` is called with each verdict, one at a time."""
+    """Judge all faults in `jobs` copies of the checkout; `report` is called with each verdict."""
     trees: SimpleQueue[Tree] = SimpleQueue()
     verdicts = []
     lock = threading.Lock()

@@ -80,12 +80,12 @@ def pretend(tree: Tree, tests: list[str]) -> Outcome:
 def test_each_fault_is_alone_in_its_copy(root, monkeypatch):
     monkeypatch.setattr(Tree, "run", pretend)
     twice = fault("twice", "value", "values")
-    again = fault("again", "start=0", "start=1")
-    shown = []
-    verdicts = run([*FAULTY.values(), twice, again], 2, shown.append, root=root)
+    repeated = fault("again", "start=0", "start=1")
+    reported = []
+    verdicts = run([*FAULTY.values(), twice, repeated], 2, reported.append, root=root)
     words = {verdict.name: verdict.verdict for verdict in verdicts}
     assert words == {name: name for name in FAULTY} | {"twice": "stale", "again": "caught"}
-    assert shown == verdicts
+    assert reported == verdicts
     assert (root / "src/torchcaps/sums.py").read_text() == SOURCE
 
 
@@ -93,9 +93,9 @@ def test_further_tests_run_for_what_survives(root, monkeypatch):
     monkeypatch.setattr(Tree, "run", pretend)
     lazy = fault("lazy", "start + value", "start - value", "tests/test_import.py")
     (root / "tests/test_import.py").touch()
-    (alone,) = run([lazy], 1, lambda _: None, root=root)
-    (further,) = run([lazy], 1, lambda _: None, lambda _: [("tests/test_sums.py",)], root=root)
-    assert (alone.verdict, further.verdict) == ("survived", "caught")
+    (first,) = run([lazy], 1, lambda _: None, root=root)
+    (second,) = run([lazy], 1, lambda _: None, lambda _: [("tests/test_sums.py",)], root=root)
+    assert (first.verdict, second.verdict) == ("survived", "caught")
 
 
 @pytest.mark.slow
@@ -108,8 +108,8 @@ def test_tests_run_in_the_copy(root, name):
 
 
 def test_mutants_of_each_rule(root):
-    found = mutants(Path("src/torchcaps/sums.py"), root)
-    rules = {one.why.split(": ", 1)[1] for one in found}
+    faults = mutants(Path("src/torchcaps/sums.py"), root)
+    rules = {one.why.split(": ", 1)[1] for one in faults}
     assert rules == {
         "operation: + -> -",
         "statement removed: start = start + value -> pass",
@@ -120,15 +120,16 @@ def test_mutants_of_each_rule(root):
         "not removed: not value > 10 -> (value > 10)",
         'statement removed: raise ValueError("too large") -> pass',
     }
-    assert len({one.name for one in found}) == len(found)
-    for one in found:
+    assert len({one.name for one in faults}) == len(faults)
+    for one in faults:
         changed = one.inject(SOURCE)
         assert changed is not None and changed != SOURCE
         compile(changed, "sums.py", "exec")
 
 
 def test_a_larger_sample_keeps_a_smaller_one():
-    small, large = (sample(["functional", "nn"], count, seed=3) for count in (4, 9))
+    small = sample(["functional", "nn"], 4, seed=3)
+    large = sample(["functional", "nn"], 9, seed=3)
     assert small == large[:4]
     assert [one.path.split("/")[2] for one in small] == ["functional", "nn", "functional", "nn"]
     with pytest.raises(ValueError, match="nothing"):
@@ -158,14 +159,14 @@ def test_generated_faults_go_on(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr("faults.__main__.run", survive)
     results = tmp_path / "results.jsonl"
-    first, *others = sample(["functional"], 3)
+    first, *pending = sample(["functional"], 3)
     row = {"name": first.name, "verdict": "caught"}
     results.write_text(json.dumps(row) + "\n")
     arguments = ["generate", "--count", "3", "--packages", "functional", "--results", str(results)]
     assert main(arguments) == 0
-    assert ran == others
+    assert ran == pending
     assert [json.loads(line)["name"] for line in results.read_text().splitlines()] == [
-        one.name for one in (first, *others)
+        one.name for one in (first, *pending)
     ]
     assert "1 caught, 2 survived" in capsys.readouterr().out
 

@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("src", "tests", "recipes", "tools", "docs", "benchmarks")
 IGNORED = shutil.ignore_patterns(".*", "runs", "*.egg-info")
 TIMEOUT = 900.0  # seconds of one run of tests
-PASSED, FAILED = 0, 1  # exit statuses of pytest
+PASSED = 0  # exit status of pytest
+FAILED = 1
 # The last line of a failing test in pytest's short summary.
 FAILURE = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""A system of one's own in one file: a model, its task (loss, batches, figures, pictures), and one of all else.
+"""A system in one file outside the library: a model, its task, and one of every other kind.
 
 Capsules that take the noise from pictures; nothing in the library knows of it. Beside them stands
 one of each kind of thing that a classifier can be given.
@@ -32,7 +32,9 @@ class Denoiser(nn.Module):
 
     def __init__(self, in_chans=1, img_size=(18, 20), *, capsules=4, dim=3):
         super().__init__()
-        self.in_chans, self.img_size, self.sizes = in_chans, tuple(img_size), (capsules, dim)
+        self.in_chans = in_chans
+        self.img_size = tuple(img_size)
+        self.num_capsules = capsules
         pixels = in_chans * img_size[0] * img_size[1]
         self.see = nn.Sequential(nn.Flatten(), nn.Linear(pixels, 32), nn.BatchNorm1d(32), nn.ReLU())
         self.tell = nn.Linear(32, capsules * (dim + 1))
@@ -40,16 +42,16 @@ class Denoiser(nn.Module):
 
     def capsules(self, images):
         """`[batch, capsules, dim]` and `[batch, capsules]`."""
-        told = self.tell(self.see(images)).unflatten(1, (self.sizes[0], -1))
-        return Capsules(told[..., 1:], told[..., 0].sigmoid())
+        outputs = self.tell(self.see(images)).unflatten(1, (self.num_capsules, -1))
+        return Capsules(outputs[..., 1:], outputs[..., 0].sigmoid())
 
     def reconstruct(self, capsules, labels=None):
         """What all capsules draw, or those of `labels`."""
-        shown = capsules.activation
+        presence = capsules.activation
         if labels is not None:
-            shown = shown * nn.functional.one_hot(labels, self.sizes[0])
-        drawn = torch.einsum("bk,bkd,kdp->bp", shown, capsules.pose, self.draw).sigmoid()
-        return drawn.unflatten(1, (self.in_chans, *self.img_size))
+            presence = presence * nn.functional.one_hot(labels, self.num_capsules)
+        pixels = torch.einsum("bk,bkd,kdp->bp", presence, capsules.pose, self.draw).sigmoid()
+        return pixels.unflatten(1, (self.in_chans, *self.img_size))
 
     def forward(self, images):
         """The pictures without their noise."""
@@ -78,7 +80,10 @@ def denoiser(*, num_classes=0, **options):
 class Denoise(tasks.Task):
     """Pictures from noisy ones."""
 
-    score, losses, labeled, capabilities = "likeness", ("absolute",), False, frozenset({"decode"})
+    score = "likeness"
+    losses = ("absolute",)
+    labeled = False
+    capabilities = frozenset({"decode"})
     defaults: ClassVar = {"lr": 0.01}
 
     def sample_batch(self, images, indices, generator):
@@ -91,8 +96,9 @@ class Denoise(tasks.Task):
         """The mean absolute difference, and how much is drawn."""
         del progress
         noisy, clean = batch
-        drawn = self.model(noisy)
-        absolute, ink = (drawn - clean).abs().mean(), drawn.mean()
+        reconstructed = self.model(noisy)
+        absolute = (reconstructed - clean).abs().mean()
+        ink = reconstructed.mean()
         return {"loss": absolute + 0.001 * ink, "absolute": absolute, "ink": ink}
 
     def eval_step(self, batch):
@@ -113,17 +119,14 @@ class Denoise(tasks.Task):
             axes = figure.add_subplot(2, 6, place + 1)
             axes.imshow(picture[0], cmap="gray")
             axes.set_axis_off()
-        about = f"Likeness {evaluation.to_dict()['likeness']:.3f}."
-        return [
-            tasks.ReportItem(
-                "noise", "Noise goes", about, figure, "Noisy pictures above what is drawn of them."
-            )
-        ]
+        text = f"Likeness {evaluation.to_dict()['likeness']:.3f}."
+        alt = "Noisy pictures above what is drawn of them."
+        return [tasks.ReportItem("noise", "Noise goes", text, figure, alt)]
 
     @torch.inference_mode()
     def predict(self, images):
         """How much of each picture is ink."""
-        return [{"ink": float(drawn.mean())} for drawn in self.model(images)]
+        return [{"ink": float(picture.mean())} for picture in self.model(images)]
 
 
 @tasks.register_loss()
@@ -135,7 +138,7 @@ def squared(scores, labels, progress, settings):
 
 
 @tasks.register_metric(needs=("likeness",))
-def least_likeness(likeness):
+def minimum_likeness(likeness):
     """That of the picture which comes out worst."""
     return likeness.min()
 
@@ -190,7 +193,7 @@ def dim(images, settings, generator):
 
 
 @capsules.register_router("even")
-class EvenRouting(capsules.Router):
+class EqualRouting(capsules.Router):
     """Parents are squashed sums of votes, with equal couplings."""
 
     def route(self, votes, parents):
@@ -216,10 +219,9 @@ def steadiness(trained):
     """How little presences change when the light does."""
     pictures = trained.images.float_images(torch.arange(20))
     with torch.inference_mode():
-        before, after = (
-            trained.task.model.capsules(x).activation for x in (pictures, 0.9 * pictures)
-        )
-    return {"steadiness": 1 - float((before - after).abs().mean())}
+        presence = trained.model.capsules(pictures).activation
+        darker = trained.model.capsules(0.9 * pictures).activation
+    return {"steadiness": 1 - float((presence - darker).abs().mean())}
 
 
 @reporting.register_section("denoise")
@@ -271,9 +273,9 @@ training.register_recipe(
         "title": "Noise from stripes",
         "published": "nothing",
         "measures": ["steadiness"],
-        "figures": ["likeness", "least_likeness", "steadiness"],
+        "figures": ["likeness", "minimum_likeness", "steadiness"],
         "run": TrainConfig.of(
-            model="denoiser", data="stripes", epochs=2, metrics=["least_likeness"]
+            model="denoiser", data="stripes", epochs=2, metrics=["minimum_likeness"]
         ).flat(),
         "budgets": {"small": {"cost": "seconds"}},
     },

@@ -1,4 +1,4 @@
-"""A routing as somebody outside the library would write it: one file, the equations, nothing else."""
+"""A routing as somebody outside the library would write it: the equations, nothing else."""
 
 import torch
 from torch import nn
@@ -9,12 +9,13 @@ from torchcaps.types import Routed
 
 @register_router("prototype")
 class Prototype(Router):
-    """Children are projected once into a space that all parents share, and belong to the nearest prototypes.
+    """Children are projected into a space that all parents share, and belong to near prototypes.
 
     z_i = P u_i;  r_i = softmax over j of -|z_i - p_j|^2 / tau;  v_j = sum_i r_ij V_ij
     """
 
-    activation, permutation_equivariant = "none", False  # prototypes belong to places
+    activation = "none"
+    permutation_equivariant = False  # prototypes belong to places
 
     def __init__(self, tau=1.0):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Every router in every field: fully connected, (transposed) convolutions, class layers with shared matrices."""
+"""Every router in every field: dense, (transposed) convolutions, classes with shared matrices."""
 
 from functools import partial
 
@@ -22,7 +22,8 @@ FIELDS = {
     "class": (DenseField, (3, 2), 2),
 }
 POSITIONS = {"full": (), "conv": (2, 3), "padded stride": (2, 3), "transposed": (5, 3), "class": ()}
-PARENTS, DIM = 3, 4
+PARENTS = 3
+DIM = 4
 
 
 CASES = [
@@ -124,14 +125,14 @@ def test_compiles_and_exports_whole(name, kind, field, request):
 )
 def test_one_window_is_fully_connected(name, field):
     sizes = LayerSizes(9 * 2, DIM, PARENTS, DIM)
-    window, full = (RoutedLayer(LinearVotes(sizes), name, f) for f in (field, DenseField))
+    window = RoutedLayer(LinearVotes(sizes), name, field)
+    full = RoutedLayer(LinearVotes(sizes), name, DenseField)
     full.load_state_dict(window.state_dict())
     pose = torch.randn(2, 3, 3, 2, DIM, generator=seeded())
     activation = torch.rand(pose.shape[:-1], generator=seeded(1))
-    one = window(Capsules(pose, activation))
-    other = full(Capsules(pose.flatten(1, 3), activation.flatten(1)))
-    torch.testing.assert_close(one.pose[:, 0, 0], other.pose, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(one.activation[:, 0, 0], other.activation, atol=1e-5, rtol=1e-4)
+    pose_of_window, activation_of_window = window(Capsules(pose, activation))
+    expected = full(Capsules(pose.flatten(1, 3), activation.flatten(1)))
+    assert_near((pose_of_window[:, 0, 0], activation_of_window[:, 0, 0]), expected)
 
 
 @pytest.mark.parametrize("name", list_routers())
@@ -144,17 +145,16 @@ def test_one_window_is_fully_connected(name, field):
 )
 def test_shifting_the_map_shifts_the_parents(name, make, step):
     """Parents of one position compete alone here: where all do, a shift reaches over the border."""
-    options = (
-        {"local": True} if name == "map" else {}
-    )  # squashes the map of a parent type as one vector otherwise
+    # "map" squashes the map of a parent type as one vector otherwise.
+    options = {"local": True} if name == "map" else {}
     sizes = LayerSizes(18, DIM, PARENTS, DIM)
     layer = RoutedLayer(LinearVotes(sizes), name, partial(make, convention="type"), **options)
     pose = torch.randn(1, 5, 12, 2, DIM, generator=seeded())
     children = Capsules(pose, torch.rand(pose.shape[:-1], generator=seeded(1)))
-    still = layer(children).pose
-    moved = layer(Capsules(*(x.roll(step[0], dims=2) for x in children))).pose
+    parents = layer(children).pose
+    shifted = layer(Capsules(*(x.roll(step[0], dims=2) for x in children))).pose
     torch.testing.assert_close(
-        moved[:, :, 3 + step[1] : -3], still[:, :, 3 : -3 - step[1]], atol=1e-5, rtol=1e-4
+        shifted[:, :, 3 + step[1] : -3], parents[:, :, 3 : -3 - step[1]], atol=1e-5, rtol=1e-4
     )
 
 

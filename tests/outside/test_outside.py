@@ -1,4 +1,4 @@
-"""Routers of somebody else get what the library's own get: bench, ablation, diagnosis, stacks; and they are right."""
+"""Routers from outside the library work in the bench, ablation, diagnosis and stacks."""
 
 import time
 from functools import partial
@@ -20,7 +20,7 @@ from .routers import VOTES
 
 
 class Stack(nn.Module):
-    """The rows of a `[1, children, dim]` image are poses; a layer of each paper's kind of votes, then classes."""
+    """Rows of a `[1, children, dim]` image are poses; a layer with the paper's votes, then classes."""
 
     def __init__(self, name):
         super().__init__()
@@ -44,12 +44,12 @@ class Digits:
 @pytest.mark.parametrize("name", VOTES)
 def test_ablation_and_diagnosis(name):
     model = Stack(name)
-    found = routing_ablation(model, Digits.images, Digits.labels)
-    assert 0 <= found.uniform <= 1
-    whole = diagnose(model, Digits(), count=20)
-    assert whole.ablation is not None
-    assert set(whole.verdicts()) >= {"ablation", "iterations", "below: entropy", "top: sign"}
-    assert ("below: parents" in whole.verdicts()) == (model.below.router.activation != "none")
+    ablation = routing_ablation(model, Digits.images, Digits.labels)
+    assert 0 <= ablation.uniform <= 1
+    diagnosis = diagnose(model, Digits(), count=20)
+    assert diagnosis.ablation is not None
+    assert set(diagnosis.verdicts()) >= {"ablation", "iterations", "below: entropy", "top: sign"}
+    assert ("below: parents" in diagnosis.verdicts()) == (model.below.router.activation != "none")
     dynamics = iteration_dynamics(model, Digits.images, Digits.labels)
     assert len(dynamics.iterations) == max(model.below.router.num_iterations, 3)
 
@@ -79,10 +79,11 @@ def test_an_equal_share_leaves_some_to_none_of_them(field):
 
 
 def test_hooks_on_routers_fire_and_see_couplings():
-    layer, seen = tc.nn.CapsuleLinear(6, 4, 5, 4), []
-    layer.router.register_forward_hook(lambda module, inputs, output: seen.append(output.coupling))
+    layer = tc.nn.CapsuleLinear(6, 4, 5, 4)
+    couplings = []
+    layer.router.register_forward_hook(lambda _, inputs, routed: couplings.append(routed.coupling))
     layer(torch.randn(2, 6, 4))
-    assert seen[0].shape == (2, 6, 5)
+    assert couplings[0].shape == (2, 6, 5)
 
 
 def test_a_loss_on_couplings_trains():

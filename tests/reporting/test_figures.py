@@ -23,7 +23,7 @@ def figure():
 
 
 @pytest.mark.parametrize(
-    ("count", "most", "expected"),
+    ("count", "limit", "expected"),
     [
         (5, 10, [0, 1, 2, 3, 4]),
         (86, 3, [0, 42, 85]),
@@ -32,14 +32,14 @@ def figure():
         (1, 5, [0]),
     ],
 )
-def test_evenly_spreads_over_all_and_keeps_the_order(count, most, expected):
-    assert evenly(torch.arange(count), most).tolist() == expected
+def test_evenly_spreads_over_all_and_keeps_the_order(count, limit, expected):
+    assert evenly(torch.arange(count), limit).tolist() == expected
 
 
 def test_evenly_reaches_every_part_of_many():
-    chosen = evenly(torch.arange(86), 40)
-    assert len(set(chosen.tolist())) == 40
-    assert chosen.diff().max() <= 3
+    indices = evenly(torch.arange(86), 40)
+    assert len(set(indices.tolist())) == 40
+    assert indices.diff().max() <= 3
 
 
 @pytest.mark.parametrize(("name", "kind"), [("x.png", "PNG"), ("x.JPG", "JPEG"), ("x", "PNG")])
@@ -101,28 +101,28 @@ def test_names_in_scripts_that_the_font_lacks_are_drawn_by_number(tmp_path):
         names,
         "scripts",
     )
-    shown = classified(model, score(torch.rand(9, 3), images.labels, names), images)
-    assert [one.key for one in shown] == [
+    items = classified(model, score(torch.rand(9, 3), images.labels, names), images)
+    assert [item.key for item in items] == [
         "confusion_matrix",
         "per_class",
         "calibration",
         "activations",
         "reconstructions",
     ]
-    for one in shown:
-        save_figure(one.figure, tmp_path / f"{one.key}.png")
-        words = {text.get_text() for axes in one.figure.axes for text in axes.texts}
+    for item in items:
+        save_figure(item.figure, tmp_path / f"{item.key}.png")
+        words = {text.get_text() for axes in item.figure.axes for text in axes.texts}
         assert not any(name in word for word in words for name in names[:2])
-    assert "the class's number in the table below" in shown[0].about
-    assert [row[:2] for row in shown[1].rows] == [(name, str(k)) for k, name in enumerate(names)]
+    assert "the class's number in the table below" in items[0].about
+    assert [row[:2] for row in items[1].rows] == [(name, str(k)) for k, name in enumerate(names)]
 
 
 def test_of_very_many_classes_the_least_accurate_are_listed(monkeypatch):
     monkeypatch.setattr(report_items, "MOST_ROWS", 2)
     labels = torch.arange(30) % 3
     guesses = torch.where(torch.arange(30) < 15, (labels + (labels != 1)) % 3, labels)
-    shown = report_items.by_class(
+    item = report_items.by_class(
         score(torch.nn.functional.one_hot(guesses, 3).float(), labels, ("a", "b", "c"))
     )
-    assert "the 2 least accurate of 3 classes" in shown.about
-    assert [row[0] for row in shown.rows] == ["a", "c"]
+    assert "the 2 least accurate of 3 classes" in item.about
+    assert [row[0] for row in item.rows] == ["a", "c"]

@@ -41,7 +41,9 @@ class Page(HTMLParser):
 
     def __init__(self, content):
         super().__init__()
-        self.tags, self.open, self.words = [], [], []
+        self.tags = []
+        self.open = []
+        self.words = []
         self.feed(content)
         assert self.open == []
 
@@ -62,30 +64,30 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
     def all(self, tag):
-        return [attributes for found, attributes in self.tags if found == tag]
+        return [attributes for name, attributes in self.tags if name == tag]
 
 
 def check(content):
     """What holds of every page: whole, offline, readable by everybody."""
-    found = Page(content)
+    document = Page(content)
     assert content.startswith("<!DOCTYPE html>")
     loaded = [
         a[key]
-        for _, a in found.tags
+        for _, a in document.tags
         for key in ("src", "href", "srcset", "data", "action")
         if key in a
     ]
     assert all(address.startswith(("data:", "#")) for address in loaded)
     assert "url(" not in content and "@import" not in content and "<script" not in content
-    ids = [a["id"] for _, a in found.tags if "id" in a]
+    ids = [a["id"] for _, a in document.tags if "id" in a]
     assert len(set(ids)) == len(ids)
-    assert [a["href"][1:] for a in found.all("a")] == ids
-    levels = [int(tag[1]) for tag, _ in found.tags if re.fullmatch("h[1-6]", tag)]
+    assert [a["href"][1:] for a in document.all("a")] == ids
+    levels = [int(tag[1]) for tag, _ in document.tags if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1 and levels.count(1) == 1
     assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
-    assert all(len(image["alt"]) > 10 for image in found.all("img"))
-    assert all(head["scope"] in ("col", "row") for head in found.all("th"))
-    return found
+    assert all(len(image["alt"]) > 10 for image in document.all("img"))
+    assert all(head["scope"] in ("col", "row") for head in document.all("th"))
+    return document
 
 
 @pytest.fixture(scope="module")
@@ -108,13 +110,13 @@ def finished(trained):
 
 
 def test_a_report_is_one_whole_file_that_loads_nothing(written):
-    found = check(written.read_text(encoding="utf-8"))
+    document = check(written.read_text(encoding="utf-8"))
     assert written.name == "report.html"
     assert [file.name for file in written.parent.iterdir() if "report" in file.name] == [
         "report.html"
     ]
-    assert len(found.all("img")) >= 10
-    for image in found.all("img"):
+    assert len(document.all("img")) >= 10
+    for image in document.all("img"):
         kind, content = re.fullmatch(
             r"data:image/(svg\+xml|webp);base64,(.*)", image["src"]
         ).groups()
@@ -124,8 +126,8 @@ def test_a_report_is_one_whole_file_that_loads_nothing(written):
 
 
 def test_a_report_says_what_was_trained_on_what_and_how_long(written, bars):
-    said = Page(written.read_text(encoding="utf-8")).text
-    assert "Report on a <run> & more" in said
+    text = Page(written.read_text(encoding="utf-8")).text
+    assert "Report on a <run> & more" in text
     for words in (
         "capsnet (Dynamic Routing Between Capsules, 2017)",
         "channels = 8, primary_types = 2",
@@ -140,7 +142,7 @@ def test_a_report_says_what_was_trained_on_what_and_how_long(written, bars):
         "classify, trained with the margin loss",
         "lengths of capsules; capsules with poses",
     ):
-        assert words in said, words
+        assert words in text, words
 
 
 def test_every_section_is_there_with_something_in_it(written):
@@ -180,47 +182,53 @@ def test_every_section_is_there_with_something_in_it(written):
 
 
 def test_the_same_run_gives_the_same_page(finished):
-    once, again = (sections.curves(finished).body for _ in range(2))
-    assert once == again
+    assert sections.curves(finished).body == sections.curves(finished).body
 
 
 def test_names_are_text_whatever_they_hold(finished, plain):
     images = replace(finished.images, classes=HOSTILE)
-    measured = score(finished.activations.flip(1), images.labels, HOSTILE)
+    evaluation = score(finished.activations.flip(1), images.labels, HOSTILE)
     hostile = replace(
         finished,
         images=images,
-        evaluation=measured,
+        evaluation=evaluation,
         num_diagnosed=0,
         config=finished.config.updated(data="<data>&.npz"),
     )
     content = page(
         "<title> & more", sections.lead(hostile), sections.sections_of(hostile), "foot <&>"
     )
-    found = check(content)
+    document = check(content)
     for name in HOSTILE:
-        assert name.replace("\x07", "\N{REPLACEMENT CHARACTER}") in found.text
-    assert "Taken for" in found.text and "<data>&.npz" in found.text and "foot <&>" in found.text
-    assert any(f"Drawings of an image of class {HOSTILE[1]}," in a["alt"] for a in found.all("img"))
-    attributes = {key for _, attributes in found.tags for key in attributes}
+        assert name.replace("\x07", "\N{REPLACEMENT CHARACTER}") in document.text
+    assert (
+        "Taken for" in document.text
+        and "<data>&.npz" in document.text
+        and "foot <&>" in document.text
+    )
+    assert any(
+        f"Drawings of an image of class {HOSTILE[1]}," in a["alt"] for a in document.all("img")
+    )
+    attributes = {key for _, attributes in document.tags for key in attributes}
     assert not attributes & {"onload", "quoted", "b"}
-    assert "it says the class's number in the table below" in found.text
+    assert "it says the class's number in the table below" in document.text
 
 
 def test_mistakes_are_ordered_by_how_sure_the_model_was(finished):
     activations = torch.full((12, 3), 0.1)
     activations[torch.arange(12), finished.images.labels] = 0.5
-    label, other = int(finished.images.labels[4]), (int(finished.images.labels[4]) + 1) % 3
-    activations[4, other] = 0.9
+    label = int(finished.images.labels[4])
+    next_label = (label + 1) % 3
+    activations[4, next_label] = 0.9
     activations[7, int(finished.images.labels[7] - 1) % 3] = 0.6
-    shown = classes.mistakes(with_activations(finished, activations))
+    item = classes.mistakes(with_activations(finished, activations))
     assert (
-        "2 of the 12 test images looked at are wrong" in shown.about
-        and "The bars are lengths" in shown.about
+        "2 of the 12 test images looked at are wrong" in item.about
+        and "The bars are lengths" in item.about
     )
-    assert shown.rows[0] == (str(label), str(other), "0.500", "0.900")
-    assert [row[2:] for row in shown.rows] == [("0.500", "0.900"), ("0.500", "0.600")]
-    assert shown.figure is not None
+    assert item.rows[0] == (str(label), str(next_label), "0.500", "0.900")
+    assert [row[2:] for row in item.rows] == [("0.500", "0.900"), ("0.500", "0.600")]
+    assert item.figure is not None
     activations[[4, 7]] = torch.nn.functional.one_hot(finished.images.labels[[4, 7]], 3).float()
     assert "None: all of the 12" in classes.mistakes(with_activations(finished, activations)).about
 
@@ -230,8 +238,8 @@ def with_activations(run, activations):
 
 
 def test_figures_are_those_of_the_evaluation_where_there_is_one(run, finished, plain):
-    found = finished.evaluation.to_dict() | {"accuracy": 0.25, "error": 0.75}
-    (run / "evaluation.json").write_text(json.dumps(found))
+    figures = finished.evaluation.to_dict() | {"accuracy": 0.25, "error": 0.75}
+    (run / "evaluation.json").write_text(json.dumps(figures))
     recorded = evaluate_run(run)
     assert recorded.accuracy == sections._evaluation_of_all(recorded).accuracy == 0.25
     body = sections.summary(recorded).body
@@ -266,11 +274,15 @@ def test_an_evaluation_of_other_classes_is_named(run, finished):
 
 def test_of_many_test_images_some_are_looked_at_and_the_figures_stay_whole(run, finished):
     (run / "evaluation.json").write_text(json.dumps(finished.evaluation.to_dict()))
-    few = evaluate_run(run, max_images=5)
-    assert (len(few.images), few.num_images, few.figures["num_samples"]) == (5, 12, 12)
+    evaluated = evaluate_run(run, max_images=5)
+    assert (len(evaluated.images), evaluated.num_images, evaluated.figures["num_samples"]) == (
+        5,
+        12,
+        12,
+    )
     assert (
         "Mistakes and pictures are those of 5 evenly spread of 12 test images"
-        in sections.summary(few).body
+        in sections.summary(evaluated).body
     )
     (run / "evaluation.json").unlink()
     assert len(evaluate_run(run, max_images=5).images) == 12
@@ -332,42 +344,42 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(run, monkeypatch):
 
 
 def test_a_model_without_decoder_says_so(blind, plain):
-    found = replace(evaluate_run(blind), num_diagnosed=0)
-    assert "no decoder, so nothing is drawn" in sections.summary(found).body
-    keys = [section.key for section in sections.sections_of(found)]
+    evaluated = replace(evaluate_run(blind), num_diagnosed=0)
+    assert "no decoder, so nothing is drawn" in sections.summary(evaluated).body
+    keys = [section.key for section in sections.sections_of(evaluated)]
     assert "maps" in keys and not {"reconstructions", "dimensions", "routing"} & {*keys}
-    check(page("t", sections.lead(found), sections.sections_of(found), "f"))
+    check(page("t", sections.lead(evaluated), sections.sections_of(evaluated), "f"))
 
 
 def test_a_network_without_capsules_has_no_sections_of_them(bars, tmp_path, plain):
     options = {"channels": [4, 4], "hidden": [8]}
     config = tiny(bars, epochs=1).updated(model="cnn_smallnorb", model_options=options)
-    found = evaluate_run(train(config, tmp_path / "cnn").path)
-    parts = {section.key: section.body for section in sections.sections_of(found)}
+    evaluated = evaluate_run(train(config, tmp_path / "cnn").path)
+    parts = {section.key: section.body for section in sections.sections_of(evaluated)}
     assert not {"reconstructions", "dimensions", "maps", "routing"} & {*parts}
     assert "probabilities; no capsules; no decoder" in parts["summary"]
     assert "trained with the cross entropy loss" in parts["summary"]
     assert "of the activations of test images, whatever the training loss is" in parts["summary"]
     assert "The loss is the cross entropy loss" in parts["curves"]
     assert "its largest output" in parts["calibration"]
-    assert "not probabilities" not in html._foot([found])
-    check(page("t", sections.lead(found), sections.sections_of(found), "f"))
+    assert "not probabilities" not in html._foot([evaluated])
+    check(page("t", sections.lead(evaluated), sections.sections_of(evaluated), "f"))
 
 
 def test_matrix_capsules_have_maps_and_measures(bars, tmp_path, plain):
     options = {"channels": 4, "primary_types": 2, "types": [2, 2]}
     config = tiny(bars, epochs=1).updated(model="matrix_caps_small", model_options=options)
-    found = replace(evaluate_run(train(config, tmp_path / "matrix").path), num_diagnosed=4)
-    assert classes.maps(found).figure is not None
-    routing = classes.routing(found).body
+    evaluated = replace(evaluate_run(train(config, tmp_path / "matrix").path), num_diagnosed=4)
+    assert classes.maps(evaluated).figure is not None
+    routing = classes.routing(evaluated).body
     assert "conv_capsules.0" in routing and "class_capsules" in routing
-    assert "no decoder" in sections.summary(found).body
-    assert "spread loss, whose margin rises" in sections.curves(found).body
+    assert "no decoder" in sections.summary(evaluated).body
+    assert "spread loss, whose margin rises" in sections.curves(evaluated).body
     assert (
         "The activation of a capsule"
-        in sections.sections_of(replace(found, num_diagnosed=0))[4].body
+        in sections.sections_of(replace(evaluated, num_diagnosed=0))[4].body
     )
-    assert "are numbers in [0, 1]" in html._foot([found])
+    assert "are numbers in [0, 1]" in html._foot([evaluated])
 
 
 def test_images_of_two_classes_are_scored_by_both(finished, bars, plain):
@@ -378,22 +390,18 @@ def test_images_of_two_classes_are_scored_by_both(finished, bars, plain):
     )
     model.classes = pairs.classes
     task = Multilabel(model, TrainConfig(), pairs)
-    measured = task.evaluate(pairs)
-    several = replace(
+    evaluation = task.evaluate(pairs)
+    run = replace(
         finished,
         task=task,
         images=pairs,
         num_images=len(pairs),
-        evaluation=measured,
+        evaluation=evaluation,
         num_diagnosed=8,
     )
-    assert (
-        several.accuracy
-        == pytest.approx(float(several.is_correct.double().mean()))
-        == measured.exact
-    )
-    parts = sections.sections_of(several)
-    told = check(page("t", sections.lead(several), parts, "f")).text
+    assert run.accuracy == pytest.approx(float(run.is_correct.double().mean())) == evaluation.exact
+    parts = sections.sections_of(run)
+    text = check(page("t", sections.lead(run), parts, "f")).text
     for words in (
         "have all their classes found",
         "At least one found",
@@ -402,18 +410,18 @@ def test_images_of_two_classes_are_scored_by_both(finished, bars, plain):
         "need one class an image",
         " + ",
     ):
-        assert words in told, words
+        assert words in text, words
     assert "images of two overlapping classes" in next(
         part.body for part in parts if part.key == "overlaps"
     )
-    beside = side_by_side.figures({"a": several, "b": several}).body
-    assert "all of their classes found" in beside
-    assert "needs one class an image" in side_by_side.classes({"a": several, "b": several}).body
+    body = side_by_side.figures({"a": run, "b": run}).body
+    assert "all of their classes found" in body
+    assert "needs one class an image" in side_by_side.classes({"a": run, "b": run}).body
     with pytest.raises(
         RunError,
         match="the task classify, and .* for multilabel",
     ):
-        check_same_task([several, finished])
+        check_same_task([run, finished])
 
 
 @pytest.fixture
@@ -427,7 +435,8 @@ def clouds(bars, tmp_path, restore):
     class Clouds(Task):
         """How dark images come out."""
 
-        score, losses = "darkness", ("glow",)
+        score = "darkness"
+        losses = ("glow",)
 
         def sample_batch(self, images, indices, generator):
             return (images.float_images(indices),)
@@ -440,7 +449,7 @@ def clouds(bars, tmp_path, restore):
             glow = self.model(batch[0]).square().mean(dim=1)
             return {"loss": glow, "darkness": -glow}
 
-        def report_items(self, found, images):
+        def report_items(self, evaluation, images):
             return [
                 ReportItem(
                     "sky",
@@ -458,8 +467,8 @@ def clouds(bars, tmp_path, restore):
 
 def test_a_task_without_sections_of_its_own_gets_a_whole_report(clouds):
     page = report(clouds).read_text(encoding="utf-8")
-    found = check(page)
-    assert [a["id"] for a in found.all("h2")] == ["summary", "curves", "sky", "configuration"]
+    document = check(page)
+    assert [a["id"] for a in document.all("h2")] == ["summary", "curves", "sky", "configuration"]
     figures = evaluate_run(clouds).evaluation.figures
     for words in (
         "clouds, trained with the glow loss",
@@ -469,11 +478,11 @@ def test_a_task_without_sections_of_its_own_gets_a_whole_report(clouds):
         "What is < above.",
         "sun high",
     ):
-        assert words in found.text, words
-    assert "Validation darkness goes from" in found.all("img")[0]["alt"]
-    both = report([clouds, shutil.copytree(clouds, clouds.parent / "again")])
-    told = check(both.read_text(encoding="utf-8")).text
-    assert "darkness" in told and "Is one better?" not in told and "accuracy" not in told
+        assert words in document.text, words
+    assert "Validation darkness goes from" in document.all("img")[0]["alt"]
+    comparison = report([clouds, shutil.copytree(clouds, clouds.parent / "again")])
+    text = check(comparison.read_text(encoding="utf-8")).text
+    assert "darkness" in text and "Is one better?" not in text and "accuracy" not in text
     with pytest.raises(
         RunError, match="the task clouds gives no right and wrong answers to compare"
     ):
@@ -495,15 +504,15 @@ def test_a_section_may_be_registered_for_a_task_or_for_all(clouds, trained, plai
         "rain",
         "configuration",
     ]
-    other = replace(evaluate_run(trained), num_diagnosed=0)
-    assert "rain" not in [part.key for part in sections.sections_of(other)]
+    classifier = replace(evaluate_run(trained), num_diagnosed=0)
+    assert "rain" not in [part.key for part in sections.sections_of(classifier)]
 
 
 def test_runs_are_compared_side_by_side(trained, blind, tmp_path):
-    other = shutil.copytree(trained, tmp_path / "other" / "run")
-    path = report([trained, blind, other])
+    copy = shutil.copytree(trained, tmp_path / "other" / "run")
+    path = report([trained, blind, copy])
     assert path == trained / "comparison.html"
-    said = check(path.read_text(encoding="utf-8")).text
+    text = check(path.read_text(encoding="utf-8")).text
     path.unlink()
     for words in (
         f"{trained.parent.name}/run",
@@ -515,13 +524,13 @@ def test_runs_are_compared_side_by_side(trained, blind, tmp_path):
         "model_options",
         "give the same answers",
     ):
-        assert words in said, words
+        assert words in text, words
 
 
 def test_runs_on_other_images_are_not_tested_against_each_other(finished, run, tmp_path):
-    other = write_bars(tmp_path / "other.npz", seed=5)
+    bars = write_bars(tmp_path / "other.npz", seed=5)
     config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(config | {"data": str(other)}))
+    (run / "config.json").write_text(json.dumps(config | {"data": str(bars)}))
     runs = {"a": finished, "b": evaluate_run(run), "c": finished}
     assert not have_same_images(runs["a"], runs["b"])
     assert have_same_images(runs["a"], runs["c"])

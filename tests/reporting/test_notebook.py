@@ -17,7 +17,9 @@ class Page(HTMLParser):
 
     def __init__(self, html):
         super().__init__()
-        self.text, self.texts, self.open, self.tags = "", [], [], []
+        self.text = ""
+        self.open = []
+        self.tags = []
         self.feed(html)
         self.close()
         assert self.open == []
@@ -35,7 +37,6 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         self.text += data
-        self.texts.append(data)
 
     def pictures(self):
         return [attrs for tag, attrs in self.tags if tag == "img"]
@@ -90,15 +91,20 @@ def test_a_run_that_is_not_finished_says_how_far_it_is(run):
 
 def test_a_run_without_an_epoch_is_shown_too(run):
     (run / "metrics.jsonl").unlink()
-    shown = Run(run)
-    assert (shown.is_finished, shown.best_epoch, shown.seconds, shown.figures) == (
+    run_folder = Run(run)
+    assert (
+        run_folder.is_finished,
+        run_folder.best_epoch,
+        run_folder.seconds,
+        run_folder.figures,
+    ) == (
         False,
         None,
         None,
         None,
     )
-    assert repr(shown).endswith("no epoch of 3)")
-    page = Page(shown._repr_html_())
+    assert repr(run_folder).endswith("no epoch of 3)")
+    page = Page(run_folder._repr_html_())
     assert "no epoch of 3" in page.text
     assert page.pictures() == []
 

@@ -24,7 +24,7 @@ def photos(tmp_path):
 
 
 @pytest.fixture
-def drawn(monkeypatch):
+def drawing_calls(monkeypatch):
     """What the drawing functions were given, without drawing it."""
     calls = []
     figure = viz.canvas.new_figure(1, 1)
@@ -40,25 +40,25 @@ def test_reconstructions_of_test_images_go_into_the_run(run):
         assert min(image.size) > 100
 
 
-def test_the_same_seed_chooses_the_same_images_of_each_class(run, drawn):
+def test_the_same_seed_chooses_the_same_images_of_each_class(run, drawing_calls):
     for seed in (0, 0, 1):
         reconstruct_run(run, per_class=2, seed=seed)
-    (first, *_), (again, *_), (other, *_) = (args for args, _ in drawn)
-    assert len(first) == 6
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
+    images, same_seed, other_seed = (args[0] for args, _ in drawing_calls)
+    assert len(images) == 6
+    assert torch.equal(images, same_seed)
+    assert not torch.equal(images, other_seed)
 
 
-def test_no_more_than_can_be_drawn_is_drawn_from_all_classes(run, drawn, monkeypatch):
+def test_no_more_than_can_be_drawn_is_drawn_from_all_classes(run, drawing_calls, monkeypatch):
     monkeypatch.setattr(pictures, "MAX_PAIRS", 4)
     reconstruct_run(run, per_class=2)
-    [((_, _, labels), _)] = drawn
+    [((_, _, labels), _)] = drawing_calls
     assert labels.tolist() == [0, 1, 1, 2]
 
 
-def test_own_images_have_no_wrong_answers(run, photos, drawn):
+def test_own_images_have_no_wrong_answers(run, photos, drawing_calls):
     reconstruct_run(run, [photos])
-    [((images, rebuilt, labels), named)] = drawn
+    [((images, rebuilt, labels), named)] = drawing_calls
     assert images.shape == rebuilt.shape == (3, 1, 18, 20)
     assert torch.equal(labels, named["predictions"])
 
@@ -79,16 +79,16 @@ def test_a_model_file_draws_own_images_into_its_folder(run, photos):
     )
 
 
-def test_a_grid_for_each_class_named_after_it(run, drawn):
+def test_a_grid_for_each_class_named_after_it(run, drawing_calls):
     written = perturb_run(run, span=0.5, steps=3)
     assert [path.name for path in written] == ["perturb_0.png", "perturb_1.png", "perturb_2.png"]
-    for index, ((grid, offsets), named) in enumerate(drawn):
+    for index, ((grid, offsets), named) in enumerate(drawing_calls):
         assert grid.shape == (16, 3, 1, 18, 20)
         assert offsets.tolist() == [-0.5, 0.0, 0.5]
         assert f"'{index}'" in named["title"]
 
 
-def test_a_grid_for_each_own_image_even_of_the_same_name(run, photos, drawn, tmp_path):
+def test_a_grid_for_each_own_image_even_of_the_same_name(run, photos, drawing_calls, tmp_path):
     written = perturb_run(run, [photos], output=tmp_path / "grids")
     assert [path.name for path in written] == ["perturb_x.png", "perturb_x-2.png", "perturb_y.png"]
     assert all(path.exists() for path in written)
@@ -96,9 +96,9 @@ def test_a_grid_for_each_own_image_even_of_the_same_name(run, photos, drawn, tmp
 
 def test_names_of_files_are_safe_and_each_once():
     names = ["a/b", "a b", "A_B", "ünï", "a_b-2", "..", ""]
-    found = _file_names(names)
-    assert found == ["a_b", "a_b-2", "A_B-3", "ünï", "a_b-2-2", "__", ""]
-    assert len({name.lower() for name in found}) == len(names)
+    files = _file_names(names)
+    assert files == ["a_b", "a_b-2", "A_B-3", "ünï", "a_b-2-2", "__", ""]
+    assert len({name.lower() for name in files}) == len(names)
 
 
 @pytest.mark.parametrize("draw", [reconstruct_run, perturb_run])

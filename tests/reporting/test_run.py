@@ -23,20 +23,20 @@ def test_a_run_opens_with_its_own_test_images(run, bars):
 
 
 def test_other_images_are_brought_to_the_models_size_and_channels(run, tmp_path):
-    other = write_bars(tmp_path / "other.npz", count=30, size=(30, 42))
-    _, images = open_task(run, data=str(other))
+    bars = write_bars(tmp_path / "other.npz", count=30, size=(30, 42))
+    _, images = open_task(run, data=str(bars))
     assert images.images.shape[1:] == (1, 18, 20)
 
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_other_classes_are_refused_with_both_sides_named(run, tmp_path, classes):
-    other = write_bars(tmp_path / "other.npz", classes=classes)
+    bars = write_bars(tmp_path / "other.npz", classes=classes)
     with pytest.raises(RunError) as raised:
-        open_task(run, data=str(other))
+        open_task(run, data=str(bars))
     names = ", ".join(str(k) for k in range(classes))
     assert (
         str(raised.value)
-        == f"{other}: its {classes} classes ({names}) are not the model's 3 (0, 1, 2)"
+        == f"{bars}: its {classes} classes ({names}) are not the model's 3 (0, 1, 2)"
     )
 
 
@@ -76,9 +76,9 @@ def test_where_an_evaluation_belongs(run, data, split, expected):
 
 
 def test_finishing_writes_the_figures_and_every_plot(run):
-    found = evaluate(Run(run), output=run)
+    evaluation = evaluate(Run(run), output=run)
     written = json.loads((run / "evaluation.json").read_text())
-    assert written == json.loads(json.dumps(found.to_dict()))
+    assert written == json.loads(json.dumps(evaluation.to_dict()))
     assert {"accuracy", "error", "per_class", "num_samples"} <= written.keys()
     assert sorted(path.stem for path in (run / "plots").iterdir()) == sorted(PLOTS)
     for path in (run / "plots").iterdir():
@@ -89,19 +89,19 @@ def test_finishing_writes_the_figures_and_every_plot(run):
 
 
 def test_the_curves_compare_like_with_like(run, monkeypatch):
-    given = []
+    drawn_rows = []
 
     def draw(rows, **names):
-        given.extend(rows)
+        drawn_rows.extend(rows)
         assert names == {"loss": "margin", "score": "accuracy"}
         return viz.canvas.new_figure(1, 1)
 
     monkeypatch.setattr(viz, "curves", draw)
     Run.open(run).curves()
-    assert [row["epoch"] for row in given] == [1, 2, 3]
+    assert [row["epoch"] for row in drawn_rows] == [1, 2, 3]
     rows = [row for row in Run.open(run).rows if row["kind"] == "epoch"]
-    assert [row["train_loss"] for row in given] == [row["train_margin"] for row in rows]
-    assert [row["val_loss"] for row in given] == [row["val_loss"] for row in rows]
+    assert [row["train_loss"] for row in drawn_rows] == [row["train_margin"] for row in rows]
+    assert [row["val_loss"] for row in drawn_rows] == [row["val_loss"] for row in rows]
 
 
 def test_finishing_twice_gives_the_same_figures(run, monkeypatch):

@@ -26,14 +26,14 @@ def images(bars):
 def test_a_model_and_a_run_are_evaluated_alike(trained, model, bars, images):
     evaluation = tc.evaluate(trained)
     arrays = (images.images.numpy(), images.labels.numpy())
-    for other in (
+    for same in (
         tc.evaluate(Run(trained)),
         tc.evaluate(model, images),
         tc.evaluate(model, arrays),
         tc.evaluate(model, str(bars)),
         tc.evaluate(trained / "model.safetensors", bars),
     ):
-        assert other.to_dict() == evaluation.to_dict()
+        assert same.to_dict() == evaluation.to_dict()
     assert evaluation.accuracy == evaluation.to_dict()["accuracy"]
     assert not (trained / "evaluation.json").exists()
 
@@ -66,9 +66,9 @@ def test_pictures_of_any_kind_are_predicted_alike(trained, model, images, tmp_pa
         first = tc.predict(model, inputs)[0]
         assert first["label"] == row["label"]
         assert first["activation"] == pytest.approx(row["activation"])
-    many = tc.predict(model, images.images.numpy(), batch_size=5)
+    rows = tc.predict(model, images.images.numpy(), batch_size=5)
     labels = tc.evaluate(model, images).predictions
-    assert [images.classes.index(row["label"]) for row in many] == labels.tolist()
+    assert [images.classes.index(row["label"]) for row in rows] == labels.tolist()
 
 
 def test_pictures_without_a_name_have_no_file_to_write(model, images):
@@ -80,9 +80,9 @@ def test_pictures_without_a_name_have_no_file_to_write(model, images):
 def test_routing_is_diagnosed(trained, model, images):
     diagnosis = tc.diagnose(trained, count=8)
     assert diagnosis.verdicts() == tc.diagnose(model, images, count=8).verdicts()
-    other = tc.diagnose(model, images, baseline=trained, count=8)
-    assert other.baseline is not None
-    assert other.baseline.difference == 0
+    comparison = tc.diagnose(model, images, baseline=trained, count=8)
+    assert comparison.baseline is not None
+    assert comparison.baseline.difference == 0
 
 
 def answers(*rows):
@@ -90,7 +90,8 @@ def answers(*rows):
 
 
 def test_booleans_are_compared_by_model_and_by_method():
-    right, wrong = [1] * 300, [0] * 300
+    right = [1] * 300
+    wrong = [0] * 300
     comparison = tc.compare(answers(right)[0], answers(wrong)[0])
     assert (comparison.outcome, comparison.difference) == ("first", 1.0)
     assert comparison.interval[0] <= 1.0 <= comparison.interval[1]
@@ -115,9 +116,9 @@ def test_evaluations_are_compared_on_the_same_images():
     methods = tc.compare([good, good], [bad, good, bad])
     assert methods.first == (1.0, 1.0)
     assert methods.second == pytest.approx((1 / 3, 1.0, 1 / 3))
-    other = score(good.activations[:2], labels[:2], ("a", "b"))
+    shorter = score(good.activations[:2], labels[:2], ("a", "b"))
     with pytest.raises(ArgumentError) as error:
-        tc.compare(good, other)
+        tc.compare(good, shorter)
     assert error.value.argument == "second"
     with pytest.raises(ArgumentError):
         tc.compare([good, good], [bad])

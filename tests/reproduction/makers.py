@@ -30,7 +30,8 @@ name = "CapsNet, tiny"
 published = { error = "1 %" }
 [[rows]]
 name = "CNN"
-run = { model = "cnn_matched", model_options = { channels = 8, primary_types = 2, decoder = false } }
+run.model = "cnn_matched"
+run.model_options = { channels = 8, primary_types = 2, decoder = false }
 """
 
 

@@ -63,10 +63,9 @@ def test_the_table_and_its_picture_are_written(tmp_path):
 def test_products_of_convolutions_and_votes_are_counted():
     model = tc.create_model("capsnet", decoder=False).eval()
     images = SimpleNamespace(float_images=lambda _: torch.rand(1, 1, 28, 28))
-    found = MEASURES["products"](SimpleNamespace(model=model, images=images))["products"]
-    assert (
-        200_871_936 <= found <= 202_000_000
-    )  # convolutions 8,294,400 + 191,102,976, votes 1,474,560; and routing
+    num_products = MEASURES["products"](SimpleNamespace(model=model, images=images))["products"]
+    # Convolutions 8,294,400 + 191,102,976, votes 1,474,560; and routing.
+    assert 200_871_936 <= num_products <= 202_000_000
 
 
 def test_products_of_a_linear_layer_are_exact():

@@ -32,7 +32,7 @@ def trained(folder, **changes):
     return evaluate_run(train(config, folder / "run"))
 
 
-def few(monkeypatch, count=24):
+def limit_images(monkeypatch, count=24):
     monkeypatch.setattr("torchcaps.reproduction.measures.NUM_SUBSET", count)
     monkeypatch.setattr("torchcaps.reproduction.measures.NUM_ATTACKED", count)
     return count
@@ -62,8 +62,9 @@ def test_the_images_held_out_are_those_that_the_model_was_chosen_with(digits):
 
 
 def test_robustness_of_a_capsule_network_and_of_a_cnn(digits, cnn, monkeypatch):
-    few(monkeypatch)
-    found, other = MEASURES["robustness"](digits), MEASURES["robustness"](cnn)
+    limit_images(monkeypatch)
+    robustness = MEASURES["robustness"](digits)
+    cnn_robustness = MEASURES["robustness"](cnn)
     shares = (
         "affine_accuracy",
         "fgsm_accuracy",
@@ -72,70 +73,70 @@ def test_robustness_of_a_capsule_network_and_of_a_cnn(digits, cnn, monkeypatch):
         "auroc_inverted",
         "auroc_noise",
     )
-    for figures in (found, other):
+    for figures in (robustness, cnn_robustness):
         assert all(0 <= figures[name] <= 1 for name in shares)
-    assert 0 <= found["detected"] <= 1
-    assert "detected" not in other  # there is no decoder in a CNN
+    assert 0 <= robustness["detected"] <= 1
+    assert "detected" not in cnn_robustness  # there is no decoder in a CNN
 
 
 def test_routing_is_measured_where_there_is_routing(digits, cnn, monkeypatch):
-    few(monkeypatch)
+    limit_images(monkeypatch)
     for name in ("ablation", "diagnostics"):
         assert MEASURES[name](cnn) == {}
     assert 0 <= MEASURES["ablation"](digits)["uniform_at_test_error"] <= 1
-    found = MEASURES["diagnostics"](digits)
-    assert 0 <= found["coupling_entropy"] <= 1
-    assert "verdicts" in found["diagnosis"]
+    diagnostics = MEASURES["diagnostics"](digits)
+    assert 0 <= diagnostics["coupling_entropy"] <= 1
+    assert "verdicts" in diagnostics["diagnosis"]
 
 
 def test_composites_are_taken_apart_only_where_there_are_any(digits, tmp_path, monkeypatch):
-    few(monkeypatch)
+    limit_images(monkeypatch)
     assert MEASURES["segmentation"](digits) == {}
     pairs = trained(tmp_path, data="multi-digits")
-    found = MEASURES["segmentation"](pairs)
-    assert 0 <= found["iou"] <= 1
-    assert found["pixel_mse"] > 0
-    assert found["ink_absent"] > 0
+    segmentation = MEASURES["segmentation"](pairs)
+    assert 0 <= segmentation["iou"] <= 1
+    assert segmentation["pixel_mse"] > 0
+    assert segmentation["ink_absent"] > 0
     for name in ("placed", "viewpoints", "ablation", "diagnostics", "robustness"):
         assert MEASURES[name](pairs) == {}  # they need one class an image
 
 
 def test_the_score_of_another_task_is_called_by_its_name(digits):
-    class Other(type(digits.task)):
+    class Sharpness(type(digits.task)):
         score = "sharpness"
 
         def compute_metrics(self, outputs):
             return {"loss": 0.0, "sharpness": 0.25}
 
-    other = replace(digits, task=Other(digits.model, digits.config))
-    assert MEASURES["validation"](other) == {"validation_sharpness": 0.25}
+    run = replace(digits, task=Sharpness(digits.model, digits.config))
+    assert MEASURES["validation"](run) == {"validation_sharpness": 0.25}
 
 
 def test_clean_digits_are_those_placed_and_not_transformed(tmp_path):
-    found = trained(tmp_path, data="affine-digits")
-    clean = MEASURES["placed"](found)["clean_error"]
-    whole = load_dataset("placed-digits", "test")
-    right = (found.model(whole.float_images()).argmax(dim=1) == whole.labels).float().mean()
+    run = trained(tmp_path, data="affine-digits")
+    clean = MEASURES["placed"](run)["clean_error"]
+    placed = load_dataset("placed-digits", "test")
+    right = (run.model(placed.float_images()).argmax(dim=1) == placed.labels).float().mean()
     assert clean == pytest.approx(1 - float(right), abs=1e-6)
-    assert len(found.images) == 4 * len(whole)
+    assert len(run.images) == 4 * len(placed)
 
 
 def test_viewpoints_have_a_curve_where_the_models_of_epochs_are_kept(digits, tmp_path, monkeypatch):
-    """The digits stand for familiar and novel views: what counts is which model is asked about which images."""
+    """The digits stand for familiar and novel views."""
     images = {"a-familiar": load_dataset("digits", "test").subset(range(20))}
     monkeypatch.setattr(
         "torchcaps.reporting.evaluated.load_dataset", lambda name, *_, **__: images[name]
     )
     for keep, epochs in ((True, 2), (False, 1)):
         run = trained(tmp_path / str(keep), epochs=epochs, keep_epochs=keep)
-        found = MEASURES["viewpoints"](replace(run, config=run.config.updated(data="a")))
-        assert 0 <= found["familiar_error"] <= 1
-        assert ("curve" in found) == keep
+        figures = MEASURES["viewpoints"](replace(run, config=run.config.updated(data="a")))
+        assert 0 <= figures["familiar_error"] <= 1
+        assert ("curve" in figures) == keep
         if keep:
-            assert len(found["curve"]["novel"]) == 2
+            assert len(figures["curve"]["novel"]) == 2
             best = [row["best"] for row in run.run.rows if row["kind"] == "epoch"]
             last = max(k for k, is_best in enumerate(best) if is_best)
-            assert found["curve"]["novel"][last] == pytest.approx(1 - found["novel_error"])
+            assert figures["curve"]["novel"][last] == pytest.approx(1 - figures["novel_error"])
 
 
 def test_a_measure_has_a_name_of_its_own():
@@ -175,15 +176,15 @@ class Templates(torch.nn.Module):
 
 
 def test_attack_success_is_of_rightly_answered_images(cnn, monkeypatch):
-    few(monkeypatch, 48)
+    limit_images(monkeypatch, 48)
     trained = replace(cnn, task=create_task(Templates(cnn.images), cnn.config))
     monkeypatch.setattr("torchcaps.reproduction.measures.SUCCESS_STRENGTH", 0.15)
-    found = MEASURES["attack_success"](trained)
-    assert set(found) == {
+    figures = MEASURES["attack_success"](trained)
+    assert set(figures) == {
         f"{kind}{name}_success" for kind in ("", "targeted_") for name in ("fgsm", "bim")
     }
-    assert 0 < found["targeted_fgsm_success"] < found["fgsm_success"] < 1
-    assert 0 < found["targeted_bim_success"] < found["bim_success"] < 1
+    assert 0 < figures["targeted_fgsm_success"] < figures["fgsm_success"] < 1
+    assert 0 < figures["targeted_bim_success"] < figures["bim_success"] < 1
     monkeypatch.setattr("torchcaps.reproduction.measures.SUCCESS_STRENGTH", 0.0)
     assert set(MEASURES["attack_success"](trained).values()) == {0.0}
     monkeypatch.setattr("torchcaps.reproduction.measures.SUCCESS_STRENGTH", 1.0)

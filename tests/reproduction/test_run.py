@@ -22,7 +22,7 @@ from .makers import SINGLE, recipe_of
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
+def experiment(tmp_path_factory):
     """A finished experiment: its folder, recipe and results."""
     folder = tmp_path_factory.mktemp("done")
     recipe = recipe_of(folder)
@@ -37,8 +37,8 @@ def _no_plots():
         yield
 
 
-def test_every_row_and_seed_is_a_run_that_is_measured(done):
-    folder, recipe, results = done
+def test_every_row_and_seed_is_a_run_that_is_measured(experiment):
+    folder, recipe, results = experiment
     assert [(r.row, r.seed) for r in results] == [
         (row.name, seed) for row in recipe.rows for seed in (0, 1)
     ]
@@ -61,8 +61,8 @@ def test_every_row_and_seed_is_a_run_that_is_measured(done):
     assert "uniform_at_test_error" not in results[2].figures  # there is no routing in a CNN
 
 
-def test_what_is_done_is_read_and_not_run_again(done):
-    folder, recipe, results = done
+def test_what_is_done_is_read_and_not_run_again(experiment):
+    folder, recipe, results = experiment
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
     names = []
     assert reproduce(recipe, output=folder, seeds=2, started=names.append) == results
@@ -71,17 +71,17 @@ def test_what_is_done_is_read_and_not_run_again(done):
     assert sorted(read_results(folder), key=str) == sorted(results, key=str)
 
 
-def test_a_stopped_experiment_goes_on_where_it_was(done, tmp_path):
-    _, recipe, results = done
+def test_a_stopped_experiment_goes_on_where_it_was(experiment, tmp_path):
+    _, recipe, results = experiment
     with pytest.raises(Interrupted):
         reproduce(recipe, output=tmp_path, should_stop=lambda: True)
     assert not list(tmp_path.rglob(RESULT_FILE))
-    [again] = reproduce(recipe, output=tmp_path, rows=["tiny"])
-    assert again.figures["error"] == results[0].figures["error"]
+    [result] = reproduce(recipe, output=tmp_path, rows=["tiny"])
+    assert result.figures["error"] == results[0].figures["error"]
 
 
-def test_a_run_of_a_recipe_that_has_changed_is_refused(done, tmp_path):
-    folder, _, results = done
+def test_a_run_of_a_recipe_that_has_changed_is_refused(experiment, tmp_path):
+    folder, _, results = experiment
     changed = recipe_of(tmp_path, SINGLE.replace("epoch_size = 64", "epoch_size = 96"))
     assert reproduce(changed, output=folder) == [
         results[0],
@@ -146,7 +146,7 @@ def test_an_unknown_measure_is_said_before_anything_is_made(tmp_path):
         reproduce(recipe, output=tmp_path / "out")
 
 
-def test_a_damaged_result_is_named(done, tmp_path):
+def test_a_damaged_result_is_named(experiment, tmp_path):
     file = tmp_path / "mine" / "small" / "cnn" / "seed-0" / RESULT_FILE
     file.parent.mkdir(parents=True)
     file.write_text("{")
@@ -154,12 +154,13 @@ def test_a_damaged_result_is_named(done, tmp_path):
         read_results(tmp_path)
 
 
-def test_the_table_has_mean_and_deviation_over_seeds_beside_the_published_figure(done):
-    folder, _, results = done
+def test_the_table_has_mean_and_deviation_over_seeds_beside_the_published_figure(experiment):
+    folder, _, results = experiment
     heading, (first, second) = results_table(results)
     line = dict(zip(heading, first, strict=True))
     errors = [100 * r.figures["error"] for r in results[:2]]
-    mean, deviation = sum(errors) / 2, abs(errors[0] - errors[1]) / 2**0.5
+    mean = sum(errors) / 2
+    deviation = abs(errors[0] - errors[1]) / 2**0.5
     assert f"error {mean:.2f} ± {deviation:.2f} %" in line["measured"]
     assert "uniform at test error" in line["measured"]
     assert (line["published"], line["seeds"], line["epochs"]) == ("error 1 %", "2", "1")
@@ -171,27 +172,29 @@ def test_the_table_has_mean_and_deviation_over_seeds_beside_the_published_figure
     assert "torchcaps reproduce mine --budget small" in text
 
 
-def test_viewpoints_are_compared_at_equal_familiar_accuracy_seed_by_seed(done, tmp_path):
-    _, _, results = done
+def test_viewpoints_are_compared_at_equal_familiar_accuracy_seed_by_seed(experiment, tmp_path):
+    _, _, results = experiment
     curves = [
         {"familiar": [0.6, 0.8], "novel": [0.5, 0.7]},
         {"familiar": [0.8, 0.9], "novel": [0.75, 0.8]},
         {"familiar": [0.7, 0.8], "novel": [0.4, 0.6]},
         {"familiar": [0.6, 0.8], "novel": [0.4, 0.55]},
     ]
-    seen = [
+    with_curves = [
         replace(r, figures=r.figures | {"curve": curve})
         for r, curve in zip(results, curves, strict=True)
     ]
-    [line] = viewpoint_lines(seen)
+    [line] = viewpoint_lines(with_curves)
     assert line == (
-        "mine, small: at 80.0% on familiar views, 72.5% of novel ones for CapsNet, tiny and 57.5% for CNN: "
-        "+15.0 ± 7.1 points (2 seeds)"
+        "mine, small: at 80.0% on familiar views, 72.5% of novel ones for CapsNet, tiny and 57.5% "
+        "for CNN: +15.0 ± 7.1 points (2 seeds)"
     )
-    assert line in write_table(seen, tmp_path).read_text()
-    [alone] = viewpoint_lines([seen[0], *seen[2:]])
-    assert "70.0% of novel ones for CapsNet, tiny and 60.0% for CNN: +10.0 points (1 seed)" in alone
-    assert viewpoint_lines(results) == viewpoint_lines(seen[:2]) == []
+    assert line in write_table(with_curves, tmp_path).read_text()
+    [sentence] = viewpoint_lines([with_curves[0], *with_curves[2:]])
+    assert (
+        "70.0% of novel ones for CapsNet, tiny and 60.0% for CNN: +10.0 points (1 seed)" in sentence
+    )
+    assert viewpoint_lines(results) == viewpoint_lines(with_curves[:2]) == []
     assert "equal accuracy" not in write_table(results, tmp_path).read_text()
 
 

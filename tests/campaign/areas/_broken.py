@@ -7,9 +7,11 @@ import time
 from pathlib import Path
 
 from campaign.core import Case
-from campaign.watch import nothing_done
+from campaign.watch import no_side_effects
 
-MEMORY, SECONDS, WALL = 50 << 20, 0.3, 6.0
+MEMORY = 50 << 20
+SECONDS = 0.3
+WALL = 6.0
 
 
 def check(case: Case, folder: Path) -> None:
@@ -18,12 +20,12 @@ def check(case: Case, folder: Path) -> None:
 
 
 def _writes(folder: Path) -> None:
-    with nothing_done(folder):
+    with no_side_effects(folder):
         (folder / "a.txt").write_text("a")
 
 
 def _runs(folder: Path) -> None:
-    with nothing_done(folder):
+    with no_side_effects(folder):
         os.system("true")
 
 

@@ -1,4 +1,4 @@
-"""Commands in odd places: closed streams, empty words, signals at the wrong moment, modes of files."""
+"""Commands in odd places: closed streams, empty words, signals at any moment, modes of files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ TESTS = {
     "two signals": 12,
     "modes of files": 2,
 }
-SECONDS, WALL = 120.0, 300.0
+SECONDS = 120.0
+WALL = 300.0
 FLAGS = ("--output", "--data", "--root", "--device", "--seed", "--option", "--loss", "")
 
 
@@ -48,14 +49,14 @@ def closed(case: Case, folder: Path) -> None:
     marks = {"in": "<&-", "out": ">&-", "err": "2>errors"}
     line = [sys.executable, "-c", runs.LINES.format("pass"), *runs.START]
     script = f'exec "$@" {" ".join(marks[name] for name in case["streams"])}'
-    done = subprocess.run(
+    process = subprocess.run(
         ["sh", "-c", script, "sh", *line], capture_output=True, text=True, check=False
     )
-    errors = done.stderr + (Path("errors").read_text() if Path("errors").exists() else "")
-    assert done.returncode == 0 and "Traceback" not in errors, (
-        f"status {done.returncode}: {errors[-300:]}"
+    errors = process.stderr + (Path("errors").read_text() if Path("errors").exists() else "")
+    assert process.returncode == 0 and "Traceback" not in errors, (
+        f"status {process.returncode}: {errors[-300:]}"
     )
-    runs.same(folder)
+    runs.check_finished(folder)
 
 
 def empty(case: Case, folder: Path) -> None:
@@ -69,19 +70,19 @@ def empty(case: Case, folder: Path) -> None:
 
 
 def signals(case: Case, folder: Path) -> None:
-    """Two signals, one after the other, end the run with a status that says so, and it can go on."""
-    process = runs.begun(folder, *runs.START)
-    runs.until(lambda: (folder / "run" / "config.json").exists(), process)
-    runs.until(lambda: metrics(folder) >= case["rows"], process)
+    """Two signals, one after the other, end the run with their status, and it can go on."""
+    process = runs.start(folder, *runs.START)
+    runs.wait_until(lambda: (folder / "run" / "config.json").exists(), process)
+    runs.wait_until(lambda: metrics(folder) >= case["rows"], process)
     for name in case["signals"]:
         process.send_signal(getattr(signal, f"SIG{name}"))
         time.sleep(case["apart"])
-    outcome = runs.ended(process)
+    outcome = runs.wait_for_end(process)
     assert outcome.status in (0, 130, 143), f"status {outcome.status}: {outcome.err[-300:]}"
     assert "Traceback" not in outcome.err, f"a traceback: {outcome.err[-300:]}"
     finished = runs.command(*runs.START, "--resume")
     assert finished.status == 0, finished.err[-300:]
-    runs.same(folder)
+    runs.check_finished(folder)
 
 
 def metrics(folder: Path) -> int:
@@ -93,8 +94,10 @@ def metrics(folder: Path) -> int:
 def modes(case: Case, folder: Path) -> None:
     """All files of a run can be read by the same people."""
     assert runs.command(*runs.START).status == 0
-    found = {path.stat().st_mode & 0o777 for path in (folder / "run").rglob("*") if path.is_file()}
-    assert len(found) == 1, f"files of modes {', '.join(sorted(map(oct, found)))}"
+    file_modes = {
+        path.stat().st_mode & 0o777 for path in (folder / "run").rglob("*") if path.is_file()
+    }
+    assert len(file_modes) == 1, f"files of modes {', '.join(sorted(map(oct, file_modes)))}"
 
 
 CHECKS: dict[str, Callable[[Case, Path], None]] = {

@@ -1,4 +1,4 @@
-"""A disk that is full, at any write: one sentence, nothing left behind, and the run goes on when there is room."""
+"""A disk that is full: one sentence, nothing left behind, and the run goes on with room again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def prepare() -> None:
 
 
 def draw(test: str, random: Random) -> dict[str, Any]:
-    """At which change of files the disk is full and whether it stays so, or how large a file may become."""
+    """The change of files at which the disk is full, whether it stays so, or a largest file size."""
     return {
         "change": random.randrange(70),
         "once": random.random() < 0.5,
@@ -39,11 +39,11 @@ def check(case: Case, folder: Path) -> None:
     if outcome.status != 0:
         runs.refusal(outcome)
     if not (folder / "run" / "config.json").exists():
-        found = [str(path) for path in folder.rglob("*") if path.name != "bars.npz"]
-        assert not found or case["once"] is False, f"a start that failed left {found}"
+        leftovers = [str(path) for path in folder.rglob("*") if path.name != "bars.npz"]
+        assert not leftovers or case["once"] is False, f"a start that failed left {leftovers}"
     outcome = runs.command(*runs.START, "--resume")
     assert outcome.status == 0, f"with room again: {outcome.err[-300:]}"
-    runs.same(folder)
+    runs.check_finished(folder)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""SIGKILL at any moment, start-up and writes included, then --resume: the bytes of the run that nothing stopped."""
+"""SIGKILL at any moment, then --resume: the bytes of the run that nothing stopped."""
 
 from __future__ import annotations
 
@@ -16,31 +16,16 @@ from campaign.core import Case
 from training.makers import contents, left_behind
 
 TESTS = {"killed": 80, "two starts": 15, "two resumes": 15, "full size": 0}
-SECONDS, WALL = 120.0, 900.0
-CHANGES, LARGE_CHANGES = 60, 70  # of files, in a whole run: more or less
-# Of the published size, on the images that come with the package; 8 steps, each with a checkpoint of 100 MB.
-LARGE = (
-    "train",
-    "capsnet",
-    "--data",
-    "digits",
-    "--output",
-    "run",
-    "--keep-memory",
-    "no",
-    "--threads",
-    "1",
-    "--epochs",
-    "2",
-    "--epoch-size",
-    "128",
-    "--batch-size",
-    "32",
-    "--holdout",
-    "100",
-    "--checkpoint-every",
-    "1",
+SECONDS = 120.0
+WALL = 900.0
+NUM_CHANGES = 60  # of files, in a whole run: more or less
+NUM_LARGE_CHANGES = 70
+# Of the published size, on the images of the package; 8 steps, each with a checkpoint of 100 MB.
+_LARGE = (
+    "train capsnet --data digits --output run --keep-memory no --threads 1 --epochs 2 "
+    "--epoch-size 128 --batch-size 32 --holdout 100 --checkpoint-every 1"
 )
+LARGE = tuple(_LARGE.split())
 
 
 def prepare() -> None:
@@ -58,16 +43,18 @@ def draw(test: str, random: Random) -> dict[str, Any]:
     if test == "full size":
         share = {"share": random.random()}
         return {
-            "moments": [random.choice((share, share, {"change": random.randrange(LARGE_CHANGES)}))]
+            "moments": [
+                random.choice((share, share, {"change": random.randrange(NUM_LARGE_CHANGES)}))
+            ]
         }
     return {"moments": [moment(random) for _ in range(random.choice((1, 1, 1, 2)))]}
 
 
 def moment(random: Random) -> dict[str, float]:
-    """When: before a change of files, soon after the start, or soon after the metrics have so many rows."""
+    """Before a change of files, soon after the start, or soon after some rows of metrics."""
     seconds = round(random.uniform(0, 4), 3)
     soon = {"rows": random.randrange(3), "delay": round(random.uniform(0, 0.2), 3)}
-    change = {"change": random.randrange(CHANGES)}
+    change = {"change": random.randrange(NUM_CHANGES)}
     return random.choice((change, change, soon, {"seconds": seconds}))
 
 
@@ -84,33 +71,36 @@ def check(case: Case, folder: Path) -> None:
         runs.put(folder / "run", runs.history()[0][case["step"]])
         two(folder, [runs.RESUME, runs.RESUME], case["later"])
         return
-    for when in case["moments"]:
-        killed(folder, runs.START, when)
+    for instant in case["moments"]:
+        killed(folder, runs.START, instant)
     finish(folder, runs.START)
-    runs.same(folder)
+    runs.check_finished(folder)
 
 
 def killed(
-    folder: Path, words: tuple[str, ...], when: dict[str, float], seconds: float = 0.0
+    folder: Path, words: tuple[str, ...], instant: dict[str, float], seconds: float = 0.0
 ) -> None:
-    """Start or resume a run, and kill it then, unless it ends before; `seconds` is what a whole one takes."""
+    """Start or resume a run, and kill it at a moment, unless it ends before.
+
+    `seconds` is the time of a whole run.
+    """
     arm = (
-        f"from campaign.watch import killed_at; killed_at({when['change']})"
-        if "change" in when
+        f"from campaign.watch import killed_at; killed_at({instant['change']})"
+        if "change" in instant
         else "pass"
     )
-    process = runs.begun(folder, *words, "--resume", first=arm)
-    if "change" in when:
-        outcome = runs.ended(process)
+    process = runs.start(folder, *words, "--resume", first=arm)
+    if "change" in instant:
+        outcome = runs.wait_for_end(process)
         assert outcome.status in (0, -signal.SIGKILL), (
             f"status {outcome.status}: {outcome.err[-300:]}"
         )
         return
-    if "rows" in when:
-        runs.until(lambda: rows(folder / "run") >= when["rows"], process)
-    time.sleep(when.get("delay", when.get("seconds", seconds * when.get("share", 0.0))))
+    if "rows" in instant:
+        runs.wait_until(lambda: rows(folder / "run") >= instant["rows"], process)
+    time.sleep(instant.get("delay", instant.get("seconds", seconds * instant.get("share", 0.0))))
     process.kill()
-    outcome = runs.ended(process)
+    outcome = runs.wait_for_end(process)
     assert outcome.status in (0, -signal.SIGKILL), f"status {outcome.status}: {outcome.err[-300:]}"
 
 
@@ -124,33 +114,33 @@ def rows(run: Path) -> int:
 
 def finish(folder: Path, words: tuple[str, ...]) -> None:
     """Resume to the end."""
-    outcome = runs.ended(runs.begun(folder, *words, "--resume"))
+    outcome = runs.wait_for_end(runs.start(folder, *words, "--resume"))
     assert outcome.status == 0, f"resumed after a kill: {outcome.err[-300:]}"
 
 
 def two(folder: Path, lines: list[tuple[str, ...]], later: float) -> None:
-    """Two processes in one folder: one works, the other is refused in a sentence that names it, or comes after it."""
+    """Two processes in one folder: one works, the other is refused in a sentence that names it."""
     processes = []
     for words in lines:
-        processes.append(runs.begun(folder, *words))
+        processes.append(runs.start(folder, *words))
         time.sleep(later)
-    outcomes = [runs.ended(process) for process in processes]
-    done = [number for number, outcome in enumerate(outcomes) if outcome.status == 0]
+    outcomes = [runs.wait_for_end(process) for process in processes]
+    successes = [number for number, outcome in enumerate(outcomes) if outcome.status == 0]
     for outcome in outcomes:
         if outcome.status != 0:
             sentence = runs.refusal(outcome)
-            known = any(f"process {process.pid}" in sentence for process in processes)
-            assert known or "there is a run here already" in sentence, (
+            is_named = any(f"process {process.pid}" in sentence for process in processes)
+            assert is_named or "there is a run here already" in sentence, (
                 f"refused without a reason: {sentence}"
             )
-    assert done, f"neither worked: {outcomes[0].err[-200:]}"
+    assert successes, f"neither worked: {outcomes[0].err[-200:]}"
     resumed = "--resume" in lines[0]
-    assert resumed or len(done) == 1, "two starts in one folder both ended well"
+    assert resumed or len(successes) == 1, "two starts in one folder both ended well"
     seed = re.search(r'"seed": (\d+)', (folder / "run" / "config.json").read_text())
-    assert resumed or int(seed[1]) == 3 + done[0], (
+    assert resumed or int(seed[1]) == 3 + successes[0], (
         "the configuration is not that of the start that worked"
     )
-    runs.same(folder, seed=3 if resumed else 3 + done[0])
+    runs.check_finished(folder, seed=3 if resumed else 3 + successes[0])
 
 
 @cache
@@ -158,19 +148,19 @@ def large() -> tuple[dict[str, Any], float]:
     """What the run of the published size ends in, and how long it takes."""
     with tempfile.TemporaryDirectory() as name:
         started = time.monotonic()
-        outcome = runs.ended(runs.begun(Path(name), *LARGE))
+        outcome = runs.wait_for_end(runs.start(Path(name), *LARGE))
         assert outcome.status == 0, outcome.err[-300:]
         return contents(Path(name, "run")), time.monotonic() - started
 
 
 def full_size(case: Case, folder: Path) -> None:
     """A run of the published size, killed and resumed."""
-    wanted, seconds = large()
-    for when in case["moments"]:
-        killed(folder, LARGE, when, seconds)
+    expected, seconds = large()
+    for instant in case["moments"]:
+        killed(folder, LARGE, instant, seconds)
     finish(folder, LARGE)
-    found = contents(folder / "run")
-    assert [name for name in wanted if found[name] != wanted[name]] == [], (
+    files = contents(folder / "run")
+    assert [name for name in expected if files[name] != expected[name]] == [], (
         "other bytes than without a kill"
     )
     assert not left_behind(folder), f"left behind: {left_behind(folder)}"

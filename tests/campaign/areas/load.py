@@ -1,4 +1,4 @@
-"""Model files that were damaged, or written by another hand: one sentence, or a model that works."""
+"""Model files that were damaged, or edited: one sentence, or a model that works."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from campaign import mutate
 from campaign.areas.readers import one_sentence
 from campaign.core import Case, dice
-from campaign.watch import nothing_done
+from campaign.watch import no_side_effects
 from torchcaps import create_model, load
 from torchcaps.data import Preprocess
 from torchcaps.training.checkpoint import describe_model, load_tensors, save_tensors
@@ -30,7 +30,8 @@ TESTS = {
     "weights": 200,
 }
 RAW = ("one bit", "bit flips", "truncation", "lengths", "splices")
-CLASSES, SIZE = ("cat", "dog", "owl"), (20, 18)
+CLASSES = ("cat", "dog", "owl")
+SIZE = (20, 18)
 MODELS: dict[str, dict[str, Any]] = {
     "capsnet": {"channels": 2, "primary_types": 1, "decoder": False},
     "matrix_caps": {"channels": 2, "primary_types": 2, "types": [2, 2]},
@@ -61,7 +62,7 @@ def stock(name: str) -> bytes:
 
 
 def prepare() -> None:
-    """Make the model files, and load each once, before anything is measured: torch makes folders of its own."""
+    """Make the model files, and load each once: torch makes folders of its own then."""
     if not stock.cache_info().currsize:
         for name in MODELS:
             Path("model.safetensors").write_bytes(stock(name))
@@ -70,37 +71,36 @@ def prepare() -> None:
 
 def draw(test: str, random: Random) -> dict[str, Any]:
     """Which model, and for weights which number or shape."""
-    more = (
-        {"weights": random.choice([*NUMBERS, "shape", "type", "drop", "add", "empty"])}
-        if test == "weights"
-        else {}
-    )
-    return {"model": random.choice(list(MODELS))} | more
+    case = {}
+    if test == "weights":
+        case["weights"] = random.choice([*NUMBERS, "shape", "type", "drop", "add", "empty"])
+    return {"model": random.choice(list(MODELS))} | case
 
 
 def check(case: Case, folder: Path) -> None:
     """Write the file, load it, and judge what comes."""
-    random, path, whole = dice(case), folder / "model.safetensors", stock(case["model"])
-    path.write_bytes(whole)
+    random = dice(case)
+    path = folder / "model.safetensors"
+    intact = stock(case["model"])
+    path.write_bytes(intact)
     if case["test"] in RAW:
-        path.write_bytes(mutate.BYTES[case["test"]](whole, random))
+        path.write_bytes(mutate.BYTES[case["test"]](intact, random))
     elif case["test"] == "header":
-        header, payload = mutate.unpacked(whole)
-        path.write_bytes(mutate.packed(other_header(case, header, random), payload))
+        header, payload = mutate.unpacked(intact)
+        path.write_bytes(mutate.packed(change_header(case, header, random), payload))
     elif case["test"] == "description":
-        tensors, about = load_tensors(path)
-        save_tensors(
-            path, tensors, edited(case, about, random)
-        )  # signed, as by somebody who has this library
+        tensors, description = load_tensors(path)
+        # Signed, as by somebody who has this library.
+        save_tensors(path, tensors, edited(case, description, random))
     else:
-        tensors, about = load_tensors(path)
-        save_tensors(path, other_weights(case["weights"], tensors, random), about)
-    judge(case, path, whole, folder)
+        tensors, description = load_tensors(path)
+        save_tensors(path, change_weights(case["weights"], tensors, random), description)
+    judge(case, path, intact, folder)
 
 
-def judge(case: Case, path: Path, whole: bytes, folder: Path) -> None:
-    """A refusal in one sentence; or a model, if the file is as it was or was signed by who changed it."""
-    with nothing_done(folder):
+def judge(case: Case, path: Path, intact: bytes, folder: Path) -> None:
+    """A refusal in one sentence; or a model, if the file is unchanged, or signed once more."""
+    with no_side_effects(folder):
         try:
             model = load(path)
         except Exception as error:
@@ -109,22 +109,22 @@ def judge(case: Case, path: Path, whole: bytes, folder: Path) -> None:
         assert case.get("weights") not in ("nan", "infinite"), (
             "weights that are no numbers were taken"
         )
-        found = model(torch.zeros(1, model.preprocess.in_chans, *model.preprocess.model_size))
-    assert found.shape == (1, len(model.classes)), (
-        f"{list(found.shape)} for {len(model.classes)} classes"
+        outputs = model(torch.zeros(1, model.preprocess.in_chans, *model.preprocess.model_size))
+    assert outputs.shape == (1, len(model.classes)), (
+        f"{list(outputs.shape)} for {len(model.classes)} classes"
     )
     if case["test"] in RAW or case["test"] == "header":
-        path.write_bytes(whole)
+        path.write_bytes(intact)
         right = load(path)
-        pairs = zip(model.state_dict().values(), right.state_dict().values(), strict=True)
-        same = all(torch.equal(found, wanted) for found, wanted in pairs)
-        told = (model.classes, model.preprocess) == (right.classes, right.preprocess)
-        assert same and told, "a changed file was taken, and gives another model"
+        tensors = zip(model.state_dict().values(), right.state_dict().values(), strict=True)
+        has_weights = all(torch.equal(tensor, expected) for tensor, expected in tensors)
+        has_metadata = (model.classes, model.preprocess) == (right.classes, right.preprocess)
+        assert has_weights and has_metadata, "a changed file was taken, and gives another model"
         assert case["test"] != "one bit", "a flipped bit was not noticed"
 
 
-def other_header(case: Case, header: str, random: Random) -> str:
-    """The header as other text, which no checksum covers: nested too deep, or with a part edited."""
+def change_header(case: Case, header: str, random: Random) -> str:
+    """Another header, which no checksum covers: nested too deep, or with a part edited."""
     if "depth" in case:
         deep = mutate.nested(case["depth"])
         return (
@@ -135,16 +135,16 @@ def other_header(case: Case, header: str, random: Random) -> str:
     return json.dumps(mutate.edit(json.loads(header), random))
 
 
-def edited(case: Case, about: dict[str, Any], random: Random) -> Any:
+def edited(case: Case, description: dict[str, Any], random: Random) -> Any:
     """Another description: parts set by the case, or edited at random."""
     if "set" in case:
-        return mutate.changed(about, case["set"])
+        return mutate.changed(description, case["set"])
     for _ in range(random.randint(1, 2)):
-        about = mutate.edit(about, random)
-    return about
+        description = mutate.edit(description, random)
+    return description
 
 
-def other_weights(
+def change_weights(
     kind: str, tensors: dict[str, torch.Tensor], random: Random
 ) -> dict[str, torch.Tensor]:
     """One tensor changed."""
@@ -158,9 +158,9 @@ def other_weights(
         return {key: value for key, value in tensors.items() if key != name}
     if kind == "add":
         return tensors | {"more": tensor.clone()}
-    other = {
+    changed = {
         "shape": tensor.flatten()[:-1],
         "type": tensor.to(torch.int64),
         "empty": tensor.flatten()[:0],
     }
-    return tensors | {name: other[kind].clone()}
+    return tensors | {name: changed[kind].clone()}

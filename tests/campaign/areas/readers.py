@@ -1,4 +1,4 @@
-"""Damaged and hostile data files: an ImageSet or one error in one sentence, at a bounded cost, and nothing else."""
+"""Damaged and hostile data files: an ImageSet or one error in one sentence, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from campaign import hostile, mutate
 from campaign.core import Case, dice
 from campaign.formats import Format, formats, member, photo, photos, tarred
-from campaign.watch import nothing_done
+from campaign.watch import no_side_effects
 from torchcaps.data import load_dataset
 from torchcaps.errors import TorchcapsError
 
@@ -84,13 +84,13 @@ def prepare() -> None:
 
 def draw(test: str, random: Random) -> dict[str, Any]:
     """A format, which way it is damaged, and how it is read."""
-    how = {
+    reading = {
         "split": random.choice(("train", "test")),
         "img_size": random.choice((None, None, None, 4)),
     }
     if test == "named":
-        return how | {"name": random.choice(sorted(hostile.FILES))}
-    return how | {"format": random.choice(sorted(formats())), "inside": random.random() < 0.7}
+        return reading | {"name": random.choice(sorted(hostile.FILES))}
+    return reading | {"format": random.choice(sorted(formats())), "inside": random.random() < 0.7}
 
 
 def check(case: Case, folder: Path) -> None:
@@ -113,19 +113,22 @@ def check(case: Case, folder: Path) -> None:
 
 
 def judge(path: Path, split: str, img_size: int | None, folder: Path) -> None:
-    """An ImageSet that keeps its promises, or one library error in one line; nothing executed, nothing written."""
-    with nothing_done(folder):
+    """An ImageSet that keeps its promises, or one error in one line; nothing executed or written."""
+    with no_side_effects(folder):
         try:
-            found = load_dataset(path, split, img_size=img_size)
+            image_set = load_dataset(path, split, img_size=img_size)
         except (TorchcapsError, ValueError) as error:
             one_sentence(error)
             return
-    images, labels = found.images, found.labels
+    images = image_set.images
+    labels = image_set.labels
     assert images.dim() == 4 and images.dtype in (torch.uint8, torch.float32), (
         f"images of {images.dtype}"
     )
     assert len(images) == len(labels) > 0, f"{len(labels)} labels for {len(images)} images"
-    assert labels.min() >= 0 and labels.max() < len(found.classes), "a label outside the classes"
+    assert labels.min() >= 0 and labels.max() < len(image_set.classes), (
+        "a label outside the classes"
+    )
     assert images.dtype == torch.uint8 or (images.min() >= 0 and images.max() <= 1), (
         "pixels outside [0, 1]"
     )
@@ -198,22 +201,23 @@ def claim(data: bytearray, at: int, size: str) -> None:
 
 def pickled(random: Random) -> bytes:
     """A program for a pickle machine: a damaged batch, or opcodes at random."""
-    whole = formats()["cifar"].files["s/data_batch_1"]
+    intact = formats()["cifar"].files["s/data_batch_1"]
     if random.random() < 0.4:
         return mutate.BYTES[random.choice(("bit flips", "lengths", "splices", "numbers"))](
-            whole, random
+            intact, random
         )
     module, name = random.choice(DANGERS)
     call = f"c{module}\n{name}\n".encode() + b"(X\x05\0\0\0touchtR."
     if random.random() < 0.4:
         at = random.randrange(2, 200)
-        return whole[:at] + call + whole[at:]
+        return intact[:at] + call + intact[at:]
     return b"\x80\x02" + b"".join(_opcode(random) for _ in range(random.randint(1, 30))) + b"."
 
 
 def _opcode(random: Random) -> bytes:
     op = random.choice([o for o in pickletools.opcodes if o.name not in ("STOP", "PROTO")])
-    code, kind = op.code.encode("latin1"), op.arg.name if op.arg else ""
+    code = op.code.encode("latin1")
+    kind = op.arg.name if op.arg else ""
     if kind == "stringnl_noescape_pair":
         return code + "{}\n{}\n".format(*random.choice(DANGERS)).encode()
     if "nl" in kind:

@@ -1,4 +1,4 @@
-"""Hostile requests to the explorer: an answer or a refusal in one sentence, never a failure, and nothing written."""
+"""Hostile requests to the explorer: an answer or a refusal in one sentence, never a failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 from campaign import mutate
 from campaign.core import Case, dice
 from campaign.formats import KINDS, photo, pixels
-from campaign.watch import nothing_done
+from campaign.watch import no_side_effects
 from torchcaps import create_model
 from torchcaps.data import ImageSet, Preprocess
 from torchcaps.explorer import Session
@@ -32,7 +32,9 @@ TESTS = {
     "sockets": 150,
     "a class": 0,
 }
-HOME, SIZE, CLASSES = "http://127.0.0.1:8700", (18, 20), ("zero", "one", "two")
+HOME = "http://127.0.0.1:8700"
+SIZE = (18, 20)
+CLASSES = ("zero", "one", "two")
 QUESTIONS = ("infer", "pose", "routing", "transform", "overlap", "examples")
 PATHS = (
     "/",
@@ -62,7 +64,8 @@ HOSTS = (
 )
 SITES = (None, "same-origin", "cross-site", "x")
 METHODS = ("GET", "POST", "PUT", "HEAD", "OPTIONS", "DELETE", "TRACE", "FOO")
-PUPILS, LOOKS = 30, 2
+PUPILS = 30
+LOOKS = 2
 
 
 @cache
@@ -76,7 +79,8 @@ def application() -> Any:
     ]
     for model in models:
         model.eval()
-        model.classes, model.preprocess = CLASSES, Preprocess(SIZE, 1)
+        model.classes = CLASSES
+        model.preprocess = Preprocess(SIZE, 1)
     images = ImageSet(torch.from_numpy(pixels(9, 1, *SIZE)), torch.arange(9) % 3, CLASSES, "noise")
     return make_app([Session(models[0], "capsules", images), Session(models[1], "plain")])
 
@@ -135,17 +139,18 @@ def draw(test: str, random: Random) -> dict[str, Any]:
     headers = {"host": random.choice(HOSTS), "sec-fetch-site": random.choice(SITES)}
     headers["content-length"] = random.choice((None, None, "-1", "9" * 30, "x", "0"))
     headers["x-stream"] = random.choice((None, "a", "x" * 5000))
-    given = {name: value for name, value in headers.items() if value is not None}
-    return {"path": random.choice(PATHS), "method": random.choice(METHODS), "headers": given}
+    headers = {name: text for name, text in headers.items() if text is not None}
+    return {"path": random.choice(PATHS), "method": random.choice(METHODS), "headers": headers}
 
 
 def check(case: Case, folder: Path) -> None:
     """Ask, and judge the answer."""
-    random, address = dice(case), f"/api/{case.get('question', 'infer')}"
+    random = dice(case)
+    address = f"/api/{case.get('question', 'infer')}"
     if case["test"] == "sockets":
         over_a_socket(case, random)
         return
-    with nothing_done(folder):
+    with no_side_effects(folder):
         if case["test"] == "a class":
             a_class()
         elif case["test"] == "addresses":
@@ -154,8 +159,8 @@ def check(case: Case, folder: Path) -> None:
             answer = client().request(
                 case["method"], HOME + case["path"], headers=headers, content=content
             )
-            other_page = case["headers"].get("sec-fetch-site") in SITES[2:]
-            if other_page and case["path"].startswith("/api/"):
+            is_foreign = case["headers"].get("sec-fetch-site") in SITES[2:]
+            if is_foreign and case["path"].startswith("/api/"):
                 expected = 403
             elif case["headers"].get("host") in HOSTS[3:]:
                 assert answer.text in ("", "Invalid host header")
@@ -195,10 +200,10 @@ def text(case: Case, random: Random) -> bytes:
     if "body" in case:
         return json.dumps(case["body"]).encode()
     if case["test"] == "bodies":
-        found: Any = body()
+        content: Any = body()
         for _ in range(random.randint(1, 3)):
-            found = mutate.edit(found, random)
-        return json.dumps(found).encode("utf-8", "surrogatepass")
+            content = mutate.edit(content, random)
+        return json.dumps(content).encode("utf-8", "surrogatepass")
     damage = mutate.BYTES[
         random.choice(("bit flips", "truncation", "lengths", "splices", "numbers"))
     ]
@@ -226,10 +231,10 @@ def picture(case: Case, random: Random) -> bytes:
 
 def over_a_socket(case: Case, random: Random) -> None:
     """A request that is no HTTP, or half of one: refused or not answered, and the next one is."""
-    whole = json.dumps(body()).encode()
+    content = json.dumps(body()).encode()
     request = (
-        b"POST /api/infer HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % len(whole)
-        + whole
+        b"POST /api/infer HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % len(content)
+        + content
     )
     damage = mutate.BYTES[random.choice(("bit flips", "truncation", "splices", "numbers"))]
     status = exchanged(damage(request[: 100 + random.randrange(len(request))], random))

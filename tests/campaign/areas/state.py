@@ -1,4 +1,4 @@
-"""Damaged or edited state of a run that goes on: a refusal in one sentence, or the bytes of the whole run."""
+"""Damaged or edited state of a run: a refusal in one sentence, or the bytes of the whole run."""
 
 from __future__ import annotations
 
@@ -30,11 +30,9 @@ TESTS = {
     "other data": 5,
     "two threads": 5,
 }
-LAST, PREVIOUS, MODEL = (
-    "checkpoints/last.safetensors",
-    "checkpoints/previous.safetensors",
-    "model.safetensors",
-)
+LAST = "checkpoints/last.safetensors"
+PREVIOUS = "checkpoints/previous.safetensors"
+MODEL = "model.safetensors"
 JSON = {"config": "config.json", "environment": "environment.json", "metrics": "metrics.jsonl"}
 SECONDS = 60.0  # of training, evaluation and threads
 
@@ -55,10 +53,11 @@ def check(case: Case, folder: Path) -> None:
         two_threads(folder)
         return
     random = dice(case)
-    found = damaged(case, runs.history()[0][case.get("step", 6)], folder, random)
-    runs.put(folder / "run", found)
+    state = damaged(case, runs.history()[0][case.get("step", 6)], folder, random)
+    runs.put(folder / "run", state)
     runs.put(
-        folder, {"bars.npz": other_data(random) if case["test"] == "other data" else runs.bars()}
+        folder,
+        {"bars.npz": make_other_pixels(random) if case["test"] == "other data" else runs.bars()},
     )
     outcome = runs.command(*runs.RESUME)
     if outcome.status != 0:
@@ -67,12 +66,13 @@ def check(case: Case, folder: Path) -> None:
     assert "Traceback" not in outcome.err, outcome.err[-300:]
     assert case["test"] != "other data", "other pixels were taken"
     if case["test"] != "signed":  # who can sign can write another state that is as good
-        runs.same(folder, metrics=case["test"] != "metrics")
+        runs.check_finished(folder, metrics=case["test"] != "metrics")
 
 
 def damaged(case: Case, state: runs.Files, folder: Path, random: Random) -> runs.Files:
     """The files of a run, one of them edited."""
-    test, name = case["test"], case.get("file", LAST)
+    test = case["test"]
+    name = case.get("file", LAST)
     name = name if name in state else LAST
     if "drop" in case:
         return {key: data for key, data in state.items() if key not in case["drop"]}
@@ -91,11 +91,13 @@ def signed(data: bytes, case: Case, folder: Path, random: Random) -> bytes:
     """A checkpoint whose description is another, under a checksum that fits."""
     path = folder / "edited.safetensors"
     path.write_bytes(data)
-    tensors, about = load_tensors(path)
+    tensors, description = load_tensors(path)
     save_tensors(
         path,
         tensors,
-        mutate.changed(about, case["set"]) if "set" in case else mutate.edit(about, random),
+        mutate.changed(description, case["set"])
+        if "set" in case
+        else mutate.edit(description, random),
     )
     data = path.read_bytes()
     path.unlink()
@@ -119,7 +121,7 @@ def edited(text: str, case: Case, random: Random) -> bytes:
     return "\n".join([*lines, ""]).encode("utf-8", "surrogatepass")
 
 
-def other_data(random: Random) -> bytes:
+def make_other_pixels(random: Random) -> bytes:
     """As many images and labels of the same sizes, with other pixels."""
     labels = npy(np.arange(60) % 3)
     return zipped(
