@@ -23,6 +23,16 @@ def share(flags: Tensor) -> float:
     return float(flags.double().mean())
 
 
+def assert_model_is_back(model: nn.Module):
+    """A model in training mode is left as it was: its mode, no gradient, no hook."""
+    for module in model.modules():
+        assert module.training
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+    for parameter in model.parameters():
+        assert parameter.grad is None
+
+
 @dataclass
 class StubData:
     images: Tensor

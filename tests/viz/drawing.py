@@ -1,6 +1,7 @@
 """Looking at a figure without a screen."""
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -14,6 +15,26 @@ def texts(figure: Figure) -> list[Text]:
 def words(texts) -> list[str]:
     """What pieces of text say."""
     return [text.get_text() for text in texts]
+
+
+def titles(figure: Figure) -> list[str]:
+    """The titles of the panels, on the left."""
+    return [axes.get_title(loc="left") for axes in panels(figure)]
+
+
+def panels(figure: Figure) -> list[Axes]:
+    """The panels that are drawn."""
+    return [axes for axes in figure.axes if axes.axison]
+
+
+def heights(axes: Axes) -> list[float]:
+    """The heights of bars."""
+    return [bar.get_height() for bar in axes.patches]
+
+
+def widths(axes: Axes) -> list[float]:
+    """The widths of bars, which are the lengths of horizontal ones."""
+    return [bar.get_width() for bar in axes.patches]
 
 
 def assert_nothing_cut(figure: Figure) -> None:
@@ -45,6 +66,11 @@ def hidden_ticks(figure: Figure) -> set[Text]:
     return hidden
 
 
+def numbered(count: int, text: str = "c{}") -> list[str]:
+    """Names with numbers from 0."""
+    return list(map(text.format, range(count)))
+
+
 def long_names(count: int) -> list[str]:
     """Names that are long and begin and end with the same letters."""
-    return [f"traffic sign number {i}: speed limit {10 * i} km/h ahead" for i in range(count)]
+    return numbered(count, "traffic sign number {0}: speed limit {0}0 km/h ahead")

@@ -6,7 +6,7 @@ from evaluation.stubs import refuses
 from torchcaps.viz import activation_bars
 from torchcaps.viz.canvas import GRAY, ORANGE, SKY
 
-from .drawing import assert_nothing_cut, long_names, words
+from .drawing import assert_nothing_cut, long_names, numbered, widths, words
 
 PICTURES = np.zeros((2, 1, 28, 28))
 LENGTHS = np.array([[0.1, 0.9, 0.2], [0.7, 0.3, 0.8]])
@@ -14,11 +14,16 @@ CLASSES = ["cat", "dog", "owl"]
 
 
 def bars(axes):
-    return [(bar.get_width(), to_hex(bar.get_facecolor()).upper()) for bar in axes.patches]
+    """The length and the color of each bar."""
+    colors = []
+    for bar in axes.patches:
+        colors.append(to_hex(bar.get_facecolor()).upper())
+    return list(zip(widths(axes), colors, strict=True))
 
 
 def test_all_of_a_few_classes_have_a_bar_in_their_order():
-    image, first, _, second = activation_bars(PICTURES, LENGTHS, [1, 0], classes=CLASSES).axes
+    figure = activation_bars(PICTURES, LENGTHS, [1, 0], classes=CLASSES)
+    image, first, _, second = figure.axes
     assert image.get_title() == "dog"
     assert bars(first) == [(0.1, GRAY), (0.9, SKY), (0.2, GRAY)]
     assert bars(second) == [(0.7, SKY), (0.3, GRAY), (0.8, ORANGE)]
@@ -27,8 +32,8 @@ def test_all_of_a_few_classes_have_a_bar_in_their_order():
 
 
 def test_images_of_several_classes_have_several_true_bars():
-    labels = [[1, 2], [0, 1]]
-    image, first, _, second = activation_bars(PICTURES, LENGTHS, labels, classes=CLASSES).axes
+    figure = activation_bars(PICTURES, LENGTHS, [[1, 2], [0, 1]], classes=CLASSES)
+    image, first, _, second = figure.axes
     assert image.get_title() == "dog + owl"
     assert bars(first) == [(0.1, GRAY), (0.9, SKY), (0.2, SKY)]
     assert bars(second) == [(0.7, SKY), (0.3, SKY), (0.8, ORANGE)]
@@ -36,8 +41,8 @@ def test_images_of_several_classes_have_several_true_bars():
 
 def test_of_many_classes_the_longest_and_the_true_one_have_a_bar():
     lengths = np.tile(np.linspace(0.0, 0.86, 43), (2, 1))
-    classes = [f"c{label}" for label in range(43)]
-    _, first, _, second = activation_bars(PICTURES, lengths, [42, 0], classes=classes).axes
+    figure = activation_bars(PICTURES, lengths, [42, 0], classes=numbered(43))
+    _, first, _, second = figure.axes
     assert words(first.texts[::2]) == ["c42", "c41", "c40", "c39", "c38"]
     assert words(second.texts[::2]) == ["c42", "c41", "c40", "c39", "c0"]
     assert bars(second)[0] == (pytest.approx(0.86), ORANGE)

@@ -8,7 +8,7 @@ from evaluation.stubs import RoutedPixels, StubData
 from torchcaps.evaluation import diagnose
 from torchcaps.viz import diagnosis
 
-from .drawing import assert_nothing_cut, texts, words
+from .drawing import assert_nothing_cut, heights, texts, words
 
 
 def diagnose_stack(*sizes, baseline=None, **options):
@@ -26,12 +26,18 @@ def test_each_panel_has_its_figures():
     assert tuple(entropy.lines[0].get_ydata()) == figures.iterations.entropy["layers.0"]
     assert tuple(activation.lines[0].get_ydata()) == figures.decay.strongest
     assert tuple(activation.lines[1].get_ydata()) == figures.decay.median
-    heights = [bar.get_height() for bar in idle.patches]
-    sets = [figures.children, *(layer.parents for layer in figures.layers)]
-    assert heights[:3] == [activity.dead for activity in sets]
-    assert heights[3:6] == [activity.constant for activity in sets]
-    assert heights[6:] == [layer.starvation.starved for layer in figures.layers]
-    assert [bar.get_height() for bar in accuracy.patches] == [
+    first, second = figures.layers
+    assert heights(idle) == [
+        figures.children.dead,
+        first.parents.dead,
+        second.parents.dead,
+        figures.children.constant,
+        first.parents.constant,
+        second.parents.constant,
+        first.starvation.starved,
+        second.starvation.starved,
+    ]
+    assert heights(accuracy) == [
         figures.ablation.routed,
         figures.ablation.uniform,
         figures.ablation.random,

@@ -4,7 +4,7 @@ import pytest
 from evaluation.stubs import refuses
 from torchcaps.viz import accuracy_curves, affine_curves
 
-from .drawing import assert_nothing_cut, long_names, texts, words
+from .drawing import assert_nothing_cut, long_names, numbered, panels, texts, words
 
 CURVE = ([20, 0, 10], [0.2, 0.9, 0.5])
 
@@ -24,11 +24,11 @@ def test_lines_ascend_and_percent_are_percent():
 
 @pytest.mark.parametrize(("num_models", "num_kinds"), [(6, 1), (2, 5)])
 def test_a_panel_a_transformation_and_a_line_a_model(num_models, num_kinds):
-    kinds = [f"turn {k}" for k in range(num_kinds)]
-    curves = {name: dict.fromkeys(kinds, CURVE) for name in long_names(num_models)}
-    figure = affine_curves(curves, units=dict.fromkeys(kinds, "degrees"), chance=0.1)
-    panels = [axes for axes in figure.axes if axes.axison]
-    assert [len(axes.lines) for axes in panels] == [num_models + 1] * num_kinds
+    kinds = numbered(num_kinds, "turn {}")
+    models = dict.fromkeys(long_names(num_models), dict.fromkeys(kinds, CURVE))
+    figure = affine_curves(models, units=dict.fromkeys(kinds, "degrees"), chance=0.1)
+    assert len(panels(figure)) == num_kinds
+    assert len(panels(figure)[-1].lines) == num_models + 1
     assert "turn 0 (degrees)" in words(texts(figure))
     assert legend(figure).count("chance") == 1
     assert len(legend(figure)) == num_models + 1

@@ -7,7 +7,7 @@ from torchcaps.viz import coupling_map, overlaps, perturbations, reconstructions
 from torchcaps.viz.canvas import RED
 from torchcaps.viz.tiles import overlaid
 
-from .drawing import assert_nothing_cut, long_names, texts, words
+from .drawing import assert_nothing_cut, long_names, numbered, texts, words
 
 RANDOM = np.random.default_rng(0)
 DIGITS = list("0123456789")
@@ -200,7 +200,7 @@ def test_a_row_is_a_dimension_and_a_column_a_step():
     cells = grid.reshape(16, grid.shape[0] // 16, 11, grid.shape[1] // 11)[:, 1:29, :, 1:29]
     assert np.argwhere(cells.any(axis=(1, 3))).tolist() == [[2, 7]]
     assert (axes.get_xticks()[7], axes.get_yticks()[2]) == (7.5, 2.5)
-    assert words(axes.get_yticklabels()) == [str(dim) for dim in range(1, 17)]
+    assert words(axes.get_yticklabels()) == numbered(17, "{}")[1:]
     offsets = "−0.25 −0.2 −0.15 −0.1 −0.05 0 +0.05 +0.1 +0.15 +0.2 +0.25"
     assert words(axes.get_xticklabels()) == offsets.split()
     assert axes.get_title() == "digit 5"

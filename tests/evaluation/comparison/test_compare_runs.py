@@ -38,19 +38,27 @@ def true_lead(lead, by_seed, shared=0.0):
 def compare_simulated(num_tries, num_runs, n, *, paired=False, margin=0.01, **skills):
     rng = np.random.default_rng(0)
     options = {"paired": paired, "margin": margin, "resamples": 1000}
-    return [
-        compare_runs(*simulate_runs(rng, num_runs, n, **skills), **options, seed=seed)
-        for seed in range(num_tries)
-    ]
+    comparisons = []
+    for seed in range(num_tries):
+        first, second = simulate_runs(rng, num_runs, n, **skills)
+        comparisons.append(compare_runs(first, second, **options, seed=seed))
+    return comparisons
 
 
 def share_covering(comparisons, difference):
-    inside = [each.interval[0] <= difference <= each.interval[1] for each in comparisons]
-    return np.mean(inside)
+    is_inside = []
+    for comparison in comparisons:
+        low, high = comparison.interval
+        is_inside.append(low <= difference <= high)
+    return np.mean(is_inside)
 
 
 def share_of(comparisons, *outcomes):
     return np.mean([comparison.outcome in outcomes for comparison in comparisons])
+
+
+def share_equivalent(comparisons):
+    return np.mean([comparison.equivalence_p < 0.05 for comparison in comparisons])
 
 
 def median_visible(comparisons):
@@ -77,7 +85,8 @@ def test_a_true_difference_is_covered_and_seen(paired):
 def test_pairs_see_more_where_seeds_are_shared():
     skills = {"by_seed": 0.02, "shared": 0.3}
     paired = compare_simulated(30, 5, 2000, paired=True, **skills)
-    assert median_visible(paired) < 0.8 * median_visible(compare_simulated(30, 5, 2000, **skills))
+    unpaired = compare_simulated(30, 5, 2000, **skills)
+    assert median_visible(paired) < 0.8 * median_visible(unpaired)
 
 
 def test_the_smallest_visible_difference_is_seen_in_four_of_five_tries():
@@ -91,9 +100,9 @@ def test_equal_methods_pass_as_equal_and_those_a_margin_apart_do_not():
     skills = {"lead": 0.25, "by_seed": 0.03}
     margin = true_lead(**skills)
     equal = compare_simulated(100, 5, 2000, margin=margin, by_seed=0.03)
-    assert np.mean([comparison.equivalence_p < 0.05 for comparison in equal]) > 0.8
+    assert share_equivalent(equal) > 0.8
     apart = compare_simulated(150, 5, 2000, margin=margin, **skills)
-    assert np.mean([comparison.equivalence_p < 0.05 for comparison in apart]) <= 0.09
+    assert share_equivalent(apart) <= 0.09
 
 
 def test_seeds_that_vary_widen_the_interval():
@@ -114,9 +123,10 @@ def test_seeds_that_vary_widen_the_interval():
 
 
 def test_more_runs_see_more():
-    visible = [
-        median_visible(compare_simulated(30, num_runs, 1000, by_seed=0.1)) for num_runs in (2, 3, 6)
-    ]
+    visible = []
+    for num_runs in (2, 3, 6):
+        comparisons = compare_simulated(30, num_runs, 1000, by_seed=0.1)
+        visible.append(median_visible(comparisons))
     assert visible == sorted(visible, reverse=True)
 
 

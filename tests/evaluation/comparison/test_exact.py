@@ -25,6 +25,11 @@ def share_seen(n, discordant, difference, num_samples):
     return np.mean([cached_mcnemar(*counts) < 0.05 for counts in samples])
 
 
+def share_equivalent(samples, n, margin):
+    """How often models pass as equally good in simulated samples."""
+    return np.mean([cached_equivalence(*counts, n, margin=margin) < 0.05 for counts in samples])
+
+
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (1, 0), (3, 3), (2, 9), (10, 1), (0, 12)])
 def test_mcnemar_is_a_toss_of_coins(first, second):
     n = first + second
@@ -83,13 +88,13 @@ def test_more_images_show_smaller_differences():
 def test_models_that_differ_by_the_margin_pass_as_equal_in_at_most_5_percent(discordant):
     """At the boundary, where the level is hardest to keep: few discordant images on one side."""
     samples = simulate_counts(256, discordant, 0.02, 4000)
-    passed = [cached_equivalence(*counts, 256, margin=0.02) < 0.05 for counts in samples]
-    assert 0.01 < np.mean(passed) < 0.05 + 0.007  # two standard errors of 4,000 tries
+    # Two standard errors of 4,000 tries.
+    assert 0.01 < share_equivalent(samples, 256, 0.02) < 0.05 + 0.007
 
 
 def test_equal_models_pass_as_equal_where_there_are_enough_images():
     samples = simulate_counts(1000, 0.01, 0.0, 200)
-    assert np.mean([cached_equivalence(*counts, 1000) < 0.05 for counts in samples]) > 0.7
+    assert share_equivalent(samples, 1000, 0.01) > 0.7
 
 
 def test_without_discordant_images_their_number_decides():

@@ -35,14 +35,13 @@ def test_labels_choose_the_capsule():
 
 def test_each_dimension_of_the_decoded_capsule_moves_alone():
     perturbed = perturb(PoseReader(), IMAGES, span=0.25, steps=11)
-    assert perturbed.offsets.tolist() == pytest.approx(
-        [-0.25 + 0.05 * step for step in range(11)], abs=1e-6
-    )
+    offsets = torch.arange(-5, 6) * 0.05
+    assert torch.allclose(perturbed.offsets, offsets, atol=1e-6)
     expected = torch.zeros(2, 2, 11, 1, 3, 2)
     for image, label in enumerate([2, 0]):
         expected[image, ..., 0, label, :] = IMAGES[image, 0, label]
         for dim in range(2):
-            expected[image, dim, :, 0, label, dim] += perturbed.offsets
+            expected[image, dim, :, 0, label, dim] += offsets
     assert torch.allclose(perturbed.reconstructions, expected, atol=1e-6)
 
 
@@ -80,9 +79,9 @@ def test_dropout_is_off_the_mode_comes_back_and_images_stay():
 
 
 def test_outcomes_are_ordinary_tensors():
-    outcomes = [reconstructions(PoseReader(), IMAGES), perturb(PoseReader(), IMAGES)]
-    tensors = [tensor for outcome in outcomes for tensor in vars(outcome).values()]
-    assert not any(tensor.is_inference() for tensor in tensors)
+    for outcome in (reconstructions(PoseReader(), IMAGES), perturb(PoseReader(), IMAGES)):
+        for tensor in vars(outcome).values():
+            assert not tensor.is_inference()
 
 
 class Undeclared(PoseReader):

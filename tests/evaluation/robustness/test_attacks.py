@@ -5,7 +5,7 @@ from torch import nn
 from torchcaps.evaluation import bim, fgsm, full_margin_loss, pgd, sign_noise, vote_attack
 from torchcaps.functional import margin_loss
 
-from ..stubs import Linear, RoutedPixels, refuses
+from ..stubs import Linear, RoutedPixels, assert_model_is_back, refuses
 
 WEIGHT = torch.tensor([1.0, -2.0, 0.5, 3.0])
 LABELS = torch.tensor([0, 1, 0, 1, 0])
@@ -47,8 +47,7 @@ def test_no_attack_leaves_the_ball_or_the_range(attack, eps):
     assert changed.max() <= 1
     assert not changed.requires_grad
     assert torch.equal(images, before)
-    assert model.training
-    assert all(parameter.grad is None for parameter in model.parameters())
+    assert_model_is_back(model)
 
 
 def test_pgd_starts_at_random_and_the_same_for_a_seed(images):

@@ -5,7 +5,7 @@ from torchcaps.evaluation import coupling_maps
 from torchcaps.evaluation.routing.coupling_maps import _window
 from torchcaps.models import create_model
 
-from ..stubs import RoutedPixels, refuses
+from ..stubs import RoutedPixels, assert_model_is_back, refuses
 
 CAPSNET = {
     "num_classes": 3,
@@ -106,11 +106,8 @@ def test_the_batch_size_changes_nothing_and_the_model_is_left_as_it_was(capsnet)
     capsnet.train()
     maps = coupling_maps(capsnet, IMAGES)
     torch.testing.assert_close(maps.maps, coupling_maps(capsnet, IMAGES, batch_size=1).maps)
-    assert capsnet.training
     assert not maps.maps.is_inference()
-    for module in capsnet.modules():
-        assert not module._forward_hooks
-        assert not module._forward_pre_hooks
+    assert_model_is_back(capsnet)
 
 
 @pytest.mark.parametrize("options", [{}, {"bias": True, "coordinates": False}])

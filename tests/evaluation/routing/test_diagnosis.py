@@ -1,5 +1,6 @@
 import json
 import math
+from copy import deepcopy
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ from torch import nn
 from torchcaps import create_model, data
 from torchcaps.evaluation import diagnose
 from torchcaps.models import matched_cnn
+from torchcaps.models.notebook import parameter_count
 
-from ..stubs import RoutedPixels, StubData, refuses
+from ..stubs import RoutedPixels, StubData, assert_model_is_back, refuses
 
 OPTIONS = {
     "num_classes": 10,
@@ -56,7 +58,7 @@ def test_every_measure_of_vector_capsules(capsnet, of_capsnet):
     [layer] = of_capsnet.layers
     assert of_capsnet.num_samples == COUNT
     assert of_capsnet.children.capsules == layer.starvation.capsules == 72
-    assert of_capsnet.parameters == sum(p.numel() for p in capsnet.parameters())
+    assert of_capsnet.parameters == parameter_count(capsnet)
     assert of_capsnet.iterations.iterations == (1, 2, 3)
     assert layer.entropy.mean < 1
     assert layer.sign.blind  # nothing in this network has a bias
@@ -110,15 +112,15 @@ def test_without_a_baseline_the_verdicts_say_so():
 
 def test_the_model_is_left_as_it_was():
     model = RoutedPixels(6, 5, 3).train()
-    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
-    routers = [layer.router for layer in model.layers]
+    weights = deepcopy(model.state_dict())
+    first, second = model.layers
+    routers = (first.router, second.router)
     diagnose(model, random_data(), count=8)
-    assert model.training
+    assert_model_is_back(model)
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, weights[name])
-    assert all(parameter.grad is None for parameter in model.parameters())
-    for layer, router in zip(model.layers, routers, strict=True):
-        assert layer.router is router
+    assert first.router is routers[0]
+    assert second.router is routers[1]
 
 
 def test_a_seed_chooses_the_images():

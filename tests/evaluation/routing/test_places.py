@@ -25,33 +25,39 @@ def watch(layer, inputs):
 
 
 def test_two_maps_of_one_shape_are_distinguished():
-    layers = [ConvCaps(2, 2, kernel_size=3, padding=1, pose_size=(4, 4)) for _ in range(2)]
-    places = watch(nn.Sequential(*layers), random_capsules())
-    first, second = (capsule_map.capsules for capsule_map in places.maps[:2])
-    assert first.pose.shape == second.pose.shape
-    assert torch.equal(places.map_of(first).capsules.pose, first.pose)
-    assert len(places.map_of(first).slides) == 1
-    assert len(places.map_of(second).slides) == 2
-    row = Capsules(first.pose.flatten(1, 3), first.activation.flatten(1))
-    assert torch.equal(places.map_of(row).capsules.pose, first.pose)
+    options = {"kernel_size": 3, "padding": 1, "pose_size": (4, 4)}
+    layers = nn.Sequential(ConvCaps(2, 2, **options), ConvCaps(2, 2, **options))
+    places = watch(layers, random_capsules())
+    first, second, *_ = places.maps
+    pose, activation = first.capsules
+    assert pose.shape == second.capsules.pose.shape
+    assert places.map_of(first.capsules) is first
+    assert len(first.slides) == 1
+    assert len(places.map_of(second.capsules).slides) == 2
+    row = Capsules(pose.flatten(1, 3), activation.flatten(1))
+    assert places.map_of(row) is first
     assert places.map_of(random_capsules()) is None
 
 
 def test_any_routed_layer_with_windows_slides_and_transposed_ones_do_not():
     sizes = LayerSizes(children=9 * 2, in_dim=4, parents=2, dim=4)
     field = partial(ConvField, kernel=3, stride=2, padding=1)
-    places = watch(RoutedLayer(LinearVotes(sizes), "dynamic", field), random_capsules())
+    layer = RoutedLayer(LinearVotes(sizes), "dynamic", field)
+    places = watch(layer, random_capsules())
     assert places.slides == (Slide((3, 3), (2, 2), (1, 1)),)
-    transposed = [
+    transposed = partial(ConvTransposeField, kernel=3, stride=2)
+    layers = [
         TransposedConvCaps(2, 2, kernel_size=2, stride=2, pose_size=(4, 4)),
-        RoutedLayer(LinearVotes(sizes), "dynamic", partial(ConvTransposeField, kernel=3, stride=2)),
+        RoutedLayer(LinearVotes(sizes), "dynamic", transposed),
     ]
-    for layer in transposed:
-        assert watch(layer, random_capsules()).slides is None
+    for layer in layers:
+        places = watch(layer, random_capsules())
+        assert places.slides is None
 
 
 def test_poses_alone_have_places_too():
     layer = ConvCaps(2, 3, 3, 2, pose_size=(4, 4), routing="dynamic")
     [capsule_map] = watch(layer, torch.rand(1, 7, 9, 2, 4)).maps
     assert capsule_map.capsules.pose.shape == (1, 3, 4, 3, 4)
-    assert [slide.stride for slide in capsule_map.slides] == [(2, 2)]
+    [slide] = capsule_map.slides
+    assert slide.stride == (2, 2)
