@@ -1,11 +1,10 @@
 """What a trained model is worth, in figures: it draws nothing and writes nothing.
 
-Unless said otherwise, `images` are `[n, channels, height, width]` in [0, 1], n at least 1, and `labels` `[n]` int64
-class indices. A `model` maps `batch_size` images at a time to `[batch, classes]` activations in [0, 1]; it runs in
-evaluation mode, and has its own mode back afterwards. Arguments that do not fit, or are out of range, raise ValueError.
+Unless said otherwise, `images` are `[n, channels, height, width]` in [0, 1], n at least 1, and
+`labels` `[n]` int64 class indices. A `model` maps `batch_size` images at a time to
+`[batch, classes]` activations in [0, 1]; it runs in evaluation mode, and has its own mode back
+afterwards. Arguments that do not fit, or are out of range, raise ArgumentError, a ValueError.
 """
-
-# ruff: noqa: I001 - packed imports
 
 from torchcaps.evaluation.accuracy.calibration import (
     Calibration,

@@ -1,14 +1,15 @@
-"""Arrays in, matplotlib figures out: no file written, no model called, no global state of matplotlib touched.
+"""Arrays in, matplotlib figures out.
 
-Every figure is a `matplotlib.figure.Figure`: save it with `figure.savefig(path)`; a notebook shows it by itself. Arrays
-may be anything that `numpy.asarray` takes, CPU tensors included. Images are `[n, channels, height, width]` in [0, 1]
-(integers: 0-255), labels `[n]` indices of classes, and long names of classes are shortened in the middle. What does not
-fit raises ValueError, as do too many of anything.
+No file is written, no model called, no global state of matplotlib touched. Every figure is a
+`matplotlib.figure.Figure`: save it with `figure.savefig(path)`; a notebook shows it by itself.
+Arrays may be anything that `numpy.asarray` takes, CPU tensors included. Images are
+`[n, channels, height, width]` in [0, 1] (integers: 0-255), at most 1024 of them, labels `[n]`
+indices of classes, and long names of classes are shortened in the middle. Arguments that do not
+fit raise ArgumentError, a ValueError.
 """
 
-from torchcaps.viz import (
-    canvas as _canvas,
-)  # first: it says what is missing where there is no matplotlib
+# The first import names the package to install where matplotlib is missing.
+from torchcaps.viz import canvas as _canvas
 from torchcaps.viz.bench import (
     accuracy_against_time as accuracy_against_time,
     latency_curves as latency_curves,

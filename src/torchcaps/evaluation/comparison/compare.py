@@ -91,8 +91,8 @@ class BaseComparison(EvaluationResult):
         if self.visible is None:
             return f"{self.sample}, no difference would be seen, however large."
         return (
-            f"{self.sample}, only a difference of {points(self.visible)} or more is seen in 80 % of "
-            "tries; a smaller one may be there."
+            f"{self.sample}, only a difference of {points(self.visible)} or more is seen "
+            "in 80 % of tries; a smaller one may be there."
         )
 
     @property
@@ -103,8 +103,8 @@ class BaseComparison(EvaluationResult):
             return f"The two {self.subject}s are {within} ({self.evidence})."
         if self.outcome == "undecided":
             return (
-                f"These {self.evidence_by} do not tell the two {self.subject}s apart, nor show that "
-                f"they are {within} ({self.evidence}). {self.power}"
+                f"These {self.evidence_by} do not tell the two {self.subject}s apart, "
+                f"nor show that they are {within} ({self.evidence}). {self.power}"
             )
         small = f", by less than {points(self.margin)}" if self.equivalence_p < LEVEL else ""
         better = f"The {self.outcome} {self.subject} is better {self.scope}"

@@ -105,7 +105,7 @@ def linear_map(x: Poses, y: Poses, ridge: float) -> Float[Tensor, "dim dim"]:
 
 
 def r_squared(predicted: Poses, true: Poses) -> float:
-    """Return `1 - sum |predicted - true|^2 / sum |true - mean true|^2`; 0 where true is constant."""
+    """Return `1 - sum |predicted - true|^2 / sum |true - mean true|^2`; 0 for constant poses."""
     total = float((true - true.mean(dim=0)).square().sum())
     if total <= MIN_VARIANCE:
         return 0.0

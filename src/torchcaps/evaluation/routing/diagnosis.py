@@ -125,7 +125,8 @@ def diagnose(
     activation, traces, children = route_images(model, images, batch_size=batch_size)
     check_labels(labels, activation.shape[1])
     correct = activation.argmax(dim=1) == labels
-    starvation = health.starvation(model, images, labels, batch_size=batch_size)
+    inputs = (model, images, labels)
+    starvation = health.starvation(*inputs, batch_size=batch_size)
     signs = health.sign_test(model, images[:NUM_SIGN_IMAGES])
     routers = routers_of(model)
     layers = []
@@ -140,13 +141,7 @@ def diagnose(
     ablation = None
     refused = ""
     try:
-        ablation = ablations.routing_ablation(
-            model,
-            images,
-            labels,
-            seed=seed,
-            batch_size=batch_size,
-        )
+        ablation = ablations.routing_ablation(*inputs, seed=seed, batch_size=batch_size)
     except AblationUnsupportedError as error:
         refused = str(error)
     comparison = None
@@ -158,7 +153,7 @@ def diagnose(
         num_samples=len(images),
         parameters=parameter_count(model),
         layers=tuple(layers),
-        iterations=ablations.iteration_dynamics(model, images, labels, batch_size=batch_size),
+        iterations=ablations.iteration_dynamics(*inputs, batch_size=batch_size),
         ablation=ablation,
         refused=refused,
         children=health.capsule_activity(course["children"]),

@@ -95,7 +95,8 @@ class SignTest:
     def verdict(self) -> str:
         """One sentence."""
         if self.blind:
-            return "The layer cannot tell poses from their negatives; a bias on the votes would let it."
+            problem = "The layer cannot tell poses from their negatives"
+            return f"{problem}; a bias on the votes would let it."
         figures = f"up to {self.largest:.2g}, {self.change:.2g} on average"
         return f"The layer tells poses from their negatives (activations differ by {figures})."
 
