@@ -25,17 +25,17 @@ from torchcaps.evaluation.accuracy.multilabel import (
     score_multilabel,
     top_labels,
 )
-from torchcaps.evaluation.comparison.exact import (
-    equivalence_test,
-    mcnemar,
-    mcnemar_power,
-    smallest_visible,
-)
 from torchcaps.evaluation.comparison.compare import (
     Comparison,
     RunsComparison,
     compare_answers,
     compare_runs,
+)
+from torchcaps.evaluation.comparison.exact import (
+    equivalence_test,
+    mcnemar,
+    mcnemar_power,
+    smallest_visible,
 )
 from torchcaps.evaluation.decoding.reconstruction import (
     Perturbation,
