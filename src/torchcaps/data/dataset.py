@@ -264,6 +264,11 @@ def stratified_split(
 
     Raises:
         DataError: nothing is left on one side.
+
+    Example:
+        >>> train, test = stratified_split(torch.tensor([0, 0, 0, 1, 1, 1]), 2)
+        >>> len(train), len(test)
+        (4, 2)
     """
     array = labels.cpu().numpy()
     num_images = len(array)

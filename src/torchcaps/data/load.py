@@ -51,6 +51,11 @@ def load_dataset(
         DataError: absent (with every place that was searched), damaged, unusable, or larger than
             `max_bytes`.
         UnknownNameError: neither a known name nor a path.
+
+    Example:
+        >>> images = load_dataset("digits", "test")
+        >>> len(images), images.img_size
+        (1000, (28, 28))
     """
     if split not in SPLITS:
         raise DataError(f"split: expected 'train' or 'test', got {split!r}")

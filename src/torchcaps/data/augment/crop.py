@@ -40,7 +40,8 @@ def center_crop(images: Images, size: int) -> Images:
 
 def _check_size(images: Images, size: int) -> None:
     check_shape("images", images, AXES)
-    check_range("size", size, low=1, high=min(images.shape[2:]))
+    height, width = images.shape[2:]
+    check_range("size", size, low=1, high=min(height, width))
 
 
 def random_windows(images: Images, size: Sequence[int], generator: Generator) -> Images:
