@@ -24,7 +24,7 @@ from torchcaps.errors import ArgumentError, TrainingError
 # How long a process waits for the others, one of which may be making the data.
 PATIENCE = timedelta(minutes=10)
 T = TypeVar("T")
-_padding_only = False
+_is_padding = False
 # The store of torchrun, which the processes share also while they are no process group.
 _store: dist.Store | None = None
 
@@ -63,14 +63,20 @@ class Ranks:
         return total.to(values.device)
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks in rank order, on all ranks; pickled, so tensors belong in `cat`."""
+        """The values of all ranks in rank order, on all ranks.
+
+        They are pickled; tensors belong in `cat`.
+        """
         values = [value] * self.world_size
         if self.world_size > 1:
             dist.all_gather_object(values, value)
         return values
 
     def cat(self, tensor: Tensor) -> Tensor:
-        """The rows of all ranks in rank order, on the device of `tensor` [rows, ...]; a rank may have none."""
+        """The rows of all ranks in rank order, on the device of `tensor` [rows, ...].
+
+        A rank may have none.
+        """
         if self.world_size == 1:
             return tensor
         rows = tensor.detach().cpu().clone()  # a view would be pickled with its whole storage
@@ -140,7 +146,10 @@ def init(environ: Mapping[str, str], device: str = "auto") -> Iterator[Ranks]:
 
 
 def _choose_backend(device: str, local_rank: int) -> str:
-    """What carries the tensors; beside nccl, gloo carries those on the CPU. Sets the current GPU."""
+    """What carries the tensors; beside nccl, gloo carries those on the CPU.
+
+    The current GPU is set to one of this process.
+    """
     if device.startswith("cuda:"):
         raise ArgumentError(
             "device", f"expected auto, cpu or cuda where there are several processes, got {device}"
@@ -173,12 +182,12 @@ def exclude_padding_rows(num_rows: int) -> Iterator[None]:
 
     Such a rank computes one row of padding, so that it takes part in every collective operation.
     """
-    global _padding_only  # noqa: PLW0603
-    _padding_only = num_rows == 0
+    global _is_padding  # noqa: PLW0603
+    _is_padding = num_rows == 0
     try:
         yield
     finally:
-        _padding_only = False
+        _is_padding = False
 
 
 @contextmanager
@@ -204,7 +213,9 @@ def hard_exit(status: int) -> NoReturn:
 
 
 def data_parallel(task: nn.Module, ranks: Ranks) -> nn.Module:
-    """A module whose backward pass averages the gradients of all ranks; the task itself for one rank.
+    """A module whose backward pass averages the gradients of all ranks.
+
+    For one rank it is the task itself.
 
     Where shards differ, multiply the mean loss of a rank by `world_size * rows of the rank / rows
     of all`: the gradients are then those of the mean over all rows.
@@ -241,7 +252,10 @@ def _on_gpu(module: nn.Module) -> bool:
 
 
 def _synced_norm(layer: _BatchNorm, inputs: Tensor) -> Tensor:
-    """Batch norm of `inputs` [rows, channels, ...] by the statistics of all ranks; a rank may have no rows."""
+    """Batch norm of `inputs` [rows, channels, ...] by the statistics of all ranks.
+
+    A rank may have no rows.
+    """
     if not layer.training or current().world_size == 1:
         return type(layer).forward(layer, inputs)
     layer._check_input_dim(inputs)
@@ -276,26 +290,33 @@ def all_reduce_sum(values: Tensor) -> Tensor:
     """The sum over all ranks with its gradient, without padding (`exclude_padding_rows`)."""
     if current().world_size == 1:
         return values
-    return _differentiable_sum(values * (0 if _padding_only else 1))
+    return _differentiable_sum(values * (0 if _is_padding else 1))
 
 
 def all_gather_rows(rows: Tensor) -> tuple[Tensor, int]:
-    """The rows [rows, numbers] of all ranks in rank order with their gradients, without padding.
+    """The rows of all ranks in rank order with their gradients, without padding.
 
-    Returned beside them is where this rank's rows begin; 0 on a rank that has none.
+    Args:
+        rows: [rows, numbers] of this rank.
+
+    Returns:
+        All rows, and where those of this rank begin; 0 on a rank that has none.
     """
     ranks = current()
     if ranks.world_size == 1:
         return rows, 0
-    counts = ranks.gather(0 if _padding_only else len(rows))
-    mine = counts[ranks.rank]
+    counts = ranks.gather(0 if _is_padding else len(rows))
+    num_rows = counts[ranks.rank]
     start = sum(counts[: ranks.rank])
-    padded = F.pad(rows[:mine], (0, 0, start, sum(counts) - start - mine))
-    return _differentiable_sum(padded), 0 if _padding_only else start
+    padded = F.pad(rows[:num_rows], (0, 0, start, sum(counts) - start - num_rows))
+    return _differentiable_sum(padded), 0 if _is_padding else start
 
 
 def _differentiable_sum(values: Tensor) -> Tensor:
-    """The sum over all ranks. The losses of all ranks depend on it, so its gradient is the sum of theirs."""
+    """The sum over all ranks.
+
+    The losses of all ranks depend on it, so its gradient is the sum of theirs.
+    """
     total = values.clone()
     if total.requires_grad:
         total.register_hook(_differentiable_sum)

@@ -1,6 +1,7 @@
-"""What a training run is: settings in groups. Recipes, flags of the command line and files are derived from them.
+"""What a training run is: settings in groups.
 
-Every setting has a name of its own, so that it may be given with or without its group: `{"lr": 0.1}` is
+Recipes, flags of the command line and files are derived from them. Every setting has a name of its
+own, so that it may be given with or without its group: `{"lr": 0.1}` is
 `{"optimizer": {"lr": 0.1}}`.
 """
 
@@ -202,8 +203,12 @@ class TrainConfig:
 
     @classmethod
     def of(cls, **settings: Any) -> TrainConfig:
-        """A run of these settings, by their names without groups, or by groups. Raises ValueError for a value of
-        another kind or out of range, and its UnknownNameError for a name that is no setting."""
+        """A run of these settings, by their names without groups, or by groups.
+
+        Raises:
+            ValueError: a value of another kind, or out of range.
+            UnknownNameError: a name that is no setting.
+        """
         return cls.from_dict(settings)
 
     @classmethod
@@ -223,7 +228,10 @@ class TrainConfig:
         return flattened(self.to_dict())
 
     def updated(self, **changes: Any) -> TrainConfig:
-        """A copy with those of the changes that are not None, by their names without groups, or by groups."""
+        """A copy with those of the changes that are not None.
+
+        They are by their names without groups, or by groups. Errors as `of`.
+        """
         return self._with(
             {name: value for name, value in flattened(changes).items() if value is not None}
         )
@@ -249,10 +257,17 @@ class TrainConfig:
 
 
 class KnownSetting(NamedTuple):
-    """What is known about one setting."""
+    """What is known about one setting.
+
+    Attributes:
+        group: name of its group.
+        key: its name in the group.
+        about: what it is, in one line, for help.
+        type: of its value.
+    """
 
     group: str
-    key: str  # its name in the group
+    key: str
     about: str
     type: Any
 
@@ -285,8 +300,15 @@ def __getattr__(name: str) -> Any:
 
 
 def flattened(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by their names without groups. Raises ValueError for no mapping, and its UnknownNameError for a name
-    that is neither a setting nor a group."""
+    """Settings by their names without groups.
+
+    Args:
+        values: settings by their names, and mappings of settings by the names of groups.
+
+    Raises:
+        ValueError: no mapping.
+        UnknownNameError: a name that is neither a setting nor a group.
+    """
     if not isinstance(values, Mapping):
         raise ValueError(f"expected names with values, got {values!r}")
     known = known_settings()

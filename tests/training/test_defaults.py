@@ -9,7 +9,7 @@ from torchcaps.tasks import classify as classify_module
 from torchcaps.tasks.collapse import collapse_state
 from torchcaps.training import Interrupted, Run, TrainConfig, train
 from torchcaps.training.defaults import (
-    ENOUGH_STEPS,
+    MIN_STEPS,
     MAX_BATCH_SIZE,
     MIN_BATCH_SIZE,
     default_batch_size,
@@ -50,8 +50,8 @@ def test_the_rule_of_batches_holds_for_any_number_of_images():
     for images in range(1, 20_000, 37):
         size = default_batch_size(images)
         assert MIN_BATCH_SIZE <= size <= MAX_BATCH_SIZE and size & (size - 1) == 0
-        assert size == MIN_BATCH_SIZE or images / size >= ENOUGH_STEPS
-        assert size == MAX_BATCH_SIZE or images / (2 * size) < ENOUGH_STEPS
+        assert size == MIN_BATCH_SIZE or images / size >= MIN_STEPS
+        assert size == MAX_BATCH_SIZE or images / (2 * size) < MIN_STEPS
 
 
 def test_the_run_folder_holds_what_the_rules_gave(bars, tmp_path):

@@ -1,6 +1,7 @@
-"""What a system is trained for. A task is a module around a model: what the loop steps, and what processes share.
+"""What a system is trained for: the base of tasks, and their registry.
 
-It says which data it takes, makes a batch, gives the loss of a batch by named parts, and measures.
+A task is a module around a model. It says which data it takes, makes a batch, gives the loss of a
+batch by named parts, and measures.
 Everything else (the loop, run folders, the command line, the report, the explorer) knows tasks,
 never a model.
 """
@@ -43,14 +44,24 @@ TASKS: Registry[type[Task]] = Registry("task")
 
 
 class ReportItem(NamedTuple):
-    """Something to show of a trained model: a file of its plots, and a section of its report."""
+    """Something to show of a trained model: a file of its plots, and a section of its report.
 
-    key: str  # letters and hyphens: its name as a file, and its address within a report
+    Attributes:
+        key: letters and hyphens: its name as a file, and its address within a report.
+        title: of the section.
+        about: what is seen, in plain sentences.
+        figure: None for a table alone.
+        alt: what the figure shows, for those who do not see it.
+        heads: of a table's columns; empty without a table.
+        rows: of the table.
+    """
+
+    key: str
     title: str
-    about: str  # what is seen, in plain sentences
-    figure: Figure | None = None  # None for a table alone
-    alt: str = ""  # what the figure shows, for those who do not see it
-    heads: tuple[str, ...] = ()  # of a table's columns; empty without a table
+    about: str
+    figure: Figure | None = None
+    alt: str = ""
+    heads: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
 
 
@@ -62,7 +73,11 @@ class Task(nn.Module):
     Args:
         model: any module. It is never written to.
         config: of the run; its task is this one or "auto".
-        images: what it is for, to be refused here if it does not take them; None if there are none yet.
+        images: what it is for; None if there are none yet.
+
+    Raises:
+        ArgumentError: the task does not take the model, the images, or an augmentation.
+        UnknownNameError: a loss or a metric that is not known.
 
     Attributes:
         spec: what the model declares, or `default_spec`.
@@ -138,12 +153,12 @@ class Task(nn.Module):
         """
         raise NotImplementedError
 
-    def training_step(self, batch: Any, fraction_done: float) -> Outputs:
+    def training_step(self, batch: Any, fraction_trained: float) -> Outputs:
         """Losses of a batch: "loss", and its parts by name, means over the batch without axes.
 
         Args:
             batch: from `sample_batch`.
-            fraction_done: of the training, in [0, 1].
+            fraction_trained: of the training, in [0, 1].
 
         Returns:
             Losses by name. A tensor with axes, `[batch, ...]`, is for `detect_collapse` alone.
@@ -151,15 +166,26 @@ class Task(nn.Module):
         raise NotImplementedError
 
     def eval_step(self, batch: Any) -> Outputs:
-        """What a batch that is not trained with gives: by name, `[batch, ...]` for each image."""
+        """Outputs of a batch that is not trained with, by name: `[batch, ...]`, for each image."""
         raise NotImplementedError
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
-        """Metrics of all images by their outputs, "loss" and the score among them; by default means."""
+        """Metrics of all images by their outputs; by default their means.
+
+        Args:
+            outputs: of `eval_step` for all images, on the CPU.
+
+        Returns:
+            Numbers by name, "loss" and the score among them.
+        """
         return {name: values.double().mean().item() for name, values in outputs.items()}
 
     def warnings(self, outputs: Outputs) -> list[str]:
-        """What is wrong with the model by its outputs on held-out images, a sentence each."""
+        """What is wrong with the model, a sentence each.
+
+        Args:
+            outputs: of `eval_step` for all held-out images.
+        """
         return []
 
     def detect_collapse(self, losses: Outputs) -> str | None:
@@ -181,20 +207,27 @@ class Task(nn.Module):
         return MetricResult(self.compute_metrics(outputs), len(images), self.score)
 
     def report_items(self, evaluation: EvaluationResult, images: ImageSet) -> list[ReportItem]:
-        """What to show of the model beside its metrics, on these images; needs matplotlib."""
+        """What to show of the model beside its metrics; needs matplotlib.
+
+        Args:
+            evaluation: what `evaluation` returned for these images.
+            images: of the test set.
+        """
         return []
 
     def predict(self, images: Tensor) -> list[dict[str, Any]]:
-        """What the model says of images `[n, channels, height, width]` in [0, 1]: a dictionary each, ready for JSON.
+        """What the model says of single pictures, a dictionary each, ready for JSON.
 
-        Of a dense task `predict_pixels` is asked in its place. Raises ArgumentError where the task
-        says nothing of single pictures.
+        A dense task has `predict_pixels` in its place, which gives the probabilities of every class
+        but the background, `[n, classes - 1, height, width]`.
+
+        Args:
+            images: `[n, channels, height, width]` in [0, 1].
+
+        Raises:
+            ArgumentError: the task says nothing of single pictures.
         """
         raise ArgumentError("predict", f"the task {self.name} says nothing of single pictures")
-
-    def predict_pixels(self, images: Tensor) -> Tensor:
-        """Probabilities of every class but the background, `[n, classes - 1, height, width]`."""
-        raise ArgumentError("predict", f"the task {self.name} says nothing of single pixels")
 
 
 def resolve_config(
@@ -251,7 +284,7 @@ def eval_outputs(
 
 
 def register_task(name: str, *, replace: bool = False) -> Callable[[T], T]:
-    """Class decorator: makes a task known as `name`; ValueError if that is taken, unless `replace`."""
+    """Class decorator that registers a task; ValueError for a taken name, unless `replace`."""
 
     def register(task: T) -> T:
         TASKS.add(name, task, replace=replace)
@@ -280,7 +313,10 @@ list_tasks = TASKS.names
 
 
 def task_class(name: str, model: nn.Module, images: ImageSet | None = None) -> type[Task]:
-    """The task of a name, or UnknownNameError; "auto" is the one that the model is made for and the images suit."""
+    """The task of a name. Raises UnknownNameError.
+
+    "auto" is the task that the model is made for and the images suit.
+    """
     if name != "auto":
         return TASKS[name]
     spec = spec_of(model)
@@ -297,12 +333,14 @@ def task_class(name: str, model: nn.Module, images: ImageSet | None = None) -> t
 def create_task(model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> Task:
     """The task of a run around a model, for images if there are any yet.
 
-    ValueError: for an unknown task or loss, or a model or images that the task does not take."""
+    Raises:
+        ValueError: an unknown task or loss, or a model or images that the task does not take.
+    """
     return task_class(config.task.name, model, images)(model, config, images)
 
 
 def check_task(task: Task, images: ImageSet) -> None:
-    """Let one image through, so that a model that cannot take the images is refused before a training."""
+    """Let one image through: a model that cannot take it is refused before a training."""
     eval_outputs(task, images.subset([0]))
 
 

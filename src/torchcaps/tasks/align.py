@@ -44,15 +44,21 @@ LOSSES.add("without_equivariance", WEIGHTS | {"equivariance": 0.0})
 SHIFT = 0.2  # largest translation either way along each axis
 NUM_VIEWS = 8  # motions of each set that is measured
 SEED = 99
-NUM_SHOWN = 4  # sets in a figure
-NUM_SHOWN_VIEWS = 3
+NUM_EXAMPLES = 4  # sets in a figure
+NUM_EXAMPLE_VIEWS = 3
 MIN_LENGTH = 0.01  # resultant length: the deviation of opposite rotations is infinite
 EVAL_BATCH = 32  # sets measured at a time
 MIN_MASS = 1e-3  # of a capsule's points, where they are divided by
 
 
 class Motions(NamedTuple):
-    """Sets of points and rigid motions of each: `x -> rotation x + shift`."""
+    """Sets of points and rigid motions of each: `x -> rotation x + shift`.
+
+    Attributes:
+        points: one pixel wide, their coordinates as channels.
+        rotation: of each motion.
+        shift: of each motion, after the rotation.
+    """
 
     points: Float[Tensor, "batch dim points 1"]
     rotation: Float[Tensor, "batch views dim dim"]
@@ -67,7 +73,10 @@ class Motions(NamedTuple):
 
 @register_task("align")
 class Align(Task):
-    """Two rigid motions of a set of points: its capsules move with it, and put it into the same canonical pose."""
+    """Two rigid motions of a set of points, whose capsules move with it.
+
+    They put it into the same canonical pose.
+    """
 
     score = "steadiness"  # a drawing may be good in any pose
     losses: ClassVar[Registry[Mapping[str, float]]] = LOSSES
@@ -91,10 +100,11 @@ class Align(Task):
         else:
             fixed = Generator().manual_seed(SEED)
             motions = random_motions(len(images), NUM_VIEWS, dim, fixed)
-            rotation, shift = (motion[indices.cpu()] for motion in motions)
+            rotation = motions[0][indices.cpu()]
+            shift = motions[1][indices.cpu()]
         return Motions(points, rotation.to(points), shift.to(points))
 
-    def training_step(self, batch: Motions, fraction_done: float) -> Outputs:
+    def training_step(self, batch: Motions, fraction_trained: float) -> Outputs:
         return {name: losses.mean() for name, losses in self._losses(batch).items()}
 
     def _losses(self, batch: Motions) -> Outputs:
@@ -107,32 +117,35 @@ class Align(Task):
 
     def _chamfer(self, aligned: Aligned) -> Float[Tensor, " batch"]:
         """The distance of each set and its drawing, in the canonical pose."""
-        drawn = self.model.draw(*self.model.described(aligned))
-        return chamfer_distance(aligned.upright, drawn.flatten(1, 2))
+        drawing = self.model.draw(*self.model.described(aligned))
+        return chamfer_distance(aligned.upright, drawing.flatten(1, 2))
 
     def eval_step(self, batch: Motions) -> Outputs:
-        """Losses of each set, and what its canonical rotations and keypoints are under all motions."""
-        views = []
+        """Losses of each set, and its canonical rotations and keypoints under all motions."""
+        chamfer: list[Tensor] = []
+        turns: list[Tensor] = []
+        axes: list[Tensor] = []
+        homes: list[Tensor] = []
         for k in range(batch.shift.shape[1]):
             points = batch.view(k)
             rotation = batch.rotation[:, k]
             aligned = self.model.align(points)
-            view = {
-                "chamfer": self._chamfer(aligned),
-                "turn": aligned.rotation @ rotation,
-                "axes": principal_axes(points.squeeze(3).mT) @ rotation,
-                "home": (aligned.keypoints - batch.shift[:, k].unsqueeze(1)) @ rotation,
-            }
-            views.append(view)
-        stacked = {name: torch.stack([view[name] for view in views], dim=1) for name in views[0]}
-        home = stacked.pop("home")
+            chamfer.append(self._chamfer(aligned))
+            turns.append(aligned.rotation @ rotation)
+            axes.append(principal_axes(points.squeeze(3).mT) @ rotation)
+            # Keypoints of the set before it was moved.
+            homes.append((aligned.keypoints - batch.shift[:, k].unsqueeze(1)) @ rotation)
+
+        home = torch.stack(homes, dim=1)
         scatter = (home - home.mean(dim=1, keepdim=True)).square().sum(dim=3)
         centered = batch.points.squeeze(3) - batch.points.mean(dim=2)
         return {
             "loss": self._losses(batch)["loss"],
             "size": centered.square().sum(dim=1).mean(dim=1),
             "equivariance": scatter.mean(dim=(1, 2)),
-            **{name: values.mean(dim=1) for name, values in stacked.items()},
+            "chamfer": torch.stack(chamfer, dim=1).mean(dim=1),
+            "turn": torch.stack(turns, dim=1).mean(dim=1),
+            "axes": torch.stack(axes, dim=1).mean(dim=1),
         }
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
@@ -147,15 +160,12 @@ class Align(Task):
             where the sets are in one pose. "equivariance": root mean square distance of keypoints,
             moved back, from their mean. "axes_...": the same of alignment by principal axes.
         """
-        loss, chamfer, size, equivariance = (
-            outputs[name].double().mean().item()
-            for name in ("loss", "chamfer", "size", "equivariance")
-        )
+        mean = super().compute_metrics(outputs)
         metrics = {
-            "loss": loss,
-            "explained": 1 - chamfer / (2 * size),
-            "chamfer": chamfer,
-            "equivariance": math.sqrt(equivariance),
+            "loss": mean["loss"],
+            "explained": 1 - mean["chamfer"] / (2 * mean["size"]),
+            "chamfer": mean["chamfer"],
+            "equivariance": math.sqrt(mean["equivariance"]),
         }
         for prefix, key in (("", "turn"), ("axes_", "axes")):
             lengths, agreement = resultant_lengths(outputs[key])
@@ -174,23 +184,23 @@ class Align(Task):
             "as it is drawn": [],
         }
         with evaluating(self):
-            batch = first_batch(self, images, NUM_SHOWN)
-            for view in range(NUM_SHOWN_VIEWS):
+            batch = first_batch(self, images, NUM_EXAMPLES)
+            for view in range(NUM_EXAMPLE_VIEWS):
                 points = batch.view(view)
                 aligned = self.model.align(points)
-                drawn = self.model.draw(*self.model.described(aligned)).cpu()
+                drawing = self.model.draw(*self.model.described(aligned)).cpu()
                 capsules = aligned.attention.argmax(dim=2).cpu()
-                parts = torch.arange(drawn.shape[1]).repeat_interleave(drawn.shape[2])
+                parts = torch.arange(drawing.shape[1]).repeat_interleave(drawing.shape[2])
                 for i in range(len(points)):
                     rows["as it is moved"].append((points[i].squeeze(2).mT.cpu(), capsules[i]))
                     rows["canonical pose"].append((aligned.upright[i].cpu(), capsules[i]))
-                    rows["as it is drawn"].append((drawn[i].flatten(0, 1), parts))
+                    rows["as it is drawn"].append((drawing[i].flatten(0, 1), parts))
         return [
             ReportItem(
                 "capsules",
                 "The capsules",
-                f"{len(batch.points)} test sets, after each of {NUM_SHOWN_VIEWS} motions; a color "
-                "is a capsule. The canonical pose should be the same for all motions, and parts "
+                f"{len(batch.points)} test sets, after each of {NUM_EXAMPLE_VIEWS} motions; a "
+                "color is a capsule. The canonical pose should be the same for all motions, and parts "
                 "should keep their colors. Of three coordinates two show.",
                 viz.point_sets(rows),
                 "Sets of points colored by capsule, as they are moved, in the canonical pose, and "
@@ -237,7 +247,7 @@ def capsule_losses(aligned: Aligned, batch: Motions) -> Outputs:
     first, second = keypoints.chunk(2)
     with without_autocast(batch.points):
         home = (first - batch.shift[:, :1]) @ batch.rotation[:, 0]
-        moved = home @ batch.rotation[:, 1].mT + batch.shift[:, 1:2]
+        expected = home @ batch.rotation[:, 1].mT + batch.shift[:, 1:2]
         fitted = keypoints @ aligned.rotation.mT + aligned.translation.unsqueeze(1)
         points = torch.cat([batch.view(0), batch.view(1)]).squeeze(3).mT
         mass = aligned.attention.sum(dim=1)
@@ -253,35 +263,52 @@ def capsule_losses(aligned: Aligned, batch: Motions) -> Outputs:
     }
     descriptors = aligned.descriptors.chunk(2)
     return {
-        "equivariance": (moved - second).square().sum(dim=2).mean(dim=1),
+        "equivariance": (expected - second).square().sum(dim=2).mean(dim=1),
         "invariance": (descriptors[0] - descriptors[1]).square().mean(dim=(1, 2)),
         **{name: torch.stack(loss.chunk(2)).mean(dim=0) for name, loss in losses.items()},
     }
 
 
 def resultant_lengths(turns: Float[Tensor, "sets dim dim"]) -> tuple[Float[Tensor, " sets"], float]:
-    """Lengths in [0, 1] from the mean rotation of each set: of each, and of the sets together.
+    """Resultant lengths of rotations in [0, 1], from the mean rotation of each set.
 
-    The resultant length of rotations is the mean singular value of their mean: in the plane, the length of the mean of
-    unit vectors. Together, each set counts with the rotation that is nearest to its mean."""
+    The resultant length of rotations is the mean singular value of their mean: in the plane, the
+    length of the mean of unit vectors.
+
+    Args:
+        turns: the mean rotation of each set.
+
+    Returns:
+        The length of each set, and that of all sets, each of which counts with the rotation that is
+        nearest to its mean.
+    """
     u, lengths, v = torch.linalg.svd(turns.double())
     sign = torch.ones_like(lengths)
     sign[:, -1] = torch.linalg.det(u @ v)
-    together = torch.linalg.svdvals(((u * sign.unsqueeze(1)) @ v).mean(dim=0)).mean()
-    return lengths.mean(dim=1), together.item()
+    nearest = (u * sign.unsqueeze(1)) @ v
+    agreement = torch.linalg.svdvals(nearest.mean(dim=0)).mean()
+    return lengths.mean(dim=1), agreement.item()
 
 
 def principal_axes(points: Float[Tensor, "batch points dim"]) -> Float[Tensor, "batch dim dim"]:
-    """Rotations that bring the longest axis of each set to the first coordinate; the first axis points either way."""
+    """Rotations that bring the longest axis of each set to the first coordinate.
+
+    The first axis points either way.
+    """
     points = full_precision(points)
     centered = points - points.mean(dim=1, keepdim=True)
     with without_autocast(points):
         axes = torch.linalg.eigh(centered.mT @ centered)[1].flip(2).mT
-    return torch.cat([axes[:, :-1], axes[:, -1:] * torch.linalg.det(axes)[:, None, None]], dim=1)
+    last = axes[:, -1:] * torch.linalg.det(axes)[:, None, None]
+    return torch.cat([axes[:, :-1], last], dim=1)
 
 
 def random_motions(count: int, views: int, dim: int, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Rotations `[count, views, dim, dim]`, uniform, and shifts `[count, views, dim]` in -0.2..0.2, on its device."""
+    """Random rigid motions, on the generator's device.
+
+    Returns:
+        Uniform rotations `[count, views, dim, dim]`; shifts `[count, views, dim]` in [-0.2, 0.2].
+    """
     device = generator.device
     if dim == 2:
         angle = 2 * math.pi * torch.rand(count, views, generator=generator, device=device)

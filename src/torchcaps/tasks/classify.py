@@ -1,4 +1,4 @@
-"""One class an image, and its losses: margin, spread, cross-entropy, and the reconstruction beside them."""
+"""One class an image, and its losses, beside which there may be a reconstruction."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -20,7 +20,8 @@ from torchcaps.tasks.collapse import collapse_state, collapse_warnings
 from torchcaps.tasks.report_items import classified
 from torchcaps.types import Capsules, ModelSpec, model_metadata
 
-# The paper's weight belongs to images of this many values; per value it is then the same for every image size.
+# The paper's weight belongs to images of this many values; per value it is then the same for every
+# image size.
 PAPER_PIXELS = 784
 PAPER_WEIGHT = 0.0005
 MARGINS = ("margin", "two_margins")  # losses that a reconstruction goes with by default
@@ -44,14 +45,15 @@ class Scores(NamedTuple):
     capsules: Capsules | None = None
 
 
-# (scores, classes `[batch]` or their probabilities `[batch, classes]`, share of the training done, settings).
+# (scores, classes `[batch]` or their probabilities `[batch, classes]`, fraction of the training that is
+# done, settings) -> mean over the batch.
 Loss = Callable[[Scores, Tensor, float, TaskSettings], Tensor]
 LOSSES: Registry[Loss] = Registry("loss")
 
 
 @LOSSES.register()
 def cross_entropy(
-    scores: Scores, targets: Tensor, _fraction_done: float, settings: TaskSettings
+    scores: Scores, targets: Tensor, _fraction_trained: float, settings: TaskSettings
 ) -> Tensor:
     """Cross-entropy of a network with logits.
 
@@ -71,7 +73,7 @@ def cross_entropy(
 
 @LOSSES.register()
 def margin(
-    scores: Scores, targets: Tensor, _fraction_done: float, _settings: TaskSettings
+    scores: Scores, targets: Tensor, _fraction_trained: float, _settings: TaskSettings
 ) -> Tensor:
     """Margin loss (arXiv 1710.09829, equation 4)."""
     return margin_loss(scores.activation, targets)
@@ -79,26 +81,26 @@ def margin(
 
 @LOSSES.register()
 def two_margins(
-    scores: Scores, targets: Tensor, fraction_done: float, _settings: TaskSettings
+    scores: Scores, targets: Tensor, fraction_trained: float, _settings: TaskSettings
 ) -> Tensor:
     """Margin loss that asks for more in the second half of the training (DeepCaps' code)."""
-    margins = {} if fraction_done < 0.5 else HARD
+    margins = {} if fraction_trained < 0.5 else HARD
     return margin_loss(scores.activation, targets, **margins)
 
 
 @LOSSES.register()
 def spread(
-    scores: Scores, targets: Tensor, fraction_done: float, _settings: TaskSettings
+    scores: Scores, targets: Tensor, fraction_trained: float, _settings: TaskSettings
 ) -> Tensor:
     """Spread loss with a margin that rises during training (ICLR 2018, equation 3)."""
     _check_one_class(targets, "spread loss")
-    margin = FIRST_MARGIN + (LAST_MARGIN - FIRST_MARGIN) * min(max(fraction_done, 0.0), 1.0)
+    margin = FIRST_MARGIN + (LAST_MARGIN - FIRST_MARGIN) * min(max(fraction_trained, 0.0), 1.0)
     return spread_loss(scores.activation, targets, margin)
 
 
 @LOSSES.register()
 def likelihood(
-    scores: Scores, targets: Tensor, _fraction_done: float, settings: TaskSettings
+    scores: Scores, targets: Tensor, _fraction_trained: float, settings: TaskSettings
 ) -> Tensor:
     """`-log(a_t / sum_j a_j)`: cross-entropy of activations that are taken as probabilities."""
     _check_one_class(targets, "likelihood")
@@ -118,8 +120,9 @@ def _check_one_class(targets: Tensor, loss: str) -> None:
 class Classify(Task):
     """One class an image.
 
-    With a decoder and a margin loss, the error of the LABELED capsule's drawing is added, whatever the most active
-    one is (arXiv 1710.09829, section 4.1)."""
+    With a decoder and a margin loss, the error of the LABELED capsule's reconstruction is added,
+    whatever the most active one is (arXiv 1710.09829, section 4.1).
+    """
 
     losses: ClassVar[Mapping[str, Loss]] = LOSSES
     capabilities = frozenset({"classes", "decode", "routing", "sweep"})
@@ -151,21 +154,25 @@ class Classify(Task):
         return images.labels.dim() == cls.label_axes
 
     def sample_batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> ImageBatch:
-        """Images with their labels; `singles` go the same way as the image that they make, but for its light."""
+        """Images with their labels.
+
+        `singles` go the same way as the image that they make, but for its light.
+        """
         if not self.training:
             return ImageBatch(
                 images.float_images(indices), images.labels[indices.to(images.labels.device)]
             )
-        drawn = images.sample_batch(indices, generator=generator)
-        singles = drawn.singles
+        batch = images.sample_batch(indices, generator=generator)
+        singles = batch.singles
         layers = None if singles is None else singles.flatten(1, 2)
-        image, layers = self.transforms(drawn.images, generator, layers)
+        pixels, layers = self.transforms(batch.images, generator, layers)
         if singles is None or layers is None:
-            return ImageBatch(image, drawn.labels)
-        return ImageBatch(image, drawn.labels, layers.unflatten(1, singles.shape[1:3]).contiguous())
+            return ImageBatch(pixels, batch.labels)
+        singles = layers.unflatten(1, singles.shape[1:3]).contiguous()
+        return ImageBatch(pixels, batch.labels, singles)
 
     def scores(self, images: Tensor) -> Scores:
-        """What the model says of images."""
+        """What the model says of images `[batch, channels, height, width]`."""
         if self.spec.logits:
             logits = self.model.logits(images)
             return Scores(self.model.probabilities(logits), logits)
@@ -187,14 +194,14 @@ class Classify(Task):
             return multi_hot(labels.unsqueeze(1), num_classes)
         return labels
 
-    def _compute_loss(self, scores: Scores, labels: Tensor, fraction_done: float) -> Tensor:
+    def _compute_loss(self, scores: Scores, labels: Tensor, fraction_trained: float) -> Tensor:
         """The loss without the reconstruction, a mean over the batch."""
         targets = self._targets(labels, scores.activation.shape[1])
-        return self.losses[self.loss](scores, targets, fraction_done, self.config.task)
+        return self.losses[self.loss](scores, targets, fraction_trained, self.config.task)
 
-    def training_step(self, batch: ImageBatch, fraction_done: float) -> Outputs:
+    def training_step(self, batch: ImageBatch, fraction_trained: float) -> Outputs:
         scores = self.scores(batch.images)
-        loss = self._compute_loss(scores, batch.labels, fraction_done)
+        loss = self._compute_loss(scores, batch.labels, fraction_trained)
         losses = {"loss": loss, self.loss: loss}
         if self.reconstruction_weight and scores.capsules is not None:
             error = self._reconstruction_error(scores.capsules, batch)
@@ -264,7 +271,10 @@ class Classify(Task):
 def is_correct(
     activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"]
 ) -> Bool[Tensor, " n"]:
-    """Whether the most active class is the label; of k labels, whether the k most active classes are exactly those."""
+    """Whether the most active class is the label.
+
+    Of k labels, whether the k most active classes are exactly those.
+    """
     if labels.dim() == 1:
         return activation.argmax(dim=1) == labels
     predicted = activation.topk(labels.shape[1], dim=1).indices

@@ -1,4 +1,4 @@
-"""The class of each pixel of an image, by a dense task: of files of any size, and as pictures for a page."""
+"""The class of each pixel of an image, by a dense task: of files, and as pictures for a page."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +15,6 @@ from torchcaps.data import Preprocess, decode_image
 from torchcaps.data.masks import overlaid, write_mask
 from torchcaps.data.pixels import to_float
 from torchcaps.evaluation.forward import device_of
-from torchcaps.tasks._base import Task
 from torchcaps.types import model_metadata
 
 OVERLAP = 4  # tiles of a large image overlap by one in so many of their pixels
@@ -24,13 +23,13 @@ Masks = Int64[Tensor, "batch height width"]
 
 
 def most_probable(probabilities: PerClass) -> Masks:
-    """The class of each pixel: the most probable one if that is above one half, else the background, 0."""
+    """The class of each pixel: the most probable one if above one half, else 0, the background."""
     probability, index = probabilities.max(dim=1)
     return torch.where(probability > 0.5, index + 1, 0)
 
 
 def predict_masks(
-    task: Task,
+    task: Any,
     files: Sequence[Path],
     names: Sequence[str],
     preprocess: Preprocess,
@@ -39,8 +38,14 @@ def predict_masks(
     """Shares of pixels by class, of image files.
 
     The label is the class with the most pixels, and the background where no class is found.
-    With a folder `output`, `NAME_mask.png` and `NAME_overlay.png` of each image's own size are
-    written.
+
+    Args:
+        task: a dense one.
+        files: of images, of any size.
+        names: of the files written for them.
+        preprocess: of the model.
+        output: folder for `NAME_mask.png` and `NAME_overlay.png` of each image's own size; None
+            writes nothing.
     """
     classes = model_metadata(task.model).classes
     rows = []
@@ -65,11 +70,16 @@ def predict_masks(
 
 
 @torch.inference_mode()
-def predict_mask(task: Task, image: Tensor, preprocess: Preprocess) -> Tensor:
-    """The class of each pixel of an image `[channels, height, width]` in bytes, `[height, width]` in bytes.
+def predict_mask(task: Any, image: Tensor, preprocess: Preprocess) -> Tensor:
+    """The class of each pixel of an image, `[height, width]` in bytes.
 
     The image is brought to the model's size as its training images were. A model that was trained
     on windows of its images looks at every image in windows.
+
+    Args:
+        task: a dense one.
+        image: `[channels, height, width]` in bytes.
+        preprocess: of the model.
     """
 
     def predict(batch: Tensor) -> Tensor:
@@ -91,6 +101,11 @@ def predict_tiles(
 
     Each pixel is a mean over the tiles that show it; a tile weighs the more the nearer the pixel is
     to its center. Memory does not grow with the number of tiles.
+
+    Args:
+        predict: probabilities of a batch of tiles.
+        image: in [0, 1].
+        side: of a tile, in pixels.
     """
     height, width = image.shape[1:]
     image = F.pad(image, (0, max(0, side - width), 0, max(0, side - height)))
@@ -99,8 +114,8 @@ def predict_tiles(
     weight_sum = torch.zeros(image.shape[1:])
     probability_sum: Tensor | None = None
     for top in _starts(image.shape[1], side):
-        for left in _starts(image.shape[2], side):
-            window = (slice(top, top + side), slice(left, left + side))
+        for start in _starts(image.shape[2], side):
+            window = (slice(top, top + side), slice(start, start + side))
             probabilities = predict(image[:, *window].unsqueeze(0))[0]
             if probability_sum is None:
                 probability_sum = probabilities.new_zeros(len(probabilities), *image.shape[1:])
@@ -110,8 +125,12 @@ def predict_tiles(
     return (probability_sum / weight_sum)[:, :height, :width]
 
 
-def overlays(task: Task, images: Tensor) -> tuple[Tensor, Tensor]:
-    """For a page that shows images `[n, channels, height, width]` in [0, 1]: what a dense task makes of them.
+def overlays(task: Any, images: Tensor) -> tuple[Tensor, Tensor]:
+    """What a dense task makes of images, for a page that shows them.
+
+    Args:
+        task: a dense one.
+        images: `[n, channels, height, width]` in [0, 1].
 
     Returns:
         The share of each class `[n, classes]`, and the classes as colors over the images
@@ -120,14 +139,15 @@ def overlays(task: Task, images: Tensor) -> tuple[Tensor, Tensor]:
     probabilities = task.predict_pixels(images)
     masks = most_probable(probabilities).cpu()
     num_classes = 1 + probabilities.shape[1]
-    shares = [(masks == k).flatten(1).float().mean(dim=1) for k in range(num_classes)]
+    is_class = masks.unsqueeze(1) == torch.arange(num_classes).view(-1, 1, 1)
+    shares = is_class.flatten(2).float().mean(dim=2)
+
     pixels = images.mul(255).round().to(torch.uint8).cpu().numpy()
-    drawn = [
+    pictures = [
         overlaid(image, mask, num_classes)
         for image, mask in zip(pixels, masks.numpy(), strict=True)
     ]
-    pictures = torch.from_numpy(np.stack(drawn)).movedim(-1, 1).float() / 255
-    return torch.stack(shares, dim=1), pictures
+    return shares, torch.from_numpy(np.stack(pictures)).movedim(-1, 1).float() / 255
 
 
 def _starts(length: int, side: int) -> Iterator[int]:

@@ -13,7 +13,12 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 class Metric(NamedTuple):
-    """A function of outputs of a task for all images, and the names of these outputs."""
+    """A metric that a run may ask for.
+
+    Attributes:
+        function: of outputs of a task for all images.
+        needs: names of these outputs.
+    """
 
     function: Callable[..., Any]
     needs: tuple[str, ...]
@@ -52,19 +57,23 @@ list_metrics = METRICS.names
 
 def extra_metrics(names: Sequence[str], outputs: Mapping[str, Tensor]) -> dict[str, float]:
     """Those of the named metrics whose outputs are there. Raises UnknownNameError."""
-    metrics = {name: METRICS[name] for name in names}
-    return {
-        name: float(metric.function(*(outputs[key] for key in metric.needs)))
-        for name, metric in metrics.items()
-        if outputs.keys() >= set(metric.needs)
-    }
+    figures = {}
+    for name in names:
+        metric = METRICS[name]
+        if outputs.keys() >= set(metric.needs):
+            arguments = [outputs[key] for key in metric.needs]
+            figures[name] = float(metric.function(*arguments))
+    return figures
 
 
 @register_metric()
 def brier_score(
     activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"]
 ) -> Float[Tensor, ""]:
-    """Squared distance of activations from 1 for classes shown and 0 for others, summed over classes."""
+    """Squared distance of activations from 1 for classes shown and 0 for others.
+
+    It is summed over classes, and a mean over images.
+    """
     targets = multi_hot(labels.view(len(labels), -1), activation.shape[1])
     return (activation - targets).double().square().sum(dim=1).mean()
 

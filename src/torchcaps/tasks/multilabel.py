@@ -15,19 +15,22 @@ from torchcaps.types import Capsules
 
 @register_task("multilabel")
 class Multilabel(Classify):
-    """Several classes an image: a target for each class, and each labeled capsule draws what it stands for alone."""
+    """Several classes an image: a target for each class.
+
+    Each labeled capsule draws what it stands for alone.
+    """
 
     label_axes = 2
     data = "images of several classes each"
 
-    def training_step(self, batch: ImageBatch, fraction_done: float) -> Outputs:
+    def training_step(self, batch: ImageBatch, fraction_trained: float) -> Outputs:
         if self.spec.logits and not self.spec.multilabel:
             raise ArgumentError(
                 "model",
                 "images that show several classes need a network built with the option "
                 "multilabel=true",
             )
-        return super().training_step(batch, fraction_done)
+        return super().training_step(batch, fraction_trained)
 
     def _probabilities(self, logits: Tensor) -> Tensor:
         return full_precision(logits).sigmoid()
@@ -42,8 +45,8 @@ class Multilabel(Classify):
             )
         error = capsules.pose.new_zeros(())
         for labels, targets in zip(batch.labels.T, batch.singles.unbind(dim=1), strict=True):
-            drawn = self.model.reconstruct(capsules, labels)
-            error = error + reconstruction_loss(drawn, targets)
+            drawing = self.model.reconstruct(capsules, labels)
+            error = error + reconstruction_loss(drawing, targets)
         return error
 
     def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:

@@ -1,7 +1,8 @@
-"""Do capsules know where things are? Changes of their poses against the transformation that was truly done.
+"""Do capsules know where things are? Changes of their poses against known transformations.
 
-Geoffrey Hinton, Alex Krizhevsky, Sida Wang, "Transforming Auto-encoders", ICANN 2011, show pictures; the figures here
-put numbers to them. Only changes of pose are compared: every capsule has an origin of its own.
+Geoffrey Hinton, Alex Krizhevsky, Sida Wang, "Transforming Auto-encoders", ICANN 2011, show
+pictures; the figures here put numbers to them. Only changes of pose are compared: every capsule has
+an origin of its own.
 """
 
 from dataclasses import dataclass
@@ -86,15 +87,19 @@ def compare_pairs(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:
     source, target, transformation = pairs
     before: Capsules = model.capsules(source)
     after: Capsules = model.capsules(target)
-    moved: Capsules = model.move(before, transformation)
-    drawn: Tensor = model.reconstruct(moved)
+    expected: Capsules = model.move(before, transformation)
+    drawing: Tensor = model.reconstruct(expected)
     matrices = transformation
     numbers = transformation[:, :2].flatten(1)
     if transformation.dim() == 2:  # shifts
         height, width = source.shape[2:]
         matrices = shift_matrices(transformation, (height, width))
         numbers = transformation
-    images = {"error": drawn, "copy_error": source, "moved_error": move_by_matrix(source, matrices)}
+    images = {
+        "error": drawing,
+        "copy_error": source,
+        "moved_error": move_by_matrix(source, matrices),
+    }
     errors = {
         name: (image.float() - target).square().flatten(1).sum(dim=1)
         for name, image in images.items()
@@ -104,7 +109,7 @@ def compare_pairs(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:
         "before_presence": before.activation,
         "after": after.pose,
         "after_presence": after.activation,
-        "expected": moved.pose,
+        "expected": expected.pose,
         "target": target,
         "true": numbers,
         **errors,
@@ -138,10 +143,10 @@ def correlation(true: Tensor, estimated: Tensor) -> Float[Tensor, " m"]:
 def evaluate_transforming(
     model: nn.Module, pairs: TransformedPairs, *, batch_size: int = 256
 ) -> TransformingEvaluation:
-    """Measure a `TransformingAutoencoder`, whose mode is restored, on pairs it was not trained with.
+    """Measure a `TransformingAutoencoder` on pairs that it was not trained with.
 
     Args:
-        model: on any device.
+        model: on any device; its mode is restored afterwards.
         pairs: see `transformed_pairs`; ValueError for fewer than two, or what it cannot take.
         batch_size: pairs at a time.
     """
@@ -163,7 +168,6 @@ def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
     check_range("number of pairs", len(outputs["true"]), low=2)
     columns = {name: tensor.double() for name, tensor in outputs.items()}
     true = columns["true"]
-    target = columns["target"]
     before_presence = columns["before_presence"]
     after_presence = columns["after_presence"]
     num_numbers = true.shape[1]
@@ -184,6 +188,7 @@ def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
     r = capsule_correlations.nan_to_num()
     b = capsule_slopes.nan_to_num()
     spread = (part * (b - (part * b).sum(dim=0)).square()).sum(dim=0).sqrt()
+
     by_number = {
         "correlation": correlations,
         "r2": correlations.square(),
@@ -201,10 +206,7 @@ def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
         "cross_correlation": _cross_correlation(true, estimated),
         "presence_change": float((after_presence - before_presence).abs().mean()),
         "capsules_alive": int((presence > MIN_PRESENCE).sum()),
-        "pixel_mse": float(columns["error"].mean() / target[0].numel()),
-        "copy_mse": float(columns["copy_error"].mean() / target[0].numel()),
-        "moved_mse": float(columns["moved_error"].mean() / target[0].numel()),
-        "mean_mse": float((target - target.mean(dim=0)).square().mean()),
+        **_pixel_errors(columns),
     }
     return TransformingEvaluation(
         figures,
@@ -219,14 +221,29 @@ def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
     )
 
 
+def _pixel_errors(columns: dict[str, Tensor]) -> dict[str, float]:
+    """Mean squared errors per pixel of the drawing, and of three things that draw nothing."""
+    target = columns["target"]
+    num_pixels = target[0].numel()
+    return {
+        "pixel_mse": float(columns["error"].mean() / num_pixels),
+        "copy_mse": float(columns["copy_error"].mean() / num_pixels),
+        "moved_mse": float(columns["moved_error"].mean() / num_pixels),
+        "mean_mse": float((target - target.mean(dim=0)).square().mean()),
+    }
+
+
 def _cross_correlation(true: Tensor, predicted: Tensor) -> float:
-    """The largest correlation of a prediction with other true numbers beyond that through its own."""
+    """The largest correlation of a predicted number with another true one.
+
+    That through the correlations of the true numbers among themselves is taken off.
+    """
     count = true.shape[1]
     table = torch.corrcoef(torch.cat([true, predicted], dim=1).T)
-    among = table[:count, :count]  # true x true
-    across = table[count:, :count]  # predicted x true
-    beyond = across - across.diagonal().unsqueeze(-1) * among
-    return float(beyond.fill_diagonal_(0.0).abs().max())
+    true_true = table[:count, :count]
+    predicted_true = table[count:, :count]
+    excess = predicted_true - predicted_true.diagonal().unsqueeze(-1) * true_true
+    return float(excess.fill_diagonal_(0.0).abs().max())
 
 
 def _fit_line(x: Tensor, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What is shown of models that tell classes apart: figures with their words, for plots and reports."""
+"""Figures of models that tell classes apart, with their words, for plots and reports."""
 
 import torch
 from torch import Tensor, nn
@@ -19,21 +19,21 @@ EXAMPLES = 12
 PAIRS = 40
 OVERLAPS = 24
 CONFUSIONS = 10  # rows of a table
-MOST_ROWS = 200
+MAX_ROWS = 200
 
 
 def classified(model: nn.Module, evaluation: Evaluation, images: ImageSet) -> list[ReportItem]:
-    """Confusion matrix, accuracy by class, calibration, examples and, with a decoder, reconstructions."""
+    """Confusions, accuracy by class, calibration, examples; with a decoder, reconstructions."""
     spec = spec_of(model)
-    shown = example_indices(evaluation.labels, per_class=2, seed=0)
+    indices = example_indices(evaluation.labels, per_class=2, seed=0)
     items = [
         confusions(evaluation),
         by_class(evaluation),
         calibrated(evaluation, spec),
-        examples(evaluation, images, evenly(shown, EXAMPLES)),
+        examples(evaluation, images, evenly(indices, EXAMPLES)),
     ]
     if spec.decoder:
-        items.append(drawings(model, images, evenly(shown, PAIRS)))
+        items.append(drawings(model, images, evenly(indices, PAIRS)))
     return items
 
 
@@ -61,7 +61,7 @@ def confusions(evaluation: Evaluation) -> ReportItem:
     from torchcaps import viz
 
     classes = evaluation.classes
-    drawn_names = viz.names.drawable(classes)
+    names = viz.names.drawable(classes)
     counts = evaluation.confusion
     mistakes = counts - counts.diag().diag()
     order = mistakes.flatten().argsort(descending=True, stable=True)[:CONFUSIONS]
@@ -72,24 +72,26 @@ def confusions(evaluation: Evaluation) -> ReportItem:
         if count:
             share = percent(count / int(counts[true].sum()))
             rows.append((classes[true], classes[predicted], f"{count:,}", share))
-    about = "Rows are true classes, columns what they were taken for. "
+    text = "Rows are true classes, columns what they were taken for. "
+    heads: tuple[str, ...] = ()
     if rows:
-        about += "The most frequent confusions are listed below it."
+        text += "The most frequent confusions are listed below it."
+        heads = ("True class", "Taken for", "Images", "Of the true class")
     else:
-        about += "No image was taken for another class."
-    if drawn_names != list(classes):
-        about += (
+        text += "No image was taken for another class."
+    if names != list(classes):
+        text += (
             " Where a name cannot be drawn in a picture, it says the class's number in the table "
             "below."
         )
     return ReportItem(
         "confusion_matrix",
         "Confusion matrix",
-        about,
-        viz.confusion_matrix(counts, drawn_names),
+        text,
+        viz.confusion_matrix(counts, names),
         f"Confusion matrix of {len(classes)} classes: {int(counts.trace()):,} of "
         f"{evaluation.num_samples:,} images on its diagonal are right.",
-        ("True class", "Taken for", "Images", "Of the true class") if rows else (),
+        heads,
         tuple(rows),
     )
 
@@ -104,21 +106,21 @@ def by_class(evaluation: Evaluation) -> ReportItem:
     # Classes without images come last.
     order = sorted(range(len(per_class)), key=lambda k: (accuracies[k] is None, accuracies[k]))
     rows = []
-    for k in sorted(order[:MOST_ROWS]):
+    for k in sorted(order[:MAX_ROWS]):
         row = per_class[k]
         accuracy = percent(row["accuracy"])
         numbers = (f"{row['correct']:,}", f"{row['count']:,}")
         rows.append((row["name"], str(k), accuracy, *numbers, percent(row["precision"])))
-    about = (
+    text = (
         "Accuracy is the share of the images of a class that are recognized; precision is the "
         "share of the images taken for it that are of it."
     )
     if len(rows) < len(per_class):
-        about += f" Listed are the {len(rows)} least accurate of {len(per_class)} classes."
+        text += f" Listed are the {len(rows)} least accurate of {len(per_class)} classes."
     return ReportItem(
         "per_class",
         "Class by class",
-        about,
+        text,
         viz.per_class_bars(accuracies, viz.names.drawable(evaluation.classes), counts),
         "A bar for the accuracy of each class.",
         ("Class", "Number", "Accuracy", "Right", "Images", "Precision"),
@@ -132,25 +134,26 @@ def calibrated(evaluation: Evaluation, spec: ModelSpec) -> ReportItem:
 
     errors = evaluation.calibration
     kind = "length" if spec.activation == "length" else "activation"
-    about = "A calibrated model is right in 80 % of the cases in which it is 80 % sure. "
+    text = "A calibrated model is right in 80 % of the cases in which it is 80 % sure. "
     if spec.pose and not spec.logits:
-        about += (
+        text += (
             f"The {kind} of a capsule is no probability, so both readings in use are shown: the "
             f"largest {kind} divided by the sum of all, and as it is. The expected calibration "
             f"error is {percent(errors.normalized.error)} for the first and "
             f"{percent(errors.length.error)} for the second; 0 would be perfect."
         )
     else:
-        about += (
+        text += (
             "The expected calibration error of its largest output is "
             f"{percent(errors.length.error)}; 0 would be perfect."
         )
     return ReportItem(
         "calibration",
         "Calibration",
-        about,
+        text,
         viz.calibration(evaluation.to_dict()["calibration"]),
-        "Reliability diagrams: accuracy by confidence, over the number of images at each confidence.",
+        "Reliability diagrams: accuracy by confidence, over the number of images at each "
+        "confidence.",
     )
 
 
@@ -158,19 +161,19 @@ def drawings(model: nn.Module, images: ImageSet, indices: Tensor) -> ReportItem:
     """Test images above what the decoder draws from the pose of the most active capsule alone."""
     from torchcaps import viz
 
-    shown = images.float_images(indices)
-    drawn = reconstructions(model, shown)
-    error = float((shown.cpu() - drawn.images).square().mean())
+    pixels = images.float_images(indices)
+    outputs = reconstructions(model, pixels)
+    error = float((pixels.cpu() - outputs.images).square().mean())
     return ReportItem(
         "reconstructions",
         "Reconstructions",
-        "What the decoder draws from the pose of the most active capsule alone. Mean squared error per value of a "
-        f"pixel, over the images shown: {error:.4f}.",
+        "What the decoder draws from the pose of the most active capsule alone. Mean squared error "
+        f"per value of a pixel, over the images shown: {error:.4f}.",
         viz.reconstructions(
-            shown,
-            drawn.images,
+            pixels,
+            outputs.images,
             images.labels[indices].cpu(),
-            predictions=drawn.predictions,
+            predictions=outputs.predictions,
             classes=viz.names.drawable(images.classes),
         ),
         f"{len(indices)} test images above what the decoder draws of them.",
@@ -178,27 +181,28 @@ def drawings(model: nn.Module, images: ImageSet, indices: Tensor) -> ReportItem:
 
 
 def overlaps(model: nn.Module, images: ImageSet) -> ReportItem:
-    """Images of two classes, and what the decoder draws from their two most active capsules, one by one."""
+    """Images of two classes, and what the decoder draws from their two most active capsules."""
     from torchcaps import viz
 
     indices = evenly(torch.arange(len(images)), OVERLAPS)
-    shown = images.float_images(indices)
+    pixels = images.float_images(indices)
     labels = images.labels[indices].cpu()
-    drawn = match_segments(segment(model, shown), labels)
+    segments = match_segments(segment(model, pixels), labels)
     return ReportItem(
         "overlaps",
         "Reconstructions",
-        "What the decoder draws from the two most active capsules of each image, one at a time: the first in magenta, "
-        "the second in green, white where both are.",
+        "What the decoder draws from the two most active capsules of each image, one at a time: "
+        "the first in magenta, the second in green, white where both are.",
         viz.overlaps(
-            shown,
-            drawn.images,
+            pixels,
+            segments.images,
             labels,
-            shown=drawn.shown,
-            lengths=drawn.lengths,
+            shown=segments.shown,
+            lengths=segments.lengths,
             classes=viz.names.drawable(images.classes),
         ),
-        f"{len(indices)} images of two overlapping classes, and what the decoder draws of each class alone.",
+        f"{len(indices)} images of two overlapping classes, and what the decoder draws of each "
+        "class alone.",
     )
 
 

@@ -1,7 +1,7 @@
 """A class for each pixel: masks as data and as figures.
 
-Losses as in SegCaps' code (LaLonde, Bagci, arXiv 1804.04241), which knows one class; its soft Dice takes logits for
-probabilities there, and not here.
+Losses as in SegCaps' code (LaLonde, Bagci, arXiv 1804.04241), which knows one class; its soft Dice
+takes logits for probabilities there, and not here.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ PRESENT = 0.9  # least length of a class that is there, in the margin loss
 ABSENT = 0.1  # largest length of a class that is not
 PAPER_PIXELS = 784
 RECONSTRUCTION_WEIGHT = 0.1 / PAPER_PIXELS  # of a summed squared error: 0.1 of the mean
-MAX_SHOWN = 10  # test images in a figure
+NUM_EXAMPLES = 10  # test images in a figure
 
 
 class PixelPrediction(NamedTuple):
@@ -68,8 +68,9 @@ def weighted_cross_entropy(
 ) -> Tensor:
     """Cross-entropy of one class a pixel, by odds `p / (1 - p)`, those of the background being 1.
 
-    Of one class this is `-w T log p - (1 - T) log(1 - p)`. Judged each by itself, several classes that look alike would
-    all stay below one half, and a network would find nothing."""
+    Of one class this is `-w T log p - (1 - T) log(1 - p)`. Judged each by itself, several classes
+    that look alike would all stay below one half, and a network would find nothing.
+    """
     logits = prediction.logits
     if logits is None:
         p = prediction.probabilities.clamp(1e-7, 1 - 1e-7)
@@ -89,24 +90,31 @@ def cross_entropy(prediction: PixelPrediction, targets: PerClass, class_weights:
 def dice(prediction: PixelPrediction, targets: PerClass, _class_weights: Tensor) -> Tensor:
     """One minus the soft Dice of each class over the batch, a mean over the classes that it shows.
 
-    In training the batch is that of all processes; else each of them has batches of its own."""
+    In training the batch is that of all processes; else each of them has batches of its own.
+    """
     p = prediction.probabilities
-    sums = torch.stack([x.sum(dim=(0, 2, 3)) for x in (p * targets, p, targets)])
-    both, predicted, true = all_reduce_sum(sums) if sums.requires_grad else sums
-    losses = 1 - (2 * both + SMOOTH) / (predicted + true + SMOOTH)
-    is_shown = true > 0
-    return (losses * is_shown).sum() / is_shown.sum().clamp(min=1)
+    maps = (p * targets, p, targets)
+    sums = torch.stack([x.sum(dim=(0, 2, 3)) for x in maps])
+    if sums.requires_grad:
+        sums = all_reduce_sum(sums)
+    common, predicted, true = sums
+    losses = 1 - (2 * common + SMOOTH) / (predicted + true + SMOOTH)
+    is_present = true > 0
+    return (losses * is_present).sum() / is_present.sum().clamp(min=1)
 
 
 @LOSSES.register()
 def weighted_margin(
     prediction: PixelPrediction, targets: PerClass, class_weights: Tensor
 ) -> Tensor:
-    """`w T max(0, 0.9 - p)^2 / 2 + (1 - T) max(0, p - 0.1)^2 / 4`, summed over classes."""
+    """`w T max(0, 0.9 - p)^2 / 2 + (1 - T) max(0, p - 0.1)^2 / 4`, summed over classes.
+
+    A mean over the pixels of the batch.
+    """
     p = prediction.probabilities
-    too_short = (PRESENT - p).clamp(min=0).square()
-    too_long = (p - ABSENT).clamp(min=0).square()
-    errors = 0.5 * class_weights * targets * too_short + 0.25 * (1 - targets) * too_long
+    missing = (PRESENT - p).clamp(min=0).square()
+    excess = (p - ABSENT).clamp(min=0).square()
+    errors = 0.5 * class_weights * targets * missing + 0.25 * (1 - targets) * excess
     return errors.sum(dim=1).mean()
 
 
@@ -173,10 +181,10 @@ class Segment(Task):
             return ImageBatch(images.float_images(index), images.labels[index], masks=masks)
         batch = images.sample_batch(indices, generator=generator)
         targets = foreground_targets(batch.masks, images.num_classes - 1)
-        pixels, moved = self.transforms(batch.images, generator, targets)
-        assert moved is not None
-        background = 1 - moved.sum(dim=1, keepdim=True)
-        masks = torch.cat([background, moved], dim=1).argmax(dim=1)
+        pixels, layers = self.transforms(batch.images, generator, targets)
+        assert layers is not None
+        background = 1 - layers.sum(dim=1, keepdim=True)
+        masks = torch.cat([background, layers], dim=1).argmax(dim=1)
         return ImageBatch(pixels, batch.labels, masks=masks)
 
     def predict_pixels(self, images: Tensor) -> PerClass:
@@ -194,11 +202,16 @@ class Segment(Task):
         return PixelPrediction(outputs)
 
     def compute_loss(self, prediction: PixelPrediction, masks: Masks) -> Tensor:
-        """The loss of a batch without the reconstruction, a scalar; `masks` are 0 for background."""
+        """The loss of a batch without the reconstruction, a scalar.
+
+        Args:
+            prediction: of the model.
+            masks: class of each pixel, 0 for background.
+        """
         targets = foreground_targets(masks, prediction.probabilities.shape[1])
         return LOSSES[self.loss](prediction, targets, self.class_weights.to(targets.device))
 
-    def training_step(self, batch: ImageBatch, fraction_done: float) -> Outputs:
+    def training_step(self, batch: ImageBatch, fraction_trained: float) -> Outputs:
         masks: Any = batch.masks
         if not self.reconstruction_weight:
             loss = self.compute_loss(self.pixel_prediction(batch.images), masks)
@@ -206,9 +219,9 @@ class Segment(Task):
         capsules = self.model.capsules(batch.images)
         prediction = PixelPrediction(capsules.activation.movedim(-1, 1))
         loss = self.compute_loss(prediction, masks)
-        drawn = full_precision(self.model.reconstruct(capsules, masks))
+        drawing = full_precision(self.model.reconstruct(capsules, masks))
         foreground = batch.images * (masks > 0).unsqueeze(1)
-        error = (drawn - foreground).square().mean()
+        error = (drawing - foreground).square().mean()
         total = loss + self.reconstruction_weight * PAPER_PIXELS * error
         return {"loss": total, self.loss: loss, "reconstruction": error}
 
@@ -256,7 +269,7 @@ class Segment(Task):
     def report_items(self, evaluation: EvaluationResult, images: Any) -> list[ReportItem]:
         from torchcaps.viz.tiles import masks
 
-        examples = images.subset(evenly(torch.arange(len(images)), MAX_SHOWN))
+        examples = images.subset(evenly(torch.arange(len(images)), NUM_EXAMPLES))
         device = device_of(self.model)
         with evaluating(self):
             probabilities = [

@@ -1,7 +1,8 @@
-"""Drawing what an image looks like after a known transformation: no labels, but pairs of views of each image.
+"""Drawing what an image looks like after a known transformation, from pairs of its views.
 
-Geoffrey Hinton, Alex Krizhevsky, Sida Wang, "Transforming Auto-encoders", ICANN 2011. Source AND target are transformed
-from the original image; where only the target is, all sources look alike, and poses need not depend on them.
+Geoffrey Hinton, Alex Krizhevsky, Sida Wang, "Transforming Auto-encoders", ICANN 2011. Labels have
+no part in it. Source AND target are transformed from the original image; where only the target is,
+all sources look alike, and poses need not depend on them.
 """
 
 import math
@@ -55,7 +56,10 @@ MAX_POINTS = 2000
 
 @register_task("transform")
 class Transform(Task):
-    """Pairs of views of an image: the model draws the second by the first and the transformation between them."""
+    """Pairs of views of an image.
+
+    The model draws the second view by the first and the transformation between them.
+    """
 
     # What the capsules are for: to tell what was done. The error of the drawing also falls where
     # more and more of them draw by heart; and a score of at most 1 can be one to stop at.
@@ -103,10 +107,11 @@ class Transform(Task):
             originals = images.float_images(indices)
             fixed = Generator().manual_seed(SEED)
             views = _random_views(originals, len(images), self.ranges, fixed)
-            first, second = (view[indices.cpu()] for view in views)
+            first = views[0][indices.cpu()]
+            second = views[1][indices.cpu()]
         return _make_pairs(originals, self.pose, first, second)
 
-    def training_step(self, batch: TransformedPairs, fraction_done: float) -> Outputs:
+    def training_step(self, batch: TransformedPairs, fraction_trained: float) -> Outputs:
         error = reconstruction_loss(self.model(batch.source, batch.transformation), batch.target)
         return {"loss": error, "reconstruction": error}
 
@@ -126,10 +131,10 @@ class Transform(Task):
     def report_items(self, evaluation: Any, images: ImageSet) -> list[ReportItem]:
         with evaluating(self):
             pairs = first_batch(self, images, MAX_PAIRS)
-            drawn = self.model(pairs.source, pairs.transformation)
+            drawings = self.model(pairs.source, pairs.transformation)
         return [
             _poses_item(evaluation, unit="pixels" if self.pose == "translation" else ""),
-            _drawings_item(evaluation, [pairs.source, drawn, pairs.target]),
+            _drawings_item(evaluation, [pairs.source, drawings, pairs.target]),
             _capsules_item(evaluation, self.model.strokes().cpu()),
         ]
 
@@ -201,17 +206,17 @@ def _drawings_item(evaluation: TransformingEvaluation, pictures: list[Tensor]) -
 def _capsules_item(evaluation: TransformingEvaluation, strokes: Tensor) -> ReportItem:
     from torchcaps import viz
 
-    most_present = evaluation.presence.argsort(descending=True)[:MAX_DRAWN_CAPSULES]
+    capsules = evaluation.presence.argsort(descending=True)[:MAX_DRAWN_CAPSULES]
     figures = evaluation.figures
     title = "what the generation units of the capsules most often present draw"
     return ReportItem(
         "generation",
         "The capsules",
         f"{figures['capsules_alive']} of {len(evaluation.presence)} capsules are present in more "
-        f"than one image of a hundred. Presence changes by {figures['presence_change']:.3f} on average "
-        "when the image is transformed; it ought to stay. "
+        f"than one image of a hundred. Presence changes by {figures['presence_change']:.3f} on "
+        "average when the image is transformed; it ought to stay. "
         "Below, a row for each of those most often present: what its generation units draw.",
-        viz.generation_weights(strokes[most_present, :MAX_UNITS], title=title),
+        viz.generation_weights(strokes[capsules, :MAX_UNITS], title=title),
         "What the generation units of the capsules most often present draw, a row a capsule.",
     )
 
@@ -228,17 +233,20 @@ def transformed_pairs(
 ) -> TransformedPairs:
     """Two random views of each image, and the transformation from the first to the second.
 
+    Each view is sampled once, from the original; zero fills what comes from outside.
+
     Args:
         images: in [0, 1].
-        pose: "translation": whole shifts alone; "affine": shear, zoom and rotation about the center, then a shift.
+        pose: "translation": whole shifts alone; "affine": shear, zoom and rotation about the
+            center, then a shift.
         shift: largest shift of a view in pixels per axis; two views differ by up to twice as much.
         degrees: largest rotation of an affine view either way.
         zoom: largest change of its size either way, as a fraction up to 0.9.
         shear: largest shear of its rows either way: pixels to the side for each pixel down.
         generator: where the views are drawn from; it may be on the CPU for images elsewhere.
 
-    Each view is sampled once, from the original; zero fills what comes from outside. ValueError for images of other
-    axes, an unknown pose, or a range below 0.
+    Raises:
+        ValueError: images of other axes, an unknown pose, or a range below 0.
     """
     check_shape("images", images, AXES)
     check_known("pose", pose, get_args(Pose))
@@ -265,7 +273,9 @@ def _make_pairs(images: Images, pose: Pose, first: Matrices, second: Matrices) -
 def _random_views(
     images: Images, count: int, ranges: Mapping[str, float], generator: Generator
 ) -> tuple[Matrices, Matrices]:
-    """For two views of each of `count` images: shear, zoom and rotation, then a shift by whole pixels.
+    """Matrices of two views of each of `count` images.
+
+    Each is a shear, a zoom and a rotation, then a shift by whole pixels.
 
     Args:
         images: of their size.

@@ -1,4 +1,4 @@
-"""Classes of every level of a label tree, and how well a classifier of its finest classes knows them.
+"""Classes of every level of a label tree, and how well a classifier knows them.
 
 Losses and metrics as in the code of HT-CapsNet (Noor et al., Knowledge-Based Systems 329, 2025,
 114444).
@@ -79,7 +79,10 @@ class Tree(Classify):
 
     # Of a classifier of the finest classes it is the accuracy, so that epochs are chosen alike.
     score = "exact_match"
-    losses: ClassVar[Mapping[str, Loss]] = ChainMap({DYNAMIC: margin}, LOSSES)  # type: ignore[arg-type]
+    losses: ClassVar[Mapping[str, Loss]] = ChainMap(
+        {DYNAMIC: margin},
+        LOSSES,  # type: ignore[arg-type]
+    )
     model_tasks = ("classify", "tree")
     ancestors: Tensor  # `[classes, levels]`: of each class its place in every level
 
@@ -89,10 +92,11 @@ class Tree(Classify):
         classes = model_metadata(model).classes if images is None else images.classes
         tree = label_tree(classes)
         if tree is None:
-            got = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
+            examples = ", ".join(classes[:3])
             raise ArgumentError(
                 "task",
-                f"tree needs paths of one depth as classes, such as clothing/tops/shirt, got {got}",
+                "tree needs paths of one depth as classes, such as clothing/tops/shirt, "
+                f"got {examples}, ...",
             )
         super().__init__(model, config, images)
         self.tree = tree
@@ -114,14 +118,14 @@ class Tree(Classify):
     def supports(cls, images: ImageSet) -> bool:
         return super().supports(images) and label_tree(images.classes) is not None
 
-    def training_step(self, batch: ImageBatch, fraction_done: float) -> Outputs:
+    def training_step(self, batch: ImageBatch, fraction_trained: float) -> Outputs:
         if not self.knows_levels:
-            return super().training_step(batch, fraction_done)
+            return super().training_step(batch, fraction_trained)
         activations = self._level_activations(batch.images)
         paths = self.ancestors[batch.labels]
         compute_loss = self.losses[self.loss]
         losses = [
-            compute_loss(Scores(activation), labels, fraction_done, self.config.task)
+            compute_loss(Scores(activation), labels, fraction_trained, self.config.task)
             for activation, labels in zip(activations, paths.T, strict=True)
         ]
         is_right = _predicted_paths(activations) == paths

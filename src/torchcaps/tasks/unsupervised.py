@@ -111,14 +111,14 @@ class Unsupervised(Task):
             second_view = self.transforms(second_batch.images, generator)[0]
         return UnlabeledBatch(first_view, batch.labels, *noises, second_view)
 
-    def training_step(self, batch: UnlabeledBatch, fraction_done: float) -> Outputs:
+    def training_step(self, batch: UnlabeledBatch, fraction_trained: float) -> Outputs:
         if batch.second_view is None:
             noises: Any = batch[2:5]
             noise = None if batch.part_noise is None else Noise(*noises)
             explained = self.model.explain(batch.images, noise)
             with without_autocast(batch.images):
                 parts = losses(explained, self.model.num_clusters)
-        elif fraction_done < PARTS_FIRST:
+        elif fraction_trained < PARTS_FIRST:
             *_, likelihood = self.model.depict(batch.images, batch.part_noise)
             parts = {"pixels": -likelihood.mean()}
         else:
@@ -231,7 +231,8 @@ def _drawings_item(model: Any, images: Tensor) -> ReportItem:
         "Test images, what their parts draw together, and the same with a color for each object: "
         "that of the object which explains a part best. White parts are explained by none.",
         image_rows(rows),
-        f"{len(images)} test images above what is drawn of them, and the same in colors of objects.",
+        f"{len(images)} test images above what is drawn of them, and the same in colors of "
+        "objects.",
     )
 
 
@@ -241,16 +242,16 @@ def _objects_item(task: Unsupervised, images: ImageSet) -> ReportItem:
     outputs = eval_outputs(task, images, alone=True)  # one process draws
     presence = outputs["presence"]
     num_examples = min(MAX_EXAMPLES, len(images))
-    most_present = presence.mean(dim=0).argsort(descending=True, stable=True)
+    order = presence.mean(dim=0).argsort(descending=True, stable=True)
     pictures = {}
     table = []
-    for k in most_present[:MAX_DRAWN_OBJECTS].tolist():
-        order = presence[:, k].argsort(descending=True, stable=True)
-        examples = images.float_images(order[:num_examples]).to(device_of(task.model))
+    for k in order[:MAX_DRAWN_OBJECTS].tolist():
+        ranking = presence[:, k].argsort(descending=True, stable=True)
+        examples = images.float_images(ranking[:num_examples]).to(device_of(task.model))
         explained = task.model.explain(examples)
         belongs = explained.posterior[..., k, None, None, None]
-        drawn = (layered(explained)[:, :-1] * belongs).sum(dim=1)
-        pictures[str(k)] = torch.stack([examples, drawn], dim=1).flatten(0, 1).cpu()
+        drawings = (layered(explained)[:, :-1] * belongs).sum(dim=1)
+        pictures[str(k)] = torch.stack([examples, drawings], dim=1).flatten(0, 1).cpu()
 
         counts = outputs["labels"][presence[:, k] > 0.5].bincount()
         classes = counts.argsort(descending=True)[:MAX_CLASSES].tolist()
@@ -284,7 +285,7 @@ def explained_parts(explained: Explained) -> Float[Tensor, "batch objects"]:
 
 
 def losses(explained: Explained, num_classes: int) -> Outputs:
-    """The parts of the loss of a batch, before they are weighted, by the names of the model's weights.
+    """The parts of the loss of a batch, unweighted, by the names of the model's weights.
 
     "pixels", "poses": minus the likelihoods. "dynamic": half the sum of the squares of dynamic
     relations, of an image. "within", "between": the entropy of each image's objects, and minus that
@@ -335,8 +336,8 @@ def agreement(presence: Float[Tensor, "both objects"]) -> Float[Tensor, ""]:
 def _contrast(queries: Tensor, keys: Tensor) -> Tensor:
     """Cross-entropy of choosing for each row its own one of the keys of all processes."""
     all_keys, start = all_gather_rows(keys)
-    own = start + torch.arange(len(queries), device=queries.device)
-    return F.cross_entropy(queries @ all_keys.mT / TEMPERATURE, own)
+    targets = start + torch.arange(len(queries), device=queries.device)
+    return F.cross_entropy(queries @ all_keys.mT / TEMPERATURE, targets)
 
 
 def entropy(shares: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:

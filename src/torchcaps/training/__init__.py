@@ -25,6 +25,5 @@ from torchcaps.training.recipes import (
 from torchcaps.training.run import Run as Run
 from torchcaps.training.schedules import register_schedule as register_schedule
 
-_registry.import_submodules(
-    __name__
-)  # a file beside these may register schedules, optimizers or callbacks
+# A file beside these may register schedules, optimizers or callbacks.
+_registry.import_submodules(__name__)

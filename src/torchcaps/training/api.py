@@ -24,7 +24,7 @@ from torchcaps.training.callbacks import Callback, FunctionCallback
 from torchcaps.training.checkpoint import build_model, describe_model
 from torchcaps.training.defaults import complete_config
 from torchcaps.training.device import resolve_device
-from torchcaps.training.loggers import MemoryLogger, RunLogger
+from torchcaps.training.loggers import MemoryLogger, Row, RunLogger
 from torchcaps.training.loop import Trainer
 from torchcaps.training.recipes import default_folder, resolve_recipe
 from torchcaps.training.run import Run, check_unchanged
@@ -32,7 +32,6 @@ from torchcaps.training.sampling import cropped, split
 from torchcaps.types import model_metadata, set_model_metadata
 
 Array = ArrayLike | Tensor
-Row = dict[str, Any]
 IMAGE_AXES = ("batch", "channels", "height", "width")
 
 
@@ -78,7 +77,7 @@ def fit(
         validation: to choose the epoch by; by default a part of `data` is held out (setting
             `holdout`).
         config: of the run; its model, its data set's name and its root are not looked at.
-        emit: is given each row of the metrics, see `Trainer`.
+        emit: is given each row of the metrics, see `loggers.MemoryLogger`.
         on_step, on_epoch, should_stop: see `Callback`.
         settings: of the run, by name, such as `epochs=5, lr=0.01`; they take precedence over
             `config`. The device is that of the model unless one is named.
@@ -111,7 +110,7 @@ def fit(
         initial_weights = {
             name: tensor.detach().clone() for name, tensor in model.state_dict().items()
         }
-        logger = MemoryLogger()
+        logger = MemoryLogger(emit)
         Trainer(
             task,
             complete_config(task, len(train_images)),
@@ -120,7 +119,6 @@ def fit(
             logger,
             initial_weights=lambda: initial_weights,
             callbacks=[FunctionCallback(on_step, on_epoch, should_stop)],
-            emit=emit,
         ).run()
     if logger.best_weights is not None:
         model.load_state_dict(logger.best_weights)
@@ -159,7 +157,7 @@ def train(
             below `runs`; with `resume` the newest that is taken.
         resume: continue the run in `output`, bit for bit on the same machine with the same number
             of threads.
-        emit: is given each row of the metrics, see `Trainer`.
+        emit: is given each row of the metrics, see `loggers.MemoryLogger`.
         should_stop: see `Callback`.
         settings: of the run, by name, such as `epochs=5`; they take precedence.
 
@@ -236,8 +234,8 @@ def _add_transform(task: Task, transform: Callable[[Tensor], Tensor]) -> None:
             changed = transform(images)
         if not isinstance(changed, Tensor) or changed.shape != images.shape:
             expected = named_shape(IMAGE_AXES, images.shape)
-            found = list(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
-            raise ArgumentError("transform", f"expected it to return {expected}, got {found}")
+            shape = getattr(changed, "shape", type(changed).__name__)
+            raise ArgumentError("transform", f"expected it to return {expected}, got {shape}")
         return changed.to(images)
 
     task.transforms.append(apply)
@@ -300,8 +298,7 @@ def _create_trainer(
         config,
         train_images,
         val_images,
-        RunLogger(run, config, description, train_images, val_images),
+        RunLogger(run, config, description, train_images, val_images, emit),
         initial_weights=build_weights,
         callbacks=[callback],
-        emit=emit,
     )

@@ -1,4 +1,7 @@
-"""Callbacks: what is told of a training while it runs. Add one here, or with `register_callback`."""
+"""Callbacks: what is told of a training while it runs.
+
+Add one here, or with `register_callback`.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -46,4 +49,6 @@ class FunctionCallback(Callback):
     ) -> None:
         # A function takes the place of the method.
         functions = {"on_step": on_step, "on_epoch": on_epoch, "should_stop": should_stop}
-        vars(self).update({name: f for name, f in functions.items() if f is not None})
+        for name, function in functions.items():
+            if function is not None:
+                setattr(self, name, function)

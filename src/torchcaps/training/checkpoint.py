@@ -1,4 +1,6 @@
-"""Checkpoints: one safetensors file whose metadata is JSON. Nothing in it is code; writing is atomic.
+"""Checkpoints: one safetensors file whose metadata is JSON.
+
+Nothing in it is code; writing is atomic.
 
 The metadata holds a description, the number of the format, and a checksum (CRC-32) of all of it.
 """
@@ -44,8 +46,17 @@ def save_tensors(
 ) -> None:
     """Write tensors and a JSON-ready description as one file, by `atomic`.
 
-    Equal content gives equal bytes. Raises TrainingError for a type of tensor that a checkpoint
-    does not hold, or when the file cannot be written.
+    Equal content gives equal bytes.
+
+    Args:
+        path: of the file.
+        tensors: by name, on any device.
+        description: beside them.
+        previous: where the file that is replaced goes.
+
+    Raises:
+        TrainingError: a type of tensor that a checkpoint does not hold, or the file cannot be
+            written.
     """
     # Tensors that share memory are stored one by one.
     copies = {
@@ -95,7 +106,10 @@ def read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """A safetensors file with a header of at most 16 MiB; what fails while it is open is a RunError."""
+    """A safetensors file with a header of at most 16 MiB.
+
+    What fails while it is open is a RunError.
+    """
     try:
         check_regular(path)
         with open(path, "rb") as file:
@@ -127,7 +141,10 @@ def _read_content(path: Path, file: Any) -> dict[str, Any]:
 
 
 def checksum(tensors: dict[str, Tensor], content: dict[str, Any] | None = None) -> int:
-    """CRC-32 of names, types, sizes and bytes of contiguous tensors on the CPU, and of `content`."""
+    """CRC-32 of tensors and of `content`, which is JSON-ready.
+
+    Names, types, sizes and bytes of the tensors count; they are contiguous, and on the CPU.
+    """
     crc = zlib.crc32(json.dumps(content, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         crc = zlib.crc32(f"{name} {tensor.dtype} {[*tensor.shape]}".encode(), crc)
@@ -143,18 +160,26 @@ def describe_model(
     preprocess: Preprocess,
     task: str = "classify",
 ) -> dict[str, Any]:
-    """What a checkpoint says of its model: all that `load` needs."""
+    """What a checkpoint says of its model: all that `load` needs.
+
+    Args:
+        name: of a registered model.
+        options: that it was built with, without sizes.
+        classes: their names.
+        preprocess: what `predict` applies to a picture.
+        task: name of the task it was trained for.
+    """
     model = {"model": name, "options": options, "task": task}
     return model | {"classes": list(classes), "preprocess": preprocess.to_dict()}
 
 
-def build_model(about: dict[str, Any], generator: torch.Generator | None = None) -> nn.Module:
+def build_model(description: dict[str, Any], generator: torch.Generator | None = None) -> nn.Module:
     """A fresh model of a description.
 
     It has `.classes` (names), `.preprocess` (what `predict` applies) and `.task`.
 
     Args:
-        about: as `describe_model` gives it.
+        description: as `describe_model` gives it.
         generator: draws the weights; None is torch's own.
 
     Raises:
@@ -164,13 +189,13 @@ def build_model(about: dict[str, Any], generator: torch.Generator | None = None)
         DataError: a preprocessing that is none.
     """
     for key, kind in (("model", str), ("options", dict), ("classes", list)):
-        if not isinstance(about[key], kind):
-            problem = f"expected {kind.__name__}, got {one_line(repr(about[key]))}"
+        if not isinstance(description[key], kind):
+            problem = f"expected {kind.__name__}, got {one_line(repr(description[key]))}"
             raise ArgumentError(key, problem)
-    name = about["model"]
-    options = about["options"]
-    classes = tuple(map(str, about["classes"]))
-    preprocess = Preprocess.from_dict(about["preprocess"])
+    name = description["model"]
+    options = description["options"]
+    classes = tuple(map(str, description["classes"]))
+    preprocess = Preprocess.from_dict(description["preprocess"])
     sizes: dict[str, Any] = {"in_chans": preprocess.in_chans, "img_size": preprocess.model_size}
     if model_info(name).named:
         sizes["classes"] = classes
@@ -185,7 +210,7 @@ def build_model(about: dict[str, Any], generator: torch.Generator | None = None)
         model_metadata(model),
         classes=classes,
         preprocess=preprocess,
-        task=about.get("task", spec_of(model).task),
+        task=description.get("task", spec_of(model).task),
     )
     set_model_metadata(model, metadata)
     return model
@@ -264,32 +289,47 @@ def save(model: nn.Module, path: str | Path) -> Path:
 def load(checkpoint_or_run_folder: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
     """A trained model in evaluation mode, on this device.
 
-    Of a run folder, in place of a `.safetensors` file, the best model by validation is taken. The model has `.classes`
-    (names) and `.preprocess` (path, picture or array -> `[channels, height, width]`). Raises RunError for a path that
-    is absent, damaged, or holds no model."""
+    The model has `.classes` (names) and `.preprocess` (path, picture or array -> `[channels,
+    height, width]`).
+
+    Args:
+        checkpoint_or_run_folder: a `.safetensors` file; of a run folder, the best model by
+            validation is taken.
+        device: of the model.
+
+    Raises:
+        RunError: the path is absent, damaged, or holds no model.
+
+    Example:
+        >>> model = tc.load("runs/capsnet-digits")
+    """
     path = Path(checkpoint_or_run_folder)
     if not path.exists():
         raise RunError(f"{path}: no such run folder or model file")
     if path.is_dir():
         path = path / MODEL_FILE
         if not path.exists():
-            why = "was training stopped before its first epoch ended?"
-            raise RunError(f"{path}: there is no trained model here; {why}")
-    shapes, about = read_header(path)
-    if "model" not in about:
+            raise RunError(
+                f"{path}: there is no trained model here; "
+                "was training stopped before its first epoch ended?"
+            )
+    shapes, description = read_header(path)
+    if "model" not in description:
         raise RunError(
             f"{path}: holds the state of a training, not a model; load {MODEL_FILE} of that run"
         )
     try:
         with torch.device("meta"):  # the tensors are compared before they or the model take memory
-            check_fit(shapes, build_model(about))
+            check_fit(shapes, build_model(description))
         # Its weights are replaced below; the caller's generator is untouched.
-        model = build_model(about, torch.Generator())
+        model = build_model(description, torch.Generator())
         model.load_state_dict(load_tensors(path)[0])
         check_numbers(model.state_dict())
     except RunError:
         raise
     except Exception as error:  # a builder can fail in any way at what another hand wrote
-        reason = f"{error} is missing" if isinstance(error, KeyError) else one_line(str(error))
+        reason = one_line(str(error))
+        if isinstance(error, KeyError):
+            reason = f"{error} is missing"
         raise RunError(f"{path}: its weights do not fit the model it names ({reason})") from error
     return model.to(device).eval()

@@ -7,15 +7,17 @@ from torchcaps.tasks import Task
 
 MAX_BATCH_SIZE = 128
 MIN_BATCH_SIZE = 8
-ENOUGH_STEPS = 100  # for which a batch is halved; see docs/decisions.md
+MIN_STEPS = 100  # for which a batch is halved; see docs/decisions.md
 
 
 def complete_config(task: Task, num_images: int) -> TrainConfig:
     """The configuration of a task with the batch size and clipping that the run left open.
 
-    Raises ArgumentError for a batch with fewer images than processes, or than the model can take.
+    Raises:
+        ArgumentError: a batch with fewer images than processes, or than the model can take.
     """
-    config, world_size = task.config, current().world_size
+    config = task.config
+    world_size = current().world_size
     epoch_size = config.data.epoch_size or num_images
     size = config.training.batch_size or default_batch_size(config.training.epochs * epoch_size)
     if size < world_size:
@@ -39,6 +41,6 @@ def default_batch_size(num_images: int) -> int:
     capsule network off the ground.
     """
     size = MAX_BATCH_SIZE
-    while size > MIN_BATCH_SIZE and num_images < ENOUGH_STEPS * size:
+    while size > MIN_BATCH_SIZE and num_images < MIN_STEPS * size:
         size //= 2
     return size

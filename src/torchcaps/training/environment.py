@@ -11,11 +11,14 @@ import torch
 from torchcaps import plugins
 from torchcaps.errors import ArgumentError, check_range
 
-MOST_THREADS = 256  # where the machine has fewer processors; the runtime aborts on thousands
+MAX_THREADS = 256  # where the machine has fewer processors; the runtime aborts on thousands
 
 
 def environment() -> dict[str, Any]:
-    """Versions and hardware, and modules that a command was told to import (`--import`), for the record."""
+    """Versions and hardware, for the record.
+
+    Modules that a command was told to import (`--import`) are "imports".
+    """
     modules = plugins.imported()
     facts = {
         "torchcaps": package_version("torchcaps"),
@@ -27,14 +30,24 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
-    return facts | ({"imports": modules} if modules else {})
+    if modules:
+        facts["imports"] = modules
+    return facts
 
 
 def check_threads(name: str, value: object) -> int:
-    """The value; ValueError unless it is a number of threads that a machine can start."""
+    """The value, a number of threads.
+
+    Args:
+        name: of the argument, for the error.
+        value: of any type.
+
+    Raises:
+        ValueError: it is no number of threads that a machine can start.
+    """
     if isinstance(value, bool) or not isinstance(value, int):
         raise ArgumentError(name, f"expected a whole number, got {value!r}")
-    check_range(name, value, low=1, high=max(MOST_THREADS, os.cpu_count() or 1))
+    check_range(name, value, low=1, high=max(MAX_THREADS, os.cpu_count() or 1))
     return value
 
 

@@ -1,8 +1,8 @@
-"""Weights that others have published, as model files of this library; nothing in their files is run.
+"""Weights that others have published, as model files of this library.
 
-A file is read in a process of its own, which may take 2 GiB of memory and a minute.
-
-A source is known by the shapes of its tensors in their order: Keras numbers its layers anew in every session.
+Nothing in their files is run: a file is read in a process of its own, which may take 2 GiB of
+memory and a minute. A source is known by the shapes of its tensors in their order, since Keras
+numbers its layers anew in every session.
 """
 
 from pathlib import Path
@@ -51,9 +51,9 @@ def import_weights(path: str | Path, output: str | Path | None = None) -> tuple[
         name, num_classes, channels, side, options = layout.describe(sizes)
         preprocess = Preprocess(img_size=(side, side), in_chans=channels)
         classes = tuple(map(str, range(num_classes)))
-        about = describe_model(name, options, classes, preprocess)
+        description = describe_model(name, options, classes, preprocess)
         with torch.device("meta"):
-            model = build_model(about)
+            model = build_model(description)
         state = {
             key: torch.zeros((), dtype=torch.int64)  # Keras does not count
             for key in model.state_dict()
@@ -66,7 +66,7 @@ def import_weights(path: str | Path, output: str | Path | None = None) -> tuple[
         raise RunError(
             f"{path}: its tensors do not fit together, taken for {layout.source} ({error})"
         ) from error
-    save_tensors(output, state, about)
+    save_tensors(output, state, description)
     return output, layout.source
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -27,28 +28,35 @@ from torchcaps.training.run import (
 )
 from torchcaps.training.state import TrainingState, load_state, recovery_hint, save_state
 
+Row = dict[str, Any]
+
 
 class MemoryLogger:
     """Keeps the rows of the metrics and the best model; there is nothing to continue from.
+
+    Args:
+        emit: is given each row of the metrics; after each step {"kind": "tick", "step", "steps",
+            "loss"}; {"kind": "note", "step", "text"} when the training goes on from an older
+            checkpoint than the newest, or starts again.
 
     Attributes:
         rows: of the metrics.
         best_weights: a state_dict on the model's device; None before the first epoch.
     """
 
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
+    def __init__(self, emit: Callable[[Row], None] | None = None) -> None:
+        self.emit = emit or _ignore
+        self.rows: list[Row] = []
         self.best_weights: dict[str, Tensor] | None = None
 
-    def restore(
-        self, model: nn.Module, optimizer: Optimizer, total_steps: int
-    ) -> tuple[TrainingState, str]:
-        """Restore the newest state; where it stands, and a sentence if an older one had to do."""
-        return TrainingState(), ""
+    def restore(self, model: nn.Module, optimizer: Optimizer, total_steps: int) -> TrainingState:
+        """Restore and return the newest state."""
+        return TrainingState()
 
-    def log(self, row: dict[str, Any]) -> None:
+    def log(self, row: Row) -> None:
         """Keep a row of the metrics."""
         self.rows.append(row)
+        self.emit(row)
 
     def save_model(self, model: nn.Module, epoch: int, is_best: bool) -> None:
         """Keep the model of an epoch that has ended, counted from 1."""
@@ -81,6 +89,7 @@ class RunLogger(MemoryLogger):
         description: of the model (`checkpoint.describe_model`).
         train_images: to be the same when the run is resumed.
         val_images: to be the same when the run is resumed.
+        emit: see `MemoryLogger`.
     """
 
     def __init__(
@@ -90,8 +99,9 @@ class RunLogger(MemoryLogger):
         description: dict[str, Any],
         train_images: ImageSet,
         val_images: ImageSet,
+        emit: Callable[[Row], None] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(emit)
         self.run = run
         self.config = config
         self.description = description
@@ -109,16 +119,15 @@ class RunLogger(MemoryLogger):
         }
         self.data_checksum = checksum(tensors)
 
-    def restore(
-        self, model: nn.Module, optimizer: Optimizer, total_steps: int
-    ) -> tuple[TrainingState, str]:
+    def restore(self, model: nn.Module, optimizer: Optimizer, total_steps: int) -> TrainingState:
         state = TrainingState()
-        note = ""
         if self.is_main:
             state, note = load_state(
                 self.run.checkpoint_path, model, optimizer, self._fingerprint(), total_steps
             )
             truncate_metrics(self.run, state.step)
+            if note:
+                self.emit({"kind": "note", "step": state.step, "text": note})
         ranks = current()
         if ranks.world_size > 1:
             if len(set(ranks.gather(self.data_checksum))) > 1:
@@ -129,11 +138,12 @@ class RunLogger(MemoryLogger):
             state, moments, weights = ranks.broadcast((state, optimizer.state_dict(), weights))
             model.load_state_dict(weights)
             optimizer.load_state_dict(moments)
-        return state, note
+        return state
 
-    def log(self, row: dict[str, Any]) -> None:
+    def log(self, row: Row) -> None:
         if self.is_main:
             append_metrics(self.run, row)
+        self.emit(row)
 
     def save_model(self, model: nn.Module, epoch: int, is_best: bool) -> None:
         if is_best and self.is_main:
@@ -167,7 +177,7 @@ class RunLogger(MemoryLogger):
         }
 
 
-def append_metrics(run: Run, row: dict[str, Any]) -> None:
+def append_metrics(run: Run, row: Row) -> None:
     """Add a row to the metrics in a single write; one that does not fit is taken back.
 
     Raises TrainingError when it cannot be written.
@@ -198,3 +208,7 @@ def truncate_metrics(run: Run, step: int) -> None:
             leftover.unlink()
     with atomic(run.metrics_path) as partial:
         partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def _ignore(_row: Row) -> None:
+    """Take a row, and do nothing."""

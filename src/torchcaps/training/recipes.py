@@ -84,7 +84,7 @@ class Recipe:
             UnknownNameError: the recipe has no such budget, or no such row within it.
             ValueError: settings that a run refuses.
         """
-        names = [known.name for known in self.rows_of(budget)]
+        names = [entry.name for entry in self.rows_of(budget)]
         check_known(f"row of {self.name} within {budget}", row.name, names)
         settings = self.config.flat()
         for part in (self.budgets[budget].changes, row.changes, row.within.get(budget, {})):
@@ -98,8 +98,14 @@ RECIPES: Registry[Recipe] = Registry("recipe")
 def register_recipe(name: str, content: dict[str, Any], *, replace: bool = False) -> None:
     """Make a recipe known by a name, beside those that ship with the library.
 
-    `content` is what a recipe's `.toml` file holds. Raises ArgumentError for a name that is taken,
-    unless `replace`; RunError for a content that is no recipe.
+    Args:
+        name: of the recipe.
+        content: what a recipe's `.toml` file holds.
+        replace: allow a name that is taken.
+
+    Raises:
+        ArgumentError: a name that is taken, unless `replace`.
+        RunError: a content that is no recipe.
     """
     with _refusing(name):
         recipe = _parse_recipe(name, content)
@@ -153,8 +159,8 @@ def resolve_recipe(recipe_or_config: str | Path | TrainConfig) -> TrainConfig:
         return TrainConfig.of(model=name)
     if name in list_recipes() or name.endswith(".toml"):
         return load_recipe(name).config
-    known = [*list_models(), *list_recipes()]
-    raise UnknownNameError("recipe or model", name, known, note=plugins.failure_note())
+    names = [*list_models(), *list_recipes()]
+    raise UnknownNameError("recipe or model", name, names, note=plugins.failure_note())
 
 
 def default_folder(
@@ -177,15 +183,15 @@ def default_folder(
 
 
 @contextmanager
-def _refusing(where: object) -> Iterator[None]:
+def _refusing(source: object) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(f"recipe {where}: cannot be read ({error.strerror})") from error
+        raise RunError(f"recipe {source}: cannot be read ({error.strerror})") from error
     except KeyError as error:
-        raise RunError(f"recipe {where}: the entry {error} is missing") from error
+        raise RunError(f"recipe {source}: the entry {error} is missing") from error
     except (TypeError, ValueError) as error:  # TOML's own errors are ValueErrors
-        raise RunError(f"recipe {where}: {error}") from error
+        raise RunError(f"recipe {source}: {error}") from error
 
 
 def _parse_recipe(name: str, content: dict[str, Any]) -> Recipe:

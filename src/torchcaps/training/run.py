@@ -118,8 +118,8 @@ class Run:
         if not epochs:
             return False
         best_score = max(row[f"val_{row['score']}"] for row in epochs)
-        reached_score = settings.stop_at is not None and best_score >= settings.stop_at
-        return reached_score or epochs[-1]["epoch"] >= settings.epochs
+        has_score = settings.stop_at is not None and best_score >= settings.stop_at
+        return has_score or epochs[-1]["epoch"] >= settings.epochs
 
     @property
     def score(self) -> str:

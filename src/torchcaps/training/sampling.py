@@ -1,4 +1,7 @@
-"""Every random choice of a training, each from (seed, step) or (seed, epoch) alone: there is no state to save."""
+"""Every random choice of a training, from (seed, step) or (seed, epoch) alone.
+
+There is no state of random generators to save.
+"""
 
 import hashlib
 
@@ -8,13 +11,20 @@ from torch import Tensor
 from torchcaps.data import ImageSet, few_labels
 from torchcaps.settings import TrainConfig
 
-# Streams of random numbers: what a batch is made of, the order of an epoch, what a model drops out,
-# and what a caller's transform draws.
-BATCH, ORDER, DROPOUT, TRANSFORM = "0", "1", "2", "3"
+# Streams of random numbers: what a batch is made of, the order of an epoch, what a model drops out.
+BATCH = "0"
+ORDER = "1"
+DROPOUT = "2"
 
 
 def epoch_permutation(config: TrainConfig, epoch: int, num_images: int) -> Tensor:
-    """Indices of the images that epoch `epoch` takes, in its order."""
+    """Indices of the images that an epoch takes, in its order.
+
+    Args:
+        config: with the seed and `epoch_size`.
+        epoch: counted from 0.
+        num_images: of the training set. An epoch of more takes all of them again.
+    """
     generator = torch.Generator().manual_seed(step_seed(config, epoch, ORDER))
     size = config.data.epoch_size or num_images
     rounds = [torch.randperm(num_images, generator=generator) for _ in range(0, size, num_images)]
@@ -40,7 +50,8 @@ def split(images: ImageSet, config: TrainConfig, device: torch.device) -> tuple[
 
     Raises DataError if one of them would be empty.
     """
-    data, seed = config.data, config.training.seed
+    data = config.data
+    seed = config.training.seed
     holdout = int(data.holdout) if data.holdout >= 1 else data.holdout
     train_images, val_images = images.train_val_split(holdout, seed)
     if data.per_class is not None:

@@ -1,6 +1,6 @@
 """Learning-rate schedules: functions that give the share of the peak rate in each step.
 
-Add a schedule here, or anywhere with `register_schedule`; the setting `schedule` then takes its name.
+Add a schedule here, or anywhere with `register_schedule`; the setting `schedule` takes its name.
 """
 
 import math

@@ -67,7 +67,7 @@ def save_state(
     state: TrainingState,
     fingerprint: dict[str, Any],
 ) -> None:
-    """Write weights and the state of optimizer and training, atomically; the file before it is kept.
+    """Write weights and the state of optimizer and training, atomically; the last file is kept.
 
     Args:
         path: of the file.
