@@ -1,4 +1,7 @@
-"""What the processes of one run exchange. torchrun starts this file, and each process writes how its checks went."""
+"""What the processes of one run exchange.
+
+torchrun starts this file, and each process writes how its checks went.
+"""
 
 import copy
 import json
@@ -56,8 +59,8 @@ NORMS = [
 ]
 
 
-def close(ours, expected, tolerance=1e-9):
-    torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
+def close(actual, expected, tolerance=1e-9):
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 def check_rows(ranks):
@@ -100,18 +103,20 @@ def compare_norm(ranks, layer, shape, count):
     layer = copy.deepcopy(layer).double()
     for parameter in layer.parameters():
         nn.init.normal_(parameter)
-    ours = sync_batch_norms(copy.deepcopy(layer), ranks)
+    synced = sync_batch_norms(copy.deepcopy(layer), ranks)
     for _ in range(2):  # the second time the running statistics are not those of the start
         out, to_images, to_weights = trained(layer, images, weights, slice(None))
-        my_out, my_to_images, my_to_weights = trained(ours, images, weights, ranks.shard(count))
-        close(ranks.cat(my_out), out)
-        close(ranks.sum(my_to_images), to_images)
-        for mine, whole in zip(my_to_weights, to_weights, strict=True):
-            close(ranks.sum(mine), whole)
-    assert ours.state_dict().keys() == layer.state_dict().keys()
-    close(dict(ours.state_dict()), dict(layer.state_dict()))
-    ours.load_state_dict(layer.state_dict())
-    assert torch.equal(ours.eval()(images), layer.eval()(images))
+        shard_out, shard_to_images, shard_to_weights = trained(
+            synced, images, weights, ranks.shard(count)
+        )
+        close(ranks.cat(shard_out), out)
+        close(ranks.sum(shard_to_images), to_images)
+        for gradient, expected_gradient in zip(shard_to_weights, to_weights, strict=True):
+            close(ranks.sum(gradient), expected_gradient)
+    assert synced.state_dict().keys() == layer.state_dict().keys()
+    close(dict(synced.state_dict()), dict(layer.state_dict()))
+    synced.load_state_dict(layer.state_dict())
+    assert torch.equal(synced.eval()(images), layer.eval()(images))
 
 
 def check_norm(ranks):
@@ -125,15 +130,15 @@ def check_norm_of_no_rows(ranks):
 
 def check_norm_of_rows_that_do_not_count(ranks):
     images, layer = torch.randn(2, 3, dtype=torch.float64), nn.BatchNorm1d(3).double()
-    ours, shares = (
+    synced, shares = (
         sync_batch_norms(copy.deepcopy(layer), ranks),
         [slice(0, 2), *[slice(0, 1)] * (ranks.world_size - 1)],
     )
     images = ranks.broadcast(images)
     with exclude_padding_rows(2 if ranks.is_main else 0):
-        out = ours(images[shares[ranks.rank]])
+        out = synced(images[shares[ranks.rank]])
     close(out, layer(images)[shares[ranks.rank]])
-    close(dict(ours.state_dict()), dict(layer.state_dict()))
+    close(dict(synced.state_dict()), dict(layer.state_dict()))
 
 
 def check_norm_of_one_value(ranks):
@@ -155,12 +160,12 @@ def check_norm_in_bf16(ranks):
     torch.manual_seed(0)
     images = (torch.randn(64, 3) + 30).bfloat16()
     layer = nn.BatchNorm1d(3)
-    ours = sync_batch_norms(copy.deepcopy(layer), ranks)
+    synced = sync_batch_norms(copy.deepcopy(layer), ranks)
     with torch.autocast("cpu", torch.bfloat16):
-        out, whole = ours(images[ranks.shard(64)]), layer(images)
-    assert out.dtype == whole.dtype == torch.bfloat16
-    close(ranks.cat(out), whole, 0.01)
-    close(dict(ours.state_dict()), dict(layer.state_dict()), 1e-5)
+        out, expected = synced(images[ranks.shard(64)]), layer(images)
+    assert out.dtype == expected.dtype == torch.bfloat16
+    close(ranks.cat(out), expected, 0.01)
+    close(dict(synced.state_dict()), dict(layer.state_dict()), 1e-5)
 
 
 def check_copy(ranks):
@@ -187,22 +192,24 @@ def check_gradient(ranks):
     torch.manual_seed(0)
     images, labels = torch.randn(7, 4, dtype=torch.float64), torch.arange(7) % 3
     torch.manual_seed(0)
-    whole = Task().double()
+    single = Task().double()
     torch.manual_seed(ranks.rank)  # all start from the weights of rank 0
-    ours = sync_batch_norms(Task().double(), ranks)
-    wrapper = data_parallel(ours, ranks)
+    shared = sync_batch_norms(Task().double(), ranks)
+    wrapper = data_parallel(shared, ranks)
     rows = ranks.shard(7)
     for _ in range(3):
-        whole.zero_grad()
-        whole(images, labels)["loss"].backward()
+        single.zero_grad()
+        single(images, labels)["loss"].backward()
         wrapper.zero_grad()
         share = ranks.world_size * (rows.stop - rows.start) / 7
         (share * wrapper(images[rows], labels[rows])["loss"]).backward()
-        for (name, mine), expected in zip(ours.named_parameters(), whole.parameters(), strict=True):
-            assert (mine.grad is None) == (expected.grad is None) == name.startswith("unused")
+        for (name, parameter), expected in zip(
+            shared.named_parameters(), single.parameters(), strict=True
+        ):
+            assert (parameter.grad is None) == (expected.grad is None) == name.startswith("unused")
             if expected.grad is not None:
-                close(mine.grad, expected.grad)
-    close(dict(ours.state_dict()), dict(whole.state_dict()))
+                close(parameter.grad, expected.grad)
+    close(dict(shared.state_dict()), dict(single.state_dict()))
 
 
 def check_agreement(ranks):
@@ -211,20 +218,26 @@ def check_agreement(ranks):
         presence = torch.rand(
             2, count, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(count)
         )
-        whole, ours = (presence.clone().requires_grad_() for _ in range(2))
-        likeness = directions(whole[0]) @ directions(whole[1]).mT / TEMPERATURE
-        own = torch.arange(count)
+        views, shard = (presence.clone().requires_grad_() for _ in range(2))
+        likeness = directions(views[0]) @ directions(views[1]).mT / TEMPERATURE
+        targets = torch.arange(count)
         expected = (
-            sum(nn.functional.cross_entropy(each, own) for each in (likeness, likeness.mT)) / 2
+            sum(
+                nn.functional.cross_entropy(likenesses, targets)
+                for likenesses in (likeness, likeness.mT)
+            )
+            / 2
         )
         expected.backward()
         rows = ranks.shard(count)
-        mine = rows.stop - rows.start
-        with exclude_padding_rows(mine):
-            loss = agreement(ours[:, rows if mine else slice(0, 1)].flatten(0, 1)) * (mine / count)
+        num_rows = rows.stop - rows.start
+        with exclude_padding_rows(num_rows):
+            loss = agreement(shard[:, rows if num_rows else slice(0, 1)].flatten(0, 1)) * (
+                num_rows / count
+            )
         loss.backward()
         close(ranks.sum(loss.detach()), expected.detach())
-        close(ranks.sum(ours.grad), whole.grad)
+        close(ranks.sum(shard.grad), views.grad)
 
 
 def attempt(check, ranks):
@@ -276,7 +289,7 @@ def launch(folder, world, *arguments):
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(Path(distributed.__file__).parents[1]),
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, str(folder), *arguments],
         env=environ,
         capture_output=True,
@@ -285,7 +298,7 @@ def launch(folder, world, *arguments):
         check=False,
     )
     results = {int(file.stem): json.loads(file.read_text()) for file in folder.glob("*.json")}
-    return results, done.stdout + done.stderr
+    return results, process.stdout + process.stderr
 
 
 @pytest.fixture(scope="module", params=WORLDS)

@@ -19,7 +19,7 @@ import torch
 
 from torchcaps.cli.main import main
 from torchcaps.training import TrainConfig, train
-from training.makers import contents, left_behind, write_bars
+from training.makers import contents, leftovers, write_bars
 
 OPTIONS = {"channels": 8, "primary_types": 2, "decoder": False}
 SEED = 3
@@ -127,7 +127,7 @@ def check_finished(folder: Path, metrics: bool = True, seed: int = SEED) -> None
     for name, expected in history(seed)[1].items():
         if name != "metrics" or metrics:
             assert files[name] == expected, f"{name} is not as it should be"
-    assert not left_behind(folder), f"left behind: {left_behind(folder)}"
+    assert not leftovers(folder), f"left behind: {leftovers(folder)}"
     assert (folder / "run" / "environment.json").exists(), "the environment of the run is lost"
 
 

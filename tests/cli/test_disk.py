@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.makers import contents, left_behind
+from training.makers import contents, leftovers
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -28,7 +28,7 @@ def test_a_disk_that_fills_up_keeps_the_last_checkpoint_and_the_run_goes_on_when
     last = disk / "run" / "checkpoints" / "last.safetensors"
     full = "cannot be written (No space left on device); what was there before is unchanged"
     assert f"{last}: {full}" in sentence(command(start, "--output", disk / "run"))
-    assert left_behind(disk) == []
+    assert leftovers(disk) == []
     state = last.read_bytes()
     resume = (start, "--output", disk / "run", "--resume")
     assert full in sentence(command(resume))

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from torchcaps.data import load_dataset
-from training.makers import left_behind, write_bars
+from training.makers import leftovers, write_bars
 
 from .conftest import the_sentence
 
@@ -92,7 +92,7 @@ def test_evaluate_writes_its_plots(command, run):
         "confusion_matrix.png",
         "per_class.png",
     }
-    assert left_behind(run) == []
+    assert leftovers(run) == []
 
 
 class TestPredict:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from torchcaps.training import load
-from training.makers import left_behind
+from training.makers import leftovers
 
 
 def write_signs(folder, classes, per_class, size, color):
@@ -50,7 +50,7 @@ def test_a_folder_of_class_folders_trains_predicts_and_plots(
     assert trained.status == 0, trained.err
     run = tmp_path / "runs" / "capsnet-signs"
     assert len(list((run / "plots").glob("*.png"))) == 6
-    assert left_behind(run) == []
+    assert leftovers(run) == []
     model = load(run)
     assert len(model.classes) == classes
     assert model.preprocess.to_dict() == {"img_size": list(size), "in_chans": 1 + 2 * color}

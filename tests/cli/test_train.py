@@ -8,7 +8,7 @@ import torch
 
 from torchcaps.tasks import Classify
 from torchcaps.training import Run
-from training.makers import contents, left_behind
+from training.makers import contents, leftovers
 
 from .conftest import the_sentence
 
@@ -30,7 +30,7 @@ def test_training_prints_the_table_and_leaves_the_run(command, start, tmp_path):
         "model.safetensors",
         "evaluation.json",
     }
-    assert left_behind(run) == []
+    assert leftovers(run) == []
 
 
 def test_json_is_one_document_with_the_run(command, start):
@@ -255,7 +255,7 @@ def test_a_second_signal_ends_at_once_and_the_run_still_resumes(
         == 0
     )
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    assert left_behind(tmp_path / "out") == []
+    assert leftovers(tmp_path / "out") == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from torchcaps.data import load_dataset
-from training.makers import left_behind
+from training.makers import leftovers
 
 from .commands import ENVIRONMENT, PLAIN, SMALL, TORCHCAPS, run_command
 
@@ -40,7 +40,7 @@ def test_train_and_predict(bars, tmp_path):
     assert trained.stderr.count("\n") == trained.stderr.count("epoch ") == 3
     run = tmp_path / "runs" / "capsnet-bars"
     assert len(list((run / "plots").glob("*.png"))) == 6
-    assert left_behind(run) == []
+    assert leftovers(run) == []
 
     images = load_dataset(bars, "test")
     Image.fromarray(images.images[0, 0].numpy()).save(tmp_path / "own.png")

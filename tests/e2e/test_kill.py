@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from training.makers import contents, left_behind
+from training.makers import contents, leftovers
 
 from .commands import PLAIN, SMALL, run_command, start_command, wait_for
 
@@ -38,7 +38,7 @@ def check_resumed(words, expected, cwd):
     process = run_command(words, cwd=cwd, program=PLAIN)
     assert process.returncode == 0, process.stderr
     assert contents(cwd / "run") == expected
-    assert left_behind(cwd) == []
+    assert leftovers(cwd) == []
 
 
 def count_rows(run):
@@ -95,7 +95,7 @@ def test_stopped_by_signals_it_saves_and_resumes_to_the_same_bytes(bars, expecte
         assert "continue with: torchcaps train capsnet --output run --resume" in err
         assert "Traceback" not in err
         assert (tmp_path / "run" / "checkpoints" / "last.safetensors").exists()
-        assert left_behind(tmp_path) == []
+        assert leftovers(tmp_path) == []
     check_resumed(RESUME, expected, tmp_path)
 
 

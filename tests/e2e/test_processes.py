@@ -29,7 +29,7 @@ from torchcaps import plugins
 from torchcaps.cli.main import run_command
 from torchcaps.distributed import current, hard_exit, init
 from torchcaps.training import Interrupted, TrainConfig, train
-from training.makers import TINY, left_behind, write_bars
+from training.makers import TINY, leftovers, write_bars
 
 THIS_FILE = Path(__file__).resolve()
 ONLOOKER = THIS_FILE.with_name("onlooker.py")
@@ -321,7 +321,7 @@ def test_a_run_that_was_stopped_ends_in_the_same_bytes(launched):
     assert launched.outcomes(stop_and_resume) == [STOP] * launched.world_size
     stopped = reproducible_contents(launched.folder / "stopped")
     assert stopped == reproducible_contents(launched.folder / "capsnet")
-    assert left_behind(launched.folder) == []
+    assert leftovers(launched.folder) == []
 
 
 @pytest.mark.parametrize("run", ["of one", "to one"])
@@ -435,7 +435,7 @@ def test_a_run_is_stopped_and_killed_and_goes_on(tmp_path, first_size, world_siz
     assert json.loads(out)["num_samples"] == 12
     assert [row["epoch"] for row in read_rows(run)] == list(range(1, NUM_EPOCHS + 1))
     assert own_lines(err) == []
-    assert left_behind(run) == []
+    assert leftovers(run) == []
 
 
 WRONG_COMMANDS = {  # command line -> status, and the sentence or a part of it

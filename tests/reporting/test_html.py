@@ -30,7 +30,7 @@ from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Multilabel, ReportItem, Task, register_task
 from torchcaps.templates import Picture
 from torchcaps.training import train
-from training.makers import left_behind, tiny, write_bars
+from training.makers import leftovers, tiny, write_bars
 
 VOID = {"meta", "link", "img"}
 HOSTILE = ("<script>alert('1')</script>", 'a "quoted" onload="1" & \'b\'', "標識 <&> عربي\x07")
@@ -340,7 +340,7 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(run, monkeypatch):
     with pytest.raises(TrainingError, match="No space left on device"):
         report(run, path)
     assert path.read_bytes() == before
-    assert left_behind(run) == []
+    assert leftovers(run) == []
 
 
 def test_a_model_without_decoder_says_so(blind, plain):

@@ -9,7 +9,7 @@ from torchcaps import viz
 from torchcaps.errors import RunError
 from torchcaps.reporting import api, evaluate, evaluation_folder, open_task
 from torchcaps.training import Run
-from training.makers import left_behind, write_bars
+from training.makers import leftovers, write_bars
 
 PLOTS = ("activations", "calibration", "confusion_matrix", "curves", "per_class", "reconstructions")
 
@@ -85,7 +85,7 @@ def test_finishing_writes_the_figures_and_every_plot(run):
         with Image.open(path) as image:
             assert image.format == "PNG"
             assert min(image.size) > 100
-    assert left_behind(run) == []
+    assert leftovers(run) == []
 
 
 def test_the_curves_compare_like_with_like(run, monkeypatch):

@@ -15,15 +15,18 @@ IMAGES = torch.rand(40, 1, 4, 4, generator=GENERATOR)
 
 
 class Knowing(TransformingAutoencoder):
-    """Knows the pose of each image by its first pixel, its number; capsule 2 turns it round, capsule 3 is absent."""
+    """Knows the pose of each image by its first pixel, its number.
+
+    Capsule 2 turns it round, capsule 3 is absent.
+    """
 
     def __init__(self, poses, kind="translation"):
         super().__init__(1, 4, capsules=3, pose=kind)
         self.poses = poses
 
     def capsules(self, images):
-        own = self.poses[images[:, 0, 0, 0].round().long()]
-        pose = torch.stack([own, -own, own * 5], dim=1)
+        poses = self.poses[images[:, 0, 0, 0].round().long()]
+        pose = torch.stack([poses, -poses, poses * 5], dim=1)
         presence = torch.tensor([0.8, 0.2, 0.0]).expand(len(images), 3)
         return Capsules(pose, presence)
 
@@ -38,18 +41,20 @@ def test_figures_of_shifts():
     shifts = torch.randn(40, 2, generator=GENERATOR)
     origin = torch.randn(40, 2, generator=GENERATOR)
     model = Knowing(torch.cat([origin, origin + shifts]))
-    found = evaluate_transforming(
+    evaluation = evaluate_transforming(
         model, TransformedPairs(numbered(0, 40), numbered(40, 40), shifts), batch_size=7
     )
     torch.testing.assert_close(
-        found.capsule_correlation[:2], torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
+        evaluation.capsule_correlation[:2], torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
     )
-    torch.testing.assert_close(found.capsule_slope[:2], torch.tensor([[1.0, 1.0], [-1.0, -1.0]]))
-    assert found.capsule_correlation[2].isnan().all()
-    figures = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    torch.testing.assert_close(
+        evaluation.capsule_slope[:2], torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
+    )
+    assert evaluation.capsule_correlation[2].isnan().all()
+    figures = json.loads(json.dumps(evaluation.to_dict(), allow_nan=False))
     assert figures["mean_capsule_correlation"] == pytest.approx(0.8 - 0.2)
     share = (0.64 - 0.04) / 0.68
-    torch.testing.assert_close(found.predicted, share * shifts)
+    torch.testing.assert_close(evaluation.predicted, share * shifts)
     spread = 2 * math.sqrt(0.8 * 0.2)  # of slopes 1 and -1 with these parts
     for name in ("dx", "dy"):
         assert figures[f"correlation_{name}"] == pytest.approx(1.0)
@@ -60,8 +65,8 @@ def test_figures_of_shifts():
     assert figures["cross_correlation"] == pytest.approx(0.0, abs=1e-6)
     assert (figures["capsules_alive"], figures["presence_change"]) == (2, 0.0)
     assert figures["num_samples"] == 40
-    assert found.summary == "correlation of estimated and true dx 1.000, dy 1.000 on 40 pairs"
-    heads, rows = found.table()
+    assert evaluation.summary == "correlation of estimated and true dx 1.000, dy 1.000 on 40 pairs"
+    heads, rows = evaluation.table()
     assert {len(row) for row in rows} == {len(heads)}
     assert ("capsules alive", "2") in rows
 
@@ -70,45 +75,50 @@ def test_axes_that_mix_are_found_out():
     shifts = torch.randn(40, 2, generator=GENERATOR)
     origin = torch.randn(40, 2, generator=GENERATOR)
     model = Knowing(torch.cat([origin, origin + shifts.flip(1)]))
-    found = evaluate_transforming(
+    evaluation = evaluate_transforming(
         model, TransformedPairs(numbered(0, 40), numbered(40, 40), shifts)
     )
-    assert found.figures["cross_correlation"] > 0.9
+    assert evaluation.figures["cross_correlation"] > 0.9
 
 
 def test_matrices_are_found_by_least_squares():
-    done = torch.eye(3) + 0.3 * torch.randn(40, 3, 3, generator=GENERATOR)
-    done[:, 2] = torch.tensor([0.0, 0.0, 1.0])
+    matrices = torch.eye(3) + 0.3 * torch.randn(40, 3, 3, generator=GENERATOR)
+    matrices[:, 2] = torch.tensor([0.0, 0.0, 1.0])
     origin = torch.eye(3) + 0.3 * torch.randn(40, 3, 3, generator=GENERATOR)
-    model = Knowing(torch.cat([origin, done @ origin]).flatten(1), "affine")
-    found = evaluate_transforming(model, TransformedPairs(numbered(0, 40), numbered(40, 40), done))
-    torch.testing.assert_close(found.predicted, done[:, :2].flatten(1), rtol=1e-3, atol=1e-4)
-    assert found.names == ("xx", "xy", "x", "yx", "yy", "y")
-    for name in found.names:
-        assert found.figures[f"correlation_{name}"] == pytest.approx(1.0)
+    model = Knowing(torch.cat([origin, matrices @ origin]).flatten(1), "affine")
+    evaluation = evaluate_transforming(
+        model, TransformedPairs(numbered(0, 40), numbered(40, 40), matrices)
+    )
+    torch.testing.assert_close(
+        evaluation.predicted, matrices[:, :2].flatten(1), rtol=1e-3, atol=1e-4
+    )
+    assert evaluation.names == ("xx", "xy", "x", "yx", "yy", "y")
+    for name in evaluation.names:
+        assert evaluation.figures[f"correlation_{name}"] == pytest.approx(1.0)
 
 
 def test_errors_beside_the_trivial_ones():
     model = TransformingAutoencoder(1, 4, capsules=2)
-    source, target = IMAGES[:20], IMAGES[20:]
+    source = IMAGES[:20]
+    target = IMAGES[20:]
     shifts = torch.ones(20, 2)
-    found = evaluate_transforming(model.train(), TransformedPairs(source, target, shifts))
-    assert found.figures["pixel_mse"] == pytest.approx(
+    evaluation = evaluate_transforming(model.train(), TransformedPairs(source, target, shifts))
+    assert evaluation.figures["pixel_mse"] == pytest.approx(
         (model(source, shifts) - target).square().mean().item(), rel=1e-5
     )
-    assert found.figures["copy_mse"] == pytest.approx(
+    assert evaluation.figures["copy_mse"] == pytest.approx(
         (source - target).square().mean().item(), rel=1e-5
     )
-    assert found.figures["mean_mse"] == pytest.approx(
+    assert evaluation.figures["mean_mse"] == pytest.approx(
         target.var(dim=0, unbiased=False).mean().item(), rel=1e-5
     )
-    assert math.isnan(found.figures["correlation_dx"])  # of shifts that never change
-    assert found.to_dict()["correlation_dx"] is None
-    assert ("correlation dx", "-") in found.table().rows
-    moved = torch.zeros_like(source)
-    moved[:, :, 1:, 1:] = source[:, :, :-1, :-1]
-    assert found.figures["moved_mse"] == pytest.approx(
-        (moved - target).square().mean().item(), rel=1e-5
+    assert math.isnan(evaluation.figures["correlation_dx"])  # of shifts that never change
+    assert evaluation.to_dict()["correlation_dx"] is None
+    assert ("correlation dx", "-") in evaluation.table().rows
+    shifted = torch.zeros_like(source)
+    shifted[:, :, 1:, 1:] = source[:, :, :-1, :-1]
+    assert evaluation.figures["moved_mse"] == pytest.approx(
+        (shifted - target).square().mean().item(), rel=1e-5
     )
     assert model.training
 

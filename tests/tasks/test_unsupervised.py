@@ -1,4 +1,4 @@
-"""The task without labels: its loss against NumPy, its clusters, its figures and pictures, and whole runs."""
+"""The task without labels: its loss against NumPy, clusters, figures, pictures, and runs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from torchcaps.models import SCAE
 from torchcaps.reporting import evaluate
 from torchcaps.tasks import create_task, eval_outputs, list_tasks
 from torchcaps.tasks.unsupervised import agreement, directions, entropy, explained_parts, losses
-from torchcaps.training import Interrupted, TrainConfig, fit, load_recipe, train
-from torchcaps.training.schedules import learning_rate_factor
+from torchcaps.training import Interrupted, TrainConfig, load_recipe, train
+from training.makers import contents, stop_after
 
 MODEL = {"parts": 3, "objects": 4, "clusters": 2, "channels": 4, "strides": [2, 2, 1], "units": 8}
 
@@ -38,7 +38,7 @@ def task_of(**settings):
     return create_task(SCAE(1, 20, **MODEL), TrainConfig.of(**settings))
 
 
-def some(count=12, size=20):
+def image_set(count=12, size=20):
     """Images of noise."""
     return ImageSet(
         torch.rand(count, 1, size, size, generator=generator()),
@@ -67,31 +67,34 @@ def settings(tmp_path):
 
 def test_the_loss_is_that_of_the_paper():
     task = task_of().double().train()
-    images = some()
+    images = image_set()
     batch = task.sample_batch(images, torch.arange(5), generator())
     batch = tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, batch)
     with torch.no_grad():
-        found = task.model.explain(batch.images, None)
-        parts = losses(found, 2)
+        explained = task.model.explain(batch.images, None)
+        parts = losses(explained, 2)
     q = np.stack(
         [
-            [sum(found.posterior[b, m, k].item() for m in range(3)) / 3 for k in range(4)]
+            [sum(explained.posterior[b, m, k].item() for m in range(3)) / 3 for k in range(4)]
             for b in range(5)
         ]
     )
     a = np.array(
-        [[max(found.objects.log_weight[b, k].exp().tolist()) for k in range(4)] for b in range(5)]
+        [
+            [max(explained.objects.log_weight[b, k].exp().tolist()) for k in range(4)]
+            for b in range(5)
+        ]
     )
-    np.testing.assert_allclose(explained_parts(found), q)
+    np.testing.assert_allclose(explained_parts(explained), q)
 
     def uncertainty(p):
         p = p / p.sum()
         return -sum(x * math.log(x) for x in p)
 
     expected = {
-        "pixels": -found.log_likelihood.mean().item(),
-        "poses": -found.part_log_likelihood.mean().item(),
-        "dynamic": 0.5 * (found.objects.dynamic.numpy() ** 2).sum() / 5,
+        "pixels": -explained.log_likelihood.mean().item(),
+        "poses": -explained.part_log_likelihood.mean().item(),
+        "dynamic": 0.5 * (explained.objects.dynamic.numpy() ** 2).sum() / 5,
         "within": np.mean([uncertainty(p) for p in q]),
         "between": -uncertainty(q.sum(axis=0)),
         "objects": np.mean([(row.sum() - 4 / 2) ** 2 for row in a]),
@@ -114,27 +117,21 @@ def test_the_loss_is_that_of_the_paper():
     assert task.training_step(batch, 0.0)["loss"].item() != pytest.approx(total)  # with noise
 
 
-def test_poses_and_presences_are_weighted_by_the_model():
-    found = create_task(SCAE(1, 20, **MODEL, weights={"poses": 0.0}), TrainConfig())
-    assert found.model.weights["poses"] == 0
-    assert found.model.weights["objects"] == 2
-
-
 def test_agreement_is_the_cross_entropy_of_choosing_ones_own_view():
     presence = torch.rand(6, 4, generator=generator(), dtype=torch.float64)
     z = np.log(presence.numpy() / (1 - presence.numpy()))
     z = z / np.linalg.norm(z, axis=1, keepdims=True)
     np.testing.assert_allclose(directions(presence), z)
     likeness = np.exp(z[:3] @ z[3:].T / 0.1)
-    chosen = [
+    log_shares = [
         np.log(likeness[n, n] / side.sum())
         for n in range(3)
         for side in (likeness[n], likeness[:, n])
     ]
-    assert agreement(presence).item() == pytest.approx(-np.mean(chosen))
-    alike = torch.eye(3).clamp(0.1, 0.9).repeat(2, 1)
-    assert agreement(alike) < 0.01
-    assert agreement(torch.cat([alike[:3], alike[:3].roll(1, 0)])) > 5
+    assert agreement(presence).item() == pytest.approx(-np.mean(log_shares))
+    clear = torch.eye(3).clamp(0.1, 0.9).repeat(2, 1)
+    assert agreement(clear) < 0.01
+    assert agreement(torch.cat([clear[:3], clear[:3].roll(1, 0)])) > 5
     sure = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.5, 0.5], [0.5, 0.5]], requires_grad=True)
     agreement(sure).backward()
     assert sure.grad.isfinite().all()
@@ -144,7 +141,8 @@ def test_parts_learn_first_and_then_objects_by_views():
     torch.manual_seed(0)
     model = SCAE(1, 20, **MODEL, weights={"views": 5.0})
     task = create_task(model, TrainConfig.of(degrees=20.0)).train()
-    batch = task.sample_batch(some(), torch.arange(6), generator())
+    assert task.lr_restarts == (0.0, 0.75)
+    batch = task.sample_batch(image_set(), torch.arange(6), generator())
     assert batch.second_view.shape == batch.images.shape
     assert not torch.equal(batch.second_view, batch.images)
 
@@ -155,58 +153,40 @@ def test_parts_learn_first_and_then_objects_by_views():
         groups = (model.part_capsules, model.object_capsules)
         return losses, [any(p.grad is not None for p in group.parameters()) for group in groups]
 
-    first, who = learned(0.74)
-    assert (first.keys(), who) == ({"loss", "pixels"}, [True, False])
+    first, learns = learned(0.74)
+    assert (first.keys(), learns) == ({"loss", "pixels"}, [True, False])
     torch.testing.assert_close(
         first["pixels"], -model.depict(batch.images, batch.part_noise)[3].mean()
     )
-    second, who = learned(0.75)
-    assert (second.keys(), who) == ({"loss", "poses", "dynamic", "views"}, [False, True])
-    found = model.explain(torch.cat([batch.images, batch.second_view]))
-    torch.testing.assert_close(second["poses"], -found.part_log_likelihood.mean())
-    torch.testing.assert_close(second["views"], agreement(found.objects.presence))
+    second, learns = learned(0.75)
+    assert (second.keys(), learns) == ({"loss", "poses", "dynamic", "views"}, [False, True])
+    explained = model.explain(torch.cat([batch.images, batch.second_view]))
+    torch.testing.assert_close(second["poses"], -explained.part_log_likelihood.mean())
+    torch.testing.assert_close(second["views"], agreement(explained.objects.presence))
     torch.testing.assert_close(
         second["loss"], second["poses"] + 10 * second["dynamic"] + 5 * second["views"]
     )
-    assert task.eval().sample_batch(some(), torch.arange(4), generator()).second_view is None
-
-
-@pytest.mark.parametrize(("weights", "lr_restarts"), [({}, (0.0,)), ({"views": 1.0}, (0.0, 0.75))])
-def test_objects_by_views_have_a_learning_rate_of_their_own(weights, lr_restarts):
-    rates, how = (
-        [],
-        {"lr": 1e-3, "schedule": "warmup_cosine", "epochs": 5, "batch_size": 8, "holdout": 4},
-    )
-    fit(
-        SCAE(1, 20, **MODEL, weights=weights),
-        some(36),
-        on_step=lambda _, told: rates.append(told["lr"]),
-        **how,
-    )
-    assert rates == [
-        1e-3 * learning_rate_factor(TrainConfig.of(**how), step, 20, lr_restarts)
-        for step in range(20)
-    ]
+    assert task.eval().sample_batch(image_set(), torch.arange(4), generator()).second_view is None
 
 
 def test_clusters_are_of_what_the_views_compare():
     task = create_task(SCAE(1, 20, **MODEL, weights={"views": 1.0}), TrainConfig()).train()
-    one, other = torch.tensor([1.0, -1, 0, 0]), torch.tensor([0.0, 0, 1, -1])
+    first, second = torch.tensor([1.0, -1, 0, 0]), torch.tensor([0.0, 0, 1, -1])
     presence = torch.stack(
-        [0.1 * one, 5 * one, 0.1 * other, 5 * other]
+        [0.1 * first, 5 * first, 0.1 * second, 5 * second]
     ).sigmoid()  # unclear and clear ones
     torch.testing.assert_close(
-        directions(presence), F.normalize(torch.stack([one, one, other, other]), dim=1)
+        directions(presence), F.normalize(torch.stack([first, first, second, second]), dim=1)
     )
-    outcomes = {
+    outputs = {
         "pixels": torch.zeros(4),
         "poses": torch.zeros(4),
         "presence": presence,
         "posterior": presence,
         "labels": torch.tensor([0, 0, 1, 1]),
     }
-    figures = task.compute_metrics(outcomes)
-    assert (figures["accuracy_presence"], figures["accuracy_posterior"]) == (1, 0.75)
+    metrics = task.compute_metrics(outputs)
+    assert (metrics["accuracy_presence"], metrics["accuracy_posterior"]) == (1, 0.75)
     task.model.forward = lambda pictures: presence
     assert [answer["class"] for answer in task.eval().predict(torch.zeros(4, 1, 20, 20))] == [
         0,
@@ -220,16 +200,16 @@ def test_entropy():
     shares = torch.tensor(
         [[1.0, 0, 0, 0], [1, 1, 0, 0], [2, 2, 2, 2], [0, 0, 0, 0]], requires_grad=True
     )
-    found = entropy(shares)
+    entropies = entropy(shares)
     torch.testing.assert_close(
-        found, torch.tensor([0.0, math.log(2), math.log(4), 0.0]), atol=1e-6, rtol=1e-6
+        entropies, torch.tensor([0.0, math.log(2), math.log(4), 0.0]), atol=1e-6, rtol=1e-6
     )
-    found.sum().backward()
+    entropies.sum().backward()
     assert shares.grad.isfinite().all()
 
 
 def test_noise_is_drawn_for_training_alone():
-    task, images = task_of(), some()
+    task, images = task_of(), image_set()
     batch = task.train().sample_batch(images, torch.arange(4), generator())
     assert (batch.part_noise.shape, batch.object_noise.shape, batch.vote_noise.shape) == (
         (4, 3),
@@ -237,8 +217,8 @@ def test_noise_is_drawn_for_training_alone():
         (4, 4, 3),
     )
     assert max(noise.abs().max() for noise in batch[2:5]) <= 2
-    same = task.sample_batch(images, torch.arange(4), generator())
-    assert torch.equal(batch.vote_noise, same.vote_noise)
+    repeated = task.sample_batch(images, torch.arange(4), generator())
+    assert torch.equal(batch.vote_noise, repeated.vote_noise)
     assert task.eval().sample_batch(images, torch.arange(4), generator())[2:] == (
         None,
         None,
@@ -248,34 +228,34 @@ def test_noise_is_drawn_for_training_alone():
 
 
 def test_labels_have_no_part_in_a_step():
-    task, images = task_of().train(), some()
-    other = ImageSet(images.images, 1 - images.labels, images.classes, images.name)
-    both = [
-        task.training_step(task.sample_batch(each, torch.arange(6), generator()), 0.0)["loss"]
-        for each in (images, other)
+    task, images = task_of().train(), image_set()
+    swapped = ImageSet(images.images, 1 - images.labels, images.classes, images.name)
+    losses = [
+        task.training_step(task.sample_batch(labeled, torch.arange(6), generator()), 0.0)["loss"]
+        for labeled in (images, swapped)
     ]
-    assert torch.equal(*both)
+    assert torch.equal(*losses)
     assert (task.name, task.score, task.labeled) == ("unsupervised", "log_likelihood", False)
     assert "unsupervised" in list_tasks()
 
 
 def test_clusters_are_named_one_to_one():
-    taken = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2])
-    assert match_clusters(taken, torch.tensor([2, 2, 1, 1, 1, 0, 0, 0]), 3).tolist() == [2, 1, 0]
-    both = match_clusters(
-        taken, torch.tensor([1, 1, 1, 1, 1, 0, 0, 0]), 3
+    clusters = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2])
+    assert match_clusters(clusters, torch.tensor([2, 2, 1, 1, 1, 0, 0, 0]), 3).tolist() == [2, 1, 0]
+    names = match_clusters(
+        clusters, torch.tensor([1, 1, 1, 1, 1, 0, 0, 0]), 3
     )  # two classes for three clusters
-    assert both.tolist() == [1, -1, 0]
+    assert names.tolist() == [1, -1, 0]
     assert match_clusters(torch.tensor([0, 1, 1]), torch.tensor([4, 2, 2]), 2).tolist() == [4, 2]
 
 
 def test_kmeans_finds_clusters_that_are_far_apart():
     centers = torch.tensor([[0.0, 0], [10, 0], [0, 10], [10, 10]])
     points = centers.repeat_interleave(25, dim=0) + 0.3 * torch.randn(100, 2, generator=generator())
-    found = kmeans(points, 4, generator=generator())
+    clusters = kmeans(points, 4, generator=generator())
     means = points.view(4, 25, 2).mean(dim=1)
-    torch.testing.assert_close(found[nearest(means, found)], means)
-    assert torch.equal(found, kmeans(points, 4, generator=generator()))
+    torch.testing.assert_close(clusters[nearest(means, clusters)], means)
+    assert torch.equal(clusters, kmeans(points, 4, generator=generator()))
     assert (
         kmeans(points[:2], 4, generator=generator()).isfinite().all()
     )  # fewer points than clusters
@@ -295,61 +275,54 @@ def test_a_linear_map_tells_what_it_can():
 def test_figures_name_clusters_in_training_alone():
     task = task_of()
     presence = torch.eye(4)[torch.tensor([0, 0, 1, 1, 0, 1, 0, 1])]
-    outcomes = {
+    outputs = {
         "pixels": torch.full((8,), 3.0),
         "poses": torch.full((8,), 2.0),
         "presence": presence,
         "posterior": presence,
         "labels": torch.tensor([1, 1, 0, 0, 1, 0, 1, 0]),
     }
-    figures = task.train().compute_metrics(outcomes)
+    metrics = task.train().compute_metrics(outputs)
     assert (
-        figures["accuracy_presence"]
-        == figures["accuracy_posterior"]
-        == figures["linear_presence"]
+        metrics["accuracy_presence"]
+        == metrics["accuracy_posterior"]
+        == metrics["linear_presence"]
         == 1
     )
-    assert (figures["loss"], figures["log_likelihood"]) == (5, -5)
-    other = outcomes | {"labels": 1 - outcomes["labels"]}
+    assert (metrics["loss"], metrics["log_likelihood"]) == (5, -5)
+    swapped = outputs | {"labels": 1 - outputs["labels"]}
     assert (
-        task.eval().compute_metrics(other)["accuracy_presence"] == 0
+        task.eval().compute_metrics(swapped)["accuracy_presence"] == 0
     )  # names stay as they were found
-    assert task.train().compute_metrics(other)["accuracy_presence"] == 1
+    assert task.train().compute_metrics(swapped)["accuracy_presence"] == 1
 
 
 @pytest.mark.parametrize(
-    ("step", "views", "named"),
-    [
-        (2, 0.0, {"train_pixels", "train_within"}),
-        (4, 0.0, {"train_within"}),
-        (8, 9.0, {"train_pixels", "train_views"}),
-    ],
+    ("step", "views", "names"),
+    [(2, 0.0, {"train_pixels", "train_within"}), (8, 9.0, {"train_pixels", "train_views"})],
 )
-def test_a_stopped_run_goes_on_bit_for_bit(settings, tmp_path, step, views, named):
+def test_a_stopped_run_ends_in_the_same_bytes(settings, tmp_path, step, views, names):
     options = {**MODEL, "weights": {"views": views}}
-    config, calls = TrainConfig.of(**settings | {"model_options": options}), iter(range(1, 100))
-    whole = train(config, tmp_path / "whole")
+    config = TrainConfig.of(**settings | {"model_options": options})
+    run = train(config, tmp_path / "run")
     with pytest.raises(Interrupted):
-        train(config, tmp_path / "stopped", should_stop=lambda: next(calls) == step)
+        train(config, tmp_path / "stopped", should_stop=stop_after(step))
     train(TrainConfig(), tmp_path / "stopped", resume=True)
-    for file in ("model.safetensors", "checkpoints/last.safetensors"):
-        assert (tmp_path / "whole" / file).read_bytes() == (
-            tmp_path / "stopped" / file
-        ).read_bytes()
-    rows = whole.rows
-    assert {*named, "val_accuracy_presence", "val_linear_posterior"} <= rows[-1].keys()
+    assert contents(tmp_path / "stopped") == contents(run.path)
+    names = {*names, "val_accuracy_presence", "val_linear_posterior"}
+    assert names <= run.rows[-1].keys()
 
 
 def test_a_run_gets_its_figures_plots_and_answers(settings, tmp_path):
     run = train(TrainConfig.of(**settings), tmp_path / "run")
-    found = evaluate(run, output=run.path).to_dict()
-    assert found == json.loads((run.path / "evaluation.json").read_text())
+    figures = evaluate(run, output=run.path).to_dict()
+    assert figures == json.loads((run.path / "evaluation.json").read_text())
     plots = {path.name for path in (run.path / "plots").iterdir()}
     assert {"templates.png", "parts.png", "objects.png"} <= plots
-    assert evaluate(run, output=run.path).to_dict() == found
+    assert evaluate(run, output=run.path).to_dict() == figures
     model = tc.load(run.path)
     task = create_task(model, TrainConfig())
-    [answer] = task.predict(some(1).images.expand(1, 1, 20, 20).new_zeros(1, 1, 20, 22))
+    [answer] = task.predict(image_set(1).images.expand(1, 1, 20, 20).new_zeros(1, 1, 20, 22))
     assert 0 <= answer["cluster"] < 2
     assert len(answer["objects"]) == 4
     assert answer["objects"][0]["presence"] >= answer["objects"][1]["presence"]
@@ -364,9 +337,8 @@ def test_what_it_refuses(settings, tmp_path):
             TrainConfig.of(task="unsupervised"),
         )
     for options, words in (
-        ({"partz": 3}, "partz"),
+        ({**MODEL, "partz": 3}, "partz"),
         ({**MODEL, "weights": {"with": 1.0}}, "unknown weight 'with'"),
-        ({**MODEL, "weights": 3}, "weights: expected numbers by name, got 3"),
         ({**MODEL, "weights": {"views": "x"}}, "weights: expected numbers by name"),
         ({**MODEL, "weights": {"views": -1}}, "views: expected at least 0, got -1"),
     ):
@@ -377,12 +349,12 @@ def test_what_it_refuses(settings, tmp_path):
 
 def test_the_recipe_shows_figures_that_the_evaluation_has():
     recipe, task = load_recipe("scae-mnist"), task_of()
-    outcomes = eval_outputs(task, some())
-    found = {*task.compute_metrics(outcomes), "num_samples"}
-    assert set(recipe.figures) <= found
+    outcomes = eval_outputs(task, image_set())
+    names = {*task.compute_metrics(outcomes), "num_samples"}
+    assert set(recipe.figures) <= names
     for budget in recipe.budgets:
         for row in recipe.rows_of(budget):
-            assert row.published.keys() <= found
+            assert row.published.keys() <= names
             config = recipe.resolve(row, budget)
             size = config.data.img_size or (40 if config.data.name.startswith("placed") else 28)
             with torch.device("meta"):

@@ -5,8 +5,8 @@ import errno
 import json
 import os
 import pickle
-import random
 import stat
+from random import Random
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ from torchcaps.training.files import atomic, write_json
 
 from .makers import TINY
 
-ABOUT = describe_model(
+DESCRIPTION = describe_model(
     "capsnet", TINY | {"decoder": False}, ("cat", "dog"), Preprocess((20, 18), 3)
 )
 
@@ -36,13 +36,13 @@ ABOUT = describe_model(
 @pytest.fixture
 def model_file(tmp_path):
     path = tmp_path / "model.safetensors"
-    save_tensors(path, build_model(ABOUT).state_dict(), ABOUT)
+    save_tensors(path, build_model(DESCRIPTION).state_dict(), DESCRIPTION)
     return path
 
 
 def test_a_model_comes_back_with_its_classes_preprocessing_and_outputs(tmp_path):
-    model = build_model(ABOUT).eval()
-    save_tensors(tmp_path / "model.safetensors", model.state_dict(), ABOUT)
+    model = build_model(DESCRIPTION).eval()
+    save_tensors(tmp_path / "model.safetensors", model.state_dict(), DESCRIPTION)
     for place in (tmp_path, tmp_path / "model.safetensors", str(tmp_path)):
         loaded = load(place)
         assert not loaded.training
@@ -65,39 +65,23 @@ def test_channels_last_weights_are_stored_by_value(tmp_path):
     assert torch.equal(load_tensors(tmp_path / "x")[0]["w"], weight)
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-    ],
+DTYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
 )
-def test_tensors_of_every_kind_and_shape_come_back(tmp_path, dtype):
-    tensors = {
-        "many": torch.arange(6).view(2, 3),
-        "one": torch.tensor(1),
-        "none": torch.zeros(0, 4),
-        "a": torch.ones(3),
-    }
-    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()} | {
-        "other": torch.ones(1, dtype=torch.int8)
-    }
+
+
+def test_tensors_of_every_kind_and_shape_come_back(tmp_path):
+    tensors = {"none": torch.zeros(0, 4), "number": torch.tensor(1)}
+    for dtype in DTYPES:
+        tensors[str(dtype)] = torch.arange(6).view(2, 3).to(dtype)
     save_tensors(tmp_path / "x", tensors, {"é": ["ü", 1.5, None]})
-    found, about = load_tensors(tmp_path / "x")
-    assert about == {"é": ["ü", 1.5, None]}
-    assert found.keys() == tensors.keys()
+    loaded, description = load_tensors(tmp_path / "x")
+    assert description == {"é": ["ü", 1.5, None]}
+    assert loaded.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert found[name].dtype == tensor.dtype
-        assert found[name].shape == tensor.shape
-        assert torch.equal(found[name], tensor)
+        assert loaded[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name], tensor)
 
 
 def test_a_kind_of_tensor_that_a_checkpoint_does_not_hold_is_named(tmp_path):
@@ -124,17 +108,15 @@ def test_tensors_that_share_memory_are_stored_one_by_one(tmp_path):
 
 
 def test_every_bit_that_flips_is_noticed(tmp_path):
-    path, luck = tmp_path / "x.safetensors", random.Random(7)
-    tensors = {
-        "w": torch.randn(16, 12, generator=torch.Generator().manual_seed(0)),
-        "b": torch.zeros(12),
-    }
-    save_tensors(path, tensors, {"model": "capsnet", "classes": ["a", "b"]})
-    whole = path.read_bytes()
-    header = 8 * (8 + int.from_bytes(whole[:8], "little"))
-    bits = [*range(header), *luck.sample(range(header, 8 * len(whole)), 1000)]
+    path = tmp_path / "x.safetensors"
+    save_tensors(path, {"w": torch.randn(16, 12), "b": torch.zeros(12)}, {"model": "capsnet"})
+    content = path.read_bytes()
+    random = Random(7)
+    header_bits = 8 * (8 + int.from_bytes(content[:8], "little"))
+    bits = random.sample(range(header_bits), 300)
+    bits += random.sample(range(header_bits, 8 * len(content)), 300)
     for bit in bits:
-        damaged = bytearray(whole)
+        damaged = bytearray(content)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
         with pytest.raises(RunError) as raised:
@@ -164,22 +146,24 @@ def test_two_writers_of_one_file_do_not_share_a_partial_one(tmp_path):
 
 @pytest.mark.parametrize("renames", [0, 1, 2])
 def test_killed_at_any_rename_one_of_two_generations_is_whole(tmp_path, monkeypatch, renames):
-    last, previous = tmp_path / "last", tmp_path / "previous"
+    last = tmp_path / "last"
+    previous = tmp_path / "previous"
     for number in range(2):
         save_tensors(last, {"a": torch.tensor(number)}, {}, previous=previous)
-    replace, moved = os.replace, []
+    replace = os.replace
+    targets = []
 
     def killed(source, target):
-        if len(moved) == renames:
+        if len(targets) == renames:
             raise KeyboardInterrupt
-        moved.append(target)
+        targets.append(target)
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt) if renames < 2 else contextlib.nullcontext():
         save_tensors(last, {"a": torch.tensor(2)}, {}, previous=previous)
-    found = [int(load_tensors(file)[0]["a"]) for file in (last, previous) if file.exists()]
-    assert found == [[1, 0], [1], [2, 1]][renames]
+    numbers = [int(load_tensors(file)[0]["a"]) for file in (last, previous) if file.exists()]
+    assert numbers == [[1, 0], [1], [2, 1]][renames]
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -207,13 +191,6 @@ def test_an_interruption_while_writing_leaves_the_old_file_and_nothing_else(tmp_
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_failure_to_move_the_finished_file_leaves_no_partial_one(tmp_path):
-    (tmp_path / "x.json").mkdir()
-    with pytest.raises(TrainingError, match=r"x\.json: cannot be written \(Is a directory\)"):
-        write_json(tmp_path / "x.json", {})
-    assert [file.name for file in tmp_path.iterdir()] == ["x.json"]
-
-
 def test_a_place_below_a_file_is_named_with_the_reason(tmp_path):
     (tmp_path / "file").write_text("mine")
     for write in (lambda p: write_json(p, {}), lambda p: save_tensors(p, {"a": torch.ones(1)}, {})):
@@ -223,9 +200,9 @@ def test_a_place_below_a_file_is_named_with_the_reason(tmp_path):
 
 
 def test_a_truncated_file_is_named(model_file):
-    whole = model_file.read_bytes()
-    for length in (0, 4, 100, len(whole) // 2, len(whole) - 1):
-        model_file.write_bytes(whole[:length])
+    content = model_file.read_bytes()
+    for length in (0, 4, 100, len(content) // 2, len(content) - 1):
+        model_file.write_bytes(content[:length])
         with pytest.raises(RunError) as raised:
             load(model_file)
         assert str(raised.value).startswith(f"{model_file}: is no readable checkpoint (")
@@ -248,7 +225,7 @@ def test_a_pickle_is_refused_and_not_run(tmp_path):
 def test_a_stored_model_is_tensors_and_json(model_file):
     with safe_open(model_file, "pt") as file:
         content = json.loads(file.metadata()["torchcaps"])
-    assert content == ABOUT | {"format": FORMAT, "crc32": content["crc32"]}
+    assert content == DESCRIPTION | {"format": FORMAT, "crc32": content["crc32"]}
 
 
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"torchcaps": "[]"}])
@@ -259,30 +236,9 @@ def test_a_foreign_safetensors_file_is_told_apart(tmp_path, metadata):
         load(path)
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"model": "capsnot"}, "unknown model 'capsnot'; did you mean 'capsnet'"),
-        ({"options": {"itertions": 2}}, "itertions"),
-        ({"options": TINY | {"decoder": False, "channels": 4}}, "size mismatch"),
-        ({"classes": ["cat", "dog", "owl"]}, "size mismatch"),
-        ({"preprocess": {"img_size": [20]}}, "expected img_size"),
-        ({"preprocess": {"img_size": [12, 12], "in_chans": 3}}, "at least 17x17 pixels"),
-    ],
-)
-def test_weights_that_do_not_fit_their_description_are_told(tmp_path, change, complaint):
-    path = tmp_path / "model.safetensors"
-    save_tensors(path, build_model(ABOUT).state_dict(), ABOUT | change)
-    with pytest.raises(RunError) as raised:
-        load(path)
-    assert str(raised.value).startswith(f"{path}: its weights do not fit the model it names (")
-    assert complaint in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
 def test_a_description_without_classes_is_told(tmp_path):
     path = tmp_path / "model.safetensors"
-    save_tensors(path, {}, {key: value for key, value in ABOUT.items() if key != "classes"})
+    save_tensors(path, {}, {key: value for key, value in DESCRIPTION.items() if key != "classes"})
     with pytest.raises(RunError, match="'classes' is missing"):
         load(path)
 
@@ -309,7 +265,7 @@ def test_what_holds_no_model_is_told_from_what_is_not_there(tmp_path):
 def test_an_option_that_a_model_does_not_take_is_named(options):
     [(name, value)] = options.items()
     with pytest.raises(OptionError) as raised:
-        build_model(ABOUT | {"options": options})
+        build_model(DESCRIPTION | {"options": options})
     assert str(raised.value).startswith(f"capsnet takes no {name}={value!r} (")
     assert "\n" not in str(raised.value)
 
@@ -322,8 +278,8 @@ def test_a_saved_model_is_loaded_with_its_outputs(tmp_path, options):
     images = torch.rand(2, 1, 28, 28)
     assert torch.equal(loaded(images), model(images))
     assert loaded.classes == tuple("0123456789")
-    again = tc.save(loaded, tmp_path / "again.safetensors")
-    assert again.read_bytes() == path.read_bytes()
+    copy = tc.save(loaded, tmp_path / "copy.safetensors")
+    assert copy.read_bytes() == path.read_bytes()
 
 
 def test_what_fit_has_trained_is_saved_with_classes_and_preprocessing(bars, tmp_path):

@@ -15,24 +15,14 @@ from torchcaps.settings import TrainConfig, known_settings
         ("epochs", 0, "at least 1"),
         ("epochs", 1.5, "a whole number"),
         ("epochs", True, "a whole number"),
-        ("epochs", "ten", "a whole number"),
         ("batch_size", 0, "at least 1"),
-        ("checkpoint_every", -1, "at least 1"),
         ("lr", 0.0, "above 0"),
         ("lr", float("nan"), "a finite number"),
-        ("lr", float("inf"), "a finite number"),
         ("lr", "0.1", "a number"),
-        ("clip", -0.1, "at least 0"),
         ("clip", "no", "a number"),
         ("clip", float("inf"), "a finite number"),
-        ("batch_size", 0, "at least 1"),
-        ("holdout", 0, "a fraction below 1 or a whole count"),
         ("holdout", 2.5, "a fraction below 1 or a whole count"),
-        ("reconstruction", -0.1, "at least 0"),
-        ("shift", -1, "at least 0"),
-        ("degrees", -1.0, "at least 0"),
         ("zoom", 0.95, "between 0 and 0.9"),
-        ("seed", -1, "between 0 and"),
         ("seed", 2**31, f"between 0 and {2**31 - 1}"),
         ("flip", 1, "true or false"),
         ("img_size", (28,), "height and width in pixels"),
@@ -52,22 +42,6 @@ def test_a_value_out_of_range_is_named_with_what_was_expected(name, value, expec
 
 
 @pytest.mark.parametrize(
-    "values",
-    [
-        {"lr": 1},
-        {"holdout": 1},
-        {"holdout": 5000.0},
-        {"seed": 2**31 - 1},
-        {"zoom": 0.9},
-        {"clip": 5.0},
-        {"reconstruction": 0},
-    ],
-)
-def test_the_ends_of_the_ranges_are_inside(values):
-    assert TrainConfig.of(**values).flat() | values == TrainConfig.of(**values).flat()
-
-
-@pytest.mark.parametrize(
     ("name", "value", "near"),
     [("precision", "bf32", "bf16")],
 )
@@ -76,11 +50,6 @@ def test_an_unknown_choice_suggests_the_nearest(name, value, near):
         UnknownNameError, match=f"unknown {name} '{value}'; did you mean .*'{near}'"
     ):
         TrainConfig.of(**{name: value})
-
-
-def test_an_unknown_key_suggests_the_nearest():
-    with pytest.raises(UnknownNameError, match="unknown setting 'epoch'; did you mean 'epochs'"):
-        TrainConfig.from_dict({"epoch": 3})
 
 
 @pytest.mark.parametrize("values", [[], None, "epochs", 3])

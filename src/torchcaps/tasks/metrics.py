@@ -82,7 +82,12 @@ def brier_score(
 def top5_accuracy(
     activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"]
 ) -> Float[Tensor, ""]:
-    """Share of images whose classes are all among the five most active ones."""
+    """Share of images whose classes are all among the five most active ones.
+
+    Args:
+        activation: of every class.
+        labels: one class an image, or several.
+    """
     predicted = activation.topk(min(5, activation.shape[1]), dim=1).indices
     labels = labels.view(len(labels), -1)
     is_hit = (predicted.unsqueeze(1) == labels.unsqueeze(2)).any(dim=2).all(dim=1)

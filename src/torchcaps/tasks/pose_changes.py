@@ -95,15 +95,6 @@ def compare_pairs(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:
         height, width = source.shape[2:]
         matrices = shift_matrices(transformation, (height, width))
         numbers = transformation
-    images = {
-        "error": drawing,
-        "copy_error": source,
-        "moved_error": move_by_matrix(source, matrices),
-    }
-    errors = {
-        name: (image.float() - target).square().flatten(1).sum(dim=1)
-        for name, image in images.items()
-    }
     return {
         "before": before.pose,
         "before_presence": before.activation,
@@ -112,8 +103,15 @@ def compare_pairs(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:
         "expected": expected.pose,
         "target": target,
         "true": numbers,
-        **errors,
+        "error": _squared_error(drawing, target),
+        "copy_error": _squared_error(source, target),
+        "moved_error": _squared_error(move_by_matrix(source, matrices), target),
     }
+
+
+def _squared_error(images: Tensor, target: Tensor) -> Float[Tensor, " batch"]:
+    """Summed over pixels."""
+    return (images.float() - target).square().flatten(1).sum(dim=1)
 
 
 def estimated_transformations(outputs: dict[str, Tensor]) -> Float[Tensor, "n m"]:
@@ -196,11 +194,10 @@ def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
         "mean_capsule_r2": (part * r.square()).sum(dim=0),
         "capsule_slope_spread": spread,
     }
-    figures = {
-        f"{kind}_{name}": number
-        for kind, numbers in by_number.items()
-        for name, number in zip(names, numbers.tolist(), strict=True)
-    }
+    figures = {}
+    for kind, numbers in by_number.items():
+        for name, number in zip(names, numbers.tolist(), strict=True):
+            figures[f"{kind}_{name}"] = number
     figures |= {
         "mean_capsule_correlation": float((part * r).sum(dim=0).mean()),
         "cross_correlation": _cross_correlation(true, estimated),

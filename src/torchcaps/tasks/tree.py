@@ -219,12 +219,15 @@ def level_weights(sizes: Sequence[int], accuracy: Sequence[float] | None = None)
         `1 - n_l / sum n`, normalized: 0.444, 0.333 and 0.222 for 2, 6 and 10 classes. With
         accuracies, `1 - accuracy_l * w_l` of these w_l, normalized.
     """
-    weights = [1 - count / sum(sizes) for count in sizes]
-    initial = [weight / sum(weights) for weight in weights]
+    weights = _normalized([1 - size / sum(sizes) for size in sizes])
     if accuracy is None:
-        return initial
-    weights = [1 - share * weight for share, weight in zip(accuracy, initial, strict=True)]
-    return [weight / sum(weights) for weight in weights]
+        return weights
+    return _normalized([1 - a * weight for a, weight in zip(accuracy, weights, strict=True)])
+
+
+def _normalized(weights: Sequence[float]) -> list[float]:
+    total = sum(weights)
+    return [weight / total for weight in weights]
 
 
 def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float]:

@@ -51,7 +51,10 @@ def atomic(path: Path, previous: Path | None = None) -> Iterator[Path]:
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename a file within its folder, for good: a power cut after it does not undo it."""
+    """Rename a file within its folder, for good.
+
+    A power cut after it does not undo it.
+    """
     os.replace(source, target)
     with suppress(OSError):  # not every system opens folders, or synchronizes them
         folder = os.open(target.parent, os.O_RDONLY)

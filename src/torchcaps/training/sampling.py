@@ -27,12 +27,20 @@ def epoch_permutation(config: TrainConfig, epoch: int, num_images: int) -> Tenso
     """
     generator = torch.Generator().manual_seed(step_seed(config, epoch, ORDER))
     size = config.data.epoch_size or num_images
-    rounds = [torch.randperm(num_images, generator=generator) for _ in range(0, size, num_images)]
+    rounds = []
+    for _ in range(0, size, num_images):
+        rounds.append(torch.randperm(num_images, generator=generator))
     return torch.cat(rounds)[:size]
 
 
 def split_batches(order: Tensor, batch_size: int, smallest: int = 1) -> list[Tensor]:
-    """The images of an epoch in batches; a last one below `smallest` joins the one before it."""
+    """The images of an epoch in batches.
+
+    Args:
+        order: indices of the images.
+        batch_size: images of a batch.
+        smallest: a last batch of fewer images joins the one before it.
+    """
     batches = list(order.split(batch_size))
     if len(batches[-1]) < smallest and len(batches) > 1:
         batches[-2:] = [torch.cat(batches[-2:])]
@@ -40,15 +48,25 @@ def split_batches(order: Tensor, batch_size: int, smallest: int = 1) -> list[Ten
 
 
 def step_seed(config: TrainConfig, index: int, stream: str = BATCH) -> int:
-    """A seed of 32 bits for one step or epoch; torch's generator on the CPU looks at no more."""
+    """A seed of 32 bits for one step or epoch; torch's generator on the CPU looks at no more.
+
+    Args:
+        config: with the seed of the run.
+        index: of the step or epoch.
+        stream: what is drawn; see `BATCH`.
+    """
     text = f"{config.training.seed} {stream} {index}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
+    digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big")
 
 
 def split(images: ImageSet, config: TrainConfig, device: torch.device) -> tuple[ImageSet, ImageSet]:
-    """Images to train on and to validate with, on the device; the latter as the model sees them.
+    """Images to train on and to validate with, on the device.
 
-    Raises DataError if one of them would be empty.
+    The latter are as the model sees them: the middle of each, where there is a crop.
+
+    Raises:
+        DataError: one of them would be empty.
     """
     data = config.data
     seed = config.training.seed

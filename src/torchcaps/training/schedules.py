@@ -69,14 +69,24 @@ def learning_rate_factor(
     schedule = SCHEDULES[config.schedule.name or "warmup_cosine"]
     if not schedule.restarts:
         return schedule.factor(step, total_steps, config)
-    bounds = [math.ceil(share * total_steps) for share in lr_restarts]
-    start = max(bound for bound in bounds if bound <= step)
-    end = min((bound for bound in bounds if bound > step), default=total_steps)
+    # The stage of the training that this step is in.
+    start = 0
+    end = total_steps
+    for share in lr_restarts:
+        bound = math.ceil(share * total_steps)
+        if bound <= step:
+            start = max(start, bound)
+        else:
+            end = min(end, bound)
     return schedule.factor(step - start, end - start, config)
 
 
 def set_learning_rate(optimizer: Optimizer, factor: float, scale: float = 1.0) -> float:
-    """Set every group's rate to `scale * factor` of its peak; the rate of the first group."""
+    """Set every group's rate to `scale * factor` of its peak.
+
+    Returns:
+        The rate of the first group.
+    """
     for group in optimizer.param_groups:
         group["lr"] = scale * (group.setdefault("initial_lr", group["lr"]) * factor)
     return float(optimizer.param_groups[0]["lr"])

@@ -13,7 +13,7 @@ from typing import Any
 
 from campaign import runs
 from campaign.core import Case
-from training.makers import contents, left_behind
+from training.makers import contents, leftovers
 
 TESTS = {"killed": 80, "two starts": 15, "two resumes": 15, "full size": 0}
 SECONDS = 120.0
@@ -163,4 +163,4 @@ def full_size(case: Case, folder: Path) -> None:
     assert [name for name in expected if files[name] != expected[name]] == [], (
         "other bytes than without a kill"
     )
-    assert not left_behind(folder), f"left behind: {left_behind(folder)}"
+    assert not leftovers(folder), f"left behind: {leftovers(folder)}"
