@@ -10,9 +10,18 @@ from torchcaps.models.affcaps import AffineCaps
 from torchcaps.models.notebook import parameter_count
 from torchcaps.types import Capsules
 
-SMALL = {"img_size": 20, "channels": 6, "primary_types": 3}  # 3 x 4 children
+# 3 x 4 children.
+SMALL = {
+    "img_size": 20,
+    "channels": 6,
+    "primary_types": 3,
+}
 SHARES = ("all", "position", "none")
-CONSTANTS = {"1/K": 1 / 5, "1/sqrt(N)": 12**-0.5, "1/N": 1 / 12}
+CONSTANTS = {
+    "1/K": 1 / 5,
+    "1/sqrt(N)": 12**-0.5,
+    "1/N": 1 / 12,
+}
 
 
 def make_layer(*arguments, **options):
@@ -53,10 +62,10 @@ def test_sizes(share, size, votes, encoder, decoder):
 
 
 @pytest.mark.parametrize("constant", CONSTANTS)
-@pytest.mark.parametrize("own", [1, 3, None])
+@pytest.mark.parametrize("num_matrices", [1, 3, None])
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_sum_is_that_of_the_votes(own, constant, bias, children):
-    layer = make_layer(own=own, constant=constant, bias=bias, iterations=1)
+def test_the_sum_is_that_of_the_votes(num_matrices, constant, bias, children):
+    layer = make_layer(own=num_matrices, constant=constant, bias=bias, iterations=1)
     parents = layer(children)
     expected = uniform_routing(layer.make_votes(children).dense(), bias=layer.bias)
     torch.testing.assert_close(parents.pose, expected.pose, rtol=1e-5, atol=1e-6)
@@ -84,7 +93,7 @@ def test_the_equation(constant, c, children):
     w = layer.weight.detach().double().numpy()[0]
     for b in range(2):
         for k in range(5):
-            s = sum(c * (w[k] @ u[b, n]) for n in range(12))
+            s = c * (u[b] @ w[k].T).sum(axis=0)
             expected = s * np.linalg.norm(s) / (1 + s @ s)
             np.testing.assert_allclose(poses[b, k], expected, rtol=1e-4)
 
@@ -166,7 +175,10 @@ def test_another_number_of_children():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"share": "some"}, "unknown share 'some'"), ({"constant": "1/C"}, "unknown constant '1/C'")],
+    [
+        ({"share": "some"}, "unknown share 'some'"),
+        ({"constant": "1/C"}, "unknown constant '1/C'"),
+    ],
 )
 def test_wrong_options(options, message):
     with pytest.raises(ValueError, match=message):

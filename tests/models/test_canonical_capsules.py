@@ -10,7 +10,12 @@ from torchcaps.models.canonical_capsules import ContextNorm, pool
 from torchcaps.models.notebook import parameter_count
 from torchcaps.testing import seeded
 
-SMALL = {"capsules": 3, "channels": 6, "grid": 4, "decoder": (8, 5)}
+SMALL = {
+    "capsules": 3,
+    "channels": 6,
+    "grid": 4,
+    "decoder": (8, 5),
+}
 FIELDS = ("keypoints", "descriptors", "canonical", "rotation", "translation")
 
 
@@ -51,9 +56,10 @@ def test_context_normalization_by_its_definition():
     x = 3 * torch.randn(2, 7, 5, generator=seeded(2), dtype=torch.float64) + 10
     weight = norm.attention.weight.detach().numpy()
     bias = norm.attention.bias.detach().numpy()
-    for points, outputs in zip(x.numpy(), norm(x).detach().numpy(), strict=True):
+    outputs = norm(x).detach().numpy()
+    for points, normalized in zip(x.numpy(), outputs, strict=True):
         expected = context_norm(points, weight, bias)
-        np.testing.assert_allclose(outputs, expected, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(normalized, expected, rtol=1e-6, atol=1e-8)
 
 
 def test_a_group_without_points_keeps_it_finite():
@@ -79,8 +85,9 @@ def test_keypoints_are_weighted_means_and_points_are_moved():
             torch.testing.assert_close(aligned.keypoints[b, k], mean)
     center = aligned.canonical.mean(dim=1)
     torch.testing.assert_close(center, torch.zeros(4, 2), atol=1e-6, rtol=0)
-    moved = aligned.rotation @ points.squeeze(3) + aligned.translation.unsqueeze(2)
-    torch.testing.assert_close(aligned.upright, moved.mT)
+    rotated = aligned.rotation @ points.squeeze(3)
+    expected = rotated + aligned.translation.unsqueeze(2)
+    torch.testing.assert_close(aligned.upright, expected.mT)
 
 
 def test_capsules_are_keypoints_descriptors_and_shares_of_the_points():
@@ -114,12 +121,14 @@ def test_a_motion_that_attention_does_not_see_leaves_the_canonical_pose(dim):
     """With fixed attention and canonical keypoints it is exact: the rest is for training."""
     model = small_model(dim).double()
     points = sample_points(dim).double()
-    turn = torch.linalg.qr(torch.randn(dim, dim, generator=seeded(5), dtype=torch.float64))[0]
+    matrix = torch.randn(dim, dim, generator=seeded(5), dtype=torch.float64)
+    turn, _ = torch.linalg.qr(matrix)
     turn[:, 0] *= torch.linalg.det(turn)
     before = model.align(points)
     features = model.aligner(points.squeeze(3).mT)
     model.aligner.forward = lambda x: features  # as if it were invariant
-    after = model.align((turn @ points.squeeze(3) + 0.3).unsqueeze(3))
+    turned = turn @ points.squeeze(3) + 0.3
+    after = model.align(turned.unsqueeze(3))
     torch.testing.assert_close(after.keypoints, before.keypoints @ turn.mT + 0.3)
     torch.testing.assert_close(after.rotation @ turn, before.rotation)
     torch.testing.assert_close(after.upright, before.upright)

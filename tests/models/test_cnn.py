@@ -15,7 +15,12 @@ from torchcaps.tasks import Multilabel, create_task
 from torchcaps.testing import check_module, seeded
 from torchcaps.training import load, train
 
-SMALL = {"channels": (4, 6), "kernels": (5, 3), "pool": True, "hidden": (10, 8)}
+SMALL = {
+    "channels": (4, 6),
+    "kernels": (5, 3),
+    "pool": True,
+    "hidden": (10, 8),
+}
 CAPSNET = {"channels": 8, "primary_types": 2}
 
 
@@ -27,7 +32,14 @@ def sample_images(count=3):
     return torch.rand(count, 1, 12, 12, generator=seeded())
 
 
-@pytest.mark.parametrize("options", [{}, {"multilabel": True}, {"pool": False}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"multilabel": True},
+        {"pool": False},
+    ],
+)
 def test_small_ones_keep_every_property_of_models(options):
     check_module(small_cnn(**options), sample_images())
 
@@ -52,7 +64,12 @@ def test_dropout_in_training_alone():
 
 
 @pytest.mark.parametrize(
-    ("num_classes", "in_chans", "img_size"), [(1, 1, 4), (43, 3, (9, 30)), (5, 2, 33)]
+    ("num_classes", "in_chans", "img_size"),
+    [
+        (1, 1, 4),
+        (43, 3, (9, 30)),
+        (5, 2, 33),
+    ],
 )
 def test_any_size(num_classes, in_chans, img_size):
     model = CNN(num_classes, in_chans, img_size, **SMALL)
@@ -169,7 +186,8 @@ def test_several_classes_are_learned_one_by_one():
     labels = torch.tensor([[0, 1], [1, 2]])
     targets = torch.tensor([[1, 1, 0], [0, 1, 1]])
     p = model(sample_images(2))
-    expected = -(targets * p.log() + (1 - targets) * (1 - p).log()).sum(dim=1).mean()
+    log_likelihood = targets * p.log() + (1 - targets) * (1 - p).log()
+    expected = -log_likelihood.sum(dim=1).mean()
     task = Multilabel(model, TrainConfig())
     outputs = task.training_step(ImageBatch(sample_images(2), labels), 0.0)
     torch.testing.assert_close(outputs["loss"], expected)

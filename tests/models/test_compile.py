@@ -32,8 +32,9 @@ def check_exported(model):
     batch = torch.export.Dim("batch")
     program = torch.export.export(model, (images,), dynamic_shapes=({0: batch},))
     for count in (4, 7):
-        others = torch.rand(count, *images.shape[1:])
-        torch.testing.assert_close(program.module()(others), model(others), atol=1e-5, rtol=1e-4)
+        images = torch.rand(count, *model.image_shape)
+        outputs = program.module()(images)
+        torch.testing.assert_close(outputs, model(images), atol=1e-5, rtol=1e-4)
     return program
 
 

@@ -10,8 +10,17 @@ from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 from torchcaps.testing import check_module, seeded
 
-SMALL = {"channels": 4, "types": 3, "dims": (2, 3, 4, 4), "class_dim": 5}
-SIZES = {"num_classes": 3, "in_chans": 1, "img_size": 16}
+SMALL = {
+    "channels": 4,
+    "types": 3,
+    "dims": (2, 3, 4, 4),
+    "class_dim": 5,
+}
+SIZES = {
+    "num_classes": 3,
+    "in_chans": 1,
+    "img_size": 16,
+}
 
 
 def make_model(**options):
@@ -23,7 +32,12 @@ def sample_images(model):
 
 
 @pytest.mark.parametrize(
-    ("num_classes", "in_chans", "img_size"), [(3, 3, (20, 33)), (1, 2, 16), (2, 1, 70)]
+    ("num_classes", "in_chans", "img_size"),
+    [
+        (3, 3, (20, 33)),
+        (1, 2, 16),
+        (2, 1, 70),
+    ],
 )
 def test_any_size(num_classes, in_chans, img_size):
     model = make_model(num_classes=num_classes, in_chans=in_chans, img_size=img_size)
@@ -42,20 +56,39 @@ def test_maps_of_the_paper():
         cell.register_forward_hook(lambda *call: shapes.append(tuple(call[2].shape[1:])))
     with torch.no_grad(), tc.record_routing(model) as record:
         model(torch.rand(1, 3, 64, 64, generator=seeded()))
-    assert shapes == [(128, 32, 32), (256, 16, 16), (256, 8, 8), (256, 4, 4)]
+    assert shapes == [
+        (128, 32, 32),
+        (256, 16, 16),
+        (256, 8, 8),
+        (256, 4, 4),
+    ]
     recorded = record.last()
     assert recorded["cells.3.skip"].coupling.shape == (1, 4, 4, 32, 32)
     assert recorded["class_capsules"].coupling.shape == (1, 2560, 10)
 
 
-@pytest.mark.parametrize("options", [{}, {"local": True}, {"iterations": 1}, {"decoder": False}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"local": True},
+        {"iterations": 1},
+        {"decoder": False},
+    ],
+)
 def test_options_keep_every_property(options):
     model = make_model(**options)
     model.train()(torch.rand(8, 1, 16, 16, generator=seeded(1)))  # means and variances of its own
     check_module(model, sample_images(model), unused=("decoder",))
 
 
-@pytest.mark.parametrize(("local", "iterations"), [(False, 3), (True, 2)])
+@pytest.mark.parametrize(
+    ("local", "iterations"),
+    [
+        (False, 3),
+        (True, 2),
+    ],
+)
 def test_options_reach_both_routings(local, iterations):
     model = make_model(local=local, iterations=iterations)
     router = model.cells[3].skip.router
@@ -76,7 +109,11 @@ def test_the_decoder_is_not_told_the_class():
 
 
 @pytest.mark.parametrize(
-    ("progress", "present", "absent", "down_weight"), [(0.0, 0.9, 0.1, 0.5), (0.5, 0.95, 0.05, 0.8)]
+    ("progress", "present", "absent", "down_weight"),
+    [
+        (0.0, 0.9, 0.1, 0.5),
+        (0.5, 0.95, 0.05, 0.8),
+    ],
 )
 def test_the_second_half_of_the_training_has_other_margins(progress, present, absent, down_weight):
     model = make_model().eval()

@@ -41,8 +41,8 @@ def make_model(name="efficient_capsnet", **options):
 @pytest.mark.parametrize(("name", "count"), COUNTS.items())
 def test_published_counts_are_of_the_network_without_its_decoder(name, count):
     assert parameter_count(make_model(name)) == count
-    whole = make_model(name, decoder="dense")
-    assert parameter_count(whole) - parameter_count(whole.decoder) == count
+    model = make_model(name, decoder="dense")
+    assert parameter_count(model) - parameter_count(model.decoder) == count
 
 
 def test_weights_start_as_in_the_authors_code():
@@ -51,7 +51,8 @@ def test_weights_start_as_in_the_authors_code():
     std = (2 / (9 * 32)) ** 0.5
     assert convolution.std().item() == pytest.approx(std, rel=0.02)
     assert convolution.abs().max() <= 2 * std / 0.87
-    assert model.primary.weight.abs().max().item() == pytest.approx((6 / 10449) ** 0.5, rel=1e-3)
+    bound = (6 / 10449) ** 0.5
+    assert model.primary.weight.abs().max().item() == pytest.approx(bound, rel=1e-3)
     assert model.class_capsules.weight.std().item() == pytest.approx(0.0395, rel=0.02)
     assert not any(x.bias.any() for x in model.modules() if isinstance(x, nn.Conv2d))
 
@@ -98,7 +99,11 @@ def fill_like_the_port(model):
 
 
 @pytest.mark.parametrize(
-    ("norm_first", "lengths"), [(True, PORT_LENGTHS), (False, ACTIVATION_FIRST_LENGTHS)]
+    ("norm_first", "lengths"),
+    [
+        (True, PORT_LENGTHS),
+        (False, ACTIVATION_FIRST_LENGTHS),
+    ],
 )
 def test_lengths_of_a_published_port(norm_first, lengths):
     """akhdanfadh/efficient-capsnet-pytorch ran with these weights and this image."""
@@ -123,7 +128,8 @@ def convolve(layer, x):
 def test_a_kernel_as_large_as_the_map_is_a_convolution(edge):
     layer = WholeMapConv2d(6, (4, 5)).double()
     nn.init.normal_(layer.bias)
-    x = torch.randn(3, 6, 4 + edge, 5 + edge, generator=seeded()).double().requires_grad_()
+    x = torch.randn(3, 6, 4 + edge, 5 + edge, generator=seeded())
+    x = x.double().requires_grad_()
     outputs = [layer(x), convolve(layer, x)]
     torch.testing.assert_close(outputs[0], outputs[1])
     leaves = [x, *layer.parameters()]
@@ -176,14 +182,23 @@ def test_the_decoder_of_smallnorb_starts_from_the_published_map():
 
 
 def test_a_stem_of_six_convolutions_with_padding():
-    stem = [[5, 2, 4, 2], [3, 1, 8, 1], [3, 1, 8, 1], [3, 2, 8, 1], [3, 1, 16, 1], [3, 1, 16]]
+    stem = [
+        [5, 2, 4, 2],
+        [3, 1, 8, 1],
+        [3, 1, 8, 1],
+        [3, 2, 8, 1],
+        [3, 1, 16, 1],
+        [3, 1, 16],
+    ]
     model = make_model(stem=stem)
-    assert model.stem(torch.rand(3, 1, 28, 28)).shape == (3, 16, 5, 5)  # 14, 14, 14, 7, 7 before
+    # The maps before have sides of 14, 14, 14, 7 and 7.
+    features = model.stem(torch.rand(3, 1, 28, 28))
+    assert features.shape == (3, 16, 5, 5)
     assert model.class_capsules.weight.shape == (2, 10, 16, 8)
-    assert model(torch.rand(3, 1, 28, 28)).shape == (3, 10)
     side = model.spec.smallest
     smallest = make_model(stem=stem, img_size=side)
-    assert smallest.stem(torch.rand(1, 1, side, side)).shape[2:] == (2, 2)
+    features = smallest.stem(torch.rand(1, *smallest.image_shape))
+    assert features.shape[2:] == (2, 2)
 
 
 FOUR_NUMBERS = r"stem: expected \(kernel, stride, channels, padding below half a kernel\), got "
@@ -195,7 +210,15 @@ LAST_CHANNELS = "stem: expected a multiple of 8 as the last channels, got "
     [
         ([[5, 2], [3, 1]], FOUR_NUMBERS + r"\[5, 2\]"),
         ([[3, 1, 8, 2]], FOUR_NUMBERS + r"\[3, 1, 8, 2\]"),
-        ([[5, 2], [3, 1], [3, 1], [3, 2, 12]], LAST_CHANNELS),
+        (
+            [
+                [5, 2],
+                [3, 1],
+                [3, 1],
+                [3, 2, 12],
+            ],
+            LAST_CHANNELS,
+        ),
         ([], LAST_CHANNELS),
     ],
 )

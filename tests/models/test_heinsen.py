@@ -20,8 +20,20 @@ def sample_images(model):
     return torch.rand(2, *model.image_shape, generator=seeded())
 
 
-@pytest.mark.parametrize(("name", "dim"), [("heinsen", 1), ("heinsen_2019", 16)])
-@pytest.mark.parametrize(("in_chans", "img_size"), [(1, 9), (3, (20, 33))])
+@pytest.mark.parametrize(
+    ("name", "dim"),
+    [
+        ("heinsen", 1),
+        ("heinsen_2019", 16),
+    ],
+)
+@pytest.mark.parametrize(
+    ("in_chans", "img_size"),
+    [
+        (1, 9),
+        (3, (20, 33)),
+    ],
+)
 def test_any_size(name, dim, in_chans, img_size):
     model = make_model(name, num_classes=4, in_chans=in_chans, img_size=img_size)
     capsules = model.capsules(sample_images(model))
@@ -41,7 +53,11 @@ def test_the_sequence_is_as_long_as_the_map():
     with tc.record_routing(model) as record:
         model(torch.rand(1, 1, 28, 28, generator=seeded()))
     shapes = [tuple(passes[0].coupling.shape) for passes in record.values()]
-    assert shapes == [(1, 100, 64), (1, 64, 64), (1, 64, 10)]
+    assert shapes == [
+        (1, 100, 64),
+        (1, 64, 64),
+        (1, 64, 10),
+    ]
 
 
 def test_logits_of_2019_are_those_of_the_router():
@@ -52,7 +68,13 @@ def test_logits_of_2019_are_those_of_the_router():
     torch.testing.assert_close(model.logits_of(capsules), logits, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("side", "smallest"), [(29, 2), (37, 1)])
+@pytest.mark.parametrize(
+    ("side", "smallest"),
+    [
+        (29, 2),
+        (37, 1),
+    ],
+)
 def test_the_smallest_batch(side, smallest):
     model = tc.create_model("heinsen_2019", img_size=side, channels=8, parts=4).train()
     assert model.spec.smallest_batch == smallest

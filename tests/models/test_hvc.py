@@ -11,7 +11,12 @@ import torchcaps as tc
 from torchcaps.models.hvc import HomogeneousCaps
 from torchcaps.models.notebook import parameter_count
 
-SMALL = {"img_size": 11, "convolutions": 3, "branches": (1, 3), "num_classes": 4}
+SMALL = {
+    "img_size": 11,
+    "convolutions": 3,
+    "branches": (1, 3),
+    "num_classes": 4,
+}
 
 
 def make_model(**options):
@@ -27,8 +32,13 @@ def test_published_sizes():
     assert parameter_count(model.convolutions) == 756_000 + 864
     assert parameter_count(model.class_capsules) == 756_480 + 336
     shapes = [tuple(layer.weight.shape) for layer in model.class_capsules]
-    assert shapes == [(10, 484, 64), (10, 256, 112), (10, 100, 160)]
-    assert model.capsules(torch.rand(2, 1, 28, 28)).pose.shape == (2, 10, 336)
+    assert shapes == [
+        (10, 484, 64),
+        (10, 256, 112),
+        (10, 100, 160),
+    ]
+    capsules = model.capsules(torch.rand(2, 1, 28, 28))
+    assert capsules.pose.shape == (2, 10, 336)
 
 
 def test_the_network_for_smallnorb():
@@ -42,16 +52,16 @@ def test_a_layer_is_the_equation():
     layer.norm.bias.data.normal_()
     weight = layer.weight.detach().double().numpy()
     shift = layer.norm.bias.detach().double().numpy()
-    s = np.zeros((3, 2, 4))
-    for b in range(3):
-        for k in range(2):
-            for d in range(4):
-                s[b, k, d] = x[b, d].double().numpy() @ weight[k, :, d]
-    for d in range(4):  # statistics over batch and parents; a shift and no scale
-        centered = s[:, :, d] - s[:, :, d].mean()
-        s[:, :, d] = centered / math.sqrt(s[:, :, d].var() + 1e-3) + shift[d]
-    outputs = layer(x).detach().mT
-    np.testing.assert_allclose(outputs, np.maximum(s, 0), rtol=1e-4, atol=1e-5)
+    outputs = layer(x).detach()
+    for d in range(4):
+        s = np.zeros((3, 2))
+        for b in range(3):
+            for k in range(2):
+                s[b, k] = x[b, d].double().numpy() @ weight[k, :, d]
+        # Statistics over batch and parents; a shift and no scale.
+        normalized = (s - s.mean()) / math.sqrt(s.var() + 1e-3)
+        expected = np.maximum(normalized + shift[d], 0)
+        np.testing.assert_allclose(outputs[:, d], expected, rtol=1e-4, atol=1e-5)
 
 
 def normalize(x, axes):
@@ -90,7 +100,16 @@ def test_the_norm_takes_the_size_of_weights_of_branches_away():
     torch.testing.assert_close(model.logits(images), logits, atol=0.02, rtol=0.02)
 
 
-@pytest.mark.parametrize("branches", [(), (0, 1), (2, 4), (3, 1), (2, 2)])
+@pytest.mark.parametrize(
+    "branches",
+    [
+        (),
+        (0, 1),
+        (2, 4),
+        (3, 1),
+        (2, 2),
+    ],
+)
 def test_wrong_branches(branches):
     with pytest.raises(ValueError, match="branches: expected rising numbers from 1 to 3"):
         make_model(branches=branches)

@@ -17,7 +17,13 @@ def sample_images(model):
     return torch.rand(2, *model.image_shape, generator=seeded())
 
 
-@pytest.mark.parametrize(("in_chans", "img_size"), [(1, 13), (3, (20, 33))])
+@pytest.mark.parametrize(
+    ("in_chans", "img_size"),
+    [
+        (1, 13),
+        (3, (20, 33)),
+    ],
+)
 def test_any_size(in_chans, img_size):
     model = make_model(num_classes=4, in_chans=in_chans, img_size=img_size)
     capsules = model.capsules(sample_images(model))
@@ -31,7 +37,11 @@ def test_maps_of_the_paper():
     with tc.record_routing(model) as record:
         model(sample_images(model))
     shapes = [tuple(passes[-1].coupling.shape) for passes in record.values()]
-    assert shapes == [(2, 7, 7, 9 * 2, 2), (2, 5, 5, 9 * 2, 2), (2, 25 * 2, 10)]
+    assert shapes == [
+        (2, 7, 7, 9 * 2, 2),
+        (2, 5, 5, 9 * 2, 2),
+        (2, 25 * 2, 10),
+    ]
     assert {len(passes) for passes in record.values()} == {2}  # all layers together, twice
 
 

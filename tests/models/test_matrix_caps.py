@@ -10,7 +10,11 @@ from torchcaps.functional import receptive_centers
 from torchcaps.models.matrix_caps import LAYERS
 from torchcaps.testing import check_module_precision, seeded
 
-SMALL = {"channels": 8, "primary_types": 2, "types": (3, 4)}
+SMALL = {
+    "channels": 8,
+    "primary_types": 2,
+    "types": (3, 4),
+}
 
 
 def make_model(**options):
@@ -22,7 +26,12 @@ def sample_images(model):
 
 
 @pytest.mark.parametrize(
-    ("num_classes", "in_chans", "img_size"), [(10, 1, 17), (3, 3, (20, 29)), (1, 1, 18)]
+    ("num_classes", "in_chans", "img_size"),
+    [
+        (10, 1, 17),
+        (3, 3, (20, 29)),
+        (1, 1, 18),
+    ],
 )
 def test_any_size(num_classes, in_chans, img_size):
     model = make_model(num_classes=num_classes, in_chans=in_chans, img_size=img_size)
@@ -60,14 +69,22 @@ def test_moving_an_image_by_the_total_stride_moves_the_map_by_one():
     images = torch.rand(1, 2, 20, 120, generator=seeded())
     stride = math.prod(stride for _, stride in LAYERS)
     capsules = last_map(model, images)
-    moved = last_map(model, images.roll(stride, dims=3))
-    for tensor, moved_tensor in zip(capsules, moved, strict=True):
+    shifted = last_map(model, images.roll(stride, dims=3))
+    for tensor, shifted_tensor in zip(capsules, shifted, strict=True):
         interior = tensor[:, :, 8:-8]
-        assert interior.shape[2] >= 8 and interior.std() > 0
-        torch.testing.assert_close(moved_tensor[:, :, 9:-7], interior, atol=1e-5, rtol=1e-4)
+        shifted_interior = shifted_tensor[:, :, 9:-7]
+        assert interior.shape[2] >= 8
+        assert interior.std() > 0
+        torch.testing.assert_close(shifted_interior, interior, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("name", "setting"), [("iterations", 1), ("impl", "reference")])
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("iterations", 1),
+        ("impl", "reference"),
+    ],
+)
 def test_options_reach_every_router(name, setting):
     model = make_model(img_size=20, **{name: setting})
     for layer in (*model.conv_capsules, model.class_capsules):

@@ -62,7 +62,12 @@ def test_a_step_reaches_every_parameter(name):
 
 
 @pytest.mark.parametrize(
-    ("num_classes", "in_chans", "img_size"), [(43, 1, 17), (3, 3, (40, 28)), (1, 1, 18)]
+    ("num_classes", "in_chans", "img_size"),
+    [
+        (43, 1, 17),
+        (3, 3, (40, 28)),
+        (1, 1, 18),
+    ],
 )
 def test_capsnet_of_any_size(num_classes, in_chans, img_size):
     model = small_capsnet(num_classes=num_classes, in_chans=in_chans, img_size=img_size)
@@ -73,13 +78,26 @@ def test_capsnet_of_any_size(num_classes, in_chans, img_size):
     assert 0.001 < capsules.activation.mean() < 0.9  # starts neither dead nor saturated
 
 
-@pytest.mark.parametrize(("num_classes", "has_bias"), [(10, False), (11, True), (43, True)])
+@pytest.mark.parametrize(
+    ("num_classes", "has_bias"),
+    [
+        (10, False),
+        (11, True),
+        (43, True),
+    ],
+)
 def test_bias_by_default_from_eleven_classes_on(num_classes, has_bias):
     layer = small_capsnet(num_classes=num_classes).class_capsules
     assert (layer.bias is not None) == has_bias
 
 
-@pytest.mark.parametrize(("num_classes", "bias"), [(10, True), (11, False)])
+@pytest.mark.parametrize(
+    ("num_classes", "bias"),
+    [
+        (10, True),
+        (11, False),
+    ],
+)
 def test_bias_on_request(num_classes, bias):
     layer = small_capsnet(num_classes=num_classes, bias=bias).class_capsules
     assert (layer.bias is not None) == bias
@@ -113,7 +131,13 @@ def test_a_model_without_decoder_reconstructs_nothing():
         model.reconstruct(capsules)
 
 
-@pytest.mark.parametrize("img_size", [(28, 16), (16, 28)])
+@pytest.mark.parametrize(
+    "img_size",
+    [
+        (28, 16),
+        (16, 28),
+    ],
+)
 def test_images_that_are_too_small(img_size):
     with pytest.raises(ValueError, match="img_size: expected images of at least 17x17 pixels, got"):
         small_capsnet(img_size=img_size)

@@ -112,7 +112,13 @@ def test_one_iteration_is_in_the_singular():
     assert kind == "ConvCaps 3 × 3, stride 2, em routing, 1 iteration"
 
 
-@pytest.mark.parametrize("options", [{"routing": "em", "class_dim": 16}, {"bias": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"routing": "em", "class_dim": 16},
+        {"bias": True},
+    ],
+)
 def test_parameters_of_routers_and_biases_are_counted(options):
     model = small_capsnet(decoder=False, **options)
     count = parameter_count(model.class_capsules)
@@ -191,7 +197,13 @@ def test_the_precision_of_weights_does_not_matter(dtype):
     assert rows_of(small_capsnet().to(dtype)) == rows_of(small_capsnet())
 
 
-@pytest.mark.parametrize(("pose", "dim"), [("translation", 2), ("affine", 9)])
+@pytest.mark.parametrize(
+    ("pose", "dim"),
+    [
+        ("translation", 2),
+        ("affine", 9),
+    ],
+)
 def test_a_transforming_autoencoder_shows_its_five_stages(pose, dim):
     model = TransformingAutoencoder(
         2, (8, 9), capsules=3, recognition=4, generation=5, pose=pose, bounded=True

@@ -82,16 +82,20 @@ def test_options_that_fit():
 
 
 def test_images_that_are_cropped_fit_the_model(tmp_path, monkeypatch):
-    options = {"channels": 4, "primary_types": 2, "decoder": False}
+    options = {
+        "channels": 4,
+        "primary_types": 2,
+        "decoder": False,
+    }
     model = tc.create_model("capsnet_small", img_size=20, **options)
-    about = {
+    description = {
         "classes": list("0123456789"),
         "preprocess": {"img_size": [28, 28], "in_chans": 1, "crop": 20},
         "options": options,
         "task": "classify",
     }
     file = tmp_path / "capsnet_small.safetensors"
-    save_file(model.state_dict(), file, {"torchcaps": json.dumps(about)})
+    save_file(model.state_dict(), file, {"torchcaps": json.dumps(description)})
     monkeypatch.setattr(_pretrained, "FOLDER", tmp_path)
     loaded = pretrained()
     assert loaded.img_size == loaded.preprocess.model_size == (20, 20)

@@ -20,7 +20,13 @@ def sample_images(count=3):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"multilabel": True}, {"shortcut": "B"}, {"standardized": True}]
+    "options",
+    [
+        {},
+        {"multilabel": True},
+        {"shortcut": "B"},
+        {"standardized": True},
+    ],
 )
 def test_small_ones_keep_every_property_of_models(options):
     check_module(make_model(**options), sample_images())
@@ -38,9 +44,10 @@ def residual_block(block, x):
 
 def test_the_network_is_that_of_the_paper():
     model = make_model().eval()
-    for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm2d)):
-        norm.running_mean.normal_()
-        norm.running_var.uniform_(0.5, 2)
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.running_mean.normal_()
+            layer.running_var.uniform_(0.5, 2)
     stem, *blocks = model.trunk
     x = stem[1](stem[0](sample_images())).relu()
     shapes = []
@@ -63,7 +70,12 @@ def test_weights_start_as_in_the_paper():
 
 
 @pytest.mark.parametrize(
-    ("num_classes", "in_chans", "img_size"), [(1, 1, 5), (43, 3, (9, 30)), (5, 2, 33)]
+    ("num_classes", "in_chans", "img_size"),
+    [
+        (1, 1, 5),
+        (43, 3, (9, 30)),
+        (5, 2, 33),
+    ],
 )
 def test_any_size_trains_with_one_image(num_classes, in_chans, img_size):
     model = make_model(num_classes, in_chans, img_size).train()

@@ -15,7 +15,12 @@ from torchcaps.functional.affine import affine_pose, composed, inverse
 from torchcaps.models import SCAE
 from torchcaps.models.scae import Noise, Objects, attend, pose_likelihood
 
-SMALL = {"parts": 3, "objects": 4, "channels": 4, "units": 8}
+SMALL = {
+    "parts": 3,
+    "objects": 4,
+    "channels": 4,
+    "units": 8,
+}
 IDENTITY = torch.tensor([1.0, 0, 0, 0, 1, 0], dtype=torch.float64)
 
 
@@ -37,8 +42,13 @@ def pose_matrix(raw):
     shear = math.tanh(5 * shear)
     cos = math.cos(angle)
     sin = math.sin(angle)
-    first_row = [sx * cos + shear * sy * sin, -sx * sin + shear * sy * cos, math.tanh(5 * tx)]
-    return np.array([first_row, [sy * sin, sy * cos, math.tanh(5 * ty)], [0, 0, 1]])
+    return np.array(
+        [
+            [sx * cos + shear * sy * sin, -sx * sin + shear * sy * cos, math.tanh(5 * tx)],
+            [sy * sin, sy * cos, math.tanh(5 * ty)],
+            [0, 0, 1],
+        ]
+    )
 
 
 def full_matrix(pose):
@@ -65,7 +75,8 @@ def sigmoid(x):
 
 
 def log_normal(x, mean, scale):
-    return -0.5 * ((x - mean) / scale) ** 2 - math.log(scale) - 0.5 * math.log(2 * math.pi)
+    error = (x - mean) / scale
+    return -0.5 * error**2 - math.log(scale) - 0.5 * math.log(2 * math.pi)
 
 
 def test_six_numbers_are_a_matrix():
@@ -118,7 +129,8 @@ def test_pixels_are_a_mixture_of_placed_templates():
         logits.append(math.log1p(math.exp(0.3)))  # the background
         means.append(np.full(num_channels, sigmoid(-0.4)))
         shares = np.exp(logits) / np.exp(logits).sum()
-        densities = np.exp(log_normal(images[b, :, row, column].numpy(), np.array(means), 0.7))
+        pixel = images[b, :, row, column].numpy()
+        densities = np.exp(log_normal(pixel, np.array(means), 0.7))
         return np.log(shares @ densities).sum()
 
     for b in range(2):
@@ -144,9 +156,11 @@ def test_parts_are_a_mixture_of_votes():
         for m in range(3):
             joint = []
             for k in range(4):
+                vote = objects.vote[b, k, m].numpy()
                 spread = float(objects.spread[b, k, m])
-                log_density = log_normal(pose[b, m].numpy(), objects.vote[b, k, m].numpy(), spread)
-                joint.append(math.exp(float(objects.log_weight[b, k, m]) + log_density.sum()))
+                log_density = log_normal(pose[b, m].numpy(), vote, spread).sum()
+                log_weight = float(objects.log_weight[b, k, m])
+                joint.append(math.exp(log_weight + log_density))
             joint.append(math.exp(2 * (-2 * math.log(10))))  # none of them
             assert float(likelihood[b, m]) == pytest.approx(math.log(sum(joint)))
             np.testing.assert_allclose(posterior[b, m], np.array(joint) / sum(joint))
@@ -215,10 +229,11 @@ def test_the_gradient_of_the_objects_reaches_features_alone():
 
 def test_an_absent_part_is_not_attended():
     query, key, value = torch.randn(3, 2, 4, 6)
-    logit = torch.tensor([0.3, -1e9, 0.1, -1e9]).expand(2, 4).clone().requires_grad_()
+    logit = torch.tensor([0.3, -1e9, 0.1, -1e9]).expand(2, 4).clone()
+    logit.requires_grad_()
     outputs = attend(query, key, value, logit)
-    present = attend(query, key[:, ::2], value[:, ::2], logit[:, ::2])
-    torch.testing.assert_close(outputs, present)
+    expected = attend(query, key[:, ::2], value[:, ::2], logit[:, ::2])
+    torch.testing.assert_close(outputs, expected)
     outputs.sum().backward()
     assert logit.grad.isfinite().all()
 
@@ -234,7 +249,11 @@ def test_noise_is_an_argument():
     model = small_scae()
     images = torch.rand(2, 1, 24, 24)
     assert torch.equal(model.train()(images), model.eval()(images))
-    noise = Noise(torch.full((2, 3), 2.0), torch.full((2, 4), -2.0), torch.zeros(2, 4, 3))
+    noise = Noise(
+        parts=torch.full((2, 3), 2.0),
+        objects=torch.full((2, 4), -2.0),
+        votes=torch.zeros(2, 4, 3),
+    )
     quiet = model.explain(images)
     noisy = model.explain(images, noise)
     torch.testing.assert_close(noisy.parts.logit, quiet.parts.logit + 2)

@@ -91,7 +91,12 @@ def route(votes, bias, iterations):
 
 @pytest.mark.parametrize(
     ("kernel", "stride", "transposed", "iterations"),
-    [(5, 1, False, 3), (5, 2, False, 3), (4, 2, True, 3), (1, 1, False, 1)],
+    [
+        (5, 1, False, 3),
+        (5, 2, False, 3),
+        (4, 2, True, 3),
+        (1, 1, False, 1),
+    ],
 )
 def test_a_layer_is_the_equations(kernel, stride, transposed, iterations):
     layer = KernelCaps(
@@ -141,7 +146,12 @@ def test_published_parameters():
 
 
 @pytest.mark.parametrize(
-    ("channels", "levels", "count"), [(28, 4, 1_474_061), (56, 3, 1_425_593), (14, 5, 1_486_143)]
+    ("channels", "levels", "count"),
+    [
+        (28, 4, 1_474_061),
+        (56, 3, 1_425_593),
+        (14, 5, 1_486_143),
+    ],
 )
 def test_parameters_of_u_nets_as_large_as_segcaps(channels, levels, count):
     model = tc.create_model("unet", img_size=16, channels=channels, levels=levels)
@@ -163,7 +173,13 @@ def test_votes_are_not_stored_for_the_gradient():
     assert sum(stored.values()) < num_votes / 2
 
 
-@pytest.mark.parametrize(("img_size", "num_classes"), [(16, 2), ((17, 30), 4)])
+@pytest.mark.parametrize(
+    ("img_size", "num_classes"),
+    [
+        (16, 2),
+        ((17, 30), 4),
+    ],
+)
 @pytest.mark.parametrize("name", SMALL)
 def test_any_size(name, img_size, num_classes):
     model = tc.create_model(

@@ -27,7 +27,11 @@ LABELS = torch.tensor([2, 0, 1])
 
 
 def make_model(num_classes=3, in_chans=1, img_size=12, **options):
-    sizes = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
+    sizes = {
+        "num_classes": num_classes,
+        "in_chans": in_chans,
+        "img_size": img_size,
+    }
     return tc.create_model("sr_capsnet", generator=seeded(3), **sizes, **options)
 
 
@@ -48,7 +52,13 @@ def test_every_head_keeps_the_properties_of_models(options):
     check_module(model.eval(), sample_images())
 
 
-@pytest.mark.parametrize("options", [*HEADS.values(), {"backbone": "convnet"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *HEADS.values(),
+        {"backbone": "convnet"},
+    ],
+)
 def test_every_head_learns(options):
     model = make_model(**options)
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
@@ -94,7 +104,14 @@ def test_the_likelihood_is_of_one_class():
         likelihood(torch.zeros(2, 3), torch.ones(2, 3))
 
 
-@pytest.mark.parametrize(("img_size", "positions"), [(5, 4), ((9, 30), 3 * 8), (33, 9 * 9)])
+@pytest.mark.parametrize(
+    ("img_size", "positions"),
+    [
+        (5, 4),
+        ((9, 30), 3 * 8),
+        (33, 9 * 9),
+    ],
+)
 def test_any_size(img_size, positions):
     model = make_model(7, 2, img_size, types=2, dim=4)
     capsules = model.capsules(torch.rand(1, *model.image_shape))
@@ -171,7 +188,12 @@ def test_it_is_ablated_and_diagnosed():
 
 
 def test_the_average_head_is_resnet20():
-    sizes = {"num_classes": 3, "in_chans": 1, "img_size": 12, "standardized": True}
+    sizes = {
+        "num_classes": 3,
+        "in_chans": 1,
+        "img_size": 12,
+        "standardized": True,
+    }
     model = tc.create_model("sr_capsnet", head="average", **sizes).eval()
     resnet = tc.create_model("resnet20", **sizes).eval()
     resnet.load_state_dict(model.state_dict())

@@ -9,8 +9,18 @@ from torchcaps.testing import seeded
 from torchcaps.types import Capsules
 
 IMAGES = torch.rand(3, 1, 10, 12, generator=seeded())
-SHIFTS = torch.tensor([[1.0, -2.0], [0.0, 0.0], [3.0, 1.0]])
-SMALL = {"capsules": 4, "recognition": 5, "generation": 6}
+SHIFTS = torch.tensor(
+    [
+        [1.0, -2.0],
+        [0.0, 0.0],
+        [3.0, 1.0],
+    ]
+)
+SMALL = {
+    "capsules": 4,
+    "recognition": 5,
+    "generation": 6,
+}
 LAST_ROW = torch.tensor([0.0, 0.0, 1.0])
 KINDS = [{"pose": "translation"}, {"pose": "affine"}, {"pose": "affine", "constrained": True}]
 
@@ -60,28 +70,32 @@ def test_one_capsule_by_the_formulas_of_the_paper(model):
     if model.constrained:
         pose = torch.cat([pose, LAST_ROW.double()])
     transformation = sample_transformation(model)[:1].double()
-    moved = move_pose(pose, transformation[0])
-    g = torch.sigmoid(moved @ weight["generate"] + bias["generate"])
+    transformed = move_pose(pose, transformation[0])
+    g = torch.sigmoid(transformed @ weight["generate"] + bias["generate"])
     contribution = presence * (g @ weight["draw"] + bias["draw"])
 
     capsules = model.capsules(image.unsqueeze(0))
     torch.testing.assert_close(capsules.pose[0, k], pose)
     presences = capsules.activation.masked_fill(torch.arange(4) != k, 0.0)
-    alone = model.move(Capsules(capsules.pose, presences), transformation)
-    torch.testing.assert_close(model.reconstruct(alone)[0].flatten(), contribution)
+    single = model.move(Capsules(capsules.pose, presences), transformation)
+    drawing = model.reconstruct(single)[0]
+    torch.testing.assert_close(drawing.flatten(), contribution)
 
 
 def test_the_transformation_reaches_the_drawing_through_poses_alone(model):
     capsules = model.capsules(IMAGES)
     transformation = sample_transformation(model)
-    moved = model.move(capsules, transformation)
-    torch.testing.assert_close(model(IMAGES, transformation), model.reconstruct(moved))
-    assert torch.equal(moved.activation, capsules.activation)
+    transformed = model.move(capsules, transformation)
+    drawing = model(IMAGES, transformation)
+    torch.testing.assert_close(drawing, model.reconstruct(transformed))
+    assert torch.equal(transformed.activation, capsules.activation)
 
 
 def test_without_a_transformation_it_draws_the_image(model):
     drawing = model.reconstruct(model.capsules(IMAGES))
-    identity = torch.zeros(3, 2) if model.pose == "translation" else torch.eye(3).expand(3, 3, 3)
+    identity = torch.zeros(3, 2)
+    if model.pose == "affine":
+        identity = torch.eye(3).expand(3, 3, 3)
     torch.testing.assert_close(model(IMAGES, identity), drawing)
     torch.testing.assert_close(model(IMAGES), drawing)
 
@@ -152,8 +166,8 @@ def test_transformations_follow_one_another_from_the_left():
 
 def test_constrained_poses_stay_affine():
     model = small_model(pose="affine", constrained=True)
-    moved = model.move(model.capsules(IMAGES), sample_matrices())
-    torch.testing.assert_close(moved.pose[..., 6:], LAST_ROW.expand(3, 4, 3))
+    capsules = model.move(model.capsules(IMAGES), sample_matrices())
+    torch.testing.assert_close(capsules.pose[..., 6:], LAST_ROW.expand(3, 4, 3))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,17 @@ from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 from torchcaps.testing import check_module, seeded
 
-SMALL = {"channels": 8, "primary_types": 2, "types": (3, 4)}
-ROUTING_OPTIONS = {"covariance": "full", "outlier": -25.33, "weighted": True, "iterations": 1}
+SMALL = {
+    "channels": 8,
+    "primary_types": 2,
+    "types": (3, 4),
+}
+ROUTING_OPTIONS = {
+    "covariance": "full",
+    "outlier": -25.33,
+    "weighted": True,
+    "iterations": 1,
+}
 
 
 def make_model(**options):
@@ -22,9 +31,20 @@ def sample_images(model):
 
 
 @pytest.mark.parametrize(
-    ("num_classes", "in_chans", "img_size"), [(10, 1, 17), (3, 3, (20, 29)), (1, 1, 18)]
+    ("num_classes", "in_chans", "img_size"),
+    [
+        (10, 1, 17),
+        (3, 3, (20, 29)),
+        (1, 1, 18),
+    ],
 )
-@pytest.mark.parametrize("types", [(3, 4), ()])
+@pytest.mark.parametrize(
+    "types",
+    [
+        (3, 4),
+        (),
+    ],
+)
 def test_any_size(types, num_classes, in_chans, img_size):
     model = make_model(types=types, num_classes=num_classes, in_chans=in_chans, img_size=img_size)
     capsules = model.capsules(sample_images(model))

@@ -18,7 +18,10 @@ def count_with_statistics(module):
 
 @pytest.mark.parametrize(
     ("img_size", "in_chans", "classes", "decoder", "total"),
-    [(64, 3, 6_553_920, 67_603, 13_427_283), (28, 1, 1_638_720, 58_449, 8_500_625)],
+    [
+        (64, 3, 6_553_920, 67_603, 13_427_283),
+        (28, 1, 1_638_720, 58_449, 8_500_625),
+    ],
 )
 def test_parameter_counts(img_size, in_chans, classes, decoder, total):
     model = tc.create_model("deepcaps", img_size=img_size, in_chans=in_chans)

@@ -43,7 +43,10 @@ def test_parameter_counts_by_stage():
         ({}, 8_215_568),
         ({"decoder": False}, 6_804_224),
         ({"bias": True}, 8_215_568 + 160),
-        ({"img_size": 36}, 11_361_968 - 160),  # the 11.36 million that are often quoted have a bias
+        (
+            {"img_size": 36},
+            11_361_968 - 160,
+        ),  # the 11.36 million that are often quoted have a bias,
     ],
 )
 def test_parameter_counts(options, count):
