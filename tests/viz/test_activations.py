@@ -22,7 +22,12 @@ def bars(axes):
 
 
 def test_all_of_a_few_classes_have_a_bar_in_their_order():
-    figure = activation_bars(PICTURES, LENGTHS, [1, 0], classes=CLASSES)
+    figure = activation_bars(
+        PICTURES,
+        LENGTHS,
+        [1, 0],
+        classes=CLASSES,
+    )
     image, first, _, second = figure.axes
     assert image.get_title() == "dog"
     assert bars(first) == [(0.1, GRAY), (0.9, SKY), (0.2, GRAY)]
@@ -32,7 +37,12 @@ def test_all_of_a_few_classes_have_a_bar_in_their_order():
 
 
 def test_images_of_several_classes_have_several_true_bars():
-    figure = activation_bars(PICTURES, LENGTHS, [[1, 2], [0, 1]], classes=CLASSES)
+    figure = activation_bars(
+        PICTURES,
+        LENGTHS,
+        [[1, 2], [0, 1]],
+        classes=CLASSES,
+    )
     image, first, _, second = figure.axes
     assert image.get_title() == "dog + owl"
     assert bars(first) == [(0.1, GRAY), (0.9, SKY), (0.2, SKY)]
@@ -41,7 +51,12 @@ def test_images_of_several_classes_have_several_true_bars():
 
 def test_of_many_classes_the_longest_and_the_true_one_have_a_bar():
     lengths = np.tile(np.linspace(0.0, 0.86, 43), (2, 1))
-    figure = activation_bars(PICTURES, lengths, [42, 0], classes=numbered(43))
+    figure = activation_bars(
+        PICTURES,
+        lengths,
+        [42, 0],
+        classes=numbered(43),
+    )
     _, first, _, second = figure.axes
     assert words(first.texts[::2]) == ["c42", "c41", "c40", "c39", "c38"]
     assert words(second.texts[::2]) == ["c42", "c41", "c40", "c39", "c0"]
@@ -57,7 +72,12 @@ def test_nothing_is_cut(count, num_classes, shape):
     images = rng.random((count, *shape))
     lengths = rng.random((count, num_classes))
     labels = np.arange(count) % num_classes
-    figure = activation_bars(images, lengths, labels, classes=long_names(num_classes))
+    figure = activation_bars(
+        images,
+        lengths,
+        labels,
+        classes=long_names(num_classes),
+    )
     assert len(figure.axes) == 2 * count
     assert_nothing_cut(figure)
 

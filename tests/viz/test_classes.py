@@ -71,7 +71,11 @@ def test_without_samples_there_is_no_line():
 
 @pytest.mark.parametrize("count", [2, 43])
 def test_bars_of_any_number_are_not_cut(count):
-    figure = per_class_bars([0.9] * count, long_names(count), [100_000] * count)
+    figure = per_class_bars(
+        [0.9] * count,
+        long_names(count),
+        [100_000] * count,
+    )
     assert len(set(words(figure.axes[0].get_yticklabels()))) == count
     assert_nothing_cut(figure)
 

@@ -53,7 +53,12 @@ def test_figures_that_are_missing_are_left_out():
     assert accuracy.get_xlim()[1] < 3  # no room is kept for a baseline
 
     layer = replace(figures.layers[0], entropy=None, parents=None)
-    decay = replace(figures.decay, layers=("children",), median=(0.5,), strongest=(0.5,))
+    decay = replace(
+        figures.decay,
+        layers=("children",),
+        median=(0.5,),
+        strongest=(0.5,),
+    )
     bare = replace(
         figures,
         ablation=None,

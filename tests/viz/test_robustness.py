@@ -14,7 +14,12 @@ def legend(figure):
 
 
 def test_lines_ascend_and_percent_are_percent():
-    figure = accuracy_curves({"capsules": CURVE}, xlabel="eps", chance=0.1, title="an attack")
+    figure = accuracy_curves(
+        {"capsules": CURVE},
+        xlabel="eps",
+        chance=0.1,
+        title="an attack",
+    )
     line, chance = figure.axes[0].lines
     assert line.get_xdata().tolist() == [0, 10, 20]
     assert line.get_ydata().tolist() == pytest.approx([90, 50, 20])
@@ -26,7 +31,11 @@ def test_lines_ascend_and_percent_are_percent():
 def test_a_panel_a_transformation_and_a_line_a_model(num_models, num_kinds):
     kinds = numbered(num_kinds, "turn {}")
     models = dict.fromkeys(long_names(num_models), dict.fromkeys(kinds, CURVE))
-    figure = affine_curves(models, units=dict.fromkeys(kinds, "degrees"), chance=0.1)
+    figure = affine_curves(
+        models,
+        units=dict.fromkeys(kinds, "degrees"),
+        chance=0.1,
+    )
     assert len(panels(figure)) == num_kinds
     assert len(panels(figure)[-1].lines) == num_models + 1
     assert "turn 0 (degrees)" in words(texts(figure))

@@ -20,7 +20,13 @@ def gray(count, height=6, width=4):
 
 def test_originals_stand_over_their_reconstructions():
     images = gray(3)
-    figure = reconstructions(images, 1 - images, [0, 1, 2], predictions=[0, 2, 2], classes=PETS)
+    figure = reconstructions(
+        images,
+        1 - images,
+        [0, 1, 2],
+        predictions=[0, 2, 2],
+        classes=PETS,
+    )
     [axes] = figure.axes
     assert len(axes.images) == 6
     upper, lower = axes.images[2:4]
@@ -34,7 +40,13 @@ def test_originals_stand_over_their_reconstructions():
 
 
 def test_a_wrong_prediction_is_named_and_framed():
-    figure = reconstructions(gray(3), gray(3), [0, 1, 2], predictions=[0, 2, 2], classes=PETS)
+    figure = reconstructions(
+        gray(3),
+        gray(3),
+        [0, 1, 2],
+        predictions=[0, 2, 2],
+        classes=PETS,
+    )
     [axes] = figure.axes
     assert words(axes.texts) == ["cat", "dog\n→ owl", "owl"]
     [frame] = axes.patches
@@ -45,7 +57,13 @@ def test_a_wrong_prediction_is_named_and_framed():
 def test_nothing_is_framed_when_all_are_right():
     images = torch.rand(2, 3, 5, 5)
     labels = torch.tensor([0, 0])
-    figure = reconstructions(images, images, labels, predictions=labels, classes=["cat"])
+    figure = reconstructions(
+        images,
+        images,
+        labels,
+        predictions=labels,
+        classes=["cat"],
+    )
     assert not figure.axes[0].patches
     assert figure.get_suptitle() == "originals above, reconstructions below"
 
@@ -194,7 +212,11 @@ def test_maps_that_do_not_fit(changes, message):
 def test_a_row_is_a_dimension_and_a_column_a_step():
     decoded = np.zeros((16, 11, 1, 28, 28))
     decoded[2, 7] = 1.0
-    figure = perturbations(decoded, np.linspace(-0.25, 0.25, 11), title="digit 5")
+    figure = perturbations(
+        decoded,
+        np.linspace(-0.25, 0.25, 11),
+        title="digit 5",
+    )
     [axes] = figure.axes
     grid = np.asarray(axes.images[0].get_array())[..., 0]
     cells = grid.reshape(16, grid.shape[0] // 16, 11, grid.shape[1] // 11)[:, 1:29, :, 1:29]

@@ -22,7 +22,12 @@ def test_a_column_is_an_image_and_a_row_a_kind(count, shape):
 @pytest.mark.parametrize("names", [["dx"], ["dx", "dy"], long_names(6)])
 def test_a_panel_is_a_number(names):
     true = RANDOM.normal(size=(50, len(names)))
-    figure = predicted_transformations(true, 2 * true, names=names, unit="pixels")
+    figure = predicted_transformations(
+        true,
+        2 * true,
+        names=names,
+        unit="pixels",
+    )
     assert len(panels(figure)) == len(names)
     for title in titles(figure):
         assert "correlation 1.000" in title
@@ -32,7 +37,11 @@ def test_a_panel_is_a_number(names):
 
 
 def test_a_number_that_never_changes_has_no_correlation():
-    figure = predicted_transformations(np.ones((3, 1)), np.zeros((3, 1)), names=["dx"])
+    figure = predicted_transformations(
+        np.ones((3, 1)),
+        np.zeros((3, 1)),
+        names=["dx"],
+    )
     assert titles(figure) == ["dx"]
 
 

@@ -46,8 +46,16 @@ def _draw_accuracy(axes: Axes, table: Mapping[str, Any]) -> None:
     filled = ~np.isnan(accuracy)
     widths = np.diff(edges)[filled]
     left = edges[:-1][filled]
-    axes.bar(left, accuracy[filled], widths, color=SKY, label="accuracy", **BAR_STYLE)
-    axes.plot([0, 1], [0, 1], color="black", lw=0.8, ls="--", label="confidence = accuracy")
+    axes.bar(
+        left,
+        accuracy[filled],
+        widths,
+        color=SKY,
+        label="accuracy",
+        **BAR_STYLE,
+    )
+    diagonal = [0, 1]
+    axes.plot(diagonal, diagonal, color="black", lw=0.8, ls="--", label="confidence = accuracy")
     axes.plot(
         confidence[filled],
         accuracy[filled],

@@ -52,7 +52,12 @@ def test_figures_worked_out_by_hand(pets):
 def test_the_default_loss_is_the_margin_loss_and_another_may_be_given(pets):
     evaluation = evaluate(PixelReader(4), pets)
     assert evaluation.loss == float(margin_loss(evaluation.activations, pets.labels))
-    largest = score(evaluation.activations, pets.labels, CLASSES, loss=lambda a, _: a.max())
+    largest = score(
+        evaluation.activations,
+        pets.labels,
+        CLASSES,
+        loss=lambda a, _: a.max(),
+    )
     assert largest.loss == pytest.approx(0.9)
 
 

@@ -48,7 +48,13 @@ def test_a_sweep_at_no_change_is_plain_accuracy():
     images = torch.rand(20, 1, 1, 4)
     labels = torch.randint(0, 4, (20,))
     amounts = {"rotation": [0], "scale": [100], "shear": [0], "shift": [0]}
-    sweep = affine_sweep(PixelReader(4), images, labels, **amounts, batch_size=7)
+    sweep = affine_sweep(
+        PixelReader(4),
+        images,
+        labels,
+        **amounts,
+        batch_size=7,
+    )
     accuracy = share(images.flatten(1).argmax(dim=1) == labels)
     assert sweep.clean == pytest.approx(accuracy)
     assert sweep.chance == 0.25
@@ -63,14 +69,24 @@ def test_shifts_go_to_all_four_sides(label, accuracy):
     # The middle pixel is white, and the answer is the brightest pixel. Right: pixel 2. Left:
     # pixel 0. Up and down leave black images, whose first class wins.
     images = torch.eye(3)[1].view(1, 1, 1, 3)
-    sweep = affine_sweep(PixelReader(3), images, torch.tensor([label]), shift=[0, 1])
+    sweep = affine_sweep(
+        PixelReader(3),
+        images,
+        torch.tensor([label]),
+        shift=[0, 1],
+    )
     assert sweep.curves["shift"].accuracy == accuracy
 
 
 def test_half_drop_is_the_smallest_change_that_is_bad_enough():
     images = torch.eye(5).view(5, 1, 1, 5)
     amounts = {"rotation": [180, 0, 360, 20], "scale": [100]}
-    sweep = affine_sweep(PixelReader(5), images, torch.arange(5), **amounts)
+    sweep = affine_sweep(
+        PixelReader(5),
+        images,
+        torch.arange(5),
+        **amounts,
+    )
     curve = sweep.curves["rotation"]
     assert curve.unit == "degrees"
     assert curve.amounts == (180, 0, 360, 20)
@@ -90,4 +106,9 @@ def test_half_drop_is_the_smallest_change_that_is_bad_enough():
 )
 def test_arguments_that_do_not_fit(options, message):
     with refuses(message):
-        affine_sweep(PixelReader(4), torch.rand(2, 1, 1, 4), torch.tensor([0, 1]), **options)
+        affine_sweep(
+            PixelReader(4),
+            torch.rand(2, 1, 1, 4),
+            torch.tensor([0, 1]),
+            **options,
+        )

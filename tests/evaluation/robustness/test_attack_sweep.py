@@ -12,7 +12,13 @@ LABELS = torch.tensor([0, 0, 0, 0])  # the last one is answered wrongly as it is
 
 @pytest.mark.parametrize("attack", ["fgsm", "bim", "pgd"])
 def test_accuracy_is_over_all_images_and_success_over_those_that_were_right(attack):
-    sweep = attack_sweep(MODEL, IMAGES, LABELS, [0.0, 0.1, 0.2, 0.5], attack=attack)
+    sweep = attack_sweep(
+        MODEL,
+        IMAGES,
+        LABELS,
+        [0.0, 0.1, 0.2, 0.5],
+        attack=attack,
+    )
     assert sweep.clean == 0.75
     for k, outcome in enumerate(sweep.outcomes):
         assert outcome.accuracy == (3 - k) / 4
@@ -30,7 +36,13 @@ def test_the_norm_is_that_of_successful_changes():
 
 
 def test_without_right_answers_there_is_nothing_to_attack():
-    outcome = attack_outcome(MODEL, IMAGES[3:], IMAGES[3:], LABELS[3:], eps=0.1)
+    outcome = attack_outcome(
+        MODEL,
+        IMAGES[3:],
+        IMAGES[3:],
+        LABELS[3:],
+        eps=0.1,
+    )
     assert outcome.success is None
     assert outcome.distance is None
 

@@ -90,7 +90,13 @@ def test_an_image_that_changed_sides_is_unlike_itself():
     adversarial[0, 0, 0, 0] = 0.9  # turned, and far from white
     adversarial[1] = 0.9  # turned, and near to white: like a one indeed
     adversarial[2, 0, 1, 1] = 0.0  # not turned, but far from white
-    detection = detect_adversarial(Painter(), images, adversarial, labels, threshold=0.5)
+    detection = detect_adversarial(
+        Painter(),
+        images,
+        adversarial,
+        labels,
+        threshold=0.5,
+    )
     assert detection.false_positives == 0
     assert detection.detected == 0.5
     assert detection.success == pytest.approx(2 / 3)
@@ -104,7 +110,13 @@ def test_arguments_that_do_not_fit():
     images = torch.zeros(2, 1, 2, 2)
     labels = torch.tensor([0, 0])
     with refuses(r"adversarial: expected \[batch=2"):
-        detect_adversarial(Painter(), images, images[:1], labels, threshold=1.0)
+        detect_adversarial(
+            Painter(),
+            images,
+            images[:1],
+            labels,
+            threshold=1.0,
+        )
     with refuses("positive: expected numbers, got NaN"):
         auroc(torch.tensor([torch.nan]), torch.zeros(1))
     with refuses("number of distances scores: expected at least 1, got 0"):

@@ -29,9 +29,19 @@ def test_the_ridge_pulls_towards_no_change():
     poses = torch.randn(20, 2, dtype=torch.float64)
     turned = poses @ rotation_matrix(90).T
     loose = linear_map(poses, turned, ridge=1e-6)
-    torch.testing.assert_close(loose, rotation_matrix(90), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        loose,
+        rotation_matrix(90),
+        atol=1e-3,
+        rtol=0,
+    )
     tight = linear_map(poses, turned, ridge=1e6)
-    torch.testing.assert_close(tight, rotation_matrix(0), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        tight,
+        rotation_matrix(0),
+        atol=1e-3,
+        rtol=0,
+    )
 
 
 def test_constant_poses_have_no_single_map_but_a_finite_one():
@@ -68,7 +78,12 @@ def test_poses_that_turn_with_the_image():
     for image, (row, column) in zip(images, corners.tolist(), strict=True):
         image[0, row : row + 2, column : column + 2] = 1
     labels = torch.zeros(40, dtype=torch.int64)
-    turned = equivariance(Compass(), images, labels, rotation=[0, 30, 180])
+    turned = equivariance(
+        Compass(),
+        images,
+        labels,
+        rotation=[0, 30, 180],
+    )
     assert turned.equivariant == pytest.approx((1, 1, 1), abs=0.02)
     assert turned.invariant[0] == pytest.approx(1)
     assert turned.invariant[1] < 0.9

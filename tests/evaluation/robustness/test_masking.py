@@ -62,7 +62,13 @@ def test_a_model_without_gradients_fails():
 
 
 def test_gradients_that_point_the_wrong_way_fail():
-    report = masking_report(Ripples(), IMAGES, LABELS, eps=0.4, other=Open())
+    report = masking_report(
+        Ripples(),
+        IMAGES,
+        LABELS,
+        eps=0.4,
+        other=Open(),
+    )
     assert report.silent == 0
     assert report.transfer == 0  # images made for the open model fool this one
     failed = failed_checks(report)

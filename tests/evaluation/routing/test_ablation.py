@@ -155,7 +155,14 @@ def test_an_ablated_em_router_keeps_its_costs(change, iterations, temperatures):
     beta_u = router.beta_u.expand(3)
     beta_a = (router.beta_a / router.inverse_temperature[-1]).expand(3)
     temperature = router.inverse_temperature[temperatures]
-    expected = em_routing(votes, activation, beta_u, beta_a, iterations, temperature)
+    expected = em_routing(
+        votes,
+        activation,
+        beta_u,
+        beta_a,
+        iterations,
+        temperature,
+    )
     routed = change(router)(votes, activation)
     assert torch.allclose(routed.activation, expected.activation, atol=1e-6)
     assert torch.allclose(routed.coupling, expected.coupling, atol=1e-6)

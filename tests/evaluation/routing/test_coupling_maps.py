@@ -46,7 +46,12 @@ def assert_sums_are_lengths(maps):
     """The supports of a vector capsule sum to its length before squashing."""
     length = maps.activations.gather(1, maps.shown[:, None])[:, 0]
     unsquashed = (length / (1 - length)).sqrt()
-    torch.testing.assert_close(total(maps.positions), unsquashed, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        total(maps.positions),
+        unsquashed,
+        atol=1e-5,
+        rtol=1e-4,
+    )
     torch.testing.assert_close(total(maps.maps), total(maps.positions))
 
 
@@ -87,7 +92,12 @@ def test_a_place_counts_most_in_the_middle_of_what_it_sees(unbiased):
     rising = [0.5, *(k + 0.5 for k in range(1, 8))]
     ways = torch.tensor([*rising, 8, *reversed(rising)]) / 72
     expected = torch.outer(ways, ways)
-    torch.testing.assert_close(spread[:17, :17] / spread.sum(), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        spread[:17, :17] / spread.sum(),
+        expected,
+        atol=1e-5,
+        rtol=1e-4,
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,16 +122,32 @@ def test_the_batch_size_changes_nothing_and_the_model_is_left_as_it_was(capsnet)
 
 @pytest.mark.parametrize("options", [{}, {"bias": True, "coordinates": False}])
 def test_matrix_capsules_hand_support_down_through_convolutions(options):
-    model = create_model("matrix_caps_small", in_chans=2, img_size=(24, 20), **MATRIX, **options)
+    model = create_model(
+        "matrix_caps_small",
+        in_chans=2,
+        img_size=(24, 20),
+        **MATRIX,
+        **options,
+    )
     maps = coupling_maps(model, random_images(3, 2, 24, 20))
     assert maps.positions.shape == (3, 10, 8)
     assert maps.maps.shape == (3, 24, 20)
     assert maps.maps.abs().max() > 0
-    torch.testing.assert_close(total(maps.maps), total(maps.positions), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        total(maps.maps),
+        total(maps.positions),
+        atol=1e-4,
+        rtol=1e-4,
+    )
 
 
 def test_the_support_of_a_matrix_capsule_is_bounded_by_its_childrens_activations():
-    model = create_model("matrix_caps_small", in_chans=1, img_size=(20, 20), **MATRIX)
+    model = create_model(
+        "matrix_caps_small",
+        in_chans=1,
+        img_size=(20, 20),
+        **MATRIX,
+    )
     sums = []
 
     def record(_, inputs):
@@ -141,6 +167,11 @@ def test_labels_that_do_not_fit_are_refused(capsnet, labels):
 def test_networks_without_places_or_without_capsules_are_refused():
     with refuses("expected the children of 'layers.0' to be capsules with places"):
         coupling_maps(RoutedPixels(6, 3), torch.rand(2, 1, 6, 4))
-    cnn = create_model("cnn_smallnorb", in_chans=1, channels=(2, 2), hidden=(4,))
+    cnn = create_model(
+        "cnn_smallnorb",
+        in_chans=1,
+        channels=(2, 2),
+        hidden=(4,),
+    )
     with refuses("expected a capsule network with routed layers, got CNN"):
         coupling_maps(cnn, random_images(1, 1, 32, 32))

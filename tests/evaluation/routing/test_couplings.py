@@ -51,7 +51,12 @@ def test_shares_of_a_window_are_taken_within_it():
 def test_maps_of_parents_are_flattened():
     coupling = torch.rand(N, 2, 3, CHILDREN, PARENTS).softmax(dim=-1)
     child = torch.rand(N, 2, 3, CHILDREN)
-    in_maps = RoutingTrace(coupling, coupling[..., 0, :], child, coupling[..., :1, :])
+    in_maps = RoutingTrace(
+        coupling,
+        coupling[..., 0, :],
+        child,
+        coupling[..., :1, :],
+    )
     in_rows = recorded(coupling.flatten(1, 3), child.flatten(1))
     assert coupling_entropy(in_maps).mean == pytest.approx(coupling_entropy(in_rows).mean)
 

@@ -27,7 +27,8 @@ def log_area(counts: Sequence[int], accuracy: Sequence[float]) -> float:
     _check_curve(counts, accuracy)
     x = torch.tensor(counts, dtype=torch.float64).log()
     y = torch.tensor(accuracy, dtype=torch.float64)
-    return float(torch.trapezoid(y, x) / (x[-1] - x[0]))
+    width = x[-1] - x[0]
+    return float(torch.trapezoid(y, x) / width)
 
 
 def labels_needed(counts: Sequence[int], accuracy: Sequence[float], target: float) -> float | None:
@@ -50,10 +51,11 @@ def labels_needed(counts: Sequence[int], accuracy: Sequence[float], target: floa
     _check_curve(counts, accuracy)
     if accuracy[0] >= target:
         return float(counts[0])
-    for k in range(1, len(counts)):
-        if accuracy[k] >= target:
-            part = (target - accuracy[k - 1]) / (accuracy[k] - accuracy[k - 1])
-            return float(counts[k - 1] * (counts[k] / counts[k - 1]) ** part)
+    points = pairwise(zip(counts, accuracy, strict=True))
+    for (count, before), (next_count, after) in points:
+        if after >= target:
+            part = (target - before) / (after - before)
+            return float(count * (next_count / count) ** part)
     return None
 
 

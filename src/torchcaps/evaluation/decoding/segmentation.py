@@ -141,12 +141,16 @@ def _mean_iou(first: Bool[Tensor, "n k *pixels"], second: Bool[Tensor, "n k *pix
 
 def _ink_right(drawn: Drawings, digits: Drawings, threshold: float) -> float | None:
     ink = digits * (digits >= threshold)
-    own_ink = ink * ((ink > 0).sum(dim=1, keepdim=True) == 1)
+    is_of_one_digit = (ink > 0).sum(dim=1, keepdim=True) == 1
+    ink = ink * is_of_one_digit
     # Equally bright drawings decide nothing.
     is_as_bright = drawn.unsqueeze(1) >= drawn.unsqueeze(2)  # [n, k, k of the other, ...]
     is_brightest = is_as_bright.sum(dim=2) == 1
-    total = float(own_ink.sum())
-    return float((own_ink * is_brightest).sum()) / total if total else None
+    total = float(ink.sum())
+    if not total:
+        return None
+    right = float((ink * is_brightest).sum())
+    return right / total
 
 
 def _correlation(x: Float[Tensor, "n k pixels"], y: Float[Tensor, "n k pixels"]) -> float | None:
