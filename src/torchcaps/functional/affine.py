@@ -35,9 +35,15 @@ def affine_pose(raw: Float[Tensor, "*batch 6"]) -> Float[Tensor, "*batch 6"]:
     tx = (GAIN * tx).tanh()
     ty = (GAIN * ty).tanh()
 
-    first_row = (sx * cos + shear * sy * sin, -sx * sin + shear * sy * cos, tx)
-    second_row = (sy * sin, sy * cos, ty)
-    return torch.stack(first_row + second_row, dim=-1)
+    elements = [
+        sx * cos + shear * sy * sin,
+        -sx * sin + shear * sy * cos,
+        tx,
+        sy * sin,
+        sy * cos,
+        ty,
+    ]
+    return torch.stack(elements, dim=-1)
 
 
 def composed(
@@ -54,5 +60,11 @@ def inverse(pose: Float[Tensor, "*batch 6"]) -> Float[Tensor, "*batch 6"]:
     """The affine pose that undoes this one, whose determinant is not zero."""
     a, b, x, c, d, y = pose.unbind(-1)
     determinant = a * d - b * c
-    a, b, c, d = d / determinant, -b / determinant, -c / determinant, a / determinant
-    return torch.stack([a, b, -(a * x + b * y), c, d, -(c * x + d * y)], dim=-1)
+    # The inverse of the 2x2 matrix, and of the translation.
+    p = d / determinant
+    q = -b / determinant
+    r = -c / determinant
+    s = a / determinant
+    first_row = (p, q, -(p * x + q * y))
+    second_row = (r, s, -(r * x + s * y))
+    return torch.stack(first_row + second_row, dim=-1)

@@ -54,7 +54,8 @@ def procrustes(
 def _rotation_2d(products: Float[Tensor, "batch 2 2"]) -> Float[Tensor, "batch 2 2"]:
     cos = products[:, 0, 0] + products[:, 1, 1]
     sin = products[:, 1, 0] - products[:, 0, 1]
-    is_undefined = cos.square() + sin.square() < EPSILON
+    squared_length = cos.square() + sin.square()
+    is_undefined = squared_length < EPSILON
     cos = torch.where(is_undefined, 1.0, cos)
     sin = torch.where(is_undefined, 0.0, sin)
     length = (cos.square() + sin.square()).sqrt()

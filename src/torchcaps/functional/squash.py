@@ -40,7 +40,8 @@ def safe_norm(
     s = full_precision(s)
     # Squares of numbers beyond 1e19 overflow float32: divide by the largest one first.
     scale = s.detach().abs().amax(dim, keepdim=True).clamp(min=1.0)
-    norm = scale * ((s / scale).square().sum(dim, keepdim=True) + EPSILON).sqrt()
+    squares = (s / scale).square()
+    norm = scale * (squares.sum(dim, keepdim=True) + EPSILON).sqrt()
     return norm if keepdim else norm.squeeze(dim)
 
 
@@ -105,7 +106,8 @@ def _rescale(s: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """
     check_floating(s=s)
     s = full_precision(s)
-    inverse_scale = 1.0 / s.detach().abs().amax(dim, keepdim=True).clamp(min=1.0)
+    scale = s.detach().abs().amax(dim, keepdim=True).clamp(min=1.0)
+    inverse_scale = 1.0 / scale
     scaled = s * inverse_scale
     norm = (scaled.square().sum(dim, keepdim=True) + EPSILON).sqrt()
     return scaled, norm, inverse_scale

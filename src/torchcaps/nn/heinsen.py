@@ -67,8 +67,9 @@ class Heinsen2022(Router):
         beta_use = _beta(votes, x, self.beta_use)
         beta_ignore = _beta(votes, x, self.beta_ignore)
         weighted_x = x * votes.count**-0.5 * _per_child(votes, self.W_A)
-        f = torch.sigmoid(weighted_x.sum(dim=-1) + _per_child(votes, self.B_A))
-        f = (f * votes.activation).unsqueeze(-1)  # of children that are present
+        a = weighted_x.sum(dim=-1) + _per_child(votes, self.B_A)
+        f = torch.sigmoid(a) * votes.activation  # 0 for absent children
+        f = f.unsqueeze(-1)
 
         logits: Tensor | None = None
         for remaining in reversed(range(self.iterations)):
@@ -161,8 +162,9 @@ class Heinsen2019(Router):
             mu = torch.einsum("...ij,...ijh->...jh", w, V)
             squares = (V - mu.unsqueeze(-3)).square()
             var = torch.einsum("...ij,...ijh->...jh", w, squares) + EPSILON
-            log_var = 0.5 * var.log().sum(dim=-1).unsqueeze(-2)
-            log_density = -(squares / (2 * var.unsqueeze(-3))).sum(dim=-1) - log_var
+            log_std = 0.5 * var.log().sum(dim=-1).unsqueeze(-2)
+            distance = (squares / (2 * var.unsqueeze(-3))).sum(dim=-1)
+            log_density = -distance - log_std
             logits = F.logsigmoid(a).unsqueeze(-2) + log_density
         return mu, a, R
 

@@ -20,6 +20,8 @@ from torchcaps.nn.routers import Router, check_iterations, register_router
 from torchcaps.types import Capsules, LayerSizes, Routed
 
 Covariance = Literal["diagonal", "full"]
+LOG_2_PI = math.log(2 * math.pi)
+LOG_2_PI_E = math.log(2 * math.pi * math.e)
 
 
 @register_router("vb")
@@ -112,23 +114,29 @@ class VBRouting(Router):
             kappa = 1 + N
             nu = D + 1 + N
             m, scale, log_det_psi = fit(V, r, kappa)
-            log_pi = torch.digamma(alpha) - torch.digamma(alpha.sum(dim=-1, keepdim=True))
-            digammas = torch.digamma((nu.unsqueeze(-1) - dims) / 2).sum(dim=-1)
-            log_det = digammas + D * math.log(2) + log_det_psi
+            total = alpha.sum(dim=-1, keepdim=True)
+            log_pi = torch.digamma(alpha) - torch.digamma(total)
+            degrees = (nu.unsqueeze(-1) - dims) / 2
+            log_det = torch.digamma(degrees).sum(dim=-1) + D * math.log(2) + log_det_psi
 
             # E: couplings.
             if remaining:
-                Q = (D / kappa).unsqueeze(-1) + nu.unsqueeze(-1) * distance(V, m, scale)
-                constant = log_pi + 0.5 * (log_det - D * math.log(2 * math.pi))
-                R = self._couple(votes, (constant.unsqueeze(-1) - 0.5 * Q).mT)
+                q = nu.unsqueeze(-1) * distance(V, m, scale)
+                Q = (D / kappa).unsqueeze(-1) + q
+                log_scale = log_pi + 0.5 * (log_det - D * LOG_2_PI)
+                log_density = log_scale.unsqueeze(-1) - 0.5 * Q
+                R = self._couple(votes, log_density.mT)
 
-        H = 0.5 * (D * math.log(2 * math.pi * math.e) - log_det)
-        logit = -log_pi.exp() * (H * N if self.weighted else H)
+        H = 0.5 * (D * LOG_2_PI_E - log_det)
+        if self.weighted:
+            H = H * N
+        logit = -log_pi.exp() * H
         if not self.batch_norm:
             return Routed(m, torch.sigmoid(full_precision(self.beta) + logit), R)
         pose_norm, logit_norm = self.norms
         pose = _normalize(pose_norm, m, num_axes=2)
-        return Routed(pose, torch.sigmoid(_normalize(logit_norm, logit, num_axes=1)), R)
+        logit = _normalize(logit_norm, logit, num_axes=1)
+        return Routed(pose, torch.sigmoid(logit), R)
 
     def _couple(self, votes: Votes, log_density: Tensor) -> Tensor:
         """Couplings of these log densities, beside that of an outlier."""
@@ -154,7 +162,8 @@ def _distance_diagonal(X: Tensor, m: Tensor, inverse_psi: Tensor) -> Tensor:
     psi_m = m / inverse_psi
     factors = torch.cat([-2 * psi_m, 1 / inverse_psi], dim=-1)
     product = (X @ factors.unsqueeze(-1)).squeeze(-1)
-    return product + (m * psi_m).sum(dim=-1, keepdim=True)
+    constant = (m * psi_m).sum(dim=-1, keepdim=True)
+    return product + constant
 
 
 def _fit_full(V: Tensor, r: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -167,9 +176,10 @@ def _fit_full(V: Tensor, r: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor, Tens
     slack = 4 * V.shape[-1] * torch.finfo(V.dtype).eps * trace
     scatter = moments - kappa[..., None, None] * m.unsqueeze(-1) * m.unsqueeze(-2)
     eye = torch.eye(V.shape[-1], device=V.device, dtype=V.dtype)
-    inverse_psi = 0.5 * (scatter + scatter.mT) + (1 + slack)[..., None, None] * eye
-    factor = torch.linalg.cholesky(inverse_psi)
-    return m, factor, -2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
+    ridge = (1 + slack)[..., None, None] * eye
+    factor = torch.linalg.cholesky(0.5 * (scatter + scatter.mT) + ridge)
+    diagonal = factor.diagonal(dim1=-2, dim2=-1)
+    return m, factor, -2 * diagonal.log().sum(dim=-1)
 
 
 def _distance_full(V: Tensor, m: Tensor, factor: Tensor) -> Tensor:
