@@ -83,10 +83,7 @@ def assert_same_routing(
     Raises:
         PropertyError: they differ.
     """
-    actual_tensors = named_tensors(actual)
-    for name, tensor in named_tensors(expected).items():
-        if name in actual_tensors:
-            assert_close(name, actual_tensors[name], tensor, tolerance, floor)
+    assert_same("routing", actual, expected, tolerance, floor)
 
 
 def named_tensors(outcome: Any) -> dict[str, Tensor]:
@@ -100,11 +97,14 @@ def map_tensors(change: Callable[[Tensor], Tensor], inputs: Any) -> Any:
     return change(inputs) if isinstance(inputs, Tensor) else type(inputs)(*map(change, inputs))
 
 
-def assert_same(label: str, actual: Any, expected: Any, tolerance: float = EXACT) -> None:
+def assert_same(
+    label: str, actual: Any, expected: Any, tolerance: float = EXACT, floor: float = FLOOR
+) -> None:
     """Raise PropertyError, which begins with the label, unless two outcomes are close."""
     actual_tensors = named_tensors(actual)
     for name, tensor in named_tensors(expected).items():
-        assert_close(f"{label}: {name}", actual_tensors[name], tensor, tolerance, FLOOR)
+        if name in actual_tensors:
+            assert_close(f"{label}: {name}", actual_tensors[name], tensor, tolerance, floor)
 
 
 def assert_float32(outcome: Any, label: str = "") -> None:
