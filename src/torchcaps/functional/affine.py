@@ -28,9 +28,8 @@ def affine_pose(raw: Float[Tensor, "*batch 6"]) -> Float[Tensor, "*batch 6"]:
     sx, sy, turns, shear, tx, ty = full_precision(raw).unbind(-1)
     sx = sx.sigmoid() + MIN_SCALE
     sy = sy.sigmoid() + MIN_SCALE
-    angle = 2 * math.pi * turns
-    cos = angle.cos()
-    sin = angle.sin()
+    cos = (2 * math.pi * turns).cos()
+    sin = (2 * math.pi * turns).sin()
     shear = (GAIN * shear).tanh()
     tx = (GAIN * tx).tanh()
     ty = (GAIN * ty).tanh()
