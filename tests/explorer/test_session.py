@@ -155,9 +155,9 @@ def test_a_sweep_passes_through_the_input(infer, sweep, image):
 def test_an_overlay_is_a_sum_that_ends_at_white(image):
     assert torch.equal(overlay(image, torch.zeros_like(image)), image)
     assert torch.equal(overlay(image, image), (2 * image.int()).clamp(max=255).to(torch.uint8))
-    moved = overlay(torch.zeros_like(image), image, right=3, down=-2)
-    assert torch.equal(moved[:, :-2, 3:], image[:, 2:, :-3])
-    assert moved[:, -2:].max() == 0
+    shifted = overlay(torch.zeros_like(image), image, right=3, down=-2)
+    assert torch.equal(shifted[:, :-2, 3:], image[:, 2:, :-3])
+    assert shifted[:, -2:].max() == 0
 
 
 def test_examples_by_index_and_by_class(session):

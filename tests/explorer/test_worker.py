@@ -61,7 +61,7 @@ def answer_all(queue, requests):
         passes.append("".join(arguments))
         if "-" in arguments:
             raise ValueError("cannot be answered")
-        return [argument.upper() for argument in arguments]
+        return list(map(str.upper, arguments))
 
     async def ask():
         tasks = []
@@ -73,12 +73,15 @@ def answer_all(queue, requests):
                 await asyncio.sleep(0)  # it lines up
         return await asyncio.gather(*tasks, return_exceptions=True)
 
-    answers = [a if isinstance(a, str) else type(a) for a in asyncio.run(ask())]
+    answers = []
+    for answer_or_error in asyncio.run(ask()):
+        is_answer = isinstance(answer_or_error, str)
+        answers.append(answer_or_error if is_answer else type(answer_or_error))
     return answers, passes
 
 
 def test_requests_without_a_stream_are_answered_in_their_order():
-    answers, passes = answer_all(Worker(), [("", letter) for letter in "abcd"])
+    answers, passes = answer_all(Worker(), [("", "a"), ("", "b"), ("", "c"), ("", "d")])
     assert answers == ["A", "B", "C", "D"]
     assert passes == ["a", "b", "c", "d"]
 
@@ -166,7 +169,7 @@ def client_of(*sessions, queue=None):
 
 
 def post_all(client, queue, requests):
-    """Responses to (stream, body), each by its own thread; all wait before the first is answered."""
+    """Responses to (stream, body) by as many threads; all wait before the first is answered."""
     responses = [None] * len(requests)
     enqueue = queue._enqueue
     waiting = threading.Semaphore(0)
@@ -194,10 +197,13 @@ def test_inferences_of_several_pages_are_one_pass_and_each_gets_its_own(
     session, plain, images, monkeypatch
 ):
     all_classes = ([], [2], [0, 1], [])
-    expected = [
-        session.view("infer").run(image, classes)
-        for image, classes in zip(images, all_classes, strict=True)
-    ]
+    expected = []
+    bodies = []
+    for image, classes in zip(images, all_classes, strict=True):
+        expected.append(session.view("infer").run(image, classes))
+        bodies.append(make_body(image, classes=classes))
+    bodies.append(make_body(images[0], model=1))
+    bodies.append(make_body(images[0], uniform=True))
     batch_sizes = []
     run_batch = Infer.run_batch
 
@@ -207,11 +213,6 @@ def test_inferences_of_several_pages_are_one_pass_and_each_gets_its_own(
 
     monkeypatch.setattr(Infer, "run_batch", count_and_run)
     queue = Worker()
-    bodies = [
-        make_body(image, classes=classes)
-        for image, classes in zip(images, all_classes, strict=True)
-    ]
-    bodies += [make_body(images[0], model=1), make_body(images[0], uniform=True)]
     requests = list(zip("abcdef", bodies, strict=True))
     responses = post_all(client_of(session, plain, queue=queue), queue, requests)
     answers = [response.json() for response in responses]

@@ -96,16 +96,16 @@ def test_without_a_test_table_whole_tracks_are_held_out(tmp_path):
 def test_the_box_is_scaled_to_the_image_and_cut_to_its_last_pixel(root):
     # 5/50, 6/60, 45/50, 54/60 of 32 pixels are 3.2, 3.2, 28.8, 28.8.
     (root / IMAGES / "00000/00000_00000.ppm").write_bytes(ppm(SIGN))
-    whole = read_gtsrb(root).images
-    cut = read_gtsrb(root, roi=True, img_size=26).images
-    np.testing.assert_array_equal(whole[0].movedim(0, -1), SIGN)
-    np.testing.assert_array_equal(cut[0].movedim(0, -1), SIGN[3:29, 3:29])
+    photograph = read_gtsrb(root).images[0]
+    sign = read_gtsrb(root, roi=True, img_size=26).images[0]
+    np.testing.assert_array_equal(photograph.movedim(0, -1), SIGN)
+    np.testing.assert_array_equal(sign.movedim(0, -1), SIGN[3:29, 3:29])
 
 
 @pytest.mark.parametrize("box", [(0, 0, 1, 1, 200, 200), (199, 199, 200, 200, 200, 200)])
 def test_every_box_leaves_a_pixel(tmp_path, box):
     root = write_gtsrb(tmp_path, labels=(0,), tracks=2, frames=1, num_test=0)
-    write_table(root, *(make_row(f"0000{track}_00000.ppm", 0, box) for track in (0, 1)))
+    write_table(root, make_row("00000_00000.ppm", 0, box), make_row("00001_00000.ppm", 0, box))
     assert read_gtsrb(root, roi=True, img_size=8).images.shape == (1, 3, 8, 8)
 
 

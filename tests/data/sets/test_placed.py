@@ -1,13 +1,11 @@
-import math
-
 import numpy as np
 import pytest
 import torch
 
 from torchcaps.data import ImageSet, PlacedSet, affine_copies, load_dataset, placed
+from torchcaps.data.augment.crop import windows_at
 from torchcaps.errors import DataError
 
-AMOUNTS = ("rotation", "shear", "scale_x", "scale_y")
 # Of `placed(make_source(), 16)`, top and left; of `affine_copies(nine digits, 2)`.
 PLACES = [[4, 5, 0, 3, 3], [3, 7, 0, 1, 0]]
 ROTATIONS = [1.95254, -3.05381, 18.54651]
@@ -43,8 +41,7 @@ def ink_corners(images):
 
 def windows(images, tops, lefts):
     """Windows of 10 × 8 pixels at these places."""
-    places = zip(images, tops, lefts, strict=True)
-    return torch.stack([image[:, top : top + 10, left : left + 8] for image, top, left in places])
+    return windows_at(images, (10, 8), tops, lefts)
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +58,10 @@ def test_placed_images_are_where_their_factors_say():
 
 
 def test_a_seed_gives_the_same_places_on_every_machine():
-    places = [factor[:5].tolist() for factor in placed(make_source(), 16).factors.values()]
-    assert places == PLACES
-    other = placed(make_source(), 16, seed=1)
-    assert [factor[:5].tolist() for factor in other.factors.values()] != PLACES
+    places = placed(make_source(), 16).factors
+    assert places["top"][:5].tolist() == PLACES[0]
+    assert places["left"][:5].tolist() == PLACES[1]
+    assert placed(make_source(), 16, seed=1).factors["top"][:5].tolist() != PLACES[0]
 
 
 def test_a_batch_has_the_images_at_new_places():
@@ -75,8 +72,8 @@ def test_a_batch_has_the_images_at_new_places():
     assert batch.labels.tolist() == wide.labels.tolist()
     assert torch.equal(windows(batch.images, *ink_corners(batch.images)), source.float_images())
     assert not torch.equal(batch.images, wide.float_images())
-    again = wide.sample_batch(range(40), generator=make_generator())
-    assert torch.equal(batch.images, again.images)
+    repeated = wide.sample_batch(range(40), generator=make_generator())
+    assert torch.equal(batch.images, repeated.images)
 
 
 def test_a_batch_uses_every_place():
@@ -88,9 +85,9 @@ def test_a_batch_uses_every_place():
 
 
 def test_parts_of_a_placed_set_can_be_drawn():
-    training, validation = placed(make_source(), 16).train_val_split(0.25)
-    assert (len(training), len(validation)) == (30, 10)
-    batch = validation.sample_batch([0, 9], generator=make_generator())
+    train, val = placed(make_source(), 16).train_val_split(0.25)
+    assert (len(train), len(val)) == (30, 10)
+    batch = val.sample_batch([0, 9], generator=make_generator())
     assert batch.images.shape == (2, 1, 16, 16)
 
 
@@ -114,7 +111,7 @@ def test_amounts_fill_their_ranges():
         assert low <= amounts.min() < low + 0.02 * width
         assert high - 0.02 * width < amounts.max() <= high
         assert abs(amounts.mean() - (low + high) / 2) < 0.03 * width
-    assert copies.factors["original"].tolist() == [k // 20 for k in range(2000)]
+    assert torch.equal(copies.factors["original"], torch.arange(2000) // 20)
 
 
 def test_all_places_that_keep_the_ink_inside_are_used():
@@ -141,8 +138,9 @@ def test_all_ink_stays_inside_at_the_place_named(digits):
 def center_of(weights):
     """Mean (x, y) of an image."""
     along = torch.arange(float(len(weights)))
-    moments = torch.stack([(weights.sum(dim=k) * along).sum() for k in (0, 1)])
-    return moments / weights.sum()
+    x = weights.sum(dim=0) @ along
+    y = weights.sum(dim=1) @ along
+    return torch.stack([x, y]) / weights.sum()
 
 
 @pytest.mark.parametrize(("row", "column"), [(4, 20), (20, 22), (9, 5)])
@@ -155,18 +153,20 @@ def test_a_point_goes_where_the_matrix_sends_it(row, column):
     point = torch.tensor([column - 14.0, row - 14.0])  # x to the right, y down
     along = torch.arange(40)
     for k, image in enumerate(copies.images[:, 0].float()):
-        degrees, shear, scale_x, scale_y = (float(copies.factors[n][k]) for n in AMOUNTS)
-        sine = math.sin(math.radians(degrees))
-        cosine = math.cos(math.radians(degrees))
-        rotation = torch.tensor([[cosine, -sine], [sine, cosine]])
-        scaled = torch.tensor([scale_x, scale_y]) * point
-        expected = rotation @ torch.tensor([[1.0, shear], [0.0, 1.0]]) @ scaled
+        angle = copies.factors["rotation"][k].deg2rad()
+        rotation = torch.tensor([[angle.cos(), -angle.sin()], [angle.sin(), angle.cos()]])
+        shear = torch.eye(2)
+        shear[0, 1] = copies.factors["shear"][k]
+        scales = torch.stack([copies.factors["scale_x"][k], copies.factors["scale_y"][k]])
+        expected = rotation @ shear @ (scales * point)
         # The pixels around the brightest one are one dot, the rest is the other.
         peak_row, peak_column = divmod(int(image.argmax()), 40)
         is_row = (along - peak_row).abs() <= 2
-        is_near = is_row.unsqueeze(1) & ((along - peak_column).abs() <= 2)
-        dots = sorted((image * is_near, image * ~is_near), key=torch.sum)
-        assert (center_of(dots[0]) - center_of(dots[1]) - expected).norm() < 0.5
+        is_column = (along - peak_column).abs() <= 2
+        is_near = is_row.unsqueeze(1) & is_column
+        dim, bright = sorted((image * is_near, image * ~is_near), key=torch.sum)
+        distance = center_of(dim) - center_of(bright) - expected
+        assert distance.norm() < 0.5
 
 
 def test_a_seed_gives_the_same_copies(digits):
@@ -187,9 +187,8 @@ def test_what_is_too_large_is_drawn_again():
 
 
 def test_copies_of_one_stay_together(digits):
-    sides = affine_copies(digits, 3).train_val_split(0.2)
-    training, validation = (set(side.factors["original"].tolist()) for side in sides)
-    assert not training & validation
+    train, val = affine_copies(digits, 3).train_val_split(0.2)
+    assert not torch.isin(train.factors["original"], val.factors["original"]).any()
 
 
 def test_an_empty_image_stays_empty():

@@ -74,9 +74,9 @@ def test_files_are_as_published():
 
 def test_every_truncation_is_one_sentence(tmp_path):
     path = tmp_path / "a.mat"
-    whole = matrix_bytes(np.arange(6, dtype=np.int32).reshape(2, 3))
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
+    content = matrix_bytes(np.arange(6, dtype=np.int32).reshape(2, 3))
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
         with pytest.raises(DataError, match=r"a\.mat: truncated") as caught:
             read_matrix(path)
         assert "\n" not in str(caught.value)
@@ -105,17 +105,17 @@ def test_a_type_that_cannot_be_written():
 
 def test_left_stays_left_and_right_stays_right(tmp_path):
     photographs, _ = write_norb(tmp_path, count=5)["train"]
-    both = read_norb(tmp_path, halve=False)
-    assert torch.equal(both.images, torch.from_numpy(photographs))
-    each = read_norb(tmp_path, eyes="each", halve=False)
+    stereo = read_norb(tmp_path, halve=False)
+    assert torch.equal(stereo.images, torch.from_numpy(photographs))
+    single = read_norb(tmp_path, eyes="each", halve=False)
     for eye, name in enumerate(("left", "right")):
-        images = both.images[:, eye, None]
+        images = stereo.images[:, eye, None]
         assert torch.equal(read_norb(tmp_path, eyes=name, halve=False).images, images)
-        assert torch.equal(each.images[eye::2], images)
-    assert each.factors["eye"].tolist() == [0, 1] * 5
-    assert torch.equal(each.labels, both.labels.repeat_interleave(2))
+        assert torch.equal(single.images[eye::2], images)
+    assert single.factors["eye"].tolist() == [0, 1] * 5
+    assert torch.equal(single.labels, stereo.labels.repeat_interleave(2))
     for name in FACTORS:
-        assert torch.equal(each.factors[name], both.factors[name].repeat_interleave(2))
+        assert torch.equal(single.factors[name], stereo.factors[name].repeat_interleave(2))
 
 
 def test_halving_is_the_mean_of_four_pixels(tmp_path):
@@ -134,17 +134,19 @@ def test_a_photograph_has_its_category_and_codes(tmp_path):
         assert toys.factors[name].tolist() == column.tolist()
 
 
+def class_toys(images):
+    return set(zip(images.labels.tolist(), images.factors["instance"].tolist(), strict=True))
+
+
 def test_no_toy_is_in_both_splits_nor_on_both_sides_of_a_holdout(tmp_path):
     write_norb(tmp_path, count=100, side=8)
     train = read_norb(tmp_path)
     test = read_norb(tmp_path, "test")
     assert not set(train.factors["instance"].tolist()) & set(test.factors["instance"].tolist())
-    training, validation = (
-        set(zip(side.labels.tolist(), side.factors["instance"].tolist(), strict=True))
-        for side in train.train_val_split(0.2)
-    )
-    assert not training & validation
-    assert sorted(label for label, _ in validation) == [0, 1, 2, 3, 4]
+    training, validation = train.train_val_split(0.2)
+    assert not class_toys(training) & class_toys(validation)
+    assert len(class_toys(validation)) == 5
+    assert validation.labels.unique().tolist() == [0, 1, 2, 3, 4]
 
 
 def test_other_sizes_stay_as_they_are(tmp_path):

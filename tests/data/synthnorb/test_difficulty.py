@@ -1,4 +1,7 @@
-"""Whether the rendered set is a task: neither solved nor out of reach. Run with -s to see the figures."""
+"""Whether the rendered set is a task: neither solved nor out of reach.
+
+Run with -s to see the errors.
+"""
 
 import pytest
 import torch
@@ -9,50 +12,62 @@ from torchcaps.data import center_crop, color_jitter, random_crop, render_synthn
 from torchcaps.data.sets.smallnorb import FAMILIAR
 from torchcaps.functional import standardize
 
-EPOCHS, BATCH = 12, 64
+EPOCHS = 12
+BATCH_SIZE = 64
 
 
-def network():
+def make_network():
     return nn.Sequential(
-        *(nn.Conv2d(1, 32, 5, 2, 2), nn.ReLU()),
-        *(nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU()),
-        *(nn.Conv2d(64, 64, 3, 2, 1), nn.ReLU(), nn.Flatten()),
-        *(nn.Dropout(0.3), nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, 5)),
+        nn.Conv2d(1, 32, 5, 2, 2),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 3, 2, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(1024, 128),
+        nn.ReLU(),
+        nn.Linear(128, 5),
     )
 
 
-def trained(images, seed):
-    torch.manual_seed(seed)
-    model, generator = network(), torch.Generator().manual_seed(seed)
-    steps = len(images) // BATCH
+def train(images):
+    torch.manual_seed(0)
+    model = make_network()
+    generator = torch.Generator().manual_seed(0)
+    num_steps = len(images) // BATCH_SIZE
     optimizer = torch.optim.Adam(model.parameters())
-    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=EPOCHS * steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=EPOCHS * num_steps)
     for _ in range(EPOCHS):
-        for index in torch.randperm(len(images), generator=generator)[: steps * BATCH].split(BATCH):
-            batch = color_jitter(
-                random_crop(images.float_images(index), 32, generator=generator),
-                generator=generator,
-            )
+        order = torch.randperm(len(images), generator=generator)
+        for index in order[: num_steps * BATCH_SIZE].split(BATCH_SIZE):
+            batch = random_crop(images.float_images(index), 32, generator=generator)
+            batch = color_jitter(batch, generator=generator)
+            loss = F.cross_entropy(model(standardize(batch)), images.labels[index])
             optimizer.zero_grad()
-            F.cross_entropy(model(standardize(batch)), images.labels[index]).backward()
+            loss.backward()
             optimizer.step()
-            rate.step()
+            schedule.step()
     return model.eval()
 
 
 @torch.no_grad()
-def error(model, images):
-    found = model(standardize(center_crop(images.float_images(), 32))).argmax(dim=1)
-    return float((found != images.labels).float().mean())
+def error_rate(model, images):
+    pixels = center_crop(images.float_images(), 32)
+    predictions = model(standardize(pixels)).argmax(dim=1)
+    return float((predictions != images.labels).float().mean())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_small_network_learns_the_views_it_knows_and_not_those_it_does_not():
     azimuths = FAMILIAR["azimuth"]
-    model = trained(render_synthnorb("train", azimuths=azimuths), seed=0)
-    familiar = error(model, render_synthnorb("test", azimuths=azimuths))
-    novel = error(model, render_synthnorb("test", azimuths=range(6, 30, 2), elevations=(1, 5)))
+    model = train(render_synthnorb("train", azimuths=azimuths))
+    familiar_views = render_synthnorb("test", azimuths=azimuths)
+    novel_views = render_synthnorb("test", azimuths=range(6, 30, 2), elevations=(1, 5))
+    familiar = error_rate(model, familiar_views)
+    novel = error_rate(model, novel_views)
     print(f"familiar {100 * familiar:.1f} %, novel {100 * novel:.1f} %")
     assert 0.04 < familiar < 0.20
     assert familiar + 0.10 < novel < 0.60

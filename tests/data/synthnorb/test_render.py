@@ -23,8 +23,9 @@ def render(body, elevation=40.0, azimuth=0.0, lamp=LAMPS[0], size=24, **options)
 def center_of(weights):
     """Mean (row, column) of an image."""
     along = torch.arange(len(weights), dtype=torch.float64)
-    moments = torch.stack([(weights.sum(dim=1 - k) * along).sum() for k in (0, 1)])
-    return moments / weights.sum()
+    row = weights.sum(dim=1) @ along
+    column = weights.sum(dim=0) @ along
+    return torch.stack([row, column]) / weights.sum()
 
 
 def test_a_picture_is_the_same_each_time_and_lamps_are_taken_one_by_one():
@@ -44,8 +45,10 @@ def test_the_table_has_one_gray_away_from_the_toy_and_its_shadow():
 def test_the_lamp_lights_its_own_side_and_shadows_fall_on_the_other(azimuth, side):
     picture = render(BALL, lamp=Lamp(azimuth, 40, 1.0, 0.1), albedo=0.9)
     is_ball = render(BALL, lamp=FLAT, albedo=0.5) != round(255 * TABLE_ALBEDO)
-    is_lit = is_ball & (side * (torch.arange(24) - 11.5) > 0)
-    assert picture[is_lit].mean() > picture[is_ball & ~is_lit].mean() + 30
+    is_lamp_side = side * (torch.arange(24) - 11.5) > 0
+    bright = picture[is_ball & is_lamp_side]
+    dim = picture[is_ball & ~is_lamp_side]
+    assert bright.mean() > dim.mean() + 30
     is_shadow = ~is_ball & (picture < 40)
     assert is_shadow.sum() > 10
     assert side * (center_of(is_shadow.double())[1] - 12) < 0
