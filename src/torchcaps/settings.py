@@ -247,13 +247,10 @@ class TrainConfig:
         for name, value in changes.items():
             by_group.setdefault(known[name].group, {})[known[name].key] = value
         current = groups()
-        return replace(
-            self,
-            **{
-                group: current[group](**vars(getattr(self, group)) | values)
-                for group, values in by_group.items()
-            },
-        )
+        updated = {}
+        for group, values in by_group.items():
+            updated[group] = current[group](**vars(getattr(self, group)) | values)
+        return replace(self, **updated)
 
 
 class KnownSetting(NamedTuple):

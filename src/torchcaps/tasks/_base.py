@@ -8,7 +8,7 @@ never a model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -280,7 +280,15 @@ def eval_outputs(
             parts.append(task.eval_step(batch))
             if progress is not None:
                 progress(int(indices[-1]) + 1, count)
-    return {name: ranks.cat(torch.cat([part[name] for part in parts]).cpu()) for name in parts[0]}
+    return {name: ranks.cat(rows) for name, rows in join_outputs(parts).items()}
+
+
+def join_outputs(parts: Sequence[Outputs]) -> Outputs:
+    """The outputs of several batches as those of one, on the CPU."""
+    outputs = {}
+    for name in parts[0]:
+        outputs[name] = torch.cat([part[name] for part in parts]).cpu()
+    return outputs
 
 
 def register_task(name: str, *, replace: bool = False) -> Callable[[T], T]:

@@ -256,17 +256,20 @@ def capsule_losses(aligned: Aligned, batch: Motions) -> Outputs:
         norms = norms + keypoints.square().sum(dim=2).unsqueeze(1)
         squared_distances = (norms - 2 * points @ keypoints.mT).clamp(min=0)
         variance = (aligned.attention * squared_distances).sum(dim=1) / mass.clamp(min=MIN_MASS)
-    losses = {
-        "localization": variance.sum(dim=1),
-        "equilibrium": mass.var(dim=1),
-        "canonical": (fitted - aligned.canonical).square().sum(dim=2).mean(dim=1),
-    }
+    canonical = (fitted - aligned.canonical).square().sum(dim=2).mean(dim=1)
     descriptors = aligned.descriptors.chunk(2)
     return {
         "equivariance": (expected - second).square().sum(dim=2).mean(dim=1),
         "invariance": (descriptors[0] - descriptors[1]).square().mean(dim=(1, 2)),
-        **{name: torch.stack(loss.chunk(2)).mean(dim=0) for name, loss in losses.items()},
+        "localization": _mean_of_views(variance.sum(dim=1)),
+        "equilibrium": _mean_of_views(mass.var(dim=1)),
+        "canonical": _mean_of_views(canonical),
     }
+
+
+def _mean_of_views(losses: Float[Tensor, " views_batch"]) -> Float[Tensor, " batch"]:
+    """Losses of the first views, then of the second ones, averaged."""
+    return torch.stack(losses.chunk(2)).mean(dim=0)
 
 
 def resultant_lengths(turns: Float[Tensor, "sets dim dim"]) -> tuple[Float[Tensor, " sets"], float]:

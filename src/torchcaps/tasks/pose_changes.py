@@ -18,6 +18,7 @@ from torchcaps.evaluation.base import MetricResult, check_images
 from torchcaps.evaluation.forward import device_of, evaluating
 from torchcaps.functional import move_by_matrix, shift_matrices
 from torchcaps.models import TransformedPairs
+from torchcaps.tasks._base import join_outputs
 from torchcaps.types import Capsules
 
 SHIFT = ("dx", "dy")
@@ -153,12 +154,11 @@ def evaluate_transforming(
     device = device_of(model)
     parts = []
     with evaluating(model):
-        for batch in zip(*(tensor.split(batch_size) for tensor in pairs), strict=True):
-            on_device = TransformedPairs(*(tensor.to(device) for tensor in batch))
-            parts.append(compare_pairs(model, on_device))
-    return measure_pairs(
-        {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
-    )
+        for start in range(0, len(pairs.source), batch_size):
+            rows = slice(start, start + batch_size)
+            batch = [tensor[rows].to(device) for tensor in pairs]
+            parts.append(compare_pairs(model, TransformedPairs(*batch)))
+    return measure_pairs(join_outputs(parts))
 
 
 def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:

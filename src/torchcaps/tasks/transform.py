@@ -132,9 +132,10 @@ class Transform(Task):
         with evaluating(self):
             pairs = first_batch(self, images, MAX_PAIRS)
             drawings = self.model(pairs.source, pairs.transformation)
+        pictures = [images.float().cpu() for images in (pairs.source, drawings, pairs.target)]
         return [
             _poses_item(evaluation, unit="pixels" if self.pose == "translation" else ""),
-            _drawings_item(evaluation, [pairs.source, drawings, pairs.target]),
+            _drawings_item(evaluation, pictures),
             _capsules_item(evaluation, self.model.strokes().cpu()),
         ]
 
@@ -184,22 +185,23 @@ def _poses_item(evaluation: TransformingEvaluation, unit: str) -> ReportItem:
 def _drawings_item(evaluation: TransformingEvaluation, pictures: list[Tensor]) -> ReportItem:
     from torchcaps import viz
 
-    errors = {
-        "the drawing": "pixel_mse",
-        "the input as it is": "copy_mse",
-        "the input, itself transformed": "moved_mse",
-        "the mean of all targets": "mean_mse",
-    }
+    figures = evaluation.figures
+    rows = [
+        ("the drawing", f"{figures['pixel_mse']:.5f}"),
+        ("the input as it is", f"{figures['copy_mse']:.5f}"),
+        ("the input, itself transformed", f"{figures['moved_mse']:.5f}"),
+        ("the mean of all targets", f"{figures['mean_mse']:.5f}"),
+    ]
     return ReportItem(
         "triplets",
         "What it draws",
         "The network sees the first row and is told the transformation; it draws the second, and "
         "should draw the third.",
-        viz.transformed(*(images.float().cpu() for images in pictures)),
+        viz.transformed(*pictures),
         "Test images, what the network draws when told a transformation, and the images so "
         "transformed.",
         ("Beside the target", "Mean squared error per pixel"),
-        tuple((name, f"{evaluation.figures[key]:.5f}") for name, key in errors.items()),
+        tuple(rows),
     )
 
 

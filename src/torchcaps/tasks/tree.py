@@ -124,19 +124,20 @@ class Tree(Classify):
         activations = self._level_activations(batch.images)
         paths = self.ancestors[batch.labels]
         compute_loss = self.losses[self.loss]
-        losses = [
-            compute_loss(Scores(activation), labels, fraction_trained, self.config.task)
-            for activation, labels in zip(activations, paths.T, strict=True)
-        ]
+        losses = []
+        for activation, labels in zip(activations, paths.T, strict=True):
+            scores = Scores(activation)
+            losses.append(compute_loss(scores, labels, fraction_trained, self.config.task))
         is_right = _predicted_paths(activations) == paths
-        parts = {f"{self.loss}_{level}": loss for level, loss in enumerate(losses[:-1], start=1)}
-        return {
+        outputs = {
             "loss": (self._weights(is_right) * torch.stack(losses)).sum(),
             self.loss: losses[-1],
-            **parts,
-            "accuracy": is_right[:, -1].double().mean(),
-            "activation": activations[-1].detach(),
         }
+        for level, loss in enumerate(losses[:-1], start=1):
+            outputs[f"{self.loss}_{level}"] = loss
+        outputs["accuracy"] = is_right[:, -1].double().mean()
+        outputs["activation"] = activations[-1].detach()
+        return outputs
 
     def _level_activations(self, images: Tensor) -> list[Tensor]:
         return [capsules.activation for capsules in self.model.levels(images)]
@@ -243,7 +244,9 @@ def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float
     depth = len(tree.sizes)
     is_right = paths == truth
     accuracies = is_right.double().mean(dim=0).tolist()
-    harmonic_mean = depth / sum(1 / share for share in accuracies) if min(accuracies) else 0.0
+    harmonic_mean = 0.0
+    if min(accuracies):
+        harmonic_mean = depth / sum(1 / share for share in accuracies)
 
     # Of each level, fine to coarse: the predicted class, and ancestors of those predicted below.
     num_common = torch.zeros(len(paths), dtype=torch.float64)
@@ -258,8 +261,11 @@ def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float
     precision = num_common / num_predicted
     recall = num_common / depth
     f1 = 2 * precision * recall / (precision + recall).clamp(min=torch.finfo(torch.float64).tiny)
+    figures = {}
+    for level, share in enumerate(accuracies, start=1):
+        figures[f"level_{level}_accuracy"] = share
     return {
-        **{f"level_{level}_accuracy": share for level, share in enumerate(accuracies, start=1)},
+        **figures,
         "hierarchical_accuracy": harmonic_mean,
         "exact_match": is_right.all(dim=1).double().mean().item(),
         "consistency": is_consistent(paths, tree).double().mean().item(),

@@ -90,7 +90,8 @@ class Trainer:
         self.has_dropout = any(isinstance(layer, _DropoutNd) for layer in self.task.modules())
         self.steps_per_epoch = len(self._epoch_batches(0))
         self.total_steps = settings.epochs * self.steps_per_epoch
-        self.callbacks = [*self.callbacks, *(CALLBACKS[name]() for name in settings.callbacks)]
+        named_callbacks = [CALLBACKS[name]() for name in settings.callbacks]
+        self.callbacks = [*self.callbacks, *named_callbacks]
         # Not .to(): capsule weights have four axes too.
         convert_conv2d_weight_memory_format(self.task, torch.channels_last)
         sync_batch_norms(self.task.model, self.ranks)
@@ -279,11 +280,11 @@ def sum_losses(
     losses: dict[str, Tensor], num_rows: int, should_stop: bool, ranks: Ranks
 ) -> tuple[dict[str, float], bool]:
     """Losses of all processes, summed over rows, with their "count"; whether one is to stop."""
-    names = [name for name, loss in losses.items() if loss.dim() == 0]
-    means = torch.stack([losses[name].detach().double() for name in names]).cpu()
+    scalars = {name: loss.detach().double() for name, loss in losses.items() if loss.dim() == 0}
+    means = torch.stack([*scalars.values()]).cpu()
     counts = torch.tensor([num_rows, should_stop], dtype=torch.float64)
     *sums, num_stops = ranks.sum(torch.cat([means * num_rows, counts])).tolist()
-    return dict(zip([*names, "count"], sums, strict=True)), num_stops > 0
+    return dict(zip([*scalars, "count"], sums, strict=True)), num_stops > 0
 
 
 def detect_collapse(
