@@ -3,9 +3,9 @@
 Vittorio Mazzia, Francesco Salvetti, Marcello Chiaberge, "Efficient-CapsNet: capsule network with
 self-attention routing", Scientific Reports 11, 2021, arXiv 2101.12491; sizes and constants as in
 the authors' code (EscVM/Efficient-CapsNet). Differs from it in: the depthwise kernel follows the
-image, so that any size can be taken; of what the decoder of smallNORB draws, as much is kept as an
-image has; running statistics follow ten times as fast (theirs need hundreds of steps to forget how
-they began).
+image, so that any size can be taken; drawings of the decoder of smallNORB are cropped to the size
+of the image; running statistics follow ten times as fast (theirs need hundreds of steps to forget
+their start).
 """
 
 from typing import Any, Literal

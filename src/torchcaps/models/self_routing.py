@@ -2,11 +2,11 @@
 
 Taeyoung Hahn, Myeongjang Pyeon, Gunhee Kim, "Self-Routing Capsule Networks", NeurIPS 2019, with the
 heads that they compare; sizes as in the authors' code. Differs from them in: sizes follow the
-images; the choice of classes starts at random numbers, because of zeros no gradient reaches what is
+images; the choice of classes starts at random numbers, because zeros pass no gradient to the layers
 below; votes start at the scale of the poses; the classes of self-routing get a pose, the mean of
-their children's, which nothing is trained by; dynamic routing in depth 2 leaves out a batch norm
-that the authors build and do not use (1,024 numbers); EM routing is this library's, which starts
-from its own temperatures.
+their children's, which no loss uses; dynamic routing in depth 2 leaves out a batch norm that the
+authors build and do not use (1,024 numbers); EM routing is this library's, which starts from its
+own temperatures.
 """
 
 from functools import partial
@@ -128,8 +128,9 @@ class SRCapsNet(ImageModel):
         backbone: "resnet20", or the "convnet" of six convolutions that the paper has for smallNORB.
         types: capsules at each position.
         dim: of a pose; for "em" a square number.
-        uniform: the ablation: every coupling equal. Self-routed classes are what is chosen and stay
-            so, so that it takes two layers; with "dynamic" and "em" it holds for all layers.
+        uniform: the ablation: every coupling equal. It holds for all layers of "dynamic" and "em".
+            The couplings of self-routed classes are the output, so that they stay, and the ablation
+            needs depth 2.
         standardized: give every image mean 0 and standard deviation 1 first.
 
     Raises:
@@ -261,7 +262,7 @@ def sr_capsnet(
         head: a head of capsules, see `SRCapsNet`, or a plain one, see `PlainHeadNetwork`.
         options: of that network.
     """
-    check_known("head", head, (*get_args(PlainHead), *get_args(CapsuleHead)))
+    check_known("head", head, get_args(PlainHead) + get_args(CapsuleHead))
     name: Any = head
     if head in get_args(PlainHead):
         return PlainHeadNetwork(head=name, **options)

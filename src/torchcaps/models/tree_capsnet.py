@@ -3,7 +3,7 @@
 Khondaker Tasrif Noor et al., "HT-CapsNet", Knowledge-Based Systems 329, 2025, 114444. Differs from
 the authors' code in: three convolutions; all levels have one dimension; no gate, no attention and
 no layer norm; the taxonomy is a log prior of the couplings of the parents above, where theirs
-multiplies logits, by rows that belong to arbitrary children.
+multiplies the logits of arbitrary children.
 """
 
 from collections.abc import Sequence
