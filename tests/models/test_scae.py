@@ -291,6 +291,7 @@ def test_likelihoods_are_in_full_precision():
         ({"strides": (2, 0)}, "strides: expected at least 1, got 0"),
         ({"weights": {"pixel": 1.0}}, "unknown weight 'pixel'; did you mean 'pixels'"),
         ({"weights": {"poses": -1.0}}, "poses: expected at least 0"),
+        ({"weights": 3}, "weights: expected numbers by name, got 3"),
     ],
 )
 def test_wrong_options(options, message):

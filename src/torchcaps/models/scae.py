@@ -13,13 +13,14 @@ Letters: b batch, m parts, k objects, c channels, h height, w width, t side of a
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.errors import check_known, check_positive, check_range
+from torchcaps.errors import ArgumentError, check_known, check_positive, check_range
 from torchcaps.functional.affine import affine_pose, composed, inverse
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision
@@ -376,6 +377,18 @@ def pose_likelihood(pose: Tensor, objects: Objects) -> tuple[Tensor, Tensor]:
     return logits.logsumexp(dim=-1), logits.softmax(dim=-1)
 
 
+def check_weights(weights: Mapping[str, float]) -> None:
+    """Raise ValueError unless these are numbers of at least 0 by names of `WEIGHTS`."""
+    are_numbers = isinstance(weights, Mapping) and all(
+        isinstance(weight, Real) for weight in weights.values()
+    )
+    if not are_numbers:
+        raise ArgumentError("weights", f"expected numbers by name, got {weights!r}")
+    for name, weight in weights.items():
+        check_known("weight", name, WEIGHTS)
+        check_range(name, weight, low=0)
+
+
 class SCAE(ImageModel):
     """Part capsules that draw an image, and object capsules that explain where the parts are.
 
@@ -396,7 +409,7 @@ class SCAE(ImageModel):
             there, with which a training takes many times longer.
 
     Raises:
-        ValueError: for unknown weights and weights below 0; see also `ImageModel`.
+        ValueError: for weights that are none, see `check_weights`; see also `ImageModel`.
     """
 
     def __init__(
@@ -440,10 +453,10 @@ class SCAE(ImageModel):
         self.part_capsules = PartCapsules(in_chans, self.img_size, parts, **part_options)
         numbers = POSE + 1 + FEATURES + in_chans * TEMPLATE**2
         self.object_capsules = ObjectCapsules(numbers, parts, objects, units, set_units)
-        self.weights = WEIGHTS | dict(weights or {})
-        for name, weight in self.weights.items():
-            check_known("weight", name, WEIGHTS)
-            check_range(name, weight, low=0)
+        self.weights = dict(WEIGHTS)
+        if weights is not None:
+            check_weights(weights)
+            self.weights.update(weights)
         self.register_buffer("centers", torch.zeros(2, clusters, objects))
         self.register_buffer("names", torch.zeros(2, clusters, dtype=torch.int64))
 
