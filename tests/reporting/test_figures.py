@@ -118,7 +118,7 @@ def test_names_in_scripts_that_the_font_lacks_are_drawn_by_number(tmp_path):
 
 
 def test_of_very_many_classes_the_least_accurate_are_listed(monkeypatch):
-    monkeypatch.setattr(report_items, "MOST_ROWS", 2)
+    monkeypatch.setattr(report_items, "MAX_ROWS", 2)
     labels = torch.arange(30) % 3
     guesses = torch.where(torch.arange(30) < 15, (labels + (labels != 1)) % 3, labels)
     item = report_items.by_class(

@@ -75,9 +75,11 @@ def predict(
     if not images:
         raise UsageError("images: expected image files or folders after the run, got none")
     predictions = tc.predict(run, images, device=device, output=output)
-    rows = [_cells(prediction) for prediction in predictions]
-    heads = [HEADS.get(name, name) for name in rows[0]]
-    show(json, predictions, [heads, *(list(row.values()) for row in rows)])
+    cells = [_cells(prediction) for prediction in predictions]
+    rows = [[HEADS.get(name, name) for name in cells[0]]]
+    for row in cells:
+        rows.append(list(row.values()))
+    show(json, predictions, rows)
     return 0
 
 

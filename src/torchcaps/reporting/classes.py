@@ -1,6 +1,7 @@
 """Sections of the report on a run that tells classes apart."""
 
 import torch
+from torch import Tensor
 
 from torchcaps import evaluation
 from torchcaps.evaluation import Diagnosis, example_indices
@@ -75,11 +76,14 @@ def mistakes(run: EvaluatedRun) -> ReportItem | None:
     activations = run.activations[worst]
     predicted = evaluation.top_labels(activations, labels.shape[1])
     rows = []
-    for row in range(len(worst)):
-        answers = [labels[row].tolist(), predicted[row].tolist()]
-        names = [" + ".join(run.images.classes[index] for index in answer) for answer in answers]
-        lowest = [f"{float(activations[row, answer].min()):.3f}" for answer in answers]
-        rows.append((*names, *lowest))
+    for true, answer, lengths in zip(labels, predicted, activations, strict=True):
+        row = (
+            _join_names(run, true),
+            _join_names(run, answer),
+            f"{float(lengths[true].min()):.3f}",
+            f"{float(lengths[answer].min()):.3f}",
+        )
+        rows.append(row)
     kind = "length" if run.task.spec.activation == "length" else "activation"
     text = (
         f"{len(mistaken):,} of the {sample} are wrong. These {len(worst)} are those where the "
@@ -102,6 +106,12 @@ def mistakes(run: EvaluatedRun) -> ReportItem | None:
         classes=viz.names.drawable(run.images.classes),
     )
     return ReportItem("mistakes", title, text, bars, alt, heads, tuple(rows))
+
+
+def _join_names(run: EvaluatedRun, labels: Tensor) -> str:
+    """Names of the classes of one image."""
+    names = [run.images.classes[label] for label in labels.tolist()]
+    return " + ".join(names)
 
 
 @register_section()

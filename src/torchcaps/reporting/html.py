@@ -16,6 +16,7 @@ from torchcaps.reporting.answers import check_same_task
 from torchcaps.reporting.api import can_plot
 from torchcaps.reporting.evaluated import MAX_IMAGES, NUM_DIAGNOSED, EvaluatedRun, evaluate_run
 from torchcaps.reporting.markup import names, page
+from torchcaps.reporting.subject import path_of
 from torchcaps.training import Run
 from torchcaps.training.files import atomic, make_folder
 from torchcaps.words import unique_suffixes
@@ -69,7 +70,7 @@ def report(
         check_range("diagnose", diagnose, low=2)
     paths = [run] if isinstance(run, Run | str | Path) else list(run)
     check_range("number of runs", len(paths), low=1)
-    folders = [one.path if isinstance(one, Run) else Path(one) for one in paths]
+    folders = [path_of(one) for one in paths]
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ArgumentError("run", "expected different run folders, got one of them twice")
 

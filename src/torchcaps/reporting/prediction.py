@@ -1,7 +1,7 @@
 """What a trained model says of pictures."""
 
 from collections.abc import Iterable
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def predict(
                 rows += task.predict(images.to(device_of(model)))
     if are_files:
         rows = [{"path": str(path), **row} for path, row in zip(pictures, rows, strict=True)]
-    return [row for part in ranks.gather(rows) for row in part]
+    return list(chain.from_iterable(ranks.gather(rows)))
 
 
 def _as_list(inputs: Any) -> list[Any]:

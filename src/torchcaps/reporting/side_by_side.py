@@ -1,6 +1,7 @@
 """Several runs side by side: the sections of their page."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from markupsafe import Markup
@@ -26,8 +27,10 @@ def sections_of(runs: Runs) -> list[Section]:
 def figures(runs: Runs) -> Section:
     """Model, figures of the test images, size and time, a column for each run."""
     columns = [_describe_run(run) for run in runs.values()]
-    labels = dict.fromkeys(label for column in columns for label in column)
-    rows = [(label, *(column.get(label, "–") for column in columns)) for label in labels]
+    rows = []
+    for label in dict.fromkeys(chain.from_iterable(columns)):
+        cells = [column.get(label, "–") for column in columns]
+        rows.append((label, *cells))
     text = "Times are those of training steps alone, on the machine of each run."
     if any(run.is_multilabel for run in runs.values()):
         text = f"Accuracy is the share of images with all of their classes found. {text}"
@@ -129,10 +132,11 @@ def classes(runs: Runs) -> Section:
     elif any(run.images.classes != names for run in runs.values()):
         block = "The runs do not have the same classes."
     else:
-        columns = [
-            [percent(row["accuracy"]) for row in run.figures["per_class"]] for run in runs.values()
-        ]
-        rows = list(zip(names, *columns, strict=True))
+        tables = [run.figures["per_class"] for run in runs.values()]
+        rows = []
+        for class_name, *class_rows in zip(names, *tables, strict=True):
+            accuracies = [percent(row["accuracy"]) for row in class_rows]
+            rows.append((class_name, *accuracies))
         block = Table("Accuracy by class", ["Class", *runs], rows, "figures")
     return Section("classes", "Class by class", [block])
 
@@ -153,7 +157,7 @@ def _tabulate_differences(
 ) -> Block:
     """A row for each key that does not have the same setting in all columns."""
     rows = []
-    for key in dict.fromkeys(key for column in columns for key in column):
+    for key in dict.fromkeys(chain.from_iterable(columns)):
         choices = [setting(column.get(key)) for column in columns]
         if len(set(choices)) > 1:
             rows.append((key, *choices))

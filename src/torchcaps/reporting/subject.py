@@ -37,7 +37,7 @@ def load_model(model_or_run: ModelOrRun, device: str = "auto") -> Any:
         if device != "auto":
             model_or_run.to(resolve_device(device))
         return model_or_run
-    return load(_path_of(model_or_run), device=resolve_device(device))
+    return load(path_of(model_or_run), device=resolve_device(device))
 
 
 def open_task(
@@ -67,7 +67,7 @@ def open_task(
     if isinstance(model_or_run, nn.Module):
         config = TrainConfig.of(task=metadata.task)
     else:
-        path = _path_of(model_or_run)
+        path = path_of(model_or_run)
         config = Run.open(path).config if path.is_dir() else TrainConfig()
 
     max_bytes = None
@@ -92,7 +92,8 @@ def open_task(
     return task, images
 
 
-def _path_of(run: Run | str | Path) -> Path:
+def path_of(run: Run | str | Path) -> Path:
+    """The folder of a run, or a path."""
     return run.path if isinstance(run, Run) else Path(run)
 
 
@@ -100,7 +101,7 @@ def _default_data(model_or_run: ModelOrRun, config: TrainConfig) -> str:
     """The data set of a run, or of weights that come with the package."""
     if isinstance(model_or_run, nn.Module):
         raise ArgumentError("data", "expected a data set for a model without a run, got None")
-    path = _path_of(model_or_run)
+    path = path_of(model_or_run)
     if path.is_dir():
         return config.data.name
     name = read_header(path)[1].get("weights", {}).get("shown")

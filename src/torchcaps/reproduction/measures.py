@@ -122,8 +122,8 @@ def viewpoints(run: EvaluatedRun) -> Figures:
         }
         figures["curve"] = {}
         for name, subset in subsets.items():
-            evaluations = [evaluate(model, subset).to_dict() for model in models]
-            figures["curve"][name] = [figures_of["accuracy"] for figures_of in evaluations]
+            accuracies = [evaluate(model, subset).to_dict()["accuracy"] for model in models]
+            figures["curve"][name] = accuracies
     return figures
 
 

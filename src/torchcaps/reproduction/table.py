@@ -96,7 +96,10 @@ def over_seeds(name: str, figures: Sequence[float | None]) -> str:
 
     Its name decides the unit: percent for shares, millions for products, none for others.
     """
-    numbers = [float(figure) for figure in figures if figure is not None and math.isfinite(figure)]
+    numbers = []
+    for figure in figures:
+        if figure is not None and math.isfinite(figure):
+            numbers.append(float(figure))
     if not numbers:
         return "-"
     scale = 1.0
