@@ -75,9 +75,8 @@ class Session:
         classes = metadata.classes
         self.preprocess = metadata.preprocess
         if not isinstance(self.preprocess, Preprocess):
-            raise ArgumentError(
-                "model", "expected .classes and .preprocess, as torchcaps.load gives them"
-            )
+            problem = "expected .classes and .preprocess, as torchcaps.load gives them"
+            raise ArgumentError("model", problem)
         if not self.preprocess.is_picture:
             kind = self.preprocess.kind
             raise ArgumentError(name, f"the explorer shows pictures, and this model takes {kind}")

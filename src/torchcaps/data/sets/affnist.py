@@ -83,6 +83,7 @@ def read_affnist(
 
 
 def _read_all(folder: Path, request: ReadRequest, name: str) -> ImageSet:
+    """All batches of a split as one set."""
     files = _find_files(folder, request.split)
     if not files:
         raise DataError(f"{folder}: no .mat file of the {request.split!r} split of affNIST in it")

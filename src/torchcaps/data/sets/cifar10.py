@@ -62,6 +62,7 @@ INFO = DatasetInfo(
 
 
 def _find_batches(folder: Path, split: str) -> list[Path]:
+    """The batches of a split, binary ones before Python's."""
     stem = STEMS[split]
     return sorted(folder.glob(f"{stem}.bin")) or sorted(folder.glob(stem))
 
@@ -107,6 +108,7 @@ def read_cifar(
 
 
 def _read_binary(path: Path, budget: MemoryBudget) -> tuple[np.ndarray, np.ndarray]:
+    """Labels `[n]` and pixels `[n, 3072]` of a binary batch."""
     content = np.frombuffer(read_bytes(path, budget), dtype=np.uint8)
     if len(content) == 0 or len(content) % RECORD:
         problem = f"truncated or not CIFAR-10, {len(content)} bytes are no multiple of {RECORD}"
@@ -116,6 +118,7 @@ def _read_binary(path: Path, budget: MemoryBudget) -> tuple[np.ndarray, np.ndarr
 
 
 def _read_python(path: Path, budget: MemoryBudget) -> tuple[np.ndarray, np.ndarray]:
+    """Labels `[n]` and pixels `[n, 3072]` of a Python batch."""
     content = io.BytesIO(read_bytes(path, budget))
     try:
         batch = _ArrayUnpickler(content, budget).load()
@@ -135,6 +138,7 @@ def _read_python(path: Path, budget: MemoryBudget) -> tuple[np.ndarray, np.ndarr
 
 
 def _to_array(content: object) -> np.ndarray:
+    """An array, by the state that numpy pickles of it, or a list of numbers."""
     if isinstance(content, _Named):
         _, shape, dtype, is_fortran, buffer = content.state
         array = np.frombuffer(buffer, _to_dtype(dtype))
@@ -145,6 +149,7 @@ def _to_array(content: object) -> np.ndarray:
 
 
 def _to_dtype(dtype: Any) -> np.dtype:
+    """A type of numbers, by what numpy pickles of it."""
     code = _to_text(dtype.args[0])
     order = _to_text(dtype.state[1])
     if not re.fullmatch("[|<>=]?[biuf][1248]", code):
@@ -228,6 +233,7 @@ def _find_place(folder: Path) -> Path | None:
 
 
 def _read(folder: Path, request: ReadRequest, name: str) -> ImageSet:
+    """The batches of a folder, or else its archive of JPEGs."""
     place = _find_place(folder) or folder
     if place.is_file():  # JPEGs lose detail, so that the set is then called "cifar10-jpg"
         images = read_tar(place, replace(request, in_chans=3))

@@ -92,14 +92,25 @@ INFO = DatasetInfo(
 
 
 class _Sign(NamedTuple):
+    """A row of a table.
+
+    Attributes:
+        file: the image.
+        label: of its class.
+        box: left, top, right and bottom of the sign, as shares of the image.
+        track: its number, or -1.
+        frame: its number in the track, or -1.
+    """
+
     file: Path
     label: int
-    box: tuple[float, float, float, float]  # left, top, right, bottom, as shares of the image
+    box: tuple[float, float, float, float]
     track: int
     frame: int
 
 
 def _find_base(folder: Path) -> Path | None:
+    """The folder that holds tables of classes, `folder` itself or one in it."""
     for base in (folder, folder / "GTSRB"):
         if _class_tables(base):
             return base
@@ -161,6 +172,7 @@ def _column(signs: list[_Sign], name: str) -> Int64[Tensor, " n"]:
 
 
 def _read_signs(base: Path, split: str, budget: MemoryBudget) -> list[_Sign]:
+    """The signs of a split, by its own table or by whole tracks of the training tables."""
     test_table = next(filter(Path.is_file, map(base.joinpath, TEST_TABLES)), None)
     if split == "test" and test_table is not None:
         return _read_table(test_table, budget)
@@ -176,6 +188,7 @@ def _read_signs(base: Path, split: str, budget: MemoryBudget) -> list[_Sign]:
 
 
 def _class_tables(base: Path) -> list[Path]:
+    """The tables of the classes, in the first of the usual places that has some."""
     for place in TRAINING:
         if tables := sorted((base / place).glob("[0-9]*/GT-*.csv")):
             return tables
@@ -183,6 +196,7 @@ def _class_tables(base: Path) -> list[Path]:
 
 
 def _read_table(path: Path, budget: MemoryBudget) -> list[_Sign]:
+    """The signs of one table."""
     with csv_rows(path, budget, ";", "cannot be read as a table") as rows:
         for column in COLUMNS:
             if column not in (rows.fieldnames or ()):
@@ -196,6 +210,7 @@ def _read_table(path: Path, budget: MemoryBudget) -> list[_Sign]:
 
 
 def _read_row(line: str, folder: Path, row: dict[str, str | None]) -> _Sign:
+    """The sign of a row; `line` names it in errors, and `folder` has the images."""
     name, *numbers = [row[column] or "" for column in COLUMNS]
     try:
         width, height, left, top, right, bottom, label = map(int, numbers)

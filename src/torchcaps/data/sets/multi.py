@@ -76,7 +76,8 @@ class PairMaker:
 
     def others(self, base: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
         """Numbers of images of another class than each of these."""
-        return len(self.source) - self._counts[self.source.labels[base]]
+        label = self.source.labels[base]
+        return len(self.source) - self._counts[label]
 
     def partner(
         self, base: Int64[Tensor, " batch"], rank: Int64[Tensor, " batch"]
@@ -88,7 +89,9 @@ class PairMaker:
             rank: number of the partner among all of another class, 0 to `others(base) - 1`.
         """
         label = self.source.labels[base]
-        return self._sorted[rank + self._counts[label] * (rank >= self._starts[label])]
+        is_behind = rank >= self._starts[label]  # of the images of its own class
+        place = rank + self._counts[label] * is_behind
+        return self._sorted[place]
 
     def sample_batch(self, base: Int64[Tensor, " batch"], *, generator: Generator) -> ImageBatch:
         """Composites, uint8, of images with random partners and shifts.
@@ -152,16 +155,21 @@ class PairSet(ImageSet):
         self, indices: Tensor | Sequence[int]
     ) -> UInt8[Tensor, "m 2 channels height width"]:
         """What each of the two classes of an image looks like alone."""
+        """The two images of each composite at `indices`, as the composites are."""
         index = self._index(indices)
-        _, singles = self._fit(self.maker.overlay(self.chosen[index], self.moves[index]))
+        pairs = self.maker.overlay(self.chosen[index], self.moves[index])
+        _, singles = self._fit(pairs)
         return singles
 
     @property
     def draws(self) -> Int64[Tensor, " n"]:
+        """The first image of each composite: those with the same one are not independent."""
         return self.chosen[:, 0]
 
     def sample_batch(self, indices: Tensor | Sequence[int], *, generator: Generator) -> ImageBatch:
-        pairs = self.maker.sample_batch(self.draws[self._index(indices)], generator=generator)
+        """New composites of the first images at `indices`."""
+        base = self.draws[self._index(indices)]
+        pairs = self.maker.sample_batch(base, generator=generator)
         images, singles = self._fit(pairs)
         return ImageBatch(to_float(images), pairs.labels, to_float(singles))
 
@@ -176,7 +184,9 @@ class PairSet(ImageSet):
         return self._remake(train), self._remake(val)
 
     def to(self, device: torch.device | str) -> Self:
-        maker = PairMaker(self.maker.source.to(device), self.maker.max_shift, self.maker.pad)
+        """The set, and its source, with images and labels on `device`."""
+        source = self.maker.source.to(device)
+        maker = PairMaker(source, self.maker.max_shift, self.maker.pad)
         return replace(super().to(device), maker=maker)
 
     def _remake(self, source: ImageSet) -> PairSet:
@@ -241,7 +251,8 @@ def make_pairs(
     # One shift for an image in all of its composites, and one for each of its partners.
     shifts = random.randint(-max_shift, max_shift + 1, (len(source), per_image + 1, 2))
     first = np.repeat(shifts[:, :1], per_image, axis=1)
-    moves = torch.from_numpy(np.stack([first, shifts[:, 1:]], axis=2).reshape(-1, 2, 2))
+    second = shifts[:, 1:]
+    moves = torch.from_numpy(np.stack([first, second], axis=2)).reshape(-1, 2, 2)
 
     images = []
     for pairs_chunk, moves_chunk in zip(pairs.split(CHUNK), moves.split(CHUNK), strict=True):
@@ -284,6 +295,7 @@ def _draw_distinct(random: np.random.RandomState, limits: np.ndarray, count: int
 
 
 def _make(source: ImageSet, split: str) -> PairSet:
+    """The named set of a source."""
     # Train and test take their draws from different seeds: both count their images from 0.
     return make_pairs(source, PER_IMAGE[split], SHIFT, seed=0 if split == "train" else 1)
 

@@ -46,6 +46,7 @@ class PlacedSet(ImageSet):
     canvas: int = 0
 
     def sample_batch(self, indices: Tensor | Sequence[int], *, generator: Generator) -> ImageBatch:
+        """The images at `indices`, each at a new random place of its canvas."""
         index = self._index(indices)
         if self.img_size != (self.canvas, self.canvas):
             expected = f"expected canvases of {self.canvas} pixels, as they were made"
@@ -54,7 +55,8 @@ class PlacedSet(ImageSet):
         for name, side in zip(("top", "left"), self.content, strict=True):
             count = self.canvas - side + 1
             places = torch.randint(count, index.shape, generator=generator, device=generator.device)
-            moves.append(places.to(index.device) - self.factors[name].to(index.device)[index])
+            places_before = self.factors[name].to(index.device)[index]
+            moves.append(places.to(index.device) - places_before)
         images = place_images(self.images[index], self.img_size, torch.stack(moves, dim=1))
         return ImageBatch(to_float(images), self.labels[index])
 
@@ -221,10 +223,11 @@ def _warp(images: Tensor, warps: Tensor) -> UInt8[Tensor, "batch 1 side side"]:
 
 def _ink_boxes(images: Tensor) -> tuple[Int64[Tensor, "batch 2"], Int64[Tensor, "batch 2"]]:
     """(top, left) and (height, width) of what is not black; an empty image has size 0."""
+    is_ink = images > 0
     corners = []
     sizes = []
     for axis in (3, 2):
-        has_ink = (images > 0).any(dim=axis).any(dim=1).long()
+        has_ink = is_ink.any(dim=axis).any(dim=1).long()
         first = has_ink.argmax(dim=1)
         end = has_ink.shape[1] - has_ink.flip(1).argmax(dim=1)
         corners.append(first)
@@ -233,10 +236,12 @@ def _ink_boxes(images: Tensor) -> tuple[Int64[Tensor, "batch 2"], Int64[Tensor, 
 
 
 def _place_split(source: ImageSet, split: str) -> ImageSet:
+    """The digits of a split at random places."""
     return placed(source, SIDE, seed=0 if split == "train" else 1)
 
 
 def _transform_test(source: ImageSet, split: str) -> ImageSet:
+    """Placed digits to train on, transformed ones to test on."""
     if split == "train":
         return _place_split(source, split)
     return affine_copies(source, COPIES, SIDE, seed=1)

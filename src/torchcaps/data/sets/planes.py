@@ -47,6 +47,7 @@ def _make_plane(points: int, random: np.random.RandomState) -> np.ndarray:
     areas = np.array([np.pi * width, _area(wings), _area(tail)])
     counts = random.multinomial(points, areas / areas.sum())
 
+    # The fuselage is an ellipse.
     turn = random.uniform(0, 2 * np.pi, counts[0])
     radius = np.sqrt(random.uniform(size=counts[0]))
     x = radius * np.cos(turn)
@@ -54,17 +55,20 @@ def _make_plane(points: int, random: np.random.RandomState) -> np.ndarray:
     parts = [np.stack([x, y], axis=1)]
     for surface, count in ((wings, counts[1]), (tail, counts[2])):
         front, root, tip, span, sweep = surface
+        # Shares of the span and of the chord there, which runs from the front edge backwards.
         out = random.uniform(size=count)
         side = random.choice([-1.0, 1.0], size=count)
         back = random.uniform(size=count)
+        edge = front - sweep * out
         chord = root + (tip - root) * out
-        x = front - sweep * out - back * chord
+        x = edge - back * chord
         y = side * span * out
         parts.append(np.stack([x, y], axis=1))
     return np.concatenate(parts)
 
 
 def _area(surface: np.ndarray) -> float:
+    """Area of wings or of a tail, both sides, by its five numbers."""
     _, root, tip, span, _ = surface
     return float(span * (root + tip))
 

@@ -50,12 +50,21 @@ def render_shapes(count: int, size: int = SIDE, *, seed: int = 0) -> MaskedSet:
 def _render_scene(
     random: np.random.RandomState, size: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """An image and its mask, `[size, size]` each."""
+    """An image and its mask.
+
+    Args:
+        random: draws the shapes.
+        size: of a side in pixels.
+
+    Returns:
+        `[size, size]` each.
+    """
     along = (np.arange(size * FINE) + 0.5) / (size * FINE)
     y, x = np.meshgrid(along, along, indexing="ij")
     slope_x, slope_y = random.uniform(-30, 30, 2)
-    light = 128 + random.uniform(-60, 60)
-    light = light + slope_x * (x - 0.5) + slope_y * (y - 0.5)
+    brightness = 128 + random.uniform(-60, 60)
+    light = brightness + slope_x * (x - 0.5)
+    light = light + slope_y * (y - 0.5)
     mask = np.zeros(light.shape, dtype=np.uint8)
     levels = [light.mean()]
     for _ in range(random.randint(2, 5)):
@@ -63,8 +72,8 @@ def _render_scene(
         is_inside = _draw_shape(kind, x, y, random)
         candidates = random.uniform(10, 245, TRIES)
         differences = np.abs(np.subtract.outer(levels, candidates))
-        most_distinct = differences.min(axis=0).argmax()
-        levels.append(candidates[most_distinct])
+        best = differences.min(axis=0).argmax()
+        levels.append(candidates[best])
         light[is_inside] = levels[-1]
         mask[is_inside] = kind
     pixels = light.reshape(size, FINE, size, FINE).mean(axis=(1, 3))
@@ -77,7 +86,14 @@ def _render_scene(
 def _draw_shape(
     kind: int, x: Floats, y: Floats, random: np.random.RandomState
 ) -> NDArray[np.bool_]:
-    """Where a shape is; all three kinds of one radius have about the same area."""
+    """Where a shape is; all three kinds of one radius have about the same area.
+
+    Args:
+        kind: index into `CLASSES`.
+        x: of each ray, from 0 to 1.
+        y: of each ray, from 0 to 1.
+        random: draws its place, size and turn.
+    """
     center = random.uniform(0.15, 0.85, 2)
     radius = random.uniform(0.1, 0.22)
     turn = random.uniform(0, 2 * np.pi)
@@ -98,7 +114,15 @@ def _draw_shape(
 
 
 def write_shapes(folder: str | Path, progress: FetchProgress | None = None) -> None:
-    """Render both splits and write them as `read_masks` reads them, the table of classes last."""
+    """Render both splits and write them as `read_masks` reads them, the table of classes last.
+
+    Args:
+        folder: gets a folder for each split.
+        progress: called with "shapes train", the images so far, and the images in all.
+
+    Raises:
+        DataError: where a file cannot be written.
+    """
     folder = Path(folder)
     with writing(folder):
         for seed, (split, count) in enumerate(COUNTS.items()):

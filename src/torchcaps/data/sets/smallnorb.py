@@ -278,6 +278,7 @@ def register_norb(info: DatasetInfo) -> None:
 
 
 def _split_by(images: ImageSet, split: str, by: str, is_novel: bool) -> ImageSet:
+    """Familiar views, or the novel views of the test split."""
     views = split_views(images, by)
     return views.novel if split == "test" and is_novel else views.familiar
 

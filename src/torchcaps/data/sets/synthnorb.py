@@ -110,6 +110,7 @@ def render_synthnorb(
 
 
 def _check_codes(name: str, codes: Sequence[int], limit: int) -> None:
+    """Raise ValueError unless there are codes, all from 0 to limit - 1."""
     check_range(f"number of {name}", len(codes), low=1)
     for code in codes:
         check_range(name, code, low=0, high=limit - 1)
