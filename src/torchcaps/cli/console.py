@@ -61,7 +61,14 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def show(as_json: bool, document: Any, rows: Sequence[Sequence[str]], below: str = "") -> None:
-    """Print the document as JSON, or the rows as a table and a line below it."""
+    """Print the document as JSON, or the rows as a table and a line below it.
+
+    Args:
+        as_json: whether JSON is asked for.
+        document: what the JSON holds.
+        rows: cells of the table, the heading first.
+        below: the line; empty for none.
+    """
     if as_json:
         print_json(document)
         return

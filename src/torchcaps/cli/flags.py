@@ -30,7 +30,12 @@ Threads = Annotated[int | None, tyro.conf.arg(help="Processor threads; by defaul
 
 
 def find_values(flag: str, arguments: Sequence[str]) -> list[str]:
-    """The values of a flag in a command line that is not parsed yet."""
+    """The values of a flag in a command line that is not parsed yet.
+
+    Args:
+        flag: with its two hyphens.
+        arguments: the command line.
+    """
     values = []
     for word, next_word in pairwise([*arguments, ""]):
         if word.startswith(f"{flag}="):

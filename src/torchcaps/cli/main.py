@@ -146,6 +146,7 @@ def _join_processes(arguments: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def _silence() -> Iterator[None]:
+    """Print nothing while open."""
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         yield
 

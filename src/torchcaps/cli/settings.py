@@ -106,7 +106,17 @@ def parse_settings(settings: Settings) -> dict[str, Any]:
 
 
 def resolve(recipe_or_model: str, settings: Settings, option: tuple[str, ...]) -> TrainConfig:
-    """The recipe or model of this name, with the changes of the command line."""
+    """The recipe or model of this name, with the changes of the command line.
+
+    Args:
+        recipe_or_model: a name, or the path of a `.toml` file.
+        settings: of `settings_class`; None for settings that are not named.
+        option: options of the model, "name=value" each.
+
+    Raises:
+        UsageError: for a setting or an option that cannot be used.
+        UnknownNameError: for a name that is neither a recipe's nor a model's.
+    """
     config = tc.training.resolve_recipe(recipe_or_model)
     changes = parse_settings(settings)
     options = config.model.options | parse_options(option)

@@ -100,11 +100,13 @@ def report(
 
 
 def _report_page(run: EvaluatedRun) -> str:
+    """The page of one run."""
     title = f"Report on {run.run.path.resolve().name}"
     return page(title, sections.lead(run), sections.sections_of(run), _foot([run]))
 
 
 def _comparison_page(runs: Sequence[EvaluatedRun]) -> str:
+    """The page of several runs, by names that tell them apart."""
     keys = unique_suffixes([run.run.path for run in runs])
     lead = Markup("{} runs side by side: {}.").format(len(runs), names(keys))
     parts = side_by_side.sections_of(dict(zip(keys, runs, strict=True)))

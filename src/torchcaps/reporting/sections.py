@@ -145,12 +145,14 @@ def _describe_outputs(run: EvaluatedRun) -> str:
 
 
 def _describe_classes(run: EvaluatedRun) -> Markup:
+    """Number and names of the classes; of many, the first ones."""
     classes = run.images.classes
     rest = ", …" if len(classes) > MAX_NAMES else ""
     return Markup("{}: {}{}").format(len(classes), names(classes[:MAX_NAMES]), rest)
 
 
 def _describe_training(run: EvaluatedRun) -> str:
+    """Epochs, batches, learning rate and seed."""
     training = run.config.training
     epochs = counted(len(run.epochs), "epoch")
     if len(run.epochs) != training.epochs:
@@ -163,6 +165,7 @@ def _describe_training(run: EvaluatedRun) -> str:
 
 
 def _describe_time(run: EvaluatedRun) -> str:
+    """Time in training steps, and the machine it was measured on."""
     if run.run.seconds is None:
         return "not recorded"
     environment = run.run.environment

@@ -133,6 +133,7 @@ def _load_images(
 
 
 def _list_classes(classes: tuple[str, ...], noun: str = " classes") -> str:
+    """`10 classes (0, 1, 2, 3, 4, ...)`."""
     listed = ", ".join(classes[:MAX_CLASSES])
     rest = ", ..." if len(classes) > MAX_CLASSES else ""
     return f"{len(classes)}{noun} ({listed}{rest})"
