@@ -52,7 +52,8 @@ def test_an_inference_is_what_the_model_computes(session, infer, image):
 def test_classes_are_decoded_one_at_a_time(infer, draw, image):
     inference = infer(image, (2, 0))
     for label, drawing in zip((2, 0), inference.reconstructions, strict=True):
-        torch.testing.assert_close(drawing, draw(inference.pose[label][None], label)[0])
+        pose = inference.pose[label].unsqueeze(0)
+        torch.testing.assert_close(drawing, draw(pose, label)[0])
     assert not torch.allclose(*inference.reconstructions)
     assert infer(image, count=2).shown == tuple(inference.activation.topk(2).indices.tolist())
 
@@ -72,8 +73,10 @@ def test_lengths_follow_the_pose_whatever_activation_is_given(infer, draw, image
 
 def test_without_routing_couplings_are_uniform_and_the_model_stays(infer, route, image):
     inference = infer(image)
-    assert not torch.allclose(inference.activation, infer(image, uniform=True).activation)
-    assert torch.equal(infer(image).activation, inference.activation)
+    uniform = infer(image, uniform=True)
+    assert not torch.allclose(inference.activation, uniform.activation)
+    repeated = infer(image)
+    assert torch.equal(repeated.activation, inference.activation)
     [step] = route(image, 0, uniform=True).steps
     assert step.spread == pytest.approx(0, abs=1e-6)
     torch.testing.assert_close(step.share, torch.full_like(step.share, 1 / 3))
@@ -96,8 +99,9 @@ def test_routing_steps_end_where_the_model_ends(session, route, image):
 def test_the_map_is_the_class_taken_apart(infer, route, image):
     # Coupled votes sum to s, which has the direction of the pose: their cosines, weighted by
     # amount, sum to |s|.
-    step = route(image, 1, uniform=True).steps[0]
-    length = float(infer(image, uniform=True).activation[1])
+    [step] = route(image, 1, uniform=True).steps
+    inference = infer(image, uniform=True)
+    length = float(inference.activation[1])
     total = float((step.amount * step.agreement).sum())
     assert total**2 / (1 + total**2) == pytest.approx(length, abs=1e-4)
     assert step.agreement.abs().max() <= 1 + 1e-5

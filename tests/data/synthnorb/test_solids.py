@@ -20,20 +20,26 @@ SOLIDS = {
 def make_rays(count, seed=0):
     """Origins around a scene of radius 2, and one direction towards it."""
     generator = torch.Generator().manual_seed(seed)
-    direction = normalize(torch.randn(3, generator=generator), dim=0)
-    return 6 * (torch.rand(count, 3, generator=generator) - 0.5) - 6 * direction, direction
+    direction = torch.randn(3, generator=generator)
+    direction = normalize(direction, dim=0)
+    places = torch.rand(count, 3, generator=generator) - 0.5
+    origins = 6 * places - 6 * direction
+    return origins, direction
 
 
 def is_inside(solid, points):
     """Whether points lie in a solid, by its definition and not by how rays meet it."""
-    local = np.linalg.inv(solid.frame) @ (points.double().numpy().T - solid.center[:, None])
+    offset = points.double().numpy() - solid.center
+    local = np.linalg.inv(solid.frame) @ offset.T
     x, y, z = local
     if solid.kind == 0:
         return (local**2).sum(axis=0) < 1
     if solid.kind == 1:
         return np.abs(local).max(axis=0) < 1
-    radius = (1 + solid.top) / 2 + (solid.top - 1) / 2 * z
-    return (np.abs(z) < 1) & (np.hypot(x, y) < radius)
+    taper = (solid.top - 1) / 2
+    radius = (1 + solid.top) / 2 + taper * z
+    is_between_lids = np.abs(z) < 1
+    return is_between_lids & (np.hypot(x, y) < radius)
 
 
 @pytest.mark.parametrize("solid", SOLIDS.values(), ids=SOLIDS)
@@ -44,10 +50,13 @@ def test_rays_enter_and_leave_where_a_solid_is(solid, seed):
     [enter], [leave] = Body([solid]).crossings(origins, direction)
     assert 20 < (enter < leave).sum() < 500
     for distance in torch.arange(0.0, 12.0, 0.25):
-        actual = torch.from_numpy(is_inside(solid, origins + distance * direction))
+        points = origins + distance * direction
+        actual = torch.from_numpy(is_inside(solid, points))
         predicted = (enter < distance) & (distance < leave)
-        is_close = ((enter - distance).abs() < 1e-3) | ((leave - distance).abs() < 1e-3)
-        assert ((actual == predicted) | is_close).all()
+        is_agreed = actual == predicted
+        is_agreed |= (enter - distance).abs() < 1e-3
+        is_agreed |= (leave - distance).abs() < 1e-3
+        assert is_agreed.all()
 
 
 @pytest.mark.parametrize("solid", SOLIDS.values(), ids=SOLIDS)
@@ -56,7 +65,8 @@ def test_normals_stand_on_the_surface_and_point_out(solid):
     origins, direction = make_rays(4000)
     distance, index = body.first(origins, direction)
     is_hit = distance.isfinite()
-    points = (origins + distance[:, None] * direction)[is_hit]
+    steps = distance[is_hit].unsqueeze(1) * direction
+    points = origins[is_hit] + steps
     normals = body.normals(points, index[is_hit])
     torch.testing.assert_close(normals.norm(dim=1), torch.ones(len(normals)))
     assert (normals @ direction < 1e-3).all()  # the side that a ray enters looks towards it
