@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 from torchcaps.bench import Workload, benchmark_memory, estimate_memory, timing, workspace
-from torchcaps.kernels import samples
+from torchcaps.kernels import lanes, samples
 from torchcaps.kernels.conv2d import frequency
-from torchcaps.kernels.simd import lanes
 from torchcaps.models import create_model
 
 from .conftest import SMALL

@@ -20,8 +20,8 @@ def test_every_layer_that_has_it_takes_it():
     assert get_impls(model) == ["auto", "auto"]
     set_impl(model, "reference")
     assert get_impls(model) == ["reference", "reference"]
-    set_impl(model, "numba")
-    assert (model.primary.conv.impl, model.class_capsules.router.impl) == ("reference", "numba")
+    set_impl(model, "triton")
+    assert (model.primary.conv.impl, model.class_capsules.router.impl) == ("reference", "triton")
 
 
 def test_a_model_is_built_with_it_and_gives_the_same():

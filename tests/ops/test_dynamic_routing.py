@@ -11,7 +11,7 @@ from torchcaps.kernels import samples
 from torchcaps.testing.compare import assert_close
 from torchcaps.testing.random import random_votes, seeded
 
-from .makers import FAST, Layer, compare, fields, gradients, outcome
+from .makers import Layer, compare, fields, gradients, outcome
 
 OPTIONS = {"iterations": st.integers(1, 4), "leaky": st.booleans(), "detach": st.booleans()}
 
@@ -30,7 +30,7 @@ OPTIONS = {"iterations": st.integers(1, 4), "leaky": st.booleans(), "detach": st
 )
 def test_linear_votes_of_any_field(where, batch, types, parents, inner, outer, bias, seed, options):
     layer = Layer(where, batch, types, parents, (1, inner, outer), bias=bias, seed=seed)
-    assert compare(layer, **options) == [impl for impl in FAST if impl == "blocked" or where.local]
+    assert compare(layer, **options) == ["blocked"]
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -43,7 +43,7 @@ def test_linear_votes_of_any_field(where, batch, types, parents, inner, outer, b
 )
 def test_matrix_votes_with_shifts(where, matrices, shift, seed, options):
     layer = Layer(where, 2, 2, 3, matrices, shift, bias=True, seed=seed)
-    assert "blocked" in compare(layer, **options)
+    assert compare(layer, **options) == ["blocked"]
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -88,8 +88,8 @@ def test_votes_made_in_parts_of_a_sample_and_in_blocks_of_samples(monkeypatch, c
     monkeypatch.setattr(samples, "BLOCK_BYTES", 8 * numbers)
     layer = Layer(ConvField(7, 7, 3, 1, 1, convention), 5, 1, 4)
     for options in ({}, {"detach": True, "leaky": True}, {"iterations": 1}):
-        compare(layer, impls=["blocked"], **options)
-    compare(Layer(layer.field, 5, 1, 4, (1, 3, 5), (1, 1)), impls=["blocked"])
+        compare(layer, **options)
+    compare(Layer(layer.field, 5, 1, 4, (1, 3, 5), (1, 1)))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
@@ -97,10 +97,9 @@ def test_votes_made_in_parts_of_a_sample_and_in_blocks_of_samples(monkeypatch, c
     "sizes", [(20, 1152, 10, (1, 8, 16)), (1, 63, 7, (1, 3, 17)), (3, 1, 1, (1, 1, 1))]
 )
 def test_precision_and_several_blocks(sizes, dtype, tolerance):
-    assert (
-        compare(Layer(DenseField(), *sizes, bias=True, dtype=dtype, scale=0.1), tolerance=tolerance)
-        == FAST
-    )
+    assert compare(
+        Layer(DenseField(), *sizes, bias=True, dtype=dtype, scale=0.1), tolerance=tolerance
+    ) == ["blocked"]
 
 
 @pytest.mark.parametrize(
@@ -122,12 +121,11 @@ def test_gradient_through_each_output(where, through):
 @pytest.mark.parametrize("where", [DenseField(), ConvField(4, 4, 3)])
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-8, 1e8, 1e18, 1e30])
 def test_zero_vectors_and_sizes(where, scale):
-    for impl in FAST if where.local else ["blocked"]:
-        layer = Layer(where, types=4, dtype=torch.float32, scale=scale)
-        for name, tensor in outcome(layer, "dynamic", impl).items():
-            assert tensor.isfinite().all(), name
-        if scale <= 1:  # beyond, the softmax is a hard choice and ties are decided by rounding
-            compare(layer, tolerance=1e-5, impls=[impl])
+    layer = Layer(where, types=4, dtype=torch.float32, scale=scale)
+    for name, tensor in outcome(layer, "dynamic", "blocked").items():
+        assert tensor.isfinite().all(), name
+    if scale <= 1:  # beyond, the softmax is a hard choice and ties are decided by rounding
+        compare(layer, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("repeats", [2, 9])
@@ -135,7 +133,7 @@ def test_matrices_that_several_children_share(repeats):
     layer = Layer(DenseField(3, 3), types=2)
     tensors = layer.tensors()
     tensors["weight"] = tensors["weight"].detach()[: 18 // repeats].requires_grad_()
-    assert compare(layer, tensors=tensors) == FAST
+    assert compare(layer, tensors=tensors) == ["blocked"]
 
 
 @pytest.mark.parametrize(
@@ -155,17 +153,16 @@ def test_inputs_of_any_strides(where):
         compare_given(other)
 
 
-@pytest.mark.parametrize("impl", FAST)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_and_autocast_are_computed_in_float32(dtype, impl):
+def test_half_precision_and_autocast_are_computed_in_float32(dtype):
     layer = Layer(dtype=torch.float32)
     tensors = layer.tensors()
-    plain = outcome(layer, "dynamic", impl, tensors)
+    plain = outcome(layer, "dynamic", "blocked", tensors)
     with torch.autocast("cpu", torch.bfloat16):
-        cast = outcome(layer, "dynamic", impl, tensors)
+        cast = outcome(layer, "dynamic", "blocked", tensors)
     assert all(torch.equal(cast[name], tensor) for name, tensor in plain.items())
     half = tensors["pose"].detach().to(dtype)
-    found = outcome(layer, "dynamic", impl, tensors | {"pose": half.requires_grad_()})
+    found = outcome(layer, "dynamic", "blocked", tensors | {"pose": half.requires_grad_()})
     expected = outcome(
         layer, "dynamic", "reference", tensors | {"pose": half.detach().float().requires_grad_()}
     )
@@ -180,38 +177,23 @@ def test_half_precision_and_autocast_are_computed_in_float32(dtype, impl):
     )
 
 
-@pytest.mark.parametrize("impl", FAST)
-def test_a_sample_alone_and_repetition(impl):
+def test_a_sample_alone_and_repetition():
     layer = Layer(DenseField(), 20, 30, dtype=torch.float32)
     tensors = layer.tensors()
-    whole = ops.dynamic_routing(layer.votes(tensors), impl=impl).pose
-    assert torch.equal(ops.dynamic_routing(layer.votes(tensors), impl=impl).pose, whole)
+    whole = ops.dynamic_routing(layer.votes(tensors), impl="blocked").pose
+    assert torch.equal(ops.dynamic_routing(layer.votes(tensors), impl="blocked").pose, whole)
     one = tensors | {"pose": tensors["pose"][2:3], "activation": tensors["activation"][2:3]}
-    torch.testing.assert_close(ops.dynamic_routing(layer.votes(one), impl=impl).pose, whole[2:3])
-
-
-@pytest.mark.skipif("numba" not in FAST, reason="numba is not installed")
-def test_compiled_loops_do_not_depend_on_the_number_of_threads():
-    found, before = [], torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(
-                outcome(Layer(DenseField(), 50, 40, dtype=torch.float32), "dynamic", "numba")
-            )
-    finally:
-        torch.set_num_threads(before)
-    for other in found[1:]:
-        assert all(torch.equal(other[name], tensor) for name, tensor in found[0].items())
+    torch.testing.assert_close(
+        ops.dynamic_routing(layer.votes(one), impl="blocked").pose, whole[2:3]
+    )
 
 
 def test_coupling_on_request():
     layer = Layer(ConvField(4, 4, 3, padding=1, convention="type"), types=2)
-    for impl in FAST:
-        votes = layer.votes(layer.tensors())
-        assert ops.dynamic_routing(votes, impl=impl).coupling.shape == (3, 4, 4, 18, 4)
-        votes = votes.bind(RoutingContext(needs_coupling=False))
-        assert ops.dynamic_routing(votes, impl=impl).coupling is None
+    votes = layer.votes(layer.tensors())
+    assert ops.dynamic_routing(votes, impl="blocked").coupling.shape == (3, 4, 4, 18, 4)
+    votes = votes.bind(RoutingContext(needs_coupling=False))
+    assert ops.dynamic_routing(votes, impl="blocked").coupling is None
     votes = random_votes(2, 4, 3, 2, space=(2, 2))
     assert ops.dynamic_routing(votes, impl="blocked").coupling is None
     assert ops.dynamic_routing(votes, impl="blocked", want_coupling=True).coupling.shape == (
@@ -227,7 +209,7 @@ def test_equal_couplings_of_an_ablation_run_on_the_fast_paths():
     layer = Layer(ConvField(4, 4, 3, convention="type"), types=2, bias=True)
     tensors = layer.tensors()
     truth = None
-    for impl in ("reference", *FAST):
+    for impl in ("reference", "blocked"):
         fixed = FixedCoupling(0, 0.0, uses=[])
         votes = layer.votes(tensors).bind(RoutingContext(fixed=fixed))
         found = ops.dynamic_routing(votes, impl=impl)
@@ -244,15 +226,14 @@ def test_equal_couplings_of_an_ablation_run_on_the_fast_paths():
     ],
 )
 def test_watched_couplings_are_for_the_reference(change, reason):
-    for impl in FAST:
-        layer = Layer()
-        votes = layer.votes(layer.tensors())
-        votes = votes.bind(RoutingContext(**change))
-        with pytest.raises(
-            ValueError, match=f"impl: '{impl}' cannot run dynamic_routing here .*{reason}"
-        ):
-            ops.dynamic_routing(votes, impl=impl)
-        assert ops.choose("dynamic_routing", votes)[0] == "reference"
+    layer = Layer()
+    votes = layer.votes(layer.tensors())
+    votes = votes.bind(RoutingContext(**change))
+    with pytest.raises(
+        ValueError, match=f"impl: 'blocked' cannot run dynamic_routing here .*{reason}"
+    ):
+        ops.dynamic_routing(votes, impl="blocked")
+    assert ops.choose("dynamic_routing", votes)[0] == "reference"
 
 
 def test_asked_for_by_name_it_works_or_says_why():
@@ -272,21 +253,6 @@ def test_asked_for_by_name_it_works_or_says_why():
         ops.dynamic_routing(meta, impl="blocked")
     assert ops.choose("dynamic_routing", meta)[0] == "reference"
     assert ops.choose("dynamic_routing", random_votes(), impl="blocked")[0] == "blocked"
-
-
-@pytest.mark.skipif("numba" not in FAST, reason="numba is not installed")
-def test_what_compiled_loops_cannot_take():
-    for layer, reason in (
-        (Layer(matrices=(2, 3, 2)), "poses are matrices of 2 rows"),
-        (Layer(shift=(1, 1)), "the votes are shifted"),
-        (Layer(ConvField(4, 4, 3)), "parents at different positions compete .convention 'all'"),
-    ):
-        with pytest.raises(ValueError, match=f"'numba' cannot run dynamic_routing here .*{reason}"):
-            ops.dynamic_routing(layer.votes(layer.tensors()), impl="numba")
-    with pytest.raises(
-        ValueError, match="votes are given, not made of poses and matrices; 'blocked' takes them"
-    ):
-        ops.dynamic_routing(random_votes(), impl="numba")
 
 
 def test_wrong_arguments():

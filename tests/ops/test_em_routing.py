@@ -15,8 +15,10 @@ from torchcaps.testing.compare import assert_close
 from torchcaps.testing.random import random_votes
 from torchcaps.types import Capsules
 
-from .makers import FAST, Layer, compare, fields, outcome
+from . import makers
+from .makers import Layer, compare, fields, outcome
 
+FAST = makers.FAST["em"]
 COMPILED = [impl for impl in FAST if impl == "numba"]
 SHIFTS = st.sampled_from([(0, 0), (0, 1), (1, 0), (1, 1)])
 MATRICES = (2, 2, 2)

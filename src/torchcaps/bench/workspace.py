@@ -15,7 +15,7 @@ from torchcaps.bench.timing import MIB
 # Constants of torchcaps.kernels: samples.BLOCK_BYTES; lanes.LANES; conv2d.frequency.BLOCK_BYTES and
 # MOST_WINDOWS.
 VOTES_BYTES = 3 << 20
-LANES = 16
+LANES = 32
 POINTS_BYTES = 10 << 20
 MAX_WINDOWS = 256
 

@@ -85,7 +85,7 @@ def create_router(routing: Routing, **options: Any) -> Router:
 def set_impl(model: nn.Module, impl: ops.Impl) -> None:
     """Set the implementation of the operators of a model's layers.
 
-    Layers whose operators have no implementation of that name stay as they are: "numba", say,
+    Layers whose operators have no implementation of that name stay as they are: "triton", say,
     routes and does not convolve. The next call raises the reason where it cannot run.
 
     Args:
@@ -287,7 +287,7 @@ class DynamicRouting(Router):
     Args:
         iterations: from 1 to 100.
         leaky, detach, over: see `functional.dynamic_routing`.
-        impl: "auto", "reference", "blocked", "numba" or "triton"; see `torchcaps.ops`.
+        impl: "auto", "reference", "blocked" or "triton"; see `torchcaps.ops`.
     """
 
     operators = ("dynamic_routing",)

@@ -8,6 +8,7 @@ i children of a window, j parents.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,10 +21,10 @@ from torchcaps.functional.routing.em import em_routing
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.passes import outcome
+from torchcaps.kernels.lanes import LANES, as_arrays, by_lane, by_sample, parallel_for
 from torchcaps.kernels.numerics import largest, within
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.kernels.registry import Support, fast_path
-from torchcaps.kernels.simd.lanes import LANES, by_lane, by_sample, flat, parallel_for
 from torchcaps.kernels.support import (
     HAS_NUMBA,
     NO_NUMBA,
@@ -143,67 +144,68 @@ def run(
 
 
 def _shapes(x: Problem) -> tuple[Tensor, ...]:
-    """Of the outcome, and the state of every pass `[g, t, w, j, 2 H + 3, LANES]`; see `_loops.py`."""
+    """Of the outcomes and, by group of samples, of the states after every iteration; see `_loops.py`."""
     children, parents, inner, outer = x.weight.shape
-    batch, height, width = x.pose.shape[:3]
-    rows, columns = ((n - x.kernel) // x.stride + 1 for n in (height, width))
-    lead, dim = (batch, rows, columns), x.pose.shape[-1] // inner * outer
-    state = (-(-batch // LANES), len(x.temperatures), rows * columns, parents, 2 * dim + 3, LANES)
-    coupling = (*lead, children, parents) if x.want_coupling else (0,)
-    return tuple(
-        x.weight.new_empty(size)
-        for size in ((*lead, parents, dim), (*lead, parents), coupling, state)
+    lead, dim = (len(x.pose), *x.windows.positions), x.pose.shape[-1] // inner * outer
+    groups = -(-len(x.pose) // LANES)
+    state = (groups, len(x.temperatures), math.prod(lead[1:]), parents)
+    coupling = (*lead, children, parents) if x.want_coupling else (0, 1, 1, children, parents)
+    sizes = (
+        (*lead, parents, dim),
+        (*lead, parents),
+        coupling,
+        (*state, dim, LANES),
+        (*state, dim, LANES),
+        (*state, 3, LANES),
     )
+    return tuple(x.weight.new_empty(size) for size in sizes)
 
 
 def _forward(x: Problem) -> tuple[Tensor, ...]:
     x = x.bounded()
-    mu, length, coupling, state = _shapes(x)
-    start, batch, dim = _start(x), len(mu), mu.shape[-1]
-    links = (len(state), *state.shape[2:4], len(x.weight), LANES)
-    kept = state.new_empty(links if x.want_coupling and len(x.temperatures) > 1 else 0)
-    _run("forward_pass", x, start, state, kept)
-    last = state[:, -1]
-    mu.copy_(by_sample(last[..., :dim, :], batch).view_as(mu))
-    torch.sigmoid(by_sample(last[..., -1, :], batch).reshape(length.shape), out=length)
+    mu, length, coupling, mean, variance, stats = _shapes(x)
+    links = (len(mean) if x.want_coupling else 0, *mean.shape[2:4], len(x.weight), LANES)
+    R = mean.new_empty(links)
+    _run("forward_pass", x, mean, variance, stats, R)
+    mu.copy_(by_sample(mean[:, -1], len(mu)).view_as(mu))
+    torch.sigmoid(by_sample(stats[:, -1, ..., 2, :], len(mu)).view_as(length), out=length)
     if x.want_coupling:
-        found = by_sample(kept, batch) if kept.numel() else start.unsqueeze(1)
-        coupling.copy_(found.transpose(-1, -2).unflatten(-3, coupling.shape[1:3]))
-    return mu, length, coupling, state
+        coupling.copy_(by_sample(R, len(mu)).transpose(-1, -2).view_as(coupling))
+    return mu, length, coupling, mean, variance, stats
 
 
 def _backward(
     x: Problem, kept: Sequence[Tensor], grads: Sequence[Tensor], _wanted: Sequence[bool]
 ) -> Sequence[Tensor]:
-    (state,), (grad_mu, grad_length, grad_coupling) = kept, grads
+    (mean, variance, stats), (grad_mu, grad_length, grad_coupling) = kept, grads
     x = x.bounded()
-    groups, batch, dim, (children, parents, inner, outer) = (
-        len(state),
-        len(grad_mu),
-        grad_mu.shape[-1],
-        x.weight.shape,
+    groups, batch, (children, parents, inner, outer) = len(mean), len(grad_mu), x.weight.shape
+    dim = grad_mu.shape[-1]
+    length = stats[:, -1, ..., 2, :].sigmoid()
+    grad_logit = by_lane(grad_length.flatten(1, 2)) * length * (1 - length)
+    into = (
+        mean.new_zeros(groups, math.prod(x.pose.shape[1:4]), x.pose.shape[-1], LANES),
+        mean.new_zeros(groups, math.prod(x.pose.shape[1:4]), LANES),
+        mean.new_empty(groups, parents, children, inner, outer),
+        mean.new_empty(groups if x.shift is not None else 0, parents, children, dim),
+        mean.new_empty(groups, parents, 2, LANES),
     )
-    through = state.new_empty(0)
-    if x.want_coupling and len(x.temperatures) > 1:
-        through = by_lane(grad_coupling.flatten(1, 2).transpose(-1, -2))
-    grad_state = state.new_zeros(
-        groups, *state.shape[2:4], 2 * dim + 1, LANES
-    )  # of mean, variance, logit at the end
-    length = state[:, -1, ..., -1, :].sigmoid()
-    grad_state[..., :dim, :] = by_lane(grad_mu.flatten(1, 2))
-    grad_state[..., -1, :] = by_lane(grad_length.flatten(1, 2)) * length * (1 - length)
-    grad_pose, grad_activation = (
-        state.new_zeros(groups, *of.shape[1:], LANES) for of in (x.pose, x.activation)
+    _run(
+        "backward_pass",
+        x,
+        mean,
+        variance,
+        stats,
+        by_lane(grad_mu.flatten(1, 2)),
+        grad_logit,
+        by_lane(grad_coupling.flatten(1, 2).transpose(-1, -2)),
+        into,
     )
-    grad_weight = state.new_empty(groups, parents, children, inner, outer)
-    grad_shift = state.new_empty(groups, parents, children, dim if x.shift is not None else 0)
-    grad_betas = state.new_empty(groups, parents, 2)
-    into = (grad_pose, grad_activation, grad_weight, grad_shift, grad_betas)
-    _run("backward_pass", x, _start(x), state, grad_state, through, into)
-    per_parent = grad_betas.sum(dim=0)
+    grad_pose, grad_activation, grad_weight, grad_shift, grad_betas = into
+    per_parent = grad_betas.sum(dim=(0, 3))
     return (
-        by_sample(grad_pose, batch),
-        by_sample(grad_activation, batch),
+        by_sample(grad_pose, batch).view(x.pose.shape),
+        by_sample(grad_activation, batch).view(x.activation.shape),
         grad_weight.sum(dim=0).transpose(0, 1),
         per_parent[:, 0] * dim,
         per_parent[:, 1],
@@ -220,66 +222,46 @@ def _reference(x: Problem) -> tuple[Tensor, ...]:
 
 
 _routed = operator(
-    "em_routing_numba", Problem, 4, Parts(_forward, _backward, _shapes, _reference, kept=1)
+    "em_routing_numba", Problem, 6, Parts(_forward, _backward, _shapes, _reference, kept=3)
 )
 
 
-def _start(x: Problem) -> Tensor:
-    """R before the first M-step, `[w, i]`: the same for all parents."""
-    nothing = x.weight.new_zeros(1, *x.windows.positions, *x.weight.shape[:2])
-    return x.windows.initial_coupling(nothing)[0, ..., 0].flatten(0, 1)
-
-
-def _run(name: str, x: Problem, start: Tensor, *arguments: Any) -> None:
+def _run(name: str, x: Problem, *arguments: Any) -> None:
     """Run a loop of `_loops.py` on all groups, shared out among as many threads as torch uses."""
-    from torchcaps.kernels.em import _loops, _vectors  # numba takes half a second to import
+    from torchcaps.kernels.em import _loops  # numba takes half a second to import
 
-    (children, parents, inner, outer), windows, per_place = (
-        x.weight.shape,
-        x.windows,
-        x.pose.shape[3],
+    (children, parents, inner, outer), windows = x.weight.shape, x.windows
+    rows = x.pose.shape[-1] // inner
+    dim = rows * outer
+    places = math.prod(x.pose.shape[1:4])
+    place = windows.gather(torch.arange(places).view(1, *x.pose.shape[1:4]))[0].flatten(0, 1)
+    slot = {
+        "all": place,
+        "space": place,
+        "type": torch.arange(place.numel()).view_as(place),
+        "patch": torch.arange(children).expand_as(place),
+    }[x.convention]
+    none = x.weight.new_zeros(1, *windows.positions, children, parents)
+    shift = x.weight.new_zeros(1, 1, dim) if x.shift is None else x.shift
+    layer = (
+        ((0,) * rows, (0,) * inner, (0,) * outer),
+        int(slot.max()) + 1,
+        parents if x.convention == "space" else 1,
+        place,
+        slot,
+        by_lane(x.pose.flatten(1, 3)),
+        by_lane(x.activation.flatten(1)),
+        x.weight.transpose(0, 1),
+        shift.expand(children, parents, dim).transpose(0, 1),
+        windows.initial_coupling(none)[0, ..., 0].flatten(0, 1),
+        x.beta_u * dim,
+        x.beta_a,
+        x.weight.new_tensor(x.temperatures),
     )
-    rows, step, across = (
-        x.pose.shape[-1] // inner,
-        windows.width * per_place,
-        windows.kernel * per_place,
-    )
-    down, right = (torch.arange(n) * windows.stride for n in windows.positions)
-    window = (down[:, None] * step + right * per_place).flatten()
-    places, each = windows.height * step, torch.arange(parents) * (x.convention == "space")
-    over_map = x.convention in (
-        "all",
-        "space",
-    )  # there is a competition for each place; otherwise for each of a window
-    slot, dim = (window[:, None] + each * places) * over_map, rows * outer
-    shift = (
-        x.weight.new_empty(0)
-        if x.shift is None
-        else x.shift.expand(children, parents, dim).transpose(0, 1)
-    )
-    layer = _loops.Layer(
-        form=_vectors.form_of(rows, inner, outer, x.shift is not None),
-        passes=len(x.temperatures),
-        windows=len(window),
-        together=1 if x.convention == "type" else len(window),
-        runs=windows.kernel,
-        step=step,
-        across=across,
-        places=places,
-        parents=parents,
-        dim=dim,
-        slots=(int(each.max()) + 1) * places if over_map else windows.kernel * across,
-        slot_step=step if over_map else across,
-        window=flat(window),
-        slot=flat(slot),
-        pose=flat(by_lane(x.pose)),
-        activation=flat(by_lane(x.activation)),
-        weight=flat(x.weight.transpose(0, 1)),
-        shift=flat(shift),
-        start=flat(start),
-        beta_u=flat(x.beta_u * dim),
-        beta_a=flat(x.beta_a),
-        heat=flat(x.weight.new_tensor(x.temperatures)),
-    )
-    given = (_loops.Grads(*map(flat, x)) if isinstance(x, tuple) else flat(x) for x in arguments)
-    parallel_for(getattr(_loops, name), len(arguments[0]), layer, *given)
+    others = [
+        _loops.Grads(*as_arrays(argument))
+        if isinstance(argument, tuple)
+        else as_arrays((argument,))[0]
+        for argument in arguments
+    ]
+    parallel_for(getattr(_loops, name), len(arguments[0]), _loops.Layer(*as_arrays(layer)), *others)

@@ -1,173 +1,243 @@
-"""Compiled loops of routing by agreement on maps: a lane of a vector register belongs to one position. Needs numba.
+"""Compiled loops of routing by agreement on maps. Needs numba.
 
-LANES positions of a sample are routed through all passes, and back, while their votes lie in the cache of a core. All
-arrays are flat, of whole groups of LANES positions. Letters: b batch, i children, j parents, d dimensions, p positions:
+The votes of LANES positions are copied to the cache of a core, where they are routed through all iterations, and back.
+The innermost loops run over these positions, which lie next to each other in memory. With V_j, the sum of the v_j of
+the iterations before, as in `functional.routing.dynamic`:
 
-    votes [b, i, j, d, p]   v [b, j, d, p]   length [b, j, p]   coupling [b, i, j, p], or empty   bias [j, d]
+    c_i = softmax over j of <u_ij, V_j>;  s_j = bias_j + sum_i c_ij u_ij;  v_j = squash(s_j)
 
-`sizes` are of i, j, d and p.
+Letters: b batch, i children, j parents, d dimensions, p positions, t iterations, n positions of a group.
+
+    votes [b, i, j, d, p]   bias [j, d]   v [b, j, d, p]   length [b, j, p]   coupling [b, i, j, p], or of no samples
+    u [i, j, d, n]   c [i, j, n]   s, v, V [j, d, n]   length [j, n]
 """
 
 # mypy: allow-untyped-defs
-import numba
+import math
 
-from torchcaps.kernels.maps import _vectors
-from torchcaps.kernels.simd import _vectors as vectors
-from torchcaps.kernels.simd.lanes import LANES, keep_compiled
+import numpy as np
 
-compiled = numba.njit(nogil=True, error_model="numpy")
-
-
-@compiled
-def forward_pass(first, last, sizes, passes, votes, bias, v, length, coupling):
-    """Parents of the groups from `first` to before `last`, and the couplings of the last pass."""
-    children, parents, dim, positions = sizes
-    per, rows, links = positions // LANES, parents * dim, children * parents
-    u, c = (
-        vectors.scratch(children * rows * LANES, v.dtype),
-        vectors.scratch(links * LANES, v.dtype),
-    )
-    s, squashed = vectors.scratch(rows * LANES, v.dtype), vectors.scratch(rows * LANES, v.dtype)
-    reached, long = (
-        vectors.scratch(rows * LANES, v.dtype),
-        vectors.scratch(parents * LANES, v.dtype),
-    )
-    for g in range(first, last):
-        b, at = g // per, g % per * LANES
-        _vectors.collect(
-            votes, b * children * rows * positions + at, positions, u, 0, children * rows
-        )
-        reached[:] = 0
-        for t in range(passes):
-            _pass(t, sizes, u, reached, bias, c, s)
-            _squash(parents, dim, s, squashed, long)
-            reached += squashed
-        _vectors.place(squashed, 0, v, b * rows * positions + at, positions, rows)
-        _vectors.place(long, 0, length, b * parents * positions + at, positions, parents)
-        if coupling.size:
-            _vectors.place(c, 0, coupling, b * links * positions + at, positions, links)
+from torchcaps.functional.squash import EPSILON
+from torchcaps.kernels._compile import compiled, exp
+from torchcaps.kernels.lanes import keep_compiled
+from torchcaps.kernels.maps.numba import LANES
 
 
 @compiled
-def backward_pass(first, last, sizes, passes, votes, bias, grads, grad_votes, grad_bias):
-    """Gradients of votes and, of each group, of the bias `[g, j, d, lane]`, from those of v, length and coupling."""
-    (children, parents, dim, positions), (grad_v, grad_length, grad_coupling) = sizes, grads
-    per, rows, links, kind = positions // LANES, parents * dim, children * parents, votes.dtype
-    each = rows * LANES
-    u, grad_u = vectors.scratch(children * each, kind), vectors.scratch(children * each, kind)
-    s, c = vectors.scratch(passes * each, kind), vectors.scratch(passes * links * LANES, kind)
-    reached, grad_s = vectors.scratch((passes + 1) * each, kind), vectors.scratch(each, kind)
-    later, grad_b = vectors.scratch(each, kind), vectors.scratch(links * LANES, kind)
-    length = vectors.scratch(parents * LANES, kind)
+def forward_pass(first, last, iterations, votes, bias, v_out, length_out, coupling):
+    """Parents of the groups of positions from `first` to before `last`, and their last couplings."""
+    _, children, parents, dim, positions = votes.shape
+    groups = -(-positions // LANES)
+    u = np.zeros((children, parents, dim, LANES), votes.dtype)
+    c = np.empty((children, parents, LANES), votes.dtype)
+    s, v, V = np.empty_like(u[0]), np.empty_like(u[0]), np.empty_like(u[0])
+    length = np.empty_like(c[0])
     for g in range(first, last):
-        b, at = g // per, g % per * LANES
-        _vectors.collect(
-            votes, b * children * rows * positions + at, positions, u, 0, children * rows
-        )
-        _passes(passes, sizes, u, bias, reached, s, c)
-        _vectors.collect(grad_v, b * rows * positions + at, positions, grad_s, 0, rows)
-        _vectors.collect(grad_length, b * parents * positions + at, positions, length, 0, parents)
-        grad_b[:] = 0
-        if grad_coupling.size:
-            _vectors.collect(grad_coupling, b * links * positions + at, positions, grad_b, 0, links)
+        b, start = g // groups, g % groups * LANES
+        stop = min(start + LANES, positions)
+        u[..., : stop - start] = votes[b, ..., start:stop]
+        V[:] = 0
+        for t in range(iterations):
+            couple(t, u, V, c)
+            add_votes(c, u, bias, s)
+            squash(s, v, length)
+            V += v
+        v_out[b, ..., start:stop] = v[..., : stop - start]
+        length_out[b, :, start:stop] = length[:, : stop - start]
+        if len(coupling):
+            coupling[b, ..., start:stop] = c[..., : stop - start]
+
+
+@compiled
+def backward_pass(first, last, iterations, votes, bias, grads, grad_votes, grad_bias):
+    """Gradients of the votes and, of each group, of the bias `[g, j, d]`; grads: of v, length and coupling."""
+    _, children, parents, dim, positions = votes.shape
+    groups = -(-positions // LANES)
+    grad_v, grad_length, grad_coupling = grads
+    u = np.zeros((children, parents, dim, LANES), votes.dtype)
+    c = np.empty((iterations, children, parents, LANES), votes.dtype)
+    s = np.empty((iterations, parents, dim, LANES), votes.dtype)
+    V = np.zeros((iterations + 1, parents, dim, LANES), votes.dtype)
+    grad_u, grad_c = np.empty_like(u), np.empty_like(c[0])
+    grad_s, grad_V = np.zeros_like(s[0]), np.empty_like(s[0])
+    length, slope = np.empty_like(c[0, 0]), np.zeros_like(c[0, 0])
+    for g in range(first, last):
+        b, start = g // groups, g % groups * LANES
+        stop = min(start + LANES, positions)
+        count = stop - start
+        u[..., :count] = votes[b, ..., start:stop]
+        for t in range(iterations):
+            couple(t, u, V[t], c[t])
+            add_votes(c[t], u, bias, s[t])
+            squash(s[t], V[t + 1], length)
+            V[t + 1] += V[t]
+
+        grad_s[:] = 0
+        slope[:] = 0
+        grad_s[..., :count] = grad_v[b, ..., start:stop]
+        slope[:, :count] = grad_length[b, :, start:stop]
+        grad_c[:] = 0
+        if len(grad_coupling):
+            grad_c[..., :count] = grad_coupling[b, ..., start:stop]
         grad_u[:] = 0
-        later[:] = 0
-        grad_bias[g * each : (g + 1) * each] = 0
-        for t in range(passes - 1, -1, -1):
+        grad_V[:] = 0
+        grad_bias[g] = 0
+        for t in range(iterations - 1, -1, -1):
+            squash_backward(s[t], slope, grad_s)
             for j in range(parents):
-                row = j * dim * LANES
-                _vectors.squash_gradient(s, t * each + row, length, j * LANES, dim, grad_s, row)
-            grad_bias[g * each : (g + 1) * each] += grad_s
-            _spread(t, sizes, u, reached, c, grad_s, grad_b, grad_u, later)
-            grad_s[:] = later  # what all later passes say of this one's parents
-            grad_b[:] = 0
-            length[:] = 0
-        _vectors.place(
-            grad_u, 0, grad_votes, b * children * rows * positions + at, positions, children * rows
-        )
-
-
-@compiled
-def _passes(passes, sizes, u, bias, reached, s, c):
-    """What the way back needs of every pass: parents reached before it, its sums of votes and its couplings."""
-    children, parents, dim, _ = sizes
-    each, of_links = parents * dim * LANES, children * parents * LANES
-    squashed, length = vectors.scratch(each, u.dtype), vectors.scratch(parents * LANES, u.dtype)
-    reached[:each] = 0
-    for t in range(passes):
-        before, here = reached[t * each : (t + 1) * each], s[t * each : (t + 1) * each]
-        _pass(t, sizes, u, before, bias, c[t * of_links : (t + 1) * of_links], here)
-        _squash(parents, dim, here, squashed, length)
-        reached[(t + 1) * each : (t + 2) * each] = before + squashed
-
-
-@compiled
-def _pass(t, sizes, u, reached, bias, c, s):
-    """Couplings by the parents reached so far, equal ones in the first pass, and the sums of votes."""
-    children, parents, dim, _ = sizes
-    if bias.size:
-        _vectors.fill(bias, 0, s, 0, parents * dim)
-    else:
-        s[:] = 0
-    c[:] = 0 if t else 1.0 / parents
-    for i in range(children):
-        row = i * parents * LANES
-        if t:
-            for j in range(parents):
-                at = (i * parents + j) * dim * LANES
-                _vectors.add_dot(u, at, reached, j * dim * LANES, dim, c, row + j * LANES)
-            vectors.softmax(c, row, parents)
-        for j in range(parents):
-            vectors.accumulate(
-                c, row + j * LANES, u, (i * parents + j) * dim * LANES, dim, s, j * dim * LANES
-            )
-
-
-@compiled
-def _squash(parents, dim, s, v, length):
-    """Each parent by itself."""
-    for j in range(parents):
-        _vectors.squash(s, j * dim * LANES, dim, v, j * dim * LANES, length, j * LANES)
-
-
-@compiled
-def _spread(t, sizes, u, reached, c, grad_s, grad_b, grad_u, later):
-    """From the gradient of the sums of pass t, and of its couplings, to those of votes and of the parents before."""
-    children, parents, dim, _ = sizes
-    each, of_links = parents * dim * LANES, children * parents * LANES
-    for i in range(children):
-        row = i * parents * LANES
-        for j in range(parents):
-            at, to = (i * parents + j) * dim * LANES, j * dim * LANES
-            if t == 0:
-                vectors.accumulate(c, row + j * LANES, grad_s, to, dim, grad_u, at)
+                for d in range(dim):
+                    grad_bias[g, j, d] += grad_s[j, d].sum()
+            if t:
+                couple_backward(u, c[t], grad_s, grad_c)
+                add_links(u, c[t], grad_s, grad_c, V[t], grad_u, grad_V)
             else:
-                _vectors.add_dot(u, at, grad_s, to, dim, grad_b, row + j * LANES)
-        if t == 0:
-            continue
-        vectors.softmax_gradient(c, t * of_links + row, grad_b, row, parents)
+                add_shares(c[0], grad_s, grad_u)
+            # What the later iterations say of the parents of the one before.
+            grad_s[:] = grad_V
+            grad_c[:] = 0
+            slope[:] = 0
+        grad_votes[b, ..., start:stop] = grad_u[..., :count]
+
+
+@compiled
+def couple(t, u, V, c):
+    """c_i = softmax over j of <u_ij, V_j>; equal couplings in the first iteration."""
+    children, parents, dim, _ = u.shape
+    c[:] = 0 if t else 1.0 / parents
+    if t:
+        largest, total = np.empty_like(c[0, 0]), np.empty_like(c[0, 0])
+        for i in range(children):
+            for j in range(parents):
+                for d in range(dim):
+                    for n in range(LANES):
+                        c[i, j, n] += u[i, j, d, n] * V[j, d, n]
+            softmax(c[i], largest, total)
+
+
+@compiled
+def softmax(x, largest, total):
+    """x_j = exp(x_j) / sum_k exp(x_k)."""
+    largest[:] = -np.inf
+    total[:] = 0
+    for j in range(len(x)):
+        for n in range(LANES):
+            largest[n] = max(largest[n], x[j, n])
+    for j in range(len(x)):
+        for n in range(LANES):
+            x[j, n] = exp(x[j, n] - largest[n])
+            total[n] += x[j, n]
+    for j in range(len(x)):
+        for n in range(LANES):
+            x[j, n] /= total[n]
+
+
+@compiled
+def add_votes(c, u, bias, s):
+    """s_j = bias_j + sum_i c_ij u_ij."""
+    children, parents, dim, _ = u.shape
+    for j in range(parents):
+        for d in range(dim):
+            s[j, d] = bias[j, d]
+    for i in range(children):
         for j in range(parents):
-            at, to, pair = (i * parents + j) * dim * LANES, j * dim * LANES, row + j * LANES
-            _vectors.link(
-                c,
-                t * of_links + pair,
-                grad_s,
-                to,
-                grad_b,
-                pair,
-                reached,
-                t * each + to,
-                u,
-                at,
-                dim,
-                grad_u,
-                at,
-                later,
-                to,
-            )
+            for d in range(dim):
+                for n in range(LANES):
+                    s[j, d, n] += c[i, j, n] * u[i, j, d, n]
 
 
-keep_compiled(
-    (forward_pass, backward_pass),
-    (__file__, *(str(module.__file__) for module in (_vectors, vectors))),
-)
+@compiled
+def safe_norm(s, scale, norm):
+    """`functional.squash.safe_norm` of one vector: in units of its largest magnitude, where that exceeds one."""
+    scale[:] = 1
+    norm[:] = EPSILON
+    for d in range(len(s)):
+        for n in range(LANES):
+            scale[n] = max(scale[n], abs(s[d, n]))
+    for d in range(len(s)):
+        for n in range(LANES):
+            norm[n] += (s[d, n] / scale[n]) ** 2
+    for n in range(LANES):
+        norm[n] = scale[n] * math.sqrt(norm[n])
+
+
+@compiled
+def squash(s, v, length):
+    """v_j = g s_j with g = 1 / (1 / |s_j| + |s_j|), and its length g |s_j|."""
+    one = s.dtype.type(1)
+    scale, norm = np.empty_like(length[0]), np.empty_like(length[0])
+    for j in range(len(s)):
+        safe_norm(s[j], scale, norm)
+        for n in range(LANES):
+            factor = one / (one / norm[n] + norm[n])
+            length[j, n] = factor * norm[n]
+            norm[n] = factor
+        for d in range(s.shape[1]):
+            for n in range(LANES):
+                v[j, d, n] = norm[n] * s[j, d, n]
+
+
+@compiled
+def squash_backward(s, grad_length, grad):
+    """From the gradient of v_j and of its length to that of s_j, in place; see `numerics.squash_backward`."""
+    one, two = s.dtype.type(1), s.dtype.type(2)
+    scale, norm = np.empty_like(s[0, 0]), np.empty_like(s[0, 0])
+    along, g = np.empty_like(norm), np.empty_like(norm)
+    for j in range(len(s)):
+        safe_norm(s[j], scale, norm)
+        along[:] = 0
+        for d in range(s.shape[1]):
+            for n in range(LANES):
+                along[n] += s[j, d, n] / norm[n] * grad[j, d, n]
+        for n in range(LANES):
+            g[n] = one / (one / norm[n] + norm[n])
+            along[n] *= g[n] * (g[n] / norm[n] - g[n] * norm[n])
+            along[n] += two * g[n] * g[n] / norm[n] * grad_length[j, n]
+        for d in range(s.shape[1]):
+            for n in range(LANES):
+                grad[j, d, n] = g[n] * grad[j, d, n] + along[n] * (s[j, d, n] / norm[n])
+
+
+@compiled
+def couple_backward(u, c, grad_s, grad):
+    """dL/db_ij = c_ij (dL/dc_ij - sum_k c_ik dL/dc_ik), where dL/dc_ij is <u_ij, dL/ds_j> and what is there before."""
+    children, parents, dim, _ = u.shape
+    mean = np.empty_like(c[0, 0])
+    for i in range(children):
+        mean[:] = 0
+        for j in range(parents):
+            for d in range(dim):
+                for n in range(LANES):
+                    grad[i, j, n] += u[i, j, d, n] * grad_s[j, d, n]
+            for n in range(LANES):
+                mean[n] += c[i, j, n] * grad[i, j, n]
+        for j in range(parents):
+            for n in range(LANES):
+                grad[i, j, n] = c[i, j, n] * (grad[i, j, n] - mean[n])
+
+
+@compiled
+def add_links(u, c, grad_s, grad_b, V, grad_u, grad_V):
+    """Add c_ij dL/ds_j + dL/db_ij V_j to dL/du_ij, and dL/db_ij u_ij to dL/dV_j."""
+    children, parents, dim, _ = u.shape
+    for i in range(children):
+        for j in range(parents):
+            for d in range(dim):
+                for n in range(LANES):
+                    grad_u[i, j, d, n] += (
+                        c[i, j, n] * grad_s[j, d, n] + grad_b[i, j, n] * V[j, d, n]
+                    )
+                    grad_V[j, d, n] += grad_b[i, j, n] * u[i, j, d, n]
+
+
+@compiled
+def add_shares(c, grad_s, grad_u):
+    """Add c_ij dL/ds_j to dL/du_ij."""
+    children, parents, dim, _ = grad_u.shape
+    for i in range(children):
+        for j in range(parents):
+            for d in range(dim):
+                for n in range(LANES):
+                    grad_u[i, j, d, n] += c[i, j, n] * grad_s[j, d, n]
+
+
+keep_compiled(forward_pass, backward_pass)

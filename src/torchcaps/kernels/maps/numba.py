@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from torchcaps.functional.bounds import factor_limit
@@ -18,15 +17,16 @@ from torchcaps.functional.fields import spatial_first
 from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import MapVotes, Votes
+from torchcaps.kernels.lanes import as_arrays, parallel_for
 from torchcaps.kernels.numerics import within
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.kernels.registry import Support, fast_path
-from torchcaps.kernels.simd.lanes import LANES, flat, parallel_for
 from torchcaps.kernels.support import HAS_NUMBA, NO_NUMBA, device_mismatch, needs_reference
 from torchcaps.types import Routed
 
 # Votes below which compiled loops gain less than the seconds that compiling them takes.
 WORTH = 1 << 16
+LANES = 64  # positions of a group, next to each other in memory
 
 
 class Problem(NamedTuple):
@@ -62,7 +62,7 @@ def supports(votes: Votes) -> Support:
 def run(votes: MapVotes, *, iterations: int) -> Routed:
     """Routing by agreement in which the parents of each position compete, and are squashed one by one."""
     needs_coupling = votes.context.needs_coupling
-    maps = votes.bind(votes.context._replace(clamp=False)).maps()  # clamped in `_whole`
+    maps = votes.bind(votes.context._replace(clamp=False)).maps()  # clamped in `_run`
     bias = None if votes.bias is None else full_precision(votes.bias).to(maps.dtype)
     v, length, coupling = _routed(Problem(maps.flatten(4), bias, iterations, needs_coupling))
     v, length = (spatial_first(x.unflatten(-1, maps.shape[4:])) for x in (v, length))
@@ -73,26 +73,23 @@ def run(votes: MapVotes, *, iterations: int) -> Routed:
 
 def _shapes(x: Problem) -> tuple[Tensor, ...]:
     b, i, j, d, p = x.votes.shape
-    sizes = (b, j, d, p), (b, j, p), (b, i, j, p) if x.want_coupling else (0,)
+    sizes = (b, j, d, p), (b, j, p), (b if x.want_coupling else 0, i, j, p)
     return tuple(x.votes.new_empty(size) for size in sizes)
 
 
 def _forward(x: Problem) -> tuple[Tensor, ...]:
-    p, x = x.votes.shape[-1], _whole(x)
-    found = _shapes(x)
-    _run("forward_pass", x, *found)
-    return tuple(of[..., :p].contiguous() for of in found)
+    outcomes = _shapes(x)
+    _run("forward_pass", x, *outcomes)
+    return outcomes
 
 
 def _backward(
     x: Problem, _: Sequence[Tensor], grads: Sequence[Tensor], __: Sequence[bool]
 ) -> Sequence[Tensor | None]:
-    p, x = x.votes.shape[-1], _whole(x)
-    grad_votes = x.votes.new_empty(x.votes.shape)
-    groups, (j, d) = len(x.votes) * x.votes.shape[-1] // LANES, x.votes.shape[2:4]
-    grad_bias = x.votes.new_empty(groups, j, d, LANES)
-    _run("backward_pass", x, tuple(map(_padded, grads)), grad_votes, grad_bias)
-    return grad_votes[..., :p], None if x.bias is None else grad_bias.sum(dim=(0, 3))
+    grad_votes = torch.empty_like(x.votes, memory_format=torch.contiguous_format)
+    grad_bias = x.votes.new_empty(_count_groups(x), *x.votes.shape[2:4])
+    _run("backward_pass", x, tuple(grads), grad_votes, grad_bias)
+    return grad_votes, None if x.bias is None else grad_bias.sum(dim=0)
 
 
 def _reference(x: Problem) -> tuple[Tensor, ...]:
@@ -105,24 +102,17 @@ def _reference(x: Problem) -> tuple[Tensor, ...]:
 _routed = operator("map_routing_numba", Problem, 3, Parts(_forward, _backward, _shapes, _reference))
 
 
-def _whole(x: Problem) -> Problem:
-    """The same with whole groups of positions, and so bounded that squares of votes stay finite."""
-    return x._replace(votes=_padded(within(x.votes, factor_limit(x.votes.dtype))))
-
-
-def _padded(x: Tensor) -> Tensor:
-    more = -x.shape[-1] % LANES
-    return F.pad(x, (0, more)) if more else x
+def _count_groups(x: Problem) -> int:
+    """Groups of LANES positions of a sample; the last one of each may have fewer."""
+    return len(x.votes) * -(-x.votes.shape[-1] // LANES)
 
 
 def _run(name: str, x: Problem, *arguments: Tensor | tuple[Tensor, ...]) -> None:
     """Run a loop of `_loops.py` on all groups, shared out among as many threads as torch uses."""
     from torchcaps.kernels.maps import _loops  # numba takes half a second to import
 
-    b, *sizes = x.votes.shape
-    bias = x.votes.new_empty(0) if x.bias is None else x.bias
-    given = (
-        tuple(map(flat, of)) if isinstance(of, tuple) else flat(of)
-        for of in (x.votes, bias, *arguments)
-    )
-    parallel_for(getattr(_loops, name), b * sizes[-1] // LANES, tuple(sizes), x.iterations, *given)
+    # So bounded that squares of votes stay finite.
+    votes = within(x.votes, factor_limit(x.votes.dtype))
+    bias = votes.new_zeros(votes.shape[2:4]) if x.bias is None else x.bias
+    arrays = as_arrays((x.iterations, votes, bias, *arguments))
+    parallel_for(getattr(_loops, name), _count_groups(x), *arrays)

@@ -3,7 +3,7 @@
 import ctypes
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import pairwise
@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LANES = 16  # samples of a group: one in each lane of a vector
-BLOCK = 8  # numbers of a vector pose that stay in registers: poses are padded to a multiple of it
+LANES = 32  # samples of a group, next to each other in memory
 # Parts of the work for each thread: more of them even out what threads wait for, fewer cost less to hand out.
 PARTS = 4
 
@@ -34,9 +33,16 @@ def by_sample(x: Tensor, batch: int) -> Tensor:
     return x.movedim(-1, 1).flatten(0, 1)[:batch]
 
 
-def flat(x: Any) -> Any:
-    """A tensor as compiled loops take it; anything else as it is."""
-    return x.detach().contiguous().view(-1).numpy() if isinstance(x, Tensor) else x
+def as_arrays(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of a compiled loop: tensors, in tuples too, as contiguous arrays, anything else as it is."""
+    return tuple(
+        as_arrays(argument)
+        if isinstance(argument, tuple)
+        else argument.detach().contiguous().numpy()
+        if isinstance(argument, Tensor)
+        else argument
+        for argument in arguments
+    )
 
 
 def parallel_for(loop: Callable[..., None], count: int, *arguments: Any) -> None:
@@ -76,21 +82,21 @@ def _omp_pause() -> Callable[[int], int] | None:
         return None
 
 
-def keep_compiled(loops: Iterable[Any], sources: Iterable[str]) -> Path | None:
+def keep_compiled(*loops: Any) -> Path | None:
     """Let numba keep machine code in the user's cache folder; never beside the package, which may be read-only.
 
-    `loops` are compiled functions that are called from Python. The contents of `sources`, the files that they were
-    written in, name the folder, so that no old code is taken for new. It is returned, or None where none can be
-    written: then every process compiles anew, which takes a few seconds.
+    `loops` are compiled functions that are called from Python. The contents of this package's files name the folder, so
+    that no old code is taken for new. It is returned, or None where none can be written: then every process compiles
+    anew, which takes a few seconds.
     """
     import numba
     from numba.misc.appdirs import AppDirs
 
     config: Any = numba.config
     try:
-        digest = hashlib.sha256(
-            b"".join(Path(source).read_bytes() for source in sources)
-        ).hexdigest()[:12]
+        sources = sorted(Path(__file__).parent.rglob("*.py"))
+        contents = b"".join(source.read_bytes() for source in sources)
+        digest = hashlib.sha256(contents).hexdigest()[:12]
         folder = (
             Path(config.CACHE_DIR or AppDirs("torchcaps", appauthor=False).user_cache_dir)
             / f"loops-{digest}"

@@ -1,1 +1,0 @@
-"""What compiled loops share: vector instructions, the layout of samples, threads, kept machine code."""
