@@ -59,7 +59,7 @@ def test_linear_layers_of_any_size(routing, impl, scale):
     for seed in range(3):
         layer = Layer(
             types=6,
-            matrices=(1, 4, 5) if routing == "dynamic" else (2, 2, 2),
+            matrices=(1, 4, 5) if routing == "dynamic" else (4, 4, 4),
             dtype=torch.float32,
             seed=seed,
         )
@@ -82,7 +82,7 @@ def test_windows_of_any_size(convention, routing):
                 2,
                 2,
                 3,
-                (2, 2, 2),
+                (4, 4, 4),
                 (1, 1) if routing == "em" else None,
                 dtype=torch.float32,
                 seed=seed,

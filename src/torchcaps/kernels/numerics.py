@@ -6,15 +6,15 @@ from torchcaps.functional.bounds import steady_limit
 from torchcaps.functional.squash import safe_norm
 
 
-def largest(x: Tensor) -> float:
+def max_magnitude(x: Tensor) -> float:
     """Largest magnitude; 0 of no numbers."""
     low, high = (end.item() for end in x.aminmax()) if x.numel() else (0.0, 0.0)
     return max(-low, high)
 
 
-def within(x: Tensor, most: float) -> Tensor:
+def clamp_magnitude(x: Tensor, most: float) -> Tensor:
     """`x` with numbers beyond a bound taken for it, without a copy where there are none: to look costs less."""
-    return x.clamp(-most, most) if largest(x) > most else x
+    return x.clamp(-most, most) if max_magnitude(x) > most else x
 
 
 def rescale(x: Tensor, most: float) -> tuple[Tensor, Tensor | None]:
@@ -22,7 +22,7 @@ def rescale(x: Tensor, most: float) -> tuple[Tensor, Tensor | None]:
 
     Squash gives directions: those of huge votes are the same in any unit.
     """
-    if not largest(x) > most:
+    if not max_magnitude(x) > most:
         return x, None
     units = most / x.abs().amax(dim=list(range(1, x.dim())), keepdim=True).clamp(min=most)
     return x * units, units
@@ -31,8 +31,8 @@ def rescale(x: Tensor, most: float) -> tuple[Tensor, Tensor | None]:
 def rescale_factors(pose: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Poses `[b, i, k]` and weights whose votes routing and its gradient can multiply, and the units of the poses."""
     most = steady_limit(weight.dtype)
-    weight = within(weight, most)
-    pose, units = rescale(pose, most / (weight.shape[-1] * max(1.0, largest(weight))))
+    weight = clamp_magnitude(weight, most)
+    pose, units = rescale(pose, most / (weight.shape[-1] * max(1.0, max_magnitude(weight))))
     return pose, weight, units
 
 

@@ -31,7 +31,7 @@ def wrong_dtype(name: str, tensor: Tensor, types: tuple[torch.dtype, ...]) -> st
     return f"{name} is {tensor.dtype}; supported here: {', '.join(dict.fromkeys(str(t) for t in types))}"
 
 
-def operands(votes: Votes) -> dict[str, Tensor | None]:
+def vote_operands(votes: Votes) -> dict[str, Tensor | None]:
     """The tensors that votes are made from, by name."""
     if not isinstance(votes, ProductVotes):
         return {"votes": votes.dense(), "bias": votes.bias}
@@ -65,7 +65,7 @@ def dtype_mismatch(
     votes: Votes, types: tuple[torch.dtype, ...], device: torch.device
 ) -> str | None:
     """Why the tensors that votes are made from cannot be taken: another device, or other types than these."""
-    reason, pose = device_mismatch(operands(votes), device), votes.children.pose
+    reason, pose = device_mismatch(vote_operands(votes), device), votes.children.pose
     if not isinstance(votes, ProductVotes):
         return reason or wrong_dtype("votes", votes.dense(), types)
     return (
@@ -82,7 +82,7 @@ def recomputable(votes: Votes) -> Support:
     if reason is None and not votes.recomputable:
         reason = "the votes are given, not made of poses and matrices"
     if reason is None and isinstance(votes, ProductVotes):
-        reason = device_mismatch(operands(votes), device)
+        reason = device_mismatch(vote_operands(votes), device)
     return in_blocks(votes, reason)
 
 

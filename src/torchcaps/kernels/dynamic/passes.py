@@ -206,10 +206,12 @@ def route(
     v, length, coupling, _ = op(
         Problem(pose, weight, bias, sizes, votes.field.convention, *settings)
     )
-    return outcome(votes, votes.activation.shape[:-1], v, length, coupling)
+    return restore_positions(votes, votes.activation.shape[:-1], v, length, coupling)
 
 
-def outcome(votes: Votes, lead: torch.Size, v: Tensor, length: Tensor, coupling: Tensor) -> Routed:
+def restore_positions(
+    votes: Votes, lead: torch.Size, v: Tensor, length: Tensor, coupling: Tensor
+) -> Routed:
     """What was routed, at its positions again; absent children couple to nothing."""
     v, length = v.unflatten(0, lead), length.unflatten(0, lead)
     if not votes.context.needs_coupling:

@@ -16,7 +16,7 @@ from torchcaps.functional.bounds import clamp_finite, steady_limit
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.passes import Problem, Work, implementation, other_votes, route
 from torchcaps.kernels.registry import Support, fast_path
-from torchcaps.kernels.support import HALF, HAS_TRITON, device_mismatch, operands, wrong_dtype
+from torchcaps.kernels.support import HALF, HAS_TRITON, device_mismatch, vote_operands, wrong_dtype
 from torchcaps.types import Routed
 
 # Blocks of children that one program sums up: few enough that a batch of 128 keeps a hundred multiprocessors busy.
@@ -73,7 +73,7 @@ def supports(votes: Votes) -> Support:
     device = weight.device.type
     if device != "cuda" and not (device == "cpu" and _interpreting()):
         return Support(False, f"weight is on {weight.device}, not on a GPU")
-    reason, types = device_mismatch(operands(votes), weight.device), (torch.float32, *HALF)
+    reason, types = device_mismatch(vote_operands(votes), weight.device), (torch.float32, *HALF)
     reason = (
         reason
         or wrong_dtype("weight", weight, types)

@@ -18,7 +18,7 @@ from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import MapVotes, Votes
 from torchcaps.kernels.lanes import as_arrays, parallel_for
-from torchcaps.kernels.numerics import within
+from torchcaps.kernels.numerics import clamp_magnitude
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.kernels.registry import Support, fast_path
 from torchcaps.kernels.support import HAS_NUMBA, NO_NUMBA, device_mismatch, needs_reference
@@ -112,7 +112,7 @@ def _run(name: str, x: Problem, *arguments: Tensor | tuple[Tensor, ...]) -> None
     from torchcaps.kernels.maps import _loops  # numba takes half a second to import
 
     # So bounded that squares of votes stay finite.
-    votes = within(x.votes, factor_limit(x.votes.dtype))
+    votes = clamp_magnitude(x.votes, factor_limit(x.votes.dtype))
     bias = votes.new_zeros(votes.shape[2:4]) if x.bias is None else x.bias
     arrays = as_arrays((x.iterations, votes, bias, *arguments))
     parallel_for(getattr(_loops, name), _count_groups(x), *arrays)
