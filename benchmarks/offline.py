@@ -23,7 +23,7 @@ from triton.compiler import ASTSource
 from torchcaps.bench.timing import cells, machine
 from torchcaps.cli.console import print_table
 from torchcaps.kernels.dynamic import _triton_passes
-from torchcaps.kernels.dynamic.triton import tile
+from torchcaps.kernels.dynamic.triton import choose_tile
 
 RESULT = Path(__file__).parent / "results" / "gpu_offline.json"
 TARGETS = (80, 90)
@@ -67,7 +67,7 @@ MOST_SHARED, MOST_SPILLED = 160 << 10, 256  # bytes
 
 def figures(kernel: str, dim: int, in_dim: int, precision: str, target: int) -> dict[str, Any]:
     """One row: a kernel in the tile that is chosen for this shape, compiled for a GPU (80 is sm_80)."""
-    chosen = tile(dim, in_dim)
+    chosen = choose_tile(dim, in_dim)
     source, options = _source(kernel, dim, in_dim, precision)
     compiled = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
     ptx = compiled.asm["ptx"]
@@ -93,7 +93,7 @@ def _source(kernel: str, dim: int, in_dim: int, precision: str) -> tuple[ASTSour
     """What is compiled, as a launch with aligned tensors and 16 n children would have it, and Triton's options."""
     function = getattr(_triton_passes, kernel.partition(",")[0])
     pose, weight, mode = PRECISIONS[precision]
-    arguments = tile(dim, in_dim)._asdict()
+    arguments = choose_tile(dim, in_dim)._asdict()
     options = {name: value for name, value in arguments.items() if name.islower()}
     constants = {name: value for name, value in arguments.items() if not name.islower()}
     constants |= {"DIM": dim, "IN_DIM": in_dim, "MODE": mode, **KERNELS[kernel]}

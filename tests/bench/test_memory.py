@@ -89,7 +89,7 @@ def test_the_table_has_the_constants_of_the_kernels():
     assert workspace.LANES == lanes.LANES
     assert (workspace.POINTS_BYTES, workspace.MAX_WINDOWS) == (
         frequency.BLOCK_BYTES,
-        frequency.MOST_WINDOWS,
+        frequency.MAX_WINDOWS,
     )
 
 

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from torchcaps import ops
 from torchcaps.kernels.conv2d import _fourier as fourier
-from torchcaps.kernels.conv2d.frequency import at_points, at_points_backward
+from torchcaps.kernels.conv2d.frequency import convolve, convolve_backward
 from torchcaps.testing.compare import relative_rms
 from torchcaps.testing.random import seeded
 
@@ -46,8 +46,8 @@ def test_every_plan_gives_what_torch_gives(problem):
     expected, upstream = truth(x, weight, stride)
     plan = fourier.Plan(kernel, stride, out, tile)
     found = [
-        at_points(x, weight, plan),
-        *at_points_backward(upstream, x, weight, plan, (True, True)),
+        convolve(x, weight, plan),
+        *convolve_backward(upstream, x, weight, plan, (True, True)),
     ]
     for actual, right in zip(found, expected, strict=True):
         torch.testing.assert_close(actual, right, atol=1e-11, rtol=1e-11)
@@ -68,8 +68,8 @@ def test_precision_of_the_papers_layer(dtype, tolerance):
     expected, upstream = truth(x, weight, 2)
     plan = fourier.Plan((9, 9), (2, 2), (6, 6), (6, 6))
     found = [
-        at_points(x, weight, plan),
-        *at_points_backward(upstream.to(dtype), x, weight, plan, (True, True)),
+        convolve(x, weight, plan),
+        *convolve_backward(upstream.to(dtype), x, weight, plan, (True, True)),
     ]
     assert all(t.dtype == dtype for t in found)
     for actual, right in zip(found, expected, strict=True):
@@ -80,14 +80,14 @@ def test_many_samples_and_channels_are_cut_into_parts(monkeypatch):
     from torchcaps.kernels.conv2d import frequency as convolution
 
     monkeypatch.setattr(convolution, "BLOCK_BYTES", 1)
-    monkeypatch.setattr(convolution, "MOST_WINDOWS", 9)
+    monkeypatch.setattr(convolution, "MAX_WINDOWS", 9)
     x, weight = draw((7, 40, 13, 13), 1), draw((3, 40, 5, 5), 2)
     expected, upstream = truth(x, weight, 1)
     plan = fourier.Plan((5, 5), (1, 1), (9, 9), (5, 5))
-    assert len(convolution._samples(7, plan)) == 4
+    assert len(convolution._split_samples(7, plan)) == 4
     found = [
-        at_points(x, weight, plan),
-        *at_points_backward(upstream, x, weight, plan, (True, True)),
+        convolve(x, weight, plan),
+        *convolve_backward(upstream, x, weight, plan, (True, True)),
     ]
     for actual, right in zip(found, expected, strict=True):
         torch.testing.assert_close(actual, right, atol=1e-10, rtol=1e-10)
@@ -97,9 +97,9 @@ def test_only_what_is_wanted_is_made():
     x, weight = draw((2, 3, 9, 9), 1), draw((2, 3, 5, 5), 2)
     plan = fourier.Plan((5, 5), (1, 1), (5, 5), (5, 5))
     upstream = draw((2, 2, 5, 5), 3)
-    grad_x, nothing = at_points_backward(upstream, x, weight, plan, (True, False))
+    grad_x, nothing = convolve_backward(upstream, x, weight, plan, (True, False))
     assert nothing is None
-    nothing, grad_weight = at_points_backward(upstream, x, weight, plan, (False, True))
+    nothing, grad_weight = convolve_backward(upstream, x, weight, plan, (False, True))
     assert nothing is None
     expected, _ = truth(x, weight, 1)
     torch.testing.assert_close(grad_x, expected[1])
@@ -108,18 +108,18 @@ def test_only_what_is_wanted_is_made():
 
 def test_the_plan_follows_the_cost():
     paper = (256, 256, 9, 9)
-    assert fourier.plan(128, paper, (20, 20), (2, 2)) == fourier.Plan(
+    assert fourier.make_plan(128, paper, (20, 20), (2, 2)) == fourier.Plan(
         (9, 9), (2, 2), (6, 6), (6, 6)
     )
     assert (
-        fourier.plan(1, paper, (20, 20), (2, 2)) is None
+        fourier.make_plan(1, paper, (20, 20), (2, 2)) is None
     )  # the taps' transform serves one image alone
-    assert fourier.plan(128, (256, 1, 9, 9), (28, 28), (1, 1)) is None
-    assert fourier.plan(128, (256, 256, 1, 1), (20, 20), (1, 1)) is None
-    large = fourier.plan(16, (128, 128, 9, 9), (200, 200), (1, 1))
+    assert fourier.make_plan(128, (256, 1, 9, 9), (28, 28), (1, 1)) is None
+    assert fourier.make_plan(128, (256, 256, 1, 1), (20, 20), (1, 1)) is None
+    large = fourier.make_plan(16, (128, 128, 9, 9), (200, 200), (1, 1))
     assert large is not None
     assert max(large.window) <= fourier.LARGEST_WINDOW
-    assert fourier.points((10, 10)) == 148
+    assert fourier.count_points((10, 10)) == 148
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
@@ -132,7 +132,7 @@ def test_operator_where_it_pays(memory_format, bias):
     )
     weight = (draw((128, 128, 9, 9), 2, torch.float32) * 0.02).requires_grad_()
     added = draw((128,), 4, torch.float32).requires_grad_() if bias else None
-    assert fourier.plan(64, tuple(weight.shape), (20, 20), (2, 2)) is not None
+    assert fourier.make_plan(64, tuple(weight.shape), (20, 20), (2, 2)) is not None
     expected, upstream = truth(x, weight, 2, added.detach().double() if bias else None)
     y = ops.conv2d(x, weight, added, 2, impl="blocked")
     y.backward(upstream.float())

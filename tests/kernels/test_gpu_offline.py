@@ -50,7 +50,7 @@ def hold(row):
 
 @pytest.mark.parametrize("sizes", THAT_MATTER)
 def test_shapes_that_matter_are_accepted_and_among_those_compiled(sizes, monkeypatch):
-    monkeypatch.setattr(path, "_interpreting", lambda: True)  # takes tensors on the CPU
+    monkeypatch.setattr(path, "_is_interpreting", lambda: True)  # takes tensors on the CPU
     children, parents, dim, in_dim = sizes
     weight = torch.zeros(()).expand(children, parents, in_dim, dim)
     some = Capsules(torch.zeros(2, children, in_dim), torch.zeros(2, children))

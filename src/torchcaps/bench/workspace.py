@@ -13,7 +13,7 @@ from torch import Tensor
 from torchcaps.bench.timing import MIB
 
 # Constants of torchcaps.kernels: samples.BLOCK_BYTES; lanes.LANES; conv2d.frequency.BLOCK_BYTES and
-# MOST_WINDOWS.
+# MAX_WINDOWS.
 VOTES_BYTES = 3 << 20
 LANES = 32
 POINTS_BYTES = 10 << 20

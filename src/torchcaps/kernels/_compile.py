@@ -1,4 +1,4 @@
-"""How the loops of this package are compiled, and an exponential that the compiler can vectorize. Needs numba."""
+"""How compiled loops are compiled, and an exponential that can be vectorized. Needs numba."""
 
 # mypy: allow-untyped-defs
 import numba
@@ -8,7 +8,7 @@ from numba.extending import overload
 
 
 class DisjointArrays(Compiler):
-    """Arguments that are arrays share no memory: without that promise hardly any loop is vectorized."""
+    """Compiles functions whose arrays do not overlap: otherwise few loops are vectorized."""
 
     def __init__(self, *arguments) -> None:
         super().__init__(*arguments)
@@ -19,9 +19,7 @@ class DisjointArrays(Compiler):
 compiled = numba.njit(
     nogil=True, error_model="numpy", fastmath={"contract"}, pipeline_class=DisjointArrays
 )
-
-
-# The order of a sum over samples may follow the vector registers; it is the same in every run.
+# The order of a sum may follow the vector registers. It is the same in every run.
 compiled_sum = numba.njit(
     nogil=True,
     error_model="numpy",
@@ -31,35 +29,37 @@ compiled_sum = numba.njit(
 
 
 def exp(x):
-    """exp(x) for x <= 0, and 0 where that is no normal number."""
-    raise NotImplementedError
+    """exp(x) for x <= 0; 0 where that is no normal number."""
+    raise NotImplementedError("compiled functions alone can call it")
 
 
 @overload(exp, inline="always")
-def _exp_of(x):
+def _choose_exp(x):
     return _exp32 if x == numba.float32 else _exp64
 
 
-def _exp_for(kind, whole, digits, bias, terms, lowest):
-    """exp(x) = 2^n exp(r), |r| <= log(2) / 2, by so many terms of the exponential series."""
-    log2e, half, one, low = kind(np.log2(np.e)), kind(0.5), kind(1.0), kind(lowest)
-    # log(2) in two parts: n times the first is exact.
-    high_part = kind(0.693359375)
-    low_part = kind(np.log(2.0) - 0.693359375)
-    factors = tuple(kind(1.0 / n) for n in range(terms, 0, -1))
+def _make_exp(number, integer, mantissa_bits, bias, num_terms, lowest):
+    """exp(x) = 2^n exp(r) with |r| <= log(2) / 2; exp(r) by its Taylor series."""
+    log2_e, half, one, zero = number(np.log2(np.e)), number(0.5), number(1), number(0)
+    lowest = number(lowest)
+    # log(2) in two parts: the product of n and the first one is exact.
+    log2_high = number(0.693359375)
+    log2_low = number(np.log(2.0) - 0.693359375)
+    factors = tuple(number(1.0 / k) for k in range(num_terms, 0, -1))
 
-    def power(x):
-        bounded = max(x, low)
-        n = np.floor(bounded * log2e + half)
-        r = (bounded - n * high_part) - n * low_part
+    def compute_exp(x):
+        n = np.floor(max(x, lowest) * log2_e + half)
+        r = (max(x, lowest) - n * log2_high) - n * log2_low
+        # 1 + r / 1 (1 + r / 2 (1 + ...))
         series = one
         for factor in factors:
             series = series * r * factor + one
-        scale = whole((whole(n) + whole(bias)) << whole(digits)).view(kind)
-        return kind(0.0) if x < low else series * scale
+        # The bits of 2^n.
+        power = integer((integer(n) + integer(bias)) << integer(mantissa_bits)).view(number)
+        return zero if x < lowest else series * power
 
-    return power
+    return compute_exp
 
 
-_exp32 = _exp_for(np.float32, np.int32, 23, 127, 7, -87.0)
-_exp64 = _exp_for(np.float64, np.int64, 52, 1023, 13, -708.0)
+_exp32 = _make_exp(np.float32, np.int32, 23, 127, 7, -87.0)
+_exp64 = _make_exp(np.float64, np.int64, 52, 1023, 13, -708.0)

@@ -1,4 +1,4 @@
-"""How compiled loops see a batch, samples in lanes; the threads that share it out; and how loops are kept compiled."""
+"""How compiled loops see a batch, the threads that share it, and where machine code is kept."""
 
 import ctypes
 import hashlib
@@ -13,18 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LANES = 32  # samples of a group, next to each other in memory
-# Parts of the work for each thread: more of them even out what threads wait for, fewer cost less to hand out.
-PARTS = 4
+# Samples of a group of EM routing, and positions of one of routing on maps: the innermost loops run
+# over them, and they lie next to each other in memory.
+LANES = 32
+POSITIONS = 64
+# Parts of the work for each thread: more of them even out waiting times, fewer cost less.
+PARTS_PER_THREAD = 4
 
 
-def by_lane(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """`[b, ...]` -> `[g, ..., LANES]`; lanes beyond the batch are zero, which routes to nothing and back."""
-    whole, over = divmod(len(x), LANES)
-    lanes = x.new_empty((whole + bool(over), *x.shape[1:], LANES), dtype=dtype)
-    lanes[:whole] = x[: whole * LANES].unflatten(0, (whole, LANES)).movedim(1, -1)
-    if over:
-        lanes[whole].zero_()[..., :over] = x[whole * LANES :].movedim(0, -1)
+def by_lane(x: Tensor) -> Tensor:
+    """`[b, ...]` -> `[g, ..., LANES]`, contiguous; zeros in the place of missing samples."""
+    num_groups, remainder = divmod(len(x), LANES)
+    lanes = x.new_empty(num_groups + bool(remainder), *x.shape[1:], LANES)
+    whole = x[: num_groups * LANES]
+    lanes[:num_groups] = whole.unflatten(0, (num_groups, LANES)).movedim(1, -1)
+    if remainder:
+        lanes[num_groups] = 0
+        lanes[num_groups, ..., :remainder] = x[num_groups * LANES :].movedim(0, -1)
     return lanes
 
 
@@ -34,48 +39,52 @@ def by_sample(x: Tensor, batch: int) -> Tensor:
 
 
 def as_arrays(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments of a compiled loop: tensors, in tuples too, as contiguous arrays, anything else as it is."""
-    return tuple(
-        as_arrays(argument)
-        if isinstance(argument, tuple)
-        else argument.detach().contiguous().numpy()
-        if isinstance(argument, Tensor)
-        else argument
-        for argument in arguments
-    )
+    """Arguments of a compiled loop, with tensors as contiguous arrays, in nested tuples too."""
+    arrays: list[Any] = []
+    for argument in arguments:
+        if isinstance(argument, tuple):
+            arrays.append(as_arrays(argument))
+        elif isinstance(argument, Tensor):
+            arrays.append(argument.detach().contiguous().numpy())
+        else:
+            arrays.append(argument)
+    return tuple(arrays)
 
 
 def parallel_for(loop: Callable[..., None], count: int, *arguments: Any) -> None:
-    """loop(first, last, ...) for all of `count`, in parts that new threads take in turn: none survives a fork."""
-    threads = min(torch.get_num_threads(), count)
-    bounds = (
-        pairwise(count * n // (PARTS * threads) for n in range(PARTS * threads + 1))
-        if threads
-        else iter(())
-    )
-    parts = iter(
-        [part for part in bounds if part[0] < part[1]]
-    )  # next() of an iterator over a list is atomic
+    """Run `loop(first, last, *arguments)` for all of `count`, by as many threads as torch uses.
+
+    The threads are new in every call, so that none has to survive a fork. They take parts of the
+    work in turn.
+    """
+    num_threads = min(torch.get_num_threads(), count)
+    num_parts = PARTS_PER_THREAD * num_threads
+    bounds = [count * part // num_parts for part in range(num_parts + 1)] if num_parts else []
+    # next() of an iterator over a list is atomic.
+    parts = iter([(first, last) for first, last in pairwise(bounds) if first < last])
 
     def work() -> None:
-        for part in parts:
-            loop(*part, *arguments)
+        for first, last in parts:
+            loop(first, last, *arguments)
 
-    if threads < 2:
+    if num_threads < 2:
         work()
         return
-    if (pause := _omp_pause()) is not None:
+    if (pause := _find_omp_pause()) is not None:
         pause(1)  # omp_pause_soft
-    with ThreadPoolExecutor(threads - 1) as pool:
-        others = [pool.submit(work) for _ in range(threads - 1)]
+    with ThreadPoolExecutor(num_threads - 1) as pool:
+        futures = [pool.submit(work) for _ in range(num_threads - 1)]
         work()
-        for other in others:
-            other.result()
+        for future in futures:
+            future.result()
 
 
 @lru_cache(maxsize=1)
-def _omp_pause() -> Callable[[int], int] | None:
-    """Has OpenMP end its idle threads, which spin for 20 ms after torch's last operation; None without OpenMP 5."""
+def _find_omp_pause() -> Callable[[int], int] | None:
+    """The function by which OpenMP ends its idle threads; None without OpenMP 5.
+
+    They would spin for 20 ms after torch's last operation.
+    """
     try:
         return ctypes.CDLL(None).omp_pause_resource_all
     except (OSError, TypeError, AttributeError):  # Windows has no handle on the whole process
@@ -83,24 +92,27 @@ def _omp_pause() -> Callable[[int], int] | None:
 
 
 def keep_compiled(*loops: Any) -> Path | None:
-    """Let numba keep machine code in the user's cache folder; never beside the package, which may be read-only.
+    """Let numba keep machine code in the user's cache folder.
 
-    `loops` are compiled functions that are called from Python. The contents of this package's files name the folder, so
-    that no old code is taken for new. It is returned, or None where none can be written: then every process compiles
-    anew, which takes a few seconds.
+    It is never kept beside the package, which may be read-only. The contents of the files that
+    loops are written in name the folder, so that no old code is taken for new.
+
+    Args:
+        loops: compiled functions that are called from Python.
+
+    Returns:
+        The folder; None if none can be written. Every process then compiles anew.
     """
     import numba
     from numba.misc.appdirs import AppDirs
 
     config: Any = numba.config
+    sources = [Path(__file__), *sorted(Path(__file__).parent.rglob("_*.py"))]
     try:
-        sources = sorted(Path(__file__).parent.rglob("*.py"))
         contents = b"".join(source.read_bytes() for source in sources)
         digest = hashlib.sha256(contents).hexdigest()[:12]
-        folder = (
-            Path(config.CACHE_DIR or AppDirs("torchcaps", appauthor=False).user_cache_dir)
-            / f"loops-{digest}"
-        )
+        cache = config.CACHE_DIR or AppDirs("torchcaps", appauthor=False).user_cache_dir
+        folder = Path(cache) / f"loops-{digest}"
         if not folder.is_absolute():  # no home folder
             return None
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,10 +120,12 @@ def keep_compiled(*loops: Any) -> Path | None:
             pass
     except OSError:
         return None
-    before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
+
+    previous = config.CACHE_DIR
+    config.CACHE_DIR = str(folder)
     try:
         for loop in loops:
             loop.enable_caching()
     finally:
-        config.CACHE_DIR = before
+        config.CACHE_DIR = previous
     return folder

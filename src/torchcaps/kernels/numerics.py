@@ -1,4 +1,4 @@
-"""What fast paths share: numbers so bounded that products stay finite, and the gradient of squash."""
+"""What fast paths share: bounds that keep products finite, and the gradient of squash."""
 
 from torch import Tensor
 
@@ -7,47 +7,57 @@ from torchcaps.functional.squash import safe_norm
 
 
 def max_magnitude(x: Tensor) -> float:
-    """Largest magnitude; 0 of no numbers."""
-    low, high = (end.item() for end in x.aminmax()) if x.numel() else (0.0, 0.0)
-    return max(-low, high)
+    """Largest magnitude of a tensor; 0 if it has no elements."""
+    if x.numel() == 0:
+        return 0.0
+    low, high = x.aminmax()
+    return max(-low.item(), high.item())
 
 
-def clamp_magnitude(x: Tensor, most: float) -> Tensor:
-    """`x` with numbers beyond a bound taken for it, without a copy where there are none: to look costs less."""
-    return x.clamp(-most, most) if max_magnitude(x) > most else x
+def clamp_magnitude(x: Tensor, limit: float) -> Tensor:
+    """`x` clamped to magnitudes up to a limit; no copy where none is beyond it."""
+    return x.clamp(-limit, limit) if max_magnitude(x) > limit else x
 
 
-def rescale(x: Tensor, most: float) -> tuple[Tensor, Tensor | None]:
-    """`x` with each sample in units in which nothing is beyond a bound, and those units `[b, 1, ...]`; None for 1.
+def rescale(x: Tensor, limit: float) -> tuple[Tensor, Tensor | None]:
+    """Scale each sample so that no magnitude is beyond a limit.
 
-    Squash gives directions: those of huge votes are the same in any unit.
+    Squash gives directions: those of huge votes are the same at any scale.
+
+    Returns:
+        The samples, and the factor of each, `[b, 1, ...]`; None where all are 1.
     """
-    if not max_magnitude(x) > most:
+    if not max_magnitude(x) > limit:
         return x, None
-    units = most / x.abs().amax(dim=list(range(1, x.dim())), keepdim=True).clamp(min=most)
-    return x * units, units
+    largest = x.abs().amax(dim=list(range(1, x.dim())), keepdim=True)
+    scale = limit / largest.clamp(min=limit)
+    return x * scale, scale
 
 
 def rescale_factors(pose: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Poses `[b, i, k]` and weights whose votes routing and its gradient can multiply, and the units of the poses."""
-    most = steady_limit(weight.dtype)
-    weight = clamp_magnitude(weight, most)
-    pose, units = rescale(pose, most / (weight.shape[-1] * max(1.0, max_magnitude(weight))))
-    return pose, weight, units
+    """Bound poses `[b, i, k]` and weights so that routing and its gradient can multiply the votes.
+
+    Returns:
+        Poses, weights, and the factor of each sample's poses; see `rescale`.
+    """
+    limit = steady_limit(weight.dtype)
+    weight = clamp_magnitude(weight, limit)
+    pose, scale = rescale(pose, limit / (weight.shape[-1] * max(1.0, max_magnitude(weight))))
+    return pose, weight, scale
 
 
 def squash_backward(s: Tensor, grad_v: Tensor, grad_length: Tensor | None) -> Tensor:
-    """Gradient of s `[..., d]` from that of squash(s) and, unless None, of its length `[...]`.
+    """Gradient of s `[..., d]` from that of v = squash(s) and, unless None, of its length `[...]`.
 
-    With n = |s| and g = n / (1 + n^2): v = g s, so dL/ds = g dv + g'/n <s, dv> s, where g'(n) = (g/n)^2 - g^2;
-    and dlength/dn = 2 g^2 / n.
+    With n = |s| and g = n / (1 + n^2): v = g s, so dL/ds = g dL/dv + g'/n <s, dL/dv> s, where
+    g'(n) = (g/n)^2 - g^2. Of the length, g n, the derivative is 2 g^2 / n.
     """
     n = safe_norm(s, keepdim=True)
     g = 1.0 / (1.0 / n + n)
     unit = s / n
-    along = (
-        g * (g / n - g * n) * (unit * grad_v).sum(dim=-1, keepdim=True)
-    )  # n g'(n): g^2 alone would underflow
+    # n g'(n); g^2 alone would underflow.
+    slope = g * (g / n - g * n)
+    along = slope * (unit * grad_v).sum(dim=-1, keepdim=True)
     if grad_length is not None:
         along = along + 2.0 * g.square() / n * grad_length.unsqueeze(-1)
     return g * grad_v + along * unit

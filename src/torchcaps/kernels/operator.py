@@ -1,8 +1,8 @@
-"""Fused operators: one factory makes each from a function and its gradient.
+"""A factory of fused operators: each is made from a function and its gradient.
 
-PyTorch sees what it makes as one operation: `torch.compile` and fake tensors take its shapes from a function of their
-own, autograd its gradient, and a caller's autocast does not reach inside. The gradient of a gradient is that of the
-reference, a function of torch's own operations.
+PyTorch sees an operator as one operation. `torch.compile` and fake tensors take its shapes from a
+function, autograd takes its gradient, and a caller's autocast does not reach inside. The gradient
+of the gradient is that of the reference, a function of torch's own operations.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,133 +34,166 @@ _SCHEMA = {
 class Parts(NamedTuple, Generic[Operands]):
     """What an operator is made from.
 
-    The backward function takes operands, what was kept, gradients of the outcomes that have one, and which of the
-    tensors among the operands want a gradient. It gives each of these one, or None, or one of a larger shape that sums
-    to it.
+    Attributes:
+        forward: computes the outputs, in memory of their own.
+        backward: takes operands, saved outputs, gradients of the other outputs, and which of the
+            tensors among the operands need a gradient. It returns one for each of these tensors:
+            None, or a tensor that sums to the gradient over additional or expanded axes.
+        shapes: makes empty outputs.
+        reference: computes the outputs that have a gradient, in torch operations.
+        kept: how many of the last outputs are saved for `backward`; they have no gradient.
+        memory_format: of the gradients of maps.
     """
 
-    forward: Callable[[Operands], tuple[Tensor, ...]]  # the outcomes, in memory of their own
+    forward: Callable[[Operands], tuple[Tensor, ...]]
     backward: Callable[[Operands, Sequence[Tensor], Sequence[Tensor], Sequence[bool]], Grads]
-    shapes: Callable[[Operands], tuple[Tensor, ...]]  # empty outcomes
-    reference: Callable[[Operands], tuple[Tensor, ...]]  # the outcomes that have a gradient
-    kept: int = (
-        0  # how many of the last outcomes are kept for the backward function, and have no gradient
-    )
-    memory_format: torch.memory_format = torch.contiguous_format  # of the gradients
+    shapes: Callable[[Operands], tuple[Tensor, ...]]
+    reference: Callable[[Operands], tuple[Tensor, ...]]
+    kept: int = 0
+    memory_format: torch.memory_format = torch.contiguous_format
 
 
 def operator(
-    name: str, operands: Callable[..., Operands], outcomes: int, parts: Parts[Operands]
+    name: str, operands: Callable[..., Operands], num_outputs: int, parts: Parts[Operands]
 ) -> Callable[[Operands], tuple[Tensor, ...]]:
-    """The operator `torchcaps::NAME`, and its gradient `torchcaps::NAME_backward`; so many tensors come out.
+    """Define the operators `torchcaps::NAME` and `torchcaps::NAME_backward`.
 
-    Operands are a NamedTuple of tensors, then numbers, names and lists of numbers.
+    Args:
+        name: of the operator.
+        operands: a NamedTuple of tensors, then numbers, names and lists of numbers.
+        num_outputs: how many tensors it returns.
+        parts: what it is made from.
+
+    Returns:
+        A function of the operands.
     """
-    fields = {field: _SCHEMA[kind] for field, kind in get_type_hints(operands).items()}
-    tensors = [field for field, kind in fields.items() if kind.startswith("Tensor")]
-    shown = ", ".join(f"{kind} {field}" for field, kind in fields.items())
-    graded = outcomes - parts.kept
+    types = {field: _SCHEMA[kind] for field, kind in get_type_hints(operands).items()}
+    num_tensors = sum(kind.startswith("Tensor") for kind in types.values())
+    arguments = ", ".join(f"{kind} {field}" for field, kind in types.items())
 
     def run(*flat: Any) -> Any:
         with without_autocast(flat[0]):
-            return _one(parts.forward(operands(*flat)))
+            return _unpack_single(parts.forward(operands(*flat)))
 
     def run_backward(*flat: Any) -> tuple[Tensor, ...]:
-        *given, kept, grads, wanted = flat
+        *inputs, saved, grads, needed = flat
         with without_autocast(flat[0]):
-            found = parts.backward(operands(*given), kept, grads, wanted)
-        return tuple(
-            _like(x, grad, parts.memory_format)
-            if grad is not None and want
-            else flat[0].new_empty(0)
-            for x, grad, want in zip(given, found, wanted, strict=False)
-        )
+            computed = parts.backward(operands(*inputs), saved, grads, needed)
+        gradients = []
+        for x, gradient, is_needed in zip(inputs, computed, needed, strict=False):
+            if is_needed and gradient is not None:
+                gradients.append(_fit_gradient(x, gradient, parts.memory_format))
+            else:
+                gradients.append(flat[0].new_empty(0))
+        return tuple(gradients)
 
     def fake_backward(*flat: Any) -> tuple[Tensor, ...]:
-        return tuple(
-            torch.empty_like(x, memory_format=_format(x, parts.memory_format))
-            if want
-            else flat[0].new_empty(0)
-            for x, want in zip(flat, flat[-1], strict=False)
-        )
-
-    out, back = (", ".join(["Tensor"] * count) for count in (outcomes, len(tensors)))
-    define: Any = partial(torch.library.custom_op, mutates_args=())
-    forward = define(f"torchcaps::{name}", run, schema=f"({shown}) -> ({out})")
-    schema = f"({shown}, Tensor[] kept, Tensor[] grads, bool[] wanted) -> ({back})"
-    backward = define(f"torchcaps::{name}_backward", run_backward, schema=schema)
-    forward.register_fake(lambda *flat: _one(parts.shapes(operands(*flat))))
-    backward.register_fake(fake_backward)
+        gradients = []
+        for x, is_needed in zip(flat, flat[-1], strict=False):
+            if is_needed:
+                memory_format = _format_of(x, parts.memory_format)
+                gradients.append(torch.empty_like(x, memory_format=memory_format))
+            else:
+                gradients.append(flat[0].new_empty(0))
+        return tuple(gradients)
 
     def reference(*flat: Any) -> tuple[Tensor, ...]:
         with without_autocast(flat[0]):
             return parts.reference(operands(*flat))
 
-    _differentiable(forward, backward, reference, len(tensors), graded)
-    return lambda given: _several(forward(*given))
+    define: Any = partial(torch.library.custom_op, mutates_args=())
+    outputs = ", ".join(["Tensor"] * num_outputs)
+    forward = define(f"torchcaps::{name}", run, schema=f"({arguments}) -> ({outputs})")
+    forward.register_fake(lambda *flat: _unpack_single(parts.shapes(operands(*flat))))
+
+    gradients = ", ".join(["Tensor"] * num_tensors)
+    schema = f"({arguments}, Tensor[] kept, Tensor[] grads, bool[] wanted) -> ({gradients})"
+    backward = define(f"torchcaps::{name}_backward", run_backward, schema=schema)
+    backward.register_fake(fake_backward)
+
+    _register_gradient(forward, backward, reference, num_tensors, num_outputs - parts.kept)
+    return lambda inputs: _pack_single(forward(*inputs))
 
 
-def _differentiable(forward: Any, backward: Any, reference: Any, tensors: int, graded: int) -> None:
-    """Give autograd the gradient of an operator of so many tensors, by so many of its outcomes.
+def _register_gradient(
+    forward: Any, backward: Any, reference: Any, num_tensors: int, num_graded: int
+) -> None:
+    """Give autograd the gradient of an operator.
 
-    Where that gradient is to be differentiated (`create_graph=True`), it is the reference's.
+    Where the gradient is to be differentiated itself (`create_graph=True`), it is the reference's.
+
+    Args:
+        forward, backward: the operators.
+        reference: the same as `forward` in torch operations.
+        num_tensors: how many operands are tensors; they come first.
+        num_graded: how many outputs have a gradient; they come first.
     """
 
-    def remember(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs[:tensors], *_several(output)[graded:])
-        ctx.settings = inputs[tensors:]
+    def save(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:num_tensors], *_pack_single(output)[num_graded:])
+        ctx.settings = inputs[num_tensors:]
 
-    def pass_on(ctx: Any, *grads: Tensor) -> Any:
+    def differentiate(ctx: Any, *grads: Tensor) -> Any:
         saved = ctx.saved_tensors  # read once: checkpointing makes them anew each time
-        inputs, kept = saved[:tensors], list(saved[tensors:])
-        wanted = list(ctx.needs_input_grad[:tensors])
+        inputs = saved[:num_tensors]
+        kept = list(saved[num_tensors:])
+        needed = list(ctx.needs_input_grad[:num_tensors])
         if torch.is_grad_enabled():
             outputs = reference(*inputs, *ctx.settings)
-            gradients = _differentiable_gradients(outputs, inputs, grads[:graded], wanted)
+            gradients = _differentiable_gradients(outputs, inputs, grads[:num_graded], needed)
         else:
-            gradients = backward(*inputs, *ctx.settings, kept, list(grads[:graded]), wanted)
-        masked = (g if want else None for g, want in zip(gradients, wanted, strict=True))
+            gradients = backward(*inputs, *ctx.settings, kept, list(grads[:num_graded]), needed)
+        masked = (
+            gradient if is_needed else None
+            for gradient, is_needed in zip(gradients, needed, strict=True)
+        )
         return *masked, *(None for _ in ctx.settings)
 
-    forward.register_autograd(pass_on, setup_context=remember)
+    forward.register_autograd(differentiate, setup_context=save)
 
 
 def _differentiable_gradients(
     outputs: Sequence[Tensor],
     inputs: Sequence[Tensor | None],
     grads: Sequence[Tensor],
-    wanted: Sequence[bool],
+    needed: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Gradients of the inputs that want one, with a graph of their own; None for the others."""
-    pairs = [
-        (output, grad) for output, grad in zip(outputs, grads, strict=True) if output.requires_grad
-    ]
-    leaves: list[Any] = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want]
+    """Gradients with a graph of their own; None for inputs that need none."""
+    graded_outputs = []
+    output_grads = []
+    for output, grad in zip(outputs, grads, strict=True):
+        if output.requires_grad:
+            graded_outputs.append(output)
+            output_grads.append(grad)
+    leaves: list[Any] = [x for x, is_needed in zip(inputs, needed, strict=True) if is_needed]
     gradients = torch.autograd.grad(
-        [output for output, _ in pairs],
+        graded_outputs,
         leaves,
-        [grad for _, grad in pairs],
+        output_grads,
         create_graph=True,
         allow_unused=True,
         materialize_grads=True,
     )
-    rest = iter(gradients)
-    return [next(rest) if want else None for want in wanted]
+    remaining = iter(gradients)
+    return [next(remaining) if is_needed else None for is_needed in needed]
 
 
-def _one(made: tuple[Tensor, ...]) -> Any:
-    return made if len(made) > 1 else made[0]
+def _unpack_single(outputs: tuple[Tensor, ...]) -> Any:
+    """Outputs as an operator returns them: one tensor by itself."""
+    return outputs if len(outputs) > 1 else outputs[0]
 
 
-def _several(made: Any) -> tuple[Tensor, ...]:
-    return made if isinstance(made, tuple) else (made,)
+def _pack_single(output: Any) -> tuple[Tensor, ...]:
+    """What an operator returns, as a tuple."""
+    return output if isinstance(output, tuple) else (output,)
 
 
-def _like(x: Tensor, grad: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """A gradient in the shape and type of what it is for."""
-    return grad.sum_to_size(x.shape).to(x.dtype).contiguous(memory_format=_format(x, memory_format))
+def _fit_gradient(x: Tensor, gradient: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """A gradient in the shape, type and memory format of its operand."""
+    gradient = gradient.sum_to_size(x.shape).to(x.dtype)
+    return gradient.contiguous(memory_format=_format_of(x, memory_format))
 
 
-def _format(x: Tensor, memory_format: torch.memory_format) -> torch.memory_format:
-    """Of maps, which have four axes; other tensors are contiguous."""
+def _format_of(x: Tensor, memory_format: torch.memory_format) -> torch.memory_format:
+    """The format of maps, which have four axes; other tensors are contiguous."""
     return memory_format if x.dim() == 4 else torch.contiguous_format

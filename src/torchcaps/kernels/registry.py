@@ -1,4 +1,7 @@
-"""Fast paths by operation: each registers itself in its own file, with a function that says what it can take."""
+"""Fast paths by operation.
+
+Each registers itself in its own file, with a function that says which operands it can take.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -7,7 +10,13 @@ Run = TypeVar("Run", bound=Callable[..., Any])
 
 
 class Support(NamedTuple):
-    """Whether an implementation can run, in words why (not), and whether "auto" should take it."""
+    """Whether an implementation can run on some operands.
+
+    Attributes:
+        usable: whether it can run.
+        reason: why, or why not, in words.
+        worth_it: whether "auto" should take it.
+    """
 
     usable: bool
     reason: str
@@ -15,10 +24,14 @@ class Support(NamedTuple):
 
 
 class FastPath(NamedTuple):
-    """An implementation, such as "numba", of an operation.
+    """An implementation of an operation.
 
-    `run` takes what the operation takes, `supports` its operands (the votes; the tensors of a convolution), and says
-    whether it can run. "auto" asks those of lower rank first.
+    Attributes:
+        impl: its name, such as "numba".
+        run: takes what the operation takes.
+        supports: takes the operands (votes, or the tensors of a convolution) and says whether the
+            implementation can run on them.
+        rank: "auto" asks implementations of lower rank first.
     """
 
     impl: str
@@ -27,13 +40,21 @@ class FastPath(NamedTuple):
     rank: int
 
 
-PATHS: dict[str, list[FastPath]] = {}  # of each operation, best first
+# Fast paths of each operation, by rank.
+PATHS: dict[str, list[FastPath]] = {}
 
 
 def fast_path(
     operation: str, impl: str, supports: Callable[..., Support], *, rank: int
 ) -> Callable[[Run], Run]:
-    """Decorator: makes a function known as the implementation `impl` of an operation."""
+    """Decorator that registers a function as the implementation `impl` of an operation.
+
+    Args:
+        operation: its name in `torchcaps.ops`.
+        impl: name of the implementation; one of that name is replaced.
+        supports: see `FastPath`.
+        rank: see `FastPath`.
+    """
 
     def register(run: Run) -> Run:
         others = [path for path in PATHS.get(operation, []) if path.impl != impl]

@@ -1,7 +1,7 @@
-"""The reference, a few samples at a time: their votes are made, used, and made once more for the gradient.
+"""The reference on a few samples at a time; their votes are made again for the gradient.
 
-For what no operator of its own is written for; the votes of a batch are never stored, and those of a block lie in the
-cache, which saves more time than making them twice takes.
+For operations without an operator of their own. The votes of a batch are never stored. Those of a
+block fit in the cache, which saves more time than making them twice takes.
 """
 
 import math
@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from torchcaps.functional.votes import Votes
 from torchcaps.types import Capsules
 
-# Votes of one block, in bytes: what fits in a core's share of the last-level cache. A GPU needs more work at a time.
-BLOCK_BYTES, GPU_BLOCK_BYTES = 3 << 20, 256 << 20
+# Bytes of the votes of one block: a core's share of the last-level cache. A GPU needs more work.
+BLOCK_BYTES = 3 << 20
+GPU_BLOCK_BYTES = 256 << 20
 
 
 def block_bytes(x: Tensor) -> int:
@@ -27,7 +28,19 @@ def block_bytes(x: Tensor) -> int:
 def by_samples(
     route: Callable[..., tuple[Any, ...]], votes: Votes, *others: Tensor | None
 ) -> tuple[Any, ...]:
-    """Route blocks of samples as `ops.in_blocks` does; nothing is kept of them for the gradient but what went in."""
+    """Route blocks of samples; only the inputs are kept for the gradient.
+
+    Args:
+        route: takes votes and `others`; returns tensors `[batch, ...]`, the couplings last.
+        votes: recomputable ones.
+        others: tensors `[batch, ...]`, which are split too, or None.
+
+    Returns:
+        What `route` returns for the whole batch; None for couplings that nobody needs.
+
+    Raises:
+        TypeError: votes that cannot be recomputed.
+    """
     if not votes.recomputable:
         raise TypeError(f"votes: expected recomputable ones, got {type(votes).__name__}")
 
@@ -36,15 +49,17 @@ def by_samples(
         return outputs if votes.context.needs_coupling else (*outputs[:-1], None)
 
     links = math.prod(votes.field.positions) * votes.count * votes.parents
-    size = max(1, block_bytes(votes.children.pose) // max(1, 4 * links * votes.dim))
-    many = [x.split(size) for x in votes.children]
-    blocks = zip(
-        *many, *(len(many[0]) * [None] if x is None else x.split(size) for x in others), strict=True
-    )
-    outputs = [
-        checkpoint(run, *block, use_reentrant=False, preserve_rng_state=False) for block in blocks
-    ]
-    if len(outputs) == 1:  # as it lies in memory
+    vote_bytes = max(1, 4 * links * votes.dim)
+    size = max(1, block_bytes(votes.children.pose) // vote_bytes)
+    columns: list[Any] = [x.split(size) for x in votes.children]
+    num_blocks = len(columns[0])
+    for other in others:
+        columns.append([None] * num_blocks if other is None else other.split(size))
+
+    outputs = []
+    for block in zip(*columns, strict=True):
+        outputs.append(checkpoint(run, *block, use_reentrant=False, preserve_rng_state=False))
+    if num_blocks == 1:  # without a copy
         return outputs[0]
     return tuple(
         None if parts[0] is None else torch.cat(parts) for parts in zip(*outputs, strict=True)

@@ -1,4 +1,4 @@
-"""Why an implementation cannot take some operands, in words."""
+"""Reasons why an implementation cannot take some operands, in words."""
 
 from importlib.util import find_spec
 
@@ -9,36 +9,38 @@ from torchcaps.functional.fields import ConvField, Field
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.registry import Support
 
-# Looked for once, without importing them: numba alone takes half a second.
-HAS_NUMBA, HAS_TRITON = (find_spec(name) is not None for name in ("numba", "triton"))
+# Looked for once, without an import: numba alone takes half a second.
+HAS_NUMBA = find_spec("numba") is not None
+HAS_TRITON = find_spec("triton") is not None
 NO_NUMBA = "numba is not installed (pip install 'torchcaps[fast]')"
 FULL = (torch.float32, torch.float64)
 HALF = (torch.bfloat16, torch.float16)
 
 
 def device_mismatch(tensors: dict[str, Tensor | None], device: torch.device) -> str | None:
-    """The first tensor that is not on that device."""
+    """Reason that names the first tensor on another device; None if there is none."""
+    expected = "the CPU" if device.type == "cpu" else str(device)
     for name, tensor in tensors.items():
         if tensor is not None and tensor.device != device:
-            return f"{name} is on {tensor.device}, not on {'the CPU' if device.type == 'cpu' else device}"
+            return f"{name} is on {tensor.device}, not on {expected}"
     return None
 
 
-def wrong_dtype(name: str, tensor: Tensor, types: tuple[torch.dtype, ...]) -> str | None:
-    """Why a tensor of another type than these cannot be taken."""
-    if tensor.dtype in types:
+def wrong_dtype(name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...]) -> str | None:
+    """Reason for a tensor of another type than these; None if it is one of them."""
+    if tensor.dtype in dtypes:
         return None
-    return f"{name} is {tensor.dtype}; supported here: {', '.join(dict.fromkeys(str(t) for t in types))}"
+    supported = ", ".join(dict.fromkeys(map(str, dtypes)))
+    return f"{name} is {tensor.dtype}; supported here: {supported}"
 
 
 def vote_operands(votes: Votes) -> dict[str, Tensor | None]:
     """The tensors that votes are made from, by name."""
     if not isinstance(votes, ProductVotes):
         return {"votes": votes.dense(), "bias": votes.bias}
-    pose, activation = votes.children
     return {
-        "pose": pose,
-        "activation": activation,
+        "pose": votes.children.pose,
+        "activation": votes.children.activation,
         "weight": votes.weight,
         "shift": votes.shift,
         "bias": votes.bias,
@@ -46,14 +48,19 @@ def vote_operands(votes: Votes) -> dict[str, Tensor | None]:
 
 
 def padded_windows(field: Field) -> ConvField | None:
-    """The same windows on the map that `field.pad` makes, where no child is absent; None for another field."""
+    """The same windows on the map that `field.pad` makes, where no child is absent.
+
+    None for a field that is no convolution.
+    """
     if not isinstance(field, ConvField):
         return None
-    return ConvField(*field.padded, field.kernel, field.layout.step, convention=field.convention)
+    height, width = field.padded
+    step = field.layout.step
+    return ConvField(height, width, field.kernel, step, convention=field.convention)
 
 
 def needs_reference(votes: Votes) -> str | None:
-    """Why no fast path can take votes whose couplings are fixed or traced."""
+    """Reason why no fast path can take votes: their couplings are fixed or traced."""
     if votes.context.trace is not None:
         return "the couplings of every iteration are asked for"
     if votes.context.fixed is not None:
@@ -62,34 +69,30 @@ def needs_reference(votes: Votes) -> str | None:
 
 
 def dtype_mismatch(
-    votes: Votes, types: tuple[torch.dtype, ...], device: torch.device
+    votes: Votes, dtypes: tuple[torch.dtype, ...], device: torch.device
 ) -> str | None:
-    """Why the tensors that votes are made from cannot be taken: another device, or other types than these."""
-    reason, pose = device_mismatch(vote_operands(votes), device), votes.children.pose
+    """Reason for operands on another device or of other types than these."""
+    reason = device_mismatch(vote_operands(votes), device)
     if not isinstance(votes, ProductVotes):
-        return reason or wrong_dtype("votes", votes.dense(), types)
-    return (
-        reason
-        or wrong_dtype("weight", votes.weight, types)
-        or wrong_dtype("pose", pose, (votes.weight.dtype, *HALF))
-    )
+        return reason or wrong_dtype("votes", votes.dense(), dtypes)
+    reason = reason or wrong_dtype("weight", votes.weight, dtypes)
+    return reason or wrong_dtype("pose", votes.children.pose, (votes.weight.dtype, *HALF))
 
 
 def recomputable(votes: Votes) -> Support:
-    """Whether blocks of samples can be routed one after the other, and their votes made once more for the gradient."""
-    device = votes.children.pose.device
+    """Whether blocks of samples can be routed in turn, their votes made again for the gradient."""
     reason = needs_reference(votes)
     if reason is None and not votes.recomputable:
         reason = "the votes are given, not made of poses and matrices"
     if reason is None and isinstance(votes, ProductVotes):
-        reason = device_mismatch(vote_operands(votes), device)
-    return in_blocks(votes, reason)
+        reason = device_mismatch(vote_operands(votes), votes.children.pose.device)
+    return blocked_support(votes, reason)
 
 
-def in_blocks(votes: Votes, reason: str | None) -> Support:
-    """That votes are routed in blocks of samples, unless a reason speaks against it, or they hold no numbers."""
+def blocked_support(votes: Votes, reason: str | None) -> Support:
+    """Support of blocks of samples, unless there is a reason against it."""
     if reason is None and votes.children.pose.is_meta:
         reason = "tensors on meta hold no numbers"
-    return Support(
-        reason is None, reason or "blocked over samples: the votes of a batch are never stored"
-    )
+    if reason is not None:
+        return Support(False, reason)
+    return Support(True, "blocked over samples: the votes of a batch are never stored")

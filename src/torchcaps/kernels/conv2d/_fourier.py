@@ -10,7 +10,6 @@ where `*` is elementwise. A window of 10x10 gives 6x6 outputs of 5x5 taps by 148
 """
 
 import math
-from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 Pair = tuple[int, int]
-# A product of transforms counts as one multiply-add; one of a transform itself as more, for its matrices are narrow.
+# Cost of a product within a transform, beside one of two transforms: its matrices are narrow.
 TRANSFORM_COST = 1.5
 # Products of a direct convolution that cost as much as one of this kind, overheads included.
 ADVANTAGE = 1.6
@@ -27,7 +26,13 @@ LARGEST_WINDOW = 16
 
 
 class Plan(NamedTuple):
-    """How a convolution is cut up: its phases (one for each stride) have `taps`, and give `tile` outputs a window."""
+    """How a convolution is cut up.
+
+    Attributes:
+        kernel, stride: of the convolution.
+        out: height and width of the output.
+        tile: height and width of the outputs of one window.
+    """
 
     kernel: Pair
     stride: Pair
@@ -36,8 +41,10 @@ class Plan(NamedTuple):
 
     @property
     def taps(self) -> Pair:
-        """Most taps of a phase of the kernel."""
-        return _ceil(self.kernel[0], self.stride[0]), _ceil(self.kernel[1], self.stride[1])
+        """Most taps of a phase of the kernel; a stride has as many phases as steps."""
+        height = math.ceil(self.kernel[0] / self.stride[0])
+        width = math.ceil(self.kernel[1] / self.stride[1])
+        return height, width
 
     @property
     def window(self) -> Pair:
@@ -46,64 +53,81 @@ class Plan(NamedTuple):
 
     @property
     def tiles(self) -> Pair:
-        """Tiles that cover the outputs."""
-        return _ceil(self.out[0], self.tile[0]), _ceil(self.out[1], self.tile[1])
+        """Rows and columns of tiles that cover the output."""
+        return math.ceil(self.out[0] / self.tile[0]), math.ceil(self.out[1] / self.tile[1])
 
     @property
     def needed(self) -> Pair:
-        """Height and width of the map that the tiles read; zeros where the map ends before."""
-        each = zip(self.stride, self.tiles, self.tile, self.taps, strict=True)
-        rows, columns = (s * (t * m + k - 1) for s, t, m, k in each)
-        return rows, columns
+        """Height and width of the map that the tiles read, with zeros beyond the map."""
+        rows = self.tiles[0] * self.tile[0] + self.taps[0] - 1
+        columns = self.tiles[1] * self.tile[1] + self.taps[1] - 1
+        return self.stride[0] * rows, self.stride[1] * columns
 
-    def phases(self) -> Iterator[Pair]:
+    def phases(self) -> list[Pair]:
         """Offsets of the phases that have taps."""
-        rows, columns = (range(min(s, k)) for s, k in zip(self.stride, self.kernel, strict=True))
-        return product(rows, columns)
+        rows = range(min(self.stride[0], self.kernel[0]))
+        columns = range(min(self.stride[1], self.kernel[1]))
+        return list(product(rows, columns))
 
     def cost(self, batch: int, channels: int, outputs: int) -> float:
-        """Multiply-adds of the three transforms and the products, weighted."""
-        rows, phases = batch * math.prod(self.tiles), len(list(self.phases()))
-        into = (
-            math.prod(self.window) * rows * channels * phases
-            + math.prod(self.taps) * outputs * channels * phases
-        )
-        out_of = math.prod(self.tile) * rows * outputs
-        return points(self.window) * (
-            rows * outputs * channels * phases + TRANSFORM_COST * (into + out_of)
-        )
+        """Weighted number of multiply-adds of the three transforms and the products."""
+        num_windows = batch * math.prod(self.tiles)
+        num_phases = len(self.phases())
+        window_transform = math.prod(self.window) * num_windows * channels * num_phases
+        tap_transform = math.prod(self.taps) * outputs * channels * num_phases
+        output_transform = math.prod(self.tile) * num_windows * outputs
+        transforms = window_transform + tap_transform + output_transform
+        products = num_windows * outputs * channels * num_phases
+        return count_points(self.window) * (products + TRANSFORM_COST * transforms)
 
 
 @lru_cache(maxsize=64)
-def plan(batch: int, weight: tuple[int, int, int, int], size: Pair, stride: Pair) -> Plan | None:
-    """The cheapest way to cut up a convolution by weights `(outputs, channels, height, width)`; None if none pays."""
-    outputs, channels, *kernel = weight
-    out = (size[0] - kernel[0]) // stride[0] + 1, (size[1] - kernel[1]) // stride[1] + 1
-    direct = batch * math.prod(out) * math.prod(kernel) * outputs * channels
+def make_plan(
+    batch: int, weight: tuple[int, int, int, int], size: Pair, stride: Pair
+) -> Plan | None:
+    """The cheapest plan of a convolution; None if the direct convolution costs less.
+
+    Args:
+        batch: number of samples.
+        weight: shape `(outputs, channels, height, width)` of the weight.
+        size: height and width of the map.
+        stride: of rows and columns.
+    """
+    outputs, channels, height, width = weight
+    out = (size[0] - height) // stride[0] + 1, (size[1] - width) // stride[1] + 1
     costs = {
-        p: p.cost(batch, channels, outputs) for p in _plans((kernel[0], kernel[1]), stride, out)
+        plan: plan.cost(batch, channels, outputs)
+        for plan in _list_plans((height, width), stride, out)
     }
-    best = min(costs, key=costs.__getitem__, default=None)
-    return best if best is not None and ADVANTAGE * costs[best] < direct else None
+    if not costs:
+        return None
+    best = min(costs, key=costs.__getitem__)
+    direct_cost = batch * math.prod(out) * height * width * outputs * channels
+    return best if ADVANTAGE * costs[best] < direct_cost else None
 
 
-def _plans(kernel: Pair, stride: Pair, out: Pair) -> Iterator[Plan]:
-    """Every size of tile that covers the outputs with fewer tiles than the next smaller one, up to a largest window."""
-    sizes = [sorted({_ceil(o, t) for t in range(1, o + 1)}) for o in out]
-    for tile in product(*sizes):
-        found = Plan(kernel, stride, out, (tile[0], tile[1]))
-        if max(found.window) <= LARGEST_WINDOW:
-            yield found
+def _list_plans(kernel: Pair, stride: Pair, out: Pair) -> list[Plan]:
+    """Plans up to the largest window, of each size of tile that saves a tile."""
+    heights, widths = (sorted({math.ceil(size / n) for n in range(1, size + 1)}) for size in out)
+    plans = [Plan(kernel, stride, out, tile) for tile in product(heights, widths)]
+    return [plan for plan in plans if max(plan.window) <= LARGEST_WINDOW]
 
 
-def points(window: Pair) -> int:
-    """Products that a window takes: one for each real frequency, three for each pair of conjugates."""
-    real = (2 - window[0] % 2) * (2 - window[1] % 2)
-    return real + 3 * (math.prod(window) - real) // 2
+def count_points(window: Pair) -> int:
+    """Products of a window: one for each real frequency, three for each pair of conjugates."""
+    num_real = (2 - window[0] % 2) * (2 - window[1] % 2)
+    num_pairs = (math.prod(window) - num_real) // 2
+    return num_real + 3 * num_pairs
 
 
 class Matrices(NamedTuple):
-    """The constants: `to_points` `[points, window]`, `of_taps` `[points, rows, columns]`, `back` `[tile, points]`."""
+    """The constant matrices.
+
+    Attributes:
+        to_points: `[points, window]`.
+        of_taps: `[points, rows, columns]`.
+        back: `[tile, points]`.
+    """
 
     to_points: Tensor
     of_taps: Tensor
@@ -112,41 +136,45 @@ class Matrices(NamedTuple):
 
 @lru_cache(maxsize=32)
 @torch.inference_mode(False)  # they outlive the call
-def matrices(window: Pair, taps: Pair, tile: Pair, dtype: torch.dtype) -> Matrices:
+def make_matrices(window: Pair, taps: Pair, tile: Pair, dtype: torch.dtype) -> Matrices:
     """The matrices for a window of these sizes."""
-    into, of, back = list[Tensor](), list[Tensor](), list[Tensor]()
+    to_points = []
+    of_taps = []
+    back = []
     scale = 1.0 / math.prod(window)
     for frequency in product(range(window[0]), range(window[1])):
-        mirrored = (-frequency[0] % window[0], -frequency[1] % window[1])
-        if mirrored < frequency:
-            continue  # the conjugate of one that was there before
-        x, w, y = (_angles(frequency, window, sizes) for sizes in (window, taps, tile))
-        a, b, c, d = (
-            x.cos(),
-            -x.sin(),
-            w.cos(),
-            w.sin(),
-        )  # the taps' transform is conjugated: a correlation
-        alone = mirrored == frequency
-        into += [a] if alone else [a + b, a, b]
-        of += [c] if alone else [c, d - c, c + d]
-        back += (
-            [scale * y.cos()]
-            if alone
-            else [2 * scale * z for z in (y.cos() - y.sin(), -y.sin(), -y.cos())]
-        )
-    found = torch.stack(into), torch.stack(of).unflatten(1, taps), torch.stack(back, dim=1)
-    return Matrices(*(x.to(dtype) for x in found))
-
-
-def _angles(frequency: Pair, window: Pair, sizes: Pair) -> Tensor:
-    """2 pi <frequency, position> at all positions of a grid, flat; exact multiples of the window are taken off."""
-    rows, columns = (
-        torch.arange(n, dtype=torch.float64) * f % w / w
-        for f, w, n in zip(frequency, window, sizes, strict=True)
+        conjugate = (-frequency[0] % window[0], -frequency[1] % window[1])
+        if conjugate < frequency:
+            continue
+        x = _angles(frequency, window, window)
+        w = _angles(frequency, window, taps)
+        y = _angles(frequency, window, tile)
+        # a + ib of the window; c + id of the taps is conjugated, as this is a correlation.
+        a, b = x.cos(), -x.sin()
+        c, d = w.cos(), w.sin()
+        if conjugate == frequency:  # a real one
+            to_points += [a]
+            of_taps += [c]
+            back += [scale * y.cos()]
+        else:
+            to_points += [a + b, a, b]
+            of_taps += [c, d - c, c + d]
+            back += [2 * scale * part for part in (y.cos() - y.sin(), -y.sin(), -y.cos())]
+    return Matrices(
+        torch.stack(to_points).to(dtype),
+        torch.stack(of_taps).unflatten(1, taps).to(dtype),
+        torch.stack(back, dim=1).to(dtype),
     )
+
+
+def _angles(frequency: Pair, window: Pair, size: Pair) -> Tensor:
+    """2 pi <frequency, position / window> at all positions of a grid, flat.
+
+    Whole turns are taken off exactly.
+    """
+    turns = []
+    for axis in range(2):
+        positions = torch.arange(size[axis], dtype=torch.float64)
+        turns.append(positions * frequency[axis] % window[axis] / window[axis])
+    rows, columns = turns
     return (2.0 * math.pi * (rows[:, None] + columns[None, :])).flatten()
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)

@@ -1,8 +1,12 @@
-"""Convolutions with large kernels as matrix products at the points of `_fourier.py`, in blocks that stay in the cache.
+"""Convolutions with large kernels as matrix products at the points of `_fourier.py`.
 
-Letters: n windows (samples x tiles), c channels of the map, o of the outcome, r points. For each phase of the stride
-and each block of channels: windows `[pixels, n, c]` and taps `[taps, o, c]` go to their points by one product each,
-`[r, n, c]` and `[r, o, c]`, and are multiplied point by point, `[r, n, o]`. The backward pass makes them anew.
+For each phase of the stride and each block of channels, windows `[pixels, n, c]` and taps
+`[taps, o, c]` are transformed to the points by one product each, `[r, n, c]` and `[r, o, c]`, and
+multiplied point by point, `[r, n, o]`. A block stays in the cache. The backward pass transforms
+windows and taps again.
+
+Letters: b batch, n windows (samples x tiles), c channels of the map, o of the output, r points,
+h and w height and width.
 """
 
 import math
@@ -13,19 +17,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchcaps.kernels.conv2d._fourier import Matrices, Pair, Plan, matrices, plan
+from torchcaps.kernels.conv2d._fourier import Pair, Plan, make_matrices, make_plan
 from torchcaps.kernels.operator import Grads, Parts, operator
 from torchcaps.kernels.registry import Support, fast_path
 from torchcaps.kernels.support import FULL, device_mismatch, wrong_dtype
 
-# Kernel and channels below which the frequency domain has no chance.
-LEAST_KERNEL, LEAST_CHANNELS = 4, 8
-# Bytes of the larger of a block's two operands at the points, and windows that are taken at a time.
-BLOCK_BYTES, MOST_WINDOWS = 10 << 20, 256
+# Side of the kernel and number of channels below which the frequency domain cannot pay.
+MIN_KERNEL = 4
+MIN_CHANNELS = 8
+# Bytes of the larger of a block's two factors at the points, and windows that are taken at a time.
+BLOCK_BYTES = 10 << 20
+MAX_WINDOWS = 256
 
 
 class Problem(NamedTuple):
-    """Operands: x `[b, c, h, w]`, weight `[o, c, h, w]`, bias `[o]`; stride of rows and columns."""
+    """Operands of the operator.
+
+    Attributes:
+        x: map `[b, c, h, w]`.
+        weight: `[o, c, h, w]`.
+        bias: `[o]`, or None.
+        stride: of rows and of columns.
+    """
 
     x: Tensor
     weight: Tensor
@@ -34,13 +47,17 @@ class Problem(NamedTuple):
 
     @property
     def plan(self) -> Plan | None:
-        """How it is cut up, where that pays."""
-        (batch, _, *size), (down, right) = self.x.shape, self.stride
-        return plan(batch, tuple(self.weight.shape), (size[0], size[1]), (down, right))
+        """How the convolution is cut up; None where the direct one costs less."""
+        batch, _, height, width = self.x.shape
+        down, right = self.stride
+        return make_plan(batch, tuple(self.weight.shape), (height, width), (down, right))
 
 
 def supports(x: Tensor, weight: Tensor) -> Support:
-    """Whether the frequency domain can take this convolution; sizes that do not pay there run directly within it."""
+    """Whether the operator can take this convolution.
+
+    Where the frequency domain does not pay, it computes the convolution directly.
+    """
     reason = device_mismatch({"x": x, "weight": weight}, torch.device("cpu"))
     reason = reason or wrong_dtype("weight", weight, (*FULL, torch.bfloat16))
     if reason is None and not torch.is_autocast_enabled("cpu"):
@@ -48,9 +65,9 @@ def supports(x: Tensor, weight: Tensor) -> Support:
     if reason is not None:
         return Support(False, reason)
     outputs, channels, *kernel = weight.shape
-    if min(kernel) < LEAST_KERNEL or min(outputs, channels) < LEAST_CHANNELS:
-        least = f"{LEAST_KERNEL}x{LEAST_KERNEL} pixels and {LEAST_CHANNELS} channels"
-        return Support(True, f"kernels below {least} cost less directly", worth_it=False)
+    if min(kernel) < MIN_KERNEL or min(outputs, channels) < MIN_CHANNELS:
+        limit = f"{MIN_KERNEL}x{MIN_KERNEL} pixels and {MIN_CHANNELS} channels"
+        return Support(True, f"kernels below {limit} cost less directly", worth_it=False)
     return Support(
         True, "frequency domain: a fraction of the products, in blocks that stay in the cache"
     )
@@ -60,41 +77,58 @@ def supports(x: Tensor, weight: Tensor) -> Support:
 def run(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
     """Convolution without padding; channels-last memory."""
     if torch.is_autocast_enabled("cpu"):
-        kind = torch.get_autocast_dtype("cpu")
-        x, weight, bias = x.to(kind), weight.to(kind), None if bias is None else bias.to(kind)
+        dtype = torch.get_autocast_dtype("cpu")
+        x = x.to(dtype)
+        weight = weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
     return _conv2d(Problem(x, weight, bias, list(stride)))[0]
 
 
-def _forward(given: Problem) -> tuple[Tensor, ...]:
-    x, weight, bias, stride = given
-    if given.plan is None:
-        return (F.conv2d(x, weight, bias, stride).contiguous(memory_format=torch.channels_last),)
-    y = at_points(x, weight, given.plan).contiguous(memory_format=torch.channels_last)
+def _forward(problem: Problem) -> tuple[Tensor, ...]:
+    x, weight, bias, stride = problem
+    plan = problem.plan
+    if plan is None:
+        y = F.conv2d(x, weight, bias, stride)
+        return (y.contiguous(memory_format=torch.channels_last),)
+    y = convolve(x, weight, plan).contiguous(memory_format=torch.channels_last)
     return (y if bias is None else y.add_(bias.view(-1, 1, 1)),)
 
 
 def _backward(
-    given: Problem, _kept: Sequence[Tensor], grads: Sequence[Tensor], wanted: Sequence[bool]
+    problem: Problem, _kept: Sequence[Tensor], grads: Sequence[Tensor], needed: Sequence[bool]
 ) -> Grads:
-    (grad,), x, weight, chosen = grads, given.x, given.weight, given.plan
-    if chosen is None:
-        both, none, one = [wanted[0], wanted[1], False], [0, 0], [1, 1]
-        backward = torch.ops.aten.convolution_backward
-        *found, _ = backward(grad, x, weight, None, given.stride, none, one, False, none, 1, both)
+    (grad,) = grads
+    x, weight, _, stride = problem
+    plan = problem.plan
+    if plan is None:
+        grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
+            grad,
+            x,
+            weight,
+            None,
+            stride,
+            [0, 0],  # padding
+            [1, 1],  # dilation
+            False,  # transposed
+            [0, 0],  # padding of the output
+            1,  # groups
+            [needed[0], needed[1], False],
+        )
     else:
-        found = at_points_backward(grad, x, weight, chosen, (wanted[0], wanted[1]))
-    return *found, grad.sum(dim=(0, 2, 3)) if wanted[2] else None
+        grad_x, grad_weight = convolve_backward(grad, x, weight, plan, (needed[0], needed[1]))
+    return grad_x, grad_weight, grad.sum(dim=(0, 2, 3)) if needed[2] else None
 
 
-def _shapes(given: Problem) -> tuple[Tensor, ...]:
-    x, weight, _, stride = given
-    rows, columns = ((x.shape[n] - weight.shape[n]) // stride[n - 2] + 1 for n in (2, 3))
+def _shapes(problem: Problem) -> tuple[Tensor, ...]:
+    x, weight, _, (down, right) = problem
+    rows = (x.shape[2] - weight.shape[2]) // down + 1
+    columns = (x.shape[3] - weight.shape[3]) // right + 1
     size = (x.shape[0], weight.shape[0], rows, columns)
     return (torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last),)
 
 
-def _reference(operands: Problem) -> tuple[Tensor, ...]:
-    return (F.conv2d(*operands),)
+def _reference(problem: Problem) -> tuple[Tensor, ...]:
+    return (F.conv2d(*problem),)
 
 
 _conv2d = operator(
@@ -105,170 +139,223 @@ _conv2d = operator(
 )
 
 
-def at_points(x: Tensor, weight: Tensor, chosen: Plan) -> Tensor:
-    """The convolution by this plan; `[b, o, h, w]`."""
-    y = x.new_empty(len(x), *chosen.out, len(weight))  # [b, h, w, o]
-    taps = weight.permute(0, 2, 3, 1)
-    for samples in _samples(len(x), chosen):
-        work = _Work(_fitted(x[samples].permute(0, 2, 3, 1), chosen.needed), taps, chosen)
-        total = x.new_zeros(work.points, work.rows, len(weight))
+def convolve(x: Tensor, weight: Tensor, plan: Plan) -> Tensor:
+    """The convolution by a plan.
+
+    Args:
+        x: map `[b, c, h, w]`.
+        weight: `[o, c, h, w]`.
+        plan: how it is cut up.
+
+    Returns:
+        `[b, o, h, w]`.
+    """
+    y = x.new_empty(len(x), *plan.out, len(weight))  # [b, h, w, o]
+    for samples in _split_samples(len(x), plan):
+        work = _Work(x[samples], weight, plan)
+        total = x.new_zeros(work.num_points, work.num_windows, len(weight))
         for block in work.blocks():
-            total.baddbmm_(
-                work.windows_at_points(block), work.taps_at_points(block).transpose(1, 2)
-            )
-        y[samples] = work.outcome(total)
+            taps = work.transform_taps(block)
+            total.baddbmm_(work.transform_windows(block), taps.transpose(1, 2))
+        y[samples] = work.transform_back(total)
     return y.permute(0, 3, 1, 2)
 
 
-def at_points_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, chosen: Plan, wanted: tuple[bool, bool]
+def convolve_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, plan: Plan, needed: tuple[bool, bool]
 ) -> Grads:
-    """Gradients by this plan of the map `[b, c, h, w]` and of the weight `[o, c, h, w]`, where wanted."""
-    batch, _, *size = x.shape
-    taps, parts = weight.permute(0, 2, 3, 1), _samples(batch, chosen)
-    # What is written once and whole need not be zero before: clearing fresh pages costs as much as a product.
-    read = all(n <= most for n, most in zip(size, chosen.needed, strict=True))
-    once = (
-        read and len(list(chosen.phases())) == math.prod(chosen.stride) and chosen.tiles == (1, 1)
-    )
-    found = [
-        (torch.empty_like if whole else torch.zeros_like)(tensor, memory_format=torch.channels_last)
-        if want
-        else None
-        for tensor, whole, want in zip((x, weight), (once, len(parts) == 1), wanted, strict=True)
-    ]
-    grad_x, grad_taps = (None if grad is None else grad.permute(0, 2, 3, 1) for grad in found)
+    """Gradients of the convolution by a plan.
+
+    Args:
+        grad: of the output, `[b, o, h, w]`.
+        x, weight, plan: as in `convolve`.
+        needed: whether the gradients of x and of weight are needed.
+
+    Returns:
+        The gradients of x and of weight; None for one that is not needed.
+    """
+    parts = _split_samples(len(x), plan)
+    # Memory that is written once and whole needs no zeros: clearing fresh pages costs as much as a
+    # product. Each pixel of the map is written once if the tiles read all of it, each phase has
+    # taps and a phase has one tile.
+    is_read_whole = x.shape[2] <= plan.needed[0] and x.shape[3] <= plan.needed[1]
+    has_all_phases = len(plan.phases()) == math.prod(plan.stride)
+    map_once = is_read_whole and has_all_phases and plan.tiles == (1, 1)
+    taps_once = len(parts) == 1
+    grad_x = _gradient_memory(x, map_once) if needed[0] else None
+    grad_weight = _gradient_memory(weight, taps_once) if needed[1] else None
     for samples in parts:
-        work = _Work(_fitted(x[samples].permute(0, 2, 3, 1), chosen.needed), taps, chosen)
-        against = work.gradient_at_points(grad[samples].permute(0, 2, 3, 1))
+        work = _Work(x[samples], weight, plan)
+        at_points = work.transform_gradient(grad[samples])
         for block in work.blocks():
             if grad_x is not None:
-                work.add_to_map(block, against, grad_x[samples], once)
-            if grad_taps is not None:
-                work.add_to_taps(block, against, grad_taps, len(parts) == 1)
-    return found
+                work.add_map_gradient(block, at_points, grad_x[samples], map_once)
+            if grad_weight is not None:
+                work.add_tap_gradient(block, at_points, grad_weight, taps_once)
+    return grad_x, grad_weight
 
 
-_Block = tuple[
-    slice, slice, slice
-]  # of a map, or of taps: a phase of the stride, and some of the channels
+def _gradient_memory(x: Tensor, is_written_once: bool) -> Tensor:
+    """Memory for the gradient of a tensor, filled with zeros unless it is written once."""
+    make = torch.empty_like if is_written_once else torch.zeros_like
+    return make(x, memory_format=torch.channels_last)
+
+
+# Slices of the rows, columns and channels of a map or of taps `[*, h, w, c]`: a phase of the stride
+# and some of the channels.
+_Block = tuple[slice, slice, slice]
 
 
 class _Work:
-    """Some samples' map `[b, h, w, c]` and the taps `[o, h, w, c]`, before a plan."""
+    """Some samples' map and the taps, cut up by a plan.
 
-    def __init__(self, pixels: Tensor, taps: Tensor, chosen: Plan) -> None:
-        self.pixels, self.taps, self.plan = pixels, taps, chosen
-        self.constants: Matrices = matrices(chosen.window, chosen.taps, chosen.tile, pixels.dtype)
-        self.points = len(self.constants.to_points)
-        self.rows = len(pixels) * math.prod(chosen.tiles)
-        self._kept: dict[str, Tensor] = {}
+    Args:
+        x: map `[b, c, h, w]`.
+        weight: `[o, c, h, w]`.
+        plan: how the convolution is cut up.
+
+    Attributes:
+        pixels: `[b, h, w, c]`, as large as the tiles read.
+        taps: `[o, h, w, c]`.
+        num_points, num_windows: r and n.
+    """
+
+    def __init__(self, x: Tensor, weight: Tensor, plan: Plan) -> None:
+        self.plan = plan
+        self.pixels = _fit_size(x.permute(0, 2, 3, 1), plan.needed)
+        self.taps = weight.permute(0, 2, 3, 1)
+        self.matrices = make_matrices(plan.window, plan.taps, plan.tile, x.dtype)
+        self.num_points = len(self.matrices.to_points)
+        self.num_windows = len(x) * math.prod(plan.tiles)
+        self._buffers: dict[str, Tensor] = {}
 
     def blocks(self) -> Iterator[_Block]:
+        """Blocks that together cover the map and the taps."""
         channels = self.pixels.shape[3]
-        per_channel = self.points * max(self.rows, len(self.taps)) * self.pixels.element_size()
-        parts = -(-channels // max(16, BLOCK_BYTES // per_channel))
-        for phase in self.plan.phases():
-            rows, columns = (
-                slice(at, None, step) for at, step in zip(phase, self.plan.stride, strict=True)
-            )
-            for part in range(parts):
-                yield rows, columns, slice(channels * part // parts, channels * (part + 1) // parts)
+        rows = max(self.num_windows, len(self.taps))
+        channel_bytes = self.num_points * rows * self.pixels.element_size()
+        num_parts = math.ceil(channels / max(16, BLOCK_BYTES // channel_bytes))
+        down, right = self.plan.stride
+        for top, left in self.plan.phases():
+            for part in range(num_parts):
+                first = channels * part // num_parts
+                last = channels * (part + 1) // num_parts
+                yield slice(top, None, down), slice(left, None, right), slice(first, last)
 
-    def windows_at_points(self, block: _Block) -> Tensor:
-        """`[r, n, c]`"""
-        (high, wide), (rows, columns) = self.plan.window, self.plan.tile
-        windows = (
-            self.pixels[:, *block].unfold(1, high, rows).unfold(2, wide, columns)
-        )  # [b, tiles, tiles, c, h, w]
-        flat = self._copy("windows", windows.permute(4, 5, 0, 1, 2, 3)).view(high * wide, -1)
-        return self._product("windows at points", self.constants.to_points, flat).view(
-            self.points, self.rows, -1
-        )
+    def transform_windows(self, block: _Block) -> Tensor:
+        """Windows at the points, `[r, n, c]`."""
+        height, width = self.plan.window
+        windows = self.pixels[:, *block].unfold(1, height, self.plan.tile[0])
+        windows = windows.unfold(2, width, self.plan.tile[1])  # [b, tiles, tiles, c, h, w]
+        flat = self._copy("windows", windows.permute(4, 5, 0, 1, 2, 3)).view(height * width, -1)
+        at_points = self._multiply("windows at points", self.matrices.to_points, flat)
+        return at_points.view(self.num_points, self.num_windows, -1)
 
-    def taps_at_points(self, block: _Block) -> Tensor:
-        """`[r, o, c]`"""
+    def transform_taps(self, block: _Block) -> Tensor:
+        """Taps at the points, `[r, o, c]`."""
         taps = self.taps[:, *block]
         matrix = self._tap_matrix(taps)
         flat = self._copy("taps", taps.permute(1, 2, 0, 3)).view(matrix.shape[1], -1)
-        return self._product("taps at points", matrix, flat).view(self.points, len(taps), -1)
+        at_points = self._multiply("taps at points", matrix, flat)
+        return at_points.view(self.num_points, len(taps), -1)
 
-    def gradient_at_points(self, grad: Tensor) -> Tensor:
-        """Gradient of the outcome `[b, h, w, o]` -> `[r, n, o]`."""
-        (rows, columns), (high, wide) = self.plan.tiles, self.plan.tile
-        grad = _fitted(grad, (rows * high, columns * wide))
-        tiles = (
-            grad.unflatten(2, (columns, wide)).unflatten(1, (rows, high)).permute(2, 4, 0, 1, 3, 5)
-        )
-        return (self.constants.back.t() @ tiles.reshape(high * wide, -1)).view(
-            self.points, self.rows, -1
-        )
+    def transform_gradient(self, grad: Tensor) -> Tensor:
+        """Gradient of the output `[b, o, h, w]` at the points, `[r, n, o]`."""
+        (rows, columns), (height, width) = self.plan.tiles, self.plan.tile
+        grad = _fit_size(grad.permute(0, 2, 3, 1), (rows * height, columns * width))
+        tiles = grad.unflatten(2, (columns, width)).unflatten(1, (rows, height))
+        flat = tiles.permute(2, 4, 0, 1, 3, 5).reshape(height * width, -1)
+        return (self.matrices.back.t() @ flat).view(self.num_points, self.num_windows, -1)
 
-    def outcome(self, total: Tensor) -> Tensor:
-        """`[r, n, o]` -> `[b, h, w, o]`."""
-        (rows, columns), (high, wide) = self.plan.tiles, self.plan.tile
-        tiles = (self.constants.back @ total.view(self.points, -1)).view(
-            high, wide, -1, rows, columns, total.shape[2]
-        )
-        whole = tiles.permute(2, 3, 0, 4, 1, 5).reshape(
-            -1, rows * high, columns * wide, total.shape[2]
-        )
+    def transform_back(self, total: Tensor) -> Tensor:
+        """Sums at the points `[r, n, o]` -> output `[b, h, w, o]`."""
+        (rows, columns), (height, width) = self.plan.tiles, self.plan.tile
+        outputs = total.shape[2]
+        flat = self.matrices.back @ total.view(self.num_points, -1)
+        tiles = flat.view(height, width, -1, rows, columns, outputs).permute(2, 3, 0, 4, 1, 5)
+        whole = tiles.reshape(-1, rows * height, columns * width, outputs)
         return whole[:, : self.plan.out[0], : self.plan.out[1]]
 
-    def add_to_map(self, block: _Block, against: Tensor, grad: Tensor, once: bool) -> None:
-        """Add (once: write) what a block's windows get from the gradient at the points to the map's `[b, h, w, c]`."""
-        (high, wide), (rows, columns) = self.plan.window, self.plan.tiles
-        at_points = self._product("windows at points", against, self.taps_at_points(block))
-        found = self._product(
-            "windows", self.constants.to_points.t(), at_points.view(self.points, -1)
-        )
-        found = found.view(high, wide, len(grad), rows, columns, -1)
-        place = grad[:, *block]
+    def add_map_gradient(
+        self, block: _Block, at_points: Tensor, grad_x: Tensor, is_written_once: bool
+    ) -> None:
+        """Add the gradient of a block's windows to that of the map `[b, c, h, w]`.
+
+        Args:
+            block: of `blocks`.
+            at_points: of `transform_gradient`.
+            grad_x: gradient that is added to.
+            is_written_once: whether to write instead of adding.
+        """
+        (height, width), (rows, columns) = self.plan.window, self.plan.tiles
+        products = self._multiply("windows at points", at_points, self.transform_taps(block))
+        flat = products.view(self.num_points, -1)
+        windows = self._multiply("windows", self.matrices.to_points.t(), flat)
+        windows = windows.view(height, width, len(grad_x), rows, columns, -1)
+        phase = grad_x.permute(0, 2, 3, 1)[:, *block]
         for row in range(rows):
             for column in range(columns):
-                top, left = row * self.plan.tile[0], column * self.plan.tile[1]
-                there = place[:, top : top + high, left : left + wide]
-                values = found[: there.shape[1], : there.shape[2], :, row, column].permute(
-                    2, 0, 1, 3
-                )
-                (there.copy_ if once else there.add_)(values)
+                top = row * self.plan.tile[0]
+                left = column * self.plan.tile[1]
+                target = phase[:, top : top + height, left : left + width]
+                window = windows[: target.shape[1], : target.shape[2], :, row, column]
+                _write(target, window.permute(2, 0, 1, 3), is_written_once)
 
-    def add_to_taps(self, block: _Block, against: Tensor, grad: Tensor, once: bool) -> None:
-        """Add (once: write) what a block's taps get from the gradient at the points to that of all `[o, h, w, c]`."""
-        place = grad[:, *block]
-        at_points = self._product(
-            "taps at points", against.transpose(1, 2), self.windows_at_points(block)
-        )
-        found = self._product("taps", self._tap_matrix(place).t(), at_points.view(self.points, -1))
-        values = found.view(place.shape[1], place.shape[2], len(place), -1).permute(2, 0, 1, 3)
-        (place.copy_ if once else place.add_)(values)
+    def add_tap_gradient(
+        self, block: _Block, at_points: Tensor, grad_weight: Tensor, is_written_once: bool
+    ) -> None:
+        """Add the gradient of a block's taps to that of the weight `[o, c, h, w]`.
 
-    def _copy(self, name: str, values: Tensor) -> Tensor:
-        """A contiguous copy, in memory that all blocks share: fresh pages would cost as much as the products."""
-        return self._room(name, *values.shape).copy_(values)
-
-    def _product(self, name: str, a: Tensor, b: Tensor) -> Tensor:
-        """a @ b, in memory that all blocks share."""
-        return torch.matmul(a, b, out=self._room(name, *a.shape[:-1], b.shape[-1]))
-
-    def _room(self, name: str, *shape: int) -> Tensor:
-        count = math.prod(shape)
-        if name not in self._kept or self._kept[name].numel() < count:
-            self._kept[name] = self.pixels.new_empty(count)
-        return self._kept[name][:count].view(shape)
+        The arguments are those of `add_map_gradient`.
+        """
+        target = grad_weight.permute(0, 2, 3, 1)[:, *block]
+        outputs, height, width, _ = target.shape
+        windows = self.transform_windows(block)
+        products = self._multiply("taps at points", at_points.transpose(1, 2), windows)
+        flat = products.view(self.num_points, -1)
+        taps = self._multiply("taps", self._tap_matrix(target).t(), flat)
+        taps = taps.view(height, width, outputs, -1).permute(2, 0, 1, 3)
+        _write(target, taps, is_written_once)
 
     def _tap_matrix(self, taps: Tensor) -> Tensor:
-        """`[r, taps]` for a phase, which may have fewer taps than others."""
-        return self.constants.of_taps[:, : taps.shape[1], : taps.shape[2]].flatten(1)
+        """The matrix `[r, taps]` of a phase, which may have fewer taps than others."""
+        return self.matrices.of_taps[:, : taps.shape[1], : taps.shape[2]].flatten(1)
+
+    def _copy(self, name: str, x: Tensor) -> Tensor:
+        """A contiguous copy in memory that all blocks share: fresh pages cost as much as products."""
+        return self._buffer(name, *x.shape).copy_(x)
+
+    def _multiply(self, name: str, a: Tensor, b: Tensor) -> Tensor:
+        """The product of matrices in memory that all blocks share."""
+        return torch.matmul(a, b, out=self._buffer(name, *a.shape[:-1], b.shape[-1]))
+
+    def _buffer(self, name: str, *shape: int) -> Tensor:
+        """Shared memory of that name."""
+        count = math.prod(shape)
+        if name not in self._buffers or self._buffers[name].numel() < count:
+            self._buffers[name] = self.pixels.new_empty(count)
+        return self._buffers[name][:count].view(shape)
 
 
-def _fitted(pixels: Tensor, size: Pair) -> Tensor:
-    """`[b, h, w, c]` cut, or filled with zeros below and to the right; `F.pad` would copy if nothing is missing."""
+def _write(target: Tensor, x: Tensor, is_written_once: bool) -> None:
+    """Add to the target, or write it."""
+    if is_written_once:
+        target.copy_(x)
+    else:
+        target.add_(x)
+
+
+def _fit_size(pixels: Tensor, size: Pair) -> Tensor:
+    """Cut `[b, h, w, c]` to a size, or fill it with zeros below and to the right."""
     pixels = pixels[:, : size[0], : size[1]]
-    missing = size[0] - pixels.shape[1], size[1] - pixels.shape[2]
-    return F.pad(pixels, (0, 0, 0, missing[1], 0, missing[0])) if any(missing) else pixels
+    below = size[0] - pixels.shape[1]
+    right = size[1] - pixels.shape[2]
+    if below == right == 0:  # F.pad would copy
+        return pixels
+    return F.pad(pixels, (0, 0, 0, right, 0, below))
 
 
-def _samples(batch: int, chosen: Plan) -> list[slice]:
-    size = max(1, MOST_WINDOWS // math.prod(chosen.tiles))
+def _split_samples(batch: int, plan: Plan) -> list[slice]:
+    """Slices of samples that have at most `MAX_WINDOWS` windows, or one sample each."""
+    size = max(1, MAX_WINDOWS // math.prod(plan.tiles))
     return [slice(start, min(start + size, batch)) for start in range(0, batch, size)]

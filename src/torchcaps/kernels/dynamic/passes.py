@@ -1,8 +1,15 @@
-"""Routing by agreement, pass by pass, forward and back: what its implementations share. Each is a `Work`.
+"""Routing by agreement, pass by pass: what its implementations share.
 
-After t passes the logits are <u, V_t>, V_t being the sum of the first t parents, so the s of each pass is all that the
-way back needs. The children of all positions are a batch of their own. Letters: b batch, i children, j parents, d and k
-dimensions of a parent and a child; t the pass.
+Source: Sabour, Frosst, Hinton, "Dynamic Routing Between Capsules", arXiv 1710.09829, procedure 1.
+After t passes the logits are b_ij = <u_ij, V_j>, where V_j is the sum of the first t parents v_j.
+So the s_j of each pass is all that the backward pass needs:
+
+    forward    c_i = softmax over j of <u_ij, V_j>;  s_j = sum_i c_ij u_ij;  v_j = squash(s_j)
+    backward   dL/dc_ij = <u_ij, dL/ds_j>;  dL/db_ij = c_ij (dL/dc_ij - sum_k c_ik dL/dc_ik)
+               dL/dV_j = sum_i dL/db_ij u_ij;  dL/du_ij = c_ij dL/ds_j + dL/db_ij V_j
+
+Children of all positions form one batch. Letters: b batch, i children, j parents, d and k
+dimensions of a parent and of a child, t passes.
 """
 
 from abc import ABC, abstractmethod
@@ -18,18 +25,27 @@ from torchcaps.functional.squash import full_precision, squash, squash_with_leng
 from torchcaps.functional.votes import DenseVotes, ProductVotes, Votes, linear_votes
 from torchcaps.kernels.numerics import squash_backward
 from torchcaps.kernels.operator import Grads, Parts, operator
-from torchcaps.kernels.support import needs_reference, padded_windows
+from torchcaps.kernels.support import HALF, needs_reference, padded_windows
 from torchcaps.types import Routed
 
-Op = Callable[["Problem"], tuple[Tensor, ...]]
+Operator = Callable[["Problem"], tuple[Tensor, ...]]
 
 
 class Problem(NamedTuple):
-    """Operands of the operators: `vote_ij = weight_ij pose_i`, then routing by agreement.
+    """Operands of the operators.
 
-    pose `[b, i, k]`, weight `[i, j, d, k]`; or votes `[b, i, j, d]` and no weight. bias `[j, d]`. windows: height,
-    width, kernel and stride of those whose parents compete; empty where positions do not. Outcomes: v `[b, j, d]`, its
-    length `[b, j]`, the coupling `[b, i, j]` (empty unless wanted), and, kept, s of every pass `[iterations, b, j, d]`.
+    Outputs: v `[b, j, d]`, its length `[b, j]`, the coupling `[b, i, j]` (empty unless wanted) and,
+    saved for the backward pass, s of every pass `[t, b, j, d]`.
+
+    Attributes:
+        pose: `[b, i, k]`; or votes `[b, i, j, d]` if there is no weight.
+        weight: `[i, j, d, k]`, or None; the vote is `weight_ij pose_i`.
+        bias: `[j, d]`, or None.
+        windows: height, width, kernel and stride of the windows whose parents compete; empty if the
+            parents of one position compete alone.
+        convention: of the windows; see `ConvField`.
+        iterations, leaky, detach: see `functional.dynamic_routing`.
+        want_coupling: whether to return the last coupling.
     """
 
     pose: Tensor
@@ -43,131 +59,161 @@ class Problem(NamedTuple):
     want_coupling: bool
 
     @property
-    def terms(self) -> int:
-        """Of dL/du as a sum of products: c and dL/ds of each pass, dL/dlogits and the parents before of later ones."""
+    def field(self) -> Field:
+        """Says which parents compete."""
+        if not self.windows:
+            return DenseField()
+        height, width, kernel, stride = self.windows
+        return ConvField(height, width, kernel, stride, convention=self.convention)
+
+    @property
+    def num_terms(self) -> int:
+        """Number of terms of dL/du: one of the first pass, two of each later one."""
         return 1 if self.detach else 2 * self.iterations - 1
 
 
 class Work(ABC):
-    """An implementation at work on a problem, a block of samples at a time. It has `problem` and `backward` (bool)."""
+    """An implementation at work on a problem, a block of samples at a time.
 
-    units: Tensor | None = None  # what gradients of poses are to be multiplied with
-    grad_weight: Tensor | None = None  # filled block by block
+    Attributes:
+        scale: factor of the gradients of the poses, or None.
+        grad_weight: gradient of the weight, to which `votes_backward` adds; None without one.
+    """
+
+    scale: Tensor | None = None
+    grad_weight: Tensor | None = None
 
     @abstractmethod
-    def __init__(self, problem: Problem, backward: bool) -> None: ...
+    def __init__(self, problem: Problem, backward: bool) -> None:
+        """Prepare the forward pass or, if `backward`, the backward pass of a problem."""
 
     @abstractmethod
     def blocks(self) -> Iterator[slice]:
-        """Samples; what follows is about those given last."""
+        """Blocks of samples; the other methods work on the last one."""
 
     @abstractmethod
-    def sums(self, reached: Tensor | None, keep: bool) -> Tensor:
-        """s `[b, j, d]` after parents that sum up to `reached` (None in the first pass); keeps its coupling if told."""
+    def weighted_sums(self, V: Tensor | None, keep: bool) -> Tensor:
+        """s `[b, j, d]` without the bias; `coupling` returns its c if `keep`.
+
+        Args:
+            V: sum of the parents of the passes before, `[b, j, d]`; None in the first pass.
+            keep: whether the coupling is needed.
+        """
 
     @abstractmethod
     def coupling(self) -> Tensor:
-        """The coupling kept, `[b, i, j]`."""
+        """The coupling that was kept, `[b, i, j]`."""
 
     @abstractmethod
-    def back(
-        self, reached: Tensor | None, grad_s: Tensor, grad_coupling: Tensor | None
+    def pass_backward(
+        self, V: Tensor | None, grad_s: Tensor, grad_coupling: Tensor | None
     ) -> Tensor | None:
-        """A pass of the way back, last to first: gradient of `reached` `[b, j, d]`; None with `detach`, or without."""
+        """Backward of a pass; passes come from last to first.
+
+        Args:
+            V: as in `weighted_sums`.
+            grad_s: dL/ds `[b, j, d]`.
+            grad_coupling: dL/dc `[b, i, j]` of the coupling itself, or None.
+
+        Returns:
+            dL/dV `[b, j, d]`; None in the first pass, and with `detach`.
+        """
 
     @abstractmethod
-    def spread(self) -> Tensor:
-        """Gradient of the poses from what `back` has found; that of the weight is added to `grad_weight`."""
+    def votes_backward(self) -> Tensor:
+        """Gradient of the poses, after all passes; that of the weight is added to `grad_weight`."""
 
 
-def implementation(name: str, kind: type[Work]) -> Op:
-    """The operator of this name that works so."""
+def make_operator(name: str, implementation: type[Work]) -> Operator:
+    """Define the operator of an implementation."""
 
     def forward(x: Problem) -> tuple[Tensor, ...]:
-        work, (_, _, coupling, sums) = kind(x, False), _shapes(x)
+        work = implementation(x, False)
+        _, _, coupling, s = _shapes(x)
+        last = x.iterations - 1
         for block in work.blocks():
-            reached = None
+            V = None
             for t in range(x.iterations):
-                s = work.sums(reached, x.want_coupling and t == x.iterations - 1)
-                sums[t, block] = s if x.bias is None else s + x.bias
-                if t < x.iterations - 1:
-                    v = squash(sums[t, block])
-                    reached = v if reached is None else reached + v
+                sums = work.weighted_sums(V, keep=x.want_coupling and t == last)
+                s[t, block] = sums if x.bias is None else sums + x.bias
+                if t < last:
+                    v = squash(s[t, block])
+                    V = v if V is None else V + v
             if x.want_coupling:
                 coupling[block] = work.coupling()
-        return *squash_with_length(sums[-1]), coupling, sums
+        return *squash_with_length(s[-1]), coupling, s
 
     def backward(
         x: Problem, kept: Sequence[Tensor], grads: Sequence[Tensor], _wanted: Sequence[bool]
     ) -> Grads:
-        (sums,), (grad_v, grad_length, outer) = kept, grads
-        work, grad_pose, grad_bias = (
-            kind(x, True),
-            sums.new_empty(x.pose.shape),
-            sums.new_zeros(sums.shape[2:]),
-        )
+        (s,) = kept
+        grad_v, grad_length, grad_coupling = grads
+        work = implementation(x, True)
+        grad_pose = s.new_empty(x.pose.shape)
+        grad_bias = s.new_zeros(s.shape[2:])
         for block in work.blocks():
-            grad_coupling = outer[block] if x.want_coupling else None
-            grad_bias += _back(
-                work, sums[:, block], grad_v[block], grad_length[block], grad_coupling
+            grad_bias += _passes_backward(
+                work,
+                s[:, block],
+                grad_v[block],
+                grad_length[block],
+                grad_coupling[block] if x.want_coupling else None,
             )
-            grad_pose[block] = work.spread()
-        grad_weight = (
-            None
-            if x.weight is None or work.grad_weight is None
-            else work.grad_weight.view(x.weight.shape)
-        )
-        return grad_pose if work.units is None else grad_pose * work.units, grad_weight, grad_bias
+            grad_pose[block] = work.votes_backward()
+        if work.scale is not None:
+            grad_pose = grad_pose * work.scale
+        if x.weight is None or work.grad_weight is None:
+            return grad_pose, None, grad_bias
+        return grad_pose, work.grad_weight.view(x.weight.shape), grad_bias
 
     return operator(name, Problem, 4, Parts(forward, backward, _shapes, _reference, kept=1))
 
 
 def _reference(x: Problem) -> tuple[Tensor, ...]:
-    """v, its length and the coupling in torch's own operations, all votes stored."""
+    """v, its length and the coupling in torch operations, all votes stored."""
     votes = x.pose if x.weight is None else linear_votes(x.pose, x.weight)
-    field: Field = DenseField()
-    if x.windows:
-        height, width, kernel, stride = x.windows
-        field = ConvField(height, width, kernel, stride, convention=x.convention)
-    dense = DenseVotes(votes.unflatten(0, (-1, *field.positions)), bias=x.bias, field=field)
+    by_position = votes.unflatten(0, (-1, *x.field.positions))
+    dense = DenseVotes(by_position, bias=x.bias, field=x.field)
     routed = dynamic_routing(dense, x.iterations, leaky=x.leaky, detach=x.detach)
     coupling: Any = routed.coupling if x.want_coupling else routed.pose.new_empty(0, 1, 1)
     return routed.pose.flatten(0, -3), routed.activation.flatten(0, -2), coupling.flatten(0, -3)
 
 
 def _shapes(x: Problem) -> tuple[Tensor, ...]:
-    """Memory for the outcomes; half precision is computed in float32."""
-    (b, i), like = x.pose.shape[:2], x.pose if x.weight is None else x.weight
+    """Empty outputs; half precision is computed in float32."""
+    b, i = x.pose.shape[:2]
+    like = x.pose if x.weight is None else x.weight
     j, d = x.pose.shape[2:] if x.weight is None else x.weight.shape[1:3]
-    kind = torch.float32 if like.dtype in (torch.float16, torch.bfloat16) else like.dtype
-    sizes = (b, j, d), (b, j), (b, i, j) if x.want_coupling else (0,), (x.iterations, b, j, d)
-    return tuple(like.new_empty(size, dtype=kind) for size in sizes)
+    dtype = torch.float32 if like.dtype in HALF else like.dtype
+    coupling = (b, i, j) if x.want_coupling else (0,)
+    sizes = (b, j, d), (b, j), coupling, (x.iterations, b, j, d)
+    return tuple(like.new_empty(size, dtype=dtype) for size in sizes)
 
 
-def _back(
-    work: Work, sums: Tensor, grad_v: Tensor, grad_length: Tensor, grad_coupling: Tensor | None
+def _passes_backward(
+    work: Work, s: Tensor, grad_v: Tensor, grad_length: Tensor, grad_coupling: Tensor | None
 ) -> Tensor:
-    """Passes of a block from the last to the first; the gradient of the bias `[j, d]`."""
-    last = len(sums) - 1
-    reached, grad_parent = (
-        squash(sums).cumsum(dim=0),
-        torch.zeros_like(sums),
-    )  # dL/dv_t, filled from later passes
-    grad_parent[last], grad_bias = grad_v, sums.new_zeros(sums.shape[2:])
+    """Passes of a block from the last to the first; returns the gradient of the bias `[j, d]`."""
+    last = len(s) - 1
+    V = squash(s).cumsum(dim=0)
+    # dL/dv of each pass; later passes add to earlier ones.
+    grad_parents = torch.zeros_like(s)
+    grad_parents[last] = grad_v
+    grad_bias = s.new_zeros(s.shape[2:])
     for t in range(last, -1, -1):
-        grad_s = squash_backward(sums[t], grad_parent[t], grad_length if t == last else None)
+        is_last = t == last
+        grad_s = squash_backward(s[t], grad_parents[t], grad_length if is_last else None)
         grad_bias += grad_s.sum(dim=0)
-        found = work.back(
-            reached[t - 1] if t else None, grad_s, grad_coupling if t == last else None
-        )
-        if found is None:
+        V_before = V[t - 1] if t else None
+        grad_V = work.pass_backward(V_before, grad_s, grad_coupling if is_last else None)
+        if grad_V is None:  # no earlier pass has a gradient
             break
-        grad_parent[:t] += found
+        grad_parents[:t] += grad_V
     return grad_bias
 
 
-def other_votes(votes: Votes) -> str | None:
-    """Why these are not the linear votes of children that stand for themselves; None if they are."""
+def not_linear(votes: Votes) -> str | None:
+    """Reason why these are not linear votes for parents that compete at one position only."""
     if not isinstance(votes, ProductVotes):
         return "the votes are given, not made of poses and matrices; 'blocked' takes them"
     if votes.rows > 1:
@@ -180,43 +226,67 @@ def other_votes(votes: Votes) -> str | None:
 
 
 def route(
-    op: Op,
+    run_operator: Operator,
     votes: Votes,
     iterations: int,
     leaky: bool,
     detach: bool,
-    cast: torch.dtype | None = None,
+    pose_dtype: torch.dtype | None = None,
 ) -> Routed:
-    """Run the operator on given or linear votes; with poses of the type `cast`."""
-    windows, weight = padded_windows(votes.field), None
-    sizes: list[int] = []
+    """Route given or linear votes by an operator.
+
+    Args:
+        run_operator: of `make_operator`.
+        votes: given or linear ones.
+        iterations, leaky, detach: see `functional.dynamic_routing`.
+        pose_dtype: type that poses are converted to, or None.
+    """
+    weight = None
     if isinstance(votes, ProductVotes):
-        pose, weight = votes.pose.flatten(0, -3), votes.matrices.transpose(2, 3)
+        pose = votes.pose.flatten(0, -3)
+        weight = votes.matrices.transpose(2, 3)
     else:
         pose = votes.dense().flatten(0, -4)
-    pose = pose if cast is None else pose.to(cast)
-    bias = (
-        None
-        if votes.bias is None
-        else votes.bias.to(full_precision(pose if weight is None else weight).dtype)
-    )
+    if pose_dtype is not None:
+        pose = pose.to(pose_dtype)
+    bias = votes.bias
+    if bias is not None:
+        bias = bias.to(full_precision(pose if weight is None else weight).dtype)
+
+    windows = padded_windows(votes.field)
+    sizes: list[int] = []
     if windows is not None and not windows.local:
         sizes = [windows.height, windows.width, windows.kernel, windows.stride]
-    settings = (iterations, leaky, detach, votes.context.needs_coupling)
-    v, length, coupling, _ = op(
-        Problem(pose, weight, bias, sizes, votes.field.convention, *settings)
+    problem = Problem(
+        pose,
+        weight,
+        bias,
+        sizes,
+        votes.field.convention,
+        iterations,
+        leaky,
+        detach,
+        votes.context.needs_coupling,
     )
+    v, length, coupling, _ = run_operator(problem)
     return restore_positions(votes, votes.activation.shape[:-1], v, length, coupling)
 
 
 def restore_positions(
     votes: Votes, lead: torch.Size, v: Tensor, length: Tensor, coupling: Tensor
 ) -> Routed:
-    """What was routed, at its positions again; absent children couple to nothing."""
-    v, length = v.unflatten(0, lead), length.unflatten(0, lead)
+    """Outputs of an operator at their positions.
+
+    Args:
+        votes: that were routed.
+        lead: batch and positions.
+        v, length, coupling: `[batch * positions, ...]`. Couplings of absent children become 0.
+    """
+    v = v.unflatten(0, lead)
+    length = length.unflatten(0, lead)
     if not votes.context.needs_coupling:
         return Routed(v, length, None)
-    coupling, present = coupling.unflatten(0, lead), votes.mask
-    return Routed(
-        v, length, coupling if present is None else coupling * present.to(coupling).unsqueeze(-1)
-    )
+    coupling = coupling.unflatten(0, lead)
+    if votes.mask is not None:
+        coupling = coupling * votes.mask.to(coupling).unsqueeze(-1)
+    return Routed(v, length, coupling)

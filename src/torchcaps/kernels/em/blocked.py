@@ -1,4 +1,4 @@
-"""EM routing in torch operations, a block of samples at a time: see `kernels/samples.py`."""
+"""EM routing in torch operations, a block of samples at a time; see `kernels/samples.py`."""
 
 from torch import Tensor
 
@@ -15,7 +15,8 @@ def run(
     votes: Votes, *, beta_u: Tensor | float, beta_a: Tensor | float, temperatures: list[float]
 ) -> Routed:
     """EM routing of products of poses and matrices."""
-    routed = by_samples(
-        lambda part: em_routing(part, None, beta_u, beta_a, len(temperatures), temperatures), votes
-    )
-    return Routed(*routed)
+
+    def route(block: Votes) -> Routed:
+        return em_routing(block, None, beta_u, beta_a, len(temperatures), temperatures)
+
+    return Routed(*by_samples(route, votes))

@@ -1,6 +1,6 @@
 """Compiled loops of routing by agreement on maps. Needs numba.
 
-The votes of LANES positions are copied to the cache of a core, where they are routed through all iterations, and back.
+The votes of POSITIONS positions are copied to the cache of a core, where they are routed through all iterations, and back.
 The innermost loops run over these positions, which lie next to each other in memory. With V_j, the sum of the v_j of
 the iterations before, as in `functional.routing.dynamic`:
 
@@ -19,22 +19,21 @@ import numpy as np
 
 from torchcaps.functional.squash import EPSILON
 from torchcaps.kernels._compile import compiled, exp
-from torchcaps.kernels.lanes import keep_compiled
-from torchcaps.kernels.maps.numba import LANES
+from torchcaps.kernels.lanes import POSITIONS, keep_compiled
 
 
 @compiled
 def forward_pass(first, last, iterations, votes, bias, v_out, length_out, coupling):
     """Parents of the groups of positions from `first` to before `last`, and their last couplings."""
     _, children, parents, dim, positions = votes.shape
-    groups = -(-positions // LANES)
-    u = np.zeros((children, parents, dim, LANES), votes.dtype)
-    c = np.empty((children, parents, LANES), votes.dtype)
+    groups = -(-positions // POSITIONS)
+    u = np.zeros((children, parents, dim, POSITIONS), votes.dtype)
+    c = np.empty((children, parents, POSITIONS), votes.dtype)
     s, v, V = np.empty_like(u[0]), np.empty_like(u[0]), np.empty_like(u[0])
     length = np.empty_like(c[0])
     for g in range(first, last):
-        b, start = g // groups, g % groups * LANES
-        stop = min(start + LANES, positions)
+        b, start = g // groups, g % groups * POSITIONS
+        stop = min(start + POSITIONS, positions)
         u[..., : stop - start] = votes[b, ..., start:stop]
         V[:] = 0
         for t in range(iterations):
@@ -52,18 +51,18 @@ def forward_pass(first, last, iterations, votes, bias, v_out, length_out, coupli
 def backward_pass(first, last, iterations, votes, bias, grads, grad_votes, grad_bias):
     """Gradients of the votes and, of each group, of the bias `[g, j, d]`; grads: of v, length and coupling."""
     _, children, parents, dim, positions = votes.shape
-    groups = -(-positions // LANES)
+    groups = -(-positions // POSITIONS)
     grad_v, grad_length, grad_coupling = grads
-    u = np.zeros((children, parents, dim, LANES), votes.dtype)
-    c = np.empty((iterations, children, parents, LANES), votes.dtype)
-    s = np.empty((iterations, parents, dim, LANES), votes.dtype)
-    V = np.zeros((iterations + 1, parents, dim, LANES), votes.dtype)
+    u = np.zeros((children, parents, dim, POSITIONS), votes.dtype)
+    c = np.empty((iterations, children, parents, POSITIONS), votes.dtype)
+    s = np.empty((iterations, parents, dim, POSITIONS), votes.dtype)
+    V = np.zeros((iterations + 1, parents, dim, POSITIONS), votes.dtype)
     grad_u, grad_c = np.empty_like(u), np.empty_like(c[0])
     grad_s, grad_V = np.zeros_like(s[0]), np.empty_like(s[0])
     length, slope = np.empty_like(c[0, 0]), np.zeros_like(c[0, 0])
     for g in range(first, last):
-        b, start = g // groups, g % groups * LANES
-        stop = min(start + LANES, positions)
+        b, start = g // groups, g % groups * POSITIONS
+        stop = min(start + POSITIONS, positions)
         count = stop - start
         u[..., :count] = votes[b, ..., start:stop]
         for t in range(iterations):
@@ -109,7 +108,7 @@ def couple(t, u, V, c):
         for i in range(children):
             for j in range(parents):
                 for d in range(dim):
-                    for n in range(LANES):
+                    for n in range(POSITIONS):
                         c[i, j, n] += u[i, j, d, n] * V[j, d, n]
             softmax(c[i], largest, total)
 
@@ -120,14 +119,14 @@ def softmax(x, largest, total):
     largest[:] = -np.inf
     total[:] = 0
     for j in range(len(x)):
-        for n in range(LANES):
+        for n in range(POSITIONS):
             largest[n] = max(largest[n], x[j, n])
     for j in range(len(x)):
-        for n in range(LANES):
+        for n in range(POSITIONS):
             x[j, n] = exp(x[j, n] - largest[n])
             total[n] += x[j, n]
     for j in range(len(x)):
-        for n in range(LANES):
+        for n in range(POSITIONS):
             x[j, n] /= total[n]
 
 
@@ -141,7 +140,7 @@ def add_votes(c, u, bias, s):
     for i in range(children):
         for j in range(parents):
             for d in range(dim):
-                for n in range(LANES):
+                for n in range(POSITIONS):
                     s[j, d, n] += c[i, j, n] * u[i, j, d, n]
 
 
@@ -151,12 +150,12 @@ def safe_norm(s, scale, norm):
     scale[:] = 1
     norm[:] = EPSILON
     for d in range(len(s)):
-        for n in range(LANES):
+        for n in range(POSITIONS):
             scale[n] = max(scale[n], abs(s[d, n]))
     for d in range(len(s)):
-        for n in range(LANES):
+        for n in range(POSITIONS):
             norm[n] += (s[d, n] / scale[n]) ** 2
-    for n in range(LANES):
+    for n in range(POSITIONS):
         norm[n] = scale[n] * math.sqrt(norm[n])
 
 
@@ -167,12 +166,12 @@ def squash(s, v, length):
     scale, norm = np.empty_like(length[0]), np.empty_like(length[0])
     for j in range(len(s)):
         safe_norm(s[j], scale, norm)
-        for n in range(LANES):
+        for n in range(POSITIONS):
             factor = one / (one / norm[n] + norm[n])
             length[j, n] = factor * norm[n]
             norm[n] = factor
         for d in range(s.shape[1]):
-            for n in range(LANES):
+            for n in range(POSITIONS):
                 v[j, d, n] = norm[n] * s[j, d, n]
 
 
@@ -186,14 +185,14 @@ def squash_backward(s, grad_length, grad):
         safe_norm(s[j], scale, norm)
         along[:] = 0
         for d in range(s.shape[1]):
-            for n in range(LANES):
+            for n in range(POSITIONS):
                 along[n] += s[j, d, n] / norm[n] * grad[j, d, n]
-        for n in range(LANES):
+        for n in range(POSITIONS):
             g[n] = one / (one / norm[n] + norm[n])
             along[n] *= g[n] * (g[n] / norm[n] - g[n] * norm[n])
             along[n] += two * g[n] * g[n] / norm[n] * grad_length[j, n]
         for d in range(s.shape[1]):
-            for n in range(LANES):
+            for n in range(POSITIONS):
                 grad[j, d, n] = g[n] * grad[j, d, n] + along[n] * (s[j, d, n] / norm[n])
 
 
@@ -206,12 +205,12 @@ def couple_backward(u, c, grad_s, grad):
         mean[:] = 0
         for j in range(parents):
             for d in range(dim):
-                for n in range(LANES):
+                for n in range(POSITIONS):
                     grad[i, j, n] += u[i, j, d, n] * grad_s[j, d, n]
-            for n in range(LANES):
+            for n in range(POSITIONS):
                 mean[n] += c[i, j, n] * grad[i, j, n]
         for j in range(parents):
-            for n in range(LANES):
+            for n in range(POSITIONS):
                 grad[i, j, n] = c[i, j, n] * (grad[i, j, n] - mean[n])
 
 
@@ -222,7 +221,7 @@ def add_links(u, c, grad_s, grad_b, V, grad_u, grad_V):
     for i in range(children):
         for j in range(parents):
             for d in range(dim):
-                for n in range(LANES):
+                for n in range(POSITIONS):
                     grad_u[i, j, d, n] += (
                         c[i, j, n] * grad_s[j, d, n] + grad_b[i, j, n] * V[j, d, n]
                     )
@@ -236,7 +235,7 @@ def add_shares(c, grad_s, grad_u):
     for i in range(children):
         for j in range(parents):
             for d in range(dim):
-                for n in range(LANES):
+                for n in range(POSITIONS):
                     grad_u[i, j, d, n] += c[i, j, n] * grad_s[j, d, n]
 
 

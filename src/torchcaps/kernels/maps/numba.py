@@ -17,7 +17,7 @@ from torchcaps.functional.fields import spatial_first
 from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import MapVotes, Votes
-from torchcaps.kernels.lanes import as_arrays, parallel_for
+from torchcaps.kernels.lanes import POSITIONS, as_arrays, parallel_for
 from torchcaps.kernels.numerics import clamp_magnitude
 from torchcaps.kernels.operator import Parts, operator
 from torchcaps.kernels.registry import Support, fast_path
@@ -26,7 +26,6 @@ from torchcaps.types import Routed
 
 # Votes below which compiled loops gain less than the seconds that compiling them takes.
 WORTH = 1 << 16
-LANES = 64  # positions of a group, next to each other in memory
 
 
 class Problem(NamedTuple):
@@ -103,8 +102,8 @@ _routed = operator("map_routing_numba", Problem, 3, Parts(_forward, _backward, _
 
 
 def _count_groups(x: Problem) -> int:
-    """Groups of LANES positions of a sample; the last one of each may have fewer."""
-    return len(x.votes) * -(-x.votes.shape[-1] // LANES)
+    """Groups of POSITIONS positions of a sample; the last one of each may have fewer."""
+    return len(x.votes) * -(-x.votes.shape[-1] // POSITIONS)
 
 
 def _run(name: str, x: Problem, *arguments: Tensor | tuple[Tensor, ...]) -> None:
