@@ -1,14 +1,19 @@
 """Compiled loops of routing by agreement on maps. Needs numba.
 
-The votes of POSITIONS positions are copied to the cache of a core, where they are routed through all iterations, and back.
-The innermost loops run over these positions, which lie next to each other in memory. With V_j, the sum of the v_j of
-the iterations before, as in `functional.routing.dynamic`:
+Source: Sabour, Frosst, Hinton, "Dynamic Routing Between Capsules", arXiv 1710.09829, procedure 1, as
+in `functional.routing.dynamic`. With V_j, the sum of the v_j of the iterations before:
 
     c_i = softmax over j of <u_ij, V_j>;  s_j = bias_j + sum_i c_ij u_ij;  v_j = squash(s_j)
 
-Letters: b batch, i children, j parents, d dimensions, p positions, t iterations, n positions of a group.
+The votes of POSITIONS positions are copied to the cache of a core, where they are routed through
+all iterations, and back. The innermost loops run over these positions, which lie next to each other
+in memory.
 
-    votes [b, i, j, d, p]   bias [j, d]   v [b, j, d, p]   length [b, j, p]   coupling [b, i, j, p], or of no samples
+Letters: b batch, i children, j parents, d dimensions, p positions, t iterations, g groups and n
+positions of a group.
+
+    votes [b, i, j, d, p]   bias [j, d]   v_out [b, j, d, p]   length_out [b, j, p]
+    coupling [b, i, j, p], or of no samples
     u [i, j, d, n]   c [i, j, n]   s, v, V [j, d, n]   length [j, n]
 """
 
