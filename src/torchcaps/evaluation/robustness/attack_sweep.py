@@ -7,7 +7,7 @@ quoted while one of them fails.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -178,9 +178,53 @@ class MaskingReport(EvaluationResult):
     loss_eps: tuple[float, ...]  # ascending strengths
     losses: tuple[float, ...]  # mean loss under PGD at each of them
     silent: float  # share of images whose gradient is exactly zero in every pixel
-    checks: tuple[MaskingCheck, ...]  # one for each sign
 
     derived = ("passed", "verdict")
+
+    @property
+    def checks(self) -> tuple[MaskingCheck, ...]:
+        """One check for each sign."""
+        iterated = max(self.bim, self.pgd)
+        largest_fall = max(before - after for before, after in pairwise(self.losses))
+        course = " -> ".join(f"{loss:.3g}" for loss in self.losses)
+        transferred = "no other model was given"
+        if self.transfer is not None:
+            transferred = f"another model's images leave {self.transfer:.1%}"
+        return (
+            MaskingCheck(
+                "many steps are at least as strong as one",
+                iterated <= self.fgsm,
+                f"BIM and PGD leave {iterated:.1%}, FGSM {self.fgsm:.1%}.",
+            ),
+            MaskingCheck(
+                "noise is weaker than the attack",
+                self.noise >= self.pgd,
+                f"Noise of the same size leaves {self.noise:.1%}, PGD {self.pgd:.1%}.",
+            ),
+            MaskingCheck(
+                "a large attack leaves nothing",
+                self.large <= NEAR_ZERO,
+                f"At eps {self.large_eps:g} PGD leaves {self.large:.1%}.",
+            ),
+            MaskingCheck(
+                "the own gradient is better than another model's",
+                None if self.transfer is None else self.pgd <= self.transfer,
+                f"PGD leaves {self.pgd:.1%}; {transferred}.",
+            ),
+            MaskingCheck(
+                "the loss rises with eps",
+                largest_fall <= SLACK * max(self.losses),
+                f"The mean loss goes {course}.",
+            ),
+            MaskingCheck(
+                "gradients are not zero",
+                self.silent <= MAX_SILENT,
+                f"{self.silent:.1%} of the images have no gradient at all.",
+            ),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return super().to_dict() | {"checks": [asdict(check) for check in self.checks]}
 
     @property
     def passed(self) -> bool:
@@ -268,60 +312,5 @@ def masking_report(
         loss_eps=(0.0, *strengths),
         losses=tuple(losses),
         silent=silent,
-        checks=_checks(**accuracies, losses=losses, silent=silent, large_eps=large_eps),
         **accuracies,
-    )
-
-
-def _checks(
-    *,
-    noise: float,
-    fgsm: float,
-    bim: float,
-    pgd: float,
-    transfer: float | None,
-    large: float,
-    large_eps: float,
-    losses: Sequence[float],
-    silent: float,
-    **_: float,
-) -> tuple[MaskingCheck, ...]:
-    """Return the checks of the figures of a report."""
-    iterated = max(bim, pgd)
-    largest_fall = max(before - after for before, after in pairwise(losses))
-    course = " -> ".join(f"{loss:.3g}" for loss in losses)
-    transferred = "no other model was given"
-    if transfer is not None:
-        transferred = f"another model's images leave {transfer:.1%}"
-    return (
-        MaskingCheck(
-            "many steps are at least as strong as one",
-            iterated <= fgsm,
-            f"BIM and PGD leave {iterated:.1%}, FGSM {fgsm:.1%}.",
-        ),
-        MaskingCheck(
-            "noise is weaker than the attack",
-            noise >= pgd,
-            f"Noise of the same size leaves {noise:.1%}, PGD {pgd:.1%}.",
-        ),
-        MaskingCheck(
-            "a large attack leaves nothing",
-            large <= NEAR_ZERO,
-            f"At eps {large_eps:g} PGD leaves {large:.1%}.",
-        ),
-        MaskingCheck(
-            "the own gradient is better than another model's",
-            None if transfer is None else pgd <= transfer,
-            f"PGD leaves {pgd:.1%}; {transferred}.",
-        ),
-        MaskingCheck(
-            "the loss rises with eps",
-            largest_fall <= SLACK * max(losses),
-            f"The mean loss goes {course}.",
-        ),
-        MaskingCheck(
-            "gradients are not zero",
-            silent <= MAX_SILENT,
-            f"{silent:.1%} of the images have no gradient at all.",
-        ),
     )
