@@ -50,7 +50,8 @@ def losses(model, images, labels, singles=None, share=0.0, **settings):
 
 
 def test_the_total_is_the_margin_plus_the_weighted_error_of_the_labeled_capsules_picture():
-    model, images = model_of(28), images_of(28)
+    model = model_of(28)
+    images = images_of(28)
     outputs = losses(model, images, LABELS, reconstruction=0.0005)
     capsules = model.capsules(images)
     error = reconstruction_loss(model.reconstruct(capsules, LABELS), images)
@@ -63,7 +64,8 @@ def test_the_total_is_the_margin_plus_the_weighted_error_of_the_labeled_capsules
 
 
 def test_training_masks_by_the_label_and_not_by_the_longest_capsule():
-    model, images = model_of(), images_of()
+    model = model_of()
+    images = images_of()
     longest = model.capsules(images).activation.argmax(dim=1)
     labels = (longest + 1) % 3
     outputs = losses(model, images, labels, reconstruction=1.0)
@@ -154,7 +156,8 @@ TWO = torch.tensor([[2, 0], [0, 1], [1, 2], [2, 1]])
 
 
 def test_of_two_labels_each_capsule_draws_its_own_single_image():
-    model, images = model_of(), images_of()
+    model = model_of()
+    images = images_of()
     singles = torch.rand(4, 2, 1, 20, 20, generator=torch.Generator().manual_seed(2))
     outputs = losses(model, images, TWO, singles, reconstruction=0.5)
     capsules = model.capsules(images)

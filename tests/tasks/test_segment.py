@@ -71,8 +71,10 @@ def config_of(folder, name):
 
 def test_the_margin_of_the_sheet_and_the_cross_entropies_agree():
     random = np.random.default_rng(0)
-    logits, mask = random.normal(size=(2, 3, 4, 5)), random.integers(0, 4, (2, 4, 5))
-    p, weight = 1 / (1 + np.exp(-logits)), np.array([2.0, 0.5, 3.0])
+    logits = random.normal(size=(2, 3, 4, 5))
+    mask = random.integers(0, 4, (2, 4, 5))
+    p = 1 / (1 + np.exp(-logits))
+    weight = np.array([2.0, 0.5, 3.0])
     expected = {
         "weighted_cross_entropy": 0.0,
         "cross_entropy": 0.0,
@@ -80,7 +82,9 @@ def test_the_margin_of_the_sheet_and_the_cross_entropies_agree():
         "margin": 0.0,
     }
     for b, k, y, x in np.ndindex(*logits.shape):
-        t, q, w = float(mask[b, y, x] == k + 1), p[b, k, y, x] - 0.5, weight[k]
+        t = float(mask[b, y, x] == k + 1)
+        q = p[b, k, y, x] - 0.5
+        w = weight[k]
         odds = p[b, :, y, x] / (1 - p[b, :, y, x])
         for name, rare in (("weighted_", w), ("", 1.0)):
             expected[f"{name}cross_entropy"] -= rare * t * np.log(odds[k] / (1 + odds.sum()))
@@ -105,7 +109,8 @@ def test_the_margin_of_the_sheet_and_the_cross_entropies_agree():
 
 
 def test_the_weighted_cross_entropy_of_one_class_is_the_sheets():
-    p, mask = torch.tensor([[[[0.9, 0.2], [0.6, 1.0]]]]), torch.tensor([[[1, 1], [0, 0]]])
+    p = torch.tensor([[[[0.9, 0.2], [0.6, 1.0]]]])
+    mask = torch.tensor([[[1, 1], [0, 0]]])
     expected = -(3 * np.log(0.9) + 3 * np.log(0.2) + np.log(0.4) + np.log(1e-7)) / 4
     loss = LOSSES["weighted_cross_entropy"](
         PixelPrediction(p, None), mask.unsqueeze(1).float(), torch.tensor(3.0)
@@ -127,7 +132,8 @@ def test_soft_dice_takes_probabilities():
 
 def test_figures_by_loops():
     random = np.random.default_rng(2)
-    true, predicted = (random.integers(0, 3, (3, 7, 8)) for _ in range(2))
+    true = random.integers(0, 3, (3, 7, 8))
+    predicted = random.integers(0, 3, (3, 7, 8))
     counts = pixel_counts(torch.from_numpy(predicted), torch.from_numpy(true), 4, tolerance=1)
     figures = mask_figures(counts, torch.ones(3), ("ground", "a", "b", "never"), tolerance=1)
 
@@ -138,7 +144,8 @@ def test_figures_by_loops():
         )
 
     for k, name in ((1, "a"), (2, "b")):
-        p, t = predicted == k, true == k
+        p = predicted == k
+        t = true == k
         edges = [
             np.array([edge(m, *place) for place in np.ndindex(3, 7, 8)]).reshape(3, 7, 8)
             for m in (p, t)
@@ -263,7 +270,8 @@ def test_every_command_takes_it(tmp_path, monkeypatch, capsys):
 
 def test_a_task_that_draws_nothing_says_so(tmp_path):
     model = tc.create_model("capsnet", channels=8, primary_types=2)
-    model.classes, model.preprocess = tuple("0123456789"), tc.data.Preprocess((28, 28), 1)
+    model.classes = tuple("0123456789")
+    model.preprocess = tc.data.Preprocess((28, 28), 1)
     Image.new("L", (28, 28)).save(tmp_path / "one.png")
     with pytest.raises(
         ValueError, match="output: the task classify draws nothing of single pictures"
@@ -378,7 +386,8 @@ def test_masks_are_resized_by_the_pixel_at_the_center(tmp_path):
     """A column of the half-sized mask lies where the second of two columns was, as in its image."""
     folder = write_folder(tmp_path, count=5)
     mask = np.zeros((16, 16), dtype=np.uint8)
-    mask[:, 1::4], mask[:, 3::4] = 1, 2
+    mask[:, 1::4] = 1
+    mask[:, 3::4] = 2
     for file in (folder / "masks").iterdir():
         write_mask(file, mask, 3)
     small = load_dataset(folder, img_size=8)
@@ -414,7 +423,8 @@ def test_a_table_of_images_and_masks(tmp_path):
 
 
 def spoil(folder, damage):
-    masks, images = folder / "masks", folder / "images"
+    masks = folder / "masks"
+    images = folder / "images"
     first = masks / "case 0.png"
     if damage == "size":
         write_mask(first, np.ones((16, 15), dtype=np.uint8), 3)
@@ -468,7 +478,8 @@ def test_bad_folders_get_one_sentence(tmp_path, damage, message):
 
 
 def test_masks_of_overlapping_digits():
-    pairs, masked = load_dataset("multi-digits", "test"), load_dataset("multi-digits-masks", "test")
+    pairs = load_dataset("multi-digits", "test")
+    masked = load_dataset("multi-digits-masks", "test")
     assert torch.equal(pairs.images, masked.images)
     indices = torch.arange(20)
     singles = pairs.singles(indices)[:, :, 0].numpy()
@@ -482,7 +493,8 @@ def test_masks_of_overlapping_digits():
 def test_the_page_shows_what_was_found():
     images = shapes(6)
     model = model_of("segcaps")
-    model.classes, model.preprocess = images.classes, tc.data.Preprocess((16, 16), 1)
+    model.classes = images.classes
+    model.preprocess = tc.data.Preprocess((16, 16), 1)
     session = Session(create_task(model, TrainConfig(), images), "masks", images)
     picture, labels = session.example(2)
     look = session.view("infer").run(picture)

@@ -171,7 +171,8 @@ def test_parts_learn_first_and_then_objects_by_views():
 
 def test_clusters_are_of_what_the_views_compare():
     task = create_task(SCAE(1, 20, **MODEL, weights={"views": 1.0}), TrainConfig()).train()
-    first, second = torch.tensor([1.0, -1, 0, 0]), torch.tensor([0.0, 0, 1, -1])
+    first = torch.tensor([1.0, -1, 0, 0])
+    second = torch.tensor([0.0, 0, 1, -1])
     presence = torch.stack(
         [0.1 * first, 5 * first, 0.1 * second, 5 * second]
     ).sigmoid()  # unclear and clear ones
@@ -209,7 +210,8 @@ def test_entropy():
 
 
 def test_noise_is_drawn_for_training_alone():
-    task, images = task_of(), image_set()
+    task = task_of()
+    images = image_set()
     batch = task.train().sample_batch(images, torch.arange(4), generator())
     assert (batch.part_noise.shape, batch.object_noise.shape, batch.vote_noise.shape) == (
         (4, 3),
@@ -228,7 +230,8 @@ def test_noise_is_drawn_for_training_alone():
 
 
 def test_labels_have_no_part_in_a_step():
-    task, images = task_of().train(), image_set()
+    task = task_of().train()
+    images = image_set()
     swapped = ImageSet(images.images, 1 - images.labels, images.classes, images.name)
     losses = [
         task.training_step(task.sample_batch(labeled, torch.arange(6), generator()), 0.0)["loss"]
@@ -339,7 +342,7 @@ def test_what_it_refuses(settings, tmp_path):
     for options, words in (
         ({**MODEL, "partz": 3}, "partz"),
         ({**MODEL, "weights": {"with": 1.0}}, "unknown weight 'with'"),
-        ({**MODEL, "weights": {"views": "x"}}, "weights: expected numbers by name"),
+        ({**MODEL, "weights": {"views": "x"}}, "scae takes no .*weights="),
         ({**MODEL, "weights": {"views": -1}}, "views: expected at least 0, got -1"),
     ):
         with pytest.raises((ValueError, TypeError), match=words):
@@ -348,7 +351,8 @@ def test_what_it_refuses(settings, tmp_path):
 
 
 def test_the_recipe_shows_figures_that_the_evaluation_has():
-    recipe, task = load_recipe("scae-mnist"), task_of()
+    recipe = load_recipe("scae-mnist")
+    task = task_of()
     outcomes = eval_outputs(task, image_set())
     names = {*task.compute_metrics(outcomes), "num_samples"}
     assert set(recipe.figures) <= names

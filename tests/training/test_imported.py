@@ -15,7 +15,7 @@ from torchcaps.errors import RunError
 from torchcaps.training import import_weights, imported
 from torchcaps.weight_files import read_tensors
 
-# Names as Keras and PyTorch write them, and shapes; amplitudes of those that are not filled with 0.05.
+# Names as Keras and PyTorch write them, and shapes.
 KERAS = {
     "conv1/conv1/kernel:0": (9, 9, 1, 256),
     "conv1/conv1/bias:0": (256,),
@@ -115,7 +115,10 @@ def saved(path, tensors, **more):
 
 
 def saved_by_keras(path, tensors, layers=("input_1", "mask")):
-    """As `save_weights` writes it: layers without weights have a group too, and names hold the layer once more."""
+    """As `save_weights` writes it.
+
+    Layers without weights have a group too, and names hold the layer once more.
+    """
     h5py = pytest.importorskip("h5py")
     by_layer = {layer: [] for layer in layers}
     for name in tensors:

@@ -55,24 +55,21 @@ def test_every_epoch_takes_every_image_once_in_its_own_order():
     assert not any(torch.equal(orders[a], orders[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
 
 
+def random_choices(seed):
+    """The order of an epoch, and the images of a step."""
+    config = TrainConfig.of(seed=seed)
+    return epoch_permutation(config, 2, 50), augment(images_of(), config, 7)
+
+
 def test_order_and_augmentation_come_from_seed_and_place_alone():
     torch.manual_seed(5)
-    first = (
-        epoch_permutation(TrainConfig.of(seed=1), 2, 50),
-        augment(images_of(), TrainConfig.of(seed=1), 7),
-    )
+    expected = random_choices(seed=1)
     torch.manual_seed(6)
-    again = (
-        epoch_permutation(TrainConfig.of(seed=1), 2, 50),
-        augment(images_of(), TrainConfig.of(seed=1), 7),
-    )
-    other = (
-        epoch_permutation(TrainConfig.of(seed=2), 2, 50),
-        augment(images_of(), TrainConfig.of(seed=2), 7),
-    )
-    for one, same, different in zip(first, again, other, strict=True):
-        assert torch.equal(one, same)
-        assert not torch.equal(one, different)
+    repeated = random_choices(seed=1)
+    different = random_choices(seed=2)
+    for n in range(2):
+        assert torch.equal(expected[n], repeated[n])
+        assert not torch.equal(expected[n], different[n])
 
 
 def test_every_step_is_augmented_differently():

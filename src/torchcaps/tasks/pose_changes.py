@@ -5,6 +5,7 @@ pictures; the figures here put numbers to them. Only changes of pose are compare
 an origin of its own.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -168,6 +169,7 @@ def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
     true = columns["true"]
     before_presence = columns["before_presence"]
     after_presence = columns["after_presence"]
+    presence = (before_presence.mean(dim=0) + after_presence.mean(dim=0)) / 2
     num_numbers = true.shape[1]
     names = SHIFT if num_numbers == len(SHIFT) else AFFINE
     estimated = estimated_transformations(columns)
@@ -175,12 +177,11 @@ def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
 
     # Of each capsule, images weighted by its presence in both.
     weight = (before_presence * after_presence).unsqueeze(-1)
-    expected_change = (columns["expected"] - columns["before"])[..., :num_numbers]
+    expected = (columns["expected"] - columns["before"])[..., :num_numbers]
     change = (columns["after"] - columns["before"])[..., :num_numbers]
-    capsule_correlations, capsule_slopes = _fit_line(expected_change, change, weight)
+    capsule_correlations, capsule_slopes = _fit_line(expected, change, weight)
 
     # Over capsules, weighted by their presence; those that do not move have no part in it.
-    presence = (before_presence.mean(dim=0) + after_presence.mean(dim=0)) / 2
     moves = capsule_correlations.isfinite().all(dim=1)
     part = (presence * moves / presence[moves].sum()).unsqueeze(-1)
     r = capsule_correlations.nan_to_num()
@@ -194,14 +195,10 @@ def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
         "mean_capsule_r2": (part * r.square()).sum(dim=0),
         "capsule_slope_spread": spread,
     }
-    figures = {}
-    for kind, numbers in by_number.items():
-        for name, number in zip(names, numbers.tolist(), strict=True):
-            figures[f"{kind}_{name}"] = number
-    figures |= {
+    figures = _by_name(by_number, names) | {
         "mean_capsule_correlation": float((part * r).sum(dim=0).mean()),
         "cross_correlation": _cross_correlation(true, estimated),
-        "presence_change": float((after_presence - before_presence).abs().mean()),
+        "presence_change": (after_presence - before_presence).abs().mean().item(),
         "capsules_alive": int((presence > MIN_PRESENCE).sum()),
         **_pixel_errors(columns),
     }
@@ -216,6 +213,15 @@ def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
         capsule_slope=capsule_slopes.float(),
         presence=presence.float(),
     )
+
+
+def _by_name(columns: dict[str, Tensor], names: Sequence[str]) -> dict[str, float]:
+    """`kind_name` of each number of a transformation."""
+    figures = {}
+    for kind, numbers in columns.items():
+        for name, number in zip(names, numbers.tolist(), strict=True):
+            figures[f"{kind}_{name}"] = number
+    return figures
 
 
 def _pixel_errors(columns: dict[str, Tensor]) -> dict[str, float]:
