@@ -33,7 +33,7 @@ from torchcaps.tasks import Task, create_task
 from torchcaps.tasks.masks import overlays
 from torchcaps.training import load
 from torchcaps.training.device import resolve_device
-from torchcaps.types import Capsules, model_metadata
+from torchcaps.types import Capsules, ModelSpec, model_metadata
 
 
 class Session:
@@ -124,7 +124,7 @@ class Session:
             "labeled": self.has_labels,
             "dense": self.spec.is_dense,
             "routed": self.has_routing,
-            "activation": self._activation_kind(),
+            "activation": _activation_kind(self.spec),
             "several": math.prod(sides),
             "data": "" if examples is None else examples.name,
             "note": self.note,
@@ -230,13 +230,14 @@ class Session:
         for label in labels:
             check_range("class", label, low=0, high=len(self.names) - 1)
 
-    def _activation_kind(self) -> str:
-        """What an activation is: the length of a pose, a number of its own, or a probability."""
-        if self.spec.activation == "length" and not self.spec.is_dense:
-            return "length"
-        if self.spec.is_dense or (self.spec.pose and not self.spec.logits):
-            return "activation"
-        return "probability"
+
+def _activation_kind(spec: ModelSpec) -> str:
+    """What an activation is: the length of a pose, a number of its own, or a probability."""
+    if spec.activation == "length" and not spec.is_dense:
+        return "length"
+    if spec.is_dense or (spec.pose and not spec.logits):
+        return "activation"
+    return "probability"
 
 
 def open_session(
