@@ -39,8 +39,7 @@ from torchcaps.types import Capsules, ModelSpec, model_metadata
 class Session:
     """A trained model, images to show it, and the views that there are of it.
 
-    Classes of a model without capsules count as capsules. Arguments that do not fit raise
-    ValueError.
+    Classes of a model without capsules count as capsules. Wrong arguments raise ValueError.
 
     Args:
         model: as `torchcaps.load` returns it, with `.classes` and `.preprocess`; or the task around

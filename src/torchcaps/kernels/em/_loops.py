@@ -243,7 +243,6 @@ def backward_pass(
         gradients.betas[g] = 0
         gradients.weight[g] = 0
         gradients.shift[g : g + 1] = 0
-
         start_coupling(layer, R[0])
         for t in range(1, iterations):
             expect(layer, g, State(mean[g, t - 1], variance[g, t - 1], stats[g, t - 1]), R[t])
