@@ -49,8 +49,8 @@ def public_classes() -> set[type]:
     classes = set()
     for info in pkgutil.walk_packages(torchcaps.__path__, "torchcaps."):
         for name, member in vars(import_module(info.name)).items():
-            is_own = inspect.isclass(member) and member.__module__ == info.name
-            if is_own and not name.startswith("_") and not vars(member).get("_is_protocol"):
+            is_local = inspect.isclass(member) and member.__module__ == info.name
+            if is_local and not name.startswith("_") and not vars(member).get("_is_protocol"):
                 classes.add(member)
     return classes
 

@@ -11,13 +11,16 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
-made = pytest.importorskip("make_dependencies", reason="needs a checkout")
+dependencies = pytest.importorskip("make_dependencies", reason="needs a checkout")
 
 DECLARED = [
-    (canonicalize_name(one.name), one) for group in made.declared().values() for one in group
+    (canonicalize_name(one.name), one)
+    for group in dependencies.declared().values()
+    for one in group
 ]
 TESTED, LOWEST = (
-    made.pinned((ROOT / name).read_text()) for name in ("constraints.txt", "constraints-lowest.txt")
+    dependencies.pinned((ROOT / name).read_text())
+    for name in ("constraints.txt", "constraints-lowest.txt")
 )
 MAKEFILE = (ROOT / "Makefile").read_text()
 
@@ -25,18 +28,18 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 @pytest.mark.parametrize(("name", "requirement"), DECLARED, ids=[name for name, _ in DECLARED])
 def test_each_dependency_has_pins_within_its_bounds(name, requirement):
     assert requirement.specifier.contains(LOWEST[name])
-    assert LOWEST[name] == made.lower_bound(requirement)
-    if name not in made.FREE:
+    assert LOWEST[name] == dependencies.lower_bound(requirement)
+    if name not in dependencies.FREE:
         assert requirement.specifier.contains(TESTED[name])
 
 
 def test_the_lowest_versions_are_the_lower_bounds():
-    assert (ROOT / "constraints-lowest.txt").read_text() == made.lowest()
+    assert (ROOT / "constraints-lowest.txt").read_text() == dependencies.lowest()
 
 
 def test_the_tested_versions_leave_torch_alone():
-    assert not set(made.FREE) & TESTED.keys()
-    assert made.OWN not in TESTED | LOWEST
+    assert not set(dependencies.FREE) & TESTED.keys()
+    assert dependencies.OWN not in TESTED | LOWEST
 
 
 def test_the_makefile_installs_with_both():
@@ -49,11 +52,11 @@ def test_the_makefile_installs_with_both():
 
 def test_every_dependency_of_users_has_its_license_in_the_documents():
     lines = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8").splitlines()
-    told = {
+    licenses = {
         line.split(" | ")[0].removeprefix("| "): line.split(" | ")[-1].removesuffix(" |")
         for line in lines
         if " | " in line
     }
-    groups = [group for extra, group in made.declared().items() if extra != "dev"]
-    assert {canonicalize_name(one.name) for group in groups for one in group} <= told.keys()
-    assert "not said" not in told.values()
+    groups = [group for extra, group in dependencies.declared().items() if extra != "dev"]
+    assert {canonicalize_name(one.name) for group in groups for one in group} <= licenses.keys()
+    assert "not said" not in licenses.values()

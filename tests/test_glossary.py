@@ -79,7 +79,7 @@ def test_every_meaning_has_one_word():
     words = defaultdict(list)
     for word, meaning in meanings.items():
         words[meaning].append(word)
-    assert not {meaning: same for meaning, same in words.items() if len(same) > 1}
+    assert not {meaning: group for meaning, group in words.items() if len(group) > 1}
 
 
 def test_words_that_are_gone_are_removed():

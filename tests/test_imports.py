@@ -39,8 +39,8 @@ PACKAGES = [
 ]
 RANK = {package: rank for rank, packages in enumerate(PACKAGES) for package in packages}
 # Beside the packages above it, what a package may import, and all that some others may.
-ALSO_ALLOWED = {"types": {"errors"}, "errors": {"types"}}
-ONLY_ALLOWED = {
+EXTRA_IMPORTS = {"types": {"errors"}, "errors": {"types"}}
+EXCLUSIVE_IMPORTS = {
     "data": {"types", "errors", "plugins", "registry", "groups", "isolated"},
     "plugins": {"errors"},
 }
@@ -73,8 +73,8 @@ def test_every_package_has_its_rank():
 
 @pytest.mark.parametrize("package", RANK)
 def test_a_package_imports_from_those_above_it(package):
-    above = {other for other in RANK if RANK[other] < RANK[package]}
-    allowed = ONLY_ALLOWED.get(package, above | ALSO_ALLOWED.get(package, set()))
+    packages_above = {name for name in RANK if RANK[name] < RANK[package]}
+    allowed = EXCLUSIVE_IMPORTS.get(package, packages_above | EXTRA_IMPORTS.get(package, set()))
     for path, packages in IMPORTS.items():
         if package_of(path) == package:
             assert packages <= allowed, path

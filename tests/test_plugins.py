@@ -38,18 +38,18 @@ def not_loaded(monkeypatch, restore):
 @pytest.fixture
 def install(not_loaded, monkeypatch):
     """Installs functions of this file as entry points, by name; gives the groups asked for."""
-    asked_groups = []
+    groups = []
 
     def install_entry_points(**functions):
         def entry_points(group):
-            asked_groups.append(group)
+            groups.append(group)
             return [
                 metadata.EntryPoint(name, f"{__name__}:{function}", group)
                 for name, function in functions.items()
             ]
 
         monkeypatch.setattr(metadata, "entry_points", entry_points)
-        return asked_groups
+        return groups
 
     return install_entry_points
 
@@ -64,12 +64,12 @@ def install_package(folder, module):
 
 @pytest.mark.parametrize("ask", [list_routers, lambda: create_router("from-outside")])
 def test_they_are_loaded_once_when_a_name_is_missing(install, ask):
-    asked_groups = install(good="register")
+    groups = install(good="register")
     create_router("dynamic")
-    assert asked_groups == []
+    assert groups == []
     ask()
     ask()
-    assert asked_groups == ["torchcaps.plugins"]
+    assert groups == ["torchcaps.plugins"]
     assert "from-outside" in list_routers()
 
 

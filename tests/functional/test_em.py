@@ -102,11 +102,11 @@ def test_a_child_of_activation_zero_has_no_influence():
     votes = random_votes(2, 9, 3, 4)
     activation = random_activation(2, 9)
     activation[:, 4] = 0.0
-    others = [k for k in range(9) if k != 4]
-    whole = em_routing(votes, activation, 0.1, 0.2)
-    rest = em_routing(votes[:, others], activation[:, others], 0.1, 0.2)
-    torch.testing.assert_close(whole.pose, rest.pose)
-    torch.testing.assert_close(whole.activation, rest.activation)
+    active_children = [k for k in range(9) if k != 4]
+    routed = em_routing(votes, activation, 0.1, 0.2)
+    expected = em_routing(votes[:, active_children], activation[:, active_children], 0.1, 0.2)
+    torch.testing.assert_close(routed.pose, expected.pose)
+    torch.testing.assert_close(routed.activation, expected.activation)
 
 
 def test_the_activation_of_children_does_not_cancel():

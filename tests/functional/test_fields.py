@@ -100,8 +100,8 @@ def test_the_softmax_equals_that_of_a_table(field, scale):
 def test_couplings_of_a_child_sum_to_one_or_to_zero_where_no_window_reaches(field):
     logits = 30 * random_logits(field)
     sums = field.scatter(field.softmax(logits).sum(dim=-1))
-    is_reached = (count_windows(field) > 0).double()
-    torch.testing.assert_close(sums, is_reached[None, :, :, None].expand_as(sums))
+    window_mask = (count_windows(field) > 0).double()
+    torch.testing.assert_close(sums, window_mask[None, :, :, None].expand_as(sums))
 
 
 @ALL_FIELDS

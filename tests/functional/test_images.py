@@ -16,9 +16,9 @@ def locate_brightest(image):
 def test_content_that_leaves_the_image_is_gone():
     right = torch.eye(3)[None].clone()
     right[:, 0, 2] = 2 * 2 / 6
-    moved = move_by_matrix(torch.ones(1, 1, 6, 6), right)[0, 0]
-    assert moved[:, :2].abs().max() < 1e-5
-    torch.testing.assert_close(moved[:, 2:], torch.ones(6, 4))
+    shifted = move_by_matrix(torch.ones(1, 1, 6, 6), right)[0, 0]
+    assert shifted[:, :2].abs().max() < 1e-5
+    torch.testing.assert_close(shifted[:, 2:], torch.ones(6, 4))
 
 
 @pytest.mark.parametrize(("height", "width"), [(9, 9), (9, 15), (15, 9)])
@@ -35,9 +35,9 @@ def test_shifts_are_in_pixels_to_the_right_and_downwards():
     images = torch.zeros(2, 1, 8, 14)
     images[:, :, 3, 6] = 1
     shifts = torch.tensor([[3.0, -2.0], [0.0, 4.0]])
-    moved = move_by_matrix(images, shift_matrices(shifts, (8, 14)))
-    assert [locate_brightest(image) for image in moved] == [(9, 1), (6, 7)]
-    torch.testing.assert_close(moved.sum(dim=(1, 2, 3)), torch.ones(2))
+    shifted = move_by_matrix(images, shift_matrices(shifts, (8, 14)))
+    assert [locate_brightest(image) for image in shifted] == [(9, 1), (6, 7)]
+    torch.testing.assert_close(shifted.sum(dim=(1, 2, 3)), torch.ones(2))
 
 
 def test_wrong_arguments():

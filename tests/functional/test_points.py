@@ -7,7 +7,7 @@ import torch
 from torchcaps.functional import chamfer_distance, procrustes
 from torchcaps.testing import seeded
 
-BOTH_DIMS = pytest.mark.parametrize("dim", [2, 3])
+ALL_DIMENSIONS = pytest.mark.parametrize("dim", [2, 3])
 
 
 def random_rotations(dim):
@@ -38,7 +38,7 @@ def test_a_quarter_turn_by_hand():
     torch.testing.assert_close(translation[0], torch.tensor([3.0, 0.0]))
 
 
-@BOTH_DIMS
+@ALL_DIMENSIONS
 def test_a_rigid_motion_is_recovered(dim):
     rotation = random_rotations(dim)
     translation = torch.randn(4, dim, generator=seeded(3), dtype=torch.float64)
@@ -47,7 +47,7 @@ def test_a_rigid_motion_is_recovered(dim):
     torch.testing.assert_close(motion, (rotation, translation))
 
 
-@BOTH_DIMS
+@ALL_DIMENSIONS
 def test_the_best_rotation_is_that_of_numpy(dim):
     source = random_points(dim)
     target = random_points(dim, 5)
@@ -61,7 +61,7 @@ def test_the_best_rotation_is_that_of_numpy(dim):
         np.testing.assert_allclose(translation[n], shift, atol=1e-9)
 
 
-@BOTH_DIMS
+@ALL_DIMENSIONS
 def test_gradients(dim):
     source = random_points(dim, batch=2).requires_grad_()
     target = random_points(dim, 5, batch=2).requires_grad_()
@@ -73,7 +73,7 @@ SQUARE = torch.tensor([[1.0, 0, 0], [0, 1, 0], [-1, 0, 0], [0, -1, 0]])
 ORIGIN = torch.zeros(4, 3)
 
 
-@BOTH_DIMS
+@ALL_DIMENSIONS
 @pytest.mark.parametrize(
     ("source", "target"),
     [

@@ -6,7 +6,7 @@ import torch
 
 from torchcaps.functional import safe_norm, squash, squash_with_length, steep_squash_with_length
 
-BOTH = pytest.mark.parametrize("function", [squash_with_length, steep_squash_with_length])
+ALL_SQUASHES = pytest.mark.parametrize("function", [squash_with_length, steep_squash_with_length])
 SIZES = [1e-38, 1e-20, 1e-8, 1.0, 88.0, 1e8, 1e19, 3e38]
 
 
@@ -51,7 +51,7 @@ def test_the_length_is_exact():
     torch.testing.assert_close(v.norm(dim=-1), length, rtol=1e-6, atol=1e-8)
 
 
-@BOTH
+@ALL_SQUASHES
 def test_zero_stays_zero_with_a_finite_gradient(function):
     s = torch.zeros(2, 8, requires_grad=True)
     v, length = function(s)
@@ -105,7 +105,7 @@ def test_the_length_grows_fastest_at_one_by_the_root_of_three():
     assert n[slope.argmax()].item() == pytest.approx(3**-0.5, abs=2e-3)
 
 
-@BOTH
+@ALL_SQUASHES
 @pytest.mark.parametrize("size", SIZES)
 def test_vectors_of_any_finite_size(function, size):
     s = torch.tensor([[size, -size / 2, 0.0]], requires_grad=True)
@@ -119,7 +119,7 @@ def test_vectors_of_any_finite_size(function, size):
         assert v[0, 0].item() == pytest.approx(1 / 1.25**0.5, rel=1e-5)
 
 
-@BOTH
+@ALL_SQUASHES
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(function, dtype):
     s = torch.full((1, 8), 1e-4).to(dtype)
@@ -128,7 +128,7 @@ def test_half_precision_is_computed_in_float32(function, dtype):
     torch.testing.assert_close((v, length), function(s.float()))
 
 
-@BOTH
+@ALL_SQUASHES
 def test_gradients(function):
     assert torch.autograd.gradcheck(function, (randn64(4, 3).requires_grad_(),))
 

@@ -15,7 +15,7 @@ from torchcaps.nn import CapsuleLinear, Router, create_router, list_routers
 from torchcaps.testing import random_capsules, random_votes
 from torchcaps.types import LayerSizes, Routed
 
-OWN = [
+ROUTERS = [
     name for name in list_routers() if type(create_router(name)).__module__.startswith("torchcaps.")
 ]
 
@@ -24,14 +24,14 @@ def product_votes():
     return ProductVotes(random_capsules(2, 6, 4), DenseField(), torch.randn(6, 5, 4, 3))
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", ROUTERS)
 def test_a_router_leaves_the_votes_as_they_are(name):
     router = create_router(name)
     router.build(LayerSizes(6, 4, 5, 3))
     votes = product_votes()
     before = dict(vars(votes))
-    for each_router in (router, router.uniform(), router.random()):
-        each_router(votes, context=RoutingContext(trace=[]))
+    for variant in (router, router.uniform(), router.random()):
+        variant(votes, context=RoutingContext(trace=[]))
     assert vars(votes) == before
     assert votes.context == RoutingContext()
 

@@ -71,9 +71,9 @@ def test_shifting_the_map_by_the_stride_shifts_the_parents(impl):
     children = matrix_capsules(height=5, width=19)
     shifted = Capsules(*(tensor.roll(2, dims=2) for tensor in children))
     layer = ConvCaps(2, 3, 3, 2, impl=impl, **SOFT)
-    moved = layer(shifted)
-    still = layer(children)
-    for after, before in zip(moved, still, strict=True):
+    shifted_parents = layer(shifted)
+    parents = layer(children)
+    for after, before in zip(shifted_parents, parents, strict=True):
         torch.testing.assert_close(after[:, :, 4:-2], before[:, :, 3:-3], atol=1e-5, rtol=1e-4)
     by_type = ConvCaps(2, 3, 3, 2, convention="type", impl=impl)
     torch.testing.assert_close(by_type(shifted).pose[:, :, 1:], by_type(children).pose[:, :, :-1])
@@ -95,9 +95,9 @@ def test_conventions_differ():
     children = matrix_capsules()
     layer = ConvCaps(2, 3)
     for convention in ("type", "space", "patch"):
-        other = ConvCaps(2, 3, convention=convention)
-        other.load_state_dict(layer.state_dict())
-        assert (other(children).pose - layer(children).pose).abs().max() > 1e-3
+        variant = ConvCaps(2, 3, convention=convention)
+        variant.load_state_dict(layer.state_dict())
+        assert (variant(children).pose - layer(children).pose).abs().max() > 1e-3
 
 
 def test_class_capsules_share_matrices_and_add_coordinates():
@@ -133,8 +133,8 @@ def test_a_bias_distinguishes_poses_from_their_negatives(bias):
     torch.testing.assert_close(first(negative).activation, first(children).activation)
     stack = torch.nn.Sequential(first, ConvCaps(3, 2, bias=bias, inverse_temperature=1.0))
     activation = stack(children).activation
-    is_same = torch.allclose(stack(negative).activation, activation, atol=1e-5)
-    assert is_same is not bias
+    is_symmetric = torch.allclose(stack(negative).activation, activation, atol=1e-5)
+    assert is_symmetric is not bias
 
 
 def test_costs_belong_to_parent_types_and_lambda_scales_the_second():

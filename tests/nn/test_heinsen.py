@@ -185,6 +185,6 @@ def test_absent_vectors_change_nothing():
     head = RoutingHead(8, 3, hidden=(6,)).eval()
     x = torch.randn(2, 7, 8, generator=seeded())
     mask = torch.arange(7).expand(2, 7) < 4
-    other = torch.where(mask.unsqueeze(-1), x, torch.randn(x.shape, generator=seeded(1)))
-    torch.testing.assert_close(head(other, mask), head(x, mask))
-    assert not torch.allclose(head(other), head(x))
+    noisy = torch.where(mask.unsqueeze(-1), x, torch.randn(x.shape, generator=seeded(1)))
+    torch.testing.assert_close(head(noisy, mask), head(x, mask))
+    assert not torch.allclose(head(noisy), head(x))

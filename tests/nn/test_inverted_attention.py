@@ -100,10 +100,10 @@ def test_blocks_of_samples_equal_a_whole_batch(monkeypatch):
     children.pose.requires_grad_()
     upstream = torch.randn(5, 3, 4, generator=seeded(1))
     with tc.record_routing(layer, iterations=True):  # stores the votes of the batch
-        whole = layer(children).pose
+        poses = layer(children).pose
     in_blocks = layer(children).pose
-    torch.testing.assert_close(in_blocks, whole)
-    (expected,) = torch.autograd.grad((whole * upstream).sum(), children.pose)
+    torch.testing.assert_close(in_blocks, poses)
+    (expected,) = torch.autograd.grad((poses * upstream).sum(), children.pose)
     (gradient,) = torch.autograd.grad((in_blocks * upstream).sum(), children.pose)
     torch.testing.assert_close(gradient, expected)
 

@@ -38,8 +38,8 @@ def test_a_primary_capsule_is_eight_channels_at_one_pixel(layout):
 def test_shifting_the_image_by_a_stride_shifts_the_capsules():
     layer = PrimaryCaps(2, types=3, dim=4, kernel_size=3, stride=2)
     x = torch.randn(1, 2, 13, 13)
-    moved = layer(x.roll(2, dims=3))
-    torch.testing.assert_close(moved.pose[:, :, 1:], layer(x).pose[:, :, :-1])
+    shifted = layer(x.roll(2, dims=3))
+    torch.testing.assert_close(shifted.pose[:, :, 1:], layer(x).pose[:, :, :-1])
 
 
 def test_flat_primary_capsules_lie_along_the_rows_of_a_channel():
@@ -90,17 +90,17 @@ def test_bias_starts_at_0_1_and_weights_at_the_published_scale():
     layer = CapsuleLinear(1152, 8, 10, 16, bias=True)
     assert (layer.bias == 0.1).all()
     assert layer.weight.std().item() == pytest.approx(0.1, rel=0.02)
-    other = CapsuleLinear(100, 8, 10, 16, init_std=0.5)
-    assert other.weight.std().item() == pytest.approx(0.5, rel=0.02)
+    layer = CapsuleLinear(100, 8, 10, 16, init_std=0.5)
+    assert layer.weight.std().item() == pytest.approx(0.5, rel=0.02)
 
 
 def test_routing_by_name_module_and_function():
     children = random_capsules(2, 6, 4)
     named = CapsuleLinear(6, 4, 3, 5, "dynamic", iterations=2)
     for routing in (DynamicRouting(2), lambda votes, activation: dynamic_routing(votes, 2)):
-        other = CapsuleLinear(6, 4, 3, 5, routing)
-        other.load_state_dict(named.state_dict())
-        torch.testing.assert_close(other(children).pose, named(children).pose)
+        layer = CapsuleLinear(6, 4, 3, 5, routing)
+        layer.load_state_dict(named.state_dict())
+        torch.testing.assert_close(layer(children).pose, named(children).pose)
     uniform = CapsuleLinear(6, 4, 3, 5, "uniform")
     expected = uniform_routing(linear_votes(children.pose, uniform.weight))
     torch.testing.assert_close(uniform(children).pose, expected.pose)
@@ -173,10 +173,10 @@ def test_a_softmax_over_children():
 def test_a_mask_keeps_the_label_or_the_longest():
     pose = torch.randn(2, 3, 4)
     capsules = Capsules(pose, torch.tensor([[0.1, 0.9, 0.5], [0.8, 0.2, 0.3]]))
-    for labels, most_active in ((torch.tensor([2, 1]), [2, 1]), (None, [1, 0])):
+    for labels, classes in ((torch.tensor([2, 1]), [2, 1]), (None, [1, 0])):
         masked = mask_capsules(capsules, labels)
         expected = torch.zeros_like(pose)
-        for sample, label in enumerate(most_active):
+        for sample, label in enumerate(classes):
             expected[sample, label] = pose[sample, label]
         torch.testing.assert_close(masked, expected)
 
@@ -214,14 +214,14 @@ def test_recordings_nest_and_end_after_an_error():
 
 def test_a_recording_has_the_passes_of_its_own_thread():
     layer = CapsuleLinear(6, 4, 5, 3)
-    both_record = threading.Barrier(2)
+    barrier = threading.Barrier(2)
     batches = {}
 
     def record(batch):
         with tc.record_routing(layer) as traces:
-            both_record.wait()
+            barrier.wait()
             layer(torch.rand(batch, 6, 4))
-            both_record.wait()
+            barrier.wait()
         batches[batch] = [len(trace.coupling) for trace in traces[""]]
 
     threads = [threading.Thread(target=record, args=(batch,)) for batch in (2, 3)]
@@ -239,8 +239,8 @@ def test_a_model_without_routed_layers_is_refused():
 
 
 def test_the_upsampling_decoder_crops_around_the_center():
-    whole = UpsamplingDecoder(3, 4, (1, 24, 24))
+    decoder = UpsamplingDecoder(3, 4, (1, 24, 24))
     cropped = UpsamplingDecoder(3, 4, (1, 20, 22))
-    cropped.load_state_dict(whole.state_dict())
+    cropped.load_state_dict(decoder.state_dict())
     pose = torch.randn(2, 3, 4, generator=seeded())
-    assert torch.equal(cropped(pose), whole(pose)[:, :, 2:22, 1:23])
+    assert torch.equal(cropped(pose), decoder(pose)[:, :, 2:22, 1:23])

@@ -11,7 +11,7 @@ from torchcaps.nn.map_routing import KernelVotes, global_competition, per_positi
 from torchcaps.testing import random_votes, seeded
 from torchcaps.types import Capsules, LayerSizes
 
-BOTH_SQUASHES = pytest.mark.parametrize("local", [False, True])
+ALL_SQUASHES = pytest.mark.parametrize("local", [False, True])
 
 
 def make_layer(local=False, iterations=3):
@@ -54,7 +54,7 @@ def route_by_loops(votes, bias, iterations, local):
     return v, k
 
 
-@BOTH_SQUASHES
+@ALL_SQUASHES
 @pytest.mark.parametrize("iterations", [1, 3])
 def test_it_equals_loops(local, iterations):
     layer = make_layer(local, iterations).double()
@@ -82,14 +82,14 @@ def test_couplings_of_a_type_sum_to_one_over_the_whole_map():
     assert not torch.allclose(first, last)
 
 
-@BOTH_SQUASHES
+@ALL_SQUASHES
 def test_without_positions_it_is_dynamic_routing(local):
     votes = random_votes(2, 6, 3, 4)
     routed = MapRouting(local=local)(votes)
     torch.testing.assert_close(routed, dynamic_routing(votes), atol=1e-6, rtol=1e-5)
 
 
-@BOTH_SQUASHES
+@ALL_SQUASHES
 def test_properties(local):
     pose = torch.randn(3, 3, 2, 3, 2, generator=seeded())
     activation = torch.rand(3, 3, 2, 3, generator=seeded(1))

@@ -37,8 +37,8 @@ def test_a_generator_draws_as_the_global_one_and_leaves_that_alone(name):
         expected = DRAWS[name]()
         torch.set_rng_state(state)
         with use_generator(seeded_five()):
-            drawn = DRAWS[name]()
-        assert torch.equal(drawn, expected)
+            sample = DRAWS[name]()
+        assert torch.equal(sample, expected)
         assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -74,11 +74,11 @@ def test_dropout_of_a_gpu_and_its_gradient():
 
 
 def test_other_threads_draw_from_the_global_generator():
-    drawn = []
+    samples = []
     with use_generator(seeded_five()):
-        thread = threading.Thread(target=lambda: drawn.append(torch.rand(3)))
+        thread = threading.Thread(target=lambda: samples.append(torch.rand(3)))
         thread.start()
         thread.join()
         expected = torch.rand(3)
-    assert not torch.equal(drawn[0], expected)
+    assert not torch.equal(samples[0], expected)
     assert torch.equal(expected, torch.rand(3, generator=seeded_five()))

@@ -150,10 +150,10 @@ def test_an_absent_child_has_no_effect():
     layer = make_layer()
     pose, activation = random_children(2, 6, 4)
     activation[:, 3] = 0
-    other_pose = pose.clone()
-    other_pose[:, 3] = 100.0
+    distant_pose = pose.clone()
+    distant_pose[:, 3] = 100.0
     parents = layer(Capsules(pose, activation))
-    torch.testing.assert_close(layer(Capsules(other_pose, activation)), parents)
+    torch.testing.assert_close(layer(Capsules(distant_pose, activation)), parents)
 
 
 def test_children_that_are_all_absent_have_equal_weights():

@@ -15,7 +15,7 @@ from torchcaps.testing import random_votes, seeded
 from torchcaps.types import Capsules, LayerSizes
 
 COVARIANCES = ["diagonal", "full"]
-BOTH_COVARIANCES = pytest.mark.parametrize("covariance", COVARIANCES)
+ALL_COVARIANCES = pytest.mark.parametrize("covariance", COVARIANCES)
 
 
 def build_router(children, parents, dim, **options):
@@ -88,7 +88,7 @@ def route_by_loops(votes, activation, iterations, covariance, weighted=False, ou
     return np.array([m for _, _, _, m, _ in posteriors]), np.array(active), coupling
 
 
-@BOTH_COVARIANCES
+@ALL_COVARIANCES
 @pytest.mark.parametrize(
     "options",
     [{"iterations": 1}, {}, {"weighted": True}, {"outlier": -25.33}, {"outlier": -4.0}],
@@ -153,7 +153,7 @@ def test_worked_values(data, log_det):
     assert -routed.activation.logit().item() == pytest.approx(entropy, abs=2e-6)
 
 
-@BOTH_COVARIANCES
+@ALL_COVARIANCES
 def test_negative_votes_have_negative_poses_and_the_same_activation(covariance):
     router = build_router(7, 4, 5, covariance=covariance)
     votes = random_votes(2, 7, 4, 5)
@@ -175,7 +175,7 @@ def test_full_is_diagonal_where_dimensions_vary_alone():
     torch.testing.assert_close(diagonal.pose, full.pose)
 
 
-@BOTH_COVARIANCES
+@ALL_COVARIANCES
 @pytest.mark.parametrize("present", [slice(None), slice(4, 5), slice(0)])
 def test_a_parent_of_one_vote_keeps_its_variance(covariance, present):
     """Maximum likelihood has none: of many copies of one vote, and of one child alone."""

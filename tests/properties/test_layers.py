@@ -8,7 +8,7 @@ from torchcaps.nn import CapsuleLinear, PrimaryCaps, create_router
 from torchcaps.testing import PropertyError, check_module, check_module_gradients, random_capsules
 from torchcaps.types import Capsules
 
-from .variants import MILDER, OWN, ROUTERS
+from .variants import LIBRARY_ROUTERS, MILDER, ROUTERS
 
 CHILDREN = random_capsules(3, 6, 4)
 ALL_ROUTERS = pytest.mark.parametrize(("name", "options"), ROUTERS)
@@ -34,7 +34,7 @@ def test_gradients(name, options):
         check_module_gradients(layer, children)
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", LIBRARY_ROUTERS)
 def test_a_layer_with_a_bias(name):
     layer = CapsuleLinear(6, 4, 5, 3, name, bias=True, **MILDER.get(name, {}))
     check_module(layer, CHILDREN)
@@ -49,18 +49,20 @@ def test_permuting_children_with_their_weights_changes_nothing(name, options):
         # Parameters that start at zero are the same in every place.
         for parameter in layer.router.parameters():
             parameter.data.normal_()
-    whole = layer(CHILDREN)
+    parents = layer(CHILDREN)
 
     order = torch.tensor([2, 0, 1, 5, 3, 4])
     layer.weight.data = layer.weight.data[order]
-    moved = layer(Capsules(*(tensor[:, order] for tensor in CHILDREN)))
+    permuted = layer(Capsules(*(tensor[:, order] for tensor in CHILDREN)))
 
     if not is_equivariant:  # its couplings belong to places, and stay where they were
-        assert not torch.allclose(moved.pose, whole.pose)
+        assert not torch.allclose(permuted.pose, parents.pose)
         return
-    torch.testing.assert_close(moved, whole)
+    torch.testing.assert_close(permuted, parents)
     if create_router(name).activation == "length":
-        torch.testing.assert_close(whole.activation, whole.pose.norm(dim=-1), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            parents.activation, parents.pose.norm(dim=-1), rtol=1e-4, atol=1e-6
+        )
 
 
 def test_primary_capsules():

@@ -122,15 +122,15 @@ def test_reconstructions_are_of_a_class(model, images):
     reconstruction = model.reconstruct(capsules)
     assert reconstruction.shape == images.shape
     testing.assert_between("reconstruction", reconstruction, 0.0, 1.0)
-    most_active = capsules.activation.argmax(dim=1)
-    torch.testing.assert_close(reconstruction, model.reconstruct(capsules, most_active))
+    classes = capsules.activation.argmax(dim=1)
+    torch.testing.assert_close(reconstruction, model.reconstruct(capsules, classes))
 
     # Poses of a fresh model may be short: normalized ones differ from class to class.
     pose = capsules.pose / capsules.pose.norm(dim=-1, keepdim=True)
     capsules = capsules._replace(pose=pose)
-    first = model.reconstruct(capsules, most_active)
-    other = model.reconstruct(capsules, (most_active + 1) % model.num_classes)
-    assert (other - first).abs().max() > 1e-4
+    first = model.reconstruct(capsules, classes)
+    second = model.reconstruct(capsules, (classes + 1) % model.num_classes)
+    assert (second - first).abs().max() > 1e-4
 
 
 def test_recording_changes_nothing_and_couplings_sum_to_one(model, images):

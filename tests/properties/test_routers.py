@@ -44,7 +44,7 @@ def children_softmax(votes, activation):
     return Routed(v, length, c)
 
 
-def parents_apart(votes, activation):
+def favored_parent(votes, activation):
     """Favors the first parent: not equivariant."""
     routed = functional.dynamic_routing(votes)
     is_first = torch.arange(votes.shape[-2]) == 0
@@ -114,7 +114,7 @@ class Forgetful(torch.nn.Module):
     ("broken", "check", "message"),
     [
         (children_softmax, testing.check_ranges, "sum of couplings over parents"),
-        (parents_apart, testing.check_permutations, "parents: pose"),
+        (favored_parent, testing.check_permutations, "parents: pose"),
         (batch_mixed, testing.check_batch_independence, "batch of one: pose"),
         (Hoarder(), testing.check_purity, "second call"),
         (Overwriting(), testing.check_purity, "votes after the call"),

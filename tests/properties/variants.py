@@ -28,10 +28,10 @@ def make_variants(name):
 
 
 # The library's own: files of tests register others.
-OWN = [
+LIBRARY_ROUTERS = [
     name for name in list_routers() if type(create_router(name)).__module__.startswith("torchcaps.")
 ]
-ROUTERS = [variant for name in OWN for variant in make_variants(name)]
+ROUTERS = [variant for name in LIBRARY_ROUTERS for variant in make_variants(name)]
 
 # Options of models whose published size costs seconds and proves nothing more; their counts are
 # checked elsewhere.

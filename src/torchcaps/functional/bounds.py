@@ -35,7 +35,9 @@ def _largest(dtype: torch.dtype) -> float:
 def clamp_finite(x: Tensor, limit: Callable[[torch.dtype], float]) -> Tensor:
     """Clamp numbers to the limit of their type. All numbers of float16 are below every limit."""
     bound = limit(x.dtype)
-    return x if x.dtype == torch.float16 else x.clamp(-bound, bound)
+    if x.dtype == torch.float16:
+        return x
+    return x.clamp(-bound, bound)
 
 
 def einsum_fp32(equation: str, coefficients: Tensor, votes: Tensor) -> Tensor:

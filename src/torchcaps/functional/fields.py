@@ -297,8 +297,8 @@ class ConvField(Field):
         maxima = x.new_full((len(x), *self.padded, x.shape[-1]), -torch.inf)
         for ky in range(self.kernel):
             for kx in range(self.kernel):
-                reached = maxima[:, ky::step, kx::step][:, :rows, :columns]
-                reached.copy_(torch.maximum(reached, x[:, :, :, ky, kx]))
+                children = maxima[:, ky::step, kx::step][:, :rows, :columns]
+                children.copy_(torch.maximum(children, x[:, :, :, ky, kx]))
         return maxima
 
     def _crop(self, x: Tensor) -> Tensor:

@@ -47,7 +47,8 @@ def procrustes(
         centered = source - source_center.unsqueeze(1)
         products = (target - target_center.unsqueeze(1)).mT @ centered  # M^T
         rotation = _rotation_2d(products) if dim == 2 else _rotation_3d(products)
-        translation = target_center - (rotation @ source_center.unsqueeze(2)).squeeze(2)
+        rotated_center = (rotation @ source_center.unsqueeze(2)).squeeze(2)
+        translation = target_center - rotated_center
         return rotation, translation
 
 
@@ -124,11 +125,13 @@ def chamfer_distance(
     # Which point is nearest has no gradient, and the table of distances is large.
     with torch.no_grad(), without_autocast(points):
         distances = others.square().sum(dim=2).unsqueeze(1) - 2 * points @ others.mT
-        nearest_other = distances.argmin(dim=2)
+        nearest_y = distances.argmin(dim=2)
         distances = distances + points.square().sum(dim=2).unsqueeze(2)
-        nearest_point = distances.argmin(dim=1)
-    there = _mean_distance(points, others, nearest_other)
-    return there + _mean_distance(others, points, nearest_point)
+        nearest_x = distances.argmin(dim=1)
+
+    distance_x = _mean_distance(points, others, nearest_y)
+    distance_y = _mean_distance(others, points, nearest_x)
+    return distance_x + distance_y
 
 
 def _mean_distance(x: Tensor, y: Tensor, nearest: Tensor) -> Tensor:

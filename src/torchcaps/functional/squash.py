@@ -42,7 +42,9 @@ def safe_norm(
     scale = s.detach().abs().amax(dim, keepdim=True).clamp(min=1.0)
     squares = (s / scale).square()
     norm = scale * (squares.sum(dim, keepdim=True) + EPSILON).sqrt()
-    return norm if keepdim else norm.squeeze(dim)
+    if keepdim:
+        return norm
+    return norm.squeeze(dim)
 
 
 def squash(s: Float[Tensor, "*rest"], dim: int = -1) -> Float[Tensor, "*rest"]:

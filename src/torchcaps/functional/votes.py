@@ -259,7 +259,9 @@ class Votes(ABC):
         return self._memo[name]
 
     def _clamped(self, votes: Tensor) -> Tensor:
-        return clamp_finite(votes, factor_limit) if self.context.clamp else votes
+        if self.context.clamp:
+            return clamp_finite(votes, factor_limit)
+        return votes
 
     def _autocast(self) -> AbstractContextManager[None]:
         """The caller's autocast, which routers are shielded from."""

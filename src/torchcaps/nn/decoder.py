@@ -105,6 +105,6 @@ class UpsamplingDecoder(nn.Module):
 
         # Crop to the size of the image around its center.
         height, width = self.size
-        top = (images.shape[2] - height) // 2
-        left = (images.shape[3] - width) // 2
-        return images[:, :, top : top + height, left : left + width]
+        row = (images.shape[2] - height) // 2
+        column = (images.shape[3] - width) // 2
+        return images[:, :, row : row + height, column : column + width]

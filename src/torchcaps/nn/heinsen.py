@@ -102,7 +102,9 @@ def _beta(votes: Votes, x: Tensor, beta: nn.Linear | nn.Parameter) -> Tensor:
 def _per_child(votes: Votes, parameter: Tensor) -> Tensor:
     """A parameter of each child; one row that all children share stays one row."""
     parameter = full_precision(parameter)
-    return parameter if len(parameter) == 1 else votes.per_child(parameter)
+    if len(parameter) == 1:
+        return parameter
+    return votes.per_child(parameter)
 
 
 @register_router("heinsen_2019")

@@ -159,7 +159,9 @@ class ConvCaps(RoutedLayer):
     @staticmethod
     def _num_windows(kernel: int, stride: int, is_local: bool) -> float:
         """Number of windows, about, whose parents compete for a child; see `LinearVotes`."""
-        return 1.0 if is_local else max(1.0, (kernel / stride) ** 2)
+        if is_local:
+            return 1.0
+        return max(1.0, (kernel / stride) ** 2)
 
     def extra_repr(self) -> str:
         padding = f", padding={self.padding}" if self.padding else ""

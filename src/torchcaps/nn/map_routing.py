@@ -142,16 +142,16 @@ class KernelVotes(nn.Module):
     ) -> None:
         super().__init__()
         check_range("stride", stride, low=1)
-        check_range("kernel_size", kernel_size, low=stride if transposed else 1)
-        step = stride if transposed else 1
-        if (kernel_size - step) % 2:
-            parity = "odd" if step % 2 else "even"
+        self.step = stride if transposed else 1
+        check_range("kernel_size", kernel_size, low=self.step)
+        if (kernel_size - self.step) % 2:
+            parity = "odd" if self.step % 2 else "even"
             raise ArgumentError("kernel_size", f"expected an {parity} number, got {kernel_size}")
         self.sizes = checked(sizes)
         self.stride = stride
         self.transposed = transposed
         self.gain = gain
-        self.padding = (kernel_size - step) // 2
+        self.padding = (kernel_size - self.step) // 2
         channels = (sizes.parents * sizes.dim, sizes.in_dim)
         if transposed:
             channels = channels[::-1]
@@ -161,7 +161,7 @@ class KernelVotes(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw the kernel anew; the bias becomes 0.1."""
-        taps = (self.weight.shape[-1] / (self.stride if self.transposed else 1)) ** 2
+        taps = (self.weight.shape[-1] / self.step) ** 2
         nn.init.normal_(self.weight, std=self.gain * (2.0 / (self.sizes.in_dim * taps)) ** 0.5)
         nn.init.constant_(self.bias, BIAS)
 
@@ -202,7 +202,8 @@ class _LazyKernelVotes(MapVotes):
         pose = clamp_finite(pose, factor_limit)  # [batch, i, in_dim, *space]
         with self._autocast():
             votes = full_precision(self.module.convolve(pose.flatten(0, 1)))
-        return self._clamped(votes.view(*pose.shape[:2], self.parents, self.dim, *votes.shape[2:]))
+        votes = votes.unflatten(1, (self.parents, self.dim))
+        return self._clamped(votes.unflatten(0, pose.shape[:2]))
 
 
 class KernelCaps(RoutedLayer):

@@ -109,7 +109,9 @@ class WholeMapConv2d(nn.Conv2d):
         height, width = self.kernel_size
         pixels = x[:, :, :height, :width].flatten(2).mT  # a view, where channels are last
         features = (pixels * full_precision(self.weight).flatten(1).T).sum(dim=1)
-        return features if self.bias is None else features + self.bias
+        if self.bias is None:
+            return features
+        return features + self.bias
 
 
 class MatrixPrimaryCaps(nn.Module):

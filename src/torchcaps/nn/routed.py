@@ -141,7 +141,9 @@ class RoutedLayer(nn.Module):
     def recorder(self) -> _Recorder | None:
         """Takes the passes of this layer in this thread, within a block of `record_routing`."""
         recorders: dict[nn.Module, _Recorder] | None = getattr(_recording, "recorders", None)
-        return None if recorders is None else recorders.get(self)
+        if recorders is None:
+            return None
+        return recorders.get(self)
 
     def reset_parameters(self) -> None:
         """Draw the matrices anew."""

@@ -64,10 +64,10 @@ def create_router(routing: Routing, **options: Any) -> Router:
     """
     if isinstance(routing, str):
         router_class = ROUTERS[routing]
-        known = list(inspect.signature(router_class).parameters)
+        option_names = list(inspect.signature(router_class).parameters)
         for option in options:
-            if option not in known:
-                names = ", ".join(known) or "none"
+            if option not in option_names:
+                names = ", ".join(option_names) or "none"
                 raise TypeError(
                     f"routing {routing!r} takes no option {option!r}; it takes: {names}"
                 )
@@ -264,7 +264,9 @@ class Router(nn.Module):
     @property
     def num_iterations(self) -> int:
         """Iterations of a call; 1 for a router that has no iterations, or fixed couplings."""
-        return 1 if self.fixed is not None else int(getattr(self, "iterations", 1))
+        if self.fixed is not None:
+            return 1
+        return int(getattr(self, "iterations", 1))
 
     def describe(self) -> str:
         """Name in words."""
@@ -365,7 +367,8 @@ class RandomRouting(Router):
         weight = votes.matrices * factors
         scaled = ProductVotes(votes.children, votes.field, weight, bias=votes.bias)
         routed = ops.dynamic_routing(scaled, 1, impl=self.impl)
-        coupling = c.to(routed.pose.dtype).expand(*routed.activation.shape[:-1], *c.shape)
+        coupling_shape = routed.activation.shape[:-1] + c.shape
+        coupling = c.to(routed.pose.dtype).expand(coupling_shape)
         return routed._replace(coupling=coupling)
 
     def _can_scale_weights(self, votes: ProductVotes) -> bool:
