@@ -107,7 +107,7 @@ def fill_like_the_port(model):
 )
 def test_lengths_of_a_published_port(norm_first, lengths):
     """akhdanfadh/efficient-capsnet-pytorch ran with these weights and this image."""
-    model = make_model(norm_first=norm_first, epsilon=1e-5).double().eval()
+    model = make_model(norm_first=norm_first, norm_options={"eps": 1e-5}).double().eval()
     fill_like_the_port(model)
     row = torch.arange(28).view(-1, 1)
     column = torch.arange(28)
@@ -239,3 +239,9 @@ def test_a_stem_that_fits_nothing_is_refused(stem, message):
 def test_wrong_options(options, error, message):
     with pytest.raises(error, match=message):
         make_model(**options)
+
+
+def test_running_statistics_follow_the_momentum_that_is_asked_for():
+    model = make_model(norm_options={"momentum": 0.01})
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert {(norm.eps, norm.momentum) for norm in norms} == {(1e-3, 0.01)}

@@ -8,6 +8,7 @@ of the image; running statistics follow ten times as fast (theirs need hundreds 
 their start).
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from torch import nn
@@ -29,7 +30,7 @@ MNIST = ((5, 1), (3, 1), (3, 1), (3, 2))
 SMALLNORB = ((7, 2), (3, 1), (3, 1), (3, 2))
 MULTIMNIST = ((5, 1), (3, 1), (3, 2), (3, 2))
 SMALLEST_MAP = 2  # rows and columns of the last map: norms need more than one value
-EPSILON = 1e-3  # of norms, as Keras has it
+NORM_OPTIONS = {"eps": 1e-3}  # as Keras has it
 UNTRUNCATED = 0.87962566  # standard deviation of normal numbers that are cut off at 2 of theirs
 DECODERS: dict[str, type[nn.Module]] = {
     "dense": FullyConnectedDecoder,
@@ -53,7 +54,8 @@ class EfficientCapsNet(DrawingModel):
         norm: after each convolution: "batch" or "instance", the latter without running statistics.
         norm_first: normalize before the activation, as a port to PyTorch does; published is the
             activation first.
-        epsilon: of the norms.
+        norm_options: of the norms, as torch has them: `eps` (0.001 unless given) and `momentum`,
+            the share of a batch in the running statistics (0.1; 0.01 in the authors' code).
         slope: of the activation below zero; 0 is ReLU.
         decoder: "dense" is CapsNet's, "upsampling" the one for smallNORB; True is "dense", False
             none.
@@ -74,7 +76,7 @@ class EfficientCapsNet(DrawingModel):
         edge: int = 0,
         norm: Literal["batch", "instance"] = "batch",
         norm_first: bool = False,
-        epsilon: float = EPSILON,
+        norm_options: Mapping[str, Any] | None = None,
         slope: float = 0.0,
         decoder: bool | str = True,
         **layer_options: Any,
@@ -87,10 +89,11 @@ class EfficientCapsNet(DrawingModel):
         check_range("slope", slope, low=0, high=1)
 
         self.stem = nn.Sequential()
+        options = NORM_OPTIONS | dict(norm_options or {})
         below = in_chans
         for kernel, stride, above, padding in sizes:
             activation = nn.LeakyReLU(slope, inplace=True) if slope else nn.ReLU(inplace=True)
-            after = [activation, make_norm(norm, above, epsilon)]
+            after = [activation, make_norm(norm, above, options)]
             if norm_first:
                 after.reverse()
             conv = nn.Conv2d(below, above, kernel, stride, padding)
@@ -153,12 +156,12 @@ def complete_stem(stem: tuple[tuple[int, ...], ...]) -> list[tuple[int, int, int
     return sizes
 
 
-def make_norm(name: str, channels: int, epsilon: float) -> nn.Module:
+def make_norm(name: str, channels: int, options: dict[str, Any]) -> nn.Module:
     """The norm after a convolution, "batch" or "instance"."""
     if name == "batch":
-        return nn.BatchNorm2d(channels, epsilon)
+        return nn.BatchNorm2d(channels, **options)
     check_known("norm", name, ("batch", "instance"))
-    norm = nn.InstanceNorm2d(channels, epsilon, affine=True)
+    norm = nn.InstanceNorm2d(channels, **options, affine=True)
     for parameter in norm.parameters():  # the authors' choice
         nn.init.uniform_(parameter, -0.05, 0.05)
     return norm

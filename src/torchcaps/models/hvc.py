@@ -33,10 +33,11 @@ class ShiftNorm(nn.BatchNorm1d):
 
     Args:
         channels: number of channels.
+        momentum: share of each batch in the running statistics that evaluation uses.
     """
 
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels, EPSILON)
+    def __init__(self, channels: int, momentum: float) -> None:
+        super().__init__(channels, EPSILON, momentum)
         del self.weight
         self.register_buffer("weight", torch.ones(channels), persistent=False)
 
@@ -54,16 +55,17 @@ class HomogeneousCaps(nn.Module):
         children: number of children.
         dim: dimensions of children and parents.
         parents: number of parents.
+        momentum: of the batch norm.
 
     Example:
         >>> HomogeneousCaps(children=484, dim=64, parents=10)(torch.rand(2, 64, 484)).shape
         torch.Size([2, 64, 10])
     """
 
-    def __init__(self, children: int, dim: int, parents: int) -> None:
+    def __init__(self, children: int, dim: int, parents: int, *, momentum: float = 0.1) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(parents, children, dim))
-        self.norm = ShiftNorm(dim)
+        self.norm = ShiftNorm(dim, momentum)
         nn.init.normal_(self.weight, std=STD)
 
     def forward(self, x: Float[Tensor, "batch dim children"]) -> ClassCapsules:
@@ -88,6 +90,7 @@ class HVC(LogitModel):
         merge: weights of the branches: "fixed" at one, or learned from "ones" or from "random"
             numbers (their standard deviation is 0.05). The batch norm after them cancels all but
             their sign, almost.
+        momentum: share of each batch in the running statistics; 0.0003 in the authors' code.
 
     Raises:
         ValueError: for other branches; see also `ImageModel`.
@@ -102,6 +105,7 @@ class HVC(LogitModel):
         convolutions: int = 9,
         branches: tuple[int, ...] = (3, 6, 9),
         merge: Merge = "ones",
+        momentum: float = 0.1,
     ) -> None:
         smallest = 2 * convolutions + 1
         super().__init__(num_classes, in_chans, img_size, smallest, convolutions=convolutions)
@@ -118,7 +122,7 @@ class HVC(LogitModel):
         self.convolutions = nn.ModuleList()
         for below, above in pairwise(channels):
             conv = nn.Conv2d(below, above, 3, bias=False)
-            self.convolutions.append(nn.Sequential(conv, ShiftNorm(above), nn.ReLU()))
+            self.convolutions.append(nn.Sequential(conv, ShiftNorm(above, momentum), nn.ReLU()))
         for weight in self.convolutions.parameters():
             if weight.dim() == 4:
                 nn.init.normal_(weight, std=STD)
@@ -127,12 +131,14 @@ class HVC(LogitModel):
         self.class_capsules = nn.ModuleList()
         for k in branches:
             positions = (height - 2 * k) * (width - 2 * k)
-            self.class_capsules.append(HomogeneousCaps(positions, channels[k], num_classes))
+            self.class_capsules.append(
+                HomogeneousCaps(positions, channels[k], num_classes, momentum=momentum)
+            )
         self.weights = None
         if merge != "fixed":
             ones = torch.ones(len(branches))
             self.weights = nn.Parameter(ones if merge == "ones" else torch.randn_like(ones) * STD)
-        self.norm = ShiftNorm(len(branches))
+        self.norm = ShiftNorm(len(branches), momentum)
 
         # Batch norm needs two values of each channel.
         has_one_value = num_classes == 1 or self.img_size == (smallest, smallest)

@@ -230,6 +230,6 @@ LAYOUTS = [
             f"{torch_stem()} 128 1 k k > primary {EFFICIENT_CLASSES} {TORCH_DECODER}",
             keras=False,
         ),
-        lambda sizes: describe_efficient(sizes, norm_first=True, epsilon=1e-5),
+        lambda sizes: describe_efficient(sizes, norm_first=True, norm_options={"eps": 1e-5}),
     ),
 ]
