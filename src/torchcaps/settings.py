@@ -115,7 +115,7 @@ class ScheduleSettings(SettingsGroup):
     name: str | None = setting(
         None,
         "by default that of the task, warmup_cosine for classes: it rises for 5 % of the steps, "
-        "but at least for 40 or half of them, and falls to zero along a cosine; cosine falls so "
+        "but at least for the smaller of 40 and half of them, and falls to zero along a cosine; cosine falls so "
         "from the start; constant rises and stays; paper is lr * 0.96 ** (step / 2000) as in the "
         "authors' code of 2017; steps falls by a factor at milestones; exponential falls by a "
         "factor after each epoch, to a tenth at the lowest; or a registered one",

@@ -81,7 +81,7 @@ class Task(nn.Module):
 
     Attributes:
         spec: what the model declares, or `default_spec`.
-        config: with every open setting filled; see `resolve_config`.
+        config: with task, loss and what depends on them filled; see `resolve_config`.
         loss: name of the loss.
     """
 
@@ -233,7 +233,9 @@ class Task(nn.Module):
 def resolve_config(
     task: type[Task], model: nn.Module, spec: ModelSpec, config: TrainConfig
 ) -> TrainConfig:
-    """The configuration of a run with its task and loss by name, and every open setting filled.
+    """The configuration of a run with its task, its loss, and the settings that depend on them.
+
+    What depends on the number of images is filled by `training.defaults.complete_config`.
 
     Raises UnknownNameError for a loss that the task does not have, and an unknown metric.
     """

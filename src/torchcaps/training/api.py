@@ -64,6 +64,9 @@ def fit(
 ) -> Fitted:
     """Train a model on images in memory, in place; nothing is written.
 
+    Training images are shifted by up to 2 pixels unless the setting `shift` says otherwise, and
+    weights of convolutions are kept in channels-last order.
+
     Args:
         model: any module that a task takes: of this library, or one that maps images to logits of
             classes.

@@ -1,7 +1,7 @@
 """The training loop: plain steps of any task, by one or several processes.
 
-Every random choice of a step comes from (seed, step) alone, so a checkpoint needs no state of
-random generators, and a run that was killed continues bit for bit. Each process draws the whole
+Every random choice of a step comes from (seed, step) or (seed, epoch) alone, so a checkpoint needs no
+state of random generators, and a run that was killed continues bit for bit. Each process draws the whole
 batch and computes its rows of it.
 """
 

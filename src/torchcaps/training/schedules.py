@@ -93,7 +93,7 @@ def set_learning_rate(optimizer: Optimizer, factor: float, scale: float = 1.0) -
 
 
 def warmup_steps(total_steps: int) -> int:
-    """Steps in which the rate rises: 5 %, but at least 40 or half of them.
+    """Steps in which the rate rises: 5 %, but at least the smaller of 40 and half of them.
 
     Adam's first steps move every weight by the whole rate; a shorter rise leaves every capsule
     saturated.
