@@ -97,3 +97,33 @@ def test_settings_are_those_of_registered_augmentations(register_tag):
     assert known_settings()["tag"].about == "number added to every pixel"
     with pytest.raises(ArgumentError, match="tag: expected a number"):
         TrainConfig.of(tag="much")
+
+
+@dataclass(frozen=True)
+class ThresholdSettings:
+    invert: float = setting(0.0, "share of images that are inverted", low=0, high=1)
+    invert_above: float = setting(0.5, "values that are inverted", low=0, high=1)
+
+
+def test_a_parameter_switches_nothing_on_and_is_refused_by_nothing():
+    calls = []
+    with AUGMENTATIONS.restored():
+
+        @register_augmentation(
+            "invert",
+            ThresholdSettings,
+            moves_pixels=True,
+            fits_masks=False,
+            parameters=["invert_above"],
+        )
+        def invert(images, settings, generator):
+            calls.append(settings)
+            return images
+
+        transform({"invert_above": 0.25}, masks=True)
+        assert calls == []
+        transform({"invert": 1, "invert_above": 0.25})
+        assert calls == [ThresholdSettings(1, 0.25)]
+        with pytest.raises(ArgumentError) as refused:
+            transform({"invert": 1}, masks=True)
+        assert refused.value.argument == "invert"

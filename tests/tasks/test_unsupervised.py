@@ -342,7 +342,7 @@ def test_what_it_refuses(settings, tmp_path):
     for options, words in (
         ({**MODEL, "partz": 3}, "partz"),
         ({**MODEL, "weights": {"with": 1.0}}, "unknown weight 'with'"),
-        ({**MODEL, "weights": {"views": "x"}}, "scae takes no .*weights="),
+        ({**MODEL, "weights": {"views": "x"}}, "weights: expected numbers by name"),
         ({**MODEL, "weights": {"views": -1}}, "views: expected at least 0, got -1"),
     ):
         with pytest.raises((ValueError, TypeError), match=words):

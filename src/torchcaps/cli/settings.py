@@ -35,11 +35,14 @@ Settings = Any  # what `settings_class` makes
 
 def settings_class() -> type[Any]:
     """What a command line may change of a recipe: a field for each setting, None without a flag."""
+    from torchcaps.data.augment import ordered_augmentations
     from torchcaps.settings import known_settings
 
+    augmentations = ordered_augmentations()
+    switches = {name for augmentation in augmentations for name in augmentation.switches}
     flags = []
     for name, setting in known_settings().items():
-        has_off = setting.group == "augmentation" and setting.type is not bool
+        has_off = name in switches and setting.type is not bool
         if name not in WITHOUT_FLAG:
             flags.append(_flag(name, setting.about + "; 0 is off" * has_off, setting.type))
     return make_dataclass("Settings", flags, frozen=True)

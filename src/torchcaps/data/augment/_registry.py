@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
@@ -28,17 +28,25 @@ class Augmentation:
     moves_pixels: bool
     fits_masks: bool
     order: float
+    parameters: Collection[str] = ()
+
+    @property
+    def switches(self) -> list[str]:
+        """Names of the settings that switch it on."""
+        return [f.name for f in fields(self.settings) if f.name not in self.parameters]
 
     def configured(self, group: Any) -> Any | None:
         """Its own settings out of those of all augmentations; None where they switch it off."""
         values = {f.name: getattr(group, f.name, f.default) for f in fields(self.settings)}
-        if any(values.values()):
+        if any(values[name] for name in self.switches):
             return self.settings(**values)
         return None
 
     def refuse(self, group: Any, reason: str) -> None:
-        """Raise ArgumentError for the first of its settings that is on and not the default."""
+        """Raise ArgumentError for the first of its switches that is on and not the default."""
         for f in fields(self.settings):
+            if f.name not in self.switches:
+                continue
             value = getattr(group, f.name, f.default)
             if value and value != f.default:
                 off = False if value is True else 0
@@ -55,21 +63,24 @@ def register_augmentation(
     moves_pixels: bool,
     fits_masks: bool | None = None,
     order: float = 50.0,
+    parameters: Collection[str] = (),
     replace: bool = False,
 ) -> Callable[[Change], Change]:
     """Decorate a function that changes images at random, to make it a setting of every training.
 
     Args:
         name: name of the augmentation.
-        settings: a dataclass whose fields are made by `torchcaps.settings.setting`. Each is a
+        settings: a dataclass whose fields are made by `torchcaps.groups.setting`. Each is a
             setting of the group "augmentation" and a flag of `torchcaps train`. The function is
-            called unless all of them are 0, False or None.
+            called unless all that switch it are 0, False or None.
         moves_pixels: whether masks and single layers of an image are changed as the image is.
-            Where it is False, the image alone is changed.
+            Where it is False, the image alone is changed, and single layers that are targets of a
+            reconstruction keep their values.
         fits_masks: whether masks, a channel for each class, may be changed so; by default, if it
             moves pixels. Tasks with masks refuse one that moves pixels and does not fit masks.
         order: its place, the lowest first. The library has shift 10, flip 20, morphology 30, affine
-            40, the crop 60, erase 70 and color_jitter 80.
+            40, the crop 60, erase 70 and color_jitter 80; after the latter, values may leave [0, 1].
+        parameters: settings that only say how, such as a threshold. They switch nothing on or off.
         replace: whether it may take the place of one with this name.
 
     Raises:
@@ -98,7 +109,9 @@ def register_augmentation(
                     )
         get_type_hints(settings)  # raises NameError here for a type that is not known
         fits = moves_pixels if fits_masks is None else fits_masks
-        augmentation = Augmentation(name, function, settings, moves_pixels, fits, order)
+        augmentation = Augmentation(
+            name, function, settings, moves_pixels, fits, order, tuple(parameters)
+        )
         AUGMENTATIONS.add(name, augmentation, replace=replace)
         return function
 

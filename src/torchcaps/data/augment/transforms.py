@@ -33,7 +33,14 @@ class Transforms:
     def __init__(self, settings: Any, crop: int | None = None, *, masks: bool = False) -> None:
         self.steps: list[tuple[Augmentation, Any]] = []
         if crop is not None:
-            cropping = Augmentation("crop", _crop, object, True, True, CROP_ORDER)
+            cropping = Augmentation(
+                "crop",
+                _crop,
+                settings=object,
+                moves_pixels=True,
+                fits_masks=True,
+                order=CROP_ORDER,
+            )
             self.steps.append((cropping, crop))
         for augmentation in ordered_augmentations():
             if masks and augmentation.moves_pixels and not augmentation.fits_masks:
