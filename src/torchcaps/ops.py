@@ -1,4 +1,4 @@
-"""The dispatcher and nothing else: which implementation runs, and why."""
+"""Dispatcher of operators: which implementation runs, and why."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
@@ -42,14 +42,31 @@ def dynamic_routing(
     want_coupling: bool = False,
     impl: Impl = "auto",
 ) -> Routed:
-    """`functional.dynamic_routing`, by the fastest implementation that can take these votes; other arguments as there.
+    """Routing by agreement (arXiv 1710.09829) by the fastest implementation for these votes.
+
+    The second derivative of a fast path is that of the reference.
 
     Args:
-        want_coupling: return the coupling of given votes; otherwise a fast path returns None there. Lazy votes say
-            whether theirs is wanted.
+        votes: tensor `[batch, children, parents, dim]` or lazy votes.
+        iterations: number of routing iterations, at least 1.
+        bias: `[parents, dim]`, added to the weighted sum of the votes.
+        leaky: let one more parent of logit 0 compete for each child.
+        detach: send the gradient through the last weighted sum alone.
+        want_coupling: return the coupling of a tensor of votes. Without it, a fast path returns
+            None there. Lazy votes carry this choice themselves.
         impl: "auto", "reference", "blocked" (torch operations on blocks of samples), "numba"
-            (compiled loops) or "triton" (GPU). Asked for by name, an implementation works or raises its reason, a
-            ValueError. The second derivative of a fast path is that of the reference.
+            (compiled loops) or "triton" (GPU). An implementation chosen by name works or raises.
+
+    Returns:
+        Poses, activations and couplings of the parents.
+
+    Raises:
+        ValueError: a shape does not fit, `impl` is unknown, or it cannot take these votes.
+
+    Example:
+        >>> votes = torch.randn(2, 6, 5, 3)
+        >>> dynamic_routing(votes, iterations=3).pose.shape
+        torch.Size([2, 5, 3])
     """
     check_range("iterations", iterations, low=1)
     votes = _checked_votes(votes, None, bias, want_coupling)
@@ -58,9 +75,10 @@ def dynamic_routing(
     if votes.context.is_uniform:  # the first iteration has equal couplings by itself
         votes = votes.bind(votes.context.without_fixed())
         iterations = 1
+
     path, _ = _choose("dynamic_routing", (votes,), impl)
-    run = functional.dynamic_routing if path is None else path.run
-    return run(votes, iterations=iterations, leaky=leaky, detach=detach)
+    route = functional.dynamic_routing if path is None else path.run
+    return route(votes, iterations=iterations, leaky=leaky, detach=detach)
 
 
 def em_routing(
@@ -73,22 +91,37 @@ def em_routing(
     *,
     impl: Impl = "auto",
 ) -> Routed:
-    """`functional.em_routing`, by the fastest implementation that can take these votes: "blocked" or "numba" lazy ones.
+    """EM routing (ICLR 2018, "Matrix capsules") by the fastest implementation for these votes.
 
-    Arguments are as there, but for `impl`; see `dynamic_routing`, and for its errors.
+    Args:
+        votes: tensor `[batch, children, parents, dim]` or lazy votes.
+        activation: `[batch, children]`; None for lazy votes, which have it.
+        beta_u, beta_a: a number or `[parents]`.
+        iterations: number of routing iterations, at least 1.
+        inverse_temperature: of all iterations, or of each.
+        impl: as of `dynamic_routing`; "blocked" and "numba" take lazy votes alone.
+
+    Returns:
+        Poses, activations and couplings of the parents.
+
+    Raises:
+        ValueError: as of `dynamic_routing`.
     """
-    heat = temperatures(iterations, inverse_temperature)
+    inverse_temperatures = temperatures(iterations, inverse_temperature)
     votes = _checked_votes(votes, activation, None, True)
     for name, beta in (("beta_u", beta_u), ("beta_a", beta_a)):
         if isinstance(beta, Tensor) and beta.dim() > 0:
             check_shape(name, beta, ("parents",), parents=votes.parents)
     if votes.context.is_uniform:  # every M-step is the first one; the last temperature counts
         votes = votes.bind(votes.context.without_fixed())
-        heat = heat[-1:]
+        inverse_temperatures = inverse_temperatures[-1:]
+
     path, _ = _choose("em_routing", (votes,), impl)
     if path is None:
-        return functional.em_routing(votes, None, beta_u, beta_a, len(heat), heat)
-    return path.run(votes, beta_u=beta_u, beta_a=beta_a, temperatures=heat)
+        return functional.em_routing(
+            votes, None, beta_u, beta_a, len(inverse_temperatures), inverse_temperatures
+        )
+    return path.run(votes, beta_u=beta_u, beta_a=beta_a, temperatures=inverse_temperatures)
 
 
 def conv2d(
@@ -101,40 +134,62 @@ def conv2d(
 ) -> Float[Tensor, "batch outputs out_height out_width"]:
     """`torch.nn.functional.conv2d` without padding; on a CPU, large kernels in the frequency domain.
 
-    The 9x9 convolution of primary capsules is most of the arithmetic of a capsule network. In the frequency domain it
-    takes a fifth of the products, at the same precision in float32. `impl` is "auto", "reference" (torch's own) or
-    "blocked" (in the frequency domain, where that takes fewer products). ValueError for shapes that do not fit, and as
-    `dynamic_routing`.
+    The 9x9 convolution of primary capsules is most of the arithmetic of a capsule network. In the
+    frequency domain it takes a fifth of the products, at the same precision in float32.
+
+    Args:
+        x: `[batch, channels, height, width]`.
+        weight: `[outputs, channels, rows, columns]`.
+        bias: `[outputs]`.
+        stride: of both axes, or of each; at least 1.
+        impl: "auto", "reference" (torch's own) or "blocked" (in the frequency domain, where that
+            takes fewer products).
+
+    Returns:
+        `[batch, outputs, out_height, out_width]`.
+
+    Raises:
+        ValueError: a shape does not fit, or as of `dynamic_routing`.
     """
     _, channels, rows, columns = weight.shape
     check_shape("x", x, ("batch", "channels", "height", "width"), channels=channels)
     check_floating(x=x, weight=weight)
-    for name, size, least in (("height", x.shape[2], rows), ("width", x.shape[3], columns)):
-        check_range(f"{name} of x", size, low=least)
-    steps = (stride, stride) if isinstance(stride, int) else stride
-    for step in steps:
+    check_range("height of x", x.shape[2], low=rows)
+    check_range("width of x", x.shape[3], low=columns)
+    strides = (stride, stride) if isinstance(stride, int) else stride
+    for step in strides:
         check_range("stride", step, low=1)
+
     path, _ = _choose("conv2d", (x, weight), impl)
-    return (F.conv2d if path is None else path.run)(x, weight, bias, steps)
+    if path is None:
+        return F.conv2d(x, weight, bias, strides)
+    return path.run(x, weight, bias, strides)
 
 
 def in_blocks(
     route: Callable[..., tuple[Any, ...]], votes: Votes, *others: Tensor | None
 ) -> tuple[Any, ...]:
-    """`route(votes, *others)`, for a routing without a fast path of its own: the votes of a batch are never stored.
+    """`route(votes, *others)` for a routing without a fast path, without storing all votes.
 
-    Where votes are products of poses and matrices, a block of samples is routed at a time, and its votes are made once
-    more for the gradient. `route` gives tensors `[batch, ...]`, the couplings last: None unless somebody asked for
-    them. The others, tensors `[batch, ...]` or None, go in blocks too.
+    Where votes are products of poses and matrices, one block of samples is routed at a time. Its
+    votes are computed again for the gradient.
+
+    Args:
+        route: returns tensors `[batch, ...]`, the couplings last, which may be None.
+        votes: votes of a batch, stored or lazy.
+        others: more tensors `[batch, ...]` or None, which are split into the same blocks.
+
+    Returns:
+        What `route` returns for the whole batch.
     """
-    whole = (
+    has_blocks = not (
         torch.compiler.is_exporting()
         or torch._C._are_functorch_transforms_active()
         or not recomputable(votes).usable
     )
-    if whole or len(votes.children.pose) == 0:
-        return route(votes, *others)
-    return by_samples(route, votes, *others)
+    if has_blocks and len(votes.children.pose) > 0:
+        return by_samples(route, votes, *others)
+    return route(votes, *others)
 
 
 def fastest(op: str, votes: Votes, impl: Impl = "auto") -> Callable[..., Routed] | None:
@@ -144,36 +199,58 @@ def fastest(op: str, votes: Votes, impl: Impl = "auto") -> Callable[..., Routed]
 
 
 def choose(op: str, *operands: Votes | Tensor, impl: str = "auto") -> tuple[str, str]:
-    """Name of the implementation of `op` that would run on these operands, and the reason in words.
+    """Name of the implementation of an operator that would run on these operands, and the reason.
 
-    Operands are the votes of a routing, lazy or given, or map and weight of a convolution. ValueError if `impl` is
-    unknown, or asked for by name and not usable.
+    Args:
+        op: name of the operator, such as "em_routing".
+        operands: votes of a routing, as tensor or lazy; or input and weight of a convolution.
+        impl: name of an implementation, or "auto".
+
+    Returns:
+        The name of the implementation, and the reason in words.
+
+    Raises:
+        ValueError: `impl` is unknown, or chosen by name and not usable.
     """
-    path, reason = _choose(op, operands if op == "conv2d" else (as_votes(operands[0]),), impl)
+    if op != "conv2d":
+        operands = (as_votes(operands[0]),)
+    path, reason = _choose(op, operands, impl)
     return ("reference" if path is None else path.impl), reason
 
 
 def explain(op: str, *operands: Votes | Tensor, impl: str = "auto") -> str:
-    """One sentence: which implementation of `op` runs on these operands, and why."""
+    """One sentence: which implementation of `op` runs on these operands, and why; as `choose`."""
     name, reason = choose(op, *operands, impl=impl)
     return f"{op} runs as {name!r} ({reason})"
 
 
 def survey(device: torch.device) -> dict[str, tuple[str, str]]:
-    """For each operator, what "auto" takes on a device for layers of the published sizes, and why."""
-    zero = torch.zeros((), device=device)  # seen everywhere: the tensors take no memory
+    """What "auto" takes on a device for layers of the published sizes.
 
-    def votes(pose: tuple[int, ...], weight: tuple[int, ...], field: functional.Field) -> Votes:
+    Args:
+        device: where the operands would be.
+
+    Returns:
+        Name of the implementation and reason, by operator.
+    """
+    # Expanded from one number: these tensors take no memory.
+    zero = torch.zeros((), device=device)
+
+    def product_votes(
+        pose: tuple[int, ...], weight: tuple[int, ...], field: functional.Field
+    ) -> Votes:
         children = Capsules(zero.expand(pose), zero.expand(pose[:-1]))
         return ProductVotes(children, field, zero.expand(weight))
 
-    typical: dict[str, tuple[Any, ...]] = {
-        "conv2d": (zero.expand(128, 256, 20, 20), zero.expand(256, 256, 9, 9)),
-        "dynamic_routing": (votes((128, 1152, 8), (1152, 10, 8, 16), DenseField()),),
-        "em_routing": (votes((64, 14, 14, 32, 16), (288, 32, 4, 4), ConvField(14, 14, 3, 2)),),
-        "map_routing": (DenseMapVotes(zero.expand(1, 8, 8, 32, 64, 64)),),
+    capsnet_votes = product_votes((128, 1152, 8), (1152, 10, 8, 16), DenseField())
+    matrix_votes = product_votes((64, 14, 14, 32, 16), (288, 32, 4, 4), ConvField(14, 14, 3, 2))
+    map_votes = DenseMapVotes(zero.expand(1, 8, 8, 32, 64, 64))
+    return {
+        "conv2d": choose("conv2d", zero.expand(128, 256, 20, 20), zero.expand(256, 256, 9, 9)),
+        "dynamic_routing": choose("dynamic_routing", capsnet_votes),
+        "em_routing": choose("em_routing", matrix_votes),
+        "map_routing": choose("map_routing", map_votes),
     }
-    return {op: choose(op, *operands) for op, operands in typical.items()}
 
 
 def implementations(op: str) -> list[str]:
@@ -185,41 +262,49 @@ def implementations(op: str) -> list[str]:
 def _checked_votes(
     votes: Votes | Tensor, activation: Tensor | None, bias: Tensor | None, want_coupling: bool
 ) -> Votes:
-    """Votes for one call whose shapes fit; a tensor of votes becomes such."""
+    """Votes for one call, with operands that fit each other; a tensor becomes `DenseVotes`."""
     if isinstance(votes, Tensor):
-        bias = None if bias is None else full_precision(bias)
+        if bias is not None:
+            bias = full_precision(bias)
         votes = as_votes(votes, activation, bias)
         return votes.bind(votes.context._replace(needs_coupling=want_coupling))
     votes = as_votes(votes, activation, bias)
     if isinstance(votes, ProductVotes):
-        pose, activation = votes.children
-        check_floating(
-            pose=pose,
-            activation=activation,
-            weight=votes.weight,
-            shift=votes.shift,
-            bias=votes.bias,
-        )
-        if votes.count % len(votes.weight):
-            raise ArgumentError(
-                "weight", f"expected matrices for {votes.count} children, got {len(votes.weight)}"
-            )
-        inner, in_dim = votes.weight.shape[2], pose.shape[-1]
-        if in_dim % inner:
-            raise ArgumentError(
-                "pose",
-                f"expected in_dim to be a multiple of {inner}, as weight has it, got {in_dim}",
-            )
-        if pose.shape[:-1] != activation.shape:
-            raise ArgumentError(
-                "activation",
-                f"expected the poses' {list(pose.shape[:-1])}, got {list(activation.shape)}",
-            )
+        _check_products(votes)
     return votes
 
 
+def _check_products(votes: ProductVotes) -> None:
+    """Raise where poses, activations and matrices do not fit each other."""
+    pose, activation = votes.children
+    check_floating(
+        pose=pose,
+        activation=activation,
+        weight=votes.weight,
+        shift=votes.shift,
+        bias=votes.bias,
+    )
+    num_matrices = len(votes.weight)
+    if votes.count % num_matrices:
+        raise ArgumentError(
+            "weight", f"expected matrices for {votes.count} children, got {num_matrices}"
+        )
+    inner = votes.weight.shape[2]
+    in_dim = pose.shape[-1]
+    if in_dim % inner:
+        raise ArgumentError(
+            "pose",
+            f"expected in_dim to be a multiple of {inner}, as weight has it, got {in_dim}",
+        )
+    if pose.shape[:-1] != activation.shape:
+        raise ArgumentError(
+            "activation",
+            f"expected the poses' {list(pose.shape[:-1])}, got {list(activation.shape)}",
+        )
+
+
 def _choose(op: str, operands: tuple[Any, ...], impl: str) -> tuple[registry.FastPath | None, str]:
-    """The fast path that would run on these operands, None for the reference, and the reason in words."""
+    """The fast path that would run on these operands, None for the reference, and the reason."""
     if impl not in IMPLS:
         raise UnknownNameError("impl", impl, IMPLS)
     if impl == "reference":
@@ -227,23 +312,33 @@ def _choose(op: str, operands: tuple[Any, ...], impl: str) -> tuple[registry.Fas
     if impl == "auto" and torch.compiler.is_exporting():
         return None, "an exported program consists of torch's own operations"
     if torch._C._are_functorch_transforms_active():
-        if impl != "auto":
-            raise ArgumentError(
-                "impl",
-                f"{impl!r} cannot run {op} within torch.func transforms; 'auto' takes the reference",
-            )
-        return None, "torch.func transforms see through torch's own operations alone"
-    paths, reasons = registry.PATHS[op], []
-    names = [path.impl for path in paths]
-    for path in paths:
-        if impl in ("auto", path.impl):
-            usable, reason, worth_it = path.supports(*operands)
-            if usable and (worth_it or impl != "auto"):
-                return path, reason
-            reasons.append(f"{path.impl}: {reason}")
-    if impl != "auto":
-        known = f"it has {', '.join(('reference', *names))}"
+        if impl == "auto":
+            return None, "torch.func transforms see through torch's own operations alone"
         raise ArgumentError(
-            "impl", f"{impl!r} cannot run {op} here ({'; '.join(reasons) or known})"
+            "impl",
+            f"{impl!r} cannot run {op} within torch.func transforms; 'auto' takes the reference",
         )
-    return None, "; ".join(reasons)
+    return _first_usable(op, operands, impl)
+
+
+def _first_usable(
+    op: str, operands: tuple[Any, ...], impl: str
+) -> tuple[registry.FastPath | None, str]:
+    """The first fast path of the table that `impl` allows and that takes the operands."""
+    paths = registry.PATHS[op]
+    reasons = []
+    for path in paths:
+        if impl not in ("auto", path.impl):
+            continue
+        support = path.supports(*operands)
+        if support.usable and (support.worth_it or impl != "auto"):
+            return path, support.reason
+        reasons.append(f"{path.impl}: {support.reason}")
+
+    explanation = "; ".join(reasons)
+    if impl == "auto":
+        return None, explanation
+    if not explanation:
+        names = ", ".join(["reference", *(path.impl for path in paths)])
+        explanation = f"it has {names}"
+    raise ArgumentError("impl", f"{impl!r} cannot run {op} here ({explanation})")
