@@ -25,7 +25,7 @@ from torchcaps.bench.timing import machine
 from torchcaps.errors import check_range
 
 RESULT = Path(__file__).parent / "results" / "classroom.json"
-CLIENTS, EVERY = 30, 0.8  # pages, seconds between the strokes of one
+CLIENTS, STROKE_INTERVAL = 30, 0.8  # pages, seconds between the strokes of one
 OVERTAKE, FIRST_PAUSE, LONGEST_PAUSE = 0.25, 0.25, 4.0  # seconds, as in api.js
 PATIENCE = 60.0  # seconds for the last strokes
 SERVER = """
@@ -60,20 +60,20 @@ class Attendance(NamedTuple):
     superseded: int
     wrong: list[str]
 
-    def told(self) -> dict[str, Any]:
-        """As JSON can hold it."""
-        told = {
+    def summary(self) -> dict[str, Any]:
+        """The figures as JSON can hold them, times in milliseconds."""
+        milliseconds = {
+            "median_ms": median(self.seconds),
+            "p95_ms": quantiles(self.seconds, n=20)[-1],
+            "longest_ms": max(self.seconds),
+        }
+        return {
             "strokes": len(self.seconds) + self.unanswered,
             "unanswered": self.unanswered,
             "refused": self.refused,
+            "superseded": self.superseded,
+            **{name: round(1000 * duration) for name, duration in milliseconds.items()},
         }
-        spread = {"median_ms": median(self.seconds), "p95_ms": quantiles(self.seconds, n=20)[-1]}
-        spread["longest_ms"] = max(self.seconds)
-        return (
-            told
-            | {"superseded": self.superseded}
-            | {name: round(1000 * one) for name, one in spread.items()}
-        )
 
 
 async def ask(port: int, body: bytes, stream: str) -> tuple[int, bytes]:
@@ -100,29 +100,29 @@ class Page:
 
     def __init__(self, port: int, name: str, size: int) -> None:
         self.port, self.name, self.draw, self.size = port, name, random.Random(name), size
-        self.begun: list[float] = []  # strokes that nothing came for yet
+        self.pending: list[float] = []  # strokes that nothing came for yet
         self.seconds: list[float] = []
         self.wrong: list[str] = []
-        self.next = self.sent = self.shown = self.tries = self.refused = self.superseded = 0
-        self.earliest, self.asked = 0.0, set[asyncio.Task[None]]()
+        self.next = self.sent = self.tries = self.refused = self.superseded = 0
+        self.earliest, self.requests = 0.0, set[asyncio.Task[None]]()
 
     async def attend(self, stroke: float, end: float) -> None:
         """Draw from then until then, and wait until the last stroke is answered."""
         while stroke < end:
             await self._until(stroke)
-            self.begun.append(time.monotonic())
-            self.next = len(self.begun) + len(self.seconds)
-            stroke += EVERY
-        await self._until(end + PATIENCE, lambda: not self.begun)
+            self.pending.append(time.monotonic())
+            self.next = len(self.pending) + len(self.seconds)
+            stroke += STROKE_INTERVAL
+        await self._until(end + PATIENCE, lambda: not self.pending)
 
-    async def _until(self, when: float, done: Any = lambda: False) -> None:
-        while time.monotonic() < when and not done():
+    async def _until(self, deadline: float, is_done: Any = lambda: False) -> None:
+        while time.monotonic() < deadline and not is_done():
             if self.next and time.monotonic() >= self.earliest:
                 stroke, self.next, self.sent = self.next, 0, self.next
                 self.earliest = time.monotonic() + OVERTAKE
                 task = asyncio.create_task(self._ask(stroke))
-                self.asked.add(task)
-                task.add_done_callback(self.asked.discard)
+                self.requests.add(task)
+                task.add_done_callback(self.requests.discard)
             await asyncio.sleep(0.01)
 
     async def _ask(self, stroke: int) -> None:
@@ -149,7 +149,7 @@ class Page:
         else:
             self.earliest, self.tries = 0.0, 0
             while len(self.seconds) < stroke:
-                self.seconds.append(time.monotonic() - self.begun.pop(0))
+                self.seconds.append(time.monotonic() - self.pending.pop(0))
 
 
 def attend(
@@ -168,7 +168,7 @@ def attend(
 
     async def all_attend() -> None:
         start = time.monotonic()
-        first = [start + EVERY * (0 if in_step else page.draw.random()) for page in pages]
+        first = [start + STROKE_INTERVAL * (0 if in_step else page.draw.random()) for page in pages]
         await asyncio.gather(
             *(page.attend(one, start + seconds) for page, one in zip(pages, first, strict=True))
         )
@@ -176,27 +176,27 @@ def attend(
     asyncio.run(all_attend())
     return Attendance(
         [one for page in pages for one in page.seconds],
-        sum(len(page.begun) for page in pages),
+        sum(len(page.pending) for page in pages),
         sum(page.refused for page in pages),
         sum(page.superseded for page in pages),
         [one for page in pages for one in page.wrong][:5],
     )
 
 
-def measure(given: argparse.Namespace, in_step: bool) -> Attendance:
+def measure(options: argparse.Namespace, in_step: bool) -> Attendance:
     """A class before a server of its own."""
     command = [
         sys.executable,
         "-c",
         SERVER,
-        str(given.threads),
-        *([given.run] if given.run else []),
+        str(options.threads),
+        *([options.run] if options.run else []),
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
             port = int(server.stdout.readline().strip().rstrip("/").rpartition(":")[2])
-            return attend(port, given.seconds, given.clients, in_step=in_step)
+            return attend(port, options.seconds, options.clients, in_step=in_step)
         finally:
             server.terminate()
 
@@ -213,20 +213,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--threads", type=int, default=1, help="of torch, as for torchcaps explore")
     parser.add_argument("--output", type=Path, default=RESULT)
-    given = parser.parse_args(arguments)
-    check_range("--clients", given.clients, low=1)
-    found = {name: measure(given, in_step=name == "in_step") for name in ("by_chance", "in_step")}
-    told = {
-        "model": given.run or "untrained",
-        "clients": given.clients,
-        "seconds": given.seconds,
-        "every_s": EVERY,
+    options = parser.parse_args(arguments)
+    check_range("--clients", options.clients, low=1)
+    attendances = {
+        name: measure(options, in_step=name == "in_step") for name in ("by_chance", "in_step")
     }
-    told |= {name: one.told() | {"wrong": one.wrong} for name, one in found.items()} | {
-        "machine": machine()
+    report = {
+        "model": options.run or "untrained",
+        "clients": options.clients,
+        "seconds": options.seconds,
+        "every_s": STROKE_INTERVAL,
     }
-    given.output.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-    json.dump(told, sys.stdout, indent=2)
+    for name, attendance in attendances.items():
+        report[name] = attendance.summary() | {"wrong": attendance.wrong}
+    report["machine"] = machine()
+    options.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    json.dump(report, sys.stdout, indent=2)
     print()
     return 0
 

@@ -66,20 +66,20 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--batch", type=int, default=32, help="images in a step")
     parser.add_argument("--repeats", type=int, default=5, help="steps of each that are timed")
-    chosen = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        check_range("--batch", chosen.batch, low=1)
-        check_range("--repeats", chosen.repeats, low=1)
+        check_range("--batch", options.batch, low=1)
+        check_range("--repeats", options.repeats, low=1)
     except ValueError as error:
         parser.error(str(error))
     rows = [
         row
         for iterations in ITERATIONS
-        for row in measure(iterations, chosen.batch, chosen.repeats)
+        for row in measure(iterations, options.batch, options.repeats)
     ]
     for line in cells(rows):
         print("".join(f"{cell:>12}" for cell in line))
-    settings = {"batch": chosen.batch, "repeats": chosen.repeats, "precision": PRECISION}
+    settings = {"batch": options.batch, "repeats": options.repeats, "precision": PRECISION}
     RESULT.write_text(
         json.dumps({"machine": machine(), "settings": settings, "rows": rows}, indent=2) + "\n",
         encoding="utf-8",

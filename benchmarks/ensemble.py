@@ -33,12 +33,12 @@ def activations(model: nn.Module, images: ImageSet) -> Tensor:
     )
 
 
-def together(found: list[Tensor], labels: Tensor) -> dict[str, object]:
+def ensemble_accuracy(outputs: list[Tensor], labels: Tensor) -> dict[str, object]:
     """Accuracy of each network's activations `[n, classes]`, their mean and standard deviation, and that of all."""
-    each = [float((one.argmax(dim=1) == labels).double().mean()) for one in found]
-    spread = stdev(each) if len(each) > 1 else 0.0
-    all_of_them = float((torch.stack(found).mean(dim=0).argmax(dim=1) == labels).double().mean())
-    return {"each": each, "mean": mean(each), "std": spread, "together": all_of_them}
+    accuracies = [float((one.argmax(dim=1) == labels).double().mean()) for one in outputs]
+    spread = stdev(accuracies) if len(accuracies) > 1 else 0.0
+    all_of_them = float((torch.stack(outputs).mean(dim=0).argmax(dim=1) == labels).double().mean())
+    return {"each": accuracies, "mean": mean(accuracies), "std": spread, "together": all_of_them}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -48,19 +48,19 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("runs", nargs="+", help="run folders")
     parser.add_argument("--root", help="where the data set is looked for first")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        opened = [open_task(run, root=given.root, device="cpu") for run in given.runs]
+        opened = [open_task(run, root=options.root, device="cpu") for run in options.runs]
     except (RunError, DataError) as error:
         print(error, file=sys.stderr)
         return 2
     if len({(images.name, images.classes) for _, images in opened}) > 1:
         print("runs: expected runs with the same data", file=sys.stderr)
         return 2
-    found = [
+    outputs = [
         activations(task.model.eval(), images) for task, images in opened
     ]  # of the size each of them takes
-    print(json.dumps(together(found, opened[0][1].labels)))
+    print(json.dumps(ensemble_accuracy(outputs, opened[0][1].labels)))
     return 0
 
 

@@ -120,11 +120,11 @@ def measure(session: Session, strokes: int) -> dict[str, Any]:
     draw = random.Random(0)
     with served(session) as address, opened(address) as browser:
         stroke(browser, draw)  # to warm up
-        found = [one for _ in range(strokes) for one in stroke(browser, draw)]
+        durations = [one for _ in range(strokes) for one in stroke(browser, draw)]
     return {
-        "measured": len(found),
-        "median_ms": round(median(found), 1),
-        "p90_ms": round(quantiles(found, n=10)[-1], 1),
+        "measured": len(durations),
+        "median_ms": round(median(durations), 1),
+        "p90_ms": round(quantiles(durations, n=10)[-1], 1),
     }
 
 
@@ -139,18 +139,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--strokes", type=int, default=40)
     parser.add_argument("--threads", type=int, default=1, help="of torch, as for torchcaps explore")
     parser.add_argument("--output", type=Path, default=RESULT)
-    given = parser.parse_args(arguments)
-    check_range("--strokes", given.strokes, low=2)
-    torch.set_num_threads(given.threads)
+    options = parser.parse_args(arguments)
+    check_range("--strokes", options.strokes, low=2)
+    torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    session = untrained() if given.run is None else open_session(given.run)
-    found = (
-        {"model": session.name, "strokes": given.strokes}
-        | measure(session, given.strokes)
+    session = untrained() if options.run is None else open_session(options.run)
+    report = (
+        {"model": session.name, "strokes": options.strokes}
+        | measure(session, options.strokes)
         | {"machine": machine()}
     )
-    given.output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    json.dump(found, sys.stdout, indent=2)
+    options.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    json.dump(report, sys.stdout, indent=2)
     print()
     return 0
 

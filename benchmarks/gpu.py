@@ -34,11 +34,11 @@ from torchcaps.bench.baselines import VARIANTS, check_errors, largest_error, out
 from torchcaps.bench.layer import Rates, least_seconds, least_work
 from torchcaps.bench.timing import cells, machine
 from torchcaps.cli.console import print_table
+from torchcaps.data import ImageBatch
 from torchcaps.models import create_model
 from torchcaps.nn import CapsuleLinear
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
-from torchcaps.tasks.classify import Batch
 from torchcaps.types import Capsules
 
 EPOCH = 60_000
@@ -53,15 +53,15 @@ def milliseconds(run: Callable[[], object], repeats: int) -> float:
     """Median time on the device, by events, after three runs to warm up and to tune."""
     for _ in range(3):
         run()
-    found = []
+    times = []
     for _ in range(repeats):
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         run()
         stop.record()
         torch.cuda.synchronize()
-        found.append(start.elapsed_time(stop))
-    return median(found)
+        times.append(start.elapsed_time(stop))
+    return median(times)
 
 
 def as_graph(run: Callable[[], object]) -> Callable[[], object]:
@@ -80,14 +80,16 @@ def as_graph(run: Callable[[], object]) -> Callable[[], object]:
 def rates(repeats: int) -> dict[str, float]:
     """Measured rates: copies in bytes per second (read and written), matrix products in multiply-adds per second."""
     x, y = torch.empty(1 << 28, device="cuda"), torch.empty(1 << 28, device="cuda")
-    found = {"copy": 2 * x.nbytes / (milliseconds(lambda: y.copy_(x), repeats) / 1e3)}
+    speeds = {"copy": 2 * x.nbytes / (milliseconds(lambda: y.copy_(x), repeats) / 1e3)}
     for dtype in (torch.float32, torch.bfloat16):
         a = torch.randn(8192, 8192, device="cuda", dtype=dtype)
-        found[str(dtype)] = 8192**3 / (milliseconds(partial(torch.mm, a, a), repeats) / 1e3)
-    return found
+        speeds[str(dtype)] = 8192**3 / (milliseconds(partial(torch.mm, a, a), repeats) / 1e3)
+    return speeds
 
 
-def both_passes(layer: torch.nn.Module, batch: int, sizes: tuple[int, int]) -> Callable[[], None]:
+def forward_and_backward(
+    layer: torch.nn.Module, batch: int, sizes: tuple[int, int]
+) -> Callable[[], None]:
     """A function that runs a layer forward and backward."""
     pose = (torch.randn(batch, *sizes, device="cuda") * 0.1).requires_grad_()
     children = Capsules(pose, pose.detach().norm(dim=-1))
@@ -101,17 +103,17 @@ def both_passes(layer: torch.nn.Module, batch: int, sizes: tuple[int, int]) -> C
     return run
 
 
-def layer_rows(batch: int, repeats: int, measured: dict[str, float]) -> list[dict[str, object]]:
+def layer_rows(batch: int, repeats: int, device_rates: dict[str, float]) -> list[dict[str, object]]:
     """A row for each layer at this batch size, and its share of the roofline."""
     layer = CapsuleLinear(1152, 8, 10, 16, impl="reference").cuda()
     bound = 1e3 * least_seconds(
-        least_work(batch, layer), Rates(measured["copy"], measured[str(torch.float32)])
+        least_work(batch, layer), Rates(device_rates["copy"], device_rates[str(torch.float32)])
     )
     rows = []
     for name, variant in LAYERS.items():
         built = variant.build(layer).cuda()
-        time = milliseconds(both_passes(built, batch, (1152, 8)), repeats)
-        peak = peak_mib(both_passes(built, batch, (1152, 8)))
+        time = milliseconds(forward_and_backward(built, batch, (1152, 8)), repeats)
+        peak = peak_mib(forward_and_backward(built, batch, (1152, 8)))
         rows.append(
             {
                 "layer": name,
@@ -149,7 +151,7 @@ def step_of(name: str, batch: int, bf16: bool) -> Callable[[], None]:
     def step() -> None:
         optimizer.zero_grad(set_to_none=False)
         with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
-            loss = task.training_step(Batch(images, labels), 0.0)["loss"]
+            loss = task.training_step(ImageBatch(images, labels), 0.0)["loss"]
         loss.backward()
         optimizer.step()
 
@@ -221,23 +223,23 @@ def main() -> int:
     parser.add_argument(
         "--shapes", choices=("matter", "grid", "all"), default="grid", help="of --offline"
     )
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     command = " ".join(["python -m benchmarks.gpu", *sys.argv[1:]])
-    if chosen.offline:
-        return offline(chosen.shapes, command)
+    if options.offline:
+        return offline(options.shapes, command)
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.gpu: torch sees no CUDA device here")
     torch.backends.cuda.matmul.allow_tf32 = False
-    error, measured = verify(), rates(chosen.repeats)
+    error, device_rates = verify(), rates(options.repeats)
     layers = [
-        row for batch in chosen.batches for row in layer_rows(batch, chosen.repeats, measured)
+        row for batch in options.batches for row in layer_rows(batch, options.repeats, device_rates)
     ]
-    steps = [row for batch in chosen.batches for row in step_rows(batch, chosen.repeats)]
+    steps = [row for batch in options.batches for row in step_rows(batch, options.repeats)]
     print_table(cells(layers))
     print_table(cells(steps))
-    found = {"error": error, "rates": measured, "layers": layers, "steps": steps}
+    figures = {"error": error, "rates": device_rates, "layers": layers, "steps": steps}
     RESULT.write_text(
-        json.dumps({"command": command, "machine": machine(), **found}, indent=2) + "\n"
+        json.dumps({"command": command, "machine": machine(), **figures}, indent=2) + "\n"
     )
     print(f"written to {RESULT}")
     return 0

@@ -35,38 +35,38 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name, default, about in (
+    for name, default, help_text in (
         ("side", 32, "of an image"),
         ("dim", 4, "of the smallest capsules; 16 is published"),
         ("batch", 16, "images in a step"),
         ("repeats", 9, "steps of each that are timed"),
         ("threads", 2, "of torch"),
     ):
-        parser.add_argument(f"--{name}", type=int, default=default, help=about)
-    chosen = parser.parse_args(arguments)
+        parser.add_argument(f"--{name}", type=int, default=default, help=help_text)
+    options = parser.parse_args(arguments)
     try:
-        for name, given in vars(chosen).items():
-            check_range(f"--{name}", given, low=1)
+        for name, number in vars(options).items():
+            check_range(f"--{name}", number, low=1)
     except ValueError as error:
         parser.error(str(error))
-    torch.set_num_threads(chosen.threads)
+    torch.set_num_threads(options.threads)
     keep_memory()
     torch.manual_seed(0)
-    images, work = torch.rand(chosen.batch, 1, chosen.side, chosen.side), {}
+    images, work = torch.rand(options.batch, 1, options.side, options.side), {}
     for impl in IMPLS:
-        size = (chosen.side, chosen.side)
+        size = (options.side, options.side)
         model = torchcaps.create_model(
-            "segcaps", num_classes=4, in_chans=1, img_size=size, dim=chosen.dim
+            "segcaps", num_classes=4, in_chans=1, img_size=size, dim=options.dim
         )
         torchcaps.set_impl(model, impl)
         work[impl] = lambda model=model: step(model, images)
     rows = []
-    for impl, times in alternate(work, chosen.repeats).items():
-        found = spread("ms", times)
-        rows.append({"impl": impl, **found, "img/s": 1e3 * chosen.batch / found["ms"]})
+    for impl, times in alternate(work, options.repeats).items():
+        timing = spread("ms", times)
+        rows.append({"impl": impl, **timing, "img/s": 1e3 * options.batch / timing["ms"]})
     for line in cells(rows):
         print("".join(f"{cell:>12}" for cell in line))
-    report = {"machine": machine(), "settings": vars(chosen), "rows": rows}
+    report = {"machine": machine(), "settings": vars(options), "rows": rows}
     RESULT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return 0
 

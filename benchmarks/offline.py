@@ -62,12 +62,12 @@ LARGEST = [
     *(f"{name}, gradients" for name in ("sums", "pose_gradient", "weight_gradient")),
 ]
 MAIN = ["fp32", "tf32", "bf16"]
-MOST_SHARED, MOST_SPILLED = 160 << 10, 256  # bytes
+MAX_SHARED, MAX_SPILLED = 160 << 10, 256  # bytes
 
 
 def figures(kernel: str, dim: int, in_dim: int, precision: str, target: int) -> dict[str, Any]:
     """One row: a kernel in the tile that is chosen for this shape, compiled for a GPU (80 is sm_80)."""
-    chosen = choose_tile(dim, in_dim)
+    tile = choose_tile(dim, in_dim)
     source, options = _source(kernel, dim, in_dim, precision)
     compiled = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
     ptx = compiled.asm["ptx"]
@@ -78,12 +78,12 @@ def figures(kernel: str, dim: int, in_dim: int, precision: str, target: int) -> 
         "in_dim": in_dim,
         "precision": precision,
         "gpu": f"sm_{target}",
-        "samples": chosen.BLOCK_B,
-        "children": chosen.BLOCK_I,
-        "warps": chosen.num_warps,
-        "stages": chosen.num_stages,
-        "registers": int(_found(r"Used (\d+) registers", log)),
-        "spilled B": int(_found(r"(\d+) bytes spill stores", log)),
+        "samples": tile.BLOCK_B,
+        "children": tile.BLOCK_I,
+        "warps": tile.num_warps,
+        "stages": tile.num_stages,
+        "registers": int(_first_match(r"Used (\d+) registers", log)),
+        "spilled B": int(_first_match(r"(\d+) bytes spill stores", log)),
         "shared B": compiled.metadata.shared,
         "tensor-core": len(re.findall(r"\bmma\.sync|\bwgmma\.mma_async", ptx)),
     }
@@ -106,18 +106,18 @@ def _source(kernel: str, dim: int, in_dim: int, precision: str) -> tuple[ASTSour
     }
     types = numbers | {"pose": pose, "weight": weight} | dict.fromkeys(constants, "constexpr")
     signature = {name: types.get(name, "*fp32") for name in function.arg_names}
-    even = [
+    aligned = [
         n
         for n, (name, kind) in enumerate(signature.items())
         if kind[0] == "*" or name in ("children", "per_split")
     ]
-    attributes = {(n,): [["tt.divisibility", 16]] for n in even}
+    attributes = {(n,): [["tt.divisibility", 16]] for n in aligned}
     return ASTSource(function, signature, constants, attributes), options
 
 
 def _assemble(ptx: str, target: int) -> str:
     """What ptxas says of it."""
-    arch = _found(r"\.target (\w+)", ptx)
+    arch = _first_match(r"\.target (\w+)", ptx)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_text(ptx, encoding="utf-8")
@@ -132,7 +132,7 @@ def _assemble(ptx: str, target: int) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stderr
 
 
-def _found(pattern: str, text: str) -> str:
+def _first_match(pattern: str, text: str) -> str:
     match = re.search(pattern, text)
     if match is None:
         raise RuntimeError(f"ptxas: expected {pattern!r} in what it says, got {text[:200]!r}")
@@ -147,13 +147,13 @@ def rows(shapes: Iterable[tuple[int, int]]) -> Iterator[dict[str, Any]]:
             yield figures(kernel, *shape, precision, target)
 
 
-def worst(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def worst(figure_rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each shape, precision and GPU: the largest figures of all kernels, the fewest tensor-core instructions."""
     groups: dict[tuple[object, ...], dict[str, Any]] = {}
-    for row in found:
-        same = {name: row[name] for name in list(row)[1:9]}
+    for row in figure_rows:
+        case = {name: row[name] for name in list(row)[1:9]}
         group = groups.setdefault(
-            tuple(same.values()), same | {name: row[name] for name in list(row)[9:]}
+            tuple(case.values()), case | {name: row[name] for name in list(row)[9:]}
         )
         for name in ("registers", "spilled B", "shared B"):
             group[name] = max(group[name], row[name])
@@ -163,29 +163,29 @@ def worst(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main(shapes: str, command: str) -> int:
     """Print and write the figures; 1 where a kernel exceeds what it may take."""
-    found = []
+    figure_rows = []
     for row in rows(SHAPES[shapes]):
-        if not found:
+        if not figure_rows:
             print(*row, sep=", ")
-        found.append(row)
+        figure_rows.append(row)
         print(*row.values(), sep="  ", flush=True)
     print("\nWorst of all kernels:")
-    print_table(cells(worst(found)))
+    print_table(cells(worst(figure_rows)))
     heavy = [
-        row for row in found if row["shared B"] > MOST_SHARED or row["spilled B"] > MOST_SPILLED
+        row for row in figure_rows if row["shared B"] > MAX_SHARED or row["spilled B"] > MAX_SPILLED
     ]
     head = {
         "command": command,
         "triton": triton.__version__,
         "machine": machine(),
-        "columns": list(found[0]),
+        "columns": list(figure_rows[0]),
     }
-    lines = ",\n".join("    " + json.dumps(list(row.values())) for row in found)
+    lines = ",\n".join("    " + json.dumps(list(row.values())) for row in figure_rows)
     RESULT.write_text(
         json.dumps(head, indent=2)[:-2] + f',\n  "rows": [\n{lines}\n  ]\n}}\n', encoding="utf-8"
     )
     print(
-        f"written to {RESULT}; {len(heavy)} of {len(found)} take more than {MOST_SHARED} B shared or spill more than "
-        f"{MOST_SPILLED} B"
+        f"written to {RESULT}; {len(heavy)} of {len(figure_rows)} take more than "
+        f"{MAX_SHARED} B shared or spill more than {MAX_SPILLED} B"
     )
     return 1 if heavy else 0

@@ -55,10 +55,10 @@ def work(output: Path, steps: int, size: int) -> None:
     hard_exit(0)
 
 
-def measure(world: int, given: argparse.Namespace) -> float:
+def measure(world: int, options: argparse.Namespace) -> float:
     """Images per second of so many processes."""
     with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "found.json"
+        output = Path(folder) / "speed.json"
         line = [
             sys.executable,
             "-m",
@@ -70,9 +70,9 @@ def measure(world: int, given: argparse.Namespace) -> float:
         line += [
             "benchmarks.processes",
             "--steps",
-            str(given.steps),
+            str(options.steps),
             "--batch-size",
-            str(given.batch_size),
+            str(options.batch_size),
         ]
         environ = os.environ | {"OMP_NUM_THREADS": "1"}
         subprocess.run([*line, "--work", str(output)], env=environ, check=True, capture_output=True)
@@ -91,20 +91,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    if given.work is not None:
-        work(given.work, given.steps, given.batch_size)
+    options = parser.parse_args(arguments)
+    if options.work is not None:
+        work(options.work, options.steps, options.batch_size)
     rounds = [
-        {world: measure(world, given) for world in (1, given.world)} for _ in range(given.rounds)
+        {world: measure(world, options) for world in (1, options.world)}
+        for _ in range(options.rounds)
     ]
-    told: dict[str, Any] = {"batch_size": given.batch_size, "load": os.getloadavg()}
-    for world in (1, given.world):
+    report: dict[str, Any] = {"batch_size": options.batch_size, "load": os.getloadavg()}
+    for world in (1, options.world):
         speeds = [one[world] for one in rounds]
-        told[f"{world} processes"] = {"images_per_second": median(speeds), "rounds": speeds}
-    told["speedup"] = median(one[given.world] / one[1] for one in rounds)
-    told["environment"] = environment()
-    RESULT.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-    json.dump(told, sys.stdout, indent=2)
+        report[f"{world} processes"] = {"images_per_second": median(speeds), "rounds": speeds}
+    report["speedup"] = median(one[options.world] / one[1] for one in rounds)
+    report["environment"] = environment()
+    RESULT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    json.dump(report, sys.stdout, indent=2)
     print()
     return 0
 

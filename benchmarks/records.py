@@ -90,8 +90,8 @@ def accuracy(model: torch.nn.Module, tested: ImageSet, views: int) -> float:
             tested.images.split(500), tested.labels.split(500), strict=True
         ):
             pictures = pictures.float() / (255 if pictures.dtype == torch.uint8 else 1)
-            found = sum(model(torch.roll(pictures, move, (2, 3))) for move in moves)
-            right += int((found.argmax(1) == labels).sum())
+            activations = sum(model(torch.roll(pictures, move, (2, 3))) for move in moves)
+            right += int((activations.argmax(1) == labels).sum())
     return right / len(tested)
 
 
@@ -99,20 +99,24 @@ def verdict(claim: dict[str, float], runs: list[dict[str, Any]]) -> dict[str, An
     """Mean, standard deviation, the test's p, and whether the record counts."""
     from scipy.stats import t as student
 
-    found = [one["accuracy"] for one in runs]
+    accuracies = [one["accuracy"] for one in runs]
     slowest = max(one["seconds"] for one in runs)
     within = all(
-        one[what] <= claim.get(what, math.inf) for one in runs for what in ("seconds", "parameters")
+        one[quantity] <= claim.get(quantity, math.inf)
+        for one in runs
+        for quantity in ("seconds", "parameters")
     )
-    if len(found) < 2:
-        return {"runs": len(found), "mean": found[0], "slowest": slowest, "counts": False}
-    spread = stdev(found)
-    distance = (mean(found) - claim["accuracy"]) / max(spread / math.sqrt(len(found)), 1e-12)
-    p = float(student.sf(distance, len(found) - 1))
+    if len(accuracies) < 2:
+        return {"runs": len(accuracies), "mean": accuracies[0], "slowest": slowest, "counts": False}
+    spread = stdev(accuracies)
+    distance = (mean(accuracies) - claim["accuracy"]) / max(
+        spread / math.sqrt(len(accuracies)), 1e-12
+    )
+    p = float(student.sf(distance, len(accuracies) - 1))
     counts = within and p < LEVEL
     return {
-        "runs": len(found),
-        "mean": mean(found),
+        "runs": len(accuracies),
+        "mean": mean(accuracies),
         "std": spread,
         "slowest": slowest,
         "p": p,
@@ -132,31 +136,34 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--search", action="store_true", help="test on held-out training images; nothing is written"
     )
-    given = parser.parse_args(arguments)
-    torch.set_num_threads(given.threads)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
     keep_memory()
-    record = tomllib.loads((FOLDER / f"{given.name}.toml").read_text(encoding="utf-8"))
-    whole = load_dataset(record["data"], "train", root=given.root)
-    if given.search:
-        order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0))
-        images, tested = whole.subset(order[10000:].tolist()), whole.subset(order[:10000].tolist())
+    record = tomllib.loads((FOLDER / f"{options.name}.toml").read_text(encoding="utf-8"))
+    training_images = load_dataset(record["data"], "train", root=options.root)
+    if options.search:
+        order = torch.randperm(len(training_images), generator=torch.Generator().manual_seed(0))
+        images, tested = (
+            training_images.subset(order[10000:].tolist()),
+            training_images.subset(order[:10000].tolist()),
+        )
     else:
-        images, tested = whole, load_dataset(record["data"], "test", root=given.root)
-    log, runs = FOLDER / f"{given.name}.json", []
-    if log.exists() and not given.search:
-        kept = json.loads(log.read_text(encoding="utf-8"))
-        if (kept["record"], kept["threads"]) != (record, given.threads):
+        images, tested = training_images, load_dataset(record["data"], "test", root=options.root)
+    log, runs = FOLDER / f"{options.name}.json", []
+    if log.exists() and not options.search:
+        previous = json.loads(log.read_text(encoding="utf-8"))
+        if (previous["record"], previous["threads"]) != (record, options.threads):
             print(f"{log}: was written with other settings; remove it first", file=sys.stderr)
             return 1
-        runs = kept["runs"]
-    for seed in range(len(runs), given.runs):
+        runs = previous["runs"]
+    for seed in range(len(runs), options.runs):
         runs.append(run(record, images, tested, seed))
-        found = verdict(record["claim"], runs)
-        print(json.dumps(runs[-1]), json.dumps(found), flush=True)
-        if not given.search:
-            facts = {"record": record, "threads": given.threads, "environment": environment()}
+        judgment = verdict(record["claim"], runs)
+        print(json.dumps(runs[-1]), json.dumps(judgment), flush=True)
+        if not options.search:
+            facts = {"record": record, "threads": options.threads, "environment": environment()}
             log.write_text(
-                json.dumps({**facts, "verdict": found, "runs": runs}, indent=1) + "\n",
+                json.dumps({**facts, "verdict": judgment, "runs": runs}, indent=1) + "\n",
                 encoding="utf-8",
             )
     return 0

@@ -39,7 +39,7 @@ def test_the_lowest_versions_are_the_lower_bounds():
 
 def test_the_tested_versions_leave_torch_alone():
     assert not set(dependencies.FREE) & TESTED.keys()
-    assert dependencies.OWN not in TESTED | LOWEST
+    assert dependencies.PROJECT not in TESTED | LOWEST
 
 
 def test_the_makefile_installs_with_both():

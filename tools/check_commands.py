@@ -24,10 +24,10 @@ def wrong_commands(text: str) -> Iterator[str]:
     for language, block in FENCE.findall(text):
         if language in SHELLS:
             for words in _commands(block):
-                yield from _wrong(words, whole=True)
+                yield from _wrong(words, is_complete=True)
     for span in INLINE.findall(FENCE.sub("", text)):
         for words in _commands(span.replace("\n", " ")):
-            yield from _wrong(words, whole=False)
+            yield from _wrong(words, is_complete=False)
 
 
 def wrong_recipes(text: str) -> Iterator[str]:
@@ -83,7 +83,7 @@ def _commands(block: str) -> Iterator[list[str]]:
                 yield command
 
 
-def _wrong(words: list[str], whole: bool) -> Iterator[str]:
+def _wrong(words: list[str], is_complete: bool) -> Iterator[str]:
     if words[0] == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
         unknown = [word for word in words[1:] if "=" not in word and word not in targets]
@@ -93,13 +93,13 @@ def _wrong(words: list[str], whole: bool) -> Iterator[str]:
         if words[2].startswith("benchmarks") and not module.exists():
             yield f"`python -m {words[2]}`: there is no such module"
     elif len(words) > 1 and not words[1].isupper():
-        yield from _wrong_command(words[1], words[2:], whole)
+        yield from _wrong_command(words[1], words[2:], is_complete)
 
 
-def _wrong_command(name: str, arguments: list[str], whole: bool) -> Iterator[str]:
+def _wrong_command(name: str, arguments: list[str], is_complete: bool) -> Iterator[str]:
     from torchcaps.cli.main import COMMANDS
 
-    shown = f"`torchcaps {shlex.join([name, *arguments])}`"
+    command_text = f"`torchcaps {shlex.join([name, *arguments])}`"
     if name not in COMMANDS:
         if not name.startswith("-"):
             yield f"`torchcaps {name}` is no command"
@@ -107,22 +107,22 @@ def _wrong_command(name: str, arguments: list[str], whole: bool) -> Iterator[str
     if any(
         word == "--import" for word in arguments
     ):  # a plug-in of the page, which is no file here
-        whole = False
-    if not whole or any(re.search(r"\$|…|\.\.\.", word) for word in arguments):
+        is_complete = False
+    if not is_complete or any(re.search(r"\$|…|\.\.\.", word) for word in arguments):
         _, help_text = _parsed(name, ["--help"])
         for flag in (word.partition("=")[0] for word in arguments if re.match("--[a-z]", word)):
             if not re.search(rf"{re.escape(flag)}(?![\w-])", help_text):
-                yield f"{shown}: there is no flag {flag}"
+                yield f"{command_text}: there is no flag {flag}"
         return
     values, message = _parsed(name, arguments)
     if values is None:
-        yield f"{shown}: {message}"
+        yield f"{command_text}: {message}"
         return
     try:
         for fault in _wrong_values(name, values):
-            yield f"{shown}: {fault}"
+            yield f"{command_text}: {fault}"
     except Exception as error:
-        yield f"{shown}: {error}"
+        yield f"{command_text}: {error}"
 
 
 def _parsed(name: str, arguments: list[str]) -> tuple[list[Any] | None, str]:

@@ -147,13 +147,13 @@ def gallery_gaps() -> Iterator[str]:
     functions = {name for name, value in vars(viz).items() if isfunction(value)}
     text = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
     entries = set(re.findall(r"^### `(\w+)`$", text, re.MULTILINE))
-    shown = set(re.findall(r"^!\[[^\]]+\]\(images/gallery/(\w+)\.png\)$", text, re.MULTILINE))
-    again = "add an Entry to tools/make_gallery.py and run: make gallery"
+    pictured = set(re.findall(r"^!\[[^\]]+\]\(images/gallery/(\w+)\.png\)$", text, re.MULTILINE))
+    advice = "add an Entry to tools/make_gallery.py and run: make gallery"
     for name in sorted(functions - entries):
-        yield f"torchcaps.viz.{name} has no entry; {again}"
+        yield f"torchcaps.viz.{name} has no entry; {advice}"
     for name in sorted(entries - functions):
         yield f"there is no torchcaps.viz.{name}"
-    for name in sorted(entries ^ shown):
+    for name in sorted(entries ^ pictured):
         yield f"{name} has an entry or a picture, not both"
 
 
@@ -185,16 +185,16 @@ def check(path: Path, text: str) -> Iterator[str]:
 
 def main(names: list[str]) -> int:
     """Check documents; print the faults."""
-    chosen = [ROOT / name for name in names] or DOCUMENTS
-    texts = {path.name: path.read_text(encoding="utf-8") for path in chosen}
-    faults = [f"{path.name}: {fault}" for path in chosen for fault in check(path, texts[path.name])]
+    paths = [ROOT / name for name in names] or DOCUMENTS
+    texts = {path.name: path.read_text(encoding="utf-8") for path in paths}
+    faults = [f"{path.name}: {fault}" for path in paths for fault in check(path, texts[path.name])]
     if not names:
         faults += [f"gallery.md: {fault}" for fault in gallery_gaps()]
         faults += make_dependencies.gaps()
         faults += [*unmentioned(texts), *misspelled_sources()]
     for fault in faults:
         print(fault, file=sys.stderr)
-    print(f"{len(chosen)} documents, {len(faults)} faults")
+    print(f"{len(paths)} documents, {len(faults)} faults")
     return 1 if faults else 0
 
 

@@ -32,9 +32,9 @@ from typing import Any
 
 PROBE = Path(__file__).resolve().with_name("tree_probe")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-SHOWN_QUANTITIES = 4  # of a case in the text; the JSON has all
-SHOWN_IN_SUMMARY = 8  # quantities that differ in most cases
-SHOWN_TRACEBACK = 3  # lines
+MAX_QUANTITIES = 4  # of a case in the text; the JSON has all
+SUMMARY_QUANTITIES = 8  # quantities that differ in most cases
+TRACEBACK_LINES = 3  # lines
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ def base_folder(path: Path, steps: int, cache: Path) -> Path | None:
     return None if commit is None else cache / cache_key(commit, steps)
 
 
-def open_tree(path: Path, title: str, kept_folder: Path | None, stack: ExitStack) -> Tree:
+def open_tree(path: Path, title: str, cache_folder: Path | None, stack: ExitStack) -> Tree:
     """A tree with a folder that is kept, or else removed when the stack closes."""
-    folder = kept_folder
+    folder = cache_folder
     if folder is None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{title}-")))
     folder.mkdir(parents=True, exist_ok=True)
@@ -134,13 +134,13 @@ def forget_failures(tree: Tree) -> None:
             file.unlink()
 
 
-def run_shard(tree: Tree, shard: str, only: str, steps: int, bytecode: Path) -> str | None:
+def run_shard(tree: Tree, shard: str, pattern: str, steps: int, bytecode: Path) -> str | None:
     """Run a part of the cases of a tree. A process that dies costs the case that it ran.
 
     Returns the reason in words where no process can run any case.
     """
     command = [sys.executable, str(PROBE), str(tree.folder), "--tree", str(tree.path)]
-    command += ["--only", only, "--steps", str(steps), "--shard", shard]
+    command += ["--only", pattern, "--steps", str(steps), "--shard", shard]
     while True:
         with tempfile.TemporaryDirectory(prefix="probe-") as scratch:
             process = subprocess.Popen(
@@ -158,7 +158,7 @@ def run_shard(tree: Tree, shard: str, only: str, steps: int, bytecode: Path) -> 
                 raise
         if process.returncode == 0:
             return None
-        last_lines = " | ".join(errors.strip().splitlines()[-SHOWN_TRACEBACK:])
+        last_lines = " | ".join(errors.strip().splitlines()[-TRACEBACK_LINES:])
         reason = f"the process ended with status {process.returncode}: {last_lines}"
         if not mark_crash(tree, process.pid, reason):
             return reason
@@ -176,7 +176,7 @@ def mark_crash(tree: Tree, process_id: int, reason: str) -> bool:
     return False
 
 
-def run_trees(trees: Iterable[Tree], only: str, steps: int, jobs: int, bytecode: Path) -> None:
+def run_trees(trees: Iterable[Tree], pattern: str, steps: int, jobs: int, bytecode: Path) -> None:
     """Run all cases that no folder has yet, in so many processes at a time."""
     shards_of_each = max(1, jobs // 2)
     tasks = []
@@ -185,7 +185,7 @@ def run_trees(trees: Iterable[Tree], only: str, steps: int, jobs: int, bytecode:
             forget_failures(tree)
             for index in range(shards_of_each):
                 shard = f"{index}/{shards_of_each}"
-                task = pool.submit(run_shard, tree, shard, only, steps, bytecode)
+                task = pool.submit(run_shard, tree, shard, pattern, steps, bytecode)
                 tasks.append((tree, task))
     for tree, task in tasks:
         reason = task.result()
@@ -197,13 +197,15 @@ def run_trees(trees: Iterable[Tree], only: str, steps: int, jobs: int, bytecode:
 # Comparing what two trees gave.
 
 
-def load_entries(tree: Tree, only: str) -> dict[str, dict[str, Any]]:
+def load_entries(tree: Tree, pattern: str) -> dict[str, dict[str, Any]]:
     """Digests, or an error, of every case by its name."""
     entries = {}
     for file in tree.folder.glob("*.json"):
         entry = json.loads(file.read_text(encoding="utf-8"))
-        is_wanted = entry["name"].startswith("list/") or fnmatch.fnmatchcase(entry["name"], only)
-        if is_wanted and "not_applicable" not in entry:
+        matches_pattern = entry["name"].startswith("list/") or fnmatch.fnmatchcase(
+            entry["name"], pattern
+        )
+        if matches_pattern and "not_applicable" not in entry:
             entries[entry["name"]] = {**entry, "file": file.with_suffix(".pt")}
     return dict(sorted(entries.items()))
 
@@ -342,9 +344,9 @@ def group_difference(
 def print_verdict(verdict: Verdict) -> None:
     message = f": {verdict.message}" if verdict.message else ""
     print(f"{verdict.status.upper()} {verdict.name}{message}")
-    for difference in verdict.differences[:SHOWN_QUANTITIES]:
+    for difference in verdict.differences[:MAX_QUANTITIES]:
         print(f"    {difference}")
-    rest = len(verdict.differences) - SHOWN_QUANTITIES
+    rest = len(verdict.differences) - MAX_QUANTITIES
     if rest > 0:
         print(f"    and {rest} more")
 
@@ -365,7 +367,7 @@ def print_quantities(verdicts: Iterable[Verdict]) -> None:
         for difference in verdict.differences:
             cases_of.setdefault(difference.quantity, []).append(difference.largest or 0.0)
     by_count = sorted(cases_of.items(), key=lambda item: -len(item[1]))
-    for quantity, sizes in by_count[:SHOWN_IN_SUMMARY]:
+    for quantity, sizes in by_count[:SUMMARY_QUANTITIES]:
         print(f"    {len(sizes)} cases differ in {quantity}, by up to {max(sizes):.3g}")
 
 
@@ -411,15 +413,15 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    only = arguments.only
+    pattern = arguments.only
     steps = arguments.steps
     cache = arguments.cache.resolve()
     with ExitStack() as stack:
         base_path = arguments.base.resolve()
         base = open_tree(base_path, "base", base_folder(base_path, steps, cache), stack)
         new = open_tree(arguments.new.resolve(), "new", None, stack)
-        run_trees((base, new), only, steps, arguments.jobs, cache / "bytecode")
-        verdicts = list(compare_all(load_entries(base, only), load_entries(new, only)))
+        run_trees((base, new), pattern, steps, arguments.jobs, cache / "bytecode")
+        verdicts = list(compare_all(load_entries(base, pattern), load_entries(new, pattern)))
         for verdict in verdicts:
             if verdict.status != "equal":
                 print_verdict(verdict)

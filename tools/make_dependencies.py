@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-OWN = "torchcaps"
+PROJECT = "torchcaps"
 # Whoever brings a torch keeps it, and a torch for GPUs names the one Triton that it works with: neither has a pin.
 FREE = ("torch", "triton")
 RUNTIME = "run time"
@@ -46,7 +46,7 @@ def declared() -> dict[str, list[Requirement]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups = {RUNTIME: project["dependencies"], **project["optional-dependencies"]}
     return {
-        name: [one for one in map(Requirement, texts) if canonicalize_name(one.name) != OWN]
+        name: [one for one in map(Requirement, texts) if canonicalize_name(one.name) != PROJECT]
         for name, texts in groups.items()
     }
 
@@ -58,22 +58,22 @@ def lower_bound(requirement: Requirement) -> str:
 
 def needed(requirements: list[Requirement]) -> Iterator[str]:
     """Names of what these need here, and of what that needs; what torch needs is torch's to say."""
-    seen, left = set(), list(requirements)
-    while left:
-        one = left.pop()
+    visited, pending = set(), list(requirements)
+    while pending:
+        one = pending.pop()
         name = canonicalize_name(one.name)
-        if name in seen or (
+        if name in visited or (
             one.marker and not any(one.marker.evaluate({"extra": e}) for e in {"", *one.extras})
         ):
             continue
-        seen.add(name)
+        visited.add(name)
         yield name
         if name not in FREE:
-            left += [
-                more
-                for more in map(Requirement, requires(name) or [])
-                if not more.marker
-                or any(more.marker.evaluate({"extra": extra}) for extra in ("", *one.extras))
+            pending += [
+                dependency
+                for dependency in map(Requirement, requires(name) or [])
+                if not dependency.marker
+                or any(dependency.marker.evaluate({"extra": extra}) for extra in ("", *one.extras))
             ]
 
 
@@ -95,15 +95,15 @@ def lowest() -> str:
 
 def license(name: str) -> str:
     """What a package says of its own license."""
-    said = metadata(name)
-    if said["License-Expression"]:
-        return str(said["License-Expression"])
+    package_metadata = metadata(name)
+    if package_metadata["License-Expression"]:
+        return str(package_metadata["License-Expression"])
     classes = [
         one.rpartition(" :: ")[2]
-        for one in said.get_all("Classifier") or []
+        for one in package_metadata.get_all("Classifier") or []
         if one.startswith("License ::")
     ]
-    return ", ".join(classes) or " ".join((said["License"] or "not said").split())[:80]
+    return ", ".join(classes) or " ".join((package_metadata["License"] or "not said").split())[:80]
 
 
 def rows() -> dict[str, str]:
@@ -114,14 +114,16 @@ def rows() -> dict[str, str]:
         for extra, group in groups.items()
         for one in group
     }
-    found = {}
+    lines_by_package = {}
     for name, (extra, one) in bounds.items():
         versions = ", ".join(sorted(map(str, one.specifier), reverse=True))
-        found[name] = f"| {name} | {versions} | {extra} | {license(name)} |"
+        lines_by_package[name] = f"| {name} | {versions} | {extra} | {license(name)} |"
     for extra, group in groups.items():
         for name in sorted(needed(group)):
-            found.setdefault(name, f"| {name} | | {extra}, indirectly | {license(name)} |")
-    return found
+            lines_by_package.setdefault(
+                name, f"| {name} | | {extra}, indirectly | {license(name)} |"
+            )
+    return lines_by_package
 
 
 def document() -> str:
@@ -141,15 +143,15 @@ def gaps() -> list[str]:
     """Where the files say something else than pyproject.toml and the packages here; other versions of packages than the
     tested ones may say other things, and are not asked.
     """
-    again = "run: python tools/make_dependencies.py"
+    advice = "run: python tools/make_dependencies.py"
     faults = []
     if (ROOT / "constraints-lowest.txt").read_text(encoding="utf-8") != lowest():
-        faults.append(f"constraints-lowest.txt: is not what pyproject.toml says; {again}")
+        faults.append(f"constraints-lowest.txt: is not what pyproject.toml says; {advice}")
     pins = pinned((ROOT / "constraints.txt").read_text(encoding="utf-8"))
     lines = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8").splitlines()
     for name, row in rows().items():
         if pins.get(name) == version(name) and row not in lines:
-            faults.append(f"dependencies.md: the line of {name} is not current; {again}")
+            faults.append(f"dependencies.md: the line of {name} is not current; {advice}")
     return faults
 
 

@@ -34,7 +34,7 @@ WORDS = {
 
 def blocks(name: str) -> list[tuple[str, str, int, float, float]]:
     """What each stage is, what it gives, how many follow alike, and the height and width of its box."""
-    model, found = tc.create_model(name), []
+    model, stages = tc.create_model(name), []
     for stage in model.notebook_stages():
         if QUIET.match(stage.kind):
             continue
@@ -47,21 +47,21 @@ def blocks(name: str) -> list[tuple[str, str, int, float, float]]:
             numbers[0] if capsules and len(numbers) > 2 else 1 if len(numbers) < 3 else numbers[1]
         )
         wide = numbers[-1] * numbers[-2] if capsules else numbers[0]
-        if found and found[-1][:2] == (kind, stage.output):
-            found[-1] = (*found[-1][:2], found[-1][2] + 1, *found[-1][3:])
+        if stages and stages[-1][:2] == (kind, stage.output):
+            stages[-1] = (*stages[-1][:2], stages[-1][2] + 1, *stages[-1][3:])
         else:
-            found.append(
+            stages.append(
                 (kind, stage.output, 1, 0.35 + log2(rows + 1) / 2.4, 0.25 + log2(wide + 1) / 12)
             )
-    return found
+    return stages
 
 
 def draw(name: str) -> Figure:
     """The stages of a network from left to right: the higher a box the larger its map, the wider the more channels."""
-    found = blocks(name)
-    figure = new_figure(1.0 + 1.55 * len(found), 3.6)
+    stages = blocks(name)
+    figure = new_figure(1.0 + 1.55 * len(stages), 3.6)
     axes = figure.subplots()
-    for place, (kind, output, times, height, width) in enumerate(found):
+    for place, (kind, output, times, height, width) in enumerate(stages):
         color = (
             ORANGE
             if "capsule" in output or "rout" in kind
@@ -79,14 +79,14 @@ def draw(name: str) -> Figure:
         if place:
             ends = (
                 (1.55 * place - width / 2 - 0.06, 0),
-                (1.55 * (place - 1) + found[place - 1][4] / 2 + 0.2, 0),
+                (1.55 * (place - 1) + stages[place - 1][4] / 2 + 0.2, 0),
             )
             axes.annotate("", *ends, arrowprops={"arrowstyle": "->", "color": "#555555"})
-        many = f"{times} × " if times > 1 else ""
+        prefix = f"{times} × " if times > 1 else ""
         axes.text(
             1.55 * place,
             1.95,
-            f"{many}{kind}".replace(", ", "\n"),
+            f"{prefix}{kind}".replace(", ", "\n"),
             ha="center",
             va="bottom",
             fontsize=7.5,
@@ -99,7 +99,7 @@ def draw(name: str) -> Figure:
             va="top",
             fontsize=7.5,
         )
-    axes.set_xlim(-0.9, 1.55 * (len(found) - 1) + 0.9)
+    axes.set_xlim(-0.9, 1.55 * (len(stages) - 1) + 0.9)
     axes.set_ylim(-2.4, 2.7)
     axes.set_axis_off()
     return figure

@@ -37,21 +37,21 @@ def choose_digits(labels: Tensor, per_class: int) -> Tensor:
     Of the n images of a class those at positions floor(i·n / per_class) for i = 0 … per_class - 1. Even spacing reaches
     every writer, and both halves of the test file, which differ.
     """
-    chosen = []
+    selections = []
     for label in labels.unique():
         places = (labels == label).nonzero().flatten()
-        chosen.append(places[torch.arange(per_class) * len(places) // per_class])
-    return torch.cat(chosen).sort().values
+        selections.append(places[torch.arange(per_class) * len(places) // per_class])
+    return torch.cat(selections).sort().values
 
 
 def digits_files(mnist: Path) -> dict[str, bytes]:
     """The four IDX files of the embedded digits, uncompressed, by name, made from the folder of MNIST's own four."""
     files = {}
     for split, per_class in PER_CLASS.items():
-        whole = read_idx_set(mnist, split, "mnist")
-        chosen = choose_digits(whole.labels, per_class)
-        files[f"{STEMS[split]}-images-idx3-ubyte"] = _idx(whole.images[chosen, 0])
-        files[f"{STEMS[split]}-labels-idx1-ubyte"] = _idx(whole.labels[chosen].to(torch.uint8))
+        full_set = read_idx_set(mnist, split, "mnist")
+        indices = choose_digits(full_set.labels, per_class)
+        files[f"{STEMS[split]}-images-idx3-ubyte"] = _idx(full_set.images[indices, 0])
+        files[f"{STEMS[split]}-labels-idx1-ubyte"] = _idx(full_set.labels[indices].to(torch.uint8))
     return files
 
 

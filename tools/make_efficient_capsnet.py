@@ -28,23 +28,23 @@ def draw_maps(ax: Axes, model: torch.nn.Module, image: torch.Tensor) -> None:
     """The digit and the maps after each convolution, as large as they are."""
     ax.imshow(image[0, 0], cmap="gray_r", extent=(0.01, 0.13, 0.36, 0.64), aspect="auto")
     ax.text(0.07, 0.33, "28 × 28", ha="center", va="top", fontsize=8)
-    x, left = image, 0.17
+    x, offset = image, 0.17
     for block in range(4):
         x = model.stem[3 * block : 3 * block + 3](x)
         _, channels, height, width = x.shape
         wide, high = 0.12 * width / 28, 0.28 * height / 28
         for k in (2, 1, 0):
-            corner = (left + 0.008 * k, 0.5 - high / 2 + 0.018 * k)
+            corner = (offset + 0.008 * k, 0.5 - high / 2 + 0.018 * k)
             ax.add_patch(Rectangle(corner, wide, high, facecolor="white", edgecolor=GRAY))
         ax.text(
-            left + wide / 2,
+            offset + wide / 2,
             0.47 - high / 2,
             f"{channels}\n{height} × {width}",
             ha="center",
             va="top",
             fontsize=8,
         )
-        left += wide + 0.035
+        offset += wide + 0.035
 
 
 def draw_capsules(ax: Axes, model: torch.nn.Module, image: torch.Tensor) -> None:

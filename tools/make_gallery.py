@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, PICTURES = ROOT / "docs" / "gallery.md", ROOT / "docs" / "images" / "gallery"
-MOST_BYTES = 60_000
+MAX_BYTES = 60_000
 
 MAIN = "runs/capsnet-digits"
 SMALL = "capsnet --data digits --epochs 8 --lr 0.003 --option channels=32 --option primary_types=4"
@@ -331,13 +331,13 @@ figure = viz.memory_bars(bench("memory"))""",
 
 def train_missing(main: str) -> None:
     """Train the runs that are not there."""
-    for folder, how in RUNS.items():
+    for folder, settings in RUNS.items():
         if (ROOT / (main if folder == MAIN else folder) / "model.safetensors").exists():
             continue
         if folder == MAIN and main != MAIN:
             raise SystemExit(f"{main}: there is no trained run here")
         subprocess.run(
-            [sys.executable, "-m", "torchcaps", "train", *how.split(), "--output", folder],
+            [sys.executable, "-m", "torchcaps", "train", *settings.split(), "--output", folder],
             cwd=ROOT,
             check=True,
         )
@@ -359,9 +359,9 @@ def command(run: Run) -> str:
     )
 
 
-def _changed(config: TrainConfig, other: TrainConfig) -> dict[str, Any]:
+def _changed(config: TrainConfig, default: TrainConfig) -> dict[str, Any]:
     """Settings that differ, but for those that the task or the loop filled in."""
-    before = other.flat()
+    before = default.flat()
     passed = ("root", "device", "checkpoint_every", "task", "loss", "clip")
     settings = {name: value for name, value in config.flat().items() if name not in passed}
     return {name: value for name, value in settings.items() if before[name] not in (None, value)}
@@ -376,16 +376,16 @@ def save(figure: Figure, path: Path, dpi: int, colors: int) -> int:
     return path.stat().st_size
 
 
-def draw(main: str, only: set[str]) -> None:
-    """Make the pictures: all, or only some; the code of the page is what runs."""
+def draw(main: str, figures: set[str]) -> None:
+    """Make the pictures: all, or those of these figures; the code of the page is what runs."""
     names: dict[str, Any] = {}
     exec(SETUP.replace(MAIN, main), names)
     for entry in (entry for entries in SECTIONS.values() for entry in entries):
-        if only and entry.name not in only:
+        if figures and entry.name not in figures:
             continue
         exec(entry.code.replace(MAIN, main), names)
         size = save(names["figure"], PICTURES / f"{entry.name}.png", entry.dpi, entry.colors)
-        print(f"{entry.name}: {size:,} bytes" + (", which is large" if size > MOST_BYTES else ""))
+        print(f"{entry.name}: {size:,} bytes" + (", which is large" if size > MAX_BYTES else ""))
 
 
 def wrapped(text: str) -> str:
@@ -412,8 +412,8 @@ def page(main: str) -> str:
     ]
     for folder in folders:
         run = Run(ROOT / folder)
-        told = repr(run).split(": ", 1)[1].removesuffix(")")
-        lines.append(f"| `{folder}` | `{command(run)}` | {told} |")
+        description = repr(run).split(": ", 1)[1].removesuffix(")")
+        lines.append(f"| `{folder}` | `{command(run)}` | {description} |")
     lines += [
         "",
         wrapped(
@@ -454,11 +454,11 @@ def main() -> int:
     parser.add_argument(
         "--only", nargs="*", default=[], help="names of figures to draw anew; by default all"
     )
-    given = parser.parse_args()
+    options = parser.parse_args()
     PICTURES.mkdir(parents=True, exist_ok=True)
-    train_missing(given.run)
-    draw(given.run, set(given.only))
-    PAGE.write_text(page(given.run), encoding="utf-8")
+    train_missing(options.run)
+    draw(options.run, set(options.only))
+    PAGE.write_text(page(options.run), encoding="utf-8")
     return 0
 
 

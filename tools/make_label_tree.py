@@ -73,13 +73,13 @@ def main(run: str, root: str) -> None:
     """The first image that is right on every level, and the first whose levels contradict each other."""
     model = tc.load(run)
     images = tc.data.load_dataset("fashion-mnist-tree", "test", root=root)
-    some = images.float_images(torch.arange(500))
+    batch = images.float_images(torch.arange(500))
     with torch.no_grad():
-        lengths = [capsules.activation for capsules in model.levels(some)]
-    said = torch.stack([one.argmax(dim=1) for one in lengths], dim=1)
+        lengths = [capsules.activation for capsules in model.levels(batch)]
+    predictions = torch.stack([one.argmax(dim=1) for one in lengths], dim=1)
     paths = torch.tensor(model.tree.ancestors)
-    right = (said == paths[images.labels[:500]]).all(dim=1)
-    torn = (said[:, :-1] != paths[said[:, -1]][:, :-1]).any(dim=1)
+    right = (predictions == paths[images.labels[:500]]).all(dim=1)
+    torn = (predictions[:, :-1] != paths[predictions[:, -1]][:, :-1]).any(dim=1)
     figure = Figure(figsize=(9.6, 3.8), layout="constrained")
     for ax, index in zip(
         figure.subplots(1, 2), (int(right.nonzero()[0]), int(torn.nonzero()[0])), strict=True
@@ -88,7 +88,7 @@ def main(run: str, root: str) -> None:
             ax,
             model.tree,
             [one[index] for one in lengths],
-            some[index],
+            batch[index],
             paths[images.labels[index]].tolist(),
         )
     figure.savefig(PICTURE, dpi=120, metadata={"Software": None})

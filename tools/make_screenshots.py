@@ -41,7 +41,7 @@ SEVEN = (
     (60, -60),
     (-10, 90),
 )  # corners of the stroke, pixels from the middle of the drawing area
-SETTLED = 4.0  # seconds until every answer is drawn, on a slow machine
+ANSWER_SECONDS = 4.0  # seconds until every answer is drawn, on a slow machine
 
 
 def capture(browser: Chrome, path: Path, width: int, dark: bool = False) -> None:
@@ -77,14 +77,14 @@ def draw_seven(browser: Chrome) -> None:
                 paper, int(x + (to_x - x) * k / 8), int(y + (to_y - y) * k / 8)
             )
     chain.release().perform()
-    time.sleep(SETTLED)
+    time.sleep(ANSWER_SECONDS)
     sliders = browser.find_elements("css selector", "#pose .sliders .slider")
-    moved = sliders[5].find_element("css selector", "input")
+    slider_input = sliders[5].find_element("css selector", "input")
     browser.execute_script(
-        "arguments[0].value = 0.45; arguments[0].dispatchEvent(new Event('input'))", moved
+        "arguments[0].value = 0.45; arguments[0].dispatchEvent(new Event('input'))", slider_input
     )
     sliders[9].find_element("css selector", "button").click()
-    time.sleep(SETTLED)
+    time.sleep(ANSWER_SECONDS)
 
 
 def make_all(browser: Chrome, address: str, sessions: list[Session], folder: Path) -> None:
@@ -93,7 +93,7 @@ def make_all(browser: Chrome, address: str, sessions: list[Session], folder: Pat
     for view in VIEWS if len(sessions) > 1 else VIEWS[:-1]:
         browser.get(f"{address}#tab={view}&ex=0{STATES[view]}")
         browser.refresh()
-        time.sleep(SETTLED)
+        time.sleep(ANSWER_SECONDS)
         for name, width in WIDTHS.items():
             for dark in (False, True):
                 capture(
@@ -117,11 +117,11 @@ def main() -> int:
         metavar="FOLDER",
         help="every view into this folder, and no picture for docs",
     )
-    given = parser.parse_args()
-    sessions = [open_session(run, root=given.root) for run in given.run]
+    options = parser.parse_args()
+    sessions = [open_session(run, root=options.root) for run in options.run]
     with served(*sessions) as address, opened(address) as browser:
-        if given.all is not None:
-            make_all(browser, address, sessions, given.all)
+        if options.all is not None:
+            make_all(browser, address, sessions, options.all)
         else:
             draw_seven(browser)
             capture(browser, PICTURE, WIDTHS["desktop"])

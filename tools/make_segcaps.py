@@ -18,9 +18,9 @@ PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "segcaps.png
 def main(run: str, root: str | None = None) -> None:
     """Draw what the run's report shows."""
     task, images = open_task(run, root=root, device="cpu")
-    [shown] = task.report_items(task.evaluate(images), images)
-    assert shown.figure is not None
-    print(save_figure(shown.figure, PICTURE))
+    [report_item] = task.report_items(task.evaluate(images), images)
+    assert report_item.figure is not None
+    print(save_figure(report_item.figure, PICTURE))
 
 
 if __name__ == "__main__":

@@ -10,31 +10,31 @@ from torchcaps.models._pretrained import FOLDER
 from torchcaps.training import Run
 from torchcaps.training.checkpoint import load_tensors, save_tensors
 
-MOST_BYTES = 6_000_000  # of all files together
-SHOWN = {"mnist": "digits"}  # data set -> images of its kind that come with the package
+MAX_BYTES = 6_000_000  # of all files together
+EMBEDDED_SETS = {"mnist": "digits"}  # data set -> images of its kind that come with the package
 LICENCE = "Apache-2.0; MNIST: Yann LeCun and Corinna Cortes, CC BY-SA 3.0"
 
 
 def pack(path: Path) -> Path:
     """The best model of a run, as weights of the package under the model's name."""
     run = Run.open(path)
-    config, found = run.config, json.loads((path / "evaluation.json").read_text())
-    tensors, about = load_tensors(run.model_path)
-    about["weights"] = {
+    config, evaluation = run.config, json.loads((path / "evaluation.json").read_text())
+    tensors, metadata = load_tensors(run.model_path)
+    metadata["weights"] = {
         "data": config.data.name,
-        "shown": SHOWN[config.data.name],
+        "shown": EMBEDDED_SETS[config.data.name],
         "seed": config.training.seed,
         "epochs": config.training.epochs,
         "held_out": config.data.holdout,
-        "accuracy": found["accuracy"],
-        "images": found["num_samples"],
+        "accuracy": evaluation["accuracy"],
+        "images": evaluation["num_samples"],
         "command": f"torchcaps train {path.name} --seed {config.training.seed}",
         "license": LICENCE,
         "torch": run.environment["torch"],
     }
-    target = FOLDER / f"{about['model']}.safetensors"
+    target = FOLDER / f"{metadata['model']}.safetensors"
     FOLDER.mkdir(exist_ok=True)
-    save_tensors(target, tensors, about)
+    save_tensors(target, tensors, metadata)
     return target
 
 
@@ -43,9 +43,9 @@ def main(runs: list[str]) -> int:
         target = pack(Path(run))
         print(f"{target.name}: {target.stat().st_size:,} bytes")
     total = sum(file.stat().st_size for file in FOLDER.glob("*.safetensors"))
-    if total > MOST_BYTES:
-        print(f"weights: expected at most {MOST_BYTES:,} bytes, got {total:,}", file=sys.stderr)
-    return int(total > MOST_BYTES)
+    if total > MAX_BYTES:
+        print(f"weights: expected at most {MAX_BYTES:,} bytes, got {total:,}", file=sys.stderr)
+    return int(total > MAX_BYTES)
 
 
 if __name__ == "__main__":

@@ -28,9 +28,9 @@ def test_the_surer_network_decides():
     # The first is wrong about images 1 and 3, the second about images 0 and 3.
     first = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.4, 0.6]])
     second = torch.tensor([[0.4, 0.6], [0.1, 0.9], [0.3, 0.7], [0.2, 0.8]])
-    figures = ensemble.together([first, second], labels)
+    figures = ensemble.ensemble_accuracy([first, second], labels)
     assert figures == {"each": [0.5, 0.5], "mean": 0.5, "std": 0.0, "together": 0.75}
-    middle = ensemble.together([first[1:3], second[1:3]], labels[1:3])
+    middle = ensemble.ensemble_accuracy([first[1:3], second[1:3]], labels[1:3])
     assert middle["std"] == pytest.approx(0.5**0.5 / 2)
 
 

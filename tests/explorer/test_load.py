@@ -186,8 +186,8 @@ def test_ten_clients_for_a_minute(server):
 
 def test_a_class_for_a_minute_loses_nothing(server):
     attendance = classroom.attend(server.port, SECONDS, in_step=True)
-    print(attendance.told())
+    print(attendance.summary())
     assert attendance.wrong == []
     assert attendance.unanswered == 0
-    assert len(attendance.seconds) >= classroom.CLIENTS * (SECONDS / classroom.EVERY - 2)
+    assert len(attendance.seconds) >= classroom.CLIENTS * (SECONDS / classroom.STROKE_INTERVAL - 2)
     server.stop()

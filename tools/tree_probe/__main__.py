@@ -86,9 +86,9 @@ def run_case(folder: Path, name: str, probe: Callable[[], Record]) -> None:
     partial_file.replace(case_file(folder, name, ".json"))
 
 
-def is_wanted(name: str, only: str) -> bool:
+def matches_pattern(name: str, pattern: str) -> bool:
     """Whether a case runs; one that tells why cases are missing always does."""
-    return name.startswith("list/") or fnmatch.fnmatchcase(name, only)
+    return name.startswith("list/") or fnmatch.fnmatchcase(name, pattern)
 
 
 def main() -> None:
@@ -107,7 +107,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     cases = all_cases(arguments.steps)
     index, count = map(int, arguments.shard.split("/"))
-    names = [name for name in cases if is_wanted(name, arguments.only)]
+    names = [name for name in cases if matches_pattern(name, arguments.only)]
     for name in names[index::count]:
         if case_file(arguments.folder, name, ".json").exists():
             continue

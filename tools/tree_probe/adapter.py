@@ -66,8 +66,8 @@ def spellings(name: Any) -> tuple[Any, ...]:
 
 def standard_name(name: str) -> str:
     """The name by which both trees know a thing."""
-    for standard, others in RENAMED.items():
-        if name in others:
+    for standard, synonyms in RENAMED.items():
+        if name in synonyms:
             return standard
     return name
 
@@ -94,13 +94,13 @@ def first_of(owner: Any, *names: str) -> Any:
     return getattr(owner, own_name_of(owner, *names))
 
 
-def own_spelling(name: str, names: Iterable[str]) -> str:
+def tree_spelling(name: str, names: Iterable[str]) -> str:
     """The spelling of a name that is among these."""
-    known_names = list(names)
+    tree_names = list(names)
     for spelling in spellings(name):
-        if spelling in known_names:
+        if spelling in tree_names:
             return spelling
-    raise LookupError(f"{name} is none of: {', '.join(known_names)}")
+    raise LookupError(f"{name} is none of: {', '.join(tree_names)}")
 
 
 def config_class() -> Any:
@@ -112,21 +112,21 @@ def spell_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     spelled = {}
     for name, setting in settings.items():
         if name == "task":
-            setting = own_spelling(setting, tc.tasks.list_tasks())
+            setting = tree_spelling(setting, tc.tasks.list_tasks())
         elif name == "loss":
-            setting = own_spelling(setting, own_loss_names(settings["task"]))
+            setting = tree_spelling(setting, own_loss_names(settings["task"]))
         elif name == "optimizer":
-            setting = own_spelling(setting, own_optimizer_names())
+            setting = tree_spelling(setting, own_optimizer_names())
         spelled |= spell_setting(name, setting)
     return spelled
 
 
 def spell_setting(name: str, setting: Any) -> dict[str, Any]:
-    for own_name in spellings(name):
-        for own_setting in spellings(setting):
+    for tree_name in spellings(name):
+        for tree_setting in spellings(setting):
             with suppress(ValueError, TypeError):
-                config_class().of(**{own_name: own_setting})
-                return {own_name: own_setting}
+                config_class().of(**{tree_name: tree_setting})
+                return {tree_name: tree_setting}
     raise LookupError(f"no spelling of {name}={setting!r} is a setting")
 
 
@@ -144,18 +144,18 @@ def call_spelled(function: Callable[..., Any], *arguments: Any, **options: Any) 
 
 def build_model(name: str, **options: Any) -> nn.Module:
     """A model with weights of seed 0."""
-    return call_spelled(tc.create_model, own_spelling(name, tc.list_models()), **options)
+    return call_spelled(tc.create_model, tree_spelling(name, tc.list_models()), **options)
 
 
 def model_sizes(name: str) -> dict[str, Any]:
     """Sizes that a model was published for, in the order in which they are tried."""
-    info = first_of(tc.models, "model_info")(own_spelling(name, tc.list_models()))
+    info = first_of(tc.models, "model_info")(tree_spelling(name, tc.list_models()))
     return {"in_chans": info.in_chans, "img_size": info.img_size}
 
 
 def own_loss_names(task: str) -> list[str]:
     """What the losses of a task are called in this tree; "auto" alone for a task of one loss."""
-    task_name = own_spelling(task, tc.tasks.list_tasks())
+    task_name = tree_spelling(task, tc.tasks.list_tasks())
     task_type = tc.tasks.task_class(task_name, nn.Identity())
     return sorted(first_of(task_type, "losses")) or ["auto"]
 

@@ -56,27 +56,27 @@ def probe_training_images(name: str) -> Record:
 @cache
 def digits(split: str) -> Any:
     """240 digits to train with, 50 to test with, of 20 x 20 pixels."""
-    whole = tc.data.load_dataset("digits", split, img_size=20)
+    full_set = tc.data.load_dataset("digits", split, img_size=20)
     count = 240 if split == "train" else 50
-    return whole.subset(torch.arange(0, len(whole), len(whole) // count)[:count])
+    return full_set.subset(torch.arange(0, len(full_set), len(full_set) // count)[:count])
 
 
 @cache
 def three_digits(split: str) -> Any:
     """The digits 0, 1 and 2."""
-    whole = digits(split)
-    kept = whole.subset((whole.labels < 3).nonzero().flatten())
-    return dataclasses.replace(kept, classes=whole.classes[:3])
+    full_set = digits(split)
+    selection = full_set.subset((full_set.labels < 3).nonzero().flatten())
+    return dataclasses.replace(selection, classes=full_set.classes[:3])
 
 
 @cache
 def tree_digits(split: str) -> Any:
     """Digits whose classes are paths of a label tree."""
-    whole = digits(split)
+    full_set = digits(split)
     order = sorted(range(10), key=TREE_DIGITS.__getitem__)
     place = torch.tensor([order.index(digit) for digit in range(10)])
     classes = tuple(TREE_DIGITS[digit] for digit in order)
-    return dataclasses.replace(whole, labels=place[whole.labels], classes=classes)
+    return dataclasses.replace(full_set, labels=place[full_set.labels], classes=classes)
 
 
 @cache
@@ -94,9 +94,9 @@ def placed_digits(split: str) -> Any:
 @cache
 def color_digits(split: str) -> Any:
     """Digits in three colours, as float images."""
-    whole = digits(split)
+    full_set = digits(split)
     scale = torch.tensor([1.0, 0.7, 0.4]).view(1, 3, 1, 1)
-    return dataclasses.replace(whole, images=whole.float_images() * scale)
+    return dataclasses.replace(full_set, images=full_set.float_images() * scale)
 
 
 @cache

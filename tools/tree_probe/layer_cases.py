@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from adapter import call_spelled, first_of, own_spelling, standard_name
+from adapter import call_spelled, first_of, standard_name, tree_spelling
 from model_cases import leaves_of, option_label, recorded_routing
 
 import torchcaps as tc
@@ -80,21 +80,21 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 
 
 def router_cases(_steps: int) -> Iterator[tuple[str, Callable[[], Record]]]:
-    for own_name in tc.nn.list_routers():
-        name = standard_name(own_name)
+    for tree_name in tc.nn.list_routers():
+        name = standard_name(tree_name)
         for options in ROUTERS.get(name, [{}]):
             label = f"{name}:{option_label(options)}" if options else name
             for kind in LAYERS:
-                yield f"router/{label}/{kind}", partial(probe_router, own_name, kind, options)
+                yield f"router/{label}/{kind}", partial(probe_router, tree_name, kind, options)
         for convention in CONVENTIONS:
             label = f"router/{name}/conv/{convention}"
-            yield label, partial(probe_router, own_name, "conv", {"convention": convention})
+            yield label, partial(probe_router, tree_name, "conv", {"convention": convention})
         for impl in IMPLEMENTATIONS:
             for kind in ("dense", "conv"):
                 label = f"router/{name}/{kind}/{impl}"
-                yield label, partial(probe_implementation, own_name, kind, impl)
-        yield f"router/{name}/votes", partial(probe_votes, own_name)
-        yield f"router/{name}/dense/bias", partial(probe_bias, own_name)
+                yield label, partial(probe_implementation, tree_name, kind, impl)
+        yield f"router/{name}/votes", partial(probe_votes, tree_name)
+        yield f"router/{name}/dense/bias", partial(probe_bias, tree_name)
 
 
 def build_layer(name: str, kind: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -216,12 +216,12 @@ def probe_convolutions() -> Record:
     record = Record()
     images = random_tensor(2, 8, 18, 16).requires_grad_()
     weight = random_tensor(8, 8, 9, 9, seed=2).requires_grad_()
-    own_names = tc.ops.implementations("conv2d")
+    tree_names = tc.ops.implementations("conv2d")
     for impl in ("reference", "blocked", "auto"):
-        own_impl = own_spelling(impl, own_names)
+        tree_impl = tree_spelling(impl, tree_names)
         for stride in (1, 2):
             label = f"{impl}, stride {stride}"
-            outputs = {label: tc.ops.conv2d(images, weight, None, stride, impl=own_impl)}
+            outputs = {label: tc.ops.conv2d(images, weight, None, stride, impl=tree_impl)}
             record.add("outputs", outputs)
             leaves = {"images": images, "weight": weight}
             add_gradients(record, f"{label}: gradients", outputs, leaves)

@@ -20,7 +20,7 @@ def main() -> None:
     torch.set_num_threads(int(sys.argv[2]))
     model = adapter.build_model(name, **options).train()
     if impl != "auto":
-        tc.set_impl(model, adapter.own_spelling(impl, ROUTING_IMPLEMENTATIONS))
+        tc.set_impl(model, adapter.tree_spelling(impl, ROUTING_IMPLEMENTATIONS))
     height, width = model.img_size
     images = torch.rand(batch_size, model.in_chans, height, width)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)

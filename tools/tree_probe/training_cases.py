@@ -261,8 +261,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def task_cases(steps: int) -> Iterator[tuple[str, Callable[[], Record]]]:
-    for own_name in tc.tasks.list_tasks():
-        task = standard_name(own_name)
+    for tree_name in tc.tasks.list_tasks():
+        task = standard_name(tree_name)
         for own_loss_name in own_loss_names(task):
             loss = standard_name(own_loss_name)
             setup = LOSSES.get((task, loss), TASKS.get(task))
@@ -291,9 +291,9 @@ def setting_cases(steps: int) -> Iterator[tuple[str, Callable[[], Record]]]:
     yield "run/capsnet", partial(probe_run, steps)
 
 
-def with_rows(table: Mapping[str, Any], own_names: Iterable[str]) -> list[str]:
+def with_rows(table: Mapping[str, Any], tree_names: Iterable[str]) -> list[str]:
     """Names of a table, and those of this tree that it lacks."""
-    return list(dict.fromkeys([*table, *map(standard_name, own_names)]))
+    return list(dict.fromkeys([*table, *map(standard_name, tree_names)]))
 
 
 def probe_loss(task: str, loss: str, setup: Setup | None, steps: int) -> Record:
@@ -329,7 +329,7 @@ class TrainingLog:
         self.gradient_norms: list[Tensor] = []
         self.weights: dict[str, Tensor] = {}
 
-    def batch_made(self, task: nn.Module, batch: Any) -> Any:
+    def record_batch(self, task: nn.Module, batch: Any) -> Any:
         """Keep the batch of a step, and hand it on in float64."""
         tensors: list[Tensor] = []
         map_tensors(batch, lambda tensor: tensors.append(tensor) or tensor)
@@ -338,7 +338,7 @@ class TrainingLog:
                 self.batches.setdefault(index, []).append(tensor.detach().clone())
         return map_tensors(batch, to_float64)
 
-    def step_done(self, task: nn.Module, outputs: Any) -> Any:
+    def record_step(self, task: nn.Module, outputs: Any) -> Any:
         """Keep the losses of a step."""
         if task.training and isinstance(outputs, Mapping):
             for name, tensor in outputs.items():
@@ -388,8 +388,8 @@ def followed(task_type: type, log: TrainingLog) -> Iterator[None]:
         register_optimizer_step_post_hook(log.after_update),
     ]
     with (
-        patched(task_type, "sample_batch", log.batch_made),
-        patched(task_type, "training_step", log.step_done),
+        patched(task_type, "sample_batch", log.record_batch),
+        patched(task_type, "training_step", log.record_step),
     ):
         try:
             yield
@@ -401,22 +401,22 @@ def followed(task_type: type, log: TrainingLog) -> Iterator[None]:
 @contextmanager
 def patched(owner: Any, name: str, change: Callable[[Any, Any], Any]) -> Iterator[None]:
     """While the block runs, what this method gives goes through `change(self, outcome)`."""
-    own_name = own_name_of(owner, name)
-    method = getattr(owner, own_name)
-    is_own = own_name in vars(owner)
+    tree_name = own_name_of(owner, name)
+    method = getattr(owner, tree_name)
+    owner_defines_it = tree_name in vars(owner)
 
     @wraps(method)
     def changed(self: Any, *args: Any, **kwargs: Any) -> Any:
         return change(self, method(self, *args, **kwargs))
 
-    setattr(owner, own_name, changed)
+    setattr(owner, tree_name, changed)
     try:
         yield
     finally:
-        if is_own:
-            setattr(owner, own_name, method)
+        if owner_defines_it:
+            setattr(owner, tree_name, method)
         else:
-            delattr(owner, own_name)
+            delattr(owner, tree_name)
 
 
 def step_settings(steps: int, batch_size: int = 8) -> dict[str, Any]:
@@ -494,8 +494,8 @@ def probe_run(steps: int) -> Record:
         for file in run.glob("*.jsonl"):
             rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
             for kind in ("step", "epoch"):
-                chosen = [row for row in rows if row.get("kind") == kind]
-                record.add(f"metrics of each {kind}", history_figures(chosen))
+                matching_rows = [row for row in rows if row.get("kind") == kind]
+                record.add(f"metrics of each {kind}", history_figures(matching_rows))
         model = tc.load(run)
     record.add_group("weights", model.state_dict().items())
     with torch.no_grad():
