@@ -56,8 +56,9 @@ def imported_packages(text):
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchcaps."):
             yield node.module.split(".")[1]
         elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-            yield from (name.split(".")[1] for name in names if name.startswith("torchcaps."))
+            for alias in node.names:
+                if alias.name.startswith("torchcaps."):
+                    yield alias.name.split(".")[1]
 
 
 def package_of(path):

@@ -8,23 +8,20 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 import torchcaps as tc
+from properties.variants import LIBRARY_ROUTERS
 from torchcaps.errors import AblationUnsupportedError, ArgumentError
 from torchcaps.functional import DenseField, DenseVotes, ProductVotes, dynamic_routing, em_routing
 from torchcaps.functional.votes import FixedCoupling, RoutingContext, as_votes
-from torchcaps.nn import CapsuleLinear, Router, create_router, list_routers
+from torchcaps.nn import CapsuleLinear, Router, create_router
 from torchcaps.testing import random_capsules, random_votes
 from torchcaps.types import LayerSizes, Routed
-
-ROUTERS = [
-    name for name in list_routers() if type(create_router(name)).__module__.startswith("torchcaps.")
-]
 
 
 def product_votes():
     return ProductVotes(random_capsules(2, 6, 4), DenseField(), torch.randn(6, 5, 4, 3))
 
 
-@pytest.mark.parametrize("name", ROUTERS)
+@pytest.mark.parametrize("name", LIBRARY_ROUTERS)
 def test_a_router_leaves_the_votes_as_they_are(name):
     router = create_router(name)
     router.build(LayerSizes(6, 4, 5, 3))

@@ -69,7 +69,7 @@ def test_a_convolution_votes_by_one_matrix_for_each_place_in_the_window():
 def test_shifting_the_map_by_the_stride_shifts_the_parents(impl):
     """Each iteration reaches one window further: the border, with fewer parents, is left out."""
     children = matrix_capsules(height=5, width=19)
-    shifted = Capsules(*(tensor.roll(2, dims=2) for tensor in children))
+    shifted = Capsules(children.pose.roll(2, dims=2), children.activation.roll(2, dims=2))
     layer = ConvCaps(2, 3, 3, 2, impl=impl, **SOFT)
     shifted_parents = layer(shifted)
     parents = layer(children)
@@ -117,7 +117,7 @@ def test_class_capsules_share_matrices_and_add_coordinates():
 def test_class_capsules_without_coordinates_do_not_see_places():
     layer = ClassCaps(2, 3)
     children = matrix_capsules(height=3, width=4)
-    flipped = Capsules(*(tensor.flip(1) for tensor in children))
+    flipped = Capsules(children.pose.flip(1), children.activation.flip(1))
     torch.testing.assert_close(layer(flipped).pose, layer(children).pose)
     placed = ClassCaps(2, 3, centers=([-1.0, 0.0, 1.0], [0.0] * 4))
     assert (placed(flipped).pose - placed(children).pose).abs().max() > 1e-3

@@ -26,6 +26,11 @@ def normalize(y):
     return (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-5)
 
 
+def repeat_rows(array, num_children):
+    """A row for each child of a parameter that may have one row for all."""
+    return np.broadcast_to(array, (num_children, *array.shape[1:]))
+
+
 def make_layer(votes, name, iterations):
     """A layer in float64 with no parameter at zero, and its parameters in NumPy."""
     layer = RoutedLayer(votes, name, iterations=iterations)
@@ -39,12 +44,12 @@ def route_2022(x, p, iterations):
     """One sample's parents and couplings, from `[i, d]` and parameters of one row or of each child."""
     n = len(x)
     parents, dim = p["votes.offset"].shape
-    per_child = {
-        name: np.broadcast_to(p[f"router.{name}"], (n, *p[f"router.{name}"].shape[1:]))
-        for name in ("W_A", "B_A", "W_S", "B_S")
-    }
-    W_A, B_A, W_S, B_S = per_child.values()
-    use, ignore = p.get("router.beta_use"), p.get("router.beta_ignore")
+    W_A = repeat_rows(p["router.W_A"], n)
+    B_A = repeat_rows(p["router.B_A"], n)
+    W_S = repeat_rows(p["router.W_S"], n)
+    B_S = repeat_rows(p["router.B_S"], n)
+    use = p.get("router.beta_use")
+    ignore = p.get("router.beta_ignore")
     if use is None:
         use = x @ p["router.beta_use.weight"].T + p["router.beta_use.bias"]
         ignore = x @ p["router.beta_ignore.weight"].T + p["router.beta_ignore.bias"]
@@ -112,8 +117,8 @@ def route_2019(V, f, use, ignore, iterations):
             used = f * R[:, j]
             a[j] = sum(use[:, j] * used) - sum(ignore[:, j] * (f - used))
             weight = used / (used.sum() + 1e-5)
-            mu[j] = sum(weight[i] * V[i, j] for i in range(children))
-            var[j] = sum(weight[i] * (V[i, j] - mu[j]) ** 2 for i in range(children)) + 1e-5
+            mu[j] = weight @ V[:, j]
+            var[j] = weight @ (V[:, j] - mu[j]) ** 2 + 1e-5
         if t == iterations - 1:
             return mu, a, R
         for i in range(children):
@@ -135,13 +140,12 @@ def test_2019_equals_loops(children, iterations):
     with tc.record_routing(layer) as record:
         layer(Capsules(pose, f))
     trace = record[""][0]
-    per_child = {
-        name: np.broadcast_to(array, (5, *array.shape[1:])) for name, array in parameters.items()
-    }
+    per_child = {name: repeat_rows(array, 5) for name, array in parameters.items()}
     for n in range(2):
         products = np.einsum("ipr,ijrq->ijpq", pose[n].view(5, 2, 2), per_child["votes.weight"])
         V = products.reshape(5, 3, 4) + per_child["router.B"]
-        use, ignore = per_child["router.beta_use"], per_child["router.beta_ignore"]
+        use = per_child["router.beta_use"]
+        ignore = per_child["router.beta_ignore"]
         mu, a, R = route_2019(V, f[n].numpy(), use, ignore, iterations)
         np.testing.assert_allclose(trace.pose[n], mu, atol=1e-8)
         np.testing.assert_allclose(trace.extras["logits"][n], a, atol=1e-8)

@@ -69,7 +69,8 @@ def test_it_equals_loops():
         layer(children)
     trace = record[""][0]
     for sample in range(2):
-        u, a = (tensor[sample].numpy() for tensor in children)
+        u = children.pose[sample].numpy()
+        a = children.activation[sample].numpy()
         outcome = (trace.pose[sample], trace.activation[sample], trace.coupling[sample])
         assert_equal_arrays(outcome, route_by_loops(u, a, *get_parameters(layer)))
 
@@ -98,7 +99,8 @@ def test_a_layer_of_choices_gives_the_mean_of_poses():
     identity = np.broadcast_to(np.eye(4), (6, 5, 4, 4))
     choice, lean = (parameter.detach().numpy() for parameter in layer.router.parameters())
     for sample in range(2):
-        u, a = (tensor[sample].numpy() for tensor in children)
+        u = children.pose[sample].numpy()
+        a = children.activation[sample].numpy()
         expected = route_by_loops(u, a, identity, choice, lean)
         assert_equal_arrays([tensor[sample] for tensor in parents], expected[:2])
     votes = layer.make_votes(children)
@@ -172,7 +174,8 @@ def test_sure_children_leave_nothing_infinite():
     votes = torch.randn(2, 4, 3, 3, generator=seeded()).requires_grad_()
     routed = router(DenseVotes(votes, torch.rand(2, 4), torch.randn(2, 4, 2)))
     assert routed.activation[:, 0].eq(1).all()
-    (gradient,) = torch.autograd.grad(routed.pose.sum() + routed.activation.square().sum(), votes)
+    loss = routed.pose.sum() + routed.activation.square().sum()
+    (gradient,) = torch.autograd.grad(loss, votes)
     assert routed.pose.isfinite().all()
     assert gradient.isfinite().all()
 
@@ -184,9 +187,13 @@ def test_properties_of_a_layer_of_choices():
     check_module_gradients(small, random_children(2, 3, 2))
 
 
+def count_parameters(layer):
+    return sum(parameter.numel() for parameter in layer.parameters())
+
+
 def test_parameters_of_the_paper():
     """K^2 A B (D C + C + 1), and without pose K^2 A B (C + 1)."""
     conv = RoutedLayer(LinearVotes(LayerSizes(9 * 32, 16, 32, 16)), "self_routing")
     last = RoutedLayer(PoseVotes(LayerSizes(64 * 32, 16, 10, 16)), "self_routing")
-    counts = [sum(p.numel() for p in layer.parameters()) for layer in (conv, last)]
-    assert counts == [9 * 32 * 32 * (16 * 16 + 16 + 1), 64 * 32 * 10 * 17]
+    assert count_parameters(conv) == 9 * 32 * 32 * (16 * 16 + 16 + 1)
+    assert count_parameters(last) == 64 * 32 * 10 * 17

@@ -81,7 +81,8 @@ def test_shape_gradients_and_couplings(name, kind, field):
 @pytest.mark.parametrize(("name", "kind", "field"), CASES)
 def test_precision_and_batches(name, kind, field):
     layer, children = make_layer(name, kind, field)
-    doubles = layer.double()(Capsules(*(tensor.double() for tensor in children)))
+    precise = Capsules(children.pose.double(), children.activation.double())
+    doubles = layer.double()(precise)
     layer.float()
     parents = layer(children)
     with torch.autocast("cpu", torch.bfloat16):
@@ -91,8 +92,8 @@ def test_precision_and_batches(name, kind, field):
         testing.assert_close("in autocast", rounded[part], expected, 0.1, floor=1e-3)
         assert parents[part].dtype == rounded[part].dtype == torch.float32
     for order in ([1, 0], [0], []):
-        permuted = layer(Capsules(*(tensor[order] for tensor in children)))
-        assert_near(permuted, Capsules(*(tensor[order] for tensor in parents)))
+        permuted = layer(Capsules(children.pose[order], children.activation[order]))
+        assert_near(permuted, (parents.pose[order], parents.activation[order]))
 
 
 def assert_near(parents, expected):
@@ -152,7 +153,8 @@ def test_shifting_the_map_shifts_the_parents(name, make, step):
     pose = torch.randn(1, 5, 12, 2, DIM, generator=seeded())
     children = Capsules(pose, torch.rand(pose.shape[:-1], generator=seeded(1)))
     parents = layer(children).pose
-    shifted = layer(Capsules(*(x.roll(step[0], dims=2) for x in children))).pose
+    rolled = Capsules(pose.roll(step[0], dims=2), children.activation.roll(step[0], dims=2))
+    shifted = layer(rolled).pose
     torch.testing.assert_close(
         shifted[:, :, 3 + step[1] : -3], parents[:, :, 3 : -3 - step[1]], atol=1e-5, rtol=1e-4
     )
@@ -167,9 +169,8 @@ def test_types_may_be_numbered_in_any_order(name, field):
     order = [1, 0]
     with torch.no_grad():
         for parameter in layer.router.parameters():
-            parameter.copy_(
-                parameter[:1].expand_as(parameter)
-            )  # nothing that a router has learned tells types apart
+            # Nothing that a router has learned tells types apart.
+            parameter.copy_(parameter[:1].expand_as(parameter))
         before = layer(children)
         weight = layer.weight.unflatten(0, (-1, 2))
         weight.copy_(weight[:, order])

@@ -53,7 +53,8 @@ def test_permuting_children_with_their_weights_changes_nothing(name, options):
 
     order = torch.tensor([2, 0, 1, 5, 3, 4])
     layer.weight.data = layer.weight.data[order]
-    permuted = layer(Capsules(*(tensor[:, order] for tensor in CHILDREN)))
+    children = Capsules(CHILDREN.pose[:, order], CHILDREN.activation[:, order])
+    permuted = layer(children)
 
     if not is_equivariant:  # its couplings belong to places, and stay where they were
         assert not torch.allclose(permuted.pose, parents.pose)
