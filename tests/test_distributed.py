@@ -181,7 +181,12 @@ class Task(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+        self.layers = nn.Sequential(
+            nn.Linear(4, 8),
+            nn.BatchNorm1d(8),
+            nn.Tanh(),
+            nn.Linear(8, 3),
+        )
         self.unused = nn.Linear(2, 2)
 
     def forward(self, images, labels):

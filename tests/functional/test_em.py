@@ -76,7 +76,12 @@ def test_it_equals_loops(iterations, limit):
         pose, active, coupling = route_by_loops(*arrays, iterations, limit)
         np.testing.assert_allclose(routed.pose[n], pose, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(routed.activation[n], active, rtol=1e-9)
-        np.testing.assert_allclose(routed.coupling[n], coupling, rtol=1e-9, atol=1e-14)
+        np.testing.assert_allclose(
+            routed.coupling[n],
+            coupling,
+            rtol=1e-9,
+            atol=1e-14,
+        )
 
 
 def test_one_iteration_is_one_weighted_gaussian_fit():
@@ -107,7 +112,12 @@ def test_a_child_of_activation_zero_has_no_influence():
     activation[:, 4] = 0.0
     active_children = [0, 1, 2, 3, 5, 6, 7, 8]
     routed = em_routing(votes, activation, 0.1, 0.2)
-    expected = em_routing(votes[:, active_children], activation[:, active_children], 0.1, 0.2)
+    expected = em_routing(
+        votes[:, active_children],
+        activation[:, active_children],
+        0.1,
+        0.2,
+    )
     torch.testing.assert_close(routed.pose, expected.pose)
     torch.testing.assert_close(routed.activation, expected.activation)
 

@@ -29,7 +29,14 @@ def random_logits(field, parents=PARENTS):
 def index_children(field):
     """Index of the child (y, x, type) of each window and place in it, by plain loops."""
     rows, columns = field.positions
-    index = torch.empty(rows, columns, field.kernel, field.kernel, TYPES, dtype=torch.long)
+    index = torch.empty(
+        rows,
+        columns,
+        field.kernel,
+        field.kernel,
+        TYPES,
+        dtype=torch.long,
+    )
     for row in range(rows):
         for column in range(columns):
             for ky in range(field.kernel):
@@ -113,19 +120,22 @@ def test_equal_logits_give_equal_couplings(field):
 
 
 def test_conventions():
-    by_name = {
-        name: ConvField(6, 6, 3, convention=name) for name in ("all", "type", "space", "patch")
-    }
-    logits = random_logits(by_name["all"])
-    torch.testing.assert_close(by_name["type"].softmax(logits), logits.softmax(dim=-1))
-    by_position = by_name["space"].softmax(logits)
+    make_field = partial(ConvField, 6, 6, 3)
+    logits = random_logits(make_field())
+    coupling = make_field(convention="type").softmax(logits)
+    torch.testing.assert_close(coupling, logits.softmax(dim=-1))
+
+    field = make_field(convention="space")
+    coupling = field.softmax(logits)
     for j in range(PARENTS):
-        expected = softmax_of_table(by_name["all"], logits[..., j : j + 1])
-        torch.testing.assert_close(by_position[..., j : j + 1], expected)
-    sums = by_name["patch"].softmax(logits).sum(dim=(1, 2, 4))
-    torch.testing.assert_close(sums, torch.ones_like(sums))
-    initial = by_name["space"].initial_coupling(logits)
+        parent = slice(j, j + 1)
+        expected = softmax_of_table(make_field(), logits[..., parent])
+        torch.testing.assert_close(coupling[..., parent], expected)
+    initial = field.initial_coupling(logits)
     torch.testing.assert_close(initial, torch.full_like(logits, 1 / 3))
+
+    sums = make_field(convention="patch").softmax(logits).sum(dim=(1, 2, 4))
+    torch.testing.assert_close(sums, torch.ones_like(sums))
 
 
 @pytest.mark.parametrize("convention", ["all", "type", "patch"])
@@ -164,10 +174,16 @@ def test_transposed_windows_are_those_of_a_transposed_convolution(kernel, stride
     field = ConvTransposeField(5, 4, kernel, stride, padding)
     x = torch.randn(2, 5, 4, 3, dtype=torch.float64)
     weight = torch.randn(3, 7, kernel, kernel, dtype=torch.float64)
-    expected = F.conv_transpose2d(x.movedim(-1, 1), weight, stride=stride, padding=padding)
+    expected = F.conv_transpose2d(
+        x.movedim(-1, 1),
+        weight,
+        stride=stride,
+        padding=padding,
+    )
     windows = field.gather(x)
     assert field.positions == expected.shape[2:] == windows.shape[1:3]
-    matrix = weight.flip(2, 3).permute(2, 3, 0, 1).reshape(-1, 7)
+    flipped = weight.flip(2, 3)
+    matrix = flipped.permute(2, 3, 0, 1).reshape(-1, 7)
     torch.testing.assert_close((windows @ matrix).movedim(-1, 1), expected)
     torch.testing.assert_close(field.mask(3), field.gather(torch.ones(1, 5, 4, 3)))
     assert_adjoint(field, x, windows)
@@ -178,7 +194,8 @@ def test_a_dense_field_flattens_a_map():
     x = torch.randn(2, 3, 4, 5, 6)
     torch.testing.assert_close(field.gather(x), x.flatten(1, 3))
     torch.testing.assert_close(field.scatter(field.gather(x[..., 0])), x[..., 0])
-    assert (field.count(5), DenseField().count(7)) == (60, 7)
+    assert field.count(5) == 60
+    assert DenseField().count(7) == 7
     assert field.mask(5) is None
     assert field.positions == ()
 
@@ -192,7 +209,8 @@ def test_em_routing_in_a_convolution_equals_that_of_a_table(field):
         """Couplings by a softmax of its own."""
 
         def couple(self, logits=None):
-            logits = torch.zeros_like(votes[..., 0]) if logits is None else logits
+            if logits is None:
+                logits = torch.zeros_like(votes[..., 0])
             return self.softmax(logits)
 
     routings = []

@@ -25,7 +25,8 @@ def test_poses_need_not_be_square():
     pose = torch.randn(2, 5, 6, generator=seeded())
     weight = torch.randn(5, 4, 3, 7, generator=seeded(1))
     votes = matrix_votes(pose, weight)
-    torch.testing.assert_close(votes[1, 2, 3].view(2, 7), pose[1, 2].view(2, 3) @ weight[2, 3])
+    expected = pose[1, 2].view(2, 3) @ weight[2, 3]
+    torch.testing.assert_close(votes[1, 2, 3].view(2, 7), expected)
 
 
 def test_poses_that_do_not_fit():
@@ -45,7 +46,12 @@ def test_coordinates_are_added_to_the_right_hand_column():
     expected = torch.zeros(4, 4)
     expected[0, 3] = 2.0
     expected[1, 3] = 14.0
-    torch.testing.assert_close(added[1, 2, 4, 5, 3].view(4, 4), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        added[1, 2, 4, 5, 3].view(4, 4),
+        expected,
+        atol=1e-5,
+        rtol=0,
+    )
     first = added[:1, :, :, :1, :1].expand_as(added)  # equal for samples, children and parents
     torch.testing.assert_close(added, first, atol=1e-5, rtol=0)
 
@@ -66,7 +72,7 @@ def test_coordinates_are_added_to_other_elements():
 def test_receptive_centers():
     assert receptive_centers(32, LAYERS) == [-8.0, -4.0, 0.0, 4.0]
     assert receptive_centers(4, []) == [-2.0, -1.0, 0.0, 1.0]
-    assert receptive_centers(28, [(5, 2)]) == [2 + 2 * k - 14 for k in range(12)]
+    assert receptive_centers(28, [(5, 2)]) == list(range(-12, 12, 2))
     with pytest.raises(ValueError, match="size of the map: expected at least 3, got 2"):
         receptive_centers(8, [(5, 2), (3, 1)])
 

@@ -50,7 +50,13 @@ def test_margin_of_two_labels():
 
 def test_margins_are_arguments():
     activation = torch.tensor([[0.4, 0.4]])
-    loss = margin_loss(activation, torch.tensor([0]), present=0.5, absent=0.2, down_weight=2.0)
+    loss = margin_loss(
+        activation,
+        torch.tensor([0]),
+        present=0.5,
+        absent=0.2,
+        down_weight=2.0,
+    )
     assert loss.item() == pytest.approx(0.01 + 2 * 0.04, rel=1e-5)
 
 

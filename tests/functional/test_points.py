@@ -89,7 +89,12 @@ def test_gradients_are_finite_where_many_rotations_are_optimal(dim, source, targ
     source = source[None, :, :dim].clone().requires_grad_()
     target = target[None, :, :dim].clone().requires_grad_()
     rotation, translation = procrustes(source, target)
-    torch.testing.assert_close(rotation @ rotation.mT, torch.eye(dim)[None], atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        rotation @ rotation.mT,
+        torch.eye(dim)[None],
+        atol=1e-5,
+        rtol=0,
+    )
     (rotation.sum() + translation.sum()).backward()
     assert source.grad.isfinite().all()
     assert target.grad.isfinite().all()

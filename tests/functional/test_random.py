@@ -62,7 +62,17 @@ def test_couplings_belong_to_places():
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("impl", ["auto", "reference", "blocked"])
 def test_one_operator_gives_the_parents_of_stored_votes(bias, impl):
-    layer = CapsuleLinear(6, 4, 5, 3, "random", seed=3, scale=2.0, bias=bias, impl=impl)
+    layer = CapsuleLinear(
+        6,
+        4,
+        5,
+        3,
+        "random",
+        seed=3,
+        scale=2.0,
+        bias=bias,
+        impl=impl,
+    )
     children = random_capsules(3, 6, 4)
     with record_routing(layer) as record:
         layer(children)

@@ -71,7 +71,8 @@ def test_the_jacobian_of_squash():
     n = s.norm()
     f = n / (1 + n**2)
     slope = (1 - n**2) / (1 + n**2) ** 2
-    expected = f * torch.eye(5, dtype=torch.float64) + slope / n * torch.outer(s, s)
+    eye = torch.eye(5, dtype=torch.float64)
+    expected = f * eye + slope / n * torch.outer(s, s)
     jacobian = torch.autograd.functional.jacobian(squash, s)
     torch.testing.assert_close(jacobian, expected, rtol=1e-6, atol=1e-8)
 
@@ -87,9 +88,11 @@ def test_steep_squash_is_exact_in_float32_with_its_jacobian(size):
     if size <= 1e-3:
         g = 1 - n / 2 + n**2 / 6
         slope = -0.5 + n / 3
-    expected = g * torch.eye(5, dtype=torch.float64) + slope / n * torch.outer(s, s)
+    eye = torch.eye(5, dtype=torch.float64)
+    expected = g * eye + slope / n * torch.outer(s, s)
     jacobian = torch.autograd.functional.jacobian(
-        lambda x: steep_squash_with_length(x)[0], s.float()
+        lambda x: steep_squash_with_length(x)[0],
+        s.float(),
     )
     torch.testing.assert_close(jacobian.double(), expected, rtol=1e-4, atol=1e-5)
     pose, length = steep_squash_with_length(s.float())

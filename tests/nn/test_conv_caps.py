@@ -74,7 +74,12 @@ def test_shifting_the_map_by_the_stride_shifts_the_parents(impl):
     shifted_parents = layer(shifted)
     parents = layer(children)
     for after, before in zip(shifted_parents, parents, strict=True):
-        torch.testing.assert_close(after[:, :, 4:-2], before[:, :, 3:-3], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            after[:, :, 4:-2],
+            before[:, :, 3:-3],
+            atol=1e-5,
+            rtol=1e-4,
+        )
     by_type = ConvCaps(2, 3, 3, 2, convention="type", impl=impl)
     torch.testing.assert_close(by_type(shifted).pose[:, :, 1:], by_type(children).pose[:, :, :-1])
 
@@ -110,7 +115,12 @@ def test_class_capsules_share_matrices_and_add_coordinates():
         votes[:, y, :, :, :, 3] += row
     for x, column in enumerate(centers[1]):
         votes[:, :, x, :, :, 7] += column
-    assert_routed_by_em(layer, children, votes.flatten(1, 3), children.activation.flatten(1))
+    assert_routed_by_em(
+        layer,
+        children,
+        votes.flatten(1, 3),
+        children.activation.flatten(1),
+    )
     assert "centers" not in layer.state_dict()  # they follow from the sizes
 
 

@@ -25,7 +25,8 @@ def make_layer(*sizes, iterations=2, **options):
 
 
 def random_children(*shape):
-    return Capsules(torch.randn(shape, generator=seeded()), torch.ones(shape[:-1]))
+    pose = torch.randn(shape, generator=seeded())
+    return Capsules(pose, torch.ones(shape[:-1]))
 
 
 def route_by_loops(votes, iterations):
@@ -34,11 +35,13 @@ def route_by_loops(votes, iterations):
     r = np.full((children, parents), 1 / parents)
     for t in range(iterations):
         v = np.einsum("ij,ijd->jd", r, votes)
-        v = (v - v.mean(axis=1, keepdims=True)) / np.sqrt(v.var(axis=1, keepdims=True) + 1e-5)
+        mean = v.mean(axis=1, keepdims=True)
+        var = v.var(axis=1, keepdims=True)
+        v = (v - mean) / np.sqrt(var + 1e-5)
         if t == iterations - 1:
             break
         for i in range(children):
-            logits = np.array([votes[i, j] @ v[j] / dim**0.5 for j in range(parents)])
+            logits = (votes[i] * v).sum(axis=1) / dim**0.5
             weight = np.exp(logits - logits.max())
             r[i] = weight / weight.sum()
     return v, r
@@ -47,7 +50,8 @@ def route_by_loops(votes, iterations):
 @pytest.mark.parametrize("iterations", [1, 3])
 def test_it_equals_loops(iterations):
     votes = random_votes(2, 5, 3, 4).double()
-    routed = build_router(LayerSizes(5, 4, 3, 4), iterations).double()(votes)
+    router = build_router(LayerSizes(5, 4, 3, 4), iterations)
+    routed = router.double()(votes)
     for n in range(2):
         v, r = route_by_loops(votes[n].numpy(), iterations)
         np.testing.assert_allclose(routed.pose[n].detach(), v, atol=1e-10)

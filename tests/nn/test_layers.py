@@ -48,7 +48,13 @@ def test_flat_primary_capsules_lie_along_the_rows_of_a_channel():
     capsules = layer(images)
     assert capsules.pose.shape == (2, 3 * 4 * 4, 4)
     torch.testing.assert_close(capsules.pose[:, 5], squash(layer.conv(images)[:, 1, 1]))
-    model = tc.create_model("capsnet", channels=4, primary_types=2, grouping="flat", decoder=False)
+    model = tc.create_model(
+        "capsnet",
+        channels=4,
+        primary_types=2,
+        grouping="flat",
+        decoder=False,
+    )
     assert model(torch.rand(2, 1, 28, 28)).shape == (2, 10)
     with pytest.raises(ValueError, match="unknown grouping 'rows'"):
         PrimaryCaps(2, grouping="rows")

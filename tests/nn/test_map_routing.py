@@ -64,7 +64,12 @@ def test_it_equals_loops(local, iterations):
     trace = record[""][0]
     weight, bias = (x.detach().numpy() for x in (layer.weight, layer.bias))
     for n in range(2):
-        v, k = route_by_loops(vote_by_loops(pose[n].numpy(), weight), bias, iterations, local)
+        v, k = route_by_loops(
+            vote_by_loops(pose[n].numpy(), weight),
+            bias,
+            iterations,
+            local,
+        )
         np.testing.assert_allclose(trace.pose[n], v, rtol=1e-6, atol=1e-9)
         lengths = np.linalg.norm(v, axis=-1)
         np.testing.assert_allclose(trace.activation[n], lengths, rtol=1e-6, atol=1e-9)

@@ -11,7 +11,9 @@ from torchcaps.nn import create_router
 from torchcaps.testing import random_votes, seeded
 from torchcaps.types import LayerSizes
 
-CHILDREN, PARENTS, DIM = 6, 3, 4
+CHILDREN = 6
+PARENTS = 3
+DIM = 4
 
 
 def route_by_loops(u, prior, scale):
@@ -27,7 +29,7 @@ def route_by_loops(u, prior, scale):
         c[n] = weight / weight.sum()
     v = np.zeros_like(u[0])
     for k in range(parents):
-        s = sum((c[n, k] + prior[n, k]) * u[n, k] for n in range(children))
+        s = (c[:, k] + prior[:, k]) @ u[:, k]
         length = math.sqrt(s @ s)
         v[k] = (1 - math.exp(-length)) * s / length
     return v, np.sqrt((v**2).sum(axis=-1)), c
@@ -55,7 +57,12 @@ def test_it_equals_loops(votes, options, scale, prior):
     for sample in range(2):
         expected = route_by_loops(votes[sample].numpy(), router.prior.detach().numpy(), scale)
         for tensor, array in zip(routed, expected, strict=True):
-            np.testing.assert_allclose(tensor[sample].detach(), array, rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(
+                tensor[sample].detach(),
+                array,
+                rtol=1e-6,
+                atol=1e-6,
+            )
 
 
 def test_the_prior_comes_after_the_softmax(votes):

@@ -136,7 +136,12 @@ def test_activations_are_relative():
         torch.testing.assert_close(layer(Capsules(pose, activation * factor)), parents)
     weak = Capsules(pose.float(), (activation * 1e-30).float())
     float32 = layer.float()(weak)
-    torch.testing.assert_close(float32.pose, parents.pose.float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        float32.pose,
+        parents.pose.float(),
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def test_the_activation_of_the_strongest_child_has_the_gradient_of_the_others():

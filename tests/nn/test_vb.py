@@ -109,7 +109,12 @@ def test_it_equals_loops(covariance, options):
         pose, active, coupling = route_by_loops(*arrays, **options)
         np.testing.assert_allclose(routed.pose[b], pose, rtol=1e-7, atol=1e-12)
         np.testing.assert_allclose(routed.activation[b].detach(), active, rtol=1e-7)
-        np.testing.assert_allclose(routed.coupling[b], coupling, rtol=1e-6, atol=1e-12)
+        np.testing.assert_allclose(
+            routed.coupling[b],
+            coupling,
+            rtol=1e-6,
+            atol=1e-12,
+        )
 
 
 def test_a_map_equals_loops_over_its_windows():

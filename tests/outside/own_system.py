@@ -35,7 +35,12 @@ class Denoiser(nn.Module):
         self.img_size = tuple(img_size)
         self.num_capsules = capsules
         pixels = in_chans * img_size[0] * img_size[1]
-        self.see = nn.Sequential(nn.Flatten(), nn.Linear(pixels, 32), nn.BatchNorm1d(32), nn.ReLU())
+        self.see = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(pixels, 32),
+            nn.BatchNorm1d(32),
+            nn.ReLU(),
+        )
         self.tell = nn.Linear(32, capsules * (dim + 1))
         self.draw = nn.Parameter(0.1 * torch.randn(capsules, dim, pixels))
 

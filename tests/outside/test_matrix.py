@@ -149,7 +149,12 @@ def test_shifting_the_map_shifts_the_parents(name, make, step):
     # "map" squashes the map of a parent type as one vector otherwise.
     options = {"local": True} if name == "map" else {}
     sizes = LayerSizes(18, DIM, PARENTS, DIM)
-    layer = RoutedLayer(LinearVotes(sizes), name, partial(make, convention="type"), **options)
+    layer = RoutedLayer(
+        LinearVotes(sizes),
+        name,
+        partial(make, convention="type"),
+        **options,
+    )
     pose = torch.randn(1, 5, 12, 2, DIM, generator=seeded())
     children = Capsules(pose, torch.rand(pose.shape[:-1], generator=seeded(1)))
     parents = layer(children).pose

@@ -71,7 +71,12 @@ def test_a_bias_that_a_router_does_not_add_is_refused():
 @pytest.mark.parametrize("field", [DenseField, partial(ConvField, kernel=2)])
 def test_an_equal_share_leaves_some_to_none_of_them(field):
     space, children = ((), 6) if field is DenseField else ((2, 2), 24)
-    layer = RoutedLayer(LinearVotes(LayerSizes(children, 4, 5, 4)), "dynamic", field, leaky=True)
+    layer = RoutedLayer(
+        LinearVotes(LayerSizes(children, 4, 5, 4)),
+        "dynamic",
+        field,
+        leaky=True,
+    )
     fixed = RoutingContext(fixed=FixedCoupling(0, 0.0, uses=[]))
     votes = layer.make_votes(torch.randn(2, *space, 6, 4)).bind(fixed)
     shared = votes.couple(torch.randn_like(votes.couple()), leaky=True)

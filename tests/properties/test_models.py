@@ -142,7 +142,13 @@ def test_recording_changes_nothing_and_couplings_sum_to_one(model, images):
     for trace in record.last().values():
         sums = trace.coupling.sum(dim=-1)
         if sums.dim() > 2:  # a child of a convolution has parents in several windows
-            testing.assert_between("sum of couplings in one window", sums, 0.0, 1.0, slack=1e-5)
+            testing.assert_between(
+                "sum of couplings in one window",
+                sums,
+                0.0,
+                1.0,
+                slack=1e-5,
+            )
         else:
             torch.testing.assert_close(sums, torch.ones_like(sums))
         children, parents = trace.coupling.shape[-2:]
