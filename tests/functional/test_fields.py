@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from torchcaps.functional import ConvField, ConvTransposeField, DenseField, DenseVotes, em_routing
 from torchcaps.testing import seeded
 
-TYPES, PARENTS = 2, 3
+TYPES = 2
+PARENTS = 3
 FIELDS = [
     ConvField(6, 6, 3, 1),
     ConvField(7, 7, 3, 2),
@@ -17,7 +18,9 @@ FIELDS = [
     ConvField(5, 4, 2, 3),
 ]
 ALL_FIELDS = pytest.mark.parametrize(
-    "field", FIELDS, ids=lambda f: f"{f.height}x{f.width}K{f.kernel}S{f.stride}"
+    "field",
+    FIELDS,
+    ids=lambda f: f"{f.height}x{f.width}K{f.kernel}S{f.stride}",
 )
 
 
@@ -43,7 +46,8 @@ def index_children(field):
                 for kx in range(field.kernel):
                     y = row * field.stride + ky
                     x = column * field.stride + kx
-                    index[row, column, ky, kx] = (y * field.width + x) * TYPES + torch.arange(TYPES)
+                    position = y * field.width + x
+                    index[row, column, ky, kx] = position * TYPES + torch.arange(TYPES)
     return index.flatten(2)
 
 

@@ -25,7 +25,9 @@ def random_points(dim, seed=1, batch=4):
 
 def rotation_by_svd(source, target):
     """The best rotation in NumPy (Kabsch)."""
-    u, _, v = np.linalg.svd((target - target.mean(0)).T @ (source - source.mean(0)))
+    centered_source = source - source.mean(0)
+    centered_target = target - target.mean(0)
+    u, _, v = np.linalg.svd(centered_target.T @ centered_source)
     signs = np.ones(len(u))
     signs[-1] = np.linalg.det(u @ v)
     return u @ np.diag(signs) @ v
@@ -33,7 +35,8 @@ def rotation_by_svd(source, target):
 
 def test_a_quarter_turn_by_hand():
     source = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])
-    rotation, translation = procrustes(source, torch.tensor([[[3.0, 1.0], [3.0, -1.0]]]))
+    target = torch.tensor([[[3.0, 1.0], [3.0, -1.0]]])
+    rotation, translation = procrustes(source, target)
     torch.testing.assert_close(rotation[0], torch.tensor([[0.0, -1.0], [1.0, 0.0]]))
     torch.testing.assert_close(translation[0], torch.tensor([3.0, 0.0]))
 
@@ -110,8 +113,9 @@ def test_chamfer_equals_a_table():
     x = random_points(3)
     y = random_points(3, 2)[:, :5]
     table = (x.unsqueeze(2) - y.unsqueeze(1)).square().sum(dim=3)
-    expected = table.amin(dim=2).mean(dim=1) + table.amin(dim=1).mean(dim=1)
-    torch.testing.assert_close(chamfer_distance(x, y), expected)
+    distance_x = table.amin(dim=2).mean(dim=1)
+    distance_y = table.amin(dim=1).mean(dim=1)
+    torch.testing.assert_close(chamfer_distance(x, y), distance_x + distance_y)
 
 
 def test_half_precision_is_computed_in_float32():

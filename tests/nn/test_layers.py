@@ -178,7 +178,8 @@ def test_a_softmax_over_children():
 
 def test_a_mask_keeps_the_label_or_the_longest():
     pose = torch.randn(2, 3, 4)
-    capsules = Capsules(pose, torch.tensor([[0.1, 0.9, 0.5], [0.8, 0.2, 0.3]]))
+    activation = torch.tensor([[0.1, 0.9, 0.5], [0.8, 0.2, 0.3]])
+    capsules = Capsules(pose, activation)
     for labels, classes in ((torch.tensor([2, 1]), [2, 1]), (None, [1, 0])):
         masked = mask_capsules(capsules, labels)
         expected = torch.zeros_like(pose)
@@ -188,7 +189,8 @@ def test_a_mask_keeps_the_label_or_the_longest():
 
 
 def test_a_decoder_draws_images_in_range():
-    images = FullyConnectedDecoder(3, 4, (2, 5, 6))(torch.randn(7, 3, 4))
+    decoder = FullyConnectedDecoder(3, 4, (2, 5, 6))
+    images = decoder(torch.randn(7, 3, 4))
     assert images.shape == (7, 2, 5, 6)
     assert 0 <= images.min() <= images.max() <= 1
 
@@ -200,10 +202,12 @@ def test_recordings_have_one_entry_for_each_pass_of_each_layer():
         model(random_capsules(3, 6, 4))
     model(random_capsules(2, 6, 4))  # after the block
     assert list(record) == ["0", "1"]
-    assert [trace.coupling.shape for trace in record["0"]] == [(2, 6, 5), (3, 6, 5)]
+    first, second = record["0"]
+    assert first.coupling.shape == (2, 6, 5)
+    assert second.coupling.shape == (3, 6, 5)
     assert record.last()["1"].coupling.shape == (3, 5, 2)
-    torch.testing.assert_close(record["0"][0].coupling.sum(-1), torch.ones(2, 6))
-    torch.testing.assert_close(record["1"][0].child_activation, record["0"][0].activation)
+    torch.testing.assert_close(first.coupling.sum(-1), torch.ones(2, 6))
+    torch.testing.assert_close(record["1"][0].child_activation, first.activation)
 
 
 def test_recordings_nest_and_end_after_an_error():

@@ -43,12 +43,17 @@ def route_by_loops(votes, bias, iterations, local):
         k = np.zeros_like(b)
         for i in range(types):
             weight = np.exp(b[:, :, i])
-            k[:, :, i] = weight / (weight.sum(axis=-1, keepdims=True) if local else weight.sum())
+            total = weight.sum()
+            if local:
+                total = weight.sum(axis=-1, keepdims=True)
+            k[:, :, i] = weight / total
         S = (k[..., None] * votes).sum(axis=2) + bias
         v = np.zeros_like(S)
         for j in range(parents):
             squares = S[:, :, j] ** 2
-            n2 = squares.sum(axis=-1, keepdims=True) if local else squares.sum()
+            n2 = squares.sum()
+            if local:
+                n2 = squares.sum(axis=-1, keepdims=True)
             v[:, :, j] = S[:, :, j] * np.sqrt(n2) / (1 + n2)
         b = b + (votes * v[:, :, None]).sum(axis=-1)
     return v, k
@@ -62,14 +67,11 @@ def test_it_equals_loops(local, iterations):
     with record_routing(layer) as record:
         layer(pose)
     trace = record[""][0]
-    weight, bias = (x.detach().numpy() for x in (layer.weight, layer.bias))
+    weight = layer.weight.detach().numpy()
+    bias = layer.bias.detach().numpy()
     for n in range(2):
-        v, k = route_by_loops(
-            vote_by_loops(pose[n].numpy(), weight),
-            bias,
-            iterations,
-            local,
-        )
+        votes = vote_by_loops(pose[n].numpy(), weight)
+        v, k = route_by_loops(votes, bias, iterations, local)
         np.testing.assert_allclose(trace.pose[n], v, rtol=1e-6, atol=1e-9)
         lengths = np.linalg.norm(v, axis=-1)
         np.testing.assert_allclose(trace.activation[n], lengths, rtol=1e-6, atol=1e-9)
