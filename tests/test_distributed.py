@@ -60,7 +60,12 @@ NORMS = [
 
 
 def close(actual, expected, tolerance=1e-9):
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        actual,
+        expected,
+        rtol=tolerance,
+        atol=tolerance,
+    )
 
 
 def check_rows(ranks):

@@ -96,7 +96,11 @@ except SystemExit:
     pass
 assert not {"torch", "matplotlib"} & {*sys.modules}
 """
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def test_library_code_reads_no_environment_and_no_torchvision():

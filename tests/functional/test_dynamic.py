@@ -36,10 +36,20 @@ def test_it_equals_loops(iterations, leaky, bias):
     routed = dynamic_routing(votes, iterations, bias=biases, leaky=leaky)
     for n in range(3):
         pose, coupling = route_by_loops(votes[n].numpy(), iterations, bias, leaky)
-        np.testing.assert_allclose(routed.pose[n], pose, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(
+            routed.pose[n],
+            pose,
+            rtol=1e-6,
+            atol=1e-7,
+        )
         np.testing.assert_allclose(routed.coupling[n], coupling, rtol=1e-6)
         lengths = np.linalg.norm(pose, axis=-1)
-        np.testing.assert_allclose(routed.activation[n], lengths, rtol=1e-6, atol=2e-8)
+        np.testing.assert_allclose(
+            routed.activation[n],
+            lengths,
+            rtol=1e-6,
+            atol=2e-8,
+        )
 
 
 def test_the_softmax_runs_over_parents():
@@ -99,7 +109,12 @@ def test_a_detached_gradient_treats_the_coupling_as_constant():
         torch.autograd.grad(pose.square().sum(), votes)[0]
         for pose in (detached.pose, squash(s), full.pose)
     ]
-    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(
+        gradients[0],
+        gradients[1],
+        rtol=1e-6,
+        atol=1e-9,
+    )
     assert (gradients[0] - gradients[2]).abs().max() > 1e-4
 
 

@@ -74,7 +74,12 @@ def test_it_equals_loops(iterations, limit):
     for n in range(2):
         arrays = votes[n].numpy(), activation[n].numpy(), *betas.numpy()
         pose, active, coupling = route_by_loops(*arrays, iterations, limit)
-        np.testing.assert_allclose(routed.pose[n], pose, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(
+            routed.pose[n],
+            pose,
+            rtol=1e-9,
+            atol=1e-12,
+        )
         np.testing.assert_allclose(routed.activation[n], active, rtol=1e-9)
         np.testing.assert_allclose(
             routed.coupling[n],

@@ -11,7 +11,13 @@ ALL_DIMENSIONS = pytest.mark.parametrize("dim", [2, 3])
 
 
 def random_rotations(dim):
-    matrices = torch.randn(4, dim, dim, generator=seeded(), dtype=torch.float64)
+    matrices = torch.randn(
+        4,
+        dim,
+        dim,
+        generator=seeded(),
+        dtype=torch.float64,
+    )
     q, r = torch.linalg.qr(matrices)
     q = q * r.diagonal(dim1=1, dim2=2).sign().unsqueeze(1)
     q[:, :, 0] *= torch.linalg.det(q).unsqueeze(1)
@@ -19,7 +25,13 @@ def random_rotations(dim):
 
 
 def random_points(dim, seed=1, batch=4):
-    points = torch.randn(4, 6, dim, generator=seeded(seed), dtype=torch.float64)
+    points = torch.randn(
+        4,
+        6,
+        dim,
+        generator=seeded(seed),
+        dtype=torch.float64,
+    )
     return points[:batch]
 
 
@@ -44,7 +56,12 @@ def test_a_quarter_turn_by_hand():
 @ALL_DIMENSIONS
 def test_a_rigid_motion_is_recovered(dim):
     rotation = random_rotations(dim)
-    translation = torch.randn(4, dim, generator=seeded(3), dtype=torch.float64)
+    translation = torch.randn(
+        4,
+        dim,
+        generator=seeded(3),
+        dtype=torch.float64,
+    )
     source = random_points(dim)
     motion = procrustes(source, source @ rotation.mT + translation.unsqueeze(1))
     torch.testing.assert_close(motion, (rotation, translation))

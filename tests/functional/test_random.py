@@ -46,7 +46,12 @@ def test_known_values():
     """So that runs of today can be repeated tomorrow."""
     expected = [[0.175631, 0.568399, 0.255970], [0.745263, 0.124935, 0.129802]]
     coupling = random_coupling(2, 3, 7)
-    torch.testing.assert_close(coupling, torch.tensor(expected), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        coupling,
+        torch.tensor(expected),
+        rtol=0,
+        atol=1e-5,
+    )
 
 
 def test_a_scale_of_zero_is_uniform():

@@ -62,7 +62,12 @@ def test_zero_stays_zero_with_a_finite_gradient(function):
         assert gradient.abs().max() <= 1.01e-4
     else:
         assert length.max() < 1.01e-4
-        torch.testing.assert_close(gradient, torch.ones(2, 8), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(
+            gradient,
+            torch.ones(2, 8),
+            rtol=1e-3,
+            atol=1e-3,
+        )
 
 
 def test_the_jacobian_of_squash():
@@ -94,11 +99,21 @@ def test_steep_squash_is_exact_in_float32_with_its_jacobian(size):
         lambda x: steep_squash_with_length(x)[0],
         s.float(),
     )
-    torch.testing.assert_close(jacobian.double(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        jacobian.double(),
+        expected,
+        rtol=1e-4,
+        atol=1e-5,
+    )
     pose, length = steep_squash_with_length(s.float())
     torch.testing.assert_close(pose.double(), g * s, rtol=1e-5, atol=1e-8)
     tolerance = 6e-3 if size <= 1e-3 else 1e-4
-    torch.testing.assert_close(length.double(), g * n, rtol=tolerance, atol=0.0)
+    torch.testing.assert_close(
+        length.double(),
+        g * n,
+        rtol=tolerance,
+        atol=0.0,
+    )
 
 
 def test_the_length_grows_fastest_at_one_by_the_root_of_three():

@@ -18,7 +18,11 @@ from torchcaps.types import LayerSizes, Routed
 
 
 def product_votes():
-    return ProductVotes(random_capsules(2, 6, 4), DenseField(), torch.randn(6, 5, 4, 3))
+    return ProductVotes(
+        random_capsules(2, 6, 4),
+        DenseField(),
+        torch.randn(6, 5, 4, 3),
+    )
 
 
 @pytest.mark.parametrize("name", LIBRARY_ROUTERS)

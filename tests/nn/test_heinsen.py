@@ -142,14 +142,22 @@ def test_2019_equals_loops(children, iterations):
     trace = record[""][0]
     per_child = {name: repeat_rows(array, 5) for name, array in parameters.items()}
     for n in range(2):
-        products = np.einsum("ipr,ijrq->ijpq", pose[n].view(5, 2, 2), per_child["votes.weight"])
+        products = np.einsum(
+            "ipr,ijrq->ijpq",
+            pose[n].view(5, 2, 2),
+            per_child["votes.weight"],
+        )
         V = products.reshape(5, 3, 4) + per_child["router.B"]
         use = per_child["router.beta_use"]
         ignore = per_child["router.beta_ignore"]
         mu, a, R = route_2019(V, f[n].numpy(), use, ignore, iterations)
         np.testing.assert_allclose(trace.pose[n], mu, atol=1e-8)
         np.testing.assert_allclose(trace.extras["logits"][n], a, atol=1e-8)
-        np.testing.assert_allclose(trace.activation[n], sigmoid(a), atol=1e-8)
+        np.testing.assert_allclose(
+            trace.activation[n],
+            sigmoid(a),
+            atol=1e-8,
+        )
         np.testing.assert_allclose(trace.coupling[n], R, atol=1e-8)
 
 
@@ -189,6 +197,10 @@ def test_absent_vectors_change_nothing():
     head = RoutingHead(8, 3, hidden=(6,)).eval()
     x = torch.randn(2, 7, 8, generator=seeded())
     mask = torch.arange(7).expand(2, 7) < 4
-    noisy = torch.where(mask.unsqueeze(-1), x, torch.randn(x.shape, generator=seeded(1)))
+    noisy = torch.where(
+        mask.unsqueeze(-1),
+        x,
+        torch.randn(x.shape, generator=seeded(1)),
+    )
     torch.testing.assert_close(head(noisy, mask), head(x, mask))
     assert not torch.allclose(head(noisy), head(x))

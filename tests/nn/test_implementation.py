@@ -8,7 +8,12 @@ from torchcaps.nn import CapsuleLinear, set_impl
 
 
 def make_model(**options):
-    return torchcaps.create_model("capsnet", channels=8, primary_types=2, **options)
+    return torchcaps.create_model(
+        "capsnet",
+        channels=8,
+        primary_types=2,
+        **options,
+    )
 
 
 def get_impls(model):

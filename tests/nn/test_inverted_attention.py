@@ -21,7 +21,12 @@ def build_router(sizes, iterations=2):
 
 def make_layer(*sizes, iterations=2, **options):
     votes = MatrixVotes(LayerSizes(*sizes))
-    return RoutedLayer(votes, "inverted_attention", iterations=iterations, **options)
+    return RoutedLayer(
+        votes,
+        "inverted_attention",
+        iterations=iterations,
+        **options,
+    )
 
 
 def random_children(*shape):
@@ -59,7 +64,13 @@ def test_it_equals_loops(iterations):
 
 
 def test_a_convolution_equals_loops_over_its_windows():
-    field = partial(ConvField, kernel=3, stride=2, padding=1, convention="type")
+    field = partial(
+        ConvField,
+        kernel=3,
+        stride=2,
+        padding=1,
+        convention="type",
+    )
     layer = make_layer(9 * 2, 4, 3, 4, field=field)
     children = random_children(1, 4, 5, 2, 4)
     parents = layer(children)
@@ -78,7 +89,12 @@ def test_the_softmax_runs_over_parents():
     votes = torch.tensor([[[[2.0, 0.0], [0.0, 1.0]]]])  # one child, two parents
     coupling = build_router(LayerSizes(1, 2, 2, 2))(votes).coupling
     expected = (torch.tensor([2.0, 1.0]) / 2**0.5).softmax(dim=0)
-    torch.testing.assert_close(coupling[0, 0], expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        coupling[0, 0],
+        expected,
+        atol=1e-4,
+        rtol=1e-4,
+    )
 
 
 def test_a_single_number_is_not_normalized():

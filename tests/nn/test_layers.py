@@ -32,7 +32,12 @@ def test_a_primary_capsule_is_eight_channels_at_one_pixel(layout):
     pixel = features[1, :, 3, 2].view(3, 8)
     torch.testing.assert_close(capsules.pose[1, 3, 2], squash(pixel))
     lengths = capsules.pose.norm(dim=-1)
-    torch.testing.assert_close(capsules.activation, lengths, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(
+        capsules.activation,
+        lengths,
+        atol=1e-4,
+        rtol=1e-3,
+    )
 
 
 def test_shifting_the_image_by_a_stride_shifts_the_capsules():
@@ -43,7 +48,14 @@ def test_shifting_the_image_by_a_stride_shifts_the_capsules():
 
 
 def test_flat_primary_capsules_lie_along_the_rows_of_a_channel():
-    layer = PrimaryCaps(2, types=3, dim=4, kernel_size=3, stride=1, grouping="flat")
+    layer = PrimaryCaps(
+        2,
+        types=3,
+        dim=4,
+        kernel_size=3,
+        stride=1,
+        grouping="flat",
+    )
     images = torch.rand(2, 2, 6, 6)
     capsules = layer(images)
     assert capsules.pose.shape == (2, 3 * 4 * 4, 4)

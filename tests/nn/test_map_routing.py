@@ -74,13 +74,27 @@ def test_it_equals_loops(local, iterations):
         v, k = route_by_loops(votes, bias, iterations, local)
         np.testing.assert_allclose(trace.pose[n], v, rtol=1e-6, atol=1e-9)
         lengths = np.linalg.norm(v, axis=-1)
-        np.testing.assert_allclose(trace.activation[n], lengths, rtol=1e-6, atol=1e-9)
-        np.testing.assert_allclose(trace.coupling[n], k, rtol=1e-6, atol=1e-12)
+        np.testing.assert_allclose(
+            trace.activation[n],
+            lengths,
+            rtol=1e-6,
+            atol=1e-9,
+        )
+        np.testing.assert_allclose(
+            trace.coupling[n],
+            k,
+            rtol=1e-6,
+            atol=1e-12,
+        )
 
 
 def test_couplings_of_a_type_sum_to_one_over_the_whole_map():
     """Of 32 parent types on a map of 4 x 4 the first coupling is 1 / 512."""
-    layer = RoutedLayer(KernelVotes(LayerSizes(2, 3, 32, 3)), MapRouting(), global_competition)
+    layer = RoutedLayer(
+        KernelVotes(LayerSizes(2, 3, 32, 3)),
+        MapRouting(),
+        global_competition,
+    )
     with record_routing(layer, iterations=True) as record:
         layer(torch.randn(2, 4, 4, 2, 3, generator=seeded()))
     first, *_, last = record[""][0].iterations
@@ -93,7 +107,12 @@ def test_couplings_of_a_type_sum_to_one_over_the_whole_map():
 def test_without_positions_it_is_dynamic_routing(local):
     votes = random_votes(2, 6, 3, 4)
     routed = MapRouting(local=local)(votes)
-    torch.testing.assert_close(routed, dynamic_routing(votes), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        routed,
+        dynamic_routing(votes),
+        atol=1e-6,
+        rtol=1e-5,
+    )
 
 
 @ALL_SQUASHES

@@ -55,7 +55,11 @@ def test_it_equals_loops(votes, options, scale, prior):
     router = build_router(prior, **options)
     routed = router(votes)
     for sample in range(2):
-        expected = route_by_loops(votes[sample].numpy(), router.prior.detach().numpy(), scale)
+        expected = route_by_loops(
+            votes[sample].numpy(),
+            router.prior.detach().numpy(),
+            scale,
+        )
         for tensor, array in zip(routed, expected, strict=True):
             np.testing.assert_allclose(
                 tensor[sample].detach(),

@@ -26,7 +26,11 @@ def make_layer(sizes=SIZES, votes=LinearVotes, field=DenseField, std=1.0):
 
 def random_children(*shape):
     pose = torch.randn(shape, generator=seeded(1), dtype=torch.float64)
-    activation = torch.rand(shape[:-1], generator=seeded(2), dtype=torch.float64)
+    activation = torch.rand(
+        shape[:-1],
+        generator=seeded(2),
+        dtype=torch.float64,
+    )
     return Capsules(pose, activation)
 
 
@@ -58,7 +62,12 @@ def get_parameters(layer):
 
 
 def assert_equal_array(tensor, array):
-    np.testing.assert_allclose(tensor.detach(), array, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        tensor.detach(),
+        array,
+        rtol=1e-12,
+        atol=1e-12,
+    )
 
 
 def test_it_equals_loops():
@@ -78,7 +87,13 @@ def test_it_equals_loops():
 
 def test_a_convolution_equals_loops_over_its_windows():
     """Kernel 3, stride 2, padding 1: matrices belong to the place in the window and the type."""
-    field = partial(ConvField, kernel=3, stride=2, padding=1, convention="type")
+    field = partial(
+        ConvField,
+        kernel=3,
+        stride=2,
+        padding=1,
+        convention="type",
+    )
     layer = make_layer(LayerSizes(9 * 2, 4, 3, 4), field=field)
     pose, activation = random_children(1, 4, 6, 2, 4)
     parents = layer(Capsules(pose, activation))

@@ -107,7 +107,12 @@ def test_it_equals_loops(covariance, options):
     for b in range(2):
         arrays = votes[b].numpy(), activation[b].numpy()
         pose, active, coupling = route_by_loops(*arrays, **options)
-        np.testing.assert_allclose(routed.pose[b], pose, rtol=1e-7, atol=1e-12)
+        np.testing.assert_allclose(
+            routed.pose[b],
+            pose,
+            rtol=1e-7,
+            atol=1e-12,
+        )
         np.testing.assert_allclose(routed.activation[b].detach(), active, rtol=1e-7)
         np.testing.assert_allclose(
             routed.coupling[b],
@@ -120,7 +125,15 @@ def test_it_equals_loops(covariance, options):
 def test_a_map_equals_loops_over_its_windows():
     """A child's couplings sum to one over all windows; each window has its own posteriors."""
     layer = ConvCaps(2, 3, 3, 2, routing="vb", pose_size=2).double()
-    pose = torch.randn(1, 7, 5, 2, 4, generator=seeded(), dtype=torch.float64)
+    pose = torch.randn(
+        1,
+        7,
+        5,
+        2,
+        4,
+        generator=seeded(),
+        dtype=torch.float64,
+    )
     activation = random_activation(1, 7, 5, 2)
     index = np.arange(7 * 5 * 2).reshape(7, 5, 2)
     windows = []
@@ -228,7 +241,12 @@ def test_batch_norm_normalizes_in_training_and_by_running_statistics_afterwards(
     assert (trained.pose.var(dim=axes, correction=0) - 1).abs().max() < 1e-3
     assert trained.activation.logit().mean(dim=(0, 1, 2)).abs().max() < 1e-4
     evaluated = layer.eval()(children)
-    torch.testing.assert_close(evaluated.pose, trained.pose, atol=0.05, rtol=0.05)
+    torch.testing.assert_close(
+        evaluated.pose,
+        trained.pose,
+        atol=0.05,
+        rtol=0.05,
+    )
     assert not list(layer.router.parameters())
 
 

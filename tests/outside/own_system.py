@@ -118,7 +118,11 @@ class Denoise(tasks.Task):
 
     def report_items(self, evaluation, images):
         """Noisy pictures above clean ones."""
-        noisy, _ = self.sample_batch(images, torch.arange(6), torch.Generator().manual_seed(0))
+        noisy, _ = self.sample_batch(
+            images,
+            torch.arange(6),
+            torch.Generator().manual_seed(0),
+        )
         with torch.inference_mode():
             rows = torch.cat(
                 [noisy, self.model(noisy.to(next(self.model.parameters()).device)).cpu()]

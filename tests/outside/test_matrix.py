@@ -98,7 +98,12 @@ def test_precision_and_batches(name, kind, field):
 
 def assert_near(parents, expected):
     for tensor, expected_tensor in zip(parents, expected, strict=True):
-        torch.testing.assert_close(tensor, expected_tensor, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            tensor,
+            expected_tensor,
+            atol=1e-5,
+            rtol=1e-4,
+        )
 
 
 def mark_slow(case):

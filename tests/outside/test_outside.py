@@ -55,7 +55,14 @@ def test_ablation_and_diagnosis(name):
 
 
 def test_bench():
-    sizes = Sizes(batch=2, children=6, parents=3, dim=4, in_dim=4, iterations=2)
+    sizes = Sizes(
+        batch=2,
+        children=6,
+        parents=3,
+        dim=4,
+        in_dim=4,
+        iterations=2,
+    )
     rows = benchmark_routers(sizes, list(VOTES), 2, time.perf_counter)
     assert [row["variant"] for row in rows] == list(VOTES)
 

@@ -36,7 +36,15 @@ def test_gradients(name, options):
 
 @pytest.mark.parametrize("name", LIBRARY_ROUTERS)
 def test_a_layer_with_a_bias(name):
-    layer = CapsuleLinear(6, 4, 5, 3, name, bias=True, **MILDER.get(name, {}))
+    layer = CapsuleLinear(
+        6,
+        4,
+        5,
+        3,
+        name,
+        bias=True,
+        **MILDER.get(name, {}),
+    )
     check_module(layer, CHILDREN)
     check_module_gradients(make_small_layer(name, bias=True), random_capsules(2, 3, 2))
 
