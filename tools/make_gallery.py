@@ -136,7 +136,9 @@ figure = viz.activation_bars(digits.float_images(worst), lengths, found.labels[w
             """\
 maps = evaluation.coupling_maps(model, images[::2])
 lengths = maps.activations.amax(dim=1)
-figure = viz.coupling_map(images[::2], maps.maps, labels[::2], shown=maps.shown, lengths=lengths, classes=classes)""",
+figure = viz.coupling_map(
+    images[::2], maps.maps, labels[::2], selected=maps.selected, lengths=lengths, classes=classes
+)""",
         ),
         Entry(
             "diagnosis",
@@ -227,7 +229,7 @@ figure = viz.affine_curves(lines, units=units, chance=0.1)""",
 apart, composites = tc.reporting.open_task("runs/capsnet-pairs", data="multi-digits", device="cpu")
 pictures, both = composites.float_images(range(16)), composites.labels[:16]
 drawn = evaluation.match_segments(evaluation.segment(apart, pictures), both)
-figure = viz.overlaps(pictures, drawn.images, both, shown=drawn.shown, lengths=drawn.lengths, classes=classes)""",
+figure = viz.overlaps(pictures, drawn.images, both, selected=drawn.selected, lengths=drawn.lengths, classes=classes)""",
             80,
             64,
         ),

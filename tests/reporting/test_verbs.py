@@ -26,14 +26,14 @@ def images(bars):
 def test_a_model_and_a_run_are_evaluated_alike(trained, model, bars, images):
     evaluation = tc.evaluate(trained)
     arrays = (images.images.numpy(), images.labels.numpy())
-    for same in (
+    for has_equal_answers in (
         tc.evaluate(Run(trained)),
         tc.evaluate(model, images),
         tc.evaluate(model, arrays),
         tc.evaluate(model, str(bars)),
         tc.evaluate(trained / "model.safetensors", bars),
     ):
-        assert same.to_dict() == evaluation.to_dict()
+        assert has_equal_answers.to_dict() == evaluation.to_dict()
     assert evaluation.accuracy == evaluation.to_dict()["accuracy"]
     assert not (trained / "evaluation.json").exists()
 
@@ -147,6 +147,6 @@ def test_what_is_not_available_yet_is_refused(argument):
 
 def test_a_run_is_compared_with_itself(trained):
     comparison = tc.compare(trained, Run(trained), margin=0.5)
-    assert comparison.same
+    assert comparison.has_equal_answers
     with pytest.raises(RunError, match="another seed"):
         tc.compare([trained, trained], [trained, trained])

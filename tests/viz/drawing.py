@@ -59,9 +59,9 @@ def hidden_ticks(figure: Figure) -> set[Text]:
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
             low, high = sorted(axis.get_view_interval())
-            is_drawn = axis.get_visible() and axes.axison
+            is_visible = axis.get_visible() and axes.axison
             for tick in [*axis.get_major_ticks(), *axis.get_minor_ticks()]:
-                if not is_drawn or not low <= tick.get_loc() <= high:
+                if not is_visible or not low <= tick.get_loc() <= high:
                     hidden |= {tick.label1, tick.label2}
     return hidden
 

@@ -32,11 +32,11 @@ def test_originals_stand_over_their_reconstructions():
     upper, lower = axes.images[2:4]
     assert np.array_equal(upper.get_array()[..., 0], np.rint(images[1, 0] * 255))
     assert np.array_equal(lower.get_array()[..., 0], np.rint(255 - images[1, 0] * 255))
-    left, right, bottom, top = upper.get_extent()
+    upper_left, upper_right, bottom, top = upper.get_extent()
     lower_left, lower_right, _, lower_top = lower.get_extent()
-    assert (left, right) == (lower_left, lower_right)
+    assert (upper_left, upper_right) == (lower_left, lower_right)
     assert bottom < lower_top  # y grows downwards
-    assert (bottom - top) / (right - left) == pytest.approx(6 / 4)
+    assert (bottom - top) / (upper_right - upper_left) == pytest.approx(6 / 4)
 
 
 def test_a_wrong_prediction_is_named_and_framed():
@@ -110,9 +110,9 @@ def composites(count, shape=(1, 36, 36), classes=DIGITS):
     """Random arguments of `overlaps`."""
     return {
         "images": RANDOM.random((count, *shape)),
-        "drawn": RANDOM.random((count, 2, *shape)),
+        "drawings": RANDOM.random((count, 2, *shape)),
         "labels": RANDOM.integers(0, 10, (count, 2)),
-        "shown": RANDOM.integers(0, 10, (count, 2)),
+        "selected": RANDOM.integers(0, 10, (count, 2)),
         "lengths": RANDOM.random((count, 2)),
         "classes": classes,
     }
@@ -131,7 +131,7 @@ def test_a_composite_has_two_tiles(count, shape, classes):
 def test_first_magenta_second_green_both_white_over_a_dark_input():
     arguments = composites(1, (1, 2, 2))
     arguments["images"] = np.array([1.0, 0, 0, 0]).reshape(1, 1, 2, 2)
-    arguments["drawn"] = np.array([[0.0, 1, 0, 1], [0, 0, 1, 1]]).reshape(1, 2, 1, 2, 2)
+    arguments["drawings"] = np.array([[0.0, 1, 0, 1], [0, 0, 1, 1]]).reshape(1, 2, 1, 2, 2)
     _, tile = overlaps(**arguments).axes[0].images
     pixels = np.asarray(tile.get_array())[[0, -1]][:, [0, -1]].reshape(4, 3)
     assert pixels.tolist() == [[76, 76, 76], [255, 0, 255], [0, 255, 0], [255, 255, 255]]
@@ -140,7 +140,7 @@ def test_first_magenta_second_green_both_white_over_a_dark_input():
 def test_a_star_marks_a_class_that_is_no_label():
     arguments = composites(1)
     arguments["labels"] = [[3, 5]]
-    arguments["shown"] = [[5, 7]]
+    arguments["selected"] = [[5, 7]]
     arguments["lengths"] = [[0.91, 0.25]]
     assert {"3 + 5", "5  0.91", "*7  0.25"} <= set(words(texts(overlaps(**arguments))))
 
@@ -148,9 +148,12 @@ def test_a_star_marks_a_class_that_is_no_label():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"drawn": np.zeros((2, 1, 1, 36, 36))}, r"drawn: expected \[n=2, k=2, channels, height="),
+        (
+            {"drawings": np.zeros((2, 1, 1, 36, 36))},
+            r"drawings: expected \[n=2, k=2, channels, height=",
+        ),
         ({"labels": np.full((2, 2), 10)}, "labels: expected class indices from 0 to 9, got 10"),
-        ({"shown": np.zeros((2, 3), int)}, r"shown: expected \[n=2, k=2\], got \[n=2, k=3\]"),
+        ({"selected": np.zeros((2, 3), int)}, r"selected: expected \[n=2, k=2\], got \[n=2, k=3\]"),
         ({"lengths": np.zeros(2)}, r"lengths: expected \[n=2, k=2\]"),
     ],
 )
@@ -165,7 +168,7 @@ def mapped(count=3, channels=1, size=(18, 20), num_classes=3):
         "images": RANDOM.random((count, channels, *size)),
         "maps": RANDOM.normal(size=(count, *size)),
         "labels": np.arange(count) % num_classes,
-        "shown": np.zeros(count, int),
+        "selected": np.zeros(count, int),
         "lengths": np.full(count, 0.5),
         "classes": long_names(num_classes),
     }
@@ -200,7 +203,7 @@ def test_support_is_orange_and_opposition_blue_over_a_gray_image():
         ({"maps": np.zeros((3, 18))}, "maps: expected .n=3, height=18, width=20., got .3, 18."),
         ({"maps": np.full((3, 18, 20), np.nan)}, "maps: expected finite numbers"),
         ({"lengths": np.zeros(2)}, "lengths: expected .n=3., got .n=2."),
-        ({"shown": np.array([0, 1, 3])}, "shown: expected class indices from 0 to 2, got 3"),
+        ({"selected": np.array([0, 1, 3])}, "selected: expected class indices from 0 to 2, got 3"),
         ({"labels": np.array([0])}, "labels: expected .n=3., got .n=1."),
     ],
 )

@@ -11,8 +11,8 @@ RANDOM = np.random.default_rng(0)
 
 @pytest.mark.parametrize(("count", "shape"), [(20, (3, 20, 40)), (2, (1, 40, 9))])
 def test_a_column_is_an_image_and_a_row_a_kind(count, shape):
-    source, drawn, target = RANDOM.random((3, count, *shape))
-    figure = transformed(source, 3 * drawn - 1, target)
+    source, output, target = RANDOM.random((3, count, *shape))
+    figure = transformed(source, 3 * output - 1, target)
     [axes] = figure.axes
     assert axes.get_xlim() == (0, count)
     assert words(axes.get_yticklabels()) == ["input", "output", "target"]

@@ -169,13 +169,13 @@ def maps(run: EvaluatedRun) -> ReportItem | None:
     except ValueError as error:
         return ReportItem("maps", title, f"They cannot be drawn for this model: {error}.")
 
-    winner = votes.shown.unsqueeze(1)
+    winner = votes.selected.unsqueeze(1)
     is_right = (labels == winner).any(dim=1)
     figure = viz.coupling_map(
         images,
         votes.maps,
-        torch.where(is_right, votes.shown, labels[:, 0]),
-        shown=votes.shown,
+        torch.where(is_right, votes.selected, labels[:, 0]),
+        selected=votes.selected,
         lengths=votes.activations.gather(1, winner).squeeze(1),
         classes=viz.names.drawable(classes),
     )

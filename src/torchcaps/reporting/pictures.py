@@ -123,7 +123,7 @@ def perturb_run(
         figure = viz.perturbations(
             perturbed.reconstructions[0],
             perturbed.offsets,
-            title=f"pose of class capsule {classes[int(perturbed.shown)]!r}, "
+            title=f"pose of class capsule {classes[int(perturbed.selected)]!r}, "
             "one dimension at a time",
         )
         pictures.append(save_figure(figure, folder / f"perturb_{name}.png"))

@@ -197,7 +197,7 @@ def overlaps(model: nn.Module, images: ImageSet) -> ReportItem:
             pixels,
             segments.images,
             labels,
-            shown=segments.shown,
+            selected=segments.selected,
             lengths=segments.lengths,
             classes=viz.names.drawable(images.classes),
         ),

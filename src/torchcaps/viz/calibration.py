@@ -45,9 +45,9 @@ def _draw_accuracy(axes: Axes, table: Mapping[str, Any]) -> None:
     accuracy = np.array(table["accuracy"], dtype=float)
     filled = ~np.isnan(accuracy)
     widths = np.diff(edges)[filled]
-    left = edges[:-1][filled]
+    left_edges = edges[:-1][filled]
     axes.bar(
-        left,
+        left_edges,
         accuracy[filled],
         widths,
         color=SKY,

@@ -27,20 +27,20 @@ BAR_STEP = 0.27
 COLORS = {"as trained": BLUE, "baseline": ORANGE}
 
 
-def diagnosis(found: Diagnosis) -> Figure:
+def diagnosis(figures: Diagnosis) -> Figure:
     """Draw coupling entropy, activations over layers, idle capsules, and accuracy without routing.
 
     Idle capsules are never active, or the same for every image, or get next to no gradient. The
     gradient is known for children only, and so not for the class capsules.
 
     Args:
-        found: what `evaluation.diagnose` returns.
+        figures: the figures that `evaluation.diagnose` returns.
     """
     figure, (entropy, activations, idle, accuracy) = panels(4, 2, 5.0, 3.2)
-    _draw_entropy(entropy, found)
-    _draw_activations(activations, found)
-    _draw_idle(idle, found)
-    _draw_accuracy(accuracy, found)
+    _draw_entropy(entropy, figures)
+    _draw_activations(activations, figures)
+    _draw_idle(idle, figures)
+    _draw_accuracy(accuracy, figures)
     return figure
 
 

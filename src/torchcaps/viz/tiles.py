@@ -91,10 +91,10 @@ def reconstructions(
 
 def overlaps(
     images: ArrayLike,
-    drawn: ArrayLike,
+    drawings: ArrayLike,
     labels: ArrayLike,
     *,
-    shown: ArrayLike,
+    selected: ArrayLike,
     lengths: ArrayLike,
     classes: Sequence[str],
 ) -> Figure:
@@ -106,9 +106,9 @@ def overlaps(
 
     Args:
         images: `[n, channels, height, width]` inputs in [0, 1].
-        drawn: `[n, 2, channels, height, width]` drawings in [0, 1].
+        drawings: `[n, 2, channels, height, width]` drawings in [0, 1].
         labels: `[n, 2]` true classes.
-        shown: `[n, 2]` decoded classes.
+        selected: `[n, 2]` decoded classes.
         lengths: `[n, 2]` lengths of their capsules, in [0, 1].
         classes: names of the classes.
 
@@ -118,13 +118,13 @@ def overlaps(
     inputs = pictures("images", images)
     count, height, width, _ = inputs.shape
     sizes = {"n": count, "k": 2}
-    drawings = np.asarray(drawn)
+    reconstructed = np.asarray(drawings)
     axes = ("n", "k", "channels", "height", "width")
-    check_shape("drawn", drawings, axes, **sizes, height=height, width=width)
-    flat = pictures("drawn", drawings.reshape(-1, *drawings.shape[2:]))
+    check_shape("drawings", reconstructed, axes, **sizes, height=height, width=width)
+    flat = pictures("drawings", reconstructed.reshape(-1, *reconstructed.shape[2:]))
     layers = flat[..., 0].reshape(count, 2, height, width)
     true = class_indices("labels", labels, len(classes), **sizes)
-    decoded = class_indices("shown", shown, len(classes), **sizes)
+    decoded = class_indices("selected", selected, len(classes), **sizes)
     activations = sized_array("lengths", lengths, **sizes)
     names = short_names(classes, 10)
 
@@ -192,7 +192,7 @@ def coupling_map(
     maps: ArrayLike,
     labels: ArrayLike,
     *,
-    shown: ArrayLike,
+    selected: ArrayLike,
     lengths: ArrayLike,
     classes: Sequence[str],
 ) -> Figure:
@@ -206,7 +206,7 @@ def coupling_map(
         images: `[n, channels, height, width]` in [0, 1].
         maps: `[n, height, width]`, such as those of `evaluation.coupling_maps`.
         labels: `[n]` true classes.
-        shown: `[n]` the classes whose votes the maps show.
+        selected: `[n]` the classes whose votes the maps show.
         lengths: `[n]` lengths of their capsules, in [0, 1].
         classes: names of the classes.
 
@@ -220,7 +220,7 @@ def coupling_map(
     if not np.isfinite(support).all():
         raise ArgumentError("maps", "expected finite numbers, got NaN or infinity")
     true = class_indices("labels", labels, len(classes), n=count)
-    decoded = class_indices("shown", shown, len(classes), n=count)
+    decoded = class_indices("selected", selected, len(classes), n=count)
     activations = sized_array("lengths", lengths, n=count)
     names = short_names(classes, 13)
 
@@ -347,10 +347,10 @@ def _draw_pair(
 ) -> None:
     """Draw a pair, whose images have this size, around a vertical line."""
     height, width = size
-    left = center - width / 2
+    x_left = center - width / 2
     lower_top = top + height + GAP
     for image, y in ((pair.upper, top), (pair.lower, lower_top)):
-        extent = (left, left + width, y + height, y)
+        extent = (x_left, x_left + width, y + height, y)
         axes.imshow(image, extent=extent, interpolation="antialiased")
 
     color = RED if pair.framed else "black"
@@ -359,11 +359,11 @@ def _draw_pair(
         y = lower_top + height + TEXT_GAP + row * LINE_HEIGHT
         axes.text(center, y, text, va="top", color=ink, **CENTERED)
     if pair.framed:
-        axes.add_patch(_frame(left, lower_top, width, height, RED))
+        axes.add_patch(_frame(x_left, lower_top, width, height, RED))
 
 
-def _frame(left: float, top: float, width: float, height: float, color: str) -> Rectangle:
-    corner = (left, top)
+def _frame(x_left: float, top: float, width: float, height: float, color: str) -> Rectangle:
+    corner = (x_left, top)
     return Rectangle(corner, width, height, fill=False, edgecolor=color, linewidth=2, clip_on=False)
 
 

@@ -15,19 +15,19 @@ from torchcaps.viz.names import check_length, short, sized_array
 SCALE_QUANTILE = 0.999
 
 
-def transformed(source: ArrayLike, drawn: ArrayLike, target: ArrayLike) -> Figure:
+def transformed(source: ArrayLike, output: ArrayLike, target: ArrayLike) -> Figure:
     """Draw inputs above their drawings, above the targets; a column is an image.
 
     Args:
         source: `[n, channels, height, width]` inputs in [0, 1].
-        drawn: drawings of the same shape; what lies outside [0, 1] is clipped.
+        output: drawings of the same shape; what lies outside [0, 1] is clipped.
         target: what ought to be drawn, of the same shape.
 
     Raises:
         ArgumentError: for shapes that do not fit.
     """
     inputs = pictures("source", source)
-    outputs = pictures_like("drawn", drawn, inputs)
+    outputs = pictures_like("output", output, inputs)
     targets = pictures_like("target", target, inputs)
     tiles = np.concatenate([inputs, outputs, targets])
     return tile_grid(tiles, ("input", "output", "target"), longest=0.8)

@@ -101,8 +101,8 @@ def test_equal_methods_pass_as_equal_and_those_a_margin_apart_do_not():
     margin = true_lead(**skills)
     equal = compare_simulated(100, 5, 2000, margin=margin, by_seed=0.03)
     assert share_equivalent(equal) > 0.8
-    apart = compare_simulated(150, 5, 2000, margin=margin, **skills)
-    assert share_equivalent(apart) <= 0.09
+    distant = compare_simulated(150, 5, 2000, margin=margin, **skills)
+    assert share_equivalent(distant) <= 0.09
 
 
 def test_seeds_that_vary_widen_the_interval():
@@ -133,10 +133,10 @@ def test_more_runs_see_more():
 def test_the_same_answers_are_equivalent_where_there_are_enough_images():
     correct = torch.ones(3, 1000, dtype=torch.bool)
     assert compare_runs(correct, correct).outcome == "equivalent"
-    few = compare_runs(correct[:, :100], correct[:, :100])
-    assert few.outcome == "undecided"
-    assert few.interval[0] < 0 < few.interval[1]
-    assert "only a difference of" in few.verdict
+    on_few_images = compare_runs(correct[:, :100], correct[:, :100])
+    assert on_few_images.outcome == "undecided"
+    assert on_few_images.interval[0] < 0 < on_few_images.interval[1]
+    assert "only a difference of" in on_few_images.verdict
 
 
 def test_two_runs_on_two_images_show_nothing():

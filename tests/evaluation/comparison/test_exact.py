@@ -19,7 +19,7 @@ def simulate_counts(n, discordant, difference, num_samples):
     return counts[:, :2].tolist()
 
 
-def share_seen(n, discordant, difference, num_samples):
+def detection_rate(n, discordant, difference, num_samples):
     """How often McNemar's test sees a difference in simulated samples."""
     samples = simulate_counts(n, discordant, difference, num_samples)
     return np.mean([cached_mcnemar(*counts) < 0.05 for counts in samples])
@@ -59,8 +59,8 @@ def test_power_of_few_images_is_a_sum_by_hand():
     ],
 )
 def test_power_is_that_of_simulated_samples(n, discordant, difference):
-    seen = share_seen(n, discordant, difference, 4000)
-    assert mcnemar_power(difference, n, discordant) == pytest.approx(seen, abs=0.02)
+    rate = detection_rate(n, discordant, difference, 4000)
+    assert mcnemar_power(difference, n, discordant) == pytest.approx(rate, abs=0.02)
 
 
 def test_256_images_do_not_show_three_tenths_of_a_point():
@@ -68,7 +68,7 @@ def test_256_images_do_not_show_three_tenths_of_a_point():
     assert mcnemar_power(0.003, 256, 0.01) == pytest.approx(0.0031, abs=1e-4)
     visible = smallest_visible(256, 0.01)
     assert visible == pytest.approx(0.031, abs=5e-4)
-    assert share_seen(256, visible, visible, 5000) == pytest.approx(0.8, abs=0.015)
+    assert detection_rate(256, visible, visible, 5000) == pytest.approx(0.8, abs=0.015)
 
 
 @pytest.mark.parametrize("discordant", [0.0, 0.04])

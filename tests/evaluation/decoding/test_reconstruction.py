@@ -16,7 +16,7 @@ IMAGES = torch.tensor(
 
 def test_only_the_most_active_capsule_reaches_the_decoder():
     decoded = reconstructions(PoseReader(), IMAGES)
-    assert decoded.shown.tolist() == [2, 0]
+    assert decoded.selected.tolist() == [2, 0]
     assert decoded.predictions.tolist() == [2, 0]
     expected = torch.zeros_like(IMAGES)
     expected[0, 0, 2] = IMAGES[0, 0, 2]
@@ -27,7 +27,7 @@ def test_only_the_most_active_capsule_reaches_the_decoder():
 
 def test_labels_choose_the_capsule():
     decoded = reconstructions(PoseReader(), IMAGES, torch.tensor([1, 1]))
-    assert decoded.shown.tolist() == [1, 1]
+    assert decoded.selected.tolist() == [1, 1]
     assert decoded.predictions.tolist() == [2, 0]
     assert torch.equal(decoded.images[:, 0, 1], IMAGES[:, 0, 1])
     assert not decoded.images[:, 0, [0, 2]].any()
@@ -63,7 +63,7 @@ def test_encoding_and_decoding_go_by_bounded_chunks(monkeypatch):
     assert max(len(labels) for _, labels in model.decoded) == 7
     assert torch.equal(perturbed.reconstructions, expected.reconstructions)
     monkeypatch.setattr(reconstruction, "CHUNK", 1)
-    assert reconstructions(PoseReader(), IMAGES).shown.tolist() == [2, 0]
+    assert reconstructions(PoseReader(), IMAGES).selected.tolist() == [2, 0]
 
 
 def test_dropout_is_off_the_mode_comes_back_and_images_stay():

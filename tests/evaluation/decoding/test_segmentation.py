@@ -35,7 +35,7 @@ class PerfectDecoder(Decodes):
 
 def test_a_perfect_decoder_has_perfect_scores():
     segments = segment(PerfectDecoder(), IMAGES, PAIRS)
-    assert torch.equal(segments.shown, PAIRS)
+    assert torch.equal(segments.selected, PAIRS)
     scores = score_segmentation(segments.images, DIGITS)
     assert scores.error == 0
     assert scores.iou == 1
@@ -57,15 +57,15 @@ def test_drawings_of_the_other_digit_are_wrong_everywhere():
 
 def test_without_labels_the_longest_capsules_are_decoded():
     segments = segment(PerfectDecoder(), IMAGES)
-    assert segments.shown.tolist() == [[0, 1], [0, 2], [1, 2]]
+    assert segments.selected.tolist() == [[0, 1], [0, 2], [1, 2]]
     assert segments.lengths[0].tolist() == pytest.approx([0.9, 0.8])
     matched = match_segments(segments, PAIRS)
-    assert torch.equal(matched.shown, PAIRS)
+    assert torch.equal(matched.selected, PAIRS)
     assert score_segmentation(matched.images, DIGITS).error == 0
 
 
 @pytest.mark.parametrize(
-    ("shown", "labels", "expected"),
+    ("selected", "labels", "expected"),
     [
         ([5, 1], [1, 2], [1, 5]),
         ([2, 5], [1, 2], [5, 2]),
@@ -73,11 +73,11 @@ def test_without_labels_the_longest_capsules_are_decoded():
         ([6, 5], [1, 2], [6, 5]),
     ],
 )
-def test_a_class_that_is_no_label_takes_the_place_that_is_left(shown, labels, expected):
-    images = torch.tensor(shown, dtype=torch.float32).view(1, 2, 1, 1, 1)
-    segments = Segments(images, torch.tensor([shown]), torch.zeros(1, 7))
+def test_a_class_that_is_no_label_takes_the_place_that_is_left(selected, labels, expected):
+    images = torch.tensor(selected, dtype=torch.float32).view(1, 2, 1, 1, 1)
+    segments = Segments(images, torch.tensor([selected]), torch.zeros(1, 7))
     matched = match_segments(segments, torch.tensor([labels]))
-    assert matched.shown.tolist() == [expected]
+    assert matched.selected.tolist() == [expected]
     assert matched.images.flatten().tolist() == expected
 
 

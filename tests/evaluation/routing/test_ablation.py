@@ -64,12 +64,14 @@ def test_every_routing_has_its_own_ablations(routing):
 
 
 def test_a_function_with_couplings_of_its_own_is_refused():
-    def own(votes, activation):
+    def custom_routing(votes, activation):
         return uniform_routing(votes)
 
     model = RoutedPixels(6, 3)
-    model.layers[0] = CapsuleLinear(6, 4, 3, 4, own)
-    with pytest.raises(AblationUnsupportedError, match="own makes its couplings by itself"):
+    model.layers[0] = CapsuleLinear(6, 4, 3, 4, custom_routing)
+    with pytest.raises(
+        AblationUnsupportedError, match="custom_routing makes its couplings by itself"
+    ):
         routing_ablation(model, IMAGES, LABELS)
 
 

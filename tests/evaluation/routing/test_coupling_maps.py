@@ -44,7 +44,7 @@ def total(maps):
 
 def assert_sums_are_lengths(maps):
     """The supports of a vector capsule sum to its length before squashing."""
-    length = maps.activations.gather(1, maps.shown[:, None])[:, 0]
+    length = maps.activations.gather(1, maps.selected[:, None])[:, 0]
     unsquashed = (length / (1 - length)).sqrt()
     torch.testing.assert_close(
         total(maps.positions),
@@ -61,13 +61,13 @@ def test_the_supports_of_a_vector_capsule_sum_to_its_length_before_squashing(rou
     assert_sums_are_lengths(maps)
     assert maps.maps.shape == (4, 28, 22)
     assert maps.positions.shape == (4, 6, 3)
-    assert torch.equal(maps.shown, maps.activations.argmax(dim=1))
+    assert torch.equal(maps.selected, maps.activations.argmax(dim=1))
 
 
 def test_classes_that_are_asked_for_are_mapped(capsnet):
     labels = torch.tensor([2, 1, 0, 2])
     maps = coupling_maps(capsnet, IMAGES, labels)
-    assert torch.equal(maps.shown, labels)
+    assert torch.equal(maps.selected, labels)
     assert_sums_are_lengths(maps)
 
 

@@ -64,9 +64,9 @@ def test_a_capsule_without_a_way_to_the_loss_is_starved(images):
 
 def test_starvation_does_not_depend_on_the_batch_size(images):
     model = RoutedPixels(6, 3)
-    together = starvation(model, images, LABELS)["layers.0"]
+    in_one_batch = starvation(model, images, LABELS)["layers.0"]
     in_parts = starvation(model, images, LABELS, batch_size=3)["layers.0"]
-    assert in_parts.median == pytest.approx(together.median, rel=1e-4)
+    assert in_parts.median == pytest.approx(in_one_batch.median, rel=1e-4)
 
 
 def test_starvation_by_hand():

@@ -14,18 +14,18 @@ from ..stubs import RoutedPixels, refuses
 def test_all_images_are_recorded_whatever_the_batch_size():
     model = RoutedPixels(6, 5, 3)
     images = torch.rand(5, 1, 6, 4)
-    together = route_images(model, images)
-    assert list(together.layers) == ["layers.0", "layers.1"]
-    assert together.layers["layers.0"].coupling.shape == (5, 6, 5)
-    assert torch.allclose(together.activation, model(images), atol=1e-6)
+    record = route_images(model, images)
+    assert list(record.layers) == ["layers.0", "layers.1"]
+    assert record.layers["layers.0"].coupling.shape == (5, 6, 5)
+    assert torch.allclose(record.activation, model(images), atol=1e-6)
     lengths = images.squeeze(1).norm(dim=-1)
-    assert torch.allclose(together.children["layers.0"], lengths, atol=1e-6)
-    assert not together.activation.is_inference()
+    assert torch.allclose(record.children["layers.0"], lengths, atol=1e-6)
+    assert not record.activation.is_inference()
     in_parts = route_images(model, images, batch_size=2)
-    for name, trace in together.layers.items():
+    for name, trace in record.layers.items():
         for tensor, expected in zip(in_parts.layers[name][:4], trace[:4], strict=True):
             assert torch.allclose(tensor, expected, atol=1e-4)
-        assert torch.allclose(in_parts.children[name], together.children[name], atol=1e-5)
+        assert torch.allclose(in_parts.children[name], record.children[name], atol=1e-5)
 
 
 class Convolution(nn.Module):

@@ -18,7 +18,7 @@ TOLERANCE = 2  # pixels
 class PixelCounts(NamedTuple):
     """Numbers of pixels of each class but the background in each image, `[n, classes - 1]`."""
 
-    both: Tensor  # in the predicted and in the true mask
+    intersection: Tensor  # in the predicted and in the true mask
     predicted: Tensor
     true: Tensor
     edge_predicted: Tensor  # on the boundary: a neighbor, diagonal ones too, is of another class
@@ -106,7 +106,7 @@ def mask_figures(
         tolerance: of boundaries, in pixels.
     """
     total = PixelCounts(*(count.double().sum(dim=0) for count in counts))
-    intersection = total.both
+    intersection = total.intersection
     predicted = total.predicted
     true = total.true
     appears = torch.maximum(predicted, true) > 0

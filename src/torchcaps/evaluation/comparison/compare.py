@@ -137,17 +137,21 @@ class Comparison(BaseComparison):
     sample = "On so many images"
 
     @property
-    def same(self) -> bool:
+    def has_equal_answers(self) -> bool:
         """Whether both are right on the same images."""
         return self.only_first == self.only_second == 0
 
     @property
     def evidence(self) -> str:
-        return f"p = {self.equivalence_p:.2g} for a larger gap" if self.same else super().evidence
+        return (
+            f"p = {self.equivalence_p:.2g} for a larger gap"
+            if self.has_equal_answers
+            else super().evidence
+        )
 
     @property
     def verdict(self) -> str:
-        if not self.same:
+        if not self.has_equal_answers:
             return super().verdict
         answers = f"give the same answers, right or wrong, on all {self.num_samples:,} images"
         within = f"equally good within {points(self.margin)} ({self.evidence})."

@@ -32,7 +32,7 @@ class Reconstructions:
     """Reconstructions from one capsule of each image."""
 
     images: Images  # `[batch, channels, height, width]` in [0, 1], on the CPU
-    shown: Labels  # `[batch]` int64, the class whose capsule was decoded
+    selected: Labels  # `[batch]` int64, the class whose capsule was decoded
     activations: Activations  # `[batch, classes]` class-capsule activations in [0, 1]
     predictions: Labels  # `[batch]` int64, the class with the largest activation
 
@@ -44,7 +44,7 @@ class Perturbation:
     # In [0, 1], on the CPU.
     reconstructions: Float[Tensor, "batch dims steps channels height width"]
     offsets: Float[Tensor, " steps"]  # added to the dimension, from -span to span
-    shown: Labels  # `[batch]` int64, the class whose capsule was moved and decoded
+    selected: Labels  # `[batch]` int64, the class whose capsule was moved and decoded
 
 
 def reconstructions(

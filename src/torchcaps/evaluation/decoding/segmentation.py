@@ -26,13 +26,13 @@ class Segments:
     """Reconstructions from k capsules of each image, one at a time."""
 
     images: Drawings  # `[n, k, channels, height, width]` in [0, 1], on the CPU
-    shown: Int64[Tensor, "n k"]  # `[n, k]` int64, the class whose capsule was decoded
+    selected: Int64[Tensor, "n k"]  # `[n, k]` int64, the class whose capsule was decoded
     activations: Activations  # `[n, classes]` lengths in [0, 1]
 
     @property
     def lengths(self) -> Float[Tensor, "n k"]:
         """The activation of each decoded capsule."""
-        return self.activations.gather(1, self.shown)
+        return self.activations.gather(1, self.selected)
 
 
 @dataclass(frozen=True)
@@ -90,19 +90,19 @@ def match_segments(segments: Segments, labels: Int64[Tensor, "n 2"]) -> Segments
     Raises:
         ArgumentError: for another number of capsules, or labels of another shape.
     """
-    check_shape("segments.shown", segments.shown, ("n", "k"), k=2)
-    check_shape("labels", labels, ("n", "k"), n=len(segments.shown), k=2)
+    check_shape("segments.selected", segments.selected, ("n", "k"), k=2)
+    check_shape("labels", labels, ("n", "k"), n=len(segments.selected), k=2)
     labels = labels.cpu()
-    fits = (segments.shown == labels).any(dim=1)
-    fits_reversed = (segments.shown == labels.flip(1)).any(dim=1)
+    fits = (segments.selected == labels).any(dim=1)
+    fits_reversed = (segments.selected == labels.flip(1)).any(dim=1)
     is_reversed = fits_reversed & ~fits
     images = torch.where(is_reversed.view(-1, 1, 1, 1, 1), segments.images.flip(1), segments.images)
-    shown = torch.where(is_reversed.unsqueeze(1), segments.shown.flip(1), segments.shown)
-    return Segments(images, shown, segments.activations)
+    selected = torch.where(is_reversed.unsqueeze(1), segments.selected.flip(1), segments.selected)
+    return Segments(images, selected, segments.activations)
 
 
 def score_segmentation(
-    drawn: Drawings,
+    drawings: Drawings,
     digits: Drawings,
     *,
     threshold: float = 0.5,
@@ -110,26 +110,26 @@ def score_segmentation(
     """Compare drawings with the true single digits, pixel by pixel.
 
     Args:
-        drawn: `[n, k, channels, height, width]` in [0, 1], such as `segment(...).images`.
+        drawings: `[n, k, channels, height, width]` in [0, 1], such as `segment(...).images`.
         digits: the true digits at their places, in the same order and shape.
         threshold: brightness from which a pixel is ink, in (0, 1].
 
     Raises:
         ArgumentError: for shapes that do not fit, none of them, or a threshold out of range.
     """
-    check_shape("drawn", drawn, AXES)
-    check_like("digits", digits, drawn, AXES)
-    check_range("number of samples", drawn.shape[0] * drawn.shape[1], low=1)
+    check_shape("drawings", drawings, AXES)
+    check_like("digits", digits, drawings, AXES)
+    check_range("number of samples", drawings.shape[0] * drawings.shape[1], low=1)
     check_range("threshold", threshold, low=1e-6, high=1)
-    drawn = drawn.detach().double().cpu()
+    drawings = drawings.detach().double().cpu()
     digits = digits.detach().double().cpu()
     return Segmentation(
-        error=float((drawn - digits).square().mean()),
-        iou=_mean_iou(drawn >= threshold, digits >= threshold),
-        ink_right=_ink_right(drawn, digits, threshold),
-        correlation=_correlation(drawn.flatten(2), digits.flatten(2)),
+        error=float((drawings - digits).square().mean()),
+        iou=_mean_iou(drawings >= threshold, digits >= threshold),
+        ink_right=_ink_right(drawings, digits, threshold),
+        correlation=_correlation(drawings.flatten(2), digits.flatten(2)),
         threshold=threshold,
-        num_samples=len(drawn),
+        num_samples=len(drawings),
     )
 
 
@@ -139,12 +139,12 @@ def _mean_iou(first: Bool[Tensor, "n k *pixels"], second: Bool[Tensor, "n k *pix
     return float(torch.where(union > 0, intersection / union.clamp(min=1), 1.0).mean())
 
 
-def _ink_right(drawn: Drawings, digits: Drawings, threshold: float) -> float | None:
+def _ink_right(drawings: Drawings, digits: Drawings, threshold: float) -> float | None:
     ink = digits * (digits >= threshold)
     is_of_one_digit = (ink > 0).sum(dim=1, keepdim=True) == 1
     ink = ink * is_of_one_digit
     # Equally bright drawings decide nothing.
-    is_as_bright = drawn.unsqueeze(1) >= drawn.unsqueeze(2)  # [n, k, k of the other, ...]
+    is_as_bright = drawings.unsqueeze(1) >= drawings.unsqueeze(2)  # [n, k, k of the other, ...]
     is_brightest = is_as_bright.sum(dim=2) == 1
     total = float(ink.sum())
     if not total:

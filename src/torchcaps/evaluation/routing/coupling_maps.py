@@ -40,7 +40,7 @@ class CouplingMaps:
 
     maps: Float[Tensor, "n height width"]  # over pixels; negative where votes oppose the class
     positions: Float[Tensor, "n rows columns"]  # over the first capsules, with the same sum
-    shown: Labels  # `[n]` int64, the class whose support it is
+    selected: Labels  # `[n]` int64, the class whose support it is
     activations: Activations  # `[n, classes]` of the class capsules, in [0, 1]
 
 
