@@ -50,6 +50,8 @@ def entry(word: str, meanings: dict[str, str]) -> str:
     """The entry of a word: its own, or that of its singular."""
     singular = word[:-3] + "y" if word.endswith("ies") else word.removesuffix("s")
     candidates = (word, singular, word.removesuffix("es"))
+    if word.endswith(("ss", "us", "is", "as")) or word.endswith("es"):
+        singular = word  # a new word of this form is rarely a plural in -s
     return next((one for one in candidates if one in meanings), singular)
 
 

@@ -1,6 +1,7 @@
 """Layers with parameters. `forward` checks, calls `ops` or `functional`, and returns Capsules.
 
-A router of this package is one file: it registers itself, and no import names it here.
+A router of this package is one file that registers itself: that needs no import here. The imports
+below only make names public.
 """
 
 from torchcaps.nn.decoder import (
