@@ -1,4 +1,4 @@
-"""The registry of models: names, passports, construction."""
+"""The registry of models: names, what is known of each, construction."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -113,7 +113,7 @@ def list_models(filter: str = "*", pretrained: bool = False) -> list[str]:
 
 
 def model_info(name: str) -> ModelInfo:
-    """The passport of a model; ValueError for an unknown name."""
+    """What is known of a model (`ModelInfo`); ValueError for an unknown name."""
     return MODELS[name][1]
 
 
