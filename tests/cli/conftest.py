@@ -96,7 +96,7 @@ def small_disk(tmp_path):
         words = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place]
         try:
             process = subprocess.run(words, capture_output=True, text=True, check=False)
-        except OSError as error:
+        except (FileNotFoundError, PermissionError) as error:
             pytest.skip(f"a small disk cannot be mounted here ({error})")
         if process.returncode:
             pytest.skip(f"a small disk cannot be mounted here ({process.stderr.strip()})")

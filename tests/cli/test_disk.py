@@ -23,8 +23,8 @@ def test_a_disk_that_fills_up_keeps_the_last_checkpoint_and_the_run_goes_on_when
 ):
     start = (start, "--checkpoint-every", 2)
     assert command(start, "--output", "whole").status == 0
-    state = (tmp_path / "whole" / "checkpoints" / "last.safetensors").stat().st_size
-    disk = small_disk(int(1.6 * state))  # one state fits, the next beside it does not
+    state_size = (tmp_path / "whole" / "checkpoints" / "last.safetensors").stat().st_size
+    disk = small_disk(int(1.6 * state_size))  # one state fits, the next beside it does not
     last = disk / "run" / "checkpoints" / "last.safetensors"
     full = "cannot be written (No space left on device); what was there before is unchanged"
     assert f"{last}: {full}" in sentence(command(start, "--output", disk / "run"))
@@ -33,7 +33,7 @@ def test_a_disk_that_fills_up_keeps_the_last_checkpoint_and_the_run_goes_on_when
     resume = (start, "--output", disk / "run", "--resume")
     assert full in sentence(command(resume))
     assert last.read_bytes() == state
-    small_disk(8 * state)
+    small_disk(8 * state_size)
     assert command(resume).status == 0
     assert contents(disk / "run") == contents(tmp_path / "whole")
 
