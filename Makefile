@@ -60,7 +60,7 @@ campaign: $(INSTALLED)
 campaign-kills: $(INSTALLED)
 	$(CAMPAIGN) --only "kills/full size" --cases 100
 
-# Faults put into a copy of the library, one at a time: do its tests notice? About half an hour.
+# Faults put into a copy of the library, one at a time: do its tests notice?
 faults: $(INSTALLED)
 	$(BIN)/python -m tests.faults --only "$(ONLY)" --jobs $(WORKERS)
 
