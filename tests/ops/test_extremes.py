@@ -129,6 +129,22 @@ def test_votes_that_float16_has_no_room_for():
     assert layer(Capsules(pose, pose[..., 0])).pose.isfinite().all()
 
 
+def test_em_of_huge_votes_of_an_absent_child_in_bfloat16():
+    votes = (torch.randn(2, 1, 5, 1, generator=seeded(), dtype=torch.float64) * 1e18).bfloat16()
+    votes.requires_grad_()
+    activation = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
+    capsules = functional.em_routing(votes, activation, 0.0, 0.0, iterations=2)
+    all_finite(capsules, [votes, activation])
+
+
+@pytest.mark.parametrize("impl", ["reference", "auto"])
+def test_windows_of_activations_in_half_precision(impl):
+    layer = ConvCaps(4, 3, 2, iterations=1, impl=impl).half()
+    pose = (torch.randn(2, 3, 4, 4, 16, generator=seeded()) * 4e-5).half().requires_grad_()
+    activation = torch.rand(2, 3, 4, 4, generator=seeded(1)).half().requires_grad_()
+    all_finite(layer(Capsules(pose, activation)), [pose, activation])
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.complex64, torch.bool, torch.uint8])
 def test_other_than_floating_point_is_named(dtype):
     votes, activation = torch.ones(2, 5, 4, 3, dtype=dtype), torch.ones(2, 5)
