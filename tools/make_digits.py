@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from torchcaps.data import ReadRequest
 from torchcaps.data.budget import read_bytes
 from torchcaps.data.idx import STEMS, UNSIGNED_BYTE, read_idx_set
 from torchcaps.data.sets.mnist import FOLDER, INFO
@@ -48,7 +49,7 @@ def digits_files(mnist: Path) -> dict[str, bytes]:
     """The four IDX files of the embedded digits, uncompressed, by name, made from the folder of MNIST's own four."""
     files = {}
     for split, per_class in PER_CLASS.items():
-        full_set = read_idx_set(mnist, split, "mnist")
+        full_set = read_idx_set(mnist, ReadRequest(split), "mnist")
         indices = choose_digits(full_set.labels, per_class)
         files[f"{STEMS[split]}-images-idx3-ubyte"] = _idx(full_set.images[indices, 0])
         files[f"{STEMS[split]}-labels-idx1-ubyte"] = _idx(full_set.labels[indices].to(torch.uint8))
