@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from torchcaps.errors import ArgumentError
 from torchcaps.functional import chamfer_distance, procrustes
 from torchcaps.testing import seeded
 
@@ -149,3 +150,12 @@ def test_shapes_that_do_not_fit():
         procrustes(x, x[:, :3])
     with pytest.raises(ValueError, match=r"others: expected \[batch=4, m, dim=2\]"):
         chamfer_distance(x, random_points(3))
+
+
+@pytest.mark.parametrize("argument", ["source", "target"])
+def test_points_without_a_batch_are_refused_by_name(argument):
+    points = {"source": random_points(2), "target": random_points(2)}
+    points[argument] = points[argument][0]
+    with pytest.raises(ArgumentError) as refusal:
+        procrustes(**points)
+    assert refusal.value.argument == argument

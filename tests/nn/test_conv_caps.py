@@ -233,3 +233,12 @@ def test_properties_of_primary_capsules():
 def test_wrong_arguments(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_fewer_iterations_of_em_keep_the_effective_cost():
+    """The learned cost is a multiple of the last inverse temperature."""
+    router = EMRouting(3, inverse_temperature=(1.0, 2.0, 4.0), beta_a=3.0)
+    shorter = router.with_iterations(2)
+    assert shorter.inverse_temperature == (1.0, 2.0)
+    assert shorter.beta_a.item() / 2.0 == router.beta_a.item() / 4.0
+    assert router.with_iterations(3).beta_a.item() == router.beta_a.item() == 3.0

@@ -18,6 +18,7 @@ from torchcaps.nn import (
     mask_capsules,
 )
 from torchcaps.nn.decoder import UpsamplingDecoder
+from torchcaps.nn.votes import LinearVotes
 from torchcaps.testing import random_capsules, seeded
 from torchcaps.types import Capsules
 
@@ -266,3 +267,8 @@ def test_the_upsampling_decoder_crops_around_the_center():
     cropped.load_state_dict(decoder.state_dict())
     pose = torch.randn(2, 3, 4, generator=seeded())
     assert torch.equal(cropped(pose), decoder(pose)[:, :, 2:22, 1:23])
+
+
+def test_sizes_of_another_type_are_refused():
+    with pytest.raises(TypeError, match="LayerSizes"):
+        LinearVotes((3, 2, 4, 5))

@@ -11,6 +11,7 @@ import torch
 
 from torchcaps.errors import RunError, TrainingError
 from torchcaps.training import Run, TrainConfig, folder, loggers
+from torchcaps.training.files import exclusive
 from torchcaps.training.loggers import append_metrics, truncate_metrics
 
 ROWS = [{"kind": "step", "step": 20 * k, "loss": 0.5} for k in range(1, 4)]
@@ -301,3 +302,32 @@ def test_one_process_does_not_hold_a_folder_twice(run):
         folder.resume(run),
     ):
         pass
+
+
+def test_the_time_of_a_run_is_known_where_every_epoch_was_measured(tmp_path):
+    run = Run(tmp_path)
+    epoch = {"kind": "epoch", "score": "accuracy", "images": 60, "best": True}
+    with folder.create(run, TrainConfig.of(epochs=3)):
+        assert run.seconds is None
+        append_metrics(
+            run, epoch | {"step": 3, "epoch": 1, "val_accuracy": 0.5, "images_per_second": 30.0}
+        )
+        append_metrics(
+            run, epoch | {"step": 6, "epoch": 2, "val_accuracy": 0.25, "images_per_second": 20.0}
+        )
+        assert run.seconds == 2.0 + 3.0
+        assert "50.00 %" in repr(run)
+        append_metrics(
+            run, epoch | {"step": 9, "epoch": 3, "val_accuracy": 0.25, "images_per_second": None}
+        )
+        assert run.seconds is None
+
+
+def test_a_folder_that_cannot_be_held_is_not_left_behind(tmp_path, monkeypatch):
+    def refuse(lock):
+        raise OSError(30, "read-only file system")
+
+    monkeypatch.setattr("filelock.FileLock.acquire", refuse)
+    with pytest.raises(TrainingError, match="cannot be written"), exclusive(tmp_path / "run"):
+        pass
+    assert not (tmp_path / "run").exists()

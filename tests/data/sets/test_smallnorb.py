@@ -195,3 +195,14 @@ def test_matrices_that_do_not_fit_are_refused(tmp_path, kind, matrix, words):
 def test_other_eyes_are_refused(tmp_path):
     with pytest.raises(UnknownNameError, match="unknown choice of eyes 'rihgt'; did you mean"):
         read_norb(tmp_path, eyes="rihgt")
+
+
+@pytest.mark.parametrize("split", STEMS)
+def test_one_split_alone_can_be_read(tmp_path, split):
+    folder = tmp_path / "smallnorb"
+    write_norb(folder, count=5, side=8)
+    for other_split, stem in STEMS.items():
+        if other_split != split:
+            for path in folder.glob(f"{stem}*"):
+                path.unlink()
+    assert len(load_dataset("smallnorb", split, tmp_path, cache_dir=tmp_path / "none")) == 5

@@ -1,0 +1,38 @@
+"""Sets that the package renders: the same images and points for the same seed, on any machine."""
+
+import pytest
+import torch
+
+from torchcaps.data import load_dataset, make_planes, render_shapes
+from torchcaps.data.sets import shapes
+
+SHAPE_PIXELS = [6540, 296, 1040, 316]  # of the background and of each class
+SHAPE_GRAY = [139.8676, 45.7655, 149.1133]  # mean, deviation, mean of the first image
+PLANE_SPREAD = [0.410776, 0.382221]  # along x and y
+PLANE_SKEW = -0.0041796
+
+
+def test_shapes_of_a_seed_are_as_recorded():
+    """Rounding differs between processors: means are compared."""
+    images = render_shapes(8, 32, seed=3)
+    pixels_per_class = torch.bincount(images.masks.flatten().long(), minlength=4)
+    assert pixels_per_class.tolist() == pytest.approx(SHAPE_PIXELS, abs=8)
+    gray = images.images.double()
+    statistics = [gray.mean().item(), gray.std().item(), gray[0].mean().item()]
+    assert statistics == pytest.approx(SHAPE_GRAY, abs=0.05)
+
+
+def test_shapes_are_written_as_they_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(shapes, "COUNTS", {"train": 3, "test": 2})
+    shapes.write_shapes(tmp_path)
+    for split, seed in (("train", 0), ("test", 1)):
+        expected = render_shapes(shapes.COUNTS[split], seed=seed)
+        images = load_dataset(tmp_path, split)
+        assert torch.equal(images.images, expected.images)
+        assert torch.equal(images.masks, expected.masks)
+
+
+def test_planes_of_a_seed_are_as_recorded():
+    points = make_planes(4, 64, seed=5).images.double()[..., 0]
+    assert points.std(dim=(0, 2)).tolist() == pytest.approx(PLANE_SPREAD, abs=1e-4)
+    assert points.pow(3).mean().item() == pytest.approx(PLANE_SKEW, abs=1e-4)
