@@ -96,7 +96,9 @@ def em_routing(
     Args:
         votes: tensor `[batch, children, parents, dim]` or lazy votes.
         activation: `[batch, children]`; None for lazy votes, which have it.
-        beta_u, beta_a: a number or `[parents]`.
+        beta_u: cost of a parent without votes, a number or `[parents]`; see
+            `functional.em_routing`.
+        beta_a: threshold of the activation, a number or `[parents]`; see `functional.em_routing`.
         iterations: number of routing iterations, at least 1.
         inverse_temperature: of all iterations, or of each.
         impl: as of `dynamic_routing`; "blocked" and "numba" take lazy votes alone.

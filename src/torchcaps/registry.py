@@ -129,6 +129,9 @@ def import_submodules(package: str) -> None:
 
     An addition to the package is then one file: no list of imports names it. Modules whose name
     begins with an underscore are left to the modules that need them.
+
+    Args:
+        package: its full name, such as "torchcaps.models".
     """
     path = importlib.import_module(package).__path__
     for module in pkgutil.iter_modules(path, f"{package}."):

@@ -187,6 +187,16 @@ class TrainingSettings(SettingsGroup):
 class TrainConfig:
     """A training run: settings in groups, each with a class of its own.
 
+    Attributes:
+        model: name of the model, and its options.
+        data: data set, sizes and crop of its images, and the part held out.
+        task: task, loss, weight of reconstruction, label smoothing, and metrics.
+        optimizer: optimizer, learning rate, weight decay and clipping.
+        schedule: schedule of the learning rate, and its milestones.
+        augmentation: settings of all augmentations; its class is made from those that are
+            registered.
+        training: epochs, batch size, precision, device, seed, checkpoints and callbacks.
+
     Example:
         >>> config = TrainConfig.of(model="capsnet", data="digits", epochs=3)
         >>> config.training.epochs
@@ -205,6 +215,13 @@ class TrainConfig:
     def of(cls, **settings: Any) -> TrainConfig:
         """A run of these settings, by their names without groups, or by groups.
 
+        Args:
+            settings: by name, such as `epochs=3`, or by group, such as `training={"epochs": 3}`;
+                the others have their defaults.
+
+        Returns:
+            The configuration.
+
         Raises:
             ValueError: a value of another kind, or out of range.
             UnknownNameError: a name that is no setting.
@@ -213,9 +230,17 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
-        """The inverse of `to_dict`; also reads settings without groups.
+        """The inverse of `to_dict`; it also reads settings without groups.
 
-        Raises ValueError as `of`, or for what is no mapping.
+        Args:
+            values: settings by name, or by group.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ValueError: no mapping, a value of another kind, or out of range.
+            UnknownNameError: a name that is no setting.
         """
         return cls()._with(flattened(values))
 
@@ -228,16 +253,31 @@ class TrainConfig:
         return flattened(self.to_dict())
 
     def updated(self, **changes: Any) -> TrainConfig:
-        """A copy with those of the changes that are not None.
+        """A copy with changes.
 
-        They are by their names without groups, or by groups. Errors as `of`.
+        Args:
+            changes: settings by name, or by group; None changes nothing.
+
+        Returns:
+            The changed copy.
+
+        Raises:
+            ValueError: a value of another kind, or out of range.
+            UnknownNameError: a name that is no setting.
         """
         return self._with(
             {name: value for name, value in flattened(changes).items() if value is not None}
         )
 
     def filled(self, defaults: Mapping[str, Any]) -> TrainConfig:
-        """A copy in which these take the place of settings that are None."""
+        """A copy in which defaults take the place of settings that are None.
+
+        Args:
+            defaults: by name, without groups.
+
+        Returns:
+            The copy.
+        """
         flat = self.flat()
         return self._with({name: value for name, value in defaults.items() if flat[name] is None})
 

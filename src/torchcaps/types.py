@@ -55,7 +55,15 @@ class Routed(NamedTuple):
         return {}
 
     def with_extras(self, **extras: Tensor) -> Routed:
-        """The same with further tensors, which `record_routing` keeps."""
+        """The same routing with further tensors, which `record_routing` keeps.
+
+        Args:
+            extras: further tensors by name, of any shape with the batch first; equal names are
+                replaced.
+
+        Returns:
+            The routing with all its extras.
+        """
         return RoutedWithExtras.of(self, {**self.extras, **extras})
 
 

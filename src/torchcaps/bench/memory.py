@@ -75,6 +75,9 @@ def estimate_memory(model: nn.Module, batch: int, precision: str = "fp32") -> Me
         batch: number of images, at least 1.
         precision: "fp32", or "bf16" for autocast.
 
+    Returns:
+        The predicted peak in bytes and its parts; printed, it is a table. See `MemoryEstimate`.
+
     Raises:
         ArgumentError: for a batch below 1 or another precision.
         TypeError: for a module that is no model of this library.

@@ -99,6 +99,13 @@ def register_dataset(
 ) -> Callable[[DatasetReader], DatasetReader]:
     """Decorate a `DatasetReader` of a named data set.
 
+    Args:
+        info: facts about the set; `info.name` is its name.
+        replace: allow a name that is taken.
+
+    Returns:
+        The decorator, which returns the reader as it is.
+
     Raises:
         ValueError: the name is taken, and `replace` is not set.
     """
@@ -175,7 +182,17 @@ def list_datasets() -> list[str]:
 
 
 def dataset_info(name: str) -> DatasetInfo:
-    """What is known about a named data set; UnknownNameError where there is none."""
+    """Facts about a named data set: source, license, sizes and protocol.
+
+    Args:
+        name: of the set; see `list_datasets()`.
+
+    Returns:
+        Its `DatasetInfo`.
+
+    Raises:
+        UnknownNameError: no data set has this name.
+    """
     return DATASETS[name][0]
 
 

@@ -42,6 +42,13 @@ def read_arrays(path: str | Path, request: ReadRequest) -> ImageSet:
     width]`, where the one axis of at most 4 is the channels. They are uint8, uint16 (65535 becomes
     255), or floats in [0, 1]. Labels are `[n]` or `[n, 1]`: integers from 0, or names.
 
+    Args:
+        path: of the file.
+        request: its split is read, and the images are brought to its size and channels.
+
+    Returns:
+        The images of that split.
+
     Raises:
         DataError: damaged, pickled, an array missing, an ambiguous layout, values out of range,
             NaN.

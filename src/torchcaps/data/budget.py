@@ -55,7 +55,11 @@ class MemoryBudget:
         return self.max_bytes or max(FLOOR, RATIO * self.stored)
 
     def add_file(self, stat: os.stat_result) -> None:
-        """Count a file on disk. Holes of a sparse file do not count, where the system tells."""
+        """Count a file on disk. Holes of a sparse file do not count, where the system tells.
+
+        Args:
+            stat: of the file, from `os.stat`.
+        """
         num_bytes = stat.st_size
         if getattr(stat, "st_blocks", 0):
             num_bytes = min(num_bytes, 512 * stat.st_blocks)
@@ -65,6 +69,10 @@ class MemoryBudget:
 
     def reserve(self, name: str, num_bytes: int) -> None:
         """Count bytes of memory before they are allocated.
+
+        Args:
+            name: of what is allocated, in the message.
+            num_bytes: 0 or more.
 
         Raises:
             DataError: there are too many; the message begins with `name`.

@@ -152,22 +152,53 @@ class ImageSet:
         return f"{width} × {height} pixels (width × height), {colors}"
 
     def resized(self, img_size: Size, in_chans: int | None) -> Self:
-        """The set with images of this size and number of channels; see `fit_images`."""
+        """The set with images of another size and number of channels; see `fit_images`.
+
+        Args:
+            img_size: (height, width), or one side of a square; None keeps the size.
+            in_chans: 1 or 3; None keeps the channels.
+
+        Returns:
+            The resized set.
+        """
         return replace(self, images=fit_images(self.images, img_size, in_chans))
 
     def cropped(self, side: int) -> Self:
-        """The middle `side` × `side` pixels of every image."""
+        """The set with the middle of every image.
+
+        Args:
+            side: pixels along a side of the square that is kept.
+
+        Returns:
+            The cropped set.
+        """
         return replace(self, images=center_crop(self.images, side).contiguous())
 
     def subset(self, indices: Tensor | Sequence[int]) -> Self:
-        """The images at `indices` (`[m]`, integers), in that order, with the same classes."""
+        """The set of some of the images, with the same classes.
+
+        Args:
+            indices: `[m]` integers; the images come in that order.
+
+        Returns:
+            The set of m images.
+        """
         index = self._index(indices)
         factors = {name: values[index.to(values.device)] for name, values in self.factors.items()}
         tensors = {name: getattr(self, name)[index] for name in self.per_image}
         return replace(self, factors=factors, **tensors)
 
     def train_val_split(self, fraction_or_count: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
-        """Training and validation images, by `stratified_split`: no `group` is on both sides."""
+        """Training and validation images, by `stratified_split`: no `group` is on both sides.
+
+        Args:
+            fraction_or_count: of the validation images: a float in (0, 1) is a share of each class,
+                an int a number in all.
+            seed: of the split, 0 or more.
+
+        Returns:
+            The training set and the validation set.
+        """
         groups = None if self.group is None else self.factors[self.group]
         train, val = stratified_split(self.labels, fraction_or_count, seed, groups=groups)
         return self.subset(train), self.subset(val)
@@ -178,11 +209,26 @@ class ImageSet:
         return None
 
     def sample_batch(self, indices: Tensor | Sequence[int], *, generator: Generator) -> ImageBatch:
-        """The images at `indices` (`[batch]`, integers) to train on; on-line sets draw anew."""
+        """Images to train on; sets that make their images in training draw new ones.
+
+        Args:
+            indices: `[batch]` integers.
+            generator: of what is drawn.
+
+        Returns:
+            Float images in [0, 1] `[batch, channels, height, width]` with their labels.
+        """
         return ImageBatch(self.float_images(indices), self.labels[self._index(indices)])
 
     def to(self, device: torch.device | str) -> Self:
-        """The set with its images and labels on `device`; factors stay where they are."""
+        """The set with its images and labels on a device; factors stay where they are.
+
+        Args:
+            device: of torch, such as "cuda".
+
+        Returns:
+            The moved set.
+        """
         return replace(self, **{name: getattr(self, name).to(device) for name in self.per_image})
 
     def float_images(
@@ -192,6 +238,9 @@ class ImageSet:
 
         Args:
             indices: `[m]` integers; None takes all images.
+
+        Returns:
+            `[m, channels, height, width]`.
         """
         return to_float(self.images if indices is None else self.images[self._index(indices)])
 
@@ -305,7 +354,7 @@ def few_labels(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:
         Ascending indices `[classes * per_class]`.
 
     Raises:
-        ValueError: another shape of labels, or `per_class` out of range.
+        ArgumentError: another shape of labels, or `per_class` out of range.
     """
     check_shape("labels", labels, ("n",))
     array = labels.cpu().numpy()

@@ -202,7 +202,14 @@ class LabelTree(NamedTuple):
 
 
 def label_tree(classes: Sequence[str]) -> LabelTree | None:
-    """The tree in the names of classes; None unless all are paths of one depth of at least 2."""
+    """The tree in the names of classes, such as "clothing/tops/shirt".
+
+    Args:
+        classes: names of the classes.
+
+    Returns:
+        The tree; None unless all names are paths of one depth of at least 2.
+    """
     depths = {name.count(SEPARATOR) for name in classes}
     if len(depths) != 1 or depths == {0}:
         return None

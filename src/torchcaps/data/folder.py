@@ -35,6 +35,9 @@ def read_folder(root: str | Path, request: ReadRequest) -> ImageSet:
         request: without a size, all images must have one size. Without channels, they are 1 when
             every image of both splits is gray, otherwise 3.
 
+    Returns:
+        The images of the split that is requested.
+
     Raises:
         DataError: no class folders, one class only, an empty class, class folders at several depths
             or of one name with two parents, an unreadable image, or mixed sizes.
@@ -106,6 +109,13 @@ def read_tar(path: str | Path, request: ReadRequest) -> ImageSet:
 
     The archive is plain or compressed. Folders that wrap all of it are skipped. Its name without
     the ending becomes the set's. Everything else is as in `read_folder`.
+
+    Args:
+        path: of the archive.
+        request: as for `read_folder`.
+
+    Returns:
+        The images of the split that is requested.
 
     Raises:
         DataError: as `read_folder`, or the archive is damaged or cut short.

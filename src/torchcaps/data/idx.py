@@ -32,6 +32,10 @@ STEMS = {"train": "train", "test": "t10k"}
 def read_idx(path: Path | str, budget: MemoryBudget | None = None) -> Tensor:
     """The array in an IDX file of unsigned bytes, plain or compressed.
 
+    Args:
+        path: of the file.
+        budget: limit of the memory; by default that of this file alone.
+
     Returns:
         uint8, 1 to 4 axes.
 

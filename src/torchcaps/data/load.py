@@ -47,6 +47,10 @@ def load_dataset(
         max_bytes: memory that the files may expand to, at least 1; None is 256 MiB, or 32 times
             what they take on disk where that is more.
 
+    Returns:
+        The images of the split, of the type of the set: an `ImageSet`, or `MaskedSet`, `PairSet`,
+        `PlacedSet` or `PointSet`.
+
     Raises:
         DataError: absent (with every place that was searched), damaged, unusable, or larger than
             `max_bytes`.

@@ -54,6 +54,12 @@ class MaskedSet(ImageSet):
 
     Attributes:
         masks: indices into `classes`, uint8 `[n, height, width]`.
+        images: `[n, channels, height, width]`, uint8 in 0..255 or float32 in [0, 1].
+        labels: `[n]` main class of each image, an index into `classes`.
+        classes: names of the classes, the background first.
+        name: name of the set in tables and reports.
+        factors: further numbers of each image by name, each `[n]`.
+        group: a factor; images with equal values stay together in `train_val_split`.
     """
 
     masks: UInt8[Tensor, "n height width"] = field(kw_only=True)
@@ -72,7 +78,17 @@ class MaskedSet(ImageSet):
 
     @classmethod
     def of(cls, images: Tensor, masks: Tensor, classes: tuple[str, ...], name: str) -> Self:
-        """A set of these images and masks, which are as the attributes."""
+        """A set of images and masks; the labels are made from the masks.
+
+        Args:
+            images: `[n, channels, height, width]`, uint8 in 0..255 or float32 in [0, 1].
+            masks: indices into `classes`, uint8 `[n, height, width]`.
+            classes: names of the classes, the background first.
+            name: name of the set.
+
+        Returns:
+            The set.
+        """
         return cls(images, main_classes(masks, len(classes)), classes, name, masks=masks)
 
     def sample_batch(self, indices: Tensor | Sequence[int], *, generator: Generator) -> ImageBatch:
@@ -168,6 +184,9 @@ def read_masks(root: str | Path, request: ReadRequest) -> MaskedSet:
     Args:
         root: the folder.
         request: as for `read_folder`.
+
+    Returns:
+        The images of the split that is requested, with their masks.
 
     Raises:
         DataError: an image without a mask or the reverse, a mask of another size, a color or value

@@ -25,6 +25,13 @@ def read_mat(path: str | Path, budget: MemoryBudget | None = None) -> dict[str, 
     Arrays keep MATLAB's axes, so that an image is `[height, width]`. A struct is a dictionary of
     its fields, text is str, a cell array is a list in column-major order.
 
+    Args:
+        path: of the file.
+        budget: limit of the memory; by default that of this file alone.
+
+    Returns:
+        Name of each variable -> its contents.
+
     Raises:
         DataError: absent, truncated, damaged, of another version, too large, or with what is not
             read here (sparse arrays, objects, functions).

@@ -79,7 +79,13 @@ class PointPreprocess(Preprocess, kind="points"):
 class PointSet(ImageSet):
     """Sets of equally many points.
 
-    `images` are float32 `[n, 2 or 3, points, 1]`, any finite numbers.
+    Attributes:
+        images: float32 `[n, 2 or 3, points, 1]`, any finite numbers.
+        labels: `[n]` indices into `classes`.
+        classes: names of the classes, at least one.
+        name: name of the set in tables and reports.
+        factors: further numbers of each set of points by name, each `[n]`.
+        group: a factor; sets of points with equal values stay together in `train_val_split`.
     """
 
     preprocess: ClassVar[type[Preprocess]] = PointPreprocess
@@ -98,7 +104,16 @@ class PointSet(ImageSet):
 
     @classmethod
     def of(cls, points: Tensor, name: str, class_name: str = "points") -> Self:
-        """A set of these `images`, all of one class."""
+        """A set of points, all of one class.
+
+        Args:
+            points: float32 `[n, 2 or 3, points, 1]`.
+            name: name of the set.
+            class_name: name of the class.
+
+        Returns:
+            The set.
+        """
         return cls(points, torch.zeros(len(points), dtype=torch.int64), (class_name,), name)
 
     @property
@@ -162,6 +177,13 @@ def read_points(path: str | Path, request: ReadRequest) -> PointSet:
     `.csv` has a line for each point, with the columns `shape` (a name or number; lines of one shape
     need not be neighbors), `x`, `y` and perhaps `z`, and perhaps `split`, "train" or "test".
     Without splits 20 % of the sets are the test split, chosen by `stratified_split` with seed 0.
+
+    Args:
+        path: of the file.
+        request: its split is read; sizes of images have no meaning here.
+
+    Returns:
+        The sets of points of that split, all of one class.
 
     Raises:
         DataError: damaged, a missing column or array, sets of different sizes, text or NaN for a

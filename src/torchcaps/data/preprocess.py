@@ -72,13 +72,27 @@ class Preprocess:
         return self.img_size if self.crop is None else (self.crop, self.crop)
 
     def files(self, paths: Iterable[str | Path]) -> list[Path]:
-        """The files that these paths name, and those in folders; see `images_in`."""
+        """The files that paths name, and those in folders; see `images_in`.
+
+        Args:
+            paths: of files and folders.
+
+        Returns:
+            Paths of the files, each once.
+        """
         return images_in(paths)
 
     def finish(
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch channels h w"]:
-        """Crop images `[batch, channels, *img_size]`, floats in [0, 1], where a crop is set."""
+        """Crop images where a crop is set.
+
+        Args:
+            images: `[batch, channels, *img_size]`, floats in [0, 1].
+
+        Returns:
+            `[batch, channels, crop, crop]`, or the images as they are.
+        """
         return images if self.crop is None else center_crop(images, self.crop)
 
     def __call__(self, image: Picture) -> Float[Tensor, "channels height width"]:
@@ -116,6 +130,12 @@ class Preprocess:
     def from_dict(cls, settings: Mapping[str, Any]) -> Preprocess:
         """The inverse of `to_dict`.
 
+        Args:
+            settings: of `to_dict`, or read from JSON.
+
+        Returns:
+            The preprocessing.
+
         Raises:
             DataError: a value is missing or of another type.
         """
@@ -140,11 +160,15 @@ PREPROCESSES.add(Preprocess.kind, Preprocess)
 
 
 def images_in(paths: Iterable[str | Path]) -> list[Path]:
-    """The image files that these paths name, each once.
-
-    They come in natural order ("img2" before "img10").
+    """The image files that paths name, each once, in natural order ("img2" before "img10").
 
     Folders are searched at every depth. Hidden files and folders inside them are skipped.
+
+    Args:
+        paths: of files and folders.
+
+    Returns:
+        Paths of the files.
 
     Raises:
         DataError: a path does not exist, a file is no image by its ending, or a folder holds no

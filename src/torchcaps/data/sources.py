@@ -44,7 +44,12 @@ class SourceError(Exception):
 
 @dataclass(frozen=True)
 class Mirror(Source):
-    """A web folder that holds each file of a set as `base + file + suffix`."""
+    """A web folder that holds each file of a set as `base + file + suffix`.
+
+    Attributes:
+        base: address of the folder, with a slash at its end.
+        suffix: ending of the compressed files.
+    """
 
     base: str
     suffix: str = ".gz"
@@ -299,6 +304,11 @@ def verify_dataset(
     """Compare a named set, or the one that it is made from, with what is published about it.
 
     The first folder that holds it is checked.
+
+    Args:
+        name: of the set; see `list_datasets()`.
+        root: where it is looked for first.
+        cache_dir: the cache folder; None is `default_cache_dir()`.
 
     Returns:
         One FileCheck per file, compared by SHA-256 of its decompressed bytes. Of a set without

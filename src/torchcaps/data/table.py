@@ -28,6 +28,13 @@ def read_table(path: str | Path, request: ReadRequest) -> ImageSet:
     row; without it, 20 % of each class are the test split, chosen as in `read_folder`. The file is
     UTF-8, comma-separated, with a header. Its name without the ending becomes the set's.
 
+    Args:
+        path: of the `.csv` file.
+        request: as for `read_folder`.
+
+    Returns:
+        The images of the split that is requested.
+
     Raises:
         DataError: a missing column, or with its line number a missing file, empty label or unknown
             split; one class only; a label without a parent or with two; an unreadable image; mixed

@@ -25,8 +25,14 @@ DEFAULT_MODEL = "capsnet_small"  # of commands without a run
 def weights_file(name: str = DEFAULT_MODEL) -> Path:
     """The file of a model's weights, a path for `torchcaps.load` and every command.
 
+    Args:
+        name: of the model.
+
+    Returns:
+        Path of the `.safetensors` file.
+
     Raises:
-        ValueError: if none come with the package.
+        ArgumentError: if none come with the package.
 
     Example:
         >>> model = torchcaps.load(weights_file("efficient_capsnet"))
@@ -44,6 +50,9 @@ def weights_file(name: str = DEFAULT_MODEL) -> Path:
 
 def weights_info(name: str) -> dict[str, Any]:
     """The origin of a model's weights.
+
+    Args:
+        name: of the model.
 
     Returns:
         "data", "seed", "accuracy" on its test images, "command", "license", "torch" and more.

@@ -65,6 +65,9 @@ def register_model(
         replace: allow a name that is taken.
         options: of the builder, unless a caller passes others.
 
+    Returns:
+        The decorator, which returns the builder as it is; with `builder`, this builder.
+
     Raises:
         ValueError: for a name that is taken, unless `replace`.
 
@@ -105,6 +108,9 @@ def list_models(filter: str = "*", pretrained: bool = False) -> list[str]:
     Args:
         filter: a wildcard, such as "caps*".
         pretrained: of those alone whose weights come with the package.
+
+    Returns:
+        Their names, sorted.
     """
     names = [name for name in MODELS.names() if fnmatch(name, filter)]
     if pretrained:
@@ -113,7 +119,17 @@ def list_models(filter: str = "*", pretrained: bool = False) -> list[str]:
 
 
 def model_info(name: str) -> ModelInfo:
-    """What is known of a model (`ModelInfo`); ValueError for an unknown name."""
+    """Facts about a model: title, year, published sizes and figures.
+
+    Args:
+        name: of the model; see `list_models()`.
+
+    Returns:
+        Its `ModelInfo`.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
     return MODELS[name][1]
 
 
@@ -139,6 +155,9 @@ def create_model(
         generator: draws the weights, the same for equal seeds whatever other threads draw; None is
             torch's own.
         options: the model's own; see its class.
+
+    Returns:
+        The model, in training mode.
 
     Raises:
         ValueError: for an unknown name, a size that the model cannot take, or weights that are not

@@ -212,7 +212,14 @@ class CanonicalCapsules(ImageModel):
         )
 
     def align(self, points: Points) -> Aligned:
-        """Divide points into parts by the first encoder, and move them to the canonical pose."""
+        """Divide points into parts by the first encoder, and move them to the canonical pose.
+
+        Args:
+            points: `[batch, 2 or 3, points, 1]`, any finite numbers.
+
+        Returns:
+            Attention, keypoints, descriptors and the rigid motion; see `Aligned`.
+        """
         self._check(points)
         x = clamp_finite(full_precision(points), steady_limit).squeeze(3).mT
         features = self.aligner(x)
@@ -231,9 +238,15 @@ class CanonicalCapsules(ImageModel):
         return Aligned(attention, keypoints, descriptors, canonical, rotation, translation, upright)
 
     def described(self, aligned: Aligned) -> tuple[Tensor, Tensor]:
-        """Keypoints `[b, k, d]` and descriptors `[b, k, c]` of the points in the canonical pose.
+        """Keypoints and descriptors of the points in the canonical pose.
 
         The attention is that of the first encoder, the features are those of the second.
+
+        Args:
+            aligned: of `align`.
+
+        Returns:
+            Keypoints `[batch, capsules, dim]` and descriptors `[batch, capsules, channels]`.
         """
         upright = aligned.upright
         keypoints = pool(aligned.attention, upright)
@@ -245,6 +258,9 @@ class CanonicalCapsules(ImageModel):
         Args:
             keypoints: θ, `[batch, capsules, dim]`.
             descriptors: β, `[batch, capsules, channels]`.
+
+        Returns:
+            m points of each capsule.
         """
         batch = len(keypoints)
         m = self.grid.shape[1]
@@ -259,6 +275,9 @@ class CanonicalCapsules(ImageModel):
     def capsules(self, images: Points) -> Capsules:
         """Capsules of a set of points.
 
+        Args:
+            images: points `[batch, 2 or 3, points, 1]`, any finite numbers.
+
         Returns:
             Poses `[batch, capsules, dim + channels]`: keypoints in the canonical pose, and
             descriptors. Activations `[batch, capsules]`: shares of the points, in [0, 1].
@@ -268,12 +287,26 @@ class CanonicalCapsules(ImageModel):
         return Capsules(pose, aligned.attention.mean(dim=1))
 
     def decode(self, capsules: Capsules) -> Points:
-        """Points that capsules draw in the canonical pose, capsule after capsule."""
+        """Draw the points of capsules in the canonical pose, capsule after capsule.
+
+        Args:
+            capsules: of `capsules`.
+
+        Returns:
+            Points `[batch, dim, capsules * m, 1]`.
+        """
         keypoints, descriptors = capsules.pose.split([self.in_chans, self.channels], dim=2)
         return self.draw(keypoints, descriptors).flatten(1, 2).mT.unsqueeze(3)
 
     def forward(self, images: Points) -> Points:
-        """The set as its capsules draw it, in the canonical pose."""
+        """The set of points as its capsules draw it, in the canonical pose.
+
+        Args:
+            images: points `[batch, 2 or 3, points, 1]`, any finite numbers.
+
+        Returns:
+            Points `[batch, dim, capsules * m, 1]`.
+        """
         return self.decode(self.capsules(images))
 
     def notebook_stages(self) -> list[Stage]:

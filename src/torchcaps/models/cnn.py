@@ -108,8 +108,11 @@ def matched_cnn(model: nn.Module, **options: Any) -> CNN:
         model: a capsule network.
         options: `dropout`, `multilabel` and `standardized` of `CNN`.
 
+    Returns:
+        The CNN, with new weights.
+
     Raises:
-        ValueError: for a CNN, and for a model too small to be matched.
+        ArgumentError: for a CNN, and for a model too small to be matched.
 
     Example:
         >>> cnn = matched_cnn(create_model("capsnet_small"))

@@ -108,6 +108,9 @@ class ConvRouting(ConvolutionalModel):
     def capsules(self, images: Images) -> Capsules:
         """Class capsules of images.
 
+        Args:
+            images: `[batch, channels, height, width]` in [0, 1].
+
         Returns:
             Pose `[batch, num_classes, 1]`, the logit, and the probabilities of the classes.
         """
@@ -171,7 +174,14 @@ class MatrixRouting(ConvolutionalModel):
         return self.class_capsules(self.part_capsules(Capsules(pose, score.sigmoid())))
 
     def logits_of(self, capsules: Capsules) -> Classes:
-        """The net benefit of each class, whose sigmoid its activation is: -13.8 to 13.8."""
+        """The net benefit of each class, of which its activation is the sigmoid.
+
+        Args:
+            capsules: class capsules, activation `[batch, classes]` in [0, 1].
+
+        Returns:
+            `[batch, classes]`, from -13.8 to 13.8.
+        """
         return capsules.activation.logit(EPSILON)
 
 

@@ -151,7 +151,14 @@ class HVC(LogitModel):
         )
 
     def branch_capsules(self, images: Images) -> list[ClassCapsules]:
-        """The class capsules of each branch."""
+        """The class capsules of each branch.
+
+        Args:
+            images: `[batch, channels, height, width]` in [0, 1].
+
+        Returns:
+            For each branch, class capsules `[batch, dim, classes]`.
+        """
         branches: list[Tensor] = []
         x = 2 * self._prepare(images) - 1
         for number, convolution in enumerate(self.convolutions, start=1):
@@ -162,7 +169,14 @@ class HVC(LogitModel):
         return branches
 
     def merge_branches(self, branches: list[ClassCapsules]) -> Classes:
-        """The sum over branches of the weighted and normed lengths: any numbers."""
+        """The sum over branches of the weighted and normed lengths: any numbers.
+
+        Args:
+            branches: class capsules of each branch, `[batch, dim, classes]`.
+
+        Returns:
+            `[batch, classes]`.
+        """
         lengths = torch.stack([safe_norm(y, dim=1) for y in branches], dim=1)
         if self.weights is not None:
             lengths = lengths * self.weights.unsqueeze(1)  # [batch, branches, classes]

@@ -98,6 +98,9 @@ class SegCaps(DrawingModel):
     def capsules(self, images: Images) -> Capsules:
         """Class capsules of each pixel.
 
+        Args:
+            images: `[batch, channels, height, width]` in [0, 1].
+
         Returns:
             Pose `[batch, height, width, num_classes - 1, dim]`, and its length, in [0, 1).
         """
@@ -121,9 +124,14 @@ class SegCaps(DrawingModel):
     def masked(
         self, capsules: Capsules, labels: Int64[Tensor, "batch height width"] | None
     ) -> Tensor:
-        """Of each pixel the capsule of its class alone, or else the longest one.
+        """The capsule of each pixel's class, as a map that the decoder takes.
 
-        Background shows no capsule.
+        Background pixels have no capsule: their channels are zero.
+
+        Args:
+            capsules: of `capsules`.
+            labels: class of each pixel, 0 for background; None takes the class of the longest
+                capsule.
 
         Returns:
             `[batch, (num_classes - 1) * dim, height, width]`.

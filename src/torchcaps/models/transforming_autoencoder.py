@@ -164,7 +164,15 @@ class TransformingAutoencoder(ImageModel):
         return stages_by_name(self, rows)
 
     def capsules(self, images: Images) -> Capsules:
-        """Capsules of images: pose `[batch, capsules, 2 or 9]`, presence `[batch, capsules]`."""
+        """Capsules of images.
+
+        Args:
+            images: `[batch, channels, height, width]` in [0, 1].
+
+        Returns:
+            Pose `[batch, capsules, 2 or 9]`, and the presence as activation, `[batch, capsules]` in
+            [0, 1].
+        """
         self._check(images)
         x = images.flatten(1)
         h = torch.einsum("bp,kpr->bkr", x, self.weight["recognize"]) + self.bias["recognize"]
@@ -188,6 +196,9 @@ class TransformingAutoencoder(ImageModel):
         Args:
             capsules: of images.
             transformation: see `TransformedPairs`.
+
+        Returns:
+            Capsules of the same presence with the moved poses.
         """
         pose, presence = capsules
         axes = {"batch": len(pose), "shift": 2}
@@ -209,6 +220,9 @@ class TransformingAutoencoder(ImageModel):
         Args:
             capsules: of images.
             labels: numbers of capsules, `[batch]`; the others of that image are left out.
+
+        Returns:
+            `[batch, channels, height, width]`.
         """
         pose, presence = capsules
         sizes = {"batch": len(pose), "capsules": self.num_capsules, "dim": self.pose_dim}
@@ -225,7 +239,16 @@ class TransformingAutoencoder(ImageModel):
         return images.unflatten(1, self.image_shape)
 
     def forward(self, images: Images, transformation: Tensor | None = None) -> Images:
-        """Draw the images after the transformation; without one as they are."""
+        """Draw images as they look after a transformation.
+
+        Args:
+            images: `[batch, channels, height, width]` in [0, 1].
+            transformation: of each image, see `TransformedPairs`; None draws the images as they
+                are.
+
+        Returns:
+            `[batch, channels, height, width]`.
+        """
         capsules = self.capsules(images)
         if transformation is not None:
             capsules = self.move(capsules, transformation)

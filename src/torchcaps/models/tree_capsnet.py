@@ -162,6 +162,9 @@ class TreeCapsNet(ImageModel):
     def levels(self, images: Images) -> list[Capsules]:
         """The capsules of the classes of every level, coarse to fine.
 
+        Args:
+            images: `[batch, channels, height, width]` in [0, 1].
+
         Returns:
             For each level, pose `[batch, classes of the level, class_dim]` and its length, in
             [0, 1).

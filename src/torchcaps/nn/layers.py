@@ -34,9 +34,14 @@ class CapsuleLinear(RoutedLayer):
     Args:
         in_capsules, in_dim: I, number of children, and the dimensions of their poses.
         out_capsules, out_dim: J, number of parents, and D, the dimensions of their poses.
-        routing: see `RoutedLayer`, also for its `routing_options`, e.g. `iterations=2`.
-        bias: a learned `[J, D]` vector added inside every iteration; see `LinearVotes`.
-        init_std: see `LinearVotes`.
+        routing: name of a router (see `list_routers()`), a router, or a function `(votes,
+            activation) -> Routed`.
+        bias: whether a learned `[J, D]` vector is added to each parent's sum in every iteration
+            (0.1 at the start).
+        init_std: standard deviation of the weights, above 0. By default `0.4 J / (0.1 sqrt(I D))`,
+            which gives `|s| = 0.4` under uniform coupling for children of length 0.1; with a bias
+            0.1.
+        **routing_options: of the router of that name, such as `iterations=2`.
 
     Shapes:
         input Capsules (or their pose) `[batch, I, in_dim]`; output Capsules with pose
@@ -86,8 +91,8 @@ class ConvCaps(RoutedLayer):
 
     Args:
         in_types, out_types: B and C, capsule types of the map and of the parents.
-        kernel_size: K.
-        stride: positions from one window to the next.
+        kernel_size: K, at least 1.
+        stride: positions from one window to the next, at least 1.
         padding: rows and columns of absent children on each side of the map, below K.
         routing, bias: see `CapsuleLinear`.
         pose_size: P, for poses that are P x P matrices; or (in_dim, out_dim), for vectors.
@@ -95,6 +100,7 @@ class ConvCaps(RoutedLayer):
             `functional.ConvField`. By default as the routing was published: over all windows that
             contain a child for "em" and "dynamic".
         init_std: see `MatrixVotes` for matrices, `LinearVotes` for vectors.
+        **routing_options: of the router of that name, such as `iterations=2`.
 
     Shapes:
         input Capsules with pose `[batch, height, width, B, in_dim]`; output Capsules with pose
@@ -172,9 +178,29 @@ class ConvCaps(RoutedLayer):
 class TransposedConvCaps(ConvCaps):
     """`ConvCaps` that enlarges a map: each child votes for the parents of a K x K window.
 
-    Windows are `stride` apart. Arguments are those of `ConvCaps`, but `stride` is from one child's
-    window to the next and `padding` counts rows and columns of parents that are left out, as in
-    `torch.nn.ConvTranspose2d`: `rows = (height - 1) stride - 2 padding + K`.
+    The windows are `stride` apart, as in `torch.nn.ConvTranspose2d`.
+
+    Args:
+        in_types: B, capsule types of the map.
+        out_types: C, capsule types of the parents.
+        kernel_size: K, at least 1.
+        stride: positions from one child's window of parents to the next, at least 1.
+        padding: rows and columns of parents that are left out on each side, below K.
+        routing: name of a router (see `list_routers()`), a router, or a function `(votes,
+            activation) -> Routed`.
+        pose_size: P, for poses that are P x P matrices; or (in_dim, out_dim), for vectors.
+        convention: which parents compete for a child; see `functional.ConvField`. By default as the
+            routing was published.
+        bias: whether a learned vector is added to each parent's sum in every iteration.
+        init_std: see `MatrixVotes` for matrices, `LinearVotes` for vectors.
+        **routing_options: of the router of that name, such as `iterations=2`.
+
+    Shapes:
+        as of `ConvCaps`, with `rows = (height - 1) stride - 2 padding + K`.
+
+    Raises:
+        ArgumentError: sizes out of range, an unknown routing, or children of another shape.
+        TypeError: an unknown option.
 
     Example:
         >>> layer = TransposedConvCaps(16, 8, kernel_size=4, stride=2, padding=1)
@@ -202,6 +228,7 @@ class ClassCaps(RoutedLayer):
             of the votes; None is without coordinate addition. See `functional.receptive_centers`.
         indices: these two elements of the flat vote; by default the first two of the right-hand
             column of a matrix, as in the paper: (3, 7) of 16; of a vector the first two.
+        **routing_options: of the router of that name, such as `iterations=2`.
 
     Shapes:
         input Capsules with pose `[batch, height, width, D, in_dim]`; output Capsules with pose

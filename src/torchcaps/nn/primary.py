@@ -15,7 +15,16 @@ Grouping = Literal["position", "flat"]
 
 
 class LargeKernelConv2d(nn.Conv2d):
-    """`nn.Conv2d` of square kernels without padding, by `torchcaps.ops.conv2d`."""
+    """`nn.Conv2d` of square kernels without padding, computed by `torchcaps.ops.conv2d`.
+
+    Args:
+        in_channels: channels of the input.
+        out_channels: channels of the output.
+        kernel_size: side of the kernel.
+        stride: pixels from one place of the kernel to the next, along both axes.
+        bias: whether a learned number is added to each channel.
+        impl: "auto", "reference" (torch's own) or "blocked" (in the frequency domain).
+    """
 
     operators = ("conv2d",)
 
@@ -33,6 +42,15 @@ class LargeKernelConv2d(nn.Conv2d):
         self.impl = impl
 
     def forward(self, x: Tensor) -> Tensor:
+        """Convolve a map.
+
+        Args:
+            x: `[batch, in_channels, height, width]`.
+
+        Returns:
+            `[batch, out_channels, rows, columns]`, where
+            `rows = (height - kernel_size) // stride + 1`.
+        """
         rows, columns = self.stride
         return ops.conv2d(x, self.weight, self.bias, (rows, columns), impl=self.impl)
 
@@ -160,6 +178,11 @@ class MatrixPrimaryCaps(nn.Module):
 def flatten_space(capsules: Capsules) -> Capsules:
     """All capsules of all positions as one set.
 
-    The pose becomes `[batch, children, dim]` from `[batch, height, width, types, dim]`.
+    Args:
+        capsules: pose `[batch, *space, types, dim]` and activation `[batch, *space, types]`.
+
+    Returns:
+        The same capsules, position after position: pose `[batch, children, dim]` and activation
+        `[batch, children]`.
     """
     return Capsules(capsules.pose.flatten(1, -2), capsules.activation.flatten(1))

@@ -45,7 +45,14 @@ class RoutingTrace(NamedTuple):
     extras: Mapping[str, Tensor] = MappingProxyType({})
 
     def map(self, change: Callable[[Tensor], Tensor]) -> RoutingTrace:
-        """The same with every tensor changed."""
+        """The same trace with every tensor changed.
+
+        Args:
+            change: a function of one tensor, such as `Tensor.cpu`.
+
+        Returns:
+            A trace of the changed tensors.
+        """
         return RoutingTrace(
             change(self.coupling),
             change(self.activation),
@@ -155,6 +162,10 @@ class RoutedLayer(nn.Module):
         Args:
             children: Capsules, or their pose; see the class.
             parents: of the iteration before, where layers route together.
+
+        Returns:
+            Parents: pose `[batch, *positions, parents, dim]` and activation `[batch, *positions,
+            parents]`.
         """
         votes = self.make_votes(children)
         recorder = self.recorder
@@ -169,7 +180,19 @@ class RoutedLayer(nn.Module):
         return Capsules(routed.pose, full_precision(routed.activation))
 
     def make_votes(self, children: Capsules | Tensor) -> Votes:
-        """The votes of these children, not computed yet."""
+        """The votes of these children, not computed yet.
+
+        Args:
+            children: Capsules, or their pose `[batch, *space, types, in_dim]`; the activation is
+                then the length of the pose.
+
+        Returns:
+            Votes `[batch, *positions, children, parents, dim]`, which a router asks for what it
+            needs.
+
+        Raises:
+            ArgumentError: children of a shape or type that does not fit this layer.
+        """
         if isinstance(children, Tensor):
             check_floating(children=children)
             children = Capsules(children, safe_norm(clamp_finite(children, factor_limit)))
@@ -188,7 +211,14 @@ class RoutedLayer(nn.Module):
         return self.votes(children, field)
 
     def check(self, children: Capsules) -> None:
-        """Raise ArgumentError unless the shape of the children fits this layer."""
+        """Check that the shape of the children fits this layer.
+
+        Args:
+            children: pose `[batch, *space, types, in_dim]`.
+
+        Raises:
+            ArgumentError: another shape.
+        """
         sizes = {"dim": self.votes.sizes.in_dim, **self.expected}
         check_shape("children", children.pose, self.axes, **sizes)
 
@@ -232,6 +262,14 @@ class RoutedStack(nn.Module):
 
     def forward(self, children: Capsules) -> Capsules:
         # First iteration: layer by layer, from the bottom up.
+        """Route children through all layers, `num_iterations` times.
+
+        Args:
+            children: of the lowest layer.
+
+        Returns:
+            Parents of the highest layer after the last iteration.
+        """
         outputs: list[Capsules] = []
         current = children
         for layer in self.layers:

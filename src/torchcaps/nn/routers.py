@@ -36,6 +36,13 @@ R = TypeVar("R", bound="type[Router]")
 def register_router(name: str, *, replace: bool = False) -> Callable[[R], R]:
     """Class decorator: registers a router for layers, the shared tests and the command line.
 
+    Args:
+        name: of the router.
+        replace: allow a name that is taken.
+
+    Returns:
+        The decorator, which returns the class as it is.
+
     Raises:
         ArgumentError: a name that is taken, unless `replace`.
     """
@@ -53,6 +60,9 @@ def create_router(routing: Routing, **options: Any) -> Router:
     Args:
         routing: a name, a router module, or a function `(votes, activation) -> Routed`.
         options: of the router of that name.
+
+    Returns:
+        The router; it has no parameters before a layer builds it.
 
     Raises:
         UnknownNameError: an unknown name.
@@ -163,6 +173,9 @@ class Router(nn.Module):
     def build(self, sizes: LayerSizes) -> None:
         """Take the sizes of the layer of this router.
 
+        Args:
+            sizes: numbers of children and parents, and the dimensions of their poses.
+
         Raises:
             ArgumentError: the router belongs to a layer of other sizes.
         """
@@ -176,7 +189,11 @@ class Router(nn.Module):
             )
 
     def build_parameters(self, sizes: LayerSizes) -> None:
-        """Make the parameters that depend on the sizes of a layer; by default none."""
+        """Make the parameters that depend on the sizes of a layer; by default none.
+
+        Args:
+            sizes: numbers of children and parents, and the dimensions of their poses.
+        """
 
     def forward(
         self,
@@ -194,6 +211,9 @@ class Router(nn.Module):
             parents: of the iteration before, where layers route together.
             context: what the caller needs of this call; see `RoutingContext`. The router itself
                 says whether votes are clamped and couplings fixed.
+
+        Returns:
+            Parents and couplings; see `Routed`.
 
         Raises:
             ArgumentError: votes that do not fit, or a bias that this router does not add.
@@ -228,8 +248,16 @@ class Router(nn.Module):
         """The parents of these votes.
 
         Args:
-            votes: also have the poses and activations of the children.
+            votes: of shape `[batch, *positions, children, parents, dim]`, on request; they also
+                have the poses and activations of the children.
             parents: of the iteration before, where layers route together.
+
+        Returns:
+            Pose `[batch, *positions, parents, dim]`, activation `[batch, *positions, parents]` and
+            couplings `[batch, *positions, children, parents]`.
+
+        Raises:
+            NotImplementedError: a subclass that does not define it.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define route")
 
@@ -241,8 +269,11 @@ class Router(nn.Module):
         """The ablation of this router with fixed random couplings.
 
         Args:
-            seed: of the couplings.
-            scale: standard deviation of their normal logits.
+            seed: of the couplings, in [0, 2^32).
+            scale: standard deviation of their normal logits, at least 0.
+
+        Returns:
+            A copy of this router, whose couplings are fixed.
 
         Raises:
             ArgumentError: a seed or scale out of range.
@@ -253,7 +284,17 @@ class Router(nn.Module):
         return router
 
     def with_iterations(self, iterations: int) -> Router:
-        """This router, stopped after so many iterations, at least 1, where it has more."""
+        """This router, stopped after fewer iterations.
+
+        Args:
+            iterations: at least 1.
+
+        Returns:
+            A copy with so many iterations, or this router where it has no more.
+
+        Raises:
+            ArgumentError: fewer than 1.
+        """
         check_range("iterations", iterations, low=1)
         if iterations >= self.num_iterations:
             return self
@@ -323,7 +364,11 @@ class DynamicRouting(Router):
 
 @register_router("uniform")
 class UniformRouting(DynamicRouting):
-    """`functional.uniform_routing`: the ablation without routing, dynamic routing's first pass."""
+    """`functional.uniform_routing`: the ablation without routing, dynamic routing's first pass.
+
+    Args:
+        impl: "auto", or the name of an implementation; see `ops.dynamic_routing`.
+    """
 
     def __init__(self, *, impl: ops.Impl = "auto") -> None:
         super().__init__(1, impl=impl)
@@ -388,6 +433,11 @@ class FunctionRouter(Router):
 
     A bias of the layer is passed on as a third argument. The function makes its couplings by
     itself, so it has no ablations.
+
+    Args:
+        function: `(votes, activation) -> Routed`, with votes `[batch, *space, children, parents,
+            dim]` and activations of the children `[batch, *space, children]` in [0, 1]; where the
+            layer has a bias, its third argument is `[parents, dim]`.
     """
 
     adds_bias = True

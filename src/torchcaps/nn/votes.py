@@ -76,6 +76,16 @@ class LinearVotes(nn.Module):
         nn.init.normal_(self.weight, std=std)
 
     def forward(self, children: Capsules, field: Field) -> Votes:
+        """The votes of children, not computed yet: `weight[i, j] @ pose_i`.
+
+        Args:
+            children: pose `[batch, *space, types, in_dim]` and activation `[batch, *space, types]`.
+            field: which children vote for which parents.
+
+        Returns:
+            Votes `[batch, *positions, children, parents, dim]`, which a router asks for what it
+            needs.
+        """
         return ProductVotes(children, field, self.weight.transpose(2, 3), self.shift(), self.bias)
 
     def shift(self) -> Float[Tensor, "i 1 dim"] | None:
@@ -130,6 +140,16 @@ class MatrixVotes(LinearVotes):
                 self.weight.add_(torch.eye(self.weight.shape[2]))
 
     def forward(self, children: Capsules, field: Field) -> Votes:
+        """The votes of children, not computed yet: `M_i W_ij`.
+
+        Args:
+            children: pose `[batch, *space, types, P * P]` and activation `[batch, *space, types]`.
+            field: which children vote for which parents.
+
+        Returns:
+            Votes `[batch, *positions, children, parents, P * P]`, which a router asks for what it
+            needs.
+        """
         return ProductVotes(children, field, self.weight, self.shift(), self.bias)
 
 
@@ -163,6 +183,16 @@ class FactorizedVotes(nn.Module):
         nn.init.zeros_(self.offset)
 
     def forward(self, children: Capsules, field: Field) -> Votes:
+        """The votes of children, not computed yet: `(pose_i * factor_j) @ mix + offset_j`.
+
+        Args:
+            children: pose `[batch, *space, types, in_dim]` and activation `[batch, *space, types]`.
+            field: which children vote for which parents.
+
+        Returns:
+            Votes `[batch, *positions, children, parents, dim]`, which a router asks for what it
+            needs.
+        """
         return _LazyFactorizedVotes(children, field, self)
 
 

@@ -41,17 +41,20 @@ def compare(
     images.
 
     Args:
-        first, second: the method in question and the baseline. Each is one evaluation of a
-            classifier, or several; one finished run or its folder, or several, whose models are
-            run over all of their test images; or booleans that say whether a model is right on
-            each image, `[n]` or `[runs, n]`.
-        groups, adjust: not available yet; expected None.
+        first: the method in question: one evaluation of a classifier, or several; one finished run
+            or its folder, or several, whose models are run over all of their test images; or
+            booleans that say whether a model is right on each image, `[n]` or `[runs, n]`.
+        second: the baseline, in the same forms.
+        groups: not available yet; expected None.
+        adjust: not available yet; expected None.
         margin: smallest difference that matters, in accuracy, in (0, 1); or, as text such as "10%",
             a share of the errors of the baseline, of which there is at least one. Choose it before
             you look at the answers.
         paired: whether runs with the same seed (without seeds: in the same place) belong together,
             because split and order come from the seed. Only differences within pairs count then.
-        root, device, progress: for run folders, see `report`.
+        root: for run folders: where a named data set is looked for first.
+        device: for run folders: "auto", "cpu", "cuda", ...
+        progress: for run folders: called with the images that are done and the images in all.
 
     Returns:
         `.outcome` ("first", "second", "equivalent" or "undecided"), `.difference` in accuracy with

@@ -105,15 +105,22 @@ def diagnose(
     """Measure what routing does in a trained model, with a verdict in words for each measure.
 
     Args:
-        model_or_run, data, root, split, device: see `evaluate`, whose errors are raised too.
+        model_or_run: a model; a run, or its folder; or a file of weights.
+        data: a data set, its name or its path; by default the one that the run was trained on.
+        count: number of random images, at least 2.
+        seed: of the choice of these images, 0 or more.
+        root: where a named set is looked for first.
+        split: "test" or "train", of a named set.
         baseline: a model or run to compare with on the same images, such as a CNN of equal size.
-        count, seed: number of random images, and the seed of their choice.
+        device: "auto" leaves a model where it is.
 
     Returns:
         The measures of `evaluation.diagnose`.
 
     Raises:
         ArgumentError: for a model without routed layers.
+        RunError: for no such run, or data whose classes are not the model's.
+        DataError: if the data cannot be read.
     """
     task, images = open_task(model_or_run, data, root=root, split=split, device=device)
     baseline_model = None
@@ -156,9 +163,13 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
         figure: of matplotlib.
         path: the file; its ending names the format, which is PNG without one.
 
+    Returns:
+        Path of the file, with its ending.
+
     Raises:
         ArgumentError: for an ending that is no picture format.
-        RunError, TrainingError: if the file cannot be written.
+        RunError: if the folder cannot be made.
+        TrainingError: if the file cannot be written.
     """
     path = Path(path)
     file_format = path.suffix.removeprefix(".").lower() or "png"

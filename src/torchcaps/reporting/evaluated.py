@@ -103,12 +103,26 @@ class EvaluatedRun:
         return float(self.figures[name])
 
     def subset(self, count: int) -> ImageSet:
-        """Random test images, the same ones each time."""
+        """Random test images, the same ones in each call.
+
+        Args:
+            count: number of images; all where there are fewer.
+
+        Returns:
+            A set of these images.
+        """
         order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(0))
         return self.images.subset(order[:count])
 
     def load_images(self, data: str) -> ImageSet:
-        """Test images of another named set, as the model takes them."""
+        """Test images of another named set, as the model takes them.
+
+        Args:
+            data: name of the set.
+
+        Returns:
+            Its test images.
+        """
         settings = self.config.data
         images = load_dataset(
             data,
@@ -145,10 +159,16 @@ def evaluate_run(
 
     Args:
         path: the run, or its folder.
+        root: where a named data set is looked for first.
+        device: "auto", "cpu", "cuda", ...
         max_images: number of evenly spread test images that the model is run over, where
             evaluation.json has the figures of all of them; None for all. A task without classes
             takes all in any case.
-        root, device, num_diagnosed, progress: see `report`.
+        num_diagnosed: number of test images by which routing is measured; 0 for none.
+        progress: called with the images that are done and the images in all.
+
+    Returns:
+        The run with its model, test images and figures.
 
     Raises:
         RunError: for no run, one that is not finished or damaged, or an evaluation.json that is not

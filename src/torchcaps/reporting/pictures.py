@@ -48,7 +48,8 @@ def reconstruct_run(
     Args:
         run: a run folder or a file of weights.
         images: own image files or folders; without them, test images.
-        data, root: of the test images, see `evaluate`.
+        data: name or path of another data set than the run's own.
+        root: where a named data set is looked for first.
         per_class: number of test images of each class.
         seed: of their choice.
         output: the picture; by default plots/reconstructions.png in the run folder.
@@ -95,7 +96,8 @@ def perturb_run(
     Args:
         run: a run folder or a file of weights.
         images: own image files or folders; without them, one test image of each class.
-        data, root: of the test images, see `evaluate`.
+        data: name or path of another data set than the run's own.
+        root: where a named data set is looked for first.
         span: each dimension moves from -span to span.
         steps: number of offsets, at least 2.
         seed: of the choice of test images.

@@ -57,6 +57,9 @@ def open_task(
         split: "test" or "train", of a named set.
         device: "auto" leaves a model where it is.
 
+    Returns:
+        The task, which holds the model, and the set of images.
+
     Raises:
         RunError: for no such run, or data whose classes are not the model's.
         DataError: if the data cannot be read.

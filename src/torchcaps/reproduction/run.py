@@ -46,7 +46,9 @@ def reproduce(
         root: where named data sets are looked for first.
         device: by default that of the recipe.
         started: called with the name of each run before it starts.
-        emit, should_stop: see `train`, whose errors are raised too.
+        emit: called with each row of the metrics of each run; see `train`.
+        should_stop: asked once in each step; True stops the experiment, with the state of the run
+            saved.
 
     Returns:
         One result for each row and seed, rows first; `print` sets them beside the published

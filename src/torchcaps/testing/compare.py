@@ -23,7 +23,8 @@ def relative_rms(actual: Tensor, expected: Tensor, floor: float = 0.0) -> float:
     """Root mean square of `actual - expected` over that of `expected`, computed in float64.
 
     Args:
-        actual, expected: of one shape.
+        actual: a tensor of any shape.
+        expected: a tensor of the same shape.
         floor: smallest divisor.
 
     Returns:
@@ -44,7 +45,8 @@ def assert_close(
 
     Args:
         name: of the tensor, for the message.
-        actual, expected: the tensors.
+        actual: a tensor of any shape.
+        expected: the tensor to compare with.
         tolerance: largest `relative_rms`.
         floor: see `relative_rms`.
 
@@ -60,14 +62,33 @@ def assert_close(
 
 
 def assert_finite(name: str, tensor: Tensor) -> None:
-    """Raise PropertyError if the tensor has a NaN or an infinity."""
+    """Check that no number is NaN or infinite.
+
+    Args:
+        name: of the tensor, in the message.
+        tensor: of any shape.
+
+    Raises:
+        PropertyError: one that is.
+    """
     num_wrong = int((~torch.isfinite(tensor)).sum())
     if num_wrong:
         raise PropertyError(f"{name}: {num_wrong} of {tensor.numel()} values are not finite")
 
 
 def assert_between(name: str, tensor: Tensor, low: float, high: float, slack: float = 0.0) -> None:
-    """Raise PropertyError unless every value lies in [low - slack, high + slack]."""
+    """Check that every number lies in [low - slack, high + slack].
+
+    Args:
+        name: of the tensor, in the message.
+        tensor: of any shape, with one number at least.
+        low: lower limit.
+        high: upper limit.
+        slack: distance beyond the limits that passes, at least 0.
+
+    Raises:
+        PropertyError: a number outside, or NaN.
+    """
     smallest = tensor.detach().min().item()
     largest = tensor.detach().max().item()
     if not (smallest >= low - slack and largest <= high + slack):
@@ -79,6 +100,12 @@ def assert_same_routing(
     actual: Routed, expected: Routed, tolerance: float, floor: float = 0.0
 ) -> None:
     """Check that two routings have close poses, activations and, where both have one, couplings.
+
+    Args:
+        actual: one routing.
+        expected: the routing to compare with.
+        tolerance: largest relative error that passes; see `assert_close`.
+        floor: see `assert_close`.
 
     Raises:
         PropertyError: they differ.

@@ -58,7 +58,15 @@ def check_module(module: nn.Module, inputs: Inputs, *, unused: Collection[str] =
 
 
 def check_module_rows(module: nn.Module, inputs: Inputs) -> None:
-    """A sample's outcome depends on neither the batch around it nor its place nor earlier calls."""
+    """A sample's outcome depends on neither the batch around it nor its place nor earlier calls.
+
+    Args:
+        module: takes the inputs alone.
+        inputs: a tensor or Capsules, with the batch first.
+
+    Raises:
+        PropertyError: for a module without this property.
+    """
     module = copy.deepcopy(module).eval()
     outcome = module(inputs)
     assert_between("activation", named_tensors(outcome)["activation"], 0.0, 1.0, SLACK)
@@ -68,7 +76,15 @@ def check_module_rows(module: nn.Module, inputs: Inputs) -> None:
 
 
 def check_module_copies(module: nn.Module, inputs: Inputs) -> None:
-    """Deep copies, pickles, and saved parameters that another instance loads, act the same."""
+    """Deep copies, pickles, and saved parameters that another instance loads, act the same.
+
+    Args:
+        module: takes the inputs alone.
+        inputs: a tensor or Capsules, with the batch first.
+
+    Raises:
+        PropertyError: for a module without this property.
+    """
     module = copy.deepcopy(module).eval()
     expected = module(inputs)
     assert_same("pickle", pickle.loads(pickle.dumps(module))(inputs), expected)
@@ -84,7 +100,15 @@ def check_module_copies(module: nn.Module, inputs: Inputs) -> None:
 
 
 def check_module_zeros(module: nn.Module, inputs: Inputs) -> None:
-    """An input of zeros gives finite values, and finite gradients of inputs and parameters."""
+    """An input of zeros gives finite values, and finite gradients of inputs and parameters.
+
+    Args:
+        module: takes the inputs alone.
+        inputs: a tensor or Capsules, with the batch first.
+
+    Raises:
+        PropertyError: for a module without this property.
+    """
     module = copy.deepcopy(module).eval()
     learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
     zeros = map_tensors(torch.zeros_like, inputs)
@@ -92,7 +116,15 @@ def check_module_zeros(module: nn.Module, inputs: Inputs) -> None:
 
 
 def check_module_precision(module: nn.Module, inputs: Inputs) -> None:
-    """float64 and bfloat16 weights, and bfloat16 autocast, act as float32; autocast gives float32."""
+    """float64 and bfloat16 weights, and bfloat16 autocast, act as float32; autocast gives float32.
+
+    Args:
+        module: takes the inputs alone.
+        inputs: a tensor or Capsules, with the batch first.
+
+    Raises:
+        PropertyError: for a module without this property.
+    """
     module = copy.deepcopy(module).eval()
     expected = module(inputs)
     for dtype, tolerance in ((torch.float64, EXACT), (torch.bfloat16, ROUNDED)):
@@ -108,7 +140,16 @@ def check_module_precision(module: nn.Module, inputs: Inputs) -> None:
 def check_module_parameters(
     module: nn.Module, inputs: Inputs, *, unused: Collection[str] = ()
 ) -> None:
-    """Every trainable parameter that the call uses gets a finite gradient that is not zero."""
+    """Every trainable parameter that the call uses gets a finite gradient that is not zero.
+
+    Args:
+        module: takes the inputs alone.
+        inputs: a tensor or Capsules, with the batch first.
+        unused: names of submodules that this call does not reach, such as a decoder.
+
+    Raises:
+        PropertyError: for a module without this property.
+    """
     module = copy.deepcopy(module).eval()
     make_loss(module(inputs)).backward()
     for name, parameter in module.named_parameters():
@@ -123,6 +164,13 @@ def check_module_gradients(module: nn.Module, inputs: Inputs) -> None:
     """In float64 the gradients of inputs and parameters equal finite differences.
 
     It is for modules of few numbers.
+
+    Args:
+        module: takes the inputs alone.
+        inputs: a tensor or Capsules, with the batch first.
+
+    Raises:
+        PropertyError: for a module without this property.
     """
     make_argument = Capsules if isinstance(inputs, Capsules) else Tensor.clone
     tensors = tuple(named_tensors(inputs).values())

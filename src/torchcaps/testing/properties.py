@@ -48,7 +48,15 @@ class _Inputs(NamedTuple):
 
 
 def check_ranges(routing: Routing, **options: Any) -> None:
-    """Couplings and activations are what the router declares them to be."""
+    """Couplings and activations are what the router declares them to be.
+
+    Args:
+        routing: name of a router, a router, or a function `(votes, activation) -> Routed`.
+        options: of the router of that name, such as `iterations=2`.
+
+    Raises:
+        PropertyError: for a router without this property.
+    """
     for router, inputs in _make_cases(routing, options, space=(2, 3)):
         pose, activation, coupling = _route(router, inputs)
         if router.normalized:
@@ -67,6 +75,13 @@ def check_permutations(routing: Routing, **options: Any) -> None:
     """Permuting batch or positions permutes the outcome.
 
     So do children and parents of a router that declares it, `permutation_equivariant`.
+
+    Args:
+        routing: name of a router, a router, or a function `(votes, activation) -> Routed`.
+        options: of the router of that name, such as `iterations=2`.
+
+    Raises:
+        PropertyError: for a router without this property.
     """
     for router, inputs in _make_cases(routing, options, space=(2, 3), is_perturbed=False):
         route = partial(_route, router)
@@ -85,14 +100,30 @@ def check_permutations(routing: Routing, **options: Any) -> None:
 
 
 def check_batch_independence(routing: Routing, **options: Any) -> None:
-    """A batch of one gives the row that it has in a larger batch."""
+    """A batch of one gives the row that it has in a larger batch.
+
+    Args:
+        routing: name of a router, a router, or a function `(votes, activation) -> Routed`.
+        options: of the router of that name, such as `iterations=2`.
+
+    Raises:
+        PropertyError: for a router without this property.
+    """
     for router, inputs in _make_cases(routing, options):
         route = partial(_route, router)
         assert_moves_along("batch of one", route, inputs, route(inputs), lambda x: x[1:2])
 
 
 def check_purity(routing: Routing, **options: Any) -> None:
-    """The inputs keep their values, and nothing is kept from one call to the next."""
+    """The inputs keep their values, and nothing is kept from one call to the next.
+
+    Args:
+        routing: name of a router, a router, or a function `(votes, activation) -> Routed`.
+        options: of the router of that name, such as `iterations=2`.
+
+    Raises:
+        PropertyError: for a router without this property.
+    """
     for router, inputs in _make_cases(routing, options):
         routed = _route(router, inputs)
         _route(router, inputs._replace(votes=inputs.votes.flip(0) * 3.0))
@@ -100,7 +131,15 @@ def check_purity(routing: Routing, **options: Any) -> None:
 
 
 def check_extremes(routing: Routing, **options: Any) -> None:
-    """Zero, tiny and huge votes, one child and one parent: finite values and finite gradients."""
+    """Zero, tiny and huge votes, one child and one parent: finite values and finite gradients.
+
+    Args:
+        routing: name of a router, a router, or a function `(votes, activation) -> Routed`.
+        options: of the router of that name, such as `iterations=2`.
+
+    Raises:
+        PropertyError: for a router without this property.
+    """
     for children, parents in ((1, 1), (1, 4), (5, 1), (5, 4)):
         sizes = LayerSizes(children, 2, parents, 3)
         router = _build(routing, options, sizes)
@@ -114,7 +153,15 @@ def check_extremes(routing: Routing, **options: Any) -> None:
 
 
 def check_gradients(routing: Routing, **options: Any) -> None:
-    """In float64 gradients equal finite differences, but those that an option `detach` cuts."""
+    """In float64 gradients equal finite differences, but those that an option `detach` cuts.
+
+    Args:
+        routing: name of a router, a router, or a function `(votes, activation) -> Routed`.
+        options: of the router of that name, such as `iterations=2`.
+
+    Raises:
+        PropertyError: for a router without this property.
+    """
     for router, inputs in _make_cases(routing, options, batch=2, max_size=3):
         if getattr(router, "detach", False):
             return
@@ -122,7 +169,15 @@ def check_gradients(routing: Routing, **options: Any) -> None:
 
 
 def check_precision(routing: Routing, **options: Any) -> None:
-    """Under bfloat16 autocast, and for half-precision votes, the outcome is that of float32."""
+    """Under bfloat16 autocast, and for half-precision votes, the outcome is that of float32.
+
+    Args:
+        routing: name of a router, a router, or a function `(votes, activation) -> Routed`.
+        options: of the router of that name, such as `iterations=2`.
+
+    Raises:
+        PropertyError: for a router without this property.
+    """
     for router, inputs in _make_cases(routing, options):
         expected = _route(router, inputs)
         assert_float32(expected)
@@ -138,7 +193,15 @@ def check_precision(routing: Routing, **options: Any) -> None:
 
 
 def check_copies(routing: Routing, **options: Any) -> None:
-    """A deep copy routes alike, and so does a pickle, unless the router is a function."""
+    """A deep copy routes alike, and so does a pickle, unless the router is a function.
+
+    Args:
+        routing: name of a router, a router, or a function `(votes, activation) -> Routed`.
+        options: of the router of that name, such as `iterations=2`.
+
+    Raises:
+        PropertyError: for a router without this property.
+    """
     for router, inputs in _make_cases(routing, options, is_perturbed=False):
         if isinstance(routing, nn.Module) and not isinstance(routing, Router):
             router = create_router(routing)  # itself, and not the copy that other checks change
@@ -152,6 +215,13 @@ def check_ablations(routing: Routing, **options: Any) -> None:
     """`uniform()` has equal couplings, `random()` the same for every sample.
 
     Both leave the router as it is.
+
+    Args:
+        routing: name of a router, a router, or a function `(votes, activation) -> Routed`.
+        options: of the router of that name, such as `iterations=2`.
+
+    Raises:
+        PropertyError: for a router without this property.
     """
     for router, inputs in _make_cases(routing, options):
         before = _route(router, inputs)

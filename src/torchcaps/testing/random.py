@@ -9,7 +9,15 @@ from torchcaps.types import Capsules
 
 
 def seeded(seed: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
-    """A new generator with this seed."""
+    """A new generator with this seed.
+
+    Args:
+        seed: of the generator.
+        device: on which it draws.
+
+    Returns:
+        The generator.
+    """
     return torch.Generator(device).manual_seed(seed)
 
 
@@ -27,12 +35,15 @@ def random_capsules(
     """Vector capsules in random directions: squashed normal vectors, and their lengths.
 
     Args:
-        batch, capsules, dim: sizes.
+        batch: number of samples.
+        capsules: number of capsules at each position.
+        dim: dimensions of a pose.
         space: positions along each axis.
         scale: standard deviation of the vectors before the squash: 1 gives lengths of about
             `dim / (1 + dim)`.
         generator: of the vectors; by default a new one with seed 0.
-        dtype, device: of the capsules.
+        dtype: type of the capsules.
+        device: device of the capsules and of the generator.
 
     Returns:
         Poses `[batch, *space, capsules, dim]` and activations `[batch, *space, capsules]`.
@@ -60,9 +71,21 @@ def random_votes(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Float[Tensor, "batch *space children parents dim"]:
-    """Normal votes `[batch, *space, children, parents, dim]` of standard deviation `scale`.
+    """Normal votes.
 
-    Other arguments are those of `random_capsules`.
+    Args:
+        batch: number of samples.
+        children: number of children.
+        parents: number of parents.
+        dim: dimensions of a vote.
+        space: sizes of the axes of positions; none by default.
+        scale: standard deviation.
+        generator: draws the votes; by default a new one with seed 0.
+        dtype: type of the votes.
+        device: device of the votes and of the generator.
+
+    Returns:
+        Votes `[batch, *space, children, parents, dim]`.
     """
     size = (batch, *space, children, parents, dim)
     generator = generator or seeded(device=device)

@@ -81,9 +81,14 @@ def fit(
             `holdout`).
         config: of the run; its model, its data set's name and its root are not looked at.
         emit: is given each row of the metrics, see `loggers.MemoryLogger`.
-        on_step, on_epoch, should_stop: see `Callback`.
+        on_step: called after each step with the model and the figures of the step; see `Callback`.
+        on_epoch: called after each epoch with the model and its row of the metrics; see `Callback`.
+        should_stop: called after each step; True ends the training. See `Callback`.
         settings: of the run, by name, such as `epochs=5, lr=0.01`; they take precedence over
             `config`. The device is that of the model unless one is named.
+
+    Returns:
+        `Fitted(model, history)`: the model, and the rows of the metrics of its epochs.
 
     Raises:
         ValueError: for a setting, a model or images that cannot be used.
@@ -163,6 +168,9 @@ def train(
         emit: is given each row of the metrics, see `loggers.MemoryLogger`.
         should_stop: see `Callback`.
         settings: of the run, by name, such as `epochs=5`; they take precedence.
+
+    Returns:
+        The run, with its folder, metrics and model; see `Run`.
 
     Raises:
         DataError, RunError, ValueError: for data, folders or settings that cannot be used; no

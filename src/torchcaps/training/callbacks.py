@@ -27,7 +27,12 @@ class Callback:
         """
 
     def on_epoch(self, model: nn.Module, row: dict[str, Any]) -> None:
-        """Called after each epoch with its row of the metrics."""
+        """Called after each epoch with its row of the metrics.
+
+        Args:
+            model: in training mode, on its device.
+            row: the metrics of the epoch by name, such as "epoch", "train_loss" and "val_accuracy".
+        """
 
     def should_stop(self) -> bool:
         """Asked once in each step; True ends the training after it, with its state saved."""

@@ -253,8 +253,12 @@ def save(model: nn.Module, path: str | Path) -> Path:
         model: built by `create_model` or `load`, trained or not.
         path: of the file; its ending is `.safetensors`.
 
-    Returns the path. Raises ArgumentError for a model that was not built so, or was changed since;
-    TrainingError when the file cannot be written.
+    Returns:
+        The path.
+
+    Raises:
+        ArgumentError: for another ending, or a model that was not built so, or was changed since.
+        TrainingError: when the file cannot be written.
     """
     path = Path(path)
     metadata = model_metadata(model)
@@ -296,6 +300,9 @@ def load(checkpoint_or_run_folder: str | Path, *, device: str | torch.device = "
         checkpoint_or_run_folder: a `.safetensors` file; of a run folder, the best model by
             validation is taken.
         device: of the model.
+
+    Returns:
+        The model on `device`, in evaluation mode.
 
     Raises:
         RunError: the path is absent, damaged, or holds no model.

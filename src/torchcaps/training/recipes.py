@@ -73,12 +73,30 @@ class Recipe:
     figures: tuple[str, ...] = ("error",)
 
     def rows_of(self, budget: str) -> tuple[Row, ...]:
-        """The rows that are run within a budget. Raises UnknownNameError for another budget."""
+        """The rows that are run within a budget.
+
+        Args:
+            budget: name of one of the recipe's budgets.
+
+        Returns:
+            The rows, in the order of the recipe.
+
+        Raises:
+            UnknownNameError: for another budget.
+        """
         check_known(f"budget of {self.name}", budget, self.budgets)
         return tuple(row for row in self.rows if not row.budgets or budget in row.budgets)
 
     def resolve(self, row: Row, budget: str, **changes: Any) -> TrainConfig:
         """The run of a row within a budget, with further changes (those that are not None).
+
+        Args:
+            row: one of the rows of the budget.
+            budget: name of one of the recipe's budgets.
+            changes: settings by name; None changes nothing.
+
+        Returns:
+            The configuration of the run.
 
         Raises:
             UnknownNameError: the recipe has no such budget, or no such row within it.
@@ -131,6 +149,12 @@ def _recipe_files() -> dict[str, Path]:
 def load_recipe(name_or_path: str | Path) -> Recipe:
     """Read a recipe by name, or from a `.toml` file.
 
+    Args:
+        name_or_path: a name of `list_recipes()`, or the path of a `.toml` file.
+
+    Returns:
+        The recipe.
+
     Raises:
         UnknownNameError: a name that is no recipe.
         RunError: a file that cannot be read as one.
@@ -148,9 +172,18 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
 
 
 def resolve_recipe(recipe_or_config: str | Path | TrainConfig) -> TrainConfig:
-    """The run that a name of a recipe or of a model, or a path of a `.toml` file, stands for.
+    """The run that a name or a path stands for.
 
-    Raises UnknownNameError for another name, RunError for a file that is no recipe.
+    Args:
+        recipe_or_config: name of a recipe or of a model, path of a `.toml` file, or a
+            configuration, which is returned as it is.
+
+    Returns:
+        The configuration of the run.
+
+    Raises:
+        UnknownNameError: for another name.
+        RunError: for a file that is no recipe.
     """
     if isinstance(recipe_or_config, TrainConfig):
         return recipe_or_config
@@ -166,7 +199,17 @@ def resolve_recipe(recipe_or_config: str | Path | TrainConfig) -> TrainConfig:
 def default_folder(
     config: TrainConfig, recipe_or_config: str | Path | TrainConfig, resume: bool
 ) -> Path:
-    """`runs/NAME`, or `runs/NAME-2` and so on: the first free one; with `resume` the last taken."""
+    """The folder of a run that names none: `runs/NAME`, or `runs/NAME-2` and so on.
+
+    Args:
+        config: of the run.
+        recipe_or_config: what the run was started from. NAME is that of the recipe or of the model,
+            followed by that of the data set unless it is part of it.
+        resume: take the newest folder that is there, not the first free one.
+
+    Returns:
+        Path of the folder, below the working directory.
+    """
     data = Path(config.data.name).name.split(".")[0]
     stem = config.model.name
     if not isinstance(recipe_or_config, TrainConfig):

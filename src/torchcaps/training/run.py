@@ -53,7 +53,17 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
-        """An existing run. Raises RunError if there is none."""
+        """An existing run.
+
+        Args:
+            path: of its folder.
+
+        Returns:
+            The run.
+
+        Raises:
+            RunError: if there is none.
+        """
         if not is_run(path):
             raise RunError(f"{path}: no run folder, or none with a {CONFIG_FILE}")
         return cls(path)
@@ -165,6 +175,9 @@ class Run:
         """Loss and score over epochs; needs matplotlib.
 
         Parts of the loss that validation does not measure are left out.
+
+        Returns:
+            A matplotlib figure of two panels.
         """
         from torchcaps import viz
 

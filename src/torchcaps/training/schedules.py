@@ -43,6 +43,9 @@ def register_schedule(
             (`Task.lr_restarts`). The steps it is given are then those of the stage.
         replace: allow a name that is taken.
 
+    Returns:
+        The decorator, which returns the function as it is.
+
     Example:
         >>> @register_schedule("linear")
         ... def linear(step, total_steps, config):
@@ -63,7 +66,8 @@ def learning_rate_factor(
 
     Args:
         config: names the schedule; UnknownNameError for one that is not registered.
-        step, total_steps: of the whole training.
+        step: from 0.
+        total_steps: of the whole training.
         lr_restarts: shares of the training at which the schedule starts anew, the first one 0.
     """
     schedule = SCHEDULES[config.schedule.name or "warmup_cosine"]

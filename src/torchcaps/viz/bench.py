@@ -37,6 +37,9 @@ def throughput_bars(rows: Rows) -> Figure:
 
     Args:
         rows: `variant`, `precision`, `img/s` of `bench step`, at least one.
+
+    Returns:
+        A matplotlib figure.
     """
     series: dict[str, dict[str, float]] = {}
     for row in rows:
@@ -50,6 +53,9 @@ def layer_bars(rows: Rows) -> Figure:
 
     Args:
         rows: `variant`, `forward ms` and `forward+backward ms` of `bench layer`, at least one.
+
+    Returns:
+        A matplotlib figure.
     """
     series: dict[str, dict[str, float]] = {}
     for column in ("forward", "forward+backward"):
@@ -63,6 +69,9 @@ def memory_bars(rows: Rows) -> Figure:
     Args:
         rows: `batch`, `precision`, `predicted MiB` and `measured MiB` of `bench memory`, at least
             one.
+
+    Returns:
+        A matplotlib figure.
     """
     series: dict[str, dict[str, float]] = {"predicted": {}, "measured": {}}
     for row in rows:
@@ -78,6 +87,9 @@ def scaling_curves(rows: Rows) -> Figure:
     Args:
         rows: `against`, `impl`, `exponent` (the fitted one), `sizes` and `ms` of `bench scaling`,
             at least one.
+
+    Returns:
+        A matplotlib figure.
     """
     groups = _grouped(rows, "against")
     num_lines = max(len(group) for group in groups.values())
@@ -99,6 +111,9 @@ def latency_curves(rows: Rows) -> Figure:
     Args:
         rows: `batch`, `precision`, `median ms` and `95 % ms` (drawn dashed) of `bench latency`,
             at least one.
+
+    Returns:
+        A matplotlib figure.
     """
     groups = _grouped(rows, "precision")
     figure, [axes] = panels(1, 1, 5.4, 3.4)
@@ -124,6 +139,9 @@ def accuracy_against_time(
     Args:
         panels: data set -> system -> (minutes, accuracies of its runs in [0, 1]); at least one
             data set.
+
+    Returns:
+        A matplotlib figure.
     """
     check_range("number of panels", len(panels), low=1)
     names = list(dict.fromkeys(chain.from_iterable(panels.values())))

@@ -23,6 +23,9 @@ def calibration(reliability: Mapping[str, Mapping[str, Any]]) -> Figure:
             `calibration`. Each has `error`, `edges` (ascending, 0 to 1), and for each bin `count`,
             `confidence` and `accuracy` (None where the bin is empty).
 
+    Returns:
+        A matplotlib figure.
+
     Raises:
         ArgumentError: for another number of tables.
     """

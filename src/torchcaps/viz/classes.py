@@ -44,6 +44,9 @@ def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
         matrix: `[classes, classes]` integer counts; rows are true classes.
         classes: names of the classes.
 
+    Returns:
+        A matplotlib figure.
+
     Raises:
         ArgumentError: for a matrix that is not square, is empty or holds no integers, or another
             number of classes.
@@ -129,6 +132,9 @@ def per_class_bars(
         classes: names of the classes.
         counts: number of samples of each class.
 
+    Returns:
+        A matplotlib figure.
+
     Raises:
         ArgumentError: for no classes, or sequences of different lengths.
     """
@@ -184,6 +190,9 @@ def activation_bars(
         activations: `[n, classes]` lengths in [0, 1].
         labels: `[n]` true classes, or `[n, k]` for images of several classes.
         classes: names of the classes.
+
+    Returns:
+        A matplotlib figure.
 
     Raises:
         ArgumentError: for shapes that do not fit, or more images.

@@ -35,6 +35,9 @@ def diagnosis(figures: Diagnosis) -> Figure:
 
     Args:
         figures: the figures that `evaluation.diagnose` returns.
+
+    Returns:
+        A matplotlib figure.
     """
     figure, (entropy, activations, idle, accuracy) = panels(4, 2, 5.0, 3.2)
     _draw_entropy(entropy, figures)

@@ -50,6 +50,9 @@ def curves(metrics: Metrics, *, loss: str = "", score: str = "accuracy") -> Figu
         score: name of a figure of which more is better; one that ends in "accuracy" is in [0, 1],
             and drawn in percent.
 
+    Returns:
+        A matplotlib figure.
+
     Raises:
         ArgumentError: for no rows.
     """
@@ -90,6 +93,9 @@ def overlaid_curves(runs: Mapping[str, Metrics], *, score: str = "accuracy") -> 
     Args:
         runs: rows of each run by its name, as for `curves`; 1 to 24 runs.
         score: name of the score, as for `curves`.
+
+    Returns:
+        A matplotlib figure.
 
     Raises:
         ArgumentError: for no run, or more than can be distinguished.

@@ -19,6 +19,9 @@ def point_sets(rows: Mapping[str, Sequence[tuple[ArrayLike, ArrayLike]]]) -> Fig
             `[points, 2 or 3]`, and the part of each, `[points]` integers from 0, which chooses
             the color.
 
+    Returns:
+        A matplotlib figure.
+
     Raises:
         ArgumentError: for no set, or rows of unequal length.
     """

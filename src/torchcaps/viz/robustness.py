@@ -32,6 +32,9 @@ def accuracy_curves(
         chance: accuracy of a guess, drawn as a dashed line.
         title: title of the panel.
 
+    Returns:
+        A matplotlib figure.
+
     Raises:
         ArgumentError: for no curve or too many, or lists that do not fit.
     """
@@ -54,6 +57,9 @@ def affine_curves(
             transformations.
         units: unit of the amounts of each transformation that has one.
         chance: accuracy of a guess, drawn as a dashed line.
+
+    Returns:
+        A matplotlib figure.
 
     Raises:
         ArgumentError: for no model or too many, or lists that do not fit.

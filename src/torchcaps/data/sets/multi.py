@@ -34,7 +34,14 @@ CHUNK = 4096  # composites made at a time
 def multi_hot(
     labels: Int64[Tensor, "batch several"], num_classes: int
 ) -> Float[Tensor, "batch classes"]:
-    """1 for each class that is there and 0 for the others, as in margin loss.
+    """1 for each class that an image shows and 0 for the others, as in margin loss.
+
+    Args:
+        labels: `[batch, several]` class indices.
+        num_classes: number of classes.
+
+    Returns:
+        Float32 `[batch, num_classes]`.
 
     Raises:
         ValueError: for labels of other axes.
@@ -75,7 +82,14 @@ class PairMaker:
             raise DataError(f"{source.name}: {expected}, got one class")
 
     def others(self, base: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
-        """Numbers of images of another class than each of these."""
+        """The number of images of another class, for each of these.
+
+        Args:
+            base: `[batch]` indices of images.
+
+        Returns:
+            `[batch]` counts.
+        """
         label = self.source.labels[base]
         return len(self.source) - self._counts[label]
 
@@ -87,6 +101,9 @@ class PairMaker:
         Args:
             base: indices of images.
             rank: number of the partner among all of another class, 0 to `others(base) - 1`.
+
+        Returns:
+            `[batch]` indices of the partners.
         """
         label = self.source.labels[base]
         is_behind = rank >= self._starts[label]  # of the images of its own class
@@ -99,6 +116,10 @@ class PairMaker:
         Args:
             base: indices of the images; each gets a partner of another class.
             generator: draws partners and shifts.
+
+        Returns:
+            Composites `[batch, channels, height, width]`, their two labels `[batch, 2]` and the two
+            single images `[batch, 2, channels, height, width]`.
         """
         device = generator.device
         base = base.to(self.source.labels.device)
@@ -118,8 +139,12 @@ class PairMaker:
         """Composites, uint8, of pairs of images.
 
         Args:
-            chosen: indices into the source.
-            moves: of each of the two, (down, right) in pixels.
+            chosen: `[batch, 2]` indices into the source.
+            moves: `[batch, 2, 2]`, of each of the two, (down, right) in pixels.
+
+        Returns:
+            Composites `[batch, channels, height, width]`, their two labels `[batch, 2]` and the two
+            single images `[batch, 2, channels, height, width]`.
         """
         height, width = self.source.img_size
         size = (height + 2 * self.pad, width + 2 * self.pad)
@@ -142,6 +167,12 @@ class PairSet(ImageSet):
         chosen: indices into the source.
         moves: of each of the two, (down, right) in pixels.
         seed: with which the set was made.
+        images: the composites, uint8 `[n, channels, height, width]`.
+        labels: `[n, 2]` classes of the two images, indices into `classes`.
+        classes: names of the classes.
+        name: name of the set in tables and reports.
+        factors: further numbers of each composite by name, each `[n]`.
+        group: a factor; composites with equal values stay together in a split.
     """
 
     maker: PairMaker = field(kw_only=True)
@@ -154,7 +185,14 @@ class PairSet(ImageSet):
     def singles(
         self, indices: Tensor | Sequence[int]
     ) -> UInt8[Tensor, "m 2 channels height width"]:
-        """What each of the two classes of an image looks like alone."""
+        """The two images of each composite at `indices`, as large as the composites.
+
+        Args:
+            indices: `[m]` integers.
+
+        Returns:
+            uint8 `[m, 2, channels, height, width]`.
+        """
         """The two images of each composite at `indices`, as the composites are."""
         index = self._index(indices)
         pairs = self.maker.overlay(self.chosen[index], self.moves[index])
@@ -167,7 +205,15 @@ class PairSet(ImageSet):
         return self.chosen[:, 0]
 
     def sample_batch(self, indices: Tensor | Sequence[int], *, generator: Generator) -> ImageBatch:
-        """New composites of the first images at `indices`."""
+        """New composites of the first images of some composites.
+
+        Args:
+            indices: `[batch]` integers.
+            generator: draws partners and shifts.
+
+        Returns:
+            Float composites in [0, 1], their labels `[batch, 2]`, and their single images.
+        """
         base = self.draws[self._index(indices)]
         pairs = self.maker.sample_batch(base, generator=generator)
         images, singles = self._fit(pairs)
@@ -179,12 +225,22 @@ class PairSet(ImageSet):
         Args:
             fraction_or_count: of the source's images, as `stratified_split` takes it.
             seed: of the split.
+
+        Returns:
+            The training set and the validation set.
         """
         train, val = self.maker.source.train_val_split(fraction_or_count, seed)
         return self._remake(train), self._remake(val)
 
     def to(self, device: torch.device | str) -> Self:
-        """The set, and its source, with images and labels on `device`."""
+        """The set, and its source, with images and labels on a device.
+
+        Args:
+            device: of torch, such as "cuda".
+
+        Returns:
+            The moved set.
+        """
         source = self.maker.source.to(device)
         maker = PairMaker(source, self.maker.max_shift, self.maker.pad)
         return replace(super().to(device), maker=maker)
@@ -233,6 +289,9 @@ def make_pairs(
         pad: as `PairMaker` takes it.
         seed: 0 or more; gives the same set on every machine and version.
         name: by default "multi-" and the source's.
+
+    Returns:
+        The set of `per_image` composites of each image.
 
     Raises:
         DataError: for a source that no pairs can be made of.

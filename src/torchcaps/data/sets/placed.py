@@ -40,13 +40,30 @@ class PlacedSet(ImageSet):
     Attributes:
         content: (height, width) of an image, whose place is in the factors "top" and "left".
         canvas: side of the canvas in pixels when they were placed.
+        images: `[n, channels, height, width]`, uint8 in 0..255 or float32 in [0, 1].
+        labels: `[n]` indices into `classes`.
+        classes: names of the classes.
+        name: name of the set in tables and reports.
+        factors: further numbers of each image by name, each `[n]`; among them "top" and "left".
+        group: a factor; images of a class with equal values stay together in `train_val_split`.
     """
 
     content: tuple[int, int] = (0, 0)
     canvas: int = 0
 
     def sample_batch(self, indices: Tensor | Sequence[int], *, generator: Generator) -> ImageBatch:
-        """The images at `indices`, each at a new random place of its canvas."""
+        """Images at new random places of their canvas.
+
+        Args:
+            indices: `[batch]` integers.
+            generator: draws the places.
+
+        Returns:
+            Float images in [0, 1] `[batch, channels, height, width]` with their labels.
+
+        Raises:
+            DataError: the set was cropped or resized, so that the places do not fit.
+        """
         index = self._index(indices)
         if self.img_size != (self.canvas, self.canvas):
             expected = f"expected canvases of {self.canvas} pixels, as they were made"

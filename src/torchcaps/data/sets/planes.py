@@ -27,6 +27,9 @@ def make_planes(count: int, points: int = POINTS, *, seed: int = 0) -> PointSet:
         points: of each, at least 2.
         seed: 0 or more.
 
+    Returns:
+        Sets of points `[count, 2, points, 1]`.
+
     Raises:
         ValueError: for counts out of range.
     """

@@ -33,6 +33,9 @@ def render_shapes(count: int, size: int = SIDE, *, seed: int = 0) -> MaskedSet:
         size: of a side in pixels, at least 16.
         seed: 0 or more; gives the same set on every machine and version.
 
+    Returns:
+        The images, with masks of the kinds of shapes.
+
     Raises:
         ValueError: for a count or size out of range.
     """

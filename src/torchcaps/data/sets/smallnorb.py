@@ -83,6 +83,10 @@ INFO = DatasetInfo(
 def read_matrix(path: str | Path, budget: MemoryBudget | None = None) -> np.ndarray:
     """The array in a binary matrix, plain or gzip (told by its first bytes, not its name).
 
+    Args:
+        path: of the file.
+        budget: limit of the memory; by default that of this file alone.
+
     Returns:
         float32, float64, int32, uint8 or int16, of the shape in the header.
 
@@ -211,7 +215,12 @@ def _halve(images: np.ndarray) -> np.ndarray:
 
 
 class Views(NamedTuple):
-    """A set in two parts: a model is trained on the `familiar` views of the training split."""
+    """A set in two parts by viewpoint.
+
+    Attributes:
+        familiar: images of the viewpoints that a model is trained with.
+        novel: images of all other viewpoints, to test it with.
+    """
 
     familiar: ImageSet
     novel: ImageSet
@@ -227,6 +236,9 @@ def split_views(images: ImageSet, by: str) -> Views:
         images: with smallNORB's codes.
         by: "azimuth" (familiar: 300° to 40°, six of eighteen) or "elevation" (familiar: 30° to
             40°, three of nine).
+
+    Returns:
+        The two parts, in the order of the set.
 
     Raises:
         UnknownNameError: for another viewpoint.

@@ -55,6 +55,9 @@ def render_synthnorb(
         seed: 0 or more; of the toys' proportions and of the order.
         progress: called with "synthnorb train", the images so far, and the images in all.
 
+    Returns:
+        The images, with the factors of smallNORB: instance, elevation, azimuth and lighting.
+
     Raises:
         UnknownNameError: for another split.
         ValueError: for nothing to render, or a code or size out of range.

@@ -25,22 +25,35 @@ BINS = 15
 
 @dataclass(frozen=True)
 class Reliability:
-    """A reliability table over equal-width bins of confidence, and the error that sums it up."""
+    """A reliability table over equal-width bins of confidence, and the error that sums it up.
 
-    error: float  # expected calibration error, in [0, 1]
-    # `bins + 1` limits from 0 to 1. Bin i is above edges[i], up to edges[i + 1]; the first holds 0.
+    Attributes:
+        error: expected calibration error, in [0, 1].
+        edges: `bins + 1` limits from 0 to 1. Bin i is above edges[i], up to edges[i + 1]; the first
+            holds 0.
+        count: samples in each bin.
+        confidence: mean confidence in each bin; None in an empty one.
+        accuracy: share of right answers in each bin; None in an empty one.
+    """
+
+    error: float
     edges: list[float]
-    count: list[int]  # samples in each bin
-    confidence: list[float | None]  # mean confidence in each bin; None in an empty one
-    accuracy: list[float | None]  # share of right answers in each bin; None in an empty one
+    count: list[int]
+    confidence: list[float | None]
+    accuracy: list[float | None]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The two reliability tables of a capsule classifier."""
+    """The two reliability tables of a capsule classifier.
 
-    normalized: Reliability  # confidence = the largest activation divided by the sum over classes
-    length: Reliability  # confidence = the largest activation itself
+    Attributes:
+        normalized: confidence = the largest activation divided by the sum over classes.
+        length: confidence = the largest activation itself.
+    """
+
+    normalized: Reliability
+    length: Reliability
 
 
 def reliability(
@@ -56,6 +69,9 @@ def reliability(
         confidence: `[n]` in [0, 1], n at least 1.
         correct: `[n]` whether the answers were right.
         bins: number of bins of equal width, at least 1; the paper uses 15.
+
+    Returns:
+        The table, with the expected calibration error in [0, 1].
 
     Raises:
         ArgumentError: for shapes that do not fit, no samples or no bins.
@@ -88,6 +104,9 @@ def calibration(activations: Activations, labels: Labels, bins: int = BINS) -> C
         activations: `[n, classes]` in [0, 1], n at least 1.
         labels: `[n]` true classes.
         bins: number of bins, at least 1.
+
+    Returns:
+        The tables of both readings, normalized and length.
 
     Raises:
         ArgumentError: for shapes that do not fit, no samples or no bins.

@@ -44,26 +44,44 @@ class ClassAccuracy(TypedDict):
 
 @dataclass(frozen=True, eq=False)
 class Evaluation(EvaluationResult):
-    """Figures of a classifier on a labeled data set."""
+    """Figures of a classifier on a labeled data set.
 
-    accuracy: float  # share of samples whose largest activation is that of their label, in [0, 1]
-    error: float  # 1 - accuracy
-    loss: float  # mean over samples
-    num_samples: int  # n
-    classes: tuple[str, ...]  # names, in the order of the activations
-    per_class: list[ClassAccuracy]  # one entry a class, in the order of `classes`
-    confusion: Int64[Tensor, "classes classes"]  # counts; rows are true classes
-    calibration: Calibration  # reliability tables for normalized activations and for raw lengths
-    labels: Labels  # `[n]` int64 true classes
-    predictions: Labels  # `[n]` int64 predicted classes
-    activations: Activations  # `[n, classes]` float32 lengths in [0, 1]
-    loss_name: str = field(default="margin", kw_only=True)  # which loss `loss` is
+    Attributes:
+        accuracy: share of samples whose largest activation is that of their label, in [0, 1].
+        error: 1 - accuracy.
+        loss: mean over samples.
+        num_samples: n, number of samples.
+        classes: names of the classes, in the order of the activations.
+        per_class: one entry a class, in the order of `classes`.
+        confusion: counts; rows are true classes.
+        calibration: reliability tables for normalized activations and for raw lengths.
+        labels: `[n]` int64 true classes.
+        predictions: `[n]` int64 predicted classes.
+        activations: `[n, classes]` float32 lengths in [0, 1].
+        loss_name: name of the loss that `loss` is.
+    """
+
+    accuracy: float
+    error: float
+    loss: float
+    num_samples: int
+    classes: tuple[str, ...]
+    per_class: list[ClassAccuracy]
+    confusion: Int64[Tensor, "classes classes"]
+    calibration: Calibration
+    labels: Labels
+    predictions: Labels
+    activations: Activations
+    loss_name: str = field(default="margin", kw_only=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the tensors per sample, ready for JSON.
 
         `calibration_error` is that of the longest capsule's length; `calibration` holds both
         readings with their tables.
+
+        Returns:
+            Figures by name.
         """
         return {
             "accuracy": self.accuracy,
@@ -115,6 +133,9 @@ def score(
         loss: a loss, or the mean loss itself.
         loss_name: which loss it is.
 
+    Returns:
+        All figures of the classifier, with its confusion matrix and calibration.
+
     Raises:
         ArgumentError: for shapes that do not fit, labels outside the classes, or activations
             outside [0, 1] or NaN.
@@ -158,6 +179,9 @@ def worst_mistakes(
         activations: `[n, classes]`.
         labels: `[n]` true classes, or `[n, k]` for images of several classes.
 
+    Returns:
+        Indices of the wrong answers; none where all are right.
+
     Raises:
         ArgumentError: for shapes that do not fit.
     """
@@ -182,6 +206,9 @@ def example_indices(labels: Labels, per_class: int, seed: int) -> Int64[Tensor, 
         labels: `[n]` classes.
         per_class: number of samples of each class, at least 1; all where there are fewer.
         seed: of the choice.
+
+    Returns:
+        Indices of the samples.
 
     Raises:
         ArgumentError: for labels of another shape, or `per_class` below 1.

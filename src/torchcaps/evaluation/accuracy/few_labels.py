@@ -21,6 +21,9 @@ def log_area(counts: Sequence[int], accuracy: Sequence[float]) -> float:
         counts: samples of each class, strictly ascending from 1, two or more.
         accuracy: accuracy at each count.
 
+    Returns:
+        The mean accuracy.
+
     Raises:
         ArgumentError: for lists that do not fit.
     """

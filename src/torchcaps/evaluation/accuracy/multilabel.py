@@ -27,17 +27,27 @@ from torchcaps.words import percent
 
 @dataclass(frozen=True)
 class MultiLabel(EvaluationResult):
-    """How many of an image's labels are among its k largest activations; shares are in [0, 1]."""
+    """How many of an image's labels are among its k largest activations; shares are in [0, 1].
 
-    exact: float  # share of images with all labels found; the paper's accuracy
-    error: float  # 1 - exact; the paper's error
-    almost: float  # share of images with at least one label found
-    # Share of labels found. With independent errors of 5 % here, `exact` is about 90 %.
+    Attributes:
+        exact: share of images with all labels found; the paper's accuracy.
+        error: 1 - exact; the paper's error.
+        almost: share of images with at least one label found.
+        per_digit: share of labels that were found. With independent errors of 5 % here, `exact` is
+            about 90 %.
+        standard_error: standard error of `exact`. Images of one group count as one draw, because
+            composites of one digit err together.
+        num_samples: n, number of images.
+        num_labels: k, number of labels of one image.
+    """
+
+    exact: float
+    error: float
+    almost: float
     per_digit: float
-    # Of `exact`. Images of one group count as one draw, for composites of one digit err together.
     standard_error: float
-    num_samples: int  # n
-    num_labels: int  # k, labels of one image
+    num_samples: int
+    num_labels: int
 
     @property
     def summary(self) -> str:
@@ -62,6 +72,9 @@ def top_labels(activations: Activations, count: int = 2) -> Int64[Tensor, "n cou
         activations: `[n, classes]`.
         count: number of classes of an image, from 1 to all.
 
+    Returns:
+        `[n, count]` class indices.
+
     Raises:
         ArgumentError: for activations of another shape, or a count out of range.
     """
@@ -84,6 +97,9 @@ def score_multilabel(
             any order.
         groups: `[n]` integers; images that share a digit have the same one. By default every image
             is its own group.
+
+    Returns:
+        All three figures, with the standard error of the first.
 
     Raises:
         ArgumentError: for shapes that do not fit, labels that are no class or occur twice in an

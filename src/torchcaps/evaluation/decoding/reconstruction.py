@@ -29,22 +29,34 @@ CHUNK = 256  # images encoded or decoded at a time
 
 @dataclass(frozen=True, eq=False)
 class Reconstructions:
-    """Reconstructions from one capsule of each image."""
+    """Reconstructions from one capsule of each image.
 
-    images: Images  # `[batch, channels, height, width]` in [0, 1], on the CPU
-    selected: Labels  # `[batch]` int64, the class whose capsule was decoded
-    activations: Activations  # `[batch, classes]` class-capsule activations in [0, 1]
-    predictions: Labels  # `[batch]` int64, the class with the largest activation
+    Attributes:
+        images: `[batch, channels, height, width]` in [0, 1], on the CPU.
+        selected: `[batch]` int64, the class whose capsule was decoded.
+        activations: `[batch, classes]` class-capsule activations in [0, 1].
+        predictions: `[batch]` int64, the class with the largest activation.
+    """
+
+    images: Images
+    selected: Labels
+    activations: Activations
+    predictions: Labels
 
 
 @dataclass(frozen=True, eq=False)
 class Perturbation:
-    """Reconstructions after moving one pose dimension at a time."""
+    """Reconstructions after moving one pose dimension at a time.
 
-    # In [0, 1], on the CPU.
+    Attributes:
+        reconstructions: decoded images in [0, 1], on the CPU.
+        offsets: added to the dimension, from -span to span.
+        selected: `[batch]` int64, the class whose capsule was moved and decoded.
+    """
+
     reconstructions: Float[Tensor, "batch dims steps channels height width"]
-    offsets: Float[Tensor, " steps"]  # added to the dimension, from -span to span
-    selected: Labels  # `[batch]` int64, the class whose capsule was moved and decoded
+    offsets: Float[Tensor, " steps"]
+    selected: Labels
 
 
 def reconstructions(
@@ -58,6 +70,9 @@ def reconstructions(
         model: a model with class capsules and a decoder.
         images: `[batch, channels, height, width]` in [0, 1].
         labels: `[batch]` classes to decode; by default the most active ones.
+
+    Returns:
+        The decoded images, with the class that was decoded and the predicted class; on the CPU.
 
     Raises:
         ArgumentError: for another model, or images or labels that do not fit.
@@ -96,6 +111,9 @@ def perturb(
         labels: `[batch]` classes whose capsules move; by default the most active ones.
         span: largest offset, at least 0.
         steps: number of offsets, at least 2.
+
+    Returns:
+        The decoded images `[batch, dims, steps, channels, height, width]`, with the offsets.
 
     Raises:
         ArgumentError: as `reconstructions`, or for a span or steps out of range.

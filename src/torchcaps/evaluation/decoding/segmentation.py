@@ -23,11 +23,17 @@ Drawings = Float[Tensor, "n k channels height width"]
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """Reconstructions from k capsules of each image, one at a time."""
+    """Reconstructions from k capsules of each image, one at a time.
 
-    images: Drawings  # `[n, k, channels, height, width]` in [0, 1], on the CPU
-    selected: Int64[Tensor, "n k"]  # `[n, k]` int64, the class whose capsule was decoded
-    activations: Activations  # `[n, classes]` lengths in [0, 1]
+    Attributes:
+        images: `[n, k, channels, height, width]` in [0, 1], on the CPU.
+        selected: `[n, k]` int64, the class whose capsule was decoded.
+        activations: `[n, classes]` lengths in [0, 1].
+    """
+
+    images: Drawings
+    selected: Int64[Tensor, "n k"]
+    activations: Activations
 
     @property
     def lengths(self) -> Float[Tensor, "n k"]:
@@ -37,17 +43,26 @@ class Segments:
 
 @dataclass(frozen=True)
 class Segmentation(EvaluationResult):
-    """Decoded digits against the true single digits; means over images and digits."""
+    """Decoded digits against the true single digits; means over images and digits.
 
-    error: float  # mean squared error per pixel
-    # Intersection over union of the pixels at or above the threshold; 1 where neither has one.
+    Attributes:
+        error: mean squared error per pixel.
+        iou: intersection over union of the pixels at or above the threshold; 1 where neither has
+            one.
+        ink_right: share of the ink that belongs to one digit alone where the drawing of that digit
+            is the brightest; None without such ink.
+        correlation: correlation of the pixels, in [-1, 1], without pictures of one brightness; None
+            if all are of one brightness.
+        threshold: brightness that counts as ink.
+        num_samples: n, number of images.
+    """
+
+    error: float
     iou: float
-    # Share of the ink of one digit alone where its drawing is the brightest; None without any.
     ink_right: float | None
-    # Of the pixels, in [-1, 1], without pictures of one brightness; None if all are.
     correlation: float | None
-    threshold: float  # brightness that counts as ink
-    num_samples: int  # n
+    threshold: float
+    num_samples: int
 
 
 def segment(
@@ -62,6 +77,9 @@ def segment(
         images: `[n, channels, height, width]` in [0, 1].
         labels: `[n, k]` classes to decode, k at least 1; by default the two most active ones. They
             may name absent classes, whose drawings should stay faint.
+
+    Returns:
+        The decoded images `[n, k, channels, height, width]`, with their classes.
 
     Raises:
         ArgumentError: for another model, or arguments that do not fit.
@@ -86,6 +104,9 @@ def match_segments(segments: Segments, labels: Int64[Tensor, "n 2"]) -> Segments
     Args:
         segments: two decoded capsules an image.
         labels: `[n, 2]` true classes.
+
+    Returns:
+        The same capsules in the order of the labels.
 
     Raises:
         ArgumentError: for another number of capsules, or labels of another shape.
@@ -113,6 +134,9 @@ def score_segmentation(
         drawings: `[n, k, channels, height, width]` in [0, 1], such as `segment(...).images`.
         digits: the true digits at their places, in the same order and shape.
         threshold: brightness from which a pixel is ink, in (0, 1].
+
+    Returns:
+        Error, intersection over union, ink and correlation.
 
     Raises:
         ArgumentError: for shapes that do not fit, none of them, or a threshold out of range.

@@ -34,24 +34,39 @@ UNCHANGED = {"rotation": 0.0, "scale": 100.0, "shear": 0.0, "shift": 0.0}
 
 @dataclass(frozen=True)
 class AffineCurve:
-    """Accuracy against one parameter of a transformation."""
+    """Accuracy against one parameter of a transformation.
 
-    unit: str  # of the amounts: "degrees", "percent" or "pixels"
+    Attributes:
+        unit: unit of the amounts: "degrees", "percent" or "pixels".
+        amounts: amounts of the transformation, in the order in which they were asked for.
+        accuracy: at each amount, in [0, 1].
+        mean: mean of `accuracy` over the amounts.
+        half_drop: amount nearest to no change at which accuracy is below half way to chance; None
+            if there is none.
+    """
+
+    unit: str
     amounts: tuple[float, ...]
-    accuracy: tuple[float, ...]  # at each amount, in [0, 1]
-    mean: float  # of `accuracy` over the amounts
-    # Amount nearest to no change where accuracy is below half way to chance; None if none is.
+    accuracy: tuple[float, ...]
+    mean: float
     half_drop: float | None
 
 
 @dataclass(frozen=True)
 class AffineSweep(EvaluationResult):
-    """Accuracy under transformations of the images, one parameter at a time."""
+    """Accuracy under transformations of the images, one parameter at a time.
 
-    clean: float  # accuracy on the images as they are, in [0, 1]
-    chance: float  # 1 / classes
-    num_samples: int  # n
-    curves: dict[str, AffineCurve]  # "rotation", "scale", "shear", "shift" -> its curve
+    Attributes:
+        clean: accuracy on the images as they are, in [0, 1].
+        chance: 1 / classes.
+        num_samples: n.
+        curves: "rotation", "scale", "shear", "shift" -> its curve.
+    """
+
+    clean: float
+    chance: float
+    num_samples: int
+    curves: dict[str, AffineCurve]
 
 
 def transform_images(
@@ -72,6 +87,9 @@ def transform_images(
         scale: percent of the size; 200 makes the content twice as large. Above 0.
         shear: degrees, between -89 and 89; positive moves the lower half to the right.
         shift: pixels (right, down).
+
+    Returns:
+        The transformed images, of the same shape.
 
     Raises:
         ArgumentError: for other images, or amounts out of range.
@@ -115,6 +133,9 @@ def affine_sweep(
         shift: pixels, fractions too; the accuracy is the mean over the four directions right,
             left, down and up.
         batch_size: images at a time.
+
+    Returns:
+        Accuracy without a change, and a curve for each transformation that has amounts.
 
     Raises:
         ArgumentError: for arguments that do not fit, or no amount at all.

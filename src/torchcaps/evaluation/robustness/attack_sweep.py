@@ -52,24 +52,39 @@ METHODS: dict[str, Callable[..., Tensor]] = {
 
 @dataclass(frozen=True)
 class AttackOutcome:
-    """Accuracy under an attack of one strength; shares are in [0, 1]."""
+    """Accuracy under an attack of one strength; shares are in [0, 1].
 
-    eps: float  # largest change of a pixel
-    accuracy: float  # share of ALL images still answered rightly
-    # Share of the images answered rightly before that are not any more; None if there were none.
+    Attributes:
+        eps: largest change of a pixel.
+        accuracy: share of all images that are still answered rightly.
+        success: share of the images answered rightly before that are not any more; None if there
+            were none before.
+        distance: mean L2 norm of the change over these images; None if there are none.
+    """
+
+    eps: float
+    accuracy: float
     success: float | None
-    distance: float | None  # mean L2 norm of the change over these images; None if there are none
+    distance: float | None
 
 
 @dataclass(frozen=True)
 class AttackSweep(EvaluationResult):
-    """Accuracy against the strength of an attack."""
+    """Accuracy against the strength of an attack.
 
-    attack: str  # "fgsm", "bim", "pgd" or "vote"
-    clean: float  # accuracy without attack, in [0, 1]
-    num_samples: int  # n
-    outcomes: tuple[AttackOutcome, ...]  # one for each eps, in their order
-    mean: float  # of accuracy over the eps
+    Attributes:
+        attack: "fgsm", "bim", "pgd" or "vote".
+        clean: accuracy without attack, in [0, 1].
+        num_samples: n, number of images.
+        outcomes: one for each eps, in their order.
+        mean: mean of accuracy over the eps.
+    """
+
+    attack: str
+    clean: float
+    num_samples: int
+    outcomes: tuple[AttackOutcome, ...]
+    mean: float
 
 
 def attack_sweep(
@@ -92,6 +107,9 @@ def attack_sweep(
         attack: name of the attack.
         batch_size: images at a time.
         **options: those of the attack, such as `steps=20`.
+
+    Returns:
+        Accuracy without an attack, and the outcome at each strength.
 
     Raises:
         ArgumentError: for an unknown attack, no eps, or arguments that do not fit.
@@ -129,6 +147,9 @@ def attack_outcome(
         eps: the change that was allowed; it is recorded, not checked.
         batch_size: images at a time.
 
+    Returns:
+        Accuracy, success and distance of the changed images.
+
     Raises:
         ArgumentError: for changed images of another shape.
     """
@@ -152,11 +173,17 @@ def _outcome(eps: float, before: Tensor, after: Tensor, change: Images) -> Attac
 
 @dataclass(frozen=True)
 class MaskingCheck:
-    """One sign of hidden gradients."""
+    """One sign of hidden gradients.
 
-    name: str  # what ought to hold
-    passed: bool | None  # whether it does; None if it could not be checked
-    text: str  # the figures, in one sentence
+    Attributes:
+        name: what ought to hold.
+        passed: whether it does; None if it could not be checked.
+        text: the figures, in one sentence.
+    """
+
+    name: str
+    passed: bool | None
+    text: str
 
 
 @dataclass(frozen=True)
@@ -164,20 +191,34 @@ class MaskingReport(EvaluationResult):
     """Accuracies under attacks of one strength, and what they say of the gradients.
 
     All shares are in [0, 1].
+
+    Attributes:
+        eps: strength of the attacks, the largest change of a pixel.
+        clean: accuracy without attack.
+        noise: accuracy under random noise of size eps.
+        fgsm: accuracy under one step of FGSM.
+        bim: accuracy under many steps (BIM).
+        pgd: accuracy under many steps from random starts (PGD).
+        transfer: accuracy under PGD images that were made for the other model; None without one.
+        large: accuracy under PGD of strength `large_eps`.
+        large_eps: strength of the large attack.
+        loss_eps: ascending strengths.
+        losses: mean loss under PGD at each of them.
+        silent: share of images whose gradient is exactly zero in every pixel.
     """
 
-    eps: float  # the strength
-    clean: float  # accuracy without attack
-    noise: float  # under random noise of size eps
-    fgsm: float  # under one step
-    bim: float  # under many
-    pgd: float  # under many from random starts
-    transfer: float | None  # under PGD images made for the other model; None without one
-    large: float  # under PGD with `large_eps`
-    large_eps: float  # that strength
-    loss_eps: tuple[float, ...]  # ascending strengths
-    losses: tuple[float, ...]  # mean loss under PGD at each of them
-    silent: float  # share of images whose gradient is exactly zero in every pixel
+    eps: float
+    clean: float
+    noise: float
+    fgsm: float
+    bim: float
+    pgd: float
+    transfer: float | None
+    large: float
+    large_eps: float
+    loss_eps: tuple[float, ...]
+    losses: tuple[float, ...]
+    silent: float
 
     derived = ("passed", "verdict")
 
@@ -268,6 +309,9 @@ def masking_report(
         loss: what the attacks raise.
         seed: of noise and random starts.
         batch_size: images at a time.
+
+    Returns:
+        Accuracies under each attack, and six checks with a verdict.
 
     Raises:
         ArgumentError: for arguments that do not fit, or out of range.

@@ -40,6 +40,9 @@ def full_margin_loss(
     Args:
         activation: `[batch, classes]` in [0, 1].
         labels: `[batch]` true classes.
+
+    Returns:
+        The mean over the batch.
     """
     return margin_loss(activation, labels, present=1.0, absent=0.0)
 
@@ -281,6 +284,9 @@ def sign_noise(images: Images, eps: float, *, seed: int = 0) -> Images:
         images: `[n, channels, height, width]` in [0, 1].
         eps: change of each pixel, in [0, 1]; the pixels are clipped to [0, 1].
         seed: of the signs.
+
+    Returns:
+        The changed images.
 
     Raises:
         ArgumentError: for eps out of range.

@@ -77,6 +77,9 @@ def detection_threshold(distances: Float[Tensor, " n"], false_positives: float =
         distances: `[n]` from `reconstruction_distances`.
         false_positives: the share, in [0, 1); the paper takes 0.05.
 
+    Returns:
+        The distance.
+
     Raises:
         ArgumentError: for no distances, or a share out of range.
     """
@@ -91,16 +94,26 @@ class Detection(EvaluationResult):
     """Detection of adversarial images by the distance of their reconstructions.
 
     Shares are in [0, 1].
+
+    Attributes:
+        threshold: an image that is further than this from its reconstruction is flagged.
+        false_positives: share of clean images flagged.
+        detected: share of adversarial images flagged.
+        success: share of rightly answered images whose answer the attack changed; None if none was
+            right.
+        undetected: share of rightly answered images that were changed without being flagged; None
+            if none was right.
+        auroc: area under the ROC curve of the distance, adversarial against clean images.
+        num_samples: n, number of images.
     """
 
-    threshold: float  # an image that is further than this from its reconstruction is flagged
-    false_positives: float  # share of clean images flagged
-    detected: float  # share of adversarial images flagged
-    # Share of rightly answered images that the attack turned; None if there were none.
+    threshold: float
+    false_positives: float
+    detected: float
     success: float | None
-    undetected: float | None  # share of these images turned without being flagged; None likewise
-    auroc: float  # of the distance, adversarial against clean
-    num_samples: int  # n
+    undetected: float | None
+    auroc: float
+    num_samples: int
 
 
 def detect_adversarial(
@@ -119,6 +132,10 @@ def detect_adversarial(
         adversarial: the same after an attack.
         labels: `[n]` true classes.
         threshold: from `detection_threshold`, on other images.
+
+    Returns:
+        Shares of clean and of adversarial images that are flagged, and the area under the ROC
+        curve.
 
     Raises:
         ArgumentError: for another model, or shapes that do not fit.
@@ -145,16 +162,28 @@ def detect_adversarial(
 
 @dataclass(frozen=True)
 class Rejection(EvaluationResult):
-    """Separation of known from other images by length; shares are in [0, 1]."""
+    """Separation of known from other images by length; shares are in [0, 1].
 
-    auroc: float  # of the largest length, known against other; 0.5 separates nothing
-    false_positive_rate: float  # share of other images accepted when 95 % of the known ones are
-    threshold: float  # the length that does so
-    known_length: float  # mean of the largest length over known images
-    # The same over other images. Margin loss drives absent classes to 0.1, not to 0.
+    Attributes:
+        auroc: area under the ROC curve of the largest length, known against other images; 0.5
+            separates nothing.
+        false_positive_rate: share of other images that are accepted when 95 % of the known ones
+            are.
+        threshold: length at which 95 % of the known images are accepted.
+        known_length: mean of the largest length over known images.
+        other_length: mean of the largest length over other images. Margin loss drives absent
+            classes to 0.1, not to 0.
+        num_known: n, number of known images.
+        num_other: m, number of other images.
+    """
+
+    auroc: float
+    false_positive_rate: float
+    threshold: float
+    known_length: float
     other_length: float
-    num_known: int  # n
-    num_other: int  # m
+    num_known: int
+    num_other: int
 
 
 def reject_by_length(
@@ -170,6 +199,9 @@ def reject_by_length(
         model: maps images to `[batch, classes]`.
         known: `[n, channels, height, width]` test images of known classes, in [0, 1].
         other: `[m, channels, height, width]` images of no known class.
+
+    Returns:
+        The area under the ROC curve, the threshold, and the mean lengths of both.
 
     Raises:
         ArgumentError: for images that do not fit.

@@ -36,15 +36,23 @@ RIDGE = 1e-3  # for few images, and dimensions that do not vary
 
 @dataclass(frozen=True)
 class Equivariance(EvaluationResult):
-    """The capsule of each image's class under transformations, one figure for each amount."""
+    """The capsule of each image's class under transformations, one figure for each amount.
+
+    Attributes:
+        amounts: amounts of the transformation.
+        equivariant: R² of the linear map learned on the other images; 0 is no better than the mean.
+        invariant: R² of the unmoved poses; 1 is invariant. It may be far below 0.
+        activation_change: mean absolute difference of all activations.
+        agreement: share of images whose answer stays.
+        num_samples: images that the figures are of.
+    """
 
     amounts: tuple[float, ...]
-    # R² of the linear map learned on the other images; 0 is no better than the mean.
     equivariant: tuple[float, ...]
-    invariant: tuple[float, ...]  # R² of the unmoved poses; 1 is invariant. It may be far below 0
-    activation_change: tuple[float, ...]  # mean absolute difference of all activations
-    agreement: tuple[float, ...]  # share of images whose answer stays
-    num_samples: int  # images that the figures are of
+    invariant: tuple[float, ...]
+    activation_change: tuple[float, ...]
+    agreement: tuple[float, ...]
+    num_samples: int
 
 
 def equivariance(
@@ -66,6 +74,9 @@ def equivariance(
         labels: `[n]` true classes.
         rotation: degrees clockwise, at least one.
         batch_size: images at a time.
+
+    Returns:
+        A figure of each measure for each amount.
 
     Raises:
         ArgumentError: for another model, or arguments that do not fit.

@@ -22,12 +22,19 @@ class Matched:
     """One model at the point where its familiar accuracy meets the target.
 
     Accuracies are in [0, 1].
+
+    Attributes:
+        epoch: number of the epoch, from 0, whose familiar accuracy is nearest to the target; the
+            first of equals.
+        familiar: accuracy on familiar views in that epoch.
+        novel: accuracy on novel views in that epoch.
+        interpolated: accuracy on novel views where familiar accuracy first crosses the target,
+            between epochs; None if it never does.
     """
 
-    epoch: int  # from 0, whose familiar accuracy is nearest to the target; the first of equals
-    familiar: float  # accuracy on familiar views in that epoch
-    novel: float  # accuracy on novel views in that epoch
-    # The same where familiar accuracy first crosses the target, between epochs; None: never.
+    epoch: int
+    familiar: float
+    novel: float
     interpolated: float | None
 
     @property
@@ -38,15 +45,24 @@ class Matched:
 
 @dataclass(frozen=True)
 class ViewpointComparison(EvaluationResult):
-    """Two models on novel views, at equal accuracy on familiar ones."""
+    """Two models on novel views, at equal accuracy on familiar ones.
 
-    target: float  # the familiar accuracy of both
-    first: Matched  # the model in question
-    second: Matched  # the baseline
-    gain: float  # novel accuracy of the first minus that of the second
-    # Share of what the baseline loses on novel views that is gained; None if it loses nothing.
+    Attributes:
+        target: familiar accuracy of both, in [0, 1].
+        first: the model in question.
+        second: the baseline.
+        gain: novel accuracy of the first minus that of the second.
+        gap_closed: share of the baseline's loss on novel views that the first model gains; None if
+            it loses nothing.
+        interpolated: whether both models cross the target.
+    """
+
+    target: float
+    first: Matched
+    second: Matched
+    gain: float
     gap_closed: float | None
-    interpolated: bool  # whether both models cross the target
+    interpolated: bool
 
     derived = ("verdict",)
 
@@ -96,6 +112,9 @@ def compare_viewpoints(first: Curves, second: Curves) -> ViewpointComparison:
     Args:
         first: accuracies of the model in question.
         second: accuracies of the baseline; the number of epochs may differ.
+
+    Returns:
+        Both models at that accuracy, and the gain of the first on novel views.
 
     Raises:
         ArgumentError: for lists that do not fit, or figures outside [0, 1].

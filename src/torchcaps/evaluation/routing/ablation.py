@@ -34,11 +34,16 @@ class RoutingAblation(EvaluationResult):
     """Accuracy of one trained model with its own routing and with constant couplings.
 
     All shares are in [0, 1], and all changes at test time only.
+
+    Attributes:
+        comparison: as trained, against the same routers with every coupling equal.
+        random: accuracy with fixed random couplings.
+        changed: share of images whose answer routing changes, against equal couplings.
     """
 
-    comparison: Comparison  # as trained, against the same routers with every coupling equal
-    random: float  # accuracy with fixed random couplings
-    changed: float  # share of images whose answer routing changes, against equal couplings
+    comparison: Comparison
+    random: float
+    changed: float
 
     derived = ("routed", "uniform", "verdict")
 
@@ -72,12 +77,19 @@ class RoutingAblation(EvaluationResult):
 
 @dataclass(frozen=True)
 class IterationDynamics(EvaluationResult):
-    """One trained model stopped after 1, 2, ... routing iterations."""
+    """One trained model stopped after 1, 2, ... routing iterations.
 
-    iterations: tuple[int, ...]  # 1 to T
-    accuracy: tuple[float, ...]  # in [0, 1], after each
-    changed: tuple[float, ...]  # share of images whose answer differs from that after one iteration
-    # Of each layer whose couplings are shares, after each; see `coupling_entropy`.
+    Attributes:
+        iterations: 1 to T.
+        accuracy: accuracy after each iteration, in [0, 1].
+        changed: share of images whose answer differs from that after one iteration.
+        entropy: layer -> mean entropy of its couplings after each iteration, for layers whose
+            couplings are shares; see `coupling_entropy`.
+    """
+
+    iterations: tuple[int, ...]
+    accuracy: tuple[float, ...]
+    changed: tuple[float, ...]
     entropy: dict[str, tuple[float, ...]]
 
     derived = ("verdict",)
@@ -113,6 +125,9 @@ def routing_ablation(
         labels: `[n]` true classes.
         seed: of the random couplings.
         batch_size: images at a time.
+
+    Returns:
+        The accuracies with and without routing, compared on the same images.
 
     Raises:
         ArgumentError: for a model without routed layers, or arguments that do not fit.
@@ -150,6 +165,9 @@ def iteration_dynamics(
         images: `[n, channels, height, width]` in [0, 1].
         labels: `[n]` true classes.
         batch_size: images at a time.
+
+    Returns:
+        Accuracy, changed answers and entropy of couplings after each iteration.
 
     Raises:
         ArgumentError: for a model without routed layers, or arguments that do not fit.

@@ -36,12 +36,19 @@ BATCH = 16  # images at a time: the votes for one parent are stored
 
 @dataclass(frozen=True, eq=False)
 class CouplingMaps:
-    """The support of one class capsule of each image, by place."""
+    """The support of one class capsule of each image, by place.
 
-    maps: Float[Tensor, "n height width"]  # over pixels; negative where votes oppose the class
-    positions: Float[Tensor, "n rows columns"]  # over the first capsules, with the same sum
-    selected: Labels  # `[n]` int64, the class whose support it is
-    activations: Activations  # `[n, classes]` of the class capsules, in [0, 1]
+    Attributes:
+        maps: over pixels; negative where votes oppose the class.
+        positions: over the first capsules, with the same sum.
+        selected: `[n]` int64, the class whose support it is.
+        activations: `[n, classes]` of the class capsules, in [0, 1].
+    """
+
+    maps: Float[Tensor, "n height width"]
+    positions: Float[Tensor, "n rows columns"]
+    selected: Labels
+    activations: Activations
 
 
 def coupling_maps(
@@ -61,6 +68,9 @@ def coupling_maps(
         images: `[n, channels, height, width]` in [0, 1].
         labels: `[n]` classes; by default the most active ones.
         batch_size: images at a time.
+
+    Returns:
+        Maps over pixels and over positions, with the class of each image; on the CPU.
 
     Raises:
         ArgumentError: for a model whose capsules have no places, or with layers of other kinds; or

@@ -31,13 +31,18 @@ Links = Float[Tensor, "n links"]
 
 @dataclass(frozen=True)
 class CouplingEntropy:
-    """How evenly a layer's children share themselves out: 1 is uniform, 0 is a hard tree."""
+    """How evenly a layer's children share themselves out: 1 is uniform, 0 is a hard tree.
 
-    # Of `H_i = -sum_j c_ij log c_ij / log K`, children weighted by activation, in [0, 1].
+    Attributes:
+        mean: mean of `H_i = -sum_j c_ij log c_ij / log K` over children, weighted by activation, in
+            [0, 1].
+        largest: mean over children of the largest coupling, weighted by activation, in [1 / K, 1].
+        parents: K, number of parents.
+    """
+
     mean: float
-    # Mean over children of the largest coupling, weighted by activation, in [1 / K, 1].
     largest: float
-    parents: int  # K
+    parents: int
 
     @property
     def verdict(self) -> str:
@@ -53,13 +58,21 @@ class CouplingEntropy:
 
 @dataclass(frozen=True)
 class CouplingDynamics:
-    """How much the couplings of a layer follow the image."""
+    """How much the couplings of a layer follow the image.
 
-    mean: float  # over links of the standard deviation over images, `D_ij`; in [0, 0.5]
-    high: float  # 95th percentile of D_ij over links
-    # Share of the variance that lies between classes, in [0, 1]; None if nothing varies.
+    Attributes:
+        mean: mean over links of `D_ij`, the standard deviation of a coupling over images; in [0,
+            0.5].
+        high: 95th percentile of `D_ij` over links.
+        explained: share of the variance that lies between classes, in [0, 1]; None if nothing
+            varies.
+        chance: that share by chance, (classes - 1) / (images - 1).
+    """
+
+    mean: float
+    high: float
     explained: float | None
-    chance: float  # that share by chance, (classes - 1) / (images - 1)
+    chance: float
 
     @property
     def verdict(self) -> str:
@@ -75,15 +88,22 @@ class CouplingDynamics:
 
 @dataclass(frozen=True)
 class ParseTree:
-    """Whether children choose parents, and whether the choice has to do with the class."""
+    """Whether children choose parents, and whether the choice has to do with the class.
 
-    # Share of children, weighted by activation, whose best parent has a coupling above 1/2.
+    Attributes:
+        support: share of children, weighted by activation, whose best parent has a coupling above
+            1/2.
+        information: mutual information of a child's best parent and the class, in bits, weighted by
+            activation; 0 for a static tree.
+        chance: that information with the classes shuffled over images: what few images give by
+            themselves.
+        possible: entropy of the classes in bits, the most that `information` can be.
+    """
+
     support: float
-    # Of a child's best parent and the class, mutual, in bits, weighted alike; 0 for a static tree.
     information: float
-    # The same with the classes shuffled over images: what few images give by themselves.
     chance: float
-    possible: float  # entropy of the classes in bits, the most that `information` can be
+    possible: float
 
     @property
     def verdict(self) -> str:
@@ -105,6 +125,9 @@ def coupling_entropy(recorded: RoutingTrace) -> CouplingEntropy:
     Args:
         recorded: the couplings over any number of images.
 
+    Returns:
+        The mean entropy, and the mean of the largest couplings.
+
     Raises:
         ArgumentError: for fewer than two parents, or shapes that do not fit.
     """
@@ -125,6 +148,9 @@ def coupling_dynamics(recorded: RoutingTrace, labels: Labels) -> CouplingDynamic
     Args:
         recorded: the couplings of one routed layer over at least two images.
         labels: `[n]` their classes.
+
+    Returns:
+        Mean and 95th percentile of the deviations, and the share that classes explain.
 
     Raises:
         ArgumentError: for one image, fewer than two parents, or shapes that do not fit.
@@ -154,6 +180,9 @@ def parse_tree(recorded: RoutingTrace, labels: Labels, *, seed: int = 0) -> Pars
         recorded: the couplings of one routed layer over at least two images.
         labels: `[n]` their classes.
         seed: of the shuffle that gives `chance`.
+
+    Returns:
+        The support of the tree, and the information that it has of the class.
 
     Raises:
         ArgumentError: as `coupling_dynamics`.

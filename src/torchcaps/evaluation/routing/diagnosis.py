@@ -30,15 +30,24 @@ class LayerDiagnosis:
 
     Measures 1 to 3 are None where couplings are no shares, 5 and 8 where activations mean nothing;
     see `Router`.
+
+    Attributes:
+        name: of the layer in the model.
+        entropy: how evenly children share themselves out (1).
+        dynamics: how much couplings follow the image (2).
+        tree: whether children choose parents (3).
+        parents: whether its parents live (5).
+        starvation: of its children (6).
+        sign: whether it sees the sign of poses (8).
     """
 
-    name: str  # of the layer in the model
-    entropy: couplings.CouplingEntropy | None  # how evenly children share themselves out (1)
-    dynamics: couplings.CouplingDynamics | None  # how much couplings follow the image (2)
-    tree: couplings.ParseTree | None  # whether children choose parents (3)
-    parents: health.CapsuleActivity | None  # whether its parents live (5)
-    starvation: health.Starvation  # of its children (6)
-    sign: health.SignTest | None  # whether it sees the sign of poses (8)
+    name: str
+    entropy: couplings.CouplingEntropy | None
+    dynamics: couplings.CouplingDynamics | None
+    tree: couplings.ParseTree | None
+    parents: health.CapsuleActivity | None
+    starvation: health.Starvation
+    sign: health.SignTest | None
 
     def verdicts(self) -> dict[str, str]:
         """Measure -> one sentence, for those that apply to this layer."""
@@ -51,21 +60,34 @@ class LayerDiagnosis:
 
 @dataclass(frozen=True)
 class Diagnosis(EvaluationResult):
-    """The measures of one model's routing."""
+    """The measures of one model's routing.
 
-    accuracy: float  # on the images looked at, in [0, 1]
-    num_samples: int  # their number
-    parameters: int  # numbers that training can change
-    layers: tuple[LayerDiagnosis, ...]  # one for each routed layer, in the order of the model
-    iterations: ablations.IterationDynamics  # what routing iterations change (2)
-    # Accuracy without routing (4); None where a router has no ablation.
+    Attributes:
+        accuracy: accuracy on the images that were measured, in [0, 1].
+        num_samples: number of these images.
+        parameters: numbers that training can change.
+        layers: one for each routed layer, in the order of the model.
+        iterations: what routing iterations change (2).
+        ablation: accuracy without routing (4); None where a router has no ablation.
+        refused: why there is no ablation, or an empty text.
+        children: whether the children of the first routed layer live (5).
+        decay: activations from these children to the last parents (7).
+        baseline: against a model without routing, on the same images (9); None where none was
+            given.
+        baseline_parameters: number of parameters of the baseline; None without one.
+    """
+
+    accuracy: float
+    num_samples: int
+    parameters: int
+    layers: tuple[LayerDiagnosis, ...]
+    iterations: ablations.IterationDynamics
     ablation: ablations.RoutingAblation | None
-    refused: str  # why not, or an empty text
-    children: health.CapsuleActivity  # whether the children of the first routed layer live (5)
-    decay: health.ActivationDecay  # activations from these children to the last parents (7)
-    # Against a model without routing, on the same images (9); None where none was given.
+    refused: str
+    children: health.CapsuleActivity
+    decay: health.ActivationDecay
     baseline: Comparison | None
-    baseline_parameters: int | None  # of that model
+    baseline_parameters: int | None
 
     def verdicts(self) -> dict[str, str]:
         """What -> one sentence: for the whole model, then layer by layer."""
@@ -109,6 +131,9 @@ def diagnose(
             are in memory at once: see `route_images`.
         seed: of the choice of images, of random couplings and of shuffles.
         batch_size: images at a time.
+
+    Returns:
+        All measures, each with a verdict of one sentence.
 
     Raises:
         ArgumentError: for a model without routed layers, such as a CNN, a layer with fewer than two

@@ -27,13 +27,21 @@ BLIND = 1e-4  # difference of activations
 
 @dataclass(frozen=True)
 class CapsuleActivity:
-    """The activations of one set of capsules over images; each position counts by itself."""
+    """The activations of one set of capsules over images; each position counts by itself.
 
-    dead: float  # share of capsules that are never above 0.01
-    constant: float  # share with a standard deviation over images below 0.01, dead ones included
-    median: float  # of all activations, in [0, 1]
-    strongest: float  # mean over images of the largest activation, in [0, 1]
-    capsules: int  # their number
+    Attributes:
+        dead: share of capsules that are never above 0.01.
+        constant: share with a standard deviation over images below 0.01, dead ones included.
+        median: of all activations, in [0, 1].
+        strongest: mean over images of the largest activation, in [0, 1].
+        capsules: number of capsules.
+    """
+
+    dead: float
+    constant: float
+    median: float
+    strongest: float
+    capsules: int
 
     @property
     def verdict(self) -> str:
@@ -48,11 +56,17 @@ class CapsuleActivity:
 
 @dataclass(frozen=True)
 class Starvation:
-    """How evenly the gradient of the loss reaches the poses of one set of capsules."""
+    """How evenly the gradient of the loss reaches the poses of one set of capsules.
 
-    starved: float  # share of capsules whose gradient is below 1 % of the median one, or zero
-    median: float  # median over capsules of the norm of the gradient, root mean square over images
-    capsules: int  # their number
+    Attributes:
+        starved: share of capsules whose gradient is below 1 % of the median one, or zero.
+        median: median over capsules of the norm of the gradient, root mean square over images.
+        capsules: number of capsules.
+    """
+
+    starved: float
+    median: float
+    capsules: int
 
     @property
     def verdict(self) -> str:
@@ -67,12 +81,18 @@ class Starvation:
 
 @dataclass(frozen=True)
 class ActivationDecay:
-    """The course of activations from the first capsules to the last."""
+    """The course of activations from the first capsules to the last.
 
-    layers: tuple[str, ...]  # names; the first is that of the children of the first routed layer
-    # Of each set; small for class capsules, as one class at a time is present.
+    Attributes:
+        layers: names; the first is that of the children of the first routed layer.
+        median: median activation of each set; small for class capsules, as one class at a time is
+            present.
+        strongest: mean over images of the largest activation of each set.
+    """
+
+    layers: tuple[str, ...]
     median: tuple[float, ...]
-    strongest: tuple[float, ...]  # mean over images of the largest
+    strongest: tuple[float, ...]
 
     @property
     def verdict(self) -> str:
@@ -85,11 +105,17 @@ class ActivationDecay:
 
 @dataclass(frozen=True)
 class SignTest:
-    """Whether a layer gives the same activations for poses of children and their negatives."""
+    """Whether a layer gives the same activations for poses of children and their negatives.
 
-    change: float  # mean absolute difference of the parents' activations, in [0, 1]
-    largest: float  # largest absolute difference
-    blind: bool  # whether `largest` is below 1e-4
+    Attributes:
+        change: mean absolute difference of the parents' activations, in [0, 1].
+        largest: largest absolute difference.
+        blind: whether `largest` is below 1e-4.
+    """
+
+    change: float
+    largest: float
+    blind: bool
 
     @property
     def verdict(self) -> str:
@@ -106,6 +132,9 @@ def capsule_activity(activation: Float[Tensor, " n *capsules"]) -> CapsuleActivi
 
     Args:
         activation: `[n, ..., capsules]` in [0, 1], n at least 1.
+
+    Returns:
+        Shares of dead and constant capsules, and the strength of activations.
 
     Raises:
         ArgumentError: for a tensor with fewer axes, or without images.
@@ -127,6 +156,9 @@ def activation_decay(activations: Mapping[str, Float[Tensor, " n *capsules"]]) -
 
     Args:
         activations: name -> `[n, ..., capsules]` in [0, 1], from input to output.
+
+    Returns:
+        The name, median and strongest activation of each set.
 
     Raises:
         ArgumentError: for no set, or tensors that do not fit.

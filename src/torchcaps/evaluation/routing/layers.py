@@ -38,6 +38,10 @@ def route_images(model: nn.Module, images: Images, *, batch_size: int = BATCH) -
         images: `[n, channels, height, width]` in [0, 1].
         batch_size: images at a time.
 
+    Returns:
+        Activations of the classes, recordings of all layers, and activations of their children; on
+        the CPU.
+
     Raises:
         ArgumentError: for a model without routed layers, or images that do not fit.
     """
