@@ -9,7 +9,7 @@ import torchcaps
 
 SOURCE = Path(torchcaps.__file__).parent
 MAX_FILE_LINES = 600
-MAX_CLASS_LINES = 200
+MAX_CLASS_LINES = 200  # without the docstrings of its methods
 MAX_PUBLIC_METHODS = 12
 MAX_ARGUMENTS = 10  # without self
 MAX_BODY_LINES = 50  # without the docstring
@@ -30,8 +30,10 @@ def is_kernel(function):
 def find_large_class(node):
     methods = [child for child in node.body if isinstance(child, ast.FunctionDef)]
     num_public = sum(not method.name.startswith("_") for method in methods)
-    if count_lines([node]) > MAX_CLASS_LINES:
-        yield f"class {node.name} has {count_lines([node])} lines"
+    documented = [method for method in methods if ast.get_docstring(method) is not None]
+    num_lines = count_lines([node]) - sum(count_lines(method.body[:1]) for method in documented)
+    if num_lines > MAX_CLASS_LINES:
+        yield f"class {node.name} has {num_lines} lines"
     if num_public > MAX_PUBLIC_METHODS:
         yield f"class {node.name} has {num_public} public methods"
 

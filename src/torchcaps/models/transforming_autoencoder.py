@@ -170,8 +170,7 @@ class TransformingAutoencoder(ImageModel):
             images: `[batch, channels, height, width]` in [0, 1].
 
         Returns:
-            Pose `[batch, capsules, 2 or 9]`, and the presence as activation, `[batch, capsules]` in
-            [0, 1].
+            Pose `[batch, capsules, 2 or 9]`, presence `[batch, capsules]` in [0, 1].
         """
         self._check(images)
         x = images.flatten(1)
@@ -243,8 +242,7 @@ class TransformingAutoencoder(ImageModel):
 
         Args:
             images: `[batch, channels, height, width]` in [0, 1].
-            transformation: of each image, see `TransformedPairs`; None draws the images as they
-                are.
+            transformation: see `TransformedPairs`; None draws the images as they are.
 
         Returns:
             `[batch, channels, height, width]`.
