@@ -122,7 +122,7 @@ def test_pixels_are_a_mixture_of_placed_templates():
         means = []
         for m in range(3):
             u, v, _ = np.linalg.inv(full_matrix(parts.pose[b, m])) @ place
-            presence = sigmoid(float(parts.logit[b, m]))
+            presence = sigmoid(float(parts.presence_logit[b, m]))
             logits.append(bilinear(alphas[m, 0], u, v) + math.log(presence))
             template = np.array([bilinear(channel, u, v) for channel in templates[m]])
             means.append(colors[b, m] * template)
@@ -147,7 +147,7 @@ def test_parts_are_a_mixture_of_votes():
         pose=affine_pose(randn(2, 4, 6)),
         vote=affine_pose(randn(2, 4, 3, 6)),
         spread=randn(2, 4, 3).exp(),
-        log_weight=-randn(2, 4, 3).exp(),
+        log_presence=-randn(2, 4, 3).exp(),
         dynamic=randn(2, 4, 3, 6),
     )
     likelihood, posterior = pose_likelihood(pose, objects)
@@ -159,12 +159,12 @@ def test_parts_are_a_mixture_of_votes():
                 vote = objects.vote[b, k, m].numpy()
                 spread = float(objects.spread[b, k, m])
                 log_density = log_normal(pose[b, m].numpy(), vote, spread).sum()
-                log_weight = float(objects.log_weight[b, k, m])
+                log_weight = float(objects.log_presence[b, k, m])
                 joint.append(math.exp(log_weight + log_density))
             joint.append(math.exp(2 * (-2 * math.log(10))))  # none of them
             assert float(likelihood[b, m]) == pytest.approx(math.log(sum(joint)))
             np.testing.assert_allclose(posterior[b, m], np.array(joint) / sum(joint))
-    np.testing.assert_allclose(objects.presence, objects.log_weight.exp().amax(dim=-1))
+    np.testing.assert_allclose(objects.presence, objects.log_presence.exp().amax(dim=-1))
 
 
 def test_votes_are_products_of_poses():
@@ -194,7 +194,7 @@ def test_votes_are_products_of_poses():
                 vote = full_matrix(objects.vote[b, k, part])
                 np.testing.assert_allclose(vote, viewed @ relation, atol=1e-9)
                 in_object = sigmoid(rest[7 + part] + float(noise.votes[b, k, part]))
-                weight_of_vote = float(objects.log_weight[b, k, part].exp())
+                weight_of_vote = float(objects.log_presence[b, k, part].exp())
                 assert weight_of_vote == pytest.approx(present * in_object)
                 spread = math.log1p(math.exp(rest[7 + m + part] + 0.5)) + 0.01
                 assert float(objects.spread[b, k, part]) == pytest.approx(spread)
@@ -214,12 +214,12 @@ def test_published_size():
     parts = convolutions + 25 * 128 + head + drawing
     assert sum(p.numel() for p in model.part_capsules.parameters()) == parts
     assert sum(p.numel() for p in model.object_capsules.parameters()) == shared + 32 * capsule
-    assert explained.drawn.shape == (1, 41, 1, 40, 40)
+    assert explained.drawings.shape == (1, 41, 1, 40, 40)
 
 
 def test_the_gradient_of_the_objects_reaches_features_alone():
     model = small_scae()
-    model.explain(torch.rand(2, 1, 24, 24)).part_log_likelihood.mean().backward()
+    model.explain(torch.rand(2, 1, 24, 24)).pose_log_likelihood.mean().backward()
     assert model.part_capsules.template.grad is None  # templates, poses and presences are targets
     gradient = model.part_capsules.head.weight.grad.unflatten(0, (3, -1))
     assert not gradient[:, :6].any()
@@ -245,6 +245,15 @@ def test_absent_parts_are_finite_in_half_precision():
     assert attend(query, key, value, logit).isfinite().all()
 
 
+def test_attention_is_in_full_precision():
+    """Products of these numbers are infinite in float16."""
+    query, key, value = 1e3 * torch.randn(3, 2, 4, 6)
+    logit = torch.randn(2, 4)
+    expected = attend(query, key, value, logit)
+    with torch.autocast("cpu", torch.float16):
+        assert torch.equal(attend(query, key, value, logit), expected)
+
+
 def test_noise_is_an_argument():
     model = small_scae()
     images = torch.rand(2, 1, 24, 24)
@@ -256,7 +265,7 @@ def test_noise_is_an_argument():
     )
     quiet = model.explain(images)
     noisy = model.explain(images, noise)
-    torch.testing.assert_close(noisy.parts.logit, quiet.parts.logit + 2)
+    torch.testing.assert_close(noisy.parts.presence_logit, quiet.parts.presence_logit + 2)
     assert (noisy.objects.presence < quiet.objects.presence).all()
 
 
@@ -267,7 +276,7 @@ def test_gradients_stay_finite_for_extreme_images_and_weights(pixel):
         model.part_capsules.head.bias.mul_(1e4)
         model.object_capsules.rest.fill_(-50.0)
     explained = model.explain(torch.full((1, 1, 24, 24), pixel))
-    likelihood = explained.log_likelihood + explained.part_log_likelihood
+    likelihood = explained.pixel_log_likelihood + explained.pose_log_likelihood
     (likelihood.sum() + explained.objects.presence.sum()).backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
@@ -278,8 +287,10 @@ def test_likelihoods_are_in_full_precision():
     expected = model.explain(images)
     with torch.autocast("cpu", torch.bfloat16):
         half = model.explain(images)
-    assert half.log_likelihood.dtype == half.part_log_likelihood.dtype == torch.float32
-    torch.testing.assert_close(half.log_likelihood, expected.log_likelihood, rtol=0.02, atol=1.0)
+    assert half.pixel_log_likelihood.dtype == half.pose_log_likelihood.dtype == torch.float32
+    torch.testing.assert_close(
+        half.pixel_log_likelihood, expected.pixel_log_likelihood, rtol=0.02, atol=1.0
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import math
 import pytest
 import torch
 
-from torchcaps.models.scae import NOISE, Noise, ObjectCapsules, pose_likelihood
+from torchcaps.models.scae import NOISE_RANGE, Noise, ObjectCapsules, pose_likelihood
 
 SQUARE = ((-1.0, -1.0), (-1.0, 1.0), (1.0, 1.0), (1.0, -1.0))
 TRIANGLE = ((0.0, -1.2), (1.0, 0.6), (-1.0, 0.6))
@@ -44,7 +44,9 @@ def sample_constellations(count, generator):
 
 def sample_noise(generator):
     shapes = ((BATCH, NUM_POINTS), (BATCH, NUM_SHAPES), (BATCH, NUM_SHAPES, NUM_POINTS))
-    return Noise(*(NOISE * (torch.rand(shape, generator=generator) - 0.5) for shape in shapes))
+    return Noise(
+        *(NOISE_RANGE * (torch.rand(shape, generator=generator) - 0.5) for shape in shapes)
+    )
 
 
 def explain(capsules, pose, logit, noise=None):

@@ -22,7 +22,13 @@ from torchcaps.evaluation.accuracy.clusters import (
 from torchcaps.models import SCAE
 from torchcaps.reporting import evaluate
 from torchcaps.tasks import create_task, eval_outputs, list_tasks
-from torchcaps.tasks.unsupervised import agreement, directions, entropy, explained_parts, losses
+from torchcaps.tasks.unsupervised import (
+    contrastive_loss,
+    entropy,
+    explained_share,
+    logit_directions,
+    loss_terms,
+)
 from torchcaps.training import Interrupted, TrainConfig, load_recipe, train
 from training.makers import contents, stop_after
 
@@ -72,7 +78,7 @@ def test_the_loss_is_that_of_the_paper():
     batch = tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, batch)
     with torch.no_grad():
         explained = task.model.explain(batch.images, None)
-        parts = losses(explained, 2)
+        parts = loss_terms(explained, 2)
     q = np.stack(
         [
             [sum(explained.posterior[b, m, k].item() for m in range(3)) / 3 for k in range(4)]
@@ -81,19 +87,19 @@ def test_the_loss_is_that_of_the_paper():
     )
     a = np.array(
         [
-            [max(explained.objects.log_weight[b, k].exp().tolist()) for k in range(4)]
+            [max(explained.objects.log_presence[b, k].exp().tolist()) for k in range(4)]
             for b in range(5)
         ]
     )
-    np.testing.assert_allclose(explained_parts(explained), q)
+    np.testing.assert_allclose(explained_share(explained), q)
 
     def uncertainty(p):
         p = p / p.sum()
         return -sum(x * math.log(x) for x in p)
 
     expected = {
-        "pixels": -explained.log_likelihood.mean().item(),
-        "poses": -explained.part_log_likelihood.mean().item(),
+        "pixels": -explained.pixel_log_likelihood.mean().item(),
+        "poses": -explained.pose_log_likelihood.mean().item(),
         "dynamic": 0.5 * (explained.objects.dynamic.numpy() ** 2).sum() / 5,
         "within": np.mean([uncertainty(p) for p in q]),
         "between": -uncertainty(q.sum(axis=0)),
@@ -102,7 +108,7 @@ def test_the_loss_is_that_of_the_paper():
     }
     for name, value in expected.items():
         assert parts[name].item() == pytest.approx(value), name
-    quiet = batch._replace(part_noise=None, object_noise=None, vote_noise=None)
+    quiet = batch._replace(noise=None)
     weights = {
         "pixels": 1,
         "poses": 1,
@@ -121,19 +127,19 @@ def test_agreement_is_the_cross_entropy_of_choosing_ones_own_view():
     presence = torch.rand(6, 4, generator=generator(), dtype=torch.float64)
     z = np.log(presence.numpy() / (1 - presence.numpy()))
     z = z / np.linalg.norm(z, axis=1, keepdims=True)
-    np.testing.assert_allclose(directions(presence), z)
+    np.testing.assert_allclose(logit_directions(presence), z)
     likeness = np.exp(z[:3] @ z[3:].T / 0.1)
     log_shares = [
         np.log(likeness[n, n] / side.sum())
         for n in range(3)
         for side in (likeness[n], likeness[:, n])
     ]
-    assert agreement(presence).item() == pytest.approx(-np.mean(log_shares))
+    assert contrastive_loss(presence).item() == pytest.approx(-np.mean(log_shares))
     clear = torch.eye(3).clamp(0.1, 0.9).repeat(2, 1)
-    assert agreement(clear) < 0.01
-    assert agreement(torch.cat([clear[:3], clear[:3].roll(1, 0)])) > 5
+    assert contrastive_loss(clear) < 0.01
+    assert contrastive_loss(torch.cat([clear[:3], clear[:3].roll(1, 0)])) > 5
     sure = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.5, 0.5], [0.5, 0.5]], requires_grad=True)
-    agreement(sure).backward()
+    contrastive_loss(sure).backward()
     assert sure.grad.isfinite().all()
 
 
@@ -156,13 +162,13 @@ def test_parts_learn_first_and_then_objects_by_views():
     first, learns = learned(0.74)
     assert (first.keys(), learns) == ({"loss", "pixels"}, [True, False])
     torch.testing.assert_close(
-        first["pixels"], -model.depict(batch.images, batch.part_noise)[3].mean()
+        first["pixels"], -model.explain_pixels(batch.images, batch.noise.parts)[3].mean()
     )
     second, learns = learned(0.75)
     assert (second.keys(), learns) == ({"loss", "poses", "dynamic", "views"}, [False, True])
     explained = model.explain(torch.cat([batch.images, batch.second_view]))
-    torch.testing.assert_close(second["poses"], -explained.part_log_likelihood.mean())
-    torch.testing.assert_close(second["views"], agreement(explained.objects.presence))
+    torch.testing.assert_close(second["poses"], -explained.pose_log_likelihood.mean())
+    torch.testing.assert_close(second["views"], contrastive_loss(explained.objects.presence))
     torch.testing.assert_close(
         second["loss"], second["poses"] + 10 * second["dynamic"] + 5 * second["views"]
     )
@@ -177,7 +183,7 @@ def test_clusters_are_of_what_the_views_compare():
         [0.1 * first, 5 * first, 0.1 * second, 5 * second]
     ).sigmoid()  # unclear and clear ones
     torch.testing.assert_close(
-        directions(presence), F.normalize(torch.stack([first, first, second, second]), dim=1)
+        logit_directions(presence), F.normalize(torch.stack([first, first, second, second]), dim=1)
     )
     outputs = {
         "pixels": torch.zeros(4),
@@ -213,20 +219,11 @@ def test_noise_is_drawn_for_training_alone():
     task = task_of()
     images = image_set()
     batch = task.train().sample_batch(images, torch.arange(4), generator())
-    assert (batch.part_noise.shape, batch.object_noise.shape, batch.vote_noise.shape) == (
-        (4, 3),
-        (4, 4),
-        (4, 4, 3),
-    )
-    assert max(noise.abs().max() for noise in batch[2:5]) <= 2
+    assert [tuple(noise.shape) for noise in batch.noise] == [(4, 3), (4, 4), (4, 4, 3)]
+    assert max(noise.abs().max() for noise in batch.noise) <= 2
     repeated = task.sample_batch(images, torch.arange(4), generator())
-    assert torch.equal(batch.vote_noise, repeated.vote_noise)
-    assert task.eval().sample_batch(images, torch.arange(4), generator())[2:] == (
-        None,
-        None,
-        None,
-        None,
-    )
+    assert torch.equal(batch.noise.votes, repeated.noise.votes)
+    assert task.eval().sample_batch(images, torch.arange(4), generator())[2:] == (None, None)
 
 
 def test_labels_have_no_part_in_a_step():

@@ -1,13 +1,41 @@
-"""Stacked capsule auto-encoders.
+"""Stacked capsule auto-encoders: images are explained by parts, and parts by objects.
 
 Adam Kosiorek, Sara Sabour, Yee Whye Teh, Geoffrey Hinton, "Stacked Capsule Autoencoders", NeurIPS
-2019, arXiv 1906.06818. Part capsules draw an image by templates that are turned, sized and placed;
-object capsules explain the poses of the parts. Differs from the paper's code in: attention adds the
-log of a part's presence to its logits, in place of a mask that soft presences make all or nothing;
-no noise without training; likelihoods in float32; templates start around 1/2 and learn ten times as
-fast.
+2019, arXiv 1906.06818.
 
-Letters: b batch, m parts, k objects, c channels, h height, w width, t side of a template.
+In: images `[batch, channels, height, width]` in [0, 1]. Out: presences of objects
+`[batch, objects]` in [0, 1]; `SCAE.explain` gives everything else. There are no labels. The loss
+is made of the two likelihoods (4) and (8) below, by the task `torchcaps.tasks.unsupervised`.
+The equations are numbered for this file; the comments beside the code refer to these numbers.
+
+Part capsules (section 2.2 of the paper). An encoder gives each part m a pose x_m, a presence d_m
+and a feature vector z_m. A part has a learned small image, its template T_m, and a learned map of
+logits A_m (the paper's alpha channel), which says where the template covers other parts:
+
+    (1)  c_m = MLP(z_m)                          color, which multiplies the template
+    (2)  T'_m, A'_m = T_m, A_m placed on the image by x_m
+    (3)  p(m) = softmax over m of A'_m + log d_m         at each pixel
+    (4)  log p(image) = sum over pixels y of log sum_m p(m) N(y; c_m T'_m, pixel_scale)
+
+Object capsules (section 2.3). A set transformer looks at all parts. It gives each object k a pose
+OV_k ("object-viewer"), and for each part m the pose of this part within the object, OP_km
+("object-part"), a presence a_km and a standard deviation s_km:
+
+    (5)  vote_km = OV_k OP_km                    the pose that the part should have
+    (6)  a_km = sigmoid(logit of object k) sigmoid(logit of part m in object k)
+    (7)  p(x_m) = 10^-4 + sum_k a_km N(x_m; vote_km, s_km)       10^-4: no object explains it
+    (8)  log p(parts) = sum_m d_m log p(x_m)
+    (9)  a_k = max over m of a_km                presence of an object
+    (10) r_km = share of object k in the sum (7) posterior, by Bayes' rule
+
+As in the authors' code the weights of (7) do not sum to 1. A pose is an affine map, six numbers:
+the upper two rows of a 3x3 matrix, row by row.
+
+Differs from the authors' code in: attention adds the log of a part's presence to its logits, in
+place of a mask that soft presences make all or nothing; no noise without training; likelihoods in
+float32; templates start around 1/2 and learn ten times as fast.
+
+Letters in comments: b batch, m parts, k objects, c channels, h height, w width.
 """
 
 import math
@@ -28,23 +56,25 @@ from torchcaps.models._base import ImageModel, Images, ImageSize, side_after, si
 from torchcaps.models._registry import ModelInfo, register_model
 from torchcaps.types import Capsules, ModelSpec
 
-POSE = 6  # numbers of a pose
-FEATURES = 16  # numbers of a part beside its pose and its presence
-TEMPLATE = 11  # side of a template in pixels
-GAIN = 10.0  # of templates: their pixels learn as fast as other weights
-START = 0.2  # largest logit of a template's pixels at the start, divided by the gain
-NOISE = 4.0  # range of the noise on logits of presence in training
-COLOR_UNITS = 32
-KERNEL = 3
-STRIDES = (2, 2, 1, 1)
-NUM_BLOCKS = 3
-CAPSULE_UNITS = (128, 32, 128)  # of the hidden layers of an object capsule
-VOTE_SCALE = 0.5
-SMALLEST_SPREAD = 0.01
-NO_OBJECT = -4 * math.log(10)  # log weight and log likelihood of a part that no object explains
+# Part capsules.
+POSE_DIM = 6
+FEATURE_DIM = 16
+TEMPLATE_SIDE = 11  # pixels
+TEMPLATE_GAIN = 10.0  # factor of the templates' parameters: they learn as fast as other weights
+TEMPLATE_RANGE = 0.2  # these parameters start in [-0.2, 0.2], pixels in sigmoid of [-2, 2]
+COLOR_UNITS = 32  # hidden units of the MLP (1)
+KERNEL = 3  # side of the encoder's convolutions
+STRIDES = (2, 2, 1, 1)  # of the encoder's convolutions
+# Object capsules.
+NUM_BLOCKS = 3  # of the set transformer
+CAPSULE_UNITS = (128, 32, 128)  # hidden layers of an object capsule
+SPREAD_SHIFT = 0.5  # added before the softplus of s_km
+MIN_SPREAD = 0.01  # added after it
+LOG_NO_OBJECT = -4 * math.log(10)  # log of the 10^-4 of (7)
+NOISE_RANGE = 4.0  # width of the uniform noise on logits of presence in training
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-# Weights of the parts of the loss, as with MNIST; see `tasks.unsupervised.losses`. The paper has no
-# `views`; see `tasks.unsupervised.agreement`.
+# Weights of the terms of the loss, as with MNIST. `tasks.unsupervised.loss_terms` defines them, and
+# `tasks.unsupervised.contrastive_loss` the term `views`, which the paper does not have.
 WEIGHTS = {
     "pixels": 1.0,
     "poses": 1.0,
@@ -58,12 +88,12 @@ WEIGHTS = {
 
 
 class Noise(NamedTuple):
-    """Noise on logits of presence in training, uniform in [-2, 2].
+    """Noise that a training adds to logits of presence, uniform in [-2, 2].
 
     Attributes:
-        parts: `[batch, parts]`.
-        objects: `[batch, objects]`.
-        votes: `[batch, objects, parts]`.
+        parts: on the logits of d_m, `[batch, parts]`.
+        objects: on the first logits of (6), `[batch, objects]`.
+        votes: on the second logits of (6), `[batch, objects, parts]`.
     """
 
     parts: Tensor
@@ -75,76 +105,83 @@ class Parts(NamedTuple):
     """Part capsules.
 
     Attributes:
-        pose: `[batch, parts, 6]`.
-        logit: of the presence d_m, `[batch, parts]`.
-        feature: `[batch, parts, 16]`.
+        pose: x_m, from template to image, `[batch, parts, 6]`.
+        presence_logit: logit of d_m, `[batch, parts]`.
+        feature: z_m, `[batch, parts, 16]`.
     """
 
     pose: Tensor
-    logit: Tensor
+    presence_logit: Tensor
     feature: Tensor
 
 
 class Objects(NamedTuple):
-    """Object capsules, and their votes for the parts.
+    """Object capsules, and their votes for the poses of the parts.
 
     Attributes:
-        pose: OV_k, of the object as the viewer sees it, `[batch, objects, 6]`.
-        vote: OV_k OP_km, the pose that a part should have, `[batch, objects, parts, 6]`.
+        pose: OV_k, `[batch, objects, 6]`.
+        vote: vote_km of (5), `[batch, objects, parts, 6]`.
         spread: s_km, standard deviation of a vote, `[batch, objects, parts]`.
-        log_weight: log a_km, presence of the object times that of the part in it, `[batch, objects,
-            parts]`.
-        dynamic: difference of the part's place in the object from the learned one, `[batch,
-            objects, parts, 6]`.
+        log_presence: log a_km of (6), `[batch, objects, parts]`.
+        dynamic: what this image adds to the learned numbers that OP_km is made from, `[batch,
+            objects, parts, 6]`; zero for a rigid object.
     """
 
     pose: Tensor
     vote: Tensor
     spread: Tensor
-    log_weight: Tensor
+    log_presence: Tensor
     dynamic: Tensor
 
     @property
     def presence(self) -> Tensor:
-        """a_k = max over m of a_km, in [0, 1], `[batch, objects]`."""
-        return self.log_weight.amax(dim=-1).exp()
+        """a_k of (9), in [0, 1], `[batch, objects]`."""
+        return self.log_presence.amax(dim=-1).exp()
 
 
-class Explained(NamedTuple):
-    """Parts and objects of an image, its drawing, and the likelihood of both.
+class Explanation(NamedTuple):
+    """Parts and objects of images, what the parts draw, and the likelihoods of both.
 
     Attributes:
         parts: part capsules.
         objects: object capsules.
-        drawn: the drawing of each part at each pixel, in [0, 1], `[batch, parts + 1, channels,
-            height, width]`; the last one is the background.
-        share: logits of the mixture of drawings at each pixel, `[batch, parts + 1, 1, height,
-            width]`.
-        log_likelihood: of the pixels, `[batch]`.
-        part_log_likelihood: of the poses of the parts, weighted by their presence, `[batch]`.
-        posterior: r_km, which object explains a part, `[batch, parts, objects + 1]`; the last
-            one is none.
+        drawings: c_m T'_m of (4), what each part draws at each pixel, in [0, 1], `[batch,
+            parts + 1, channels, height, width]`; the last one is the background.
+        mixing_logits: A'_m + log d_m of (3), `[batch, parts + 1, 1, height, width]`.
+        pixel_log_likelihood: (4), `[batch]`.
+        pose_log_likelihood: (8), `[batch]`.
+        posterior: r_km of (10), `[batch, parts, objects + 1]`; the last one is "no object".
     """
 
     parts: Parts
     objects: Objects
-    drawn: Tensor
-    share: Tensor
-    log_likelihood: Tensor
-    part_log_likelihood: Tensor
+    drawings: Tensor
+    mixing_logits: Tensor
+    pixel_log_likelihood: Tensor
+    pose_log_likelihood: Tensor
     posterior: Tensor
 
 
 class PartCapsules(nn.Module):
-    """Parts of an image by attention over a convolutional map, and the image by their templates.
+    """Encoder of images into parts, and decoder of parts into images: equations (1) to (4).
 
     Args:
         in_chans: channels of the images.
         img_size: height and width of the images.
         parts: number of part capsules.
-        channels: of each 3x3 convolution.
-        strides: of the convolutions.
-        pixel_scale: standard deviation of a pixel, at least 0.001.
+        channels: of each 3x3 convolution of the encoder.
+        strides: of these convolutions.
+        pixel_scale: standard deviation of a pixel in (4), at least 0.001.
+
+    Attributes:
+        place: learned bias of the encoder's map, for each channel and position.
+        head: for each part and position 6 numbers of the pose, 16 of the feature, a logit of
+            presence, and a logit of attention.
+        template: T_m before gain and sigmoid, `[parts, channels, 11, 11]`; see `templates`.
+        alpha: A_m, `[parts, 1, 11, 11]`.
+        color: the MLP (1).
+        background: gray value of the background, before a sigmoid.
+        background_logit: mixing logit of the background in (3), before a softplus.
     """
 
     def __init__(
@@ -160,94 +197,109 @@ class PartCapsules(nn.Module):
         super().__init__()
         check_positive(channels=channels)
         check_range("pixel_scale", pixel_scale, low=1e-3)
-        self.sizes = (in_chans, *img_size)
+        self.image_shape = (in_chans, *img_size)
         self.pixel_scale = pixel_scale
 
         self.encoder = nn.Sequential()
-        below = in_chans
+        in_channels = in_chans
         for stride in strides:
-            self.encoder.extend([nn.Conv2d(below, channels, KERNEL, stride), nn.ReLU()])
-            below = channels
+            self.encoder.extend([nn.Conv2d(in_channels, channels, KERNEL, stride), nn.ReLU()])
+            in_channels = channels
         layers = [(KERNEL, stride) for stride in strides]
         rows, columns = (side_after(side, layers) for side in img_size)
         self.place = nn.Parameter(torch.zeros(channels, rows, columns))
-        self.head = nn.Conv2d(channels, parts * (POSE + FEATURES + 2), 1)
+        self.head = nn.Conv2d(channels, parts * (POSE_DIM + FEATURE_DIM + 2), 1)
 
-        # Rows of an orthogonal matrix, brought to [-START, START].
-        start = nn.init.orthogonal_(torch.empty(parts, in_chans * TEMPLATE**2))
-        low, high = start.aminmax(dim=1, keepdim=True)
-        start = START * (2 * (start - low) / (high - low) - 1)
-        self.template = nn.Parameter(start.unflatten(1, (in_chans, TEMPLATE, TEMPLATE)))
-        self.alpha = nn.Parameter(torch.zeros(parts, 1, TEMPLATE, TEMPLATE))
+        self.template = nn.Parameter(initial_templates(parts, in_chans))
+        self.alpha = nn.Parameter(torch.zeros(parts, 1, TEMPLATE_SIDE, TEMPLATE_SIDE))
         self.color = nn.Sequential(
-            nn.Linear(FEATURES, COLOR_UNITS), nn.ReLU(), nn.Linear(COLOR_UNITS, in_chans)
+            nn.Linear(FEATURE_DIM, COLOR_UNITS), nn.ReLU(), nn.Linear(COLOR_UNITS, in_chans)
         )
         self.background = nn.Parameter(torch.zeros(()))
         self.background_logit = nn.Parameter(torch.zeros(()))
 
     def templates(self) -> Tensor:
-        """The learned templates, in (0, 1), `[parts, channels, side, side]`."""
-        return (GAIN * full_precision(self.template)).sigmoid()
+        """T_m, the learned templates, in (0, 1), `[parts, channels, 11, 11]`."""
+        return (TEMPLATE_GAIN * full_precision(self.template)).sigmoid()
 
     def forward(self, images: Tensor, noise: Tensor | None = None) -> Parts:
-        """Parts of images.
+        """Encode images: each part looks at all positions of a map by attention.
 
         Args:
             images: `[batch, channels, height, width]`.
-            noise: on the logits of presence, `[batch, parts]`.
+            noise: on the logits of presence, `[batch, parts]`; None adds none.
         """
-        features = self.head(self.encoder(images) + self.place).flatten(2)
-        features = full_precision(features.unflatten(1, (len(self.template), -1)))
-        attention = features[:, :, -1:].softmax(dim=-1)  # [b, m, 1, places]
-        numbers = (features[:, :, :-1] * attention).sum(dim=-1)  # [b, m, 6 + 16 + 1]
+        outputs = self.head(self.encoder(images) + self.place).flatten(2)
+        num_parts = len(self.template)
+        # [b, m, 6 + 16 + 1 + 1, positions]
+        outputs = full_precision(outputs.unflatten(1, (num_parts, -1)))
+        attention = outputs[:, :, -1:].softmax(dim=-1)
+        outputs = (outputs[:, :, :-1] * attention).sum(dim=-1)  # [b, m, 6 + 16 + 1]
 
-        logit = numbers[..., -1]
+        raw_pose, feature, presence_logit = outputs.split([POSE_DIM, FEATURE_DIM, 1], dim=-1)
+        presence_logit = presence_logit.squeeze(-1)
         if noise is not None:
-            logit = logit + noise
-        return Parts(affine_pose(numbers[..., :POSE]), logit, numbers[..., POSE:-1])
+            presence_logit = presence_logit + noise
+        return Parts(affine_pose(raw_pose), presence_logit, feature)
 
     def draw(self, parts: Parts) -> tuple[Tensor, Tensor]:
-        """Draw the parts and the background.
+        """Draw each part, and the background, on a canvas of its own: (1) to (3).
 
         Returns:
-            Drawings `[batch, parts + 1, channels, height, width]` in [0, 1], and the logits of
-            their mixture `[batch, parts + 1, 1, height, width]`; see `Explained`.
+            The fields `drawings` and `mixing_logits` of `Explanation`.
         """
-        pose, logit, feature = parts
-        b, m = logit.shape
-        c, h, w = self.sizes
-        color = full_precision(self.color(feature.to(self.template))).sigmoid()
-        templates = torch.cat([self.templates(), full_precision(self.alpha)], dim=1)
+        pose, presence_logit, feature = parts
+        b, m = presence_logit.shape
+        c, h, w = self.image_shape
+        color = full_precision(self.color(feature.to(self.template))).sigmoid()  # (1)
 
-        # Warp by the inverse of the pose. One sampling a part, with the images of the batch beside
-        # each other: a template is not copied for each image.
-        theta = inverse(pose).transpose(0, 1).reshape(-1, 2, 3)
+        # (2) The inverse of a pose says where a pixel lies on the template. Each template is
+        # sampled once, with the images of the batch below each other, so that it is not copied
+        # for each image.
+        layers = torch.cat([self.templates(), full_precision(self.alpha)], dim=1)
+        theta = inverse(pose).transpose(0, 1).reshape(-1, 2, 3)  # [m * b, 2, 3]
         grid = F.affine_grid(theta, [m * b, 1, h, w], align_corners=True)
         grid = grid.view(m, b * h, w, 2)
-        warped = F.grid_sample(
-            templates, grid, mode="bilinear", padding_mode="zeros", align_corners=True
+        placed = F.grid_sample(
+            layers, grid, mode="bilinear", padding_mode="zeros", align_corners=True
         )
-        warped = warped.unflatten(2, (b, h)).permute(2, 0, 1, 3, 4)  # [b, m, c + 1, h, w]
+        placed = placed.unflatten(2, (b, h)).permute(2, 0, 1, 3, 4)  # [b, m, c + 1, h, w]
 
-        drawings = warped[:, :, :c] * color[..., None, None]
-        share = warped[:, :, c:] + F.logsigmoid(logit)[..., None, None, None]
+        drawings = placed[:, :, :c] * color[..., None, None]
+        mixing_logits = placed[:, :, c:] + F.logsigmoid(presence_logit)[..., None, None, None]
         background = self.background.sigmoid().expand(b, 1, c, h, w)
-        background_share = F.softplus(self.background_logit).expand(b, 1, 1, h, w)
+        background_logit = F.softplus(self.background_logit).expand(b, 1, 1, h, w)
         drawings = torch.cat([drawings, background], dim=1)
-        return drawings, torch.cat([share, background_share], dim=1)
+        return drawings, torch.cat([mixing_logits, background_logit], dim=1)
 
-    def log_likelihood(self, images: Tensor, drawings: Tensor, share: Tensor) -> Tensor:
-        """`sum over pixels of log sum_m share_m N(x; drawing_m, scale)`, `[batch]`."""
-        error = full_precision(images).unsqueeze(1) - drawings
-        # One pass over the largest tensor.
-        log_joint = torch.addcmul(share, error, error, value=-0.5 / self.pixel_scale**2)
-        pixels = log_joint.logsumexp(dim=1) - share.logsumexp(dim=1)
+    def log_likelihood(self, images: Tensor, drawings: Tensor, mixing_logits: Tensor) -> Tensor:
+        """The likelihood (4) of images by what `draw` returned, `[batch]`."""
+        error = full_precision(images).unsqueeze(1) - drawings  # [b, m + 1, c, h, w]
+        # Logits plus -error^2 / (2 scale^2), in one pass over the largest tensor.
+        log_joint = torch.addcmul(mixing_logits, error, error, value=-0.5 / self.pixel_scale**2)
+        pixels = log_joint.logsumexp(dim=1) - mixing_logits.logsumexp(dim=1)  # [b, c, h, w]
         pixels = pixels - math.log(self.pixel_scale) - HALF_LOG_2PI
         return pixels.flatten(1).sum(dim=1)
 
 
+def initial_templates(parts: int, in_chans: int) -> Tensor:
+    """Rows of an orthogonal matrix, each scaled to [-0.2, 0.2], as `[parts, channels, 11, 11]`."""
+    rows = nn.init.orthogonal_(torch.empty(parts, in_chans * TEMPLATE_SIDE**2))
+    low, high = rows.aminmax(dim=1, keepdim=True)
+    rows = TEMPLATE_RANGE * (2 * (rows - low) / (high - low) - 1)
+    return rows.unflatten(1, (in_chans, TEMPLATE_SIDE, TEMPLATE_SIDE))
+
+
 class SetBlock(nn.Module):
-    """Self-attention of a set, whose members may be absent, and a small network for each member."""
+    """A block of the set transformer: self-attention of a set, then an MLP of each member.
+
+    Args:
+        dim: numbers of a member.
+
+    Attributes:
+        first: normalizes what the attention gives.
+        second: normalizes what the MLP gives.
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -257,124 +309,162 @@ class SetBlock(nn.Module):
         self.second = nn.LayerNorm(dim)
         self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
 
-    def forward(self, x: Tensor, logit: Tensor) -> Tensor:
-        """Members `[batch, members, dim]` with logits of presence `[batch, members]`."""
+    def forward(self, x: Tensor, presence_logit: Tensor) -> Tensor:
+        """New members of the same shape.
+
+        Args:
+            x: members of the set, `[batch, members, dim]`.
+            presence_logit: a member may be absent, `[batch, members]`.
+        """
         query, key, value = self.qkv(x).chunk(3, dim=-1)
-        x = x + self.out(attend(query, key, value, logit))
-        x = self.first(x * logit.sigmoid().unsqueeze(-1).to(x))
+        x = x + self.out(attend(query, key, value, presence_logit))
+        x = self.first(x * presence_logit.sigmoid().unsqueeze(-1).to(x))
         return self.second(x + self.mlp(x))
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, logit: Tensor) -> Tensor:
-    """One head of attention over a set, which adds the log of a member's presence to its logits.
+def attend(query: Tensor, key: Tensor, value: Tensor, presence_logit: Tensor) -> Tensor:
+    """One head of attention over a set, whose members count by their presence.
+
+        softmax over members of (query key / sqrt(dim) + log presence), times value
+
+    Products and softmax are in float32, whatever the types of the arguments and of the autocast.
 
     Args:
         query: `[batch, queries, dim]`.
         key: `[batch, members, dim]`.
         value: `[batch, members, dim]`.
-        logit: of the presence of the members, `[batch, members]`.
+        presence_logit: of the members, `[batch, members]`.
 
     Returns:
         `[batch, queries, dim]`, in the type of `value`.
     """
-    query = full_precision(query)
-    key = full_precision(key)
-    scores = query @ key.mT / math.sqrt(key.shape[-1]) + F.logsigmoid(logit).unsqueeze(-2)
-    with without_autocast(scores):
+    with without_autocast(query):
+        key = full_precision(key)
+        scores = full_precision(query) @ key.mT / math.sqrt(key.shape[-1])
+        scores = scores + F.logsigmoid(presence_logit).unsqueeze(-2)
         return (scores.softmax(dim=-1) @ full_precision(value)).to(value.dtype)
 
 
 class ObjectCapsules(nn.Module):
-    """Objects by a set transformer over parts; each votes for the pose of every part.
+    """Objects by a set transformer over parts; each object votes for the pose of every part.
+
+    Learned query vectors ("seeds"), one for each object, collect what the parts say. A small
+    network for each object, with weights of its own, makes an object capsule of it.
 
     Args:
-        numbers: that describe a part.
+        part_dim: numbers that describe a part.
         parts: number of part capsules.
         objects: number of object capsules.
-        units: of the learned seeds that look for objects.
-        set_units: of the set transformer.
+        units: width of the seeds.
+        set_units: width of the blocks of the set transformer.
+
+    Attributes:
+        seeds: `[objects, units]`.
+        weight: of each layer of the small networks, `[objects, inputs, outputs]`.
+        bias: of each hidden layer, `[objects, outputs]`.
+        rest: bias of the last layer; its outputs `dynamic` have none, all the rest have one.
+        static: learned numbers that OP_km is made from, `[objects, parts, 6]`.
     """
 
     def __init__(
-        self, numbers: int, parts: int, objects: int, units: int, set_units: int = 16
+        self, part_dim: int, parts: int, objects: int, units: int, set_units: int = 16
     ) -> None:
         super().__init__()
         self.parts = parts
-        self.embed = nn.Linear(numbers, set_units)
+        self.embed = nn.Linear(part_dim, set_units)
         self.blocks = nn.ModuleList(SetBlock(set_units) for _ in range(NUM_BLOCKS))
         self.widen = nn.Linear(set_units, units)
         self.key = nn.Linear(units, units, bias=False)
         self.value = nn.Linear(units, units)
         self.seeds = nn.Parameter(torch.randn(objects, units) / math.sqrt(units))
 
-        # The outputs of a capsule: dynamic relations, and the rest, which has a bias.
-        rest = POSE + 1 + 2 * parts
-        widths = (units, *CAPSULE_UNITS, parts * POSE + rest)
+        # Outputs with a bias: OV_k, the logit of the object, and for each part the logit of the
+        # part in the object and the spread.
+        num_biased = POSE_DIM + 1 + 2 * parts
+        widths = (units, *CAPSULE_UNITS, parts * POSE_DIM + num_biased)
         self.weight = nn.ParameterList(
             torch.randn(objects, *shape) * math.sqrt(2 / sum(shape)) for shape in pairwise(widths)
         )
         self.bias = nn.ParameterList(torch.zeros(objects, width) for width in CAPSULE_UNITS)
-        self.rest = nn.Parameter(torch.zeros(objects, rest))
-        self.static = nn.Parameter(torch.randn(objects, parts, POSE) * math.sqrt(1 / POSE))
+        self.rest = nn.Parameter(torch.zeros(objects, num_biased))
+        self.static = nn.Parameter(torch.randn(objects, parts, POSE_DIM) * math.sqrt(1 / POSE_DIM))
 
-    def forward(self, members: Tensor, logit: Tensor, noise: Noise | None = None) -> Objects:
+    def forward(
+        self, descriptions: Tensor, presence_logit: Tensor, noise: Noise | None = None
+    ) -> Objects:
         """Objects of parts.
 
         Args:
-            members: descriptions of the parts, `[batch, parts, numbers]`.
-            logit: of their presence, `[batch, parts]`.
-            noise: on the logits of presence of objects and votes.
+            descriptions: of the parts, `[batch, parts, part_dim]`.
+            presence_logit: of the parts, `[batch, parts]`.
+            noise: on the two logits of (6); None adds none.
         """
-        x = self.embed(members.to(self.embed.weight.dtype))
+        x = self.embed(descriptions.to(self.embed.weight.dtype))
         for block in self.blocks:
-            x = block(x, logit)
+            x = block(x, presence_logit)
         x = self.widen(x)
         seeds = self.seeds.expand(len(x), -1, -1)
-        return self.decode(attend(seeds, self.key(x), self.value(x), logit), noise)
+        x = attend(seeds, self.key(x), self.value(x), presence_logit)  # [b, k, units]
+        return self.decode(x, noise)
 
     def decode(self, x: Tensor, noise: Noise | None) -> Objects:
-        """Objects of what their seeds collected, `[batch, objects, units]`."""
+        """Objects of what their seeds collected: (5) and (6).
+
+        Args:
+            x: `[batch, objects, units]`.
+            noise: on the two logits of (6).
+        """
         m = self.parts
-        with without_autocast(x):  # likelihoods are of small differences
-            x = full_precision(x)
-            for layer, weight in enumerate(self.weight):
-                x = torch.einsum("bki,kio->bko", x, full_precision(weight))
-                if layer < len(self.bias):
-                    x = x + full_precision(self.bias[layer])
-                if layer in (0, 2):
-                    x = x.relu()
-
-            dynamic = x[..., : m * POSE].unflatten(-1, (m, POSE))
-            rest = x[..., m * POSE :] + full_precision(self.rest)
-            raw_pose, present, part_present, raw_spread = rest.split([POSE, 1, m, m], dim=-1)
+        with without_autocast(x):  # the likelihood is of small differences of poses
+            outputs = self._capsule_outputs(full_precision(x))
+            dynamic = outputs[..., : m * POSE_DIM].unflatten(-1, (m, POSE_DIM))
+            biased = outputs[..., m * POSE_DIM :] + full_precision(self.rest)
+            raw_pose, object_logit, part_logit, raw_spread = biased.split(
+                [POSE_DIM, 1, m, m], dim=-1
+            )
             if noise is not None:
-                present = present + noise.objects.unsqueeze(-1)
-                part_present = part_present + noise.votes
+                object_logit = object_logit + noise.objects.unsqueeze(-1)
+                part_logit = part_logit + noise.votes
 
-            pose = affine_pose(raw_pose)  # OV_k
-            relation = affine_pose(dynamic + full_precision(self.static))  # OP_km
-            vote = composed(pose.unsqueeze(2), relation)
-            spread = F.softplus(raw_spread + VOTE_SCALE) + SMALLEST_SPREAD  # s_km
-            log_weight = F.logsigmoid(present) + F.logsigmoid(part_present)  # log a_km
-        return Objects(pose, vote, spread, log_weight, dynamic)
+            object_viewer = affine_pose(raw_pose)  # OV_k
+            object_part = affine_pose(dynamic + full_precision(self.static))  # OP_km
+            vote = composed(object_viewer.unsqueeze(2), object_part)  # (5)
+            log_presence = F.logsigmoid(object_logit) + F.logsigmoid(part_logit)  # (6)
+            spread = F.softplus(raw_spread + SPREAD_SHIFT) + MIN_SPREAD  # s_km
+        return Objects(object_viewer, vote, spread, log_presence, dynamic)
+
+    def _capsule_outputs(self, x: Tensor) -> Tensor:
+        """The small network of each object, ReLU after its first and third layer.
+
+        Returns:
+            `[batch, objects, parts * 6 + 7 + 2 * parts]`.
+        """
+        for layer, weight in enumerate(self.weight):
+            x = torch.einsum("bki,kio->bko", x, full_precision(weight))
+            if layer < len(self.bias):
+                x = x + full_precision(self.bias[layer])
+            if layer in (0, 2):
+                x = x.relu()
+        return x
 
 
 def pose_likelihood(pose: Tensor, objects: Objects) -> tuple[Tensor, Tensor]:
-    """Likelihood of the parts' poses as a mixture of the votes of all objects.
+    """Likelihood of each part's pose as a mixture of the votes of all objects.
 
     Args:
-        pose: of the parts, `[batch, parts, 6]`.
+        pose: x_m, `[batch, parts, 6]`.
         objects: the object capsules.
 
     Returns:
-        `log p(part)` `[batch, parts]`, and the posterior of the objects `[batch, parts, objects +
-        1]`, the last of which is "none".
+        log p(x_m) of (7), `[batch, parts]`, and the posterior r_km of (10), `[batch, parts,
+        objects + 1]`, whose last column is "no object".
     """
     spread = objects.spread.unsqueeze(-1)
-    error = (pose.unsqueeze(1) - objects.vote) / spread
+    error = (pose.unsqueeze(1) - objects.vote) / spread  # [b, k, m, 6]
     log_density = (-0.5 * error.square() - spread.log() - HALF_LOG_2PI).sum(dim=-1)  # [b, k, m]
-    logits = F.pad((objects.log_weight + log_density).mT, (0, 1), value=NO_OBJECT)
-    return logits.logsumexp(dim=-1), logits.softmax(dim=-1)
+    log_joint = (objects.log_presence + log_density).mT
+    log_joint = F.pad(log_joint, (0, 1), value=LOG_NO_OBJECT)  # [b, m, k + 1]
+    return log_joint.logsumexp(dim=-1), log_joint.softmax(dim=-1)
 
 
 def check_weights(weights: Mapping[str, float]) -> None:
@@ -399,17 +489,23 @@ class SCAE(ImageModel):
         img_size: height and width of the images, or one number for both.
         parts: part capsules; 40 in the paper's experiment with MNIST.
         objects: object capsules; 32 there.
-        clusters: that images are divided into by their objects, after the training; as many as
-            there are classes.
-        units: of the learned seeds that look for objects; 256 there.
-        set_units: of the set transformer that looks at parts; 16 there.
-        weights: of parts of the loss, those that differ from `WEIGHTS`. With `views` above 0 parts
+        clusters: number of clusters that images are divided into after the training, by their
+            objects; as many as there are classes.
+        units: width of the learned seeds that collect what parts say; 256 there.
+        set_units: width of the set transformer that looks at parts; 16 there.
+        weights: of terms of the loss, those that differ from `WEIGHTS`. With `views` above 0 parts
             and objects learn one after the other; see `tasks.unsupervised.Unsupervised`.
         part_options: of `PartCapsules`: `channels`, 128 there; `strides`; and `pixel_scale`, 1
             there, with which a training takes many times longer.
 
     Raises:
         ValueError: for weights that are none, see `check_weights`; see also `ImageModel`.
+
+    Attributes:
+        spec: what the library may ask of this model, and for which task it is.
+        centers: `[2, clusters, objects]`, of clusters of images by posteriors and by presences;
+            zeros until `tasks.unsupervised` has found them.
+        names: the class that each of these clusters stands for, `[2, clusters]`.
     """
 
     def __init__(
@@ -428,6 +524,7 @@ class SCAE(ImageModel):
         strides = part_options.get("strides", STRIDES)
         for stride in strides:
             check_range("strides", stride, low=1)
+        # Side of the smallest image of which the encoder leaves a map of one position.
         smallest = side_before(1, [(KERNEL, stride) for stride in strides])
         super().__init__(
             None,
@@ -451,8 +548,8 @@ class SCAE(ImageModel):
         self.num_objects = objects
         self.num_clusters = clusters
         self.part_capsules = PartCapsules(in_chans, self.img_size, parts, **part_options)
-        numbers = POSE + 1 + FEATURES + in_chans * TEMPLATE**2
-        self.object_capsules = ObjectCapsules(numbers, parts, objects, units, set_units)
+        part_dim = POSE_DIM + 1 + FEATURE_DIM + in_chans * TEMPLATE_SIDE**2
+        self.object_capsules = ObjectCapsules(part_dim, parts, objects, units, set_units)
         self.weights = dict(WEIGHTS)
         if weights is not None:
             check_weights(weights)
@@ -460,67 +557,92 @@ class SCAE(ImageModel):
         self.register_buffer("centers", torch.zeros(2, clusters, objects))
         self.register_buffer("names", torch.zeros(2, clusters, dtype=torch.int64))
 
-    def explain(self, images: Images, noise: Noise | None = None) -> Explained:
-        """Parts and objects of images, the drawings, and the likelihoods."""
-        parts, drawings, share, pixels = self.depict(images, noise and noise.parts)
-        objects, poses, posterior = self._explain_parts(parts, noise)
-        return Explained(parts, objects, drawings, share, pixels, poses, posterior)
+    def explain(self, images: Images, noise: Noise | None = None) -> Explanation:
+        """Parts and objects of images, what the parts draw, and the likelihoods."""
+        part_noise = None if noise is None else noise.parts
+        parts, drawings, mixing_logits, pixel_log_likelihood = self.explain_pixels(
+            images, part_noise
+        )
+        objects, pose_log_likelihood, posterior = self._explain_poses(parts, noise)
+        return Explanation(
+            parts,
+            objects,
+            drawings,
+            mixing_logits,
+            pixel_log_likelihood,
+            pose_log_likelihood,
+            posterior,
+        )
 
-    def depict(
+    def explain_pixels(
         self, images: Images, noise: Tensor | None = None
     ) -> tuple[Parts, Tensor, Tensor, Tensor]:
-        """Parts of images, and the fields `drawn`, `share` and `log_likelihood` of `Explained`."""
+        """The first half of `explain`, without objects.
+
+        Args:
+            images: `[batch, channels, height, width]` in [0, 1].
+            noise: on the logits of the parts' presence, `[batch, parts]`.
+
+        Returns:
+            Fields of `Explanation`: `parts`, `drawings`, `mixing_logits`, `pixel_log_likelihood`.
+        """
         images = self._prepare(images)
         parts = self.part_capsules(images, noise)
         with without_autocast(images):
-            drawings, share = self.part_capsules.draw(parts)
-            log_likelihood = self.part_capsules.log_likelihood(images, drawings, share)
-        return parts, drawings, share, log_likelihood
+            drawings, mixing_logits = self.part_capsules.draw(parts)
+            log_likelihood = self.part_capsules.log_likelihood(images, drawings, mixing_logits)
+        return parts, drawings, mixing_logits, log_likelihood
 
-    def recognize(self, images: Images) -> tuple[Objects, Tensor]:
-        """Objects of images, and `part_log_likelihood`; no gradient flows to the part capsules."""
+    def explain_poses(self, images: Images) -> tuple[Objects, Tensor]:
+        """The second half of `explain`, with part capsules that do not learn.
+
+        Returns:
+            Fields of `Explanation`: `objects`, `pose_log_likelihood`.
+        """
         images = self._prepare(images)
         with torch.no_grad():
             parts = self.part_capsules(images)
-        objects, log_likelihood, _ = self._explain_parts(parts)
+        objects, log_likelihood, _ = self._explain_poses(parts)
         return objects, log_likelihood
 
     def capsules(self, images: Images) -> Capsules:
         """Object capsules: pose `[batch, objects, 6]`, presence `[batch, objects]` in [0, 1]."""
         images = self._prepare(images)
-        objects = self._recognize_objects(self.part_capsules(images))
+        objects = self._encode_objects(self.part_capsules(images))
         return Capsules(objects.pose, objects.presence)
 
     def templates(self) -> Tensor:
-        """The learned templates, in (0, 1), `[parts, channels, side, side]`."""
+        """T_m, the learned templates, in (0, 1), `[parts, channels, 11, 11]`."""
         return self.part_capsules.templates().detach()
 
-    def covers(self) -> Tensor:
-        """Share of a template's pixel beside a gray part of the same presence, in (0, 1).
+    def opacities(self) -> Tensor:
+        """sigmoid(A_m): where a template covers others, in (0, 1), `[parts, 1, 11, 11]`.
 
-        Returns:
-            `[parts, 1, side, side]`.
+        It is the share (3) of a pixel beside one other part with A = 0 and the same presence.
         """
         return self.part_capsules.alpha.detach().sigmoid()
 
-    def _explain_parts(
+    def _explain_poses(
         self, parts: Parts, noise: Noise | None = None
     ) -> tuple[Objects, Tensor, Tensor]:
-        """Objects, and the fields `part_log_likelihood` and `posterior` of `Explained`."""
-        objects = self._recognize_objects(parts, noise)
+        """Fields of `Explanation`: `objects`, `pose_log_likelihood`, `posterior`.
+
+        Poses and presences of the parts are targets: they get no gradient.
+        """
+        objects = self._encode_objects(parts, noise)
         with without_autocast(parts.pose):
-            log_density, posterior = pose_likelihood(parts.pose.detach(), objects)
-            log_likelihood = (parts.logit.detach().sigmoid() * log_density).sum(dim=1)
+            log_density, posterior = pose_likelihood(parts.pose.detach(), objects)  # (7), (10)
+            presence = parts.presence_logit.detach().sigmoid()
+            log_likelihood = (presence * log_density).sum(dim=1)  # (8)
         return objects, log_likelihood, posterior
 
-    def _recognize_objects(self, parts: Parts, noise: Noise | None = None) -> Objects:
-        """Objects that explain the parts; the gradient flows back through features alone."""
-        pose, logit, feature = parts
-        logit = logit.detach()
-        templates = self.templates().flatten(1).expand(len(pose), -1, -1)
-        absent = (-logit).sigmoid().unsqueeze(-1)
-        members = torch.cat([pose.detach(), absent, feature, templates], -1)
-        return self.object_capsules(members, logit, noise)
+    def _encode_objects(self, parts: Parts, noise: Noise | None = None) -> Objects:
+        """Objects of parts; the gradient flows back through the features of the parts alone."""
+        presence_logit = parts.presence_logit.detach()
+        absence = (-presence_logit).sigmoid().unsqueeze(-1)  # 1 - d_m
+        templates = self.templates().flatten(1).expand(len(absence), -1, -1)
+        descriptions = torch.cat([parts.pose.detach(), absence, parts.feature, templates], dim=-1)
+        return self.object_capsules(descriptions, presence_logit, noise)
 
 
 # The auto-encoder of 2019 at a size that a CPU trains; the paper's has 40 parts, 32 objects and 128

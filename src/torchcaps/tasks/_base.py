@@ -38,7 +38,7 @@ DEFAULTS = {
     "reconstruction": 0.0,
 }
 Outputs = dict[str, Tensor]
-Batch = tuple[Tensor | None, ...]
+Batch = tuple[Any, ...]  # tensors, tuples of them, and None
 T = TypeVar("T", bound="type[Task]")
 TASKS: Registry[type[Task]] = Registry("task")
 

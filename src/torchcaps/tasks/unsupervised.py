@@ -1,8 +1,19 @@
-"""Objects without labels: images are drawn by parts, and the parts explained by objects.
+"""Training of stacked capsule auto-encoders: parts draw an image, objects explain the parts.
 
 Adam Kosiorek, Sara Sabour, Yee Whye Teh, Geoffrey Hinton, "Stacked Capsule Autoencoders", NeurIPS
-2019, sections 2.3 and 2.4. Labels have no part in a training, nor in the score by which the epoch
-is chosen; figures ask them whether clusters of objects are classes.
+2019, arXiv 1906.06818, sections 2.3 and 2.4.
+
+In: an `SCAE` model and images without labels. For each image the model gives an `Explanation`, which
+has M part capsules, what each part draws, K object capsules, and two likelihoods. In this file:
+
+    a_k   `objects.presence`: how surely object k is in the image, in [0, 1]
+    r_km  `posterior`: the probability that object k explains part m; a last column is "no object"
+    q_k   mean over m of r_km: the share of the parts that object k explains
+
+Out: a loss in training, a weighted sum of terms (`loss_terms`); and metrics of held-out images:
+their log likelihood, which chooses the epoch, and the accuracy of clusters. Labels have no part in
+the loss, nor in that choice. Images are clustered by their objects, and the metrics ask whether
+these clusters are classes.
 """
 
 from typing import Any, NamedTuple
@@ -17,7 +28,7 @@ from torchcaps.distributed import all_gather_rows, all_reduce_sum
 from torchcaps.evaluation.accuracy.clusters import kmeans, linear_accuracy, match_clusters, nearest
 from torchcaps.evaluation.forward import device_of, evaluating
 from torchcaps.functional.bounds import without_autocast
-from torchcaps.models.scae import NOISE, Explained, Noise, Objects
+from torchcaps.models.scae import NOISE_RANGE, Explanation, Noise, Objects
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks._base import (
     EvaluationResult,
@@ -30,12 +41,14 @@ from torchcaps.tasks._base import (
     register_task,
 )
 
-KINDS = ("posterior", "presence")  # what is clustered
-SEED = 99
-LOG_EPS = 1e-8  # smallest number whose logarithm is taken
-LOGIT_EPS = 1e-6  # of presences whose logits are taken
-# By views: share of a training for parts, and scale of `agreement`.
-PARTS_FIRST = 0.75
+# What images are clustered by: q_k ("posterior") or a_k ("presence"). They are rows 0 and 1 of the
+# model's `centers` and `names` of clusters.
+CLUSTERED = ("posterior", "presence")
+SEED = 99  # of k-means
+MIN_SHARE = 1e-8  # smallest number whose logarithm is taken
+LOGIT_EPS = 1e-6  # presences are clamped to [1e-6, 1 - 1e-6] before their logit
+# With two views of each image: share of a training that is for parts, and divisor of the cosines.
+PARTS_FRACTION = 0.75
 TEMPERATURE = 0.1
 MAX_OBJECTS = 5  # in a prediction
 # In a report: images drawn, images whose objects are counted, objects, images of each, parts.
@@ -48,19 +61,19 @@ MAX_CLASSES = 3  # of an object
 
 
 class UnlabeledBatch(NamedTuple):
-    """Images, with what there is in training alone.
+    """Images, and what a training step needs beside them.
 
     Attributes:
-        labels: the classes that metrics are told of.
-        part_noise, object_noise, vote_noise: of the model's logits.
-        second_view: of each image, where the loss asks for it.
+        images: in [0, 1].
+        labels: class of each image; the accuracy of clusters alone reads it.
+        noise: on the model's logits of presence; None outside of training.
+        second_view: each image again, changed at random in another way; None where the loss has no
+            term `views`.
     """
 
     images: Float[Tensor, "batch channels height width"]
     labels: Int64[Tensor, " batch"]
-    part_noise: Float[Tensor, "batch parts"] | None = None
-    object_noise: Float[Tensor, "batch objects"] | None = None
-    vote_noise: Float[Tensor, "batch objects parts"] | None = None
+    noise: Noise | None = None
     second_view: Float[Tensor, "batch channels height width"] | None = None
 
 
@@ -68,22 +81,24 @@ class UnlabeledBatch(NamedTuple):
 class Unsupervised(Task):
     """Parts that draw an image, and objects that explain where the parts are; no labels.
 
-    Where the model has a weight for `views`, which the paper has not, three quarters of a training
-    are for parts alone. In the last quarter these stay as they are, and objects learn from two
-    views of each image, changed at random: to explain both, and to be present alike in both, unlike
-    in other images.
+    By default parts and objects learn together. Where the model has a weight for the term `views`,
+    which the paper has not, three quarters of a training are for parts alone. In the last quarter
+    these stay as they are, and objects learn from two views of each image, changed at random: to
+    explain both, and to be present alike in both, unlike in other images.
     """
 
-    score = "log_likelihood"
-    losses = ("likelihood",)
+    # Answers to the questions of the base class `Task`:
+    score = "log_likelihood"  # the metric by which the epoch is chosen
+    losses = ("likelihood",)  # names of its losses
     labeled = False
-    clip = 0.0  # the loss is a sum over pixels, and so are its gradients
-    requires = "a model of parts and objects"
+    clip = 0.0  # gradients are not clipped: the loss is a sum over pixels, and so are they
+    requires = "a model of parts and objects"  # words of the error for other models
 
     def __init__(self, model: Any, config: TrainConfig, images: ImageSet | None = None) -> None:
         super().__init__(model, config, images)
         if self.uses_views:
-            self.lr_restarts = (0.0, PARTS_FIRST)
+            # Shares of the training at which the learning rate starts anew.
+            self.lr_restarts = (0.0, PARTS_FRACTION)
 
     @property
     def uses_views(self) -> bool:
@@ -93,60 +108,77 @@ class Unsupervised(Task):
     def sample_batch(
         self, images: ImageSet, indices: Tensor, generator: Generator
     ) -> UnlabeledBatch:
+        """The images with these indices; in training changed at random, and with noise."""
         if not self.training:
             return UnlabeledBatch(images.float_images(indices), images.labels[indices])
         batch = images.sample_batch(indices, generator=generator)
         first_view = self.transforms(batch.images, generator)[0]
+
         num_parts = self.model.num_parts
         num_objects = self.model.num_objects
-
-        def noise(*shape: int) -> Tensor:
+        shapes = ((num_parts,), (num_objects,), (num_objects, num_parts))
+        noises = []
+        for shape in shapes:
             uniform = torch.rand(len(indices), *shape, generator=generator)
-            return NOISE * (uniform.to(first_view.device) - 0.5)
+            noises.append(NOISE_RANGE * (uniform.to(first_view.device) - 0.5))
 
-        noises = (noise(num_parts), noise(num_objects), noise(num_objects, num_parts))
         second_view = None
         if self.uses_views:
             second_batch = images.sample_batch(indices, generator=generator)
             second_view = self.transforms(second_batch.images, generator)[0]
-        return UnlabeledBatch(first_view, batch.labels, *noises, second_view)
+        return UnlabeledBatch(first_view, batch.labels, Noise(*noises), second_view)
 
     def training_step(self, batch: UnlabeledBatch, fraction_trained: float) -> Outputs:
-        if batch.second_view is None:
-            noises: Any = batch[2:5]
-            noise = None if batch.part_noise is None else Noise(*noises)
-            explained = self.model.explain(batch.images, noise)
+        """The loss of a batch, and its terms without their weights.
+
+        Args:
+            batch: from `sample_batch`.
+            fraction_trained: of the training, in [0, 1].
+        """
+        if batch.second_view is None:  # parts and objects together
+            explanation = self.model.explain(batch.images, batch.noise)
             with without_autocast(batch.images):
-                parts = losses(explained, self.model.num_clusters)
-        elif fraction_trained < PARTS_FIRST:
-            *_, likelihood = self.model.depict(batch.images, batch.part_noise)
-            parts = {"pixels": -likelihood.mean()}
-        else:
+                terms = loss_terms(explanation, self.model.num_clusters)
+        elif fraction_trained < PARTS_FRACTION:  # parts alone
+            part_noise = None if batch.noise is None else batch.noise.parts
+            *_, log_likelihood = self.model.explain_pixels(batch.images, part_noise)
+            terms = {"pixels": -log_likelihood.mean()}
+        else:  # objects alone
             views = torch.cat([batch.images, batch.second_view])
-            objects, likelihood = self.model.recognize(views)
+            objects, log_likelihood = self.model.explain_poses(views)
             with without_autocast(views):
-                parts = {
-                    "poses": -likelihood.mean(),
+                terms = {
+                    "poses": -log_likelihood.mean(),
                     "dynamic": dynamic_penalty(objects),
-                    "views": agreement(objects.presence),
+                    "views": contrastive_loss(objects.presence),
                 }
-        weighted = [self.model.weights[name] * loss for name, loss in parts.items()]
-        return {"loss": sum(weighted), **parts}
+        weighted = [self.model.weights[name] * term for name, term in terms.items()]
+        return {"loss": sum(weighted), **terms}
 
     def eval_step(self, batch: UnlabeledBatch) -> Outputs:
-        explained: Explained = self.model.explain(batch.images)
+        """Minus the likelihoods `[batch]`, labels, and a_k and q_k `[batch, objects]`."""
+        explanation: Explanation = self.model.explain(batch.images)
         return {
-            "pixels": -explained.log_likelihood,
-            "poses": -explained.part_log_likelihood,
+            "pixels": -explanation.pixel_log_likelihood,
+            "poses": -explanation.pose_log_likelihood,
             "labels": batch.labels,
-            "presence": explained.objects.presence,
-            "posterior": explained_parts(explained),
+            "presence": explanation.objects.presence,
+            "posterior": explained_share(explanation),
         }
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
-        """Likelihoods, and how well classes can be told.
+        """Likelihoods, and the accuracy of clusters.
 
-        In training, clusters are found and named by these images.
+        In training mode, clusters are computed from these images and kept with the model. Each is
+        named after one class, so that as many images as possible are right. Else the clusters and
+        names of the model are applied.
+
+        Args:
+            outputs: of `eval_step` for all images.
+
+        Returns:
+            "accuracy_...": share of images in a cluster of their class. "linear_...": accuracy of a
+            linear classifier. Both by `posterior` and by `presence`.
         """
         labels = outputs["labels"]
         pixels = float(outputs["pixels"].double().mean())
@@ -154,28 +186,33 @@ class Unsupervised(Task):
         loss = self.model.weights["pixels"] * pixels + self.model.weights["poses"] * poses
         metrics = {"loss": loss, "log_likelihood": -loss, "pixels": pixels, "poses": poses}
         generator = Generator().manual_seed(SEED)
-        for row, kind in enumerate(KINDS):
-            points = self._points(outputs[kind]) if kind == "presence" else outputs[kind]
+        for row, name in enumerate(CLUSTERED):
+            points = outputs[name]
+            if name == "presence":
+                points = self._presence_points(points)
             if self.training:
                 centers = kmeans(points, self.model.num_clusters, generator=generator)
-                names = match_clusters(nearest(points, centers), labels, len(centers))
                 self.model.centers[row] = centers
-                self.model.names[row] = names
+                self.model.names[row] = match_clusters(
+                    nearest(points, centers), labels, len(centers)
+                )
             clusters = nearest(points, self.model.centers[row].cpu())
             is_right = self.model.names[row].cpu()[clusters] == labels
-            metrics[f"accuracy_{kind}"] = float(is_right.double().mean())
-            metrics[f"linear_{kind}"] = linear_accuracy(points, labels)
+            metrics[f"accuracy_{name}"] = float(is_right.double().mean())
+            metrics[f"linear_{name}"] = linear_accuracy(points, labels)
         return metrics
 
-    def _points(self, presence: Tensor) -> Tensor:
-        """What is clustered of presences `[n, objects]`: what the loss compares, if it does."""
-        return directions(presence) if self.uses_views else presence
+    def _presence_points(self, presence: Tensor) -> Tensor:
+        """Presences `[n, objects]` as the points to cluster: as the term `views` compares them."""
+        return logit_directions(presence) if self.uses_views else presence
 
     def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
+        """Metrics of test images, by the clusters that the training found."""
         metrics = self.eval().compute_metrics(outputs)
         return MetricResult(metrics, len(images), "accuracy_presence")
 
     def report_items(self, evaluation: EvaluationResult, images: ImageSet) -> list[ReportItem]:
+        """Figures for a report: templates, test images drawn by their parts, and objects."""
         with evaluating(self):
             return [
                 _templates_item(self.model),
@@ -185,14 +222,17 @@ class Unsupervised(Task):
 
     @torch.inference_mode()
     def predict(self, images: Tensor) -> list[dict[str, Any]]:
+        """Of each image its cluster, the class of this cluster, and its most present objects."""
         presences = self.model(images).float().cpu()
-        clusters = nearest(self._points(presences), self.model.centers[1].cpu())
+        presence_row = CLUSTERED.index("presence")
+        centers = self.model.centers[presence_row].cpu()
+        clusters = nearest(self._presence_points(presences), centers)
         rows = []
         for presence, cluster in zip(presences, clusters.tolist(), strict=True):
             order = presence.argsort(descending=True, stable=True)[:MAX_OBJECTS].tolist()
             objects = [{"object": k, "presence": float(presence[k])} for k in order]
-            name = int(self.model.names[1, cluster])
-            rows.append({"cluster": cluster, "class": name, "objects": objects})
+            label = int(self.model.names[presence_row, cluster])
+            rows.append({"cluster": cluster, "class": label, "objects": objects})
         return rows
 
 
@@ -205,7 +245,7 @@ def _templates_item(model: Any) -> ReportItem:
         "The parts",
         "Above: the template of each part. Below: the same as it covers others, white where it "
         "covers them wholly. A part turns, sizes and places its template, and gives it a color.",
-        image_rows({"template": templates, "covers": model.covers()[:MAX_PARTS].cpu()}),
+        image_rows({"template": templates, "covers": model.opacities()[:MAX_PARTS].cpu()}),
         f"{len(templates)} learned templates.",
     )
 
@@ -214,16 +254,17 @@ def _drawings_item(model: Any, images: Tensor) -> ReportItem:
     from torchcaps.viz.canvas import hues
     from torchcaps.viz.tiles import image_rows
 
-    explained = model.explain(images)
-    layers = layered(explained)
+    explanation = model.explain(images)
+    layers = image_layers(explanation)
+    # A color for each object, and white for "no object".
     palette = torch.from_numpy(hues(model.num_objects))
-    palette = F.pad(palette, (0, 0, 0, 1), value=1.0)  # white for none
-    colors = palette.to(layers)[explained.posterior.argmax(dim=-1)]  # [b, m, 3]
-    ink = layers[:, :-1].mean(dim=2)  # [b, m, h, w]
+    palette = F.pad(palette, (0, 0, 0, 1), value=1.0)
+    colors = palette.to(layers)[explanation.posterior.argmax(dim=-1)]  # [b, m, 3]
+    brightness = layers[:, :-1].mean(dim=2)  # [b, m, h, w], without the background
     rows = {
         "image": images.cpu(),
         "drawn": layers.sum(dim=1).cpu(),
-        "by object": torch.einsum("bmhw,bmc->bchw", ink, colors).cpu(),
+        "by object": torch.einsum("bmhw,bmc->bchw", brightness, colors).cpu(),
     }
     return ReportItem(
         "parts",
@@ -240,17 +281,18 @@ def _objects_item(task: Unsupervised, images: ImageSet) -> ReportItem:
     from torchcaps.viz.tiles import image_rows
 
     outputs = eval_outputs(task, images, alone=True)  # one process draws
-    presence = outputs["presence"]
+    presence = outputs["presence"]  # [n, objects]
     num_examples = min(MAX_EXAMPLES, len(images))
     order = presence.mean(dim=0).argsort(descending=True, stable=True)
     pictures = {}
     table = []
     for k in order[:MAX_DRAWN_OBJECTS].tolist():
+        # Images in which object k is most present, each beside the parts that it explains.
         ranking = presence[:, k].argsort(descending=True, stable=True)
         examples = images.float_images(ranking[:num_examples]).to(device_of(task.model))
-        explained = task.model.explain(examples)
-        belongs = explained.posterior[..., k, None, None, None]
-        drawings = (layered(explained)[:, :-1] * belongs).sum(dim=1)
+        explanation = task.model.explain(examples)
+        posterior = explanation.posterior[..., k, None, None, None]  # [n, m, 1, 1, 1]
+        drawings = (image_layers(explanation)[:, :-1] * posterior).sum(dim=1)
         pictures[str(k)] = torch.stack([examples, drawings], dim=1).flatten(0, 1).cpu()
 
         counts = outputs["labels"][presence[:, k] > 0.5].bincount()
@@ -274,35 +316,50 @@ def _objects_item(task: Unsupervised, images: ImageSet) -> ReportItem:
     )
 
 
-def layered(explained: Explained) -> Float[Tensor, "batch layers channels height width"]:
-    """What each part, and last the background, adds to the image that all draw together."""
-    return explained.drawn * explained.share.softmax(dim=1)
+def image_layers(explanation: Explanation) -> Float[Tensor, "batch layers channels height width"]:
+    """What each part, and as the last layer the background, adds to the image.
 
-
-def explained_parts(explained: Explained) -> Float[Tensor, "batch objects"]:
-    """q_k: the share of all parts that each object explains; they add up to one at most."""
-    return explained.posterior[..., :-1].mean(dim=1)
-
-
-def losses(explained: Explained, num_classes: int) -> Outputs:
-    """The parts of the loss of a batch, unweighted, by the names of the model's weights.
-
-    "pixels", "poses": minus the likelihoods. "dynamic": half the sum of the squares of dynamic
-    relations, of an image. "within", "between": the entropy of each image's objects, and minus that
-    of all together. "objects", "examples": squared differences of presences from what they should
-    add up to, over objects and over images: of K objects each image should have K / classes, and of
-    B images each object be in B / classes.
+    The sum of the layers is the image that all of them draw together.
     """
-    q = explained_parts(explained)
-    a = explained.objects.presence
+    return explanation.drawings * explanation.mixing_logits.softmax(dim=1)
+
+
+def explained_share(explanation: Explanation) -> Float[Tensor, "batch objects"]:
+    """q_k: the share of all parts that each object explains; they add up to one at most."""
+    return explanation.posterior[..., :-1].mean(dim=1)
+
+
+def loss_terms(explanation: Explanation, num_classes: int) -> Outputs:
+    """The terms of the loss of a batch without their weights, scalars (sections 2.3 and 2.4).
+
+    With the symbols of the top of this file, B images, K objects, C classes, and H the entropy of
+    shares that are first divided by their sum:
+
+        pixels    = -mean over images of log p(image)
+        poses     = -mean over images of log p(poses of the parts)
+        dynamic   = mean over images of |deformations of objects|^2 / 2
+        within    = mean over images of H(q)             small: few objects explain an image
+        between   = -H(sum over images of q)             small: all objects are used
+        objects   = mean over images of (sum_k a_k - K / C)^2
+        examples  = mean over objects of (sum over images of a_k - B / C)^2
+
+    Args:
+        explanation: of this process's images; sums over images are over those of all processes.
+        num_classes: C, how many classes there are, or clusters to look for.
+
+    Returns:
+        Terms by the names of the model's `weights`.
+    """
+    q = explained_share(explanation)
+    a = explanation.objects.presence
     batch, objects = a.shape
     # Sums over the batch of all processes: of q, of a, and the number of images.
     sums = torch.cat([q.sum(dim=0), a.sum(dim=0), q.new_tensor([batch])])
     total_q, total_a, count = all_reduce_sum(sums).split([objects, objects, 1])
     return {
-        "pixels": -explained.log_likelihood.mean(),
-        "poses": -explained.part_log_likelihood.mean(),
-        "dynamic": dynamic_penalty(explained.objects),
+        "pixels": -explanation.pixel_log_likelihood.mean(),
+        "poses": -explanation.pose_log_likelihood.mean(),
+        "dynamic": dynamic_penalty(explanation.objects),
         "within": entropy(q).mean(),
         "between": -entropy(total_q),
         "objects": (a.sum(dim=1) - objects / num_classes).square().mean(),
@@ -311,36 +368,42 @@ def losses(explained: Explained, num_classes: int) -> Outputs:
 
 
 def dynamic_penalty(objects: Objects) -> Float[Tensor, ""]:
-    """Half the sum of the squares of the dynamic relations of an image, a mean over images."""
+    """Half the sum of squares of the deformations of an image's objects, a mean over images."""
     return 0.5 * objects.dynamic.square().sum() / len(objects.dynamic)
 
 
-def directions(presence: Float[Tensor, "n objects"]) -> Float[Tensor, "n objects"]:
-    """Logits of presences, scaled to length 1."""
+def logit_directions(presence: Float[Tensor, "n objects"]) -> Float[Tensor, "n objects"]:
+    """z = logit(a) / |logit(a)|: logits of presences, scaled to length 1."""
     return F.normalize(presence.logit(eps=LOGIT_EPS), dim=1)
 
 
-def agreement(presence: Float[Tensor, "both objects"]) -> Float[Tensor, ""]:
-    """Cross-entropy of telling, by presences, two views of an image from those of other images.
+def contrastive_loss(presence: Float[Tensor, "two_batches objects"]) -> Float[Tensor, ""]:
+    """The term `views`: tells two views of an image from those of other images by presences.
 
-    InfoNCE with cosines of logits (van den Oord, Li, Vinyals, arXiv 1807.03748, eq. 4): the second
-    view of an image is told by the first from those of all images of the batch, and the reverse.
+    InfoNCE (van den Oord, Li, Vinyals, arXiv 1807.03748, eq. 4) with the cosines of
+    `logit_directions`: the cross-entropy of choosing, for the first view of an image, its second
+    view among those of all images of the batch; and the reverse. A mean of both.
 
     Args:
-        presence: first views, then second views in the same order.
+        presence: a_k of the first views, then of the second views in the same order.
     """
-    first, second = directions(presence).chunk(2)
-    return 0.5 * (_contrast(first, second) + _contrast(second, first))
+    first, second = logit_directions(presence).chunk(2)
+    return 0.5 * (_info_nce(first, second) + _info_nce(second, first))
 
 
-def _contrast(queries: Tensor, keys: Tensor) -> Tensor:
-    """Cross-entropy of choosing for each row its own one of the keys of all processes."""
-    all_keys, start = all_gather_rows(keys)
+def _info_nce(queries: Tensor, keys: Tensor) -> Tensor:
+    """Cross-entropy of choosing for each query the key of its row, among keys of all processes.
+
+    Args:
+        queries: `[batch, objects]`, of length 1.
+        keys: `[batch, objects]`, of length 1.
+    """
+    all_keys, start = all_gather_rows(keys)  # `start`: row of this process's first key
     targets = start + torch.arange(len(queries), device=queries.device)
     return F.cross_entropy(queries @ all_keys.mT / TEMPERATURE, targets)
 
 
 def entropy(shares: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
     """The entropy, in nats, of shares that need not add up to one; zero for none."""
-    p = shares / shares.sum(dim=-1, keepdim=True).clamp(min=LOG_EPS)
-    return -(p * p.clamp(min=LOG_EPS).log()).sum(dim=-1)
+    p = shares / shares.sum(dim=-1, keepdim=True).clamp(min=MIN_SHARE)
+    return -(p * p.clamp(min=MIN_SHARE).log()).sum(dim=-1)
