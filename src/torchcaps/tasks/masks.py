@@ -1,4 +1,9 @@
-"""The class of each pixel of an image, by a dense task: of files, and as pictures for a page."""
+"""Masks from a trained model: the class of each pixel, of image files of any size or for a page.
+
+A mask holds the class of each pixel, 0 for background. The model belongs to a dense task, one whose
+method `predict_pixels` takes images `[batch, channels, height, width]` in [0, 1] and returns
+`ClassMaps`: probabilities of each foreground class, that is each class but the background.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,13 +22,13 @@ from torchcaps.data.pixels import to_float
 from torchcaps.evaluation.forward import device_of
 from torchcaps.types import model_metadata
 
-OVERLAP = 4  # tiles of a large image overlap by one in so many of their pixels
-PerClass = Float[Tensor, "batch classes height width"]  # the background left out
+OVERLAP = 4  # neighboring tiles of a large image share a quarter of their side
+ClassMaps = Float[Tensor, "batch classes height width"]  # of the foreground classes
 Masks = Int64[Tensor, "batch height width"]
 
 
-def most_probable(probabilities: PerClass) -> Masks:
-    """The class of each pixel: the most probable one if above one half, else 0, the background."""
+def masks_from_probabilities(probabilities: ClassMaps) -> Masks:
+    """The class of each pixel: the most probable one if above one half, else the background."""
     probability, index = probabilities.max(dim=1)
     return torch.where(probability > 0.5, index + 1, 0)
 
@@ -35,30 +40,37 @@ def predict_masks(
     preprocess: Preprocess,
     output: Path | None,
 ) -> list[dict[str, Any]]:
-    """Shares of pixels by class, of image files.
-
-    The label is the class with the most pixels, and the background where no class is found.
+    """Predict the masks of image files.
 
     Args:
         task: a dense one.
         files: of images, of any size.
         names: of the files written for them.
-        preprocess: of the model.
+        preprocess: how images are brought to the model's size and range.
         output: folder for `NAME_mask.png` and `NAME_overlay.png` of each image's own size; None
             writes nothing.
+
+    Returns:
+        For each file: "shares" of its pixels by the name of their class; "label", the class with
+        the most pixels, which is the background only where there is no other; the "share" of this
+        class; and the files written, "mask" and "overlay".
     """
     classes = model_metadata(task.model).classes
     rows = []
     for file, name in zip(files, names, strict=True):
         image = decode_image(file, None, preprocess.in_chans)
         mask = predict_mask(task, image, preprocess).numpy()
+
         shares = np.bincount(mask.flatten(), minlength=len(classes)) / mask.size
-        label = 1 + int(shares[1:].argmax()) if mask.any() else 0
+        label = 0
+        if mask.any():
+            label = 1 + int(shares[1:].argmax())
         row: dict[str, Any] = {
             "label": classes[label],
             "share": float(shares[label]),
             "shares": dict(zip(classes, shares.tolist(), strict=True)),
         }
+
         if output is not None:
             row["mask"] = str(output / f"{name}_mask.png")
             row["overlay"] = str(output / f"{name}_overlay.png")
@@ -71,73 +83,95 @@ def predict_masks(
 
 @torch.inference_mode()
 def predict_mask(task: Any, image: Tensor, preprocess: Preprocess) -> Tensor:
-    """The class of each pixel of an image, `[height, width]` in bytes.
+    """Predict the mask of one image.
 
     The image is brought to the model's size as its training images were. A model that was trained
-    on windows of its images looks at every image in windows.
+    on windows of its images (`preprocess.crop`) looks at the image in tiles of this size.
 
     Args:
         task: a dense one.
-        image: `[channels, height, width]` in bytes.
+        image: `[channels, height, width]`, uint8 in 0..255.
         preprocess: of the model.
+
+    Returns:
+        The class of each pixel, `[height, width]`, uint8.
     """
 
     def predict(batch: Tensor) -> Tensor:
         return task.predict_pixels(batch.to(device_of(task.model))).cpu()
 
     if preprocess.crop is None:
+        # Whole: probabilities of the resized image are resized back.
         batch = preprocess(image.movedim(0, -1).numpy()).unsqueeze(0)
         size = image.shape[1:]
         probabilities = F.interpolate(predict(batch), size, mode="bilinear", align_corners=False)
     else:
-        probabilities = predict_tiles(predict, to_float(image), preprocess.crop).unsqueeze(0)
-    return most_probable(probabilities)[0].to(torch.uint8)
+        probabilities = predict_tiles(predict, to_float(image), preprocess.crop)
+        probabilities = probabilities.unsqueeze(0)
+    return masks_from_probabilities(probabilities)[0].to(torch.uint8)
 
 
 def predict_tiles(
-    predict: Callable[[Tensor], PerClass], image: Float[Tensor, "channels height width"], side: int
+    predict: Callable[[Tensor], ClassMaps], image: Float[Tensor, "channels height width"], side: int
 ) -> Float[Tensor, "classes height width"]:
     """Probabilities of the pixels of an image of any size, from square tiles that overlap.
 
-    Each pixel is a mean over the tiles that show it; a tile weighs the more the nearer the pixel is
-    to its center. Memory does not grow with the number of tiles.
+    The probability of a pixel is a weighted mean over the tiles that show it. The weight falls from
+    the center of a tile to its border. Memory does not grow with the number of tiles.
 
     Args:
-        predict: probabilities of a batch of tiles.
+        predict: returns the probabilities of a batch of tiles, `[batch, channels, side, side]`.
         image: in [0, 1].
         side: of a tile, in pixels.
     """
     height, width = image.shape[1:]
+    # An image smaller than a tile is filled up with zeros on the right and below.
     image = F.pad(image, (0, max(0, side - width), 0, max(0, side - height)))
-    ramp = torch.linspace(-1, 1, side).abs().mul(-1).add(1 + 1 / side)
+
+    # Weight of each pixel of a tile, `[side, side]`, nowhere zero.
+    ramp = 1 + 1 / side - torch.linspace(-1, 1, side).abs()
     weight = ramp.unsqueeze(1) * ramp
+
     weight_sum = torch.zeros(image.shape[1:])
     probability_sum: Tensor | None = None
-    for top in _starts(image.shape[1], side):
-        for start in _starts(image.shape[2], side):
-            window = (slice(top, top + side), slice(start, start + side))
-            probabilities = predict(image[:, *window].unsqueeze(0))[0]
+    for top in _tile_starts(image.shape[1], side):
+        for left in _tile_starts(image.shape[2], side):
+            rows = slice(top, top + side)
+            columns = slice(left, left + side)
+            tile = image[:, rows, columns].unsqueeze(0)
+            probabilities = predict(tile)[0]
             if probability_sum is None:
                 probability_sum = probabilities.new_zeros(len(probabilities), *image.shape[1:])
-            probability_sum[:, *window] += probabilities * weight
-            weight_sum[window] += weight
+            probability_sum[:, rows, columns] += probabilities * weight
+            weight_sum[rows, columns] += weight
     assert probability_sum is not None
     return (probability_sum / weight_sum)[:, :height, :width]
 
 
+def _tile_starts(length: int, side: int) -> Iterator[int]:
+    """First pixels of the tiles along one axis, the last of which ends with the image.
+
+    Args:
+        length: of the axis, at least `side`.
+        side: of a tile.
+    """
+    yield from range(0, length - side, side - side // OVERLAP)
+    yield length - side
+
+
 def overlays(task: Any, images: Tensor) -> tuple[Tensor, Tensor]:
-    """What a dense task makes of images, for a page that shows them.
+    """Predicted masks as colors over their images, for a page that shows them.
 
     Args:
         task: a dense one.
         images: `[n, channels, height, width]` in [0, 1].
 
     Returns:
-        The share of each class `[n, classes]`, and the classes as colors over the images
-        `[n, 3, height, width]`.
+        The share of pixels of each class `[n, classes]`, and the images under the colors
+        `[n, 3, height, width]` in [0, 1].
     """
     probabilities = task.predict_pixels(images)
-    masks = most_probable(probabilities).cpu()
+    masks = masks_from_probabilities(probabilities).cpu()
     num_classes = 1 + probabilities.shape[1]
     is_class = masks.unsqueeze(1) == torch.arange(num_classes).view(-1, 1, 1)
     shares = is_class.flatten(2).float().mean(dim=2)
@@ -147,10 +181,5 @@ def overlays(task: Any, images: Tensor) -> tuple[Tensor, Tensor]:
         overlaid(image, mask, num_classes)
         for image, mask in zip(pixels, masks.numpy(), strict=True)
     ]
-    return shares, torch.from_numpy(np.stack(pictures)).movedim(-1, 1).float() / 255
-
-
-def _starts(length: int, side: int) -> Iterator[int]:
-    """First pixels of tiles along one axis, the last of which ends with the image."""
-    yield from range(0, length - side, side - side // OVERLAP)
-    yield length - side
+    stacked = torch.from_numpy(np.stack(pictures))  # [n, height, width, 3]
+    return shares, stacked.movedim(-1, 1).float() / 255

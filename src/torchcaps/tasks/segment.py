@@ -1,7 +1,21 @@
-"""A class for each pixel: masks as data and as figures.
+"""Training of segmentation: a class for each pixel of an image.
 
-Losses as in SegCaps' code (LaLonde, Bagci, arXiv 1804.04241), which knows one class; its soft Dice
-takes logits for probabilities there, and not here.
+Rodney LaLonde, Ulas Bagci, "Capsules for Object Segmentation" (SegCaps), MIDL 2018, arXiv
+1804.04241; the losses are those of the authors' code, which knows one class beside the background.
+There the soft Dice takes logits for probabilities; here it takes probabilities.
+
+In: a model that gives a map of probabilities for each foreground class, that is for each class but
+class 0, the background; and images with masks, which hold the class of each pixel:
+
+    `Masks`      class of each pixel, 0 for background, `[batch, height, width]`
+    `ClassMaps`  a number for each foreground class and pixel, `[batch, classes - 1, height, width]`
+
+Out: a loss in training; and metrics of held-out images: Dice, intersection over union (IoU), and
+the agreement of boundaries. Symbols of the losses, at one pixel and for one foreground class:
+
+    p  predicted probability of the class
+    T  1 where the pixel is of the class, else 0 ("targets")
+    w  weight of the class: number of pixels of other classes / number of pixels of the class
 """
 
 from collections.abc import Callable
@@ -32,116 +46,132 @@ from torchcaps.tasks._base import (
     Task,
     register_task,
 )
-from torchcaps.tasks.masks import Masks, PerClass, most_probable
+from torchcaps.tasks.masks import ClassMaps, Masks, masks_from_probabilities
 from torchcaps.tasks.report_items import evenly
 from torchcaps.types import ModelSpec
 
-PIXELS = 1 << 18  # of a batch that is not trained with: 16 images of 128 x 128
-SMOOTH = 1e-5  # of soft Dice
-PRESENT = 0.9  # least length of a class that is there, in the margin loss
-ABSENT = 0.1  # largest length of a class that is not
+MAX_EVAL_PIXELS = 1 << 18  # of a batch that is not trained with: 16 images of 128 x 128
+DICE_SMOOTHING = 1e-5  # added above and below the fraction of soft Dice
+PRESENT = 0.9  # margin loss: p should be at least this where the class is
+ABSENT = 0.1  # margin loss: p should be at most this where it is not
+# The setting `reconstruction` is the weight of a squared error summed over the 784 pixels of a 28x28
+# image. By default the mean squared error gets the weight 0.1 of SegCaps' code.
 PAPER_PIXELS = 784
-RECONSTRUCTION_WEIGHT = 0.1 / PAPER_PIXELS  # of a summed squared error: 0.1 of the mean
-NUM_EXAMPLES = 10  # test images in a figure
+RECONSTRUCTION_WEIGHT = 0.1 / PAPER_PIXELS
+NUM_EXAMPLES = 10  # test images in a plot
 
 
 class PixelPrediction(NamedTuple):
-    """What a model says of the classes of each pixel, the background left out.
+    """Prediction of a model for each pixel and foreground class.
 
     Attributes:
-        probabilities: in [0, 1]: lengths, or sigmoids of logits.
-        logits: None for a model of lengths.
+        probabilities: p, in [0, 1]: lengths of capsules, or probabilities made of logits.
+        logits: that the probabilities are made of; None for a model of lengths.
     """
 
-    probabilities: PerClass
-    logits: PerClass | None = None
+    probabilities: ClassMaps
+    logits: ClassMaps | None = None
 
 
-# (prediction, 1 where a pixel is of a class, weights of the classes `[classes, 1, 1]`).
-Loss = Callable[[PixelPrediction, PerClass, Tensor], Tensor]
-LOSSES: Registry[Loss] = Registry("loss")
+# A loss takes a prediction, the targets T, and the class weights w `[classes - 1, 1, 1]`. It
+# returns a scalar.
+Loss = Callable[[PixelPrediction, ClassMaps, Tensor], Tensor]
+LOSSES: Registry[Loss] = Registry("loss")  # losses of this task, by the names of their functions
 
 
 @LOSSES.register()
 def weighted_cross_entropy(
-    prediction: PixelPrediction, targets: PerClass, class_weights: Tensor
+    prediction: PixelPrediction, targets: ClassMaps, class_weights: Tensor
 ) -> Tensor:
-    """Cross-entropy of one class a pixel, by odds `p / (1 - p)`, those of the background being 1.
+    """Cross-entropy of a softmax over all classes, a mean over pixels.
 
-    Of one class this is `-w T log p - (1 - T) log(1 - p)`. Judged each by itself, several classes
-    that look alike would all stay below one half, and a network would find nothing.
+    The logit of a foreground class is log(p / (1 - p)), that of the background 0. With one
+    foreground class the loss of a pixel is `-w T log p - (1 - T) log(1 - p)`. A softmax makes
+    classes that look alike compete; with a separate loss for each of them all would stay below one
+    half, and a network would predict background everywhere.
     """
     logits = prediction.logits
     if logits is None:
         p = prediction.probabilities.clamp(1e-7, 1 - 1e-7)
         logits = p.log() - (1 - p).log()
+    # A map of zeros before the others is the background's.
     log_p = F.log_softmax(F.pad(logits, (0, 0, 0, 0, 1, 0)), dim=1)
     background = (1 - targets.sum(dim=1)) * log_p[:, 0]
-    return -(background + (class_weights * targets * log_p[:, 1:]).sum(dim=1)).mean()
+    foreground = (class_weights * targets * log_p[:, 1:]).sum(dim=1)
+    return -(background + foreground).mean()
 
 
 @LOSSES.register()
-def cross_entropy(prediction: PixelPrediction, targets: PerClass, class_weights: Tensor) -> Tensor:
-    """The same, all classes alike."""
+def cross_entropy(prediction: PixelPrediction, targets: ClassMaps, class_weights: Tensor) -> Tensor:
+    """The weighted cross-entropy with w = 1 for all classes."""
     return weighted_cross_entropy(prediction, targets, torch.ones_like(class_weights))
 
 
 @LOSSES.register()
-def dice(prediction: PixelPrediction, targets: PerClass, _class_weights: Tensor) -> Tensor:
-    """One minus the soft Dice of each class over the batch, a mean over the classes that it shows.
+def dice(prediction: PixelPrediction, targets: ClassMaps, _class_weights: Tensor) -> Tensor:
+    """Soft Dice loss `1 - 2 sum(p T) / (sum(p) + sum(T))`, sums over all pixels of the batch.
 
-    In training the batch is that of all processes; else each of them has batches of its own.
+    It is a mean over the foreground classes that the batch shows. In training the batch is that of
+    all processes; else each process has batches of its own.
     """
     p = prediction.probabilities
     maps = (p * targets, p, targets)
-    sums = torch.stack([x.sum(dim=(0, 2, 3)) for x in maps])
+    sums = torch.stack([x.sum(dim=(0, 2, 3)) for x in maps])  # [3, classes - 1]
     if sums.requires_grad:
         sums = all_reduce_sum(sums)
-    common, predicted, true = sums
-    losses = 1 - (2 * common + SMOOTH) / (predicted + true + SMOOTH)
+    intersection, predicted, true = sums
+    losses = 1 - (2 * intersection + DICE_SMOOTHING) / (predicted + true + DICE_SMOOTHING)
     is_present = true > 0
     return (losses * is_present).sum() / is_present.sum().clamp(min=1)
 
 
 @LOSSES.register()
 def weighted_margin(
-    prediction: PixelPrediction, targets: PerClass, class_weights: Tensor
+    prediction: PixelPrediction, targets: ClassMaps, class_weights: Tensor
 ) -> Tensor:
-    """`w T max(0, 0.9 - p)^2 / 2 + (1 - T) max(0, p - 0.1)^2 / 4`, summed over classes.
+    """Margin loss `w T max(0, 0.9 - p)^2 / 2 + (1 - T) max(0, p - 0.1)^2 / 4`.
 
-    A mean over the pixels of the batch.
+    It is a sum over classes and a mean over pixels.
     """
     p = prediction.probabilities
     missing = (PRESENT - p).clamp(min=0).square()
     excess = (p - ABSENT).clamp(min=0).square()
-    errors = 0.5 * class_weights * targets * missing + 0.25 * (1 - targets) * excess
-    return errors.sum(dim=1).mean()
+    losses = 0.5 * class_weights * targets * missing + 0.25 * (1 - targets) * excess
+    return losses.sum(dim=1).mean()
 
 
 @LOSSES.register()
-def margin(prediction: PixelPrediction, targets: PerClass, class_weights: Tensor) -> Tensor:
-    """The same, all classes alike."""
+def margin(prediction: PixelPrediction, targets: ClassMaps, class_weights: Tensor) -> Tensor:
+    """The weighted margin loss with w = 1 for all classes."""
     return weighted_margin(prediction, targets, torch.ones_like(class_weights))
 
 
 @register_task("segment")
 class Segment(Task):
-    """A class for each pixel, from masks.
+    """A class for each pixel, learned from masks.
 
-    A class is found where it is the most probable one and above one half. With a decoder, capsules
-    of the true class of each pixel draw the image, which is black where there is background.
+    The class of a pixel is the most probable one if its probability is above one half, else it is
+    background. A model with a decoder also learns to draw the image from the capsules of the true
+    class of each pixel, black where the true class is background.
 
     Attributes:
-        class_weights: `[classes - 1, 1, 1]`: pixels of other classes for each pixel of a class.
-        missing_classes: those that no mask shows.
+        spec: `ModelSpec` of the model: whether it has logits and a decoder, and what its outputs
+            mean.
+        config: settings of the run, with defaults where the run leaves them open.
+        loss: name of the loss in `LOSSES`.
+        class_weights: w, `[classes - 1, 1, 1]`, counted in the images of the task.
+        missing_classes: names of the classes that no mask of these images shows.
+        num_foreground: number of foreground classes; None for a task without images.
+        eval_batch_size: images of a batch that is not trained with.
     """
 
-    score = "dice"
+    # Answers to the questions of the base class `Task`:
+    score = "dice"  # the metric by which the epoch is chosen
     losses: ClassVar[Registry[Loss]] = LOSSES
-    default_spec = ModelSpec(is_dense=True, task="segment")
-    capabilities = frozenset({"sweep"})
-    is_dense = True
-    data = "images with masks"
+    default_spec = ModelSpec(is_dense=True, task="segment")  # of a model that declares nothing
+    capabilities = frozenset({"sweep"})  # the explorer may show a moving image
+    is_dense = True  # its models predict each pixel
+    data = "images with masks"  # words of the error for other data
 
     def __init__(
         self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
@@ -154,9 +184,10 @@ class Segment(Task):
         self.num_foreground: int | None = None
         if isinstance(images, MaskedSet):
             self.num_foreground = images.num_classes - 1
-            self.eval_batch_size = max(1, min(BATCH, PIXELS // images.masks[0].numel()))
-            all_counts = images.masks.flatten().bincount(minlength=images.num_classes)
-            counts = all_counts[1:].double()
+            image_pixels = images.masks[0].numel()
+            self.eval_batch_size = max(1, min(BATCH, MAX_EVAL_PIXELS // image_pixels))
+            # Pixels of each foreground class in all masks.
+            counts = images.masks.flatten().bincount(minlength=images.num_classes)[1:].double()
             weights = (images.masks.numel() - counts) / counts.clamp(min=1)
             self.class_weights = torch.where(counts > 0, weights, 1.0).float().view(-1, 1, 1)
             missing = (counts == 0).nonzero().flatten().tolist()
@@ -164,35 +195,38 @@ class Segment(Task):
 
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
+        """Settings of a run that leaves them open."""
         return {"reconstruction": RECONSTRUCTION_WEIGHT if spec.decoder else 0.0}
 
     @classmethod
     def supports(cls, images: ImageSet) -> bool:
+        """Whether these images have masks."""
         return isinstance(images, MaskedSet)
 
     def sample_batch(self, images: Any, indices: Tensor, generator: Generator) -> ImageBatch:
-        """Images with their masks, which move with them.
+        """The images with these indices and their masks; in training both are moved at random.
 
-        A pixel takes the class that most of it is made from.
+        A moved pixel is a mixture of several pixels. It takes the class with the largest share.
         """
         if not self.training:
             index = indices.to(images.masks.device)
             masks = images.masks[index].long()
             return ImageBatch(images.float_images(index), images.labels[index], masks=masks)
         batch = images.sample_batch(indices, generator=generator)
-        targets = foreground_targets(batch.masks, images.num_classes - 1)
-        pixels, layers = self.transforms(batch.images, generator, targets)
-        assert layers is not None
-        background = 1 - layers.sum(dim=1, keepdim=True)
-        masks = torch.cat([background, layers], dim=1).argmax(dim=1)
+        targets = one_hot_foreground(batch.masks, images.num_classes - 1)
+        # `transforms` are the augmentations of the run. They move the maps with the images.
+        pixels, shares = self.transforms(batch.images, generator, targets)
+        assert shares is not None
+        background = 1 - shares.sum(dim=1, keepdim=True)
+        masks = torch.cat([background, shares], dim=1).argmax(dim=1)
         return ImageBatch(pixels, batch.labels, masks=masks)
 
-    def predict_pixels(self, images: Tensor) -> PerClass:
-        """Probabilities of every class but the background, `[n, classes - 1, height, width]`."""
+    def predict_pixels(self, images: Tensor) -> ClassMaps:
+        """Probabilities of the foreground classes of images `[n, channels, height, width]`."""
         return self.pixel_prediction(images).probabilities
 
     def pixel_prediction(self, images: Tensor) -> PixelPrediction:
-        """What the model says of images, in full precision."""
+        """The model's prediction for images, in float32 where the model computes in half."""
         if self.spec.logits:
             logits = full_precision(self.model.logits(images))
             return PixelPrediction(self.model.probabilities(logits), logits)
@@ -206,27 +240,36 @@ class Segment(Task):
 
         Args:
             prediction: of the model.
-            masks: class of each pixel, 0 for background.
+            masks: true class of each pixel.
         """
-        targets = foreground_targets(masks, prediction.probabilities.shape[1])
+        targets = one_hot_foreground(masks, prediction.probabilities.shape[1])
         return LOSSES[self.loss](prediction, targets, self.class_weights.to(targets.device))
 
     def training_step(self, batch: ImageBatch, fraction_trained: float) -> Outputs:
+        """The loss of a batch, and its terms by name."""
         masks: Any = batch.masks
         if not self.reconstruction_weight:
             loss = self.compute_loss(self.pixel_prediction(batch.images), masks)
             return {"loss": loss, self.loss: loss}
+
+        # Capsules have the pixels as positions: activations `[batch, height, width, classes - 1]`.
         capsules = self.model.capsules(batch.images)
         prediction = PixelPrediction(capsules.activation.movedim(-1, 1))
         loss = self.compute_loss(prediction, masks)
-        drawing = full_precision(self.model.reconstruct(capsules, masks))
+        reconstruction = full_precision(self.model.reconstruct(capsules, masks))
         foreground = batch.images * (masks > 0).unsqueeze(1)
-        error = (drawing - foreground).square().mean()
+        error = (reconstruction - foreground).square().mean()
         total = loss + self.reconstruction_weight * PAPER_PIXELS * error
         return {"loss": total, self.loss: loss, "reconstruction": error}
 
     def eval_step(self, batch: ImageBatch) -> Outputs:
-        """Counts of pixels `[batch, 7, classes - 1]`, the share of right pixels, and the loss."""
+        """What the metrics are made from, for each image of a batch.
+
+        Returns:
+            "counts": the seven numbers of pixels of `PixelCounts`, `[batch, 7, classes - 1]`.
+            "pixel_accuracy": share of pixels with the true class, `[batch]`. "loss": that of the
+            batch, the same for all its images, `[batch]`.
+        """
         masks: Any = batch.masks
         prediction = self.pixel_prediction(batch.images)
         num_images, height, width = masks.shape
@@ -237,15 +280,16 @@ class Segment(Task):
             ("batch", "classes without background", "height", "width"),
             **{"classes without background": num_foreground, "height": height, "width": width},
         )
-        predicted = most_probable(prediction.probabilities)
+        predicted = masks_from_probabilities(prediction.probabilities)
         counts = pixel_counts(predicted, masks, 1 + num_foreground)
         return {
             "counts": torch.stack(counts, dim=1),
-            "right": (predicted == masks).flatten(1).double().mean(dim=1),
+            "pixel_accuracy": (predicted == masks).flatten(1).double().mean(dim=1),
             "loss": self.compute_loss(prediction, masks).expand(num_images),
         }
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
+        """Metrics of all images, by what `eval_step` gave: means over the foreground classes."""
         num_classes = 1 + outputs["counts"].shape[2]
         figures = _mask_figures(outputs, tuple(map(str, range(num_classes))))
         return {
@@ -256,6 +300,7 @@ class Segment(Task):
         }
 
     def warnings(self, outputs: Outputs) -> list[str]:
+        """Sentences about classes without a mask, and about a model that finds no class."""
         sentences = [
             f"no mask to train with shows the class {name!r}" for name in self.missing_classes
         ]
@@ -264,9 +309,11 @@ class Segment(Task):
         return sentences
 
     def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
+        """Metrics of test images, also of each class."""
         return _mask_figures(outputs, images.classes)
 
     def report_items(self, evaluation: EvaluationResult, images: Any) -> list[ReportItem]:
+        """A plot of test images with true and predicted masks, and a table of metrics by class."""
         from torchcaps.viz.tiles import masks
 
         examples = images.subset(evenly(torch.arange(len(images)), NUM_EXAMPLES))
@@ -275,7 +322,7 @@ class Segment(Task):
             probabilities = [
                 self.predict_pixels(image.to(device)) for image in examples.float_images().split(1)
             ]
-        predicted = most_probable(torch.cat(probabilities)).cpu()
+        predicted = masks_from_probabilities(torch.cat(probabilities)).cpu()
         examples = examples.to("cpu")
         heads, rows = evaluation.table()
         return [
@@ -293,11 +340,17 @@ class Segment(Task):
 
 
 def _mask_figures(outputs: Outputs, classes: tuple[str, ...]) -> MaskFigures:
+    """Metrics of all images together, by what `eval_step` gave.
+
+    Args:
+        outputs: of all images.
+        classes: names, the background first.
+    """
     counts = PixelCounts(*outputs["counts"].unbind(dim=1))
-    return mask_figures(counts, outputs["right"], classes)
+    return mask_figures(counts, outputs["pixel_accuracy"], classes)
 
 
-def foreground_targets(masks: Masks, num_foreground: int) -> PerClass:
-    """1 where a pixel is of a class, `[batch, classes, height, width]`, the background left out."""
+def one_hot_foreground(masks: Masks, num_foreground: int) -> ClassMaps:
+    """T: 1 where a pixel is of a class, else 0, `[batch, num_foreground, height, width]`."""
     classes = torch.arange(1, 1 + num_foreground, device=masks.device).view(-1, 1, 1)
     return (masks.unsqueeze(1) == classes).float()
