@@ -13,7 +13,8 @@ import torch
 
 from torchcaps.functional.affine import affine_pose, composed, inverse
 from torchcaps.models import SCAE
-from torchcaps.models.scae import Noise, Objects, attend, pose_likelihood
+from torchcaps.models.scae import Noise, Objects, pose_likelihood
+from torchcaps.nn.set_transformer import attend
 
 SMALL = {
     "parts": 3,

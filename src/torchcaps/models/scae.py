@@ -54,6 +54,7 @@ from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import ImageModel, Images, ImageSize, side_after, side_before
 from torchcaps.models._registry import ModelInfo, register_model
+from torchcaps.nn.set_transformer import SetBlock, attend
 from torchcaps.types import Capsules, ModelSpec
 
 # Part capsules.
@@ -290,66 +291,13 @@ def initial_templates(parts: int, in_chans: int) -> Tensor:
     return rows.unflatten(1, (in_chans, TEMPLATE_SIDE, TEMPLATE_SIDE))
 
 
-class SetBlock(nn.Module):
-    """A block of the set transformer: self-attention of a set, then an MLP of each member.
-
-    Args:
-        dim: numbers of a member.
-
-    Attributes:
-        first: normalizes what the attention gives.
-        second: normalizes what the MLP gives.
-    """
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.out = nn.Linear(dim, dim)
-        self.first = nn.LayerNorm(dim)
-        self.second = nn.LayerNorm(dim)
-        self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
-
-    def forward(self, x: Tensor, presence_logit: Tensor) -> Tensor:
-        """New members of the same shape.
-
-        Args:
-            x: members of the set, `[batch, members, dim]`.
-            presence_logit: a member may be absent, `[batch, members]`.
-        """
-        query, key, value = self.qkv(x).chunk(3, dim=-1)
-        x = x + self.out(attend(query, key, value, presence_logit))
-        x = self.first(x * presence_logit.sigmoid().unsqueeze(-1).to(x))
-        return self.second(x + self.mlp(x))
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, presence_logit: Tensor) -> Tensor:
-    """One head of attention over a set, whose members count by their presence.
-
-        softmax over members of (query key / sqrt(dim) + log presence), times value
-
-    Products and softmax are in float32, whatever the types of the arguments and of the autocast.
-
-    Args:
-        query: `[batch, queries, dim]`.
-        key: `[batch, members, dim]`.
-        value: `[batch, members, dim]`.
-        presence_logit: of the members, `[batch, members]`.
-
-    Returns:
-        `[batch, queries, dim]`, in the type of `value`.
-    """
-    with without_autocast(query):
-        key = full_precision(key)
-        scores = full_precision(query) @ key.mT / math.sqrt(key.shape[-1])
-        scores = scores + F.logsigmoid(presence_logit).unsqueeze(-2)
-        return (scores.softmax(dim=-1) @ full_precision(value)).to(value.dtype)
-
-
 class ObjectCapsules(nn.Module):
     """Objects by a set transformer over parts; each object votes for the pose of every part.
 
-    Learned query vectors ("seeds"), one for each object, collect what the parts say. A small
-    network for each object, with weights of its own, makes an object capsule of it.
+    Blocks of self-attention (`SetBlock`) let the parts see each other. Learned query vectors
+    ("seeds"), one for each object, collect what the parts say, by one more attention (`attend`). In
+    both a part counts by its presence. A small network for each object, with weights of its own,
+    makes an object capsule of what its seed collected.
 
     Args:
         part_dim: numbers that describe a part.
@@ -408,12 +356,7 @@ class ObjectCapsules(nn.Module):
         return self.decode(x, noise)
 
     def decode(self, x: Tensor, noise: Noise | None) -> Objects:
-        """Objects of what their seeds collected: (5) and (6).
-
-        Args:
-            x: `[batch, objects, units]`.
-            noise: on the two logits of (6).
-        """
+        """Objects of what their seeds collected, `[batch, objects, units]`: (5) and (6)."""
         m = self.parts
         with without_autocast(x):  # the likelihood is of small differences of poses
             outputs = self._capsule_outputs(full_precision(x))
@@ -434,11 +377,7 @@ class ObjectCapsules(nn.Module):
         return Objects(object_viewer, vote, spread, log_presence, dynamic)
 
     def _capsule_outputs(self, x: Tensor) -> Tensor:
-        """The small network of each object, ReLU after its first and third layer.
-
-        Returns:
-            `[batch, objects, parts * 6 + 7 + 2 * parts]`.
-        """
+        """The small network of each object, with ReLU after its first and third layer."""
         for layer, weight in enumerate(self.weight):
             x = torch.einsum("bki,kio->bko", x, full_precision(weight))
             if layer < len(self.bias):
@@ -560,28 +499,14 @@ class SCAE(ImageModel):
     def explain(self, images: Images, noise: Noise | None = None) -> Explanation:
         """Parts and objects of images, what the parts draw, and the likelihoods."""
         part_noise = None if noise is None else noise.parts
-        parts, drawings, mixing_logits, pixel_log_likelihood = self.explain_pixels(
-            images, part_noise
-        )
-        objects, pose_log_likelihood, posterior = self._explain_poses(parts, noise)
-        return Explanation(
-            parts,
-            objects,
-            drawings,
-            mixing_logits,
-            pixel_log_likelihood,
-            pose_log_likelihood,
-            posterior,
-        )
+        parts, *pixel_fields = self.explain_pixels(images, part_noise)
+        objects, *pose_fields = self._explain_poses(parts, noise)
+        return Explanation(parts, objects, *pixel_fields, *pose_fields)
 
     def explain_pixels(
         self, images: Images, noise: Tensor | None = None
     ) -> tuple[Parts, Tensor, Tensor, Tensor]:
-        """The first half of `explain`, without objects.
-
-        Args:
-            images: `[batch, channels, height, width]` in [0, 1].
-            noise: on the logits of the parts' presence, `[batch, parts]`.
+        """The first half of `explain`, without objects; the noise is on the parts.
 
         Returns:
             Fields of `Explanation`: `parts`, `drawings`, `mixing_logits`, `pixel_log_likelihood`.
