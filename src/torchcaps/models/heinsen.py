@@ -1,4 +1,4 @@
-"""Convolutions and Heinsen's routings.
+"""Two networks: convolutions, then one of Heinsen's routings.
 
 Franz A. Heinsen, "An Algorithm for Routing Vectors in Sequences", 2022, arXiv 2211.11754, and "An
 Algorithm for Routing Capsules in All Domains", 2019, arXiv 1911.00792. Differs from the papers in:
@@ -28,14 +28,15 @@ from torchcaps.nn import MatrixVotes, RoutedLayer, RoutingHead
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
 
 KERNEL = 3  # of each convolution
-POSE = 4  # side of the matrices of 2019
-EPSILON = 1e-6  # least probability, and least distance from one, that logits are made of
+POSE = 4  # side of the pose matrices of 2019
+EPSILON = 1e-6  # probabilities are clamped to [EPSILON, 1 - EPSILON] before their logit
 
 
 class ConvolutionalModel(LogitModel):
     """Base of both networks: batch norm, convolution and SiLU, several times.
 
-    Two channels more tell where a pixel is, from -1 to 1.
+    Two more channels have the row and column of each pixel, from -1 to 1. A subclass routes the
+    map of `features` in its `capsules`; `logits_of` then reads the logits from the class capsules.
 
     Args:
         num_classes: number of classes.
@@ -43,7 +44,7 @@ class ConvolutionalModel(LogitModel):
         img_size: height and width of the images, or one number for both.
         channels: of each 3x3 convolution.
         strides: of each convolution.
-        sizes: other numbers by name, at least 1.
+        sizes: other arguments of the subclass that must be at least 1, by name.
     """
 
     def __init__(
@@ -56,26 +57,27 @@ class ConvolutionalModel(LogitModel):
         strides: tuple[int, ...],
         **sizes: int,
     ) -> None:
-        windows = [(KERNEL, stride) for stride in strides]
-        smallest = side_before(1, windows)
+        windows = [(KERNEL, stride) for stride in strides]  # of each convolution
+        smallest = side_before(1, windows)  # side of the images whose map has one position
         super().__init__(num_classes, in_chans, img_size, smallest, channels=channels, **sizes)
         self.windows = windows
         self.spec = ModelSpec(pose=True, activation="probability", logits=True, smallest=smallest)
         self.convolutions = nn.Sequential()
-        below = in_chans + 2
+        in_channels = in_chans + 2
         for stride in strides:
-            conv: Any = nn.Conv2d(below, channels, KERNEL, stride)
+            conv: Any = nn.Conv2d(in_channels, channels, KERNEL, stride)
             nn.init.kaiming_normal_(conv.weight)
             nn.init.zeros_(conv.bias)
-            self.convolutions.extend([nn.BatchNorm2d(below), conv, nn.SiLU()])
-            below = channels
+            self.convolutions.extend([nn.BatchNorm2d(in_channels), conv, nn.SiLU()])
+            in_channels = channels
 
     def features(self, images: Images) -> FeatureMap:
-        """The map that is routed."""
+        """The map that is routed, `[batch, channels, rows, columns]`."""
         images = self._prepare(images)
         axes = [torch.linspace(-1.0, 1.0, side).to(images) for side in self.img_size]
-        places = torch.stack(torch.meshgrid(axes, indexing="ij"))
-        return self.convolutions(torch.cat([images, places.expand(len(images), -1, -1, -1)], dim=1))
+        coordinates = torch.stack(torch.meshgrid(axes, indexing="ij"))  # [2, height, width]
+        coordinates = coordinates.expand(len(images), -1, -1, -1)
+        return self.convolutions(torch.cat([images, coordinates], dim=1))
 
 
 class ConvRouting(ConvolutionalModel):
@@ -85,10 +87,10 @@ class ConvRouting(ConvolutionalModel):
         num_classes: number of classes.
         in_chans: channels of the images.
         img_size: height and width of the images, or one number for both.
-        channels: of each 3x3 convolution; vectors have as many dimensions.
+        channels: of each 3x3 convolution, and the length of the vectors.
         strides: of each convolution.
-        hidden: capsules of the layers before the classes.
-        iterations: of the routing; 1 has equal shares.
+        hidden: number of capsules of each layer before the classes.
+        iterations: of the routing; 1 has equal couplings.
     """
 
     def __init__(
@@ -114,7 +116,8 @@ class ConvRouting(ConvolutionalModel):
         Returns:
             Pose `[batch, num_classes, 1]`, the logit, and the probabilities of the classes.
         """
-        vectors = self.features(images).flatten(2).mT  # 100 of them, for 28x28 images
+        # One vector for each position of the map: [batch, positions, channels].
+        vectors = self.features(images).flatten(2).mT
         logits = self.head(vectors)
         return Capsules(logits.unsqueeze(-1), self.probabilities(logits))
 
@@ -133,8 +136,8 @@ class MatrixRouting(ConvolutionalModel):
         img_size: height and width of the images, or one number for both.
         channels: of each 3x3 convolution.
         strides: of each convolution.
-        parts: capsules at each position, and in the layer before the classes.
-        iterations: of the routing; 1 has equal shares.
+        parts: number of capsules at each position of the map, and in the layer before the classes.
+        iterations: of the routing; 1 has equal couplings.
     """
 
     def __init__(
@@ -157,21 +160,25 @@ class MatrixRouting(ConvolutionalModel):
         self.score = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts, 1))
         self.pose = nn.Sequential(nn.BatchNorm2d(channels), nn.Conv2d(channels, parts * dim, 1))
 
-        # All children below share their matrices.
+        # All positions and capsules of the map share the matrices and parameters of one child.
         part_sizes = LayerSizes(1, dim, parts, dim)
         class_sizes = LayerSizes(parts, dim, num_classes, dim)
         self.part_capsules = make_layer(part_sizes, iterations)
         self.class_capsules = make_layer(class_sizes, iterations)
         router: Any = self.class_capsules.router
-        # From zeros, as published, the first step reaches nothing below.
+        # From zeros, as published, the first training step changes no layer below.
         nn.init.normal_(router.beta_use, std=0.01)
         nn.init.normal_(router.beta_ignore, std=0.01)
 
     def capsules(self, images: Images) -> Capsules:
-        x = self.features(images)  # 9x9, for 96x96 images
-        pose = full_precision(self.pose(x)).movedim(1, -1).unflatten(-1, (-1, POSE**2))
-        score = full_precision(self.score(x)).movedim(1, -1)
-        return self.class_capsules(self.part_capsules(Capsules(pose, score.sigmoid())))
+        """Class capsules of images: pose `[batch, num_classes, 16]`, a matrix, and activation."""
+        features = self.features(images)  # [batch, channels, rows, columns]
+
+        # Capsules of each position: [batch, rows, columns, parts, 16].
+        pose = full_precision(self.pose(features)).movedim(1, -1).unflatten(-1, (-1, POSE**2))
+        score = full_precision(self.score(features)).movedim(1, -1)
+        primary = Capsules(pose, score.sigmoid())
+        return self.class_capsules(self.part_capsules(primary))
 
     def logits_of(self, capsules: Capsules) -> Classes:
         """The net benefit of each class, of which its activation is the sigmoid.
@@ -186,13 +193,12 @@ class MatrixRouting(ConvolutionalModel):
 
 
 def make_layer(sizes: LayerSizes, iterations: int) -> RoutedLayer:
-    """A layer of the network of 2019."""
+    """A layer of the network of 2019, whose matrices start as noise alone."""
     votes = MatrixVotes(sizes, init_std=1 / POSE, identity=False)
     return RoutedLayer(votes, "heinsen_2019", iterations=iterations)
 
 
-# A small convolutional network whose map is routed as a sequence: 64 channels, and capsules of 64
-# dimensions.
+# A small convolutional network whose map is routed as a sequence of vectors of 64 numbers.
 register_model(
     name="heinsen",
     builder=ConvRouting,

@@ -1,4 +1,20 @@
-"""Heinsen's routings of 2022 and 2019, and a head that routes feature vectors to classes."""
+"""Heinsen's two routings, and a head that routes a sequence of feature vectors to classes.
+
+Franz A. Heinsen, "An Algorithm for Routing Vectors in Sequences", 2022, arXiv 2211.11754
+(`Heinsen2022`, `RoutingHead`), and "An Algorithm for Routing Capsules in All Domains", 2019, arXiv
+1911.00792 (`Heinsen2019`). Parameters have the names of the author's code.
+
+What comes in: the pose and activation of each child i, and its votes V_ij for the pose of each
+parent j. What goes out: poses and activations of the parents, and couplings R_ij, the share of
+child i that parent j uses. Both routings weigh a net benefit `beta_use` of what a parent uses of
+each child against a net cost `beta_ignore` of what it ignores.
+
+Shapes: `...` is the batch and the positions of the parents on a map; n children i with poses of d
+numbers, m parents j with poses (and votes) of h numbers.
+
+A layer that is built for n = 1 takes any number of children: they share its parameters, which have
+one row instead of n.
+"""
 
 from itertools import pairwise
 
@@ -16,33 +32,44 @@ from torchcaps.nn.routers import Router, check_iterations, register_router
 from torchcaps.nn.votes import FactorizedVotes
 from torchcaps.types import Capsules, LayerSizes, Routed
 
-EPSILON = 1e-5
+EPSILON = 1e-5  # of the author's code: added to sums of weights and to variances
 
 
 @register_router("heinsen_2022")
 class Heinsen2022(Router):
     """Efficient vector routing: parents predict their children, and credit is signed.
 
-        R_ij equal
-        repeat:
-            phi_ij = beta_use_ij f_i R_ij - beta_ignore_ij (f_i - f_i R_ij)
-            y_j = normalize(sum_i phi_ij V_ij)
-            R_i = softmax over parents of log sigmoid(S_ij), except in the last iteration
+    Source: arXiv 2211.11754, algorithm 1. The numbers in brackets are those of the comments in
+    `route`; * multiplies element by element:
 
-    f_i is the share of child i that is activated, S_ij its agreement with the prediction of parent
-    j. Source: arXiv 2211.11754, algorithm 1.
+        f_i = sigmoid(<x_i / sqrt(n), W_A_i> + B_A_i), the share of child i that is activated  (1)
+        R_ij = 1 / m
+        repeat `iterations` times:
+            phi_ij = beta_use_ij f_i R_ij - beta_ignore_ij (f_i - f_i R_ij), the credit        (2)
+            y_j = normalize(sum_i phi_ij V_ij)                                                 (3)
+            p_j = (y_j W_G1) * W_G2_j + B_G2_j, the prediction of parent j for its children    (4)
+            S_ij = <x_i, p_j> W_S_ij + B_S_ij, its agreement with child i                      (5)
+            R_i = softmax over parents of log sigmoid(S_ij)                                    (6)
 
-    With `FactorizedVotes` no vote is ever stored. In a layer for one child, any number of children
-    share the parameters, and the betas are linear functions of the pose. The activation of a child
-    is 1, or 0 for padding.
+    Equations 4 to 6 are left out of the last iteration. x_i is the pose of child i, y_j that of
+    parent j. `normalize` gives each y_j mean 0 and variance 1.
+
+    With `FactorizedVotes` no vote is ever stored. The activation of a child is 1, or 0 for padding;
+    that of a parent is 1.
 
     Args:
         iterations: from 1 to 100; the paper has 2. One is no routing: shares are equal.
+
+    Attributes:
+        W_A, B_A: `[n, d]`, `[n]`; activation score of each child, equation 1.
+        W_G1, W_G2, B_G2: `[h, d]`, `[m, d]`, `[m, d]`; prediction of children, equation 4.
+        W_S, B_S: `[n, m]`; scale and offset of agreements, equation 5.
+        beta_use, beta_ignore: `[n, m]`; in a layer for one child, linear functions of the pose.
     """
 
-    activation = "none"
-    permutation_equivariant = False
-    adds_bias = True
+    activation = "none"  # nothing says whether a parent is present
+    permutation_equivariant = False  # parameters belong to places of children and parents
+    adds_bias = True  # `route` adds the learned bias of the layer, `votes.bias`
     beta_use: nn.Linear | nn.Parameter
     beta_ignore: nn.Linear | nn.Parameter
 
@@ -51,6 +78,7 @@ class Heinsen2022(Router):
         self.iterations = check_iterations(iterations)
 
     def build_parameters(self, sizes: LayerSizes) -> None:
+        """Draw the parameters, with the author's standard deviations."""
         n, d, m, h = sizes
         self.W_A = nn.Parameter(torch.randn(n, d) * 2 * d**-0.5)
         self.B_A = nn.Parameter(torch.zeros(n))
@@ -63,18 +91,32 @@ class Heinsen2022(Router):
         self.beta_ignore = nn.Linear(d, m) if n == 1 else nn.Parameter(torch.randn(n, m))
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+        """Update credit, parents and couplings in turn.
+
+        Args:
+            votes: of a layer, stored or not, with the children's `pose` `[..., i, d]`.
+            parents: not used; they are for routers that start from earlier poses.
+
+        Returns:
+            Pose y `[..., j, h]`, activation 1 `[..., j]`, coupling R `[..., i, j]`, and as an extra
+            the credit phi `[..., i, j]` of the last iteration.
+        """
         x = full_precision(votes.pose)
         beta_use = _beta(votes, x, self.beta_use)
         beta_ignore = _beta(votes, x, self.beta_ignore)
-        weighted_x = x * votes.count**-0.5 * _per_child(votes, self.W_A)
-        a = weighted_x.sum(dim=-1) + _per_child(votes, self.B_A)
-        f = torch.sigmoid(a) * votes.activation  # 0 for absent children
+
+        # Equation 1.
+        products = x * votes.count**-0.5 * _per_child(votes, self.W_A)
+        score = products.sum(dim=-1) + _per_child(votes, self.B_A)
+        f = torch.sigmoid(score) * votes.activation  # [..., i]; 0 for absent children
         f = f.unsqueeze(-1)
 
         logits: Tensor | None = None
         for remaining in reversed(range(self.iterations)):
-            R = votes.couple(logits)
-            phi = beta_use * f * R - beta_ignore * (f - f * R)
+            R = votes.couple(logits)  # equal without logits, else equation 6
+            phi = beta_use * f * R - beta_ignore * (f - f * R)  # equation 2
+
+            # Equation 3; vectors of one number stay as they are.
             y = votes.weighted(phi)
             if votes.bias is not None:
                 y = y + votes.bias
@@ -85,9 +127,9 @@ class Heinsen2022(Router):
         return Routed(y, torch.ones_like(y[..., 0]), R).with_extras(credit=phi)
 
     def _agreement(self, votes: Votes, x: Tensor, y: Tensor) -> Tensor:
-        """S_ij: how well the prediction of parent j, made from y_j, fits child i."""
+        """Equations 4 and 5: S `[..., i, j]`, of poses x `[..., i, d]` and y `[..., j, h]`."""
         predictions = (y @ full_precision(self.W_G1)) * full_precision(self.W_G2)
-        predictions = predictions + full_precision(self.B_G2)
+        predictions = predictions + full_precision(self.B_G2)  # [..., j, d]
         products = torch.einsum("...id,...jd->...ij", x, predictions)
         return products * _per_child(votes, self.W_S) + _per_child(votes, self.B_S)
 
@@ -100,7 +142,10 @@ def _beta(votes: Votes, x: Tensor, beta: nn.Linear | nn.Parameter) -> Tensor:
 
 
 def _per_child(votes: Votes, parameter: Tensor) -> Tensor:
-    """A parameter of each child; one row that all children share stays one row."""
+    """A parameter `[n, ...]` for each child, `[i, ...]`; one row for all children stays one row.
+
+    On a map, the n types of children may have several positions each, with the same parameters.
+    """
     parameter = full_precision(parameter)
     if len(parameter) == 1:
         return parameter
@@ -111,42 +156,60 @@ def _per_child(votes: Votes, parameter: Tensor) -> Tensor:
 class Heinsen2019(Router):
     """Generative matrix routing: parents are Gaussians, as in EM routing.
 
-        R_ij equal
-        repeat:
-            D_ij = f_i R_ij
-            a_j = sum_i (beta_use_ij D_ij - beta_ignore_ij (f_i - D_ij))
-            mu_j, var_j = mean and variance of V_ij + B_ij, weighted by D_ij
-            R_i = softmax over parents of log sigmoid(a_j) + log N(V_ij + B_ij; mu_j, var_j),
-                  except in the last iteration
+    Source: arXiv 1911.00792, algorithm 1. The numbers in brackets are those of the comments in
+    `_fit`; f_i is the activation of child i:
 
-    Unlike in EM routing, the activation of a parent is the net benefit of the data that it uses
-    over the data that it ignores. Source: arXiv 1911.00792, algorithm 1. In a layer for one child,
-    any number of children share the parameters.
+        R_ij = 1 / m
+        repeat `iterations` times:
+            D_ij = f_i R_ij, the data of child i that parent j uses                           (1)
+            a_j = sum_i (beta_use_ij D_ij - beta_ignore_ij (f_i - D_ij))                      (2)
+            mu_j, var_j = mean and variance of V_ij + B_ij, weighted by D_ij                  (3)
+            R_i = softmax over parents of log sigmoid(a_j) + log N(V_ij + B_ij; mu_j, var_j),
+                  except in the last iteration                                                (4)
+
+    Unlike in EM routing, the activation of a parent, sigmoid(a_j), is the net benefit of the data
+    that it uses over the data that it ignores. N is a Gaussian with a variance of its own for each
+    of the h dimensions.
 
     Args:
         iterations: from 1 to 100; the paper has 3.
+
+    Attributes:
+        B: `[n, m, h]`; added to the votes.
+        beta_use, beta_ignore: `[n, m]`.
     """
 
-    activation = "probability"
-    permutation_equivariant = False
-    adds_bias = True
+    activation = "probability"  # of a parent: a number of its own, not the length of its pose
+    permutation_equivariant = False  # parameters belong to places of children and parents
+    adds_bias = True  # `_fit` adds the learned bias of the layer, `votes.bias`
 
     def __init__(self, iterations: int = 3) -> None:
         super().__init__()
         self.iterations = check_iterations(iterations)
 
     def build_parameters(self, sizes: LayerSizes) -> None:
-        self.B = nn.Parameter(torch.zeros(sizes.children, sizes.parents, sizes.dim))
-        self.beta_use = nn.Parameter(torch.zeros(sizes.children, sizes.parents))
-        self.beta_ignore = nn.Parameter(torch.zeros(sizes.children, sizes.parents))
+        """Start all parameters at 0, as the author does."""
+        n, _, m, h = sizes
+        self.B = nn.Parameter(torch.zeros(n, m, h))
+        self.beta_use = nn.Parameter(torch.zeros(n, m))
+        self.beta_ignore = nn.Parameter(torch.zeros(n, m))
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        """Route some samples at a time; the logits of the parents are in the extras."""
+        """Route a block of samples at a time, so that the votes of a batch are never stored.
+
+        Args:
+            votes: of a layer; `dense()` is V `[..., i, j, h]`, and `activation` f `[..., i]`.
+            parents: not used; they are for routers that start from earlier poses.
+
+        Returns:
+            Pose mu `[..., j, h]`, activation `[..., j]`, coupling R `[..., i, j]`, and as an extra
+            the logits a `[..., j]` of the activations.
+        """
         mu, a, R = ops.in_blocks(self._fit, votes)
         return Routed(mu, a.sigmoid(), R).with_extras(logits=a)
 
     def _fit(self, votes: Votes) -> tuple[Tensor, Tensor, Tensor]:
-        """Means `[..., j, h]`, logits of activations `[..., j]` and couplings `[..., i, j]`."""
+        """Means mu `[..., j, h]`, logits a `[..., j]` and couplings R `[..., i, j]`."""
         beta_use = _per_child(votes, self.beta_use)
         beta_ignore = _per_child(votes, self.beta_ignore)
         B = _per_child(votes, self.B)
@@ -157,13 +220,19 @@ class Heinsen2019(Router):
 
         logits: Tensor | None = None
         for _ in range(self.iterations):
-            R = votes.couple(logits)
+            R = votes.couple(logits)  # equal without logits, else equation 4
+
+            # Equations 1 and 2.
             D = f * R
             a = (beta_use * D - beta_ignore * (f - D)).sum(dim=-2)
-            w = D / (D.sum(dim=-2, keepdim=True) + EPSILON)
-            mu = torch.einsum("...ij,...ijh->...jh", w, V)
+
+            # Equation 3; the weights of a parent sum to (almost) one over its children.
+            weights = D / (D.sum(dim=-2, keepdim=True) + EPSILON)
+            mu = torch.einsum("...ij,...ijh->...jh", weights, V)
             squares = (V - mu.unsqueeze(-3)).square()
-            var = torch.einsum("...ij,...ijh->...jh", w, squares) + EPSILON
+            var = torch.einsum("...ij,...ijh->...jh", weights, squares) + EPSILON
+
+            # Logits of equation 4, up to a constant: log N sums over the h dimensions.
             log_std = 0.5 * var.log().sum(dim=-1).unsqueeze(-2)
             distance = (squares / (2 * var.unsqueeze(-3))).sum(dim=-1)
             log_density = -distance - log_std
@@ -175,9 +244,9 @@ class RoutingHead(nn.Module):
     """Any sequence of feature vectors -> capsules -> logits of classes, by the routing of 2022.
 
     Args:
-        dim: of the feature vectors, and of the capsules.
-        classes: at least 1.
-        hidden: capsules of the layers before the classes.
+        dim: of the feature vectors, and of the capsules between them and the classes.
+        classes: at least 1. The pose of a class is its logit, one number.
+        hidden: number of capsules of each layer before the classes.
         length: of the sequences; None for any, whose vectors then share the parameters of one.
         iterations: of the routing.
 
@@ -207,21 +276,25 @@ class RoutingHead(nn.Module):
         self.dim = dim
         self.length = length
         self.norm = nn.LayerNorm(dim)
+
+        # Children, their dimensions, parents and their dimensions, of each layer.
         counts = (length or 1, *hidden)
         sizes = [LayerSizes(n, dim, m, dim) for n, m in pairwise(counts)]
         sizes.append(LayerSizes(counts[-1], dim, classes, 1))
         layers = [
-            RoutedLayer(FactorizedVotes(size), "heinsen_2022", iterations=iterations)
-            for size in sizes
+            RoutedLayer(FactorizedVotes(layer_sizes), "heinsen_2022", iterations=iterations)
+            for layer_sizes in sizes
         ]
         self.routings = nn.Sequential(*layers)
 
     def forward(
-        self, features: Float[Tensor, "batch n dim"], mask: Bool[Tensor, "batch n"] | None = None
+        self,
+        features: Float[Tensor, "batch n dim"],
+        mask: Bool[Tensor, "batch n"] | None = None,
     ) -> Float[Tensor, "batch classes"]:
         length = features.shape[1] if self.length is None else self.length
         check_shape("features", features, ("batch", "n", "dim"), dim=self.dim, n=length)
         pose = full_precision(self.norm(features))
         activation = torch.ones_like(pose[..., 0]) if mask is None else mask.to(pose)
-        classes: Capsules = self.routings(Capsules(pose, activation))
-        return classes.pose.squeeze(-1)
+        class_capsules: Capsules = self.routings(Capsules(pose, activation))
+        return class_capsules.pose.squeeze(-1)

@@ -1,9 +1,22 @@
-"""Variational Bayes routing.
+"""Variational Bayes (VB) routing: every parent is a Gaussian that is fitted to its votes.
 
 Fabio De Sousa Ribeiro, Georgios Leontidis, Stefanos Kollias, "Capsule Routing via Variational
-Bayes", AAAI 2020, arXiv 1905.11455, and the authors' code where it says more. Letters: i children,
-j parents, h dimensions of a vote, D of them. The priors are constants: alpha_0 = kappa_0 = 1,
-m_0 = 0, Psi_0 = I, nu_0 = D + 1.
+Bayes", AAAI 2020, arXiv 1905.11455, and the authors' code where it says more.
+
+What comes in: a vote V_ij, D numbers, of each child i for the pose of each parent j, and the
+activation a_i of each child. What goes out: pose m_j and activation a_j of each parent, and the
+couplings R_ij, the share of child i that belongs to parent j.
+
+The parents of one position are a mixture of Gaussians with shares pi, and each has a mean and a
+precision matrix (inverse covariance) Lambda_j. The priors are constants: Dirichlet(1) of the
+shares, Wishart(I, D + 1) of the precision, Normal(0, Lambda_j^-1) of the mean. So the posteriors
+are of the same kinds:
+
+    pi ~ Dirichlet(alpha)              alpha_j: concentration
+    Lambda_j ~ Wishart(Psi_j, nu_j)    Psi_j: scale matrix; nu_j: degrees of freedom
+    mean ~ Normal(m_j, (kappa_j Lambda_j)^-1)    kappa_j: votes behind m_j, and 1 for the prior
+
+Shapes: `...` is the batch and the positions of the parents on a map.
 """
 
 import math
@@ -28,22 +41,26 @@ LOG_2_PI_E = math.log(2 * math.pi * math.e)
 class VBRouting(Router):
     """A mixture of Gaussians with priors on all parameters.
 
-    A parent with few votes keeps its variance.
+    A parent with few votes keeps its variance. The numbers in brackets are those of the comments
+    in `route`:
 
         R_ij equal
-        repeat:
-            M:  r_ij = R_ij a_i
-                N_j = sum_i r_ij
-                alpha_j = 1 + N_j;  kappa_j = 1 + N_j;  nu_j = D + 1 + N_j
-                mu_j = sum_i r_ij V_ij / N_j
-                m_j = N_j mu_j / kappa_j
+        repeat `iterations` times:
+            M-step, posteriors:
+                r_ij = R_ij a_i;  N_j = sum_i r_ij                                         (1)
+                alpha_j = 1 + N_j;  kappa_j = 1 + N_j;  nu_j = D + 1 + N_j                 (2)
+                mu_j = sum_i r_ij V_ij / N_j;  m_j = N_j mu_j / kappa_j                    (3)
                 Psi_j^-1 = I + sum_i r_ij (V_ij - mu_j)(V_ij - mu_j)^T
-                           + (N_j / kappa_j) mu_j mu_j^T
-            E, except after the last M:
-                ln R_ij = E ln pi_j + (E ln |Lambda_j| - D ln 2 pi - Q_ij) / 2 + constant_i
-                Q_ij = D / kappa_j + nu_j |V_ij - m_j|^2_Psi
-        H_j = (D ln 2 pi e - E ln |Lambda_j|) / 2
-        a_j = sigmoid(beta_j - exp(E ln pi_j) H_j)
+                           + (N_j / kappa_j) mu_j mu_j^T                                   (4)
+                E ln pi_j = digamma(alpha_j) - digamma(sum_k alpha_k)                      (5)
+                E ln |Lambda_j| = sum_d digamma((nu_j - d) / 2) + D ln 2 + ln |Psi_j|,
+                                  d from 0 to D - 1                                        (6)
+            E-step, couplings, except in the last iteration:
+                Q_ij = D / kappa_j + nu_j (V_ij - m_j)^T Psi_j (V_ij - m_j)                (7)
+                ln p_ij = E ln pi_j + (E ln |Lambda_j| - D ln 2 pi - Q_ij) / 2             (8)
+                R_ij = p_ij / sum_k p_ik, over the parents k that compete for child i      (9)
+        H_j = (D ln 2 pi e - E ln |Lambda_j|) / 2, the entropy of the Gaussian            (10)
+        a_j = sigmoid(beta_j - exp(E ln pi_j) H_j)                                        (11)
 
     Args:
         iterations: from 1 to 100; the paper has 3. One is this router without routing, as the first
@@ -54,14 +71,14 @@ class VBRouting(Router):
             parameters, as in the authors' code. The mean then takes the place of beta_j.
         weighted: multiply H_j by N_j, as a comment of that code has it.
         outlier: log density of one more parent, "none of the above"; None is without. ln 1e-11 =
-            -25.33 has the effect of that code's lower bound of a sum of densities.
+            -25.33 has the effect of that code's lower bound of the sum in equation 9.
 
     Raises:
         ArgumentError: an unknown covariance, or iterations out of range.
     """
 
-    activation = "probability"
-    adds_bias = True
+    activation = "probability"  # of a parent: a number of its own, not the length of its pose
+    adds_bias = True  # `route` adds the learned bias of the layer, `votes.bias`
 
     def __init__(
         self,
@@ -79,118 +96,168 @@ class VBRouting(Router):
         self.batch_norm = batch_norm
         self.weighted = weighted
         self.outlier = outlier
-        self.leaky = outlier is not None
+        self.leaky = outlier is not None  # a child's couplings sum to less than one
 
     def build_parameters(self, sizes: LayerSizes) -> None:
+        """Make what depends on the number of parents: batch norms (pose, logit), or beta."""
         if self.batch_norm:
             self.norms = nn.ModuleList(_Norm(sizes.parents, affine=False) for _ in range(2))
         else:
             self.beta = nn.Parameter(torch.zeros(sizes.parents))
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
-        """Update parameters and couplings in turn.
+        """Update posteriors and couplings in turn.
 
-        Parents come before children here, so that sums over children are matrix products.
+        Args:
+            votes: of a layer; `dense()` is V `[..., i, j, D]`, and `activation` a `[..., i]`.
+            parents: not used; they are for routers that start from earlier poses.
+
+        Returns:
+            Pose m `[..., j, D]`, activation `[..., j]` and coupling R `[..., i, j]`.
         """
         V = votes.dense()
         if votes.bias is not None:
             V = V + full_precision(votes.bias)
-        V = V.transpose(-3, -2)  # [..., j, i, h]
+        V = V.transpose(-3, -2)  # [..., j, i, D]: sums over children are then matrix products
         D = votes.dim
-        is_diagonal = self.covariance == "diagonal"
-        fit = _fit_diagonal if is_diagonal else _fit_full
-        distance = _distance_diagonal if is_diagonal else _distance_full
-        if is_diagonal:
-            V = torch.cat([V, V.square()], dim=-1)
-        a = votes.activation.unsqueeze(-1)
-        dims = torch.arange(D, device=V.device, dtype=V.dtype)
+        d = torch.arange(D, device=V.device, dtype=V.dtype)
+        a = votes.activation.unsqueeze(-1)  # [..., i, 1]
+        gaussians_class = _DiagonalGaussians if self.covariance == "diagonal" else _FullGaussians
+        X = gaussians_class.prepare(V)
 
-        R = votes.couple()
+        R = votes.couple()  # equal
         for remaining in reversed(range(self.num_iterations)):
-            # M: parameters of the posteriors, and expectations under them.
-            r = (R * a).mT
-            N = r.sum(dim=-1)
+            # M-step, equations 1 to 4.
+            r = (R * a).mT  # [..., j, i]
+            N = r.sum(dim=-1)  # [..., j], as all numbers of a parent
             alpha = 1 + N
             kappa = 1 + N
             nu = D + 1 + N
-            m, scale, log_det_psi = fit(V, r, kappa)
-            total = alpha.sum(dim=-1, keepdim=True)
-            log_pi = torch.digamma(alpha) - torch.digamma(total)
-            degrees = (nu.unsqueeze(-1) - dims) / 2
-            log_det = torch.digamma(degrees).sum(dim=-1) + D * math.log(2) + log_det_psi
+            gaussians = gaussians_class(X, r, kappa)
 
-            # E: couplings.
+            # Equations 5 and 6.
+            alpha_sum = alpha.sum(dim=-1, keepdim=True)
+            log_pi = torch.digamma(alpha) - torch.digamma(alpha_sum)
+            digammas = torch.digamma((nu.unsqueeze(-1) - d) / 2)  # [..., j, D]
+            log_det_lambda = digammas.sum(dim=-1) + D * math.log(2) + gaussians.log_det_psi
+
+            # E-step, equations 7 to 9.
             if remaining:
-                q = nu.unsqueeze(-1) * distance(V, m, scale)
-                Q = (D / kappa).unsqueeze(-1) + q
-                log_scale = log_pi + 0.5 * (log_det - D * LOG_2_PI)
+                scaled_distance = nu.unsqueeze(-1) * gaussians.squared_distance(X)
+                Q = (D / kappa).unsqueeze(-1) + scaled_distance  # [..., j, i]
+                log_scale = log_pi + 0.5 * (log_det_lambda - D * LOG_2_PI)
                 log_density = log_scale.unsqueeze(-1) - 0.5 * Q
                 R = self._couple(votes, log_density.mT)
 
-        H = 0.5 * (D * LOG_2_PI_E - log_det)
+        # Equations 10 and 11.
+        H = 0.5 * (D * LOG_2_PI_E - log_det_lambda)
         if self.weighted:
             H = H * N
         logit = -log_pi.exp() * H
         if not self.batch_norm:
-            return Routed(m, torch.sigmoid(full_precision(self.beta) + logit), R)
+            logit = full_precision(self.beta) + logit
+            return Routed(gaussians.m, torch.sigmoid(logit), R)
         pose_norm, logit_norm = self.norms
-        pose = _normalize(pose_norm, m, num_axes=2)
+        pose = _normalize(pose_norm, gaussians.m, num_axes=2)
         logit = _normalize(logit_norm, logit, num_axes=1)
         return Routed(pose, torch.sigmoid(logit), R)
 
     def _couple(self, votes: Votes, log_density: Tensor) -> Tensor:
-        """Couplings of these log densities, beside that of an outlier."""
+        """Equation 9: a softmax of ln p `[..., i, j]`, beside the log density of an outlier.
+
+        `leaky` lets one more parent of logit 0 compete.
+        """
         if self.outlier is None:
             return votes.couple(log_density)
         return votes.couple(log_density - self.outlier, leaky=True)
 
 
-def _fit_diagonal(X: Tensor, r: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """m_j, the diagonal of Psi_j^-1 and ln |Psi_j|, from votes and squares `[..., j, i, 2 D]`.
+class _DiagonalGaussians:
+    """Equations 3 and 4 for every parent, with the diagonal of Psi_j^-1 alone.
 
-    With m_0 = 0 and kappa_0 = 1 both sums of Psi_j^-1 are one:
-    sum_i r_ij V_ij V_ij^T - kappa_j m_j m_j^T.
+    As the prior mean is 0 and kappa_j = 1 + N_j, both sums of equation 4 are one:
+    Psi_j^-1 = I + sum_i r_ij V_ij V_ij^T - kappa_j m_j m_j^T.
+
+    Args:
+        X: votes and their squares, of `prepare`.
+        r: weights of the votes, `[..., j, i]`.
+        kappa: `[..., j]`.
+
+    Attributes:
+        m: posterior mean, `[..., j, D]`.
+        inverse_psi: diagonal of Psi_j^-1, `[..., j, D]`.
+        log_det_psi: ln |Psi_j|, `[..., j]`.
     """
-    sums, sums_of_squares = (r.unsqueeze(-2) @ X).squeeze(-2).chunk(2, dim=-1)
-    m = sums / kappa.unsqueeze(-1)
-    inverse_psi = 1 + (sums_of_squares - sums * m).clamp(min=0)
-    return m, inverse_psi, -inverse_psi.log().sum(dim=-1)
+
+    def __init__(self, X: Tensor, r: Tensor, kappa: Tensor) -> None:
+        weighted_sums = (r.unsqueeze(-2) @ X).squeeze(-2)
+        sums, sums_of_squares = weighted_sums.chunk(2, dim=-1)
+        self.m = sums / kappa.unsqueeze(-1)
+        scatter = (sums_of_squares - sums * self.m).clamp(min=0)  # below 0 by rounding alone
+        self.inverse_psi = 1 + scatter
+        self.log_det_psi = -self.inverse_psi.log().sum(dim=-1)
+
+    @staticmethod
+    def prepare(V: Tensor) -> Tensor:
+        """Votes and their squares, `[..., j, i, 2 D]`, so that one product sums both."""
+        return torch.cat([V, V.square()], dim=-1)
+
+    def squared_distance(self, X: Tensor) -> Tensor:
+        """`(V_ij - m_j)^T Psi_j (V_ij - m_j)`, `[..., j, i]`, expanded to make one product."""
+        psi_m = self.m / self.inverse_psi
+        factors = torch.cat([-2 * psi_m, 1 / self.inverse_psi], dim=-1)
+        product = (X @ factors.unsqueeze(-1)).squeeze(-1)
+        constant = (self.m * psi_m).sum(dim=-1, keepdim=True)
+        return product + constant
 
 
-def _distance_diagonal(X: Tensor, m: Tensor, inverse_psi: Tensor) -> Tensor:
-    """`|V_ij - m_j|^2` in the metric of Psi_j, `[..., j, i]`, in one product."""
-    psi_m = m / inverse_psi
-    factors = torch.cat([-2 * psi_m, 1 / inverse_psi], dim=-1)
-    product = (X @ factors.unsqueeze(-1)).squeeze(-1)
-    constant = (m * psi_m).sum(dim=-1, keepdim=True)
-    return product + constant
+class _FullGaussians:
+    """Equations 3 and 4 for every parent, with the full matrix Psi_j^-1; see the class above.
 
+    Args:
+        V: votes, `[..., j, i, D]`.
+        r: weights of the votes, `[..., j, i]`.
+        kappa: `[..., j]`.
 
-def _fit_full(V: Tensor, r: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """m_j, the lower Cholesky factor of Psi_j^-1, and ln |Psi_j|."""
-    m = (r.unsqueeze(-2) @ V).squeeze(-2) / kappa.unsqueeze(-1)
-    moments = (r.unsqueeze(-1) * V).mT @ V
-    # Rounding may leave a matrix of large votes with an eigenvalue below zero, by so much of their
-    # squares.
-    trace = moments.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
-    slack = 4 * V.shape[-1] * torch.finfo(V.dtype).eps * trace
-    scatter = moments - kappa[..., None, None] * m.unsqueeze(-1) * m.unsqueeze(-2)
-    eye = torch.eye(V.shape[-1], device=V.device, dtype=V.dtype)
-    ridge = (1 + slack)[..., None, None] * eye
-    factor = torch.linalg.cholesky(0.5 * (scatter + scatter.mT) + ridge)
-    diagonal = factor.diagonal(dim1=-2, dim2=-1)
-    return m, factor, -2 * diagonal.log().sum(dim=-1)
+    Attributes:
+        m: posterior mean, `[..., j, D]`.
+        cholesky_factor: lower triangular L, `[..., j, D, D]`, where Psi_j^-1 = L L^T.
+        log_det_psi: ln |Psi_j|, `[..., j]`.
+    """
 
+    def __init__(self, V: Tensor, r: Tensor, kappa: Tensor) -> None:
+        self.m = (r.unsqueeze(-2) @ V).squeeze(-2) / kappa.unsqueeze(-1)
+        moments = (r.unsqueeze(-1) * V).mT @ V  # sum_i r_ij V_ij V_ij^T
 
-def _distance_full(V: Tensor, m: Tensor, factor: Tensor) -> Tensor:
-    """`|V_ij - m_j|^2` in the metric of Psi_j, `[..., j, i]`."""
-    differences = (V - m.unsqueeze(-2)).mT  # [..., j, h, i]
-    whitened = torch.linalg.solve_triangular(factor, differences, upper=False)
-    return whitened.square().sum(dim=-2)
+        # Rounding may leave a matrix of large votes with an eigenvalue below zero, by so much of
+        # their squares; the prior I gets this much more.
+        trace = moments.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
+        slack = 4 * V.shape[-1] * torch.finfo(V.dtype).eps * trace
+        scatter = moments - kappa[..., None, None] * self.m.unsqueeze(-1) * self.m.unsqueeze(-2)
+        identity = torch.eye(V.shape[-1], device=V.device, dtype=V.dtype)
+        prior = (1 + slack)[..., None, None] * identity
+        inverse_psi = 0.5 * (scatter + scatter.mT) + prior
+        self.cholesky_factor = torch.linalg.cholesky(inverse_psi)
+        diagonal = self.cholesky_factor.diagonal(dim1=-2, dim2=-1)
+        self.log_det_psi = -2 * diagonal.log().sum(dim=-1)
+
+    @staticmethod
+    def prepare(V: Tensor) -> Tensor:
+        """Votes, `[..., j, i, D]`, as they are."""
+        return V
+
+    def squared_distance(self, V: Tensor) -> Tensor:
+        """`(V_ij - m_j)^T Psi_j (V_ij - m_j) = |L^-1 (V_ij - m_j)|^2`, `[..., j, i]`."""
+        differences = (V - self.m.unsqueeze(-2)).mT  # [..., j, D, i]
+        whitened = torch.linalg.solve_triangular(self.cholesky_factor, differences, upper=False)
+        return whitened.square().sum(dim=-2)
 
 
 class _Norm(nn.BatchNorm1d):
-    """Batch norm in which a single value, which has no variance, takes the running statistics."""
+    """Batch norm of `[batch, parents]` or `[batch, parents, D]`, per parent.
+
+    A single value of each parent has no variance: it takes the running statistics.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         if self.training and input.numel() == input.shape[1]:
@@ -199,6 +266,12 @@ class _Norm(nn.BatchNorm1d):
 
 
 def _normalize(norm: nn.Module, x: Tensor, num_axes: int) -> Tensor:
-    """Normalize over all axes but that of the parents, the first of the last `num_axes`."""
+    """Normalize per parent, over all other axes.
+
+    Args:
+        norm: `_Norm`, whose buffers say in which type to compute.
+        x: `[..., j]` or `[..., j, D]`.
+        num_axes: axes from that of the parents on, 1 or 2; those before become one batch.
+    """
     flat = x.flatten(0, -num_axes - 1).to(next(norm.buffers()).dtype)
     return norm(flat).to(x).view_as(x)
