@@ -9,6 +9,7 @@ from torchcaps.nn.decoder import (
     mask_capsules as mask_capsules,
 )
 from torchcaps.nn.em import EMRouting as EMRouting
+from torchcaps.nn.generator import use_generator as use_generator
 from torchcaps.nn.heinsen import (
     Heinsen2019 as Heinsen2019,
     Heinsen2022 as Heinsen2022,
@@ -28,7 +29,6 @@ from torchcaps.nn.primary import (
     PrimaryCaps as PrimaryCaps,
     flatten_space as flatten_space,
 )
-from torchcaps.nn.random import use_generator as use_generator
 from torchcaps.nn.routed import (
     RoutedLayer as RoutedLayer,
     RoutedStack as RoutedStack,

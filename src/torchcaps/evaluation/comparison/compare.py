@@ -1,18 +1,29 @@
-"""Is one model better than another, on the same test images?
+"""Is one model better than another, or one method than another, on the same test images?
 
-There are three answers: one is better (McNemar's test), both are equally good within a margin (an
-equivalence test), or the images do not decide; then the comparison names the difference that so
-many images can show. That no difference was found never means that there is none. Compare a
-capsule network with a plain network of equal size that was trained in the same way, and with
-itself under uniform coupling; two methods by several runs each (`compare_runs`), and never the
-best of several seeds with a mean.
+`compare_answers` takes the answers of two models: booleans `[n]`, whether each is right on each of
+n images. `compare_runs` takes those of two methods by several runs (trained models) of each:
+booleans `[runs, n]`. Both return a comparison with the difference of the accuracies (first minus
+second), its 95 % interval, p-values, and an outcome:
 
-Two methods, by several runs of each: another seed gives another network, and other test images
+* "first" or "second": this one is better (for models, by McNemar's test);
+* "equivalent": the accuracies differ by less than a margin (by an equivalence test);
+* "undecided": neither is shown. The comparison then names the smallest difference that so many
+  images can show (`visible`). That no difference was found never means that there is none.
+
+Compare a capsule network with a plain network of equal size that was trained in the same way, and
+with itself under uniform coupling; two methods by several runs each, and never the best of several
+seeds with a mean.
+
+Why runs have a function of their own: another seed gives another network, and other test images
 another accuracy; a difference between methods must stand out against both. Images are resampled
 together for all runs, as all answer the same ones. There are few seeds, three to five: resampling
 them, too, makes the interval too narrow (95 % intervals of three runs hold the truth in 80 to
-93 %). Hence their standard deviation is estimated, and the interval widened for so few of them as
-in Student's t-test.
+93 %). Hence the variance over seeds is estimated, and the interval widened for so few of them as in
+Student's t-test.
+
+From `exact` come the tests of two models. LEVEL is their significance level (0.05), MARGIN the
+default margin (0.01, one point), `smallest_visible` the difference that McNemar's test sees in 80 %
+of tries.
 """
 
 import math
@@ -38,7 +49,8 @@ from torchcaps.words import percent
 
 RESAMPLES = 10_000  # of the bootstrap
 
-# Images that only the first, and as many that only the second gets right, for the variance.
+# `compare_runs` adds so many images that only the first method gets right, and as many that only
+# the second does, so that runs that are all right do not seem certain.
 PSEUDO_COUNT = 2
 
 Outcome = Literal["first", "second", "equivalent", "undecided"]
@@ -46,21 +58,37 @@ Outcome = Literal["first", "second", "equivalent", "undecided"]
 
 @dataclass(frozen=True, kw_only=True)
 class BaseComparison(EvaluationResult):
-    """What both kinds of comparison have in common; differences and the margin are in [0, 1]."""
+    """What comparisons of two models and of two methods share; accuracies are in [0, 1].
+
+    The base class turns the fields, and the properties named in `derived`, into JSON; reports show
+    `summary` and `table`.
+
+    Attributes:
+        difference: accuracy of the first minus that of the second.
+        interval: `(low, high)`, the 95 % interval of the difference.
+        p_value: of the hypothesis that both are equally good.
+        num_samples: n, the number of images.
+        margin: the smallest difference that matters.
+        equivalence_p: p-value of the hypothesis that they differ by the margin or more.
+        visible: the smallest true difference that is seen in 80 % of tries, at level 0.05; None
+            where not even a difference of 1 would be.
+    """
 
     derived = ("outcome", "verdict")
-    subject: ClassVar[str]  # what is compared: "model" or "method"
-    evidence_by: ClassVar[str]  # what decides: "images" or "runs"
-    scope: ClassVar[str]  # where one of the two is better
-    sample: ClassVar[str]  # the size of the sample, in words
 
-    difference: float  # accuracy of the first minus that of the second
-    interval: tuple[float, float]  # (low, high), of the difference, at 95 %
-    p_value: float  # that both are equally good
-    num_samples: int  # n, the number of images
-    margin: float  # the smallest difference that matters
-    equivalence_p: float  # that they differ by the margin or more
-    # Smallest difference seen in 80 % of tries, at level 0.05; None: not even 1.
+    # Words of the sentences: "The first {subject} is better {scope}.", "These {evidence_noun} do
+    # not tell the two {subject}s apart. {sample}, only a difference of 3 points is seen."
+    subject: ClassVar[str]
+    evidence_noun: ClassVar[str]
+    scope: ClassVar[str]
+    sample: ClassVar[str]
+
+    difference: float
+    interval: tuple[float, float]
+    p_value: float
+    num_samples: int
+    margin: float
+    equivalence_p: float
     visible: float | None
 
     @property
@@ -76,7 +104,7 @@ class BaseComparison(EvaluationResult):
 
     @property
     def evidence(self) -> str:
-        """The figures behind the outcome; the p-value is the one that counts for it."""
+        """The figures behind the outcome, in words; the p-value is that of the test behind it."""
         low, high = self.interval
         difference = f"{100 * self.difference:+.2f} points"
         interval = f"95 % from {100 * low:+.2f} to {100 * high:+.2f}"
@@ -87,7 +115,7 @@ class BaseComparison(EvaluationResult):
 
     @property
     def power(self) -> str:
-        """One sentence: the smallest difference that would have been seen."""
+        """One sentence: the smallest difference that would be seen (the power of the test)."""
         if self.visible is None:
             return f"{self.sample}, no difference would be seen, however large."
         return (
@@ -97,13 +125,13 @@ class BaseComparison(EvaluationResult):
 
     @property
     def verdict(self) -> str:
-        """One sentence; where nothing is decided, a second one on what would have been seen."""
+        """The outcome and its evidence in one sentence; `power` follows if it is undecided."""
         within = f"equally good within {points(self.margin)}"
         if self.outcome == "equivalent":
             return f"The two {self.subject}s are {within} ({self.evidence})."
         if self.outcome == "undecided":
             return (
-                f"These {self.evidence_by} do not tell the two {self.subject}s apart, "
+                f"These {self.evidence_noun} do not tell the two {self.subject}s apart, "
                 f"nor show that they are {within} ({self.evidence}). {self.power}"
             )
         small = f", by less than {points(self.margin)}" if self.equivalence_p < LEVEL else ""
@@ -112,7 +140,7 @@ class BaseComparison(EvaluationResult):
 
     @property
     def summary(self) -> str:
-        """The verdict."""
+        """The verdict, as the line of a report."""
         return self.verdict
 
 
@@ -124,15 +152,21 @@ class Comparison(BaseComparison):
     image tells the models apart; see `equivalence_p` then. The p-values are those of McNemar's
     exact test and of `equivalence_test`; `visible` is that of `smallest_visible`, at the observed
     share of images that tell the models apart.
+
+    Attributes:
+        first: accuracy of the model in question, in [0, 1].
+        second: accuracy of the baseline.
+        only_first: number of images that only the first gets right.
+        only_second: number of images that only the second gets right.
     """
 
-    first: float  # accuracy of the model in question, in [0, 1]
-    second: float  # accuracy of the baseline
-    only_first: int  # images that only the first gets right
-    only_second: int  # images that only the second gets right
+    first: float
+    second: float
+    only_first: int
+    only_second: int
 
     subject = "model"
-    evidence_by = "images"
+    evidence_noun = "images"
     scope = "on these images"
     sample = "On so many images"
 
@@ -143,14 +177,14 @@ class Comparison(BaseComparison):
 
     @property
     def evidence(self) -> str:
-        return (
-            f"p = {self.equivalence_p:.2g} for a larger gap"
-            if self.has_equal_answers
-            else super().evidence
-        )
+        """As in the base class; with equal answers, the p-value of equivalence alone."""
+        if not self.has_equal_answers:
+            return super().evidence
+        return f"p = {self.equivalence_p:.2g} for a larger gap"
 
     @property
     def verdict(self) -> str:
+        """As in the base class; equal answers are mentioned."""
         if not self.has_equal_answers:
             return super().verdict
         answers = f"give the same answers, right or wrong, on all {self.num_samples:,} images"
@@ -160,7 +194,7 @@ class Comparison(BaseComparison):
         return f"The two models {answers}; these do not show that they are {within} {self.power}"
 
     def table(self) -> TextTable:
-        """A row for each model."""
+        """A row for each model: its accuracy, and how many images it alone gets right."""
         rows = [
             ("first", percent(self.first), str(self.only_first)),
             ("second", percent(self.second), str(self.only_second)),
@@ -192,26 +226,27 @@ def compare_answers(
     check_shape("second", second, ("n",), n=len(first))
     check_range("number of images", len(first), low=1)
     n = len(first)
-    num_only_first = int((first & ~second).sum())
-    num_only_second = int((second & ~first).sum())
+    only_first = int((first & ~second).sum())
+    only_second = int((second & ~first).sum())
 
-    # Resampling images with replacement draws the three kinds of them from a multinomial.
-    shares = [num_only_first / n, num_only_second / n, (n - num_only_first - num_only_second) / n]
+    # There are three kinds of images: right for the first alone, for the second alone, and for both
+    # or none. How many of each kind a resample with replacement has is multinomial.
+    shares = [only_first / n, only_second / n, (n - only_first - only_second) / n]
     counts = np.random.default_rng(seed).multinomial(n, shares, size=RESAMPLES)
-    differences = (counts[:, 0] - counts[:, 1]) / n
+    differences = (counts[:, 0] - counts[:, 1]) / n  # [RESAMPLES]
     low, high = np.quantile(differences, [0.025, 0.975])
     return Comparison(
         first=float(first.double().mean()),
         second=float(second.double().mean()),
-        difference=(num_only_first - num_only_second) / n,
+        difference=(only_first - only_second) / n,
         interval=(float(low), float(high)),
-        only_first=num_only_first,
-        only_second=num_only_second,
-        p_value=mcnemar(num_only_first, num_only_second),
+        only_first=only_first,
+        only_second=only_second,
+        p_value=mcnemar(only_first, only_second),
         num_samples=n,
         margin=margin,
-        equivalence_p=equivalence_test(num_only_first, num_only_second, n, margin=margin),
-        visible=smallest_visible(n, (num_only_first + num_only_second) / n),
+        equivalence_p=equivalence_test(only_first, only_second, n, margin=margin),
+        visible=smallest_visible(n, (only_first + only_second) / n),
     )
 
 
@@ -219,16 +254,22 @@ def compare_answers(
 class RunsComparison(BaseComparison):
     """Two methods, several runs each, on the same images; see `BaseComparison`.
 
-    The difference is that of the means. The interval holds the true one, over seeds and images, in
-    95 % of comparisons; `visible` is at the observed standard deviation of so many runs and images.
+    The difference is that of the mean accuracies. The interval holds the true one, over seeds and
+    images, in 95 % of comparisons; `visible` is for the observed variance of so many runs and
+    images.
+
+    Attributes:
+        first: accuracy of each run of the method in question, in [0, 1].
+        second: accuracy of each run of the baseline.
+        paired: whether run k of the first belongs to run k of the second.
     """
 
-    first: tuple[float, ...]  # accuracy of each run of the method in question, in [0, 1]
-    second: tuple[float, ...]  # accuracy of each run of the baseline
-    paired: bool  # whether run k of one belongs to run k of the other
+    first: tuple[float, ...]
+    second: tuple[float, ...]
+    paired: bool
 
     subject = "method"
-    evidence_by = "runs"
+    evidence_noun = "runs"
     scope = "over seeds and images"
     sample = "With so many runs and images"
 
@@ -252,23 +293,23 @@ def compare_runs(
 ) -> RunsComparison:
     """Compare two methods by their runs, on the same images in the same order.
 
-    The images are bootstrapped, all runs together. To each resample comes a normal deviation of
-    the mean over seeds: its variance is that of the runs' accuracies, less the part which comes
-    from the images that each run happens to miss (that is among the images' already). All
-    deviations are multiplied by a factor of Student's t distribution, whose degrees of freedom are
-    those of Welch and Satterthwaite for the two sources. Two images that only one method gets
-    right are added on either side for that variance, so that runs that are all right do not seem
-    certain.
+    The error of the difference, how far it may be from the truth, is simulated; the interval and
+    the p-values follow from its distribution. It has two sources. Images: they are bootstrapped,
+    for all runs together (and `PSEUDO_COUNT` images are added). Seeds: a normal deviate, whose
+    variance is that of the runs' accuracies, less the part that comes from the images that each
+    run happens to miss (which is in the bootstrap already). The sum is multiplied by a factor that
+    turns a normal into Student's t distribution, with the degrees of freedom of Welch and
+    Satterthwaite for the two sources.
 
     Args:
         first: `[runs, n]` booleans, whether each run of the method in question is right on each
             image; at least 2 runs and 2 images. Every run counts: leave none out.
         second: the same of the baseline; the number of runs may differ.
         paired: whether run k of both shares what varies, such as split and order by an equal seed.
-            Then only the differences within pairs count. Without it, seeds are independent.
+            Then only the differences within pairs count. If False, seeds are independent.
         margin: the smallest difference in accuracy that matters, in (0, 1); see `compare_answers`.
-        resamples: number of resamples, at least 1,000.
-        seed: of the resamples.
+        resamples: number of simulated errors, at least 1,000.
+        seed: of the simulation.
 
     Raises:
         ArgumentError: for fewer runs or images, numbers of runs that differ though paired, a margin
@@ -287,77 +328,107 @@ def compare_runs(
         )
     first_runs = first.cpu().double()
     second_runs = second.cpu().double()
-    accuracies = first_runs.mean(dim=1)
-    baselines = second_runs.mean(dim=1)
-    difference = float(accuracies.mean() - baselines.mean())
+    first_accuracies = first_runs.mean(dim=1)
+    second_accuracies = second_runs.mean(dim=1)
+    difference = float(first_accuracies.mean() - second_accuracies.mean())
 
     rng = np.random.default_rng(seed)
-    errors = _errors(first_runs.numpy(), second_runs.numpy(), paired, resamples, rng)
-    low, lower, upper, high = map(float, np.quantile(errors, [0.025, 0.2, 0.8, 0.975]))
-    visible = (high - low) / 2 + (upper - lower) / 2
+    errors = _simulate_errors(first_runs.numpy(), second_runs.numpy(), paired, resamples, rng)
+    quantiles = np.quantile(errors, [0.025, 0.2, 0.8, 0.975])
+    low, percentile_20, percentile_80, high = map(float, quantiles)
+
+    # An observed difference is seen if it exceeds half the interval. That happens in 80 % of tries
+    # where the true difference exceeds half the interval by the 80th percentile of errors. Both
+    # are means of the two sides.
+    visible = (high - low) / 2 + (percentile_80 - percentile_20) / 2
     return RunsComparison(
-        first=tuple(accuracies.tolist()),
-        second=tuple(baselines.tolist()),
+        first=tuple(first_accuracies.tolist()),
+        second=tuple(second_accuracies.tolist()),
         difference=difference,
         interval=(difference + low, difference + high),
-        p_value=min(1.0, 2 * _tail(errors, abs(difference))),
+        p_value=min(1.0, 2 * _tail_probability(errors, abs(difference))),
         num_samples=first.shape[1],
         paired=paired,
         margin=margin,
-        equivalence_p=_tail(errors, margin - abs(difference)),
+        equivalence_p=_tail_probability(errors, margin - abs(difference)),
         visible=visible if visible <= 1 else None,
     )
 
 
-def _errors(
+def _simulate_errors(
     first: Float[np.ndarray, "runs n"],
     second: Float[np.ndarray, "other_runs n"],
     paired: bool,
     resamples: int,
     rng: np.random.Generator,
 ) -> Float[np.ndarray, " resamples"]:
-    """Draw how far the difference of the means may be from the truth, by images and by seeds."""
+    """Draw errors of the difference between the mean accuracies, by images and by seeds.
+
+    Args:
+        first, second: answers of the runs of both methods, 1 where they are right, else 0.
+        paired, resamples: see `compare_runs`.
+        rng: source of the draws.
+    """
     n = first.shape[1]
 
-    # Images: those with the same difference between the methods are one kind; there are few kinds.
-    kinds, counts = np.unique(first.mean(axis=0) - second.mean(axis=0), return_counts=True)
+    # Images, by a bootstrap. Those with the same difference between the methods are of one kind:
+    # how many of each kind a resample has is multinomial.
+    image_differences = first.mean(axis=0) - second.mean(axis=0)
+    kinds, counts = np.unique(image_differences, return_counts=True)
     kinds = np.append(kinds, [1, -1])
     counts = np.append(counts, [PSEUDO_COUNT, PSEUDO_COUNT])
     shares = counts / counts.sum()
-    image_errors = (rng.multinomial(n, shares, size=resamples) / n - shares) @ kinds
+    share_errors = rng.multinomial(n, shares, size=resamples) / n - shares  # [resamples, kinds]
+    image_errors = share_errors @ kinds
     image_variance = (shares @ kinds**2 - (shares @ kinds) ** 2) / n
 
     # Seeds.
     if paired:
-        seed_variance, uncertainty = _seed_variance(first - second)
+        seed_variance, seed_term = _seed_variance(first - second)
     else:
-        variances = np.array([_seed_variance(first), _seed_variance(second)])
-        seed_variance, uncertainty = variances.sum(axis=0).tolist()
+        first_variance, first_term = _seed_variance(first)
+        second_variance, second_term = _seed_variance(second)
+        seed_variance = first_variance + second_variance
+        seed_term = first_term + second_term
     seed_variance = max(0.0, seed_variance)
     seed_errors = math.sqrt(seed_variance) * rng.standard_normal(resamples)
 
-    # Student's factor, by the degrees of freedom of Welch and Satterthwaite.
+    # Welch and Satterthwaite: a sum of estimated variances v_k, each of f_k degrees of freedom, has
+    # (sum_k v_k)^2 / sum_k (v_k^2 / f_k) of them.
     variance = image_variance + seed_variance
-    freedom = variance**2 / (image_variance**2 / (n - 1) + uncertainty)
-    factor = np.sqrt(freedom / rng.chisquare(freedom, size=resamples))
-    return np.asarray((image_errors + seed_errors) * factor)
+    image_term = image_variance**2 / (n - 1)
+    degrees_of_freedom = variance**2 / (image_term + seed_term)
+    chi_squares = rng.chisquare(degrees_of_freedom, size=resamples)
+    t_factors = np.sqrt(degrees_of_freedom / chi_squares)
+    return np.asarray((image_errors + seed_errors) * t_factors)
 
 
-def _seed_variance(runs: Float[np.ndarray, "runs n"]) -> tuple[float, float]:
-    """Return the variance of the mean over runs by seeds, and the variance of that estimate.
+def _seed_variance(answers: Float[np.ndarray, "runs n"]) -> tuple[float, float]:
+    """Estimate how much a mean over runs varies by their seeds.
 
-    Chance on single images, which every run has by itself, is taken off.
+    The accuracies of runs vary by seed, and by chance on single images, which every run has by
+    itself. That chance is in the bootstrap of images, so its variance is subtracted.
+
+    Args:
+        answers: of each run on each image, or differences of the answers of two paired runs.
+
+    Returns:
+        The variance (below 0 where chance alone varies more than the runs), and its term v^2 / f of
+        Welch and Satterthwaite: v is the variance before the subtraction, f = runs - 1. Chance is
+        estimated from so many images that it hardly adds to the uncertainty.
     """
-    count, n = runs.shape
-    means = runs.mean(axis=1, keepdims=True)
-    residuals = runs - means - runs.mean(axis=0) + runs.mean()
-    chance = (residuals**2).sum() / ((count - 1) * (n - 1)) / n
-    variance = means.var(ddof=1)
-    return float(variance - chance) / count, float(variance / count) ** 2 / (count - 1)
+    num_runs, n = answers.shape
+    accuracies = answers.mean(axis=1, keepdims=True)
+    residuals = answers - accuracies - answers.mean(axis=0) + answers.mean()
+    residual_variance = (residuals**2).sum() / ((num_runs - 1) * (n - 1))
+    chance = residual_variance / n  # variance of an accuracy by single images
+    variance = accuracies.var(ddof=1)
+    term = float(variance / num_runs) ** 2 / (num_runs - 1)
+    return float(variance - chance) / num_runs, term
 
 
-def _tail(errors: Float[np.ndarray, " resamples"], distance: float) -> float:
-    """Return the share of errors of at least a distance, to the side with more of them; never 0."""
+def _tail_probability(errors: Float[np.ndarray, " resamples"], distance: float) -> float:
+    """Return the probability of an error beyond a distance, on the more frequent side; never 0."""
     num_errors = max((errors >= distance).sum(), (errors <= -distance).sum())
     return float((num_errors + 1) / (len(errors) + 1))
 

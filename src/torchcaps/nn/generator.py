@@ -1,4 +1,8 @@
-"""Random numbers from a generator that is passed in, where torch's layers take the global one."""
+"""Random numbers from a generator that is passed in, where torch's layers take the global one.
+
+`use_generator` is a dispatch mode of torch: within its block, every operation of torch passes
+through `__torch_dispatch__`, which adds the generator to those that draw random numbers.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,11 +16,11 @@ class use_generator(TorchDispatchMode):
     """While the block runs, torch draws random numbers of this thread from a generator.
 
     Layers of torch and of others draw weights and dropout from torch's global generator, which all
-    threads share. In the block they draw the same numbers from this one, on the device of the
-    outcome, in the same order. An operation that takes no generator is left as it is.
+    threads share. In the block they draw the same numbers from this one, in the same order. An
+    operation that takes no generator is left as it is.
 
     Args:
-        generator: None changes nothing.
+        generator: on the device of the tensors that are drawn; None changes nothing.
 
     Example:
         >>> with use_generator(torch.Generator().manual_seed(0)):
@@ -34,12 +38,19 @@ class use_generator(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        """Call an operation, with the generator where it draws random numbers and can take one.
+
+        Args:
+            func: overload of an operation, such as `aten.randn.default`.
+            types: types of the tensors; not used.
+            args, kwargs: arguments of the operation.
+        """
         options = dict(kwargs or {})
         if self.generator is None or torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **options)
         if func is torch.ops.aten.native_dropout.default:
             return _dropout(self.generator, *args)
-        # Of an operation such as randn, the overload with a generator is another one.
+        # The overload of randn with a generator is not the one that was called: let torch choose.
         operation = func.overloadpacket
         if not _takes_generator(operation):
             return func(*args, **options)
@@ -48,16 +59,31 @@ class use_generator(TorchDispatchMode):
 
 
 def _takes_generator(operation: Any) -> bool:
-    schemas = (getattr(operation, name)._schema for name in operation.overloads())
-    return any(argument.name == "generator" for schema in schemas for argument in schema.arguments)
+    """Whether any overload of an operation has an argument `generator`."""
+    for name in operation.overloads():
+        arguments = getattr(operation, name)._schema.arguments
+        if any(argument.name == "generator" for argument in arguments):
+            return True
+    return False
 
 
 def _dropout(
     generator: torch.Generator, x: Tensor, p: float, train: bool | None
 ) -> tuple[Tensor, Tensor]:
-    """`native_dropout` of a GPU, which takes no generator: the outcome and the mask."""
+    """`native_dropout` of a GPU, which takes no generator.
+
+    Args:
+        generator: source of the mask.
+        x: activations.
+        p: probability that one becomes 0, in [0, 1].
+        train: False leaves all as they are.
+
+    Returns:
+        `x` after dropout, and the mask of those that stay.
+    """
     mask = torch.ones_like(x, dtype=torch.bool)
     if train is False:
         return x * mask * 1.0, mask
     mask.bernoulli_(1 - p, generator=generator)
-    return x * mask * (1 / (1 - p) if p < 1 else 1.0), mask
+    scale = 1 / (1 - p) if p < 1 else 1.0
+    return x * mask * scale, mask
