@@ -12,7 +12,7 @@ from properties.variants import LIBRARY_ROUTERS
 from torchcaps.errors import AblationUnsupportedError, ArgumentError
 from torchcaps.functional import DenseField, DenseVotes, ProductVotes, dynamic_routing, em_routing
 from torchcaps.functional.votes import FixedCoupling, RoutingContext, as_votes
-from torchcaps.nn import CapsuleLinear, Router, create_router
+from torchcaps.nn import CapsuleLinear, ConvCaps, Router, create_router
 from torchcaps.testing import random_capsules, random_votes
 from torchcaps.types import LayerSizes, Routed
 
@@ -62,6 +62,17 @@ def test_huge_votes_are_clamped_if_the_context_says_so():
     votes = as_votes(random_votes() * 1e30)
     assert votes.dense().abs().max() > 1e29
     assert votes.bind(RoutingContext(clamp=True)).dense().abs().max() < 1e10
+
+
+@pytest.mark.parametrize("name", ["dynamic", "em"])
+def test_stored_votes_of_padded_windows_are_routed_as_those_of_the_layer(name):
+    layer = ConvCaps(2, 3, 3, 2, padding=1, routing=name, pose_size=2)
+    votes = layer.make_votes(random_capsules(2, 2, 4, space=(5, 4)))
+    stored = DenseVotes(votes.dense(), votes.activation, votes.pose, field=votes.field)
+    assert stored.count == votes.count
+    assert torch.equal(stored.mask, votes.mask)
+    for actual, expected in zip(layer.router(stored), layer.router(votes), strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_threads_route_the_same_votes_by_the_same_layer():

@@ -280,14 +280,15 @@ class Votes(ABC):
 
 
 class DenseVotes(Votes):
-    """Votes that exist already.
+    """Votes that exist already: children, too, stand at the positions of their parents.
 
     Args:
         votes: `[batch, *positions, i, j, d]`.
         activation: of the children, `[batch, *positions, i]` in [0, 1]; by default 1.
         pose: of the children, `[batch, *positions, i, in_dim]`; by default without dimensions.
         bias: see `Votes`.
-        field: says which parents compete, at these positions; by default those of one position.
+        field: says which parents compete, at these positions, and which children are absent; by
+            default the parents of one position compete.
 
     Raises:
         ArgumentError: shapes that do not fit, or tensors that are not of floating point.
@@ -314,6 +315,24 @@ class DenseVotes(Votes):
         field = field or DenseField(positions=tuple(positions))
         super().__init__(Capsules(pose, activation), field, parents, dim, bias)
         self._votes = votes
+
+    @property
+    def pose(self) -> Tensor:
+        return self.children.pose
+
+    @property
+    def activation(self) -> Tensor:
+        return full_precision(self.children.activation)
+
+    @property
+    def mask(self) -> Tensor | None:
+        types = self.count // self.field.count(1)
+        mask = self.field.mask(types)
+        return None if mask is None else mask.to(self._votes.device)
+
+    @property
+    def count(self) -> int:
+        return self._votes.shape[-3]
 
     def _compute(self) -> Tensor:
         return self._votes
