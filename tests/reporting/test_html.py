@@ -241,7 +241,7 @@ def test_figures_are_those_of_the_evaluation_where_there_is_one(run, finished, p
     figures = finished.evaluation.to_dict() | {"accuracy": 0.25, "error": 0.75}
     (run / "evaluation.json").write_text(json.dumps(figures))
     recorded = evaluate_run(run)
-    assert recorded.accuracy == sections._evaluation_of_all(recorded).accuracy == 0.25
+    assert recorded.accuracy == sections._recorded_evaluation(recorded).accuracy == 0.25
     body = sections.summary(recorded).body
     assert "25.00 % of 12 images" in body
     assert "The figures are those of evaluation.json. Measured again for this report" in body

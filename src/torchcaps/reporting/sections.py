@@ -1,4 +1,26 @@
-"""The sections of the report on one run: those that every task has, and the registry of others."""
+"""The sections of the HTML report on one finished run, in their order.
+
+`sections_of` takes an `EvaluatedRun`: the folder of a finished training (`.run`), its configuration
+(`.config`), its best model within its task (`.task`, which holds its loss and its plots), its test
+images, and what was measured on them. It returns `Section`s: the summary, the curves of the
+training, the plots of the task, the sections that were registered, and the configuration. A
+`Section` has a key (its address within the page), a title, and blocks: paragraphs (strings),
+tables, and pictures (plots drawn as SVG, with a text for readers who do not see them).
+
+Words:
+    figures: numbers that were measured (`EvaluatedRun.figures`, by name). Only
+        `ReportItem.figure`, the plot of a task, is a figure of matplotlib.
+    recorded: the figures of all test images that were written to evaluation.json earlier, or None.
+        The model of a report may have been run over a part of these images alone; then
+        `evaluation`, `images` and `is_correct` are of the part, and `num_images` counts all.
+    score: name of the validation metric by which the best epoch is chosen.
+    spec: what a model says that it can do: whether it has poses and a decoder, what its outputs are.
+    multilabel: an image shows several classes; a class is "found" if the model predicts it.
+    Markup: text that is HTML already; every other string is escaped.
+
+Helpers of `torchcaps.words` write text: `counted(2, "epoch")` is "2 epochs", `in_words("val_loss")`
+is "val loss", `percent(0.5)` is "50.00 %", `setting` writes any value of a configuration.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,10 +42,16 @@ from torchcaps.templates import picture
 from torchcaps.training import TrainConfig
 from torchcaps.words import counted, duration, format_metric, in_words, percent, setting
 
-Writer = Callable[[EvaluatedRun], ReportItem | Section | None]
-W = TypeVar("W", bound=Writer)
-SECTIONS: Registry[tuple[tuple[str, ...], Writer]] = Registry("section")
+SectionWriter = Callable[[EvaluatedRun], ReportItem | Section | None]
+W = TypeVar("W", bound=SectionWriter)
+SECTIONS: Registry[tuple[tuple[str, ...], SectionWriter]] = Registry("section")
+"""Name of a function -> (tasks whose reports have its section, the function); no tasks: all."""
+
 MAX_NAMES = 10  # of classes, in the summary
+# Kinds of a table: whether all columns but the first are set to the right.
+NUMBERS = "figures"
+WORDS = "words"
+# Meaning of a model's outputs, by the name that its `spec` has for it.
 ACTIVATIONS = {
     "length": "lengths of capsules",
     "probability": "probabilities",
@@ -35,8 +63,9 @@ ACTIVATIONS = {
 def register_section(*tasks: str) -> Callable[[W], W]:
     """Decorator: what this function writes becomes a section of reports.
 
-    It stands after the report items of the task. The function is given an `EvaluatedRun` and
-    returns a `ReportItem` (text, a figure, a table), or None for no section.
+    The section stands after the plots of the task. The function takes an `EvaluatedRun` and returns
+    a `ReportItem` (a title with text, a plot or a table), a `Section`, or None for no section. Its
+    own name is the name of the section.
 
     Args:
         tasks: names of the tasks whose reports have the section; none for all.
@@ -55,7 +84,7 @@ def register_section(*tasks: str) -> Callable[[W], W]:
 def sections_of(run: EvaluatedRun) -> list[Section]:
     """All sections of the report on a run, in their order."""
     parts: list[ReportItem | Section | None] = [summary(run), curves(run)]
-    parts += run.task.report_items(_evaluation_of_all(run), run.images)
+    parts += run.task.report_items(_recorded_evaluation(run), run.images)
     for tasks, writer in SECTIONS.values():
         if not tasks or run.task.name in tasks:
             parts.append(writer(run))
@@ -63,23 +92,27 @@ def sections_of(run: EvaluatedRun) -> list[Section]:
     return [_as_section(part) for part in parts if part is not None]
 
 
-def _evaluation_of_all(run: EvaluatedRun) -> EvaluationResult:
-    """Figures of all test images, with the activations of those that the model was run over."""
+def _recorded_evaluation(run: EvaluatedRun) -> EvaluationResult:
+    """The evaluation of a classifier with the figures recorded for all test images.
+
+    Its labels and activations stay those of the images that the model was run over. Without such
+    figures, or for another task, it is the evaluation itself.
+    """
     recorded = run.recorded
     if recorded is None or not isinstance(run.evaluation, Evaluation):
         return run.evaluation
-    curves = {name: Reliability(**curve) for name, curve in recorded["calibration"].items()}
-    names = ("accuracy", "error", "loss", "num_samples", "per_class")
+    tables = {key: Reliability(**table) for key, table in recorded["calibration"].items()}
+    fields = ("accuracy", "error", "loss", "num_samples", "per_class")
     return replace(
         run.evaluation,
         confusion=torch.tensor(recorded["confusion_matrix"]),
-        calibration=Calibration(**curves),
-        **{name: recorded[name] for name in names},
+        calibration=Calibration(**tables),
+        **{key: recorded[key] for key in fields},
     )
 
 
 def _as_section(part: ReportItem | Section) -> Section:
-    """A report item of a task as a section: text, figure, table."""
+    """A report item as a section with its text, its plot and its table, as far as it has them."""
     if isinstance(part, Section):
         return part
     blocks: list[Block] = []
@@ -88,16 +121,17 @@ def _as_section(part: ReportItem | Section) -> Section:
     if part.figure is not None:
         blocks.append(picture(part.figure, part.alt or part.title))
     if part.heads:
-        blocks.append(Table(part.title, part.heads, part.rows, "figures"))
+        blocks.append(Table(part.title, part.heads, part.rows, NUMBERS))
     return Section(part.key, part.title, blocks)
 
 
 def lead(run: EvaluatedRun) -> Markup:
     """Two sentences: what was trained, and the figures of the test images."""
+    run_folder = run.run
     training = counted(len(run.epochs), "epoch")
-    if run.run.seconds is not None:
-        training += f" in about {duration(run.run.seconds)} of training"
-    if run.accuracy is None:
+    if run_folder.seconds is not None:
+        training += f" in about {duration(run_folder.seconds)} of training"
+    if run.accuracy is None:  # a task without classes
         outcome = Markup("Measured: {}.").format(run.evaluation.summary)
     else:
         outcome = Markup("<strong>{}</strong> of {:,} test images {}.").format(
@@ -113,9 +147,9 @@ def lead(run: EvaluatedRun) -> Markup:
 def summary(run: EvaluatedRun) -> Section:
     """What was trained, on which images, how long, and the figures of the test images."""
     model = run.config.model
-    info = model_info(model.name)
+    passport = model_info(model.name)  # title and year of the model's paper
     rows = {
-        "Model": f"{model.name} ({info.title}, {info.year})",
+        "Model": f"{model.name} ({passport.title}, {passport.year})",
         "Its options": setting(model.options) if model.options else "none, so its defaults",
         "Its outputs": _describe_outputs(run),
         "Parameters": f"{parameter_count(run.model):,}",
@@ -127,17 +161,17 @@ def summary(run: EvaluatedRun) -> Section:
         "Time": _describe_time(run),
         "Model kept": f"that of epoch {run.run.best_epoch}, chosen by validation; "
         "test images had no part in it",
-        **_test_figures(run),
+        **_class_figures(run),
     }
-    blocks: list[Block] = [Table("The run", ("What", "Value"), [*rows.items()], "words")]
+    blocks: list[Block] = [Table("The run", ("What", "Value"), [*rows.items()], WORDS)]
     if not run.has_classes:
         caption = f"Figures on {len(run.images):,} test images"
-        blocks.append(Table(caption, *run.evaluation.table(), "figures"))
+        blocks.append(Table(caption, *run.evaluation.table(), NUMBERS))
     return Section("summary", "Summary", [*blocks, *_notes(run)])
 
 
 def _describe_outputs(run: EvaluatedRun) -> str:
-    """What the model declares, which is why a section may be missing."""
+    """Outputs, capsules and decoder of the model, which is why a section may be missing."""
     spec = run.task.spec
     capsules = "capsules with poses" if spec.pose else "no capsules"
     decoder = "a decoder draws images" if spec.decoder else "no decoder, so nothing is drawn"
@@ -145,10 +179,10 @@ def _describe_outputs(run: EvaluatedRun) -> str:
 
 
 def _describe_classes(run: EvaluatedRun) -> Markup:
-    """Number and names of the classes; of many, the first ones."""
+    """Number and names of the classes, of which at most ten are listed."""
     classes = run.images.classes
-    rest = ", …" if len(classes) > MAX_NAMES else ""
-    return Markup("{}: {}{}").format(len(classes), names(classes[:MAX_NAMES]), rest)
+    ellipsis = ", …" if len(classes) > MAX_NAMES else ""
+    return Markup("{}: {}{}").format(len(classes), names(classes[:MAX_NAMES]), ellipsis)
 
 
 def _describe_training(run: EvaluatedRun) -> str:
@@ -166,35 +200,47 @@ def _describe_training(run: EvaluatedRun) -> str:
 
 def _describe_time(run: EvaluatedRun) -> str:
     """Time in training steps, and the machine it was measured on."""
-    if run.run.seconds is None:
+    run_folder = run.run
+    if run_folder.seconds is None:
         return "not recorded"
-    environment = run.run.environment
+    environment = run_folder.environment  # versions and hardware
     machine = environment.get("gpu")
     if not machine:
         machine = environment.get("processor") or "an unrecorded machine"
         if threads := environment.get("threads"):
             machine = f"{machine}, {counted(threads, 'thread')}"
-    time = duration(run.run.seconds)
+    time = duration(run_folder.seconds)
     return f"about {time} of training steps, without validation, on {machine}"
 
 
-def _test_figures(run: EvaluatedRun) -> dict[str, str]:
-    """Figures of the test images of a task with classes, by heading."""
+def _class_figures(run: EvaluatedRun) -> dict[str, str]:
+    """Rows of the summary (heading: text) on a task with classes; for other tasks, none."""
     if not run.has_classes:
         return {}
+    return _multilabel_figures(run) if run.is_multilabel else _single_label_figures(run)
+
+
+def _multilabel_figures(run: EvaluatedRun) -> dict[str, str]:
+    """Shares of images with all classes found or at least one, and of classes found."""
+    figures = run.figures
+    error = percent(figures["error"])
+    deviation = percent(figures["standard_error"])
+    return {
+        "All classes found": f"{percent(figures['exact'])} of {figures['num_samples']:,} "
+        f"test images (error {error}, standard error {deviation})",
+        "At least one found": percent(figures["almost"]),
+        "Single classes found": percent(figures["per_digit"]),
+    }
+
+
+def _single_label_figures(run: EvaluatedRun) -> dict[str, str]:
+    """Accuracy, error and loss of a task whose images show one class each."""
     figures = run.figures
     num_images = figures["num_samples"]
-    error = percent(figures["error"])
-    if run.is_multilabel:
-        deviation = percent(figures["standard_error"])
-        return {
-            "All classes found": f"{percent(figures['exact'])} of {num_images:,} test images "
-            f"(error {error}, standard error {deviation})",
-            "At least one found": percent(figures["almost"]),
-            "Single classes found": percent(figures["per_digit"]),
-        }
     num_wrong = round(figures["error"] * num_images)
+    # Standard error of a share p of n independent images: sqrt(p (1 - p) / n).
     deviation = percent(sqrt(figures["error"] * figures["accuracy"] / num_images))
+    error = percent(figures["error"])
     return {
         "Test accuracy": f"{percent(figures['accuracy'])} of {num_images:,} images",
         "Test error": f"{error}, {num_wrong:,} images (standard error {deviation})",
@@ -204,11 +250,12 @@ def _test_figures(run: EvaluatedRun) -> dict[str, str]:
 
 
 def _notes(run: EvaluatedRun) -> list[str]:
-    """Where figures and pictures are not of the same images, or not of the same pass."""
+    """A sentence where figures and pictures differ in their images, or in their measurement."""
     if len(run.images) < run.num_images:
         images = f"{len(run.images):,} evenly spread of {run.num_images:,} test images"
         return [f"Mistakes and pictures are those of {images}."]
     if run.recorded is not None and run.accuracy is not None:
+        # `run.accuracy` is the recorded one; this one was measured again for the report.
         accuracy = float(run.is_correct.double().mean())
         num_recorded = run.accuracy * run.figures["num_samples"]
         if round(accuracy * run.num_images) != round(num_recorded):
@@ -220,29 +267,31 @@ def _notes(run: EvaluatedRun) -> list[str]:
 
 
 def curves(run: EvaluatedRun) -> Section:
-    """Loss and score over epochs."""
-    score = run.run.score
+    """Loss and score over epochs, notes such as a second start, and warnings of the epochs."""
+    run_folder = run.run
+    score = run_folder.score
     loss = in_words(run.task.loss)
-    first = format_metric(score, run.epochs[0][f"val_{score}"])
-    last = format_metric(score, run.epochs[-1][f"val_{score}"])
+    first_score = format_metric(score, run.epochs[0][f"val_{score}"])
+    last_score = format_metric(score, run.epochs[-1][f"val_{score}"])
     alt = (
         f"Curves of loss and score over {len(run.epochs)} epochs. Validation {in_words(score)} "
-        f"goes from {first} after the first to {last} after the last."
+        f"goes from {first_score} after the first to {last_score} after the last."
     )
-    rises = ", whose margin rises during training" * (loss == "spread")
+    margin = ", whose margin rises during training" if loss == "spread" else ""
     text = (
         "Training figures are means over an epoch while the weights still change, with random "
         "changes of the images where the run has them; validation figures are measured after it. "
-        f"The loss is the {loss} loss{rises}; other parts of the training loss are left out."
+        f"The loss is the {loss} loss{margin}; other parts of the training loss are left out."
     )
-    blocks: list[Block] = [text, picture(run.run.curves(), alt), *run.run.notes]
-    for row in run.epochs:
-        blocks += [f"Epoch {row['epoch']}: {warning}" for warning in row.get("warnings", ())]
+    blocks: list[Block] = [text, picture(run_folder.curves(), alt), *run_folder.notes]
+    for epoch in run.epochs:
+        blocks += [f"Epoch {epoch['epoch']}: {warning}" for warning in epoch.get("warnings", ())]
     return Section("curves", "Training", blocks)
 
 
 def configuration(run: EvaluatedRun) -> Section:
     """All settings, those that are not the default in bold, and the machine."""
+    # The defaults of this model and task; the limit of the gradient is the task's.
     task = create_task(run.model, TrainConfig())
     defaults = task.config.updated(clip=task.clip).flat()
     rows = []
@@ -251,10 +300,10 @@ def configuration(run: EvaluatedRun) -> Section:
         style = Markup("{}" if is_default else "<strong>{}</strong>")
         rows.append((key, style.format(setting(choice))))
     caption = "Settings; bold where they are not the default"
-    settings = Table(caption, ("Setting", "Value"), rows, "words")
+    settings = Table(caption, ("Setting", "Value"), rows, WORDS)
 
     environment: Block = "The environment was not recorded."
     if machine := [(key, setting(fact)) for key, fact in run.run.environment.items()]:
         caption = "Environment: what the run was started with"
-        environment = Table(caption, ("What", "Version or kind"), machine, "words")
+        environment = Table(caption, ("What", "Version or kind"), machine, WORDS)
     return Section("configuration", "Configuration and environment", [settings, environment])
