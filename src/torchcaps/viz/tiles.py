@@ -1,4 +1,23 @@
-"""Images beside each other: originals and reconstructions, overlapping digits, masks, vote maps."""
+"""Figures of images beside each other: reconstructions, overlapping digits, masks, vote maps.
+
+Each public function takes arrays (numpy or torch) of n images and returns a matplotlib figure. It
+first converts images to *pictures*: bytes of three colors, `[n, height, width, 3]`. Then it arranges
+them in one of two layouts:
+
+- `draw_pairs`: *pairs*, an image over another one, with text above and below. All pairs share one
+  axes, whose unit is the inch (unless the figure had to be made smaller) and whose y grows downwards.
+- `tile_grid`: rows of equal *tiles*, each row with a name on its left. Tile k of a row spans x from
+  k to k + 1, and row r spans y from r to r + 1.
+
+A *reconstruction* is an image that a model's decoder made from the pose of one class capsule. The
+*length* of a capsule is that of its pose vector, and says how probable its class is.
+
+Helpers: `pictures` converts images, and `pictures_like` also requires the number and size of other
+pictures; `sized_array` and `class_indices` convert an argument and check its shape, which is given
+by axis (`n=...`); `short_names` cuts names to a number of characters. Lengths are in inches:
+`longest` is the longer side of an image, `below` the room for a legend. `TEXT` and `SMALL` are font
+sizes, `BELOW` the options of a legend under all images.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,39 +27,41 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch, Rectangle
 from numpy.typing import ArrayLike, NDArray
 
-from torchcaps.data.masks import overlaid as with_mask, palette
+from torchcaps.data.masks import overlaid as overlay_mask, palette
 from torchcaps.errors import ArgumentError, check_range, check_shape
 from torchcaps.viz.canvas import BELOW, BLUE, ORANGE, RED, SMALL, TEXT, Axes, Figure, new_figure
 from torchcaps.viz.images import pictures, pictures_like, tile_grid, tile_size
 from torchcaps.viz.names import check_length, class_indices, short_names, sized_array
 
-# Inches.
+# Sizes of the layout in pairs, in inches.
 LINE_HEIGHT = 0.15
-NAMES_WIDTH = 0.98
-GAP = 0.06
-TEXT_GAP = 0.04
+MIN_CELL_WIDTH = 0.98  # room for the name of a class
+GAP = 0.06  # between images, and around a cell
+TEXT_GAP = 0.04  # between an image and its text
 
-CENTERED: dict[str, Any] = {"ha": "center", "fontsize": SMALL}
+CENTERED: dict[str, Any] = {"ha": "center", "fontsize": SMALL}  # options of `Axes.text`
 
-# Text in the colors of the two drawings, magenta and green, which suit color-blind readers.
-INKS = ("#B000B0", "#007A00")
+# Dark magenta and green: colors of the text on the first and second of two overlapping digits.
+# Color-blind readers can tell them apart.
+TEXT_COLORS = ("#B000B0", "#007A00")
 
-INPUT_SHADE = 0.3  # brightness of the input under the drawings
-IMAGE_SHADE = 0.6  # brightness of the image under a map
+# Factors of brightness, of the image under two reconstructions and under a map of votes.
+INPUT_BRIGHTNESS = 0.3
+MAP_IMAGE_BRIGHTNESS = 0.6
 MAP_OPACITY = 0.9  # of a map where it is largest
 
-Pixels = NDArray[np.uint8]
-"""`[height, width, 3]`."""
+Picture = NDArray[np.uint8]
+"""One image in three colors, `[height, width, 3]`."""
 
 
 class Pair(NamedTuple):
     """An image over another of its size, with text above and below."""
 
-    upper: Pixels
-    lower: Pixels
-    above: str
-    below: Sequence[tuple[str, str]] = ()  # lines of (text, color)
-    framed: bool = False  # the lower image and the text above are red
+    upper: Picture
+    lower: Picture
+    text_above: str
+    lines_below: Sequence[tuple[str, str]] = ()  # (text, color) of each
+    is_wrong: bool = False  # then the text above and a frame of the lower image are red
 
 
 def reconstructions(
@@ -71,19 +92,14 @@ def reconstructions(
     names = short_names(classes, 13)
 
     pairs = []
-    for original, reconstruction, label, answer in zip(
-        originals,
-        decoded,
-        true,
-        predicted,
-        strict=True,
-    ):
-        is_wrong = bool(label != answer)
-        text = f"{names[label]}\n→ {names[answer]}" if is_wrong else names[label]
-        pairs.append(Pair(original, reconstruction, text, framed=is_wrong))
+    for index, label in enumerate(true):
+        prediction = predicted[index]
+        is_wrong = bool(label != prediction)
+        text = f"{names[label]}\n→ {names[prediction]}" if is_wrong else names[label]
+        pairs.append(Pair(originals[index], decoded[index], text, is_wrong=is_wrong))
 
     title = "originals above, reconstructions below"
-    num_wrong = sum(pair.framed for pair in pairs)
+    num_wrong = sum(pair.is_wrong for pair in pairs)
     if num_wrong:
         title += f"; {num_wrong} of {count} taken for another class (red)"
     return draw_pairs(pairs, title, max_columns=10)
@@ -98,18 +114,19 @@ def overlaps(
     lengths: ArrayLike,
     classes: Sequence[str],
 ) -> Figure:
-    """Draw overlapping digits over the two drawings that a decoder made of each image.
+    """Draw images of two overlapping digits over the two reconstructions of each.
 
-    The first drawing is magenta, the second green, and both together white, as in figure 5 of
-    arXiv 1710.09829; of each the first channel is used. The labels stand above a pair, the decoded
-    classes below it, with a star at a class that is no label.
+    The first reconstruction is magenta, the second green, and where both are bright it is white, as
+    in figure 5 of arXiv 1710.09829; of each the first channel is used. The labels stand above a
+    pair. The decoded classes stand below it with the lengths of their capsules, and with a star
+    where the class is none of the two labels.
 
     Args:
         images: `[n, channels, height, width]` inputs in [0, 1].
-        drawings: `[n, 2, channels, height, width]` drawings in [0, 1].
+        drawings: `[n, 2, channels, height, width]` reconstructions in [0, 1].
         labels: `[n, 2]` true classes.
-        selected: `[n, 2]` decoded classes.
-        lengths: `[n, 2]` lengths of their capsules, in [0, 1].
+        selected: `[n, 2]` classes whose capsules were decoded.
+        lengths: `[n, 2]` lengths of these capsules, in [0, 1].
         classes: names of the classes.
 
     Raises:
@@ -118,32 +135,39 @@ def overlaps(
     inputs = pictures("images", images)
     count, height, width, _ = inputs.shape
     sizes = {"n": count, "k": 2}
-    reconstructed = np.asarray(drawings)
+    drawn = np.asarray(drawings)
     axes = ("n", "k", "channels", "height", "width")
-    check_shape("drawings", reconstructed, axes, **sizes, height=height, width=width)
-    flat = pictures("drawings", reconstructed.reshape(-1, *reconstructed.shape[2:]))
-    layers = flat[..., 0].reshape(count, 2, height, width)
+    check_shape("drawings", drawn, axes, **sizes, height=height, width=width)
+    flat = pictures("drawings", drawn.reshape(-1, *drawn.shape[2:]))
+    reconstructions = flat[..., 0].reshape(count, 2, height, width)
     true = class_indices("labels", labels, len(classes), **sizes)
     decoded = class_indices("selected", selected, len(classes), **sizes)
-    activations = sized_array("lengths", lengths, **sizes)
+    capsule_lengths = sized_array("lengths", lengths, **sizes)
     names = short_names(classes, 10)
 
     pairs = []
     for index, image in enumerate(inputs):
-        below = []
-        for label, length, ink in zip(decoded[index], activations[index], INKS, strict=True):
-            star = "" if label in true[index] else "*"
-            below.append((f"{star}{names[label]}  {length:.2f}", ink))
         above = " + ".join(names[label] for label in true[index])
-        pairs.append(Pair(image, colored(image, layers[index]), above, below))
+        below = []
+        for k, color in enumerate(TEXT_COLORS):
+            label = decoded[index, k]
+            star = "" if label in true[index] else "*"
+            below.append((f"{star}{names[label]}  {capsule_lengths[index, k]:.2f}", color))
+        pairs.append(Pair(image, colored(image, reconstructions[index]), above, below))
     title = "above: input; below: decoded alone, magenta and green; *: no label"
     return draw_pairs(pairs, title, max_columns=8, longest=1.15)
 
 
-def colored(image: Pixels, layers: NDArray[np.uint8]) -> Pixels:
-    """Draw two layers `[2, height, width]` in magenta and green over a dark input."""
-    first, second = layers
-    background = (image * INPUT_SHADE).astype(np.uint8)
+def colored(image: Picture, reconstructions: NDArray[np.uint8]) -> Picture:
+    """Draw two gray images in magenta and green over a dark input.
+
+    Args:
+        image: the input.
+        reconstructions: `[2, height, width]`.
+    """
+    first, second = reconstructions
+    background = (image * INPUT_BRIGHTNESS).astype(np.uint8)
+    # Magenta is red and blue.
     return np.maximum(background, np.stack([first, second, first], axis=-1))
 
 
@@ -154,7 +178,9 @@ def masks(
     *,
     classes: Sequence[str],
 ) -> Figure:
-    """Draw images, and the same under their true and predicted masks.
+    """Draw a row of images, and rows of the same under their true and predicted masks.
+
+    A mask has the class of each pixel, which is drawn as a color over the image.
 
     Args:
         images: `[n, channels, height, width]` in [0, 1].
@@ -169,15 +195,17 @@ def masks(
     count, height, width, _ = inputs.shape
     rows = [inputs]
     present = set[int]()
-    for name, labels in (("true", true), ("predicted", predicted)):
-        indices = sized_array(name, labels, n=count, height=height, width=width).astype(np.uint8)
+    for argument, labels in (("true", true), ("predicted", predicted)):
+        indices = sized_array(argument, labels, n=count, height=height, width=width)
+        indices = indices.astype(np.uint8)
         present.update(indices.ravel().tolist())
         overlays = []
         for image, mask in zip(inputs, indices, strict=True):
-            overlays.append(with_mask(image.transpose(2, 0, 1), mask, len(classes)))
+            overlays.append(overlay_mask(image.transpose(2, 0, 1), mask, len(classes)))
         rows.append(np.stack(overlays))
     figure = tile_grid(np.concatenate(rows), ["image", "true", "found"], longest=1.1, below=0.4)
 
+    # The legend: a patch of color for every class but the background, 0.
     colors = palette(len(classes)) / 255
     names = short_names(classes, 13)
     patches = []
@@ -198,13 +226,14 @@ def coupling_map(
 ) -> Figure:
     """Draw images over the same with a map of votes.
 
-    Votes for the class are orange, votes against it blue. Each map has its own scale, from zero to
-    its largest magnitude. The class and the length of its capsule stand below, in red where the
-    class is not the true one.
+    A map says how much each place of an image votes for a class: orange votes for it, blue against
+    it. Each map has its own scale, from zero to its largest magnitude. The class and the length of
+    its capsule stand below, in red where the class is not the true one.
 
     Args:
         images: `[n, channels, height, width]` in [0, 1].
-        maps: `[n, height, width]`, such as those of `evaluation.coupling_maps`.
+        maps: `[n, height, width]`, any finite numbers: above 0 for the class, below 0 against it;
+            such as those of `evaluation.coupling_maps`.
         labels: `[n]` true classes.
         selected: `[n]` the classes whose votes the maps show.
         lengths: `[n]` lengths of their capsules, in [0, 1].
@@ -216,41 +245,48 @@ def coupling_map(
     """
     inputs = pictures("images", images)
     count, height, width, _ = inputs.shape
-    support = sized_array("maps", maps, n=count, height=height, width=width).astype(np.float64)
-    if not np.isfinite(support).all():
+    votes = sized_array("maps", maps, n=count, height=height, width=width).astype(np.float64)
+    if not np.isfinite(votes).all():
         raise ArgumentError("maps", "expected finite numbers, got NaN or infinity")
     true = class_indices("labels", labels, len(classes), n=count)
-    decoded = class_indices("selected", selected, len(classes), n=count)
-    activations = sized_array("lengths", lengths, n=count)
+    voted = class_indices("selected", selected, len(classes), n=count)
+    capsule_lengths = sized_array("lengths", lengths, n=count)
     names = short_names(classes, 13)
 
     pairs = []
     for index, image in enumerate(inputs):
-        color = "black" if decoded[index] == true[index] else RED
-        below = [(f"{names[decoded[index]]}\n{activations[index]:.2f}", color)]
-        pairs.append(Pair(image, overlaid(image, support[index]), names[true[index]], below))
+        label = voted[index]
+        color = "black" if label == true[index] else RED
+        below = [(f"{names[label]}\n{capsule_lengths[index]:.2f}", color)]
+        pairs.append(Pair(image, overlaid(image, votes[index]), names[true[index]], below))
     title = "orange: votes for the class below; blue: against it"
     return draw_pairs(pairs, title, max_columns=10)
 
 
-def overlaid(image: Pixels, support: NDArray[np.float64]) -> Pixels:
-    """Draw a map `[height, width]` in its colors over an image in dark gray."""
-    magnitude = np.abs(support)[..., None]
+def overlaid(image: Picture, votes: NDArray[np.float64]) -> Picture:
+    """Draw a map of votes in orange and blue over an image in dark gray.
+
+    Args:
+        image: the image.
+        votes: `[height, width]`, above 0 for the class and below 0 against it.
+    """
+    magnitude = np.abs(votes)[..., None]
     largest = magnitude.max()
     alpha = magnitude / largest if largest > 0 else np.zeros_like(magnitude)
-    color = np.where(support[..., None] >= 0, to_rgb(ORANGE), to_rgb(BLUE)) * 255
-    gray = IMAGE_SHADE * image.mean(axis=-1, keepdims=True)
+    color = np.where(votes[..., None] >= 0, to_rgb(ORANGE), to_rgb(BLUE)) * 255
+    gray = MAP_IMAGE_BRIGHTNESS * image.mean(axis=-1, keepdims=True)
     mixed = gray * (1 - MAP_OPACITY * alpha) + MAP_OPACITY * alpha * color
     return (mixed + 0.5).clip(0, 255).astype(np.uint8)
 
 
 def perturbations(reconstructions: ArrayLike, offsets: ArrayLike, *, title: str = "") -> Figure:
-    """Draw reconstructions of one image while one pose dimension after the other moves.
+    """Draw reconstructions of one image while one dimension of a pose after the other changes.
 
-    A row is a dimension, a column a step. The column of offset 0 is framed.
+    A row is a dimension of the pose (named from 1), a column an offset that is added to it. The
+    column of offset 0 is framed.
 
     Args:
-        reconstructions: `[dims, steps, channels, height, width]` in [0, 1], at most 1024.
+        reconstructions: `[dims, steps, channels, height, width]` in [0, 1], at most 1024 images.
         offsets: `[steps]`, what is added to the dimension.
         title: title of the figure.
 
@@ -258,21 +294,21 @@ def perturbations(reconstructions: ArrayLike, offsets: ArrayLike, *, title: str 
         ArgumentError: for shapes that do not fit.
     """
     decoded = np.asarray(reconstructions)
-    moves = np.asarray(offsets)
+    steps = np.asarray(offsets)
     check_shape("reconstructions", decoded, ("dims", "steps", "channels", "height", "width"))
     num_dims, num_steps = decoded.shape[:2]
-    check_length("offsets", moves, num_steps)
+    check_length("offsets", steps, num_steps)
     tiles = pictures("reconstructions", decoded.reshape(-1, *decoded.shape[2:]))
     figure = tile_grid(tiles, [str(dim + 1) for dim in range(num_dims)], title, below=0.9)
 
     axes = figure.axes[0]
-    ticks = [_signed(move) for move in moves]
+    labels = [_signed(offset) for offset in steps]
     rotation = 90 if num_steps > 14 else 0
-    axes.set_xticks(np.arange(num_steps) + 0.5, ticks, rotation=rotation)
+    axes.set_xticks(np.arange(num_steps) + 0.5, labels, rotation=rotation)
     axes.set_xlabel("added to the dimension", fontsize=TEXT)
     axes.set_ylabel("pose dimension", fontsize=TEXT)
-    if "0" in ticks:
-        axes.add_patch(_frame(ticks.index("0"), 0, 1, num_dims, BLUE))
+    if "0" in labels:
+        axes.add_patch(_frame(labels.index("0"), 0, 1, num_dims, BLUE))
     return figure
 
 
@@ -287,9 +323,9 @@ def image_rows(rows: Mapping[str, ArrayLike], *, title: str = "") -> Figure:
         ArgumentError: for no row, or rows that do not fit each other.
     """
     check_range("number of rows", len(rows), low=1)
-    name, images = next(iter(rows.items()))
-    first = pictures(name, images)
-    tiles = [pictures_like(name, images, first) for name, images in rows.items()]
+    argument, images = next(iter(rows.items()))
+    reference = pictures(argument, images)
+    tiles = [pictures_like(name, images, reference) for name, images in rows.items()]
     return tile_grid(np.concatenate(tiles), list(rows), title)
 
 
@@ -309,29 +345,29 @@ def draw_pairs(
         longest: length of the longer side of an image, in inches.
     """
     num_columns = min(max_columns, len(pairs))
-    num_rows = -(-len(pairs) // num_columns)
-    height, width = tile_size(pairs[0].upper.shape[:2], longest)
+    num_rows = -(-len(pairs) // num_columns)  # rounded up
+    height, width = tile_size(pairs[0].upper.shape[:2], longest)  # of an image, in inches
 
-    # A cell has text above, two images and text below.
+    # A cell holds a pair: text above, two images and text below.
     num_lines_above = 0
     num_lines_below = 0
     for pair in pairs:
-        num_lines_above = max(num_lines_above, pair.above.count("\n") + 1)
-        below = "".join(f"{text}\n" for text, _ in pair.below)
+        num_lines_above = max(num_lines_above, pair.text_above.count("\n") + 1)
+        below = "".join(f"{text}\n" for text, _ in pair.lines_below)
         num_lines_below = max(num_lines_below, below.count("\n"))
     above_height = LINE_HEIGHT * num_lines_above + GAP
     below_height = LINE_HEIGHT * num_lines_below + GAP
     cell_height = above_height + 2 * height + GAP + below_height
     # Narrow images stand apart, so that their names do not touch.
-    cell_width = max(width, NAMES_WIDTH) + 2 * GAP
+    cell_width = max(width, MIN_CELL_WIDTH) + 2 * GAP
 
     figure = new_figure(max(num_columns * cell_width, 5.2) + 0.2, num_rows * cell_height + 0.5)
     axes: Axes = figure.subplots()
     for index, pair in enumerate(pairs):
         row, column = divmod(index, num_columns)
-        center = (column + 0.5) * cell_width
-        top = row * cell_height + above_height
-        _draw_pair(axes, pair, center, top, (height, width))
+        x_center = (column + 0.5) * cell_width
+        y_top = row * cell_height + above_height
+        _draw_pair(axes, pair, x_center, y_top, (height, width))
     axes.set(xlim=(0, num_columns * cell_width), ylim=(num_rows * cell_height, 0))
     axes.set_axis_off()
     figure.suptitle(title, x=0.01, ha="left", fontsize=TEXT)
@@ -341,34 +377,43 @@ def draw_pairs(
 def _draw_pair(
     axes: Axes,
     pair: Pair,
-    center: float,
-    top: float,
+    x_center: float,
+    y_top: float,
     size: tuple[float, float],
 ) -> None:
-    """Draw a pair, whose images have this size, around a vertical line."""
+    """Draw a pair around a vertical line.
+
+    Args:
+        axes: axes in inches, whose y grows downwards.
+        pair: images and text.
+        x_center: the vertical line.
+        y_top: top of the upper image.
+        size: height and width of each image, in inches.
+    """
     height, width = size
-    x_left = center - width / 2
-    lower_top = top + height + GAP
-    for image, y in ((pair.upper, top), (pair.lower, lower_top)):
+    x_left = x_center - width / 2
+    y_lower = y_top + height + GAP
+    for image, y in ((pair.upper, y_top), (pair.lower, y_lower)):
         extent = (x_left, x_left + width, y + height, y)
         axes.imshow(image, extent=extent, interpolation="antialiased")
 
-    color = RED if pair.framed else "black"
-    axes.text(center, top - TEXT_GAP, pair.above, va="bottom", color=color, **CENTERED)
-    for row, (text, ink) in enumerate(pair.below):
-        y = lower_top + height + TEXT_GAP + row * LINE_HEIGHT
-        axes.text(center, y, text, va="top", color=ink, **CENTERED)
-    if pair.framed:
-        axes.add_patch(_frame(x_left, lower_top, width, height, RED))
+    color = RED if pair.is_wrong else "black"
+    axes.text(x_center, y_top - TEXT_GAP, pair.text_above, va="bottom", color=color, **CENTERED)
+    for row, (text, text_color) in enumerate(pair.lines_below):
+        y = y_lower + height + TEXT_GAP + row * LINE_HEIGHT
+        axes.text(x_center, y, text, va="top", color=text_color, **CENTERED)
+    if pair.is_wrong:
+        axes.add_patch(_frame(x_left, y_lower, width, height, RED))
 
 
-def _frame(x_left: float, top: float, width: float, height: float, color: str) -> Rectangle:
-    corner = (x_left, top)
+def _frame(x_left: float, y_top: float, width: float, height: float, color: str) -> Rectangle:
+    """An empty rectangle, in the units of the axes."""
+    corner = (x_left, y_top)
     return Rectangle(corner, width, height, fill=False, edgecolor=color, linewidth=2, clip_on=False)
 
 
-def _signed(move: float) -> str:
+def _signed(offset: float) -> str:
     """Write an offset with its sign; "0" for next to nothing."""
-    if abs(move) < 1e-6:
+    if abs(offset) < 1e-6:
         return "0"
-    return f"{move:+.3g}".replace("-", "−")
+    return f"{offset:+.3g}".replace("-", "−")
