@@ -26,8 +26,8 @@ def register_tag():
     """Registers an augmentation that adds a number to what it is applied to."""
     with AUGMENTATIONS.restored():
 
-        def register(**options):
-            @register_augmentation("tag", TagSettings, **options)
+        def register(settings_class=TagSettings, **options):
+            @register_augmentation("tag", settings_class, **options)
             def add(images, settings, generator):
                 return images + settings.tag
 
@@ -77,6 +77,21 @@ def test_masks_refuse_what_does_not_fit_them(register_tag):
             transform(settings, masks=True)
         assert {error.value.argument} == settings.keys()
     transform({"degrees": 10.0}, masks=True)
+
+
+@dataclass(frozen=True)
+class OnByDefaultSettings:
+    tag: float = setting(1.0, "number added to every pixel")
+
+
+def test_masks_are_never_changed_by_what_does_not_fit_them(register_tag):
+    register_tag(OnByDefaultSettings, moves_pixels=True, fits_masks=False)
+    images, masks = transform({}, companions=ZEROS, masks=True)
+    assert torch.equal(images, ZEROS)
+    assert torch.equal(masks, ZEROS)
+    assert torch.equal(transform({})[0], ZEROS + 1)
+    with pytest.raises(ArgumentError):
+        transform({"tag": 2.0}, masks=True)
 
 
 def test_a_taken_name_or_setting_is_refused(register_tag):

@@ -1,11 +1,14 @@
-"""Random changes to a batch of images, each sample its own, in batched operations on their device.
+"""Random changes of training images, called augmentations; each image of a batch gets its own.
 
-Every function draws on its generator's device, so that a CPU generator gives the same changes
-whatever device the images are on. Zero comes in from outside the picture. Each returns a new tensor
-of the type of its images, `[batch, channels, height, width]`; those not said to be of floats take
-any type. ValueError: for other axes, or an amount out of range.
+Images are tensors `[batch, channels, height, width]`, and every augmentation returns a new tensor of
+their type. It draws random numbers on the device of its generator, so that a generator on the CPU
+gives the same changes whatever device the images are on. Where a change needs pixels from outside
+an image, they are 0. Only `color_jitter` requires floats. ValueError: for other axes, or an amount
+out of range.
 
 An augmentation is one file: a function, a dataclass of its settings, and `register_augmentation`.
+`Transforms` applies all that the settings of a run switch on; `refuse_augmentations` raises for a
+run that cannot use any.
 """
 
 from torchcaps.data.augment._registry import (
@@ -20,4 +23,4 @@ from torchcaps.data.augment.transforms import (
 )
 from torchcaps.registry import import_submodules
 
-import_submodules(__name__)
+import_submodules(__name__)  # each file registers its augmentation

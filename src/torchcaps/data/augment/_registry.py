@@ -1,4 +1,13 @@
-"""The augmentations by name, in the order in which they are applied."""
+"""The augmentations, random changes of training images, by name and in their order.
+
+`register_augmentation` adds one. A run keeps the settings of all augmentations in one object, the
+group "augmentation" (`TrainConfig.augmentation`), which has an attribute for each; `Augmentation`
+finds its own settings there by their names.
+
+A *switch* is a setting that turns its augmentation on, unless it is 0, False or None; another
+setting, such as a threshold, is a *parameter*. A *mask* has a class for each pixel of an image; it
+is changed as a stack of images, one channel for each class.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +22,21 @@ from torchcaps.errors import ArgumentError
 from torchcaps.registry import Registry
 
 AXES = ("batch", "channels", "height", "width")
-CROP_ORDER = 60.0  # the place of the crop in the order of augmentations
+CROP_ORDER = 60.0  # `Augmentation.order` of the crop, which has no file of its own
 Change = Callable[[Images, Any, Generator], Images]
 """(images, settings, generator) -> the images changed, of the same shape and type"""
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """A random change of images, as `register_augmentation` describes it."""
+    """A random change of images.
+
+    Attributes:
+        name: its name.
+        apply: the function that changes images.
+        settings: dataclass of its settings, whose instances `apply` takes.
+        moves_pixels, fits_masks, order, parameters: see `register_augmentation`.
+    """
 
     name: str
     apply: Change
@@ -33,24 +49,39 @@ class Augmentation:
     @property
     def switches(self) -> list[str]:
         """Names of the settings that switch it on."""
-        return [f.name for f in fields(self.settings) if f.name not in self.parameters]
+        names = [field.name for field in fields(self.settings)]
+        return [name for name in names if name not in self.parameters]
 
     def configured(self, group: Any) -> Any | None:
-        """Its own settings out of those of all augmentations; None where they switch it off."""
-        values = {f.name: getattr(group, f.name, f.default) for f in fields(self.settings)}
-        if any(values[name] for name in self.switches):
-            return self.settings(**values)
+        """Its own settings, out of those of all augmentations; None where they switch it off.
+
+        Args:
+            group: has the settings of all augmentations as attributes. One that it lacks has its
+                default.
+        """
+        settings = {
+            field.name: getattr(group, field.name, field.default) for field in fields(self.settings)
+        }
+        if any(settings[name] for name in self.switches):
+            return self.settings(**settings)
         return None
 
     def refuse(self, group: Any, reason: str) -> None:
-        """Raise ArgumentError for the first of its switches that is on and not the default."""
-        for f in fields(self.settings):
-            if f.name not in self.switches:
+        """Raise ArgumentError for the first of its switches that is on and not the default.
+
+        A switch whose default is on says nothing of what the user asks for: it is not refused.
+
+        Args:
+            group: has the settings of all augmentations as attributes.
+            reason: what cannot be augmented so, which ends "expected 0 for ...".
+        """
+        for field in fields(self.settings):
+            if field.name not in self.switches:
                 continue
-            value = getattr(group, f.name, f.default)
-            if value and value != f.default:
-                off = False if value is True else 0
-                raise ArgumentError(f.name, f"expected {off} for {reason}, got {value}")
+            amount = getattr(group, field.name, field.default)
+            if amount and amount != field.default:
+                off = False if amount is True else 0
+                raise ArgumentError(field.name, f"expected {off} for {reason}, got {amount}")
 
 
 AUGMENTATIONS: Registry[Augmentation] = Registry("augmentation")
@@ -77,7 +108,8 @@ def register_augmentation(
             Where it is False, the image alone is changed, and single layers that are targets of a
             reconstruction keep their values.
         fits_masks: whether masks, a channel for each class, may be changed so; by default, if it
-            moves pixels. Tasks with masks refuse one that moves pixels and does not fit masks.
+            moves pixels. One that moves pixels and does not fit masks is never applied to images
+            with masks: their task refuses the setting, and leaves it out where it is on by default.
         order: its place, the lowest first. The library has shift 10, flip 20, morphology 30, affine
             40, the crop 60, erase 70 and color_jitter 80; after the latter, values may leave [0, 1].
         parameters: settings that only say how, such as a threshold. They switch nothing on or off.
@@ -97,17 +129,7 @@ def register_augmentation(
     """
 
     def register(function: Change) -> Change:
-        for f in fields(settings):
-            if "about" not in f.metadata:
-                raise ArgumentError("settings", f"expected {f.name} to be made by `setting`")
-            for augmentation in AUGMENTATIONS.registered():
-                is_taken = f.name in augmentation.settings.__dataclass_fields__
-                if is_taken and augmentation.name != name:
-                    raise ArgumentError(
-                        "settings",
-                        f"{f.name!r} is one of {augmentation.name}; expected another name",
-                    )
-        get_type_hints(settings)  # raises NameError here for a type that is not known
+        _check_settings(name, settings)
         fits = moves_pixels if fits_masks is None else fits_masks
         augmentation = Augmentation(
             name, function, settings, moves_pixels, fits, order, tuple(parameters)
@@ -116,6 +138,21 @@ def register_augmentation(
         return function
 
     return register
+
+
+def _check_settings(name: str, settings: type[Any]) -> None:
+    """Raise ArgumentError unless all fields are made by `setting` and belong to no other name."""
+    for field in fields(settings):
+        if "about" not in field.metadata:  # `setting` stores its help there
+            raise ArgumentError("settings", f"expected {field.name} to be made by `setting`")
+        for augmentation in AUGMENTATIONS.registered():
+            is_taken = field.name in augmentation.settings.__dataclass_fields__
+            if is_taken and augmentation.name != name:
+                raise ArgumentError(
+                    "settings",
+                    f"{field.name!r} is one of {augmentation.name}; expected another name",
+                )
+    get_type_hints(settings)  # raises NameError here for a type that is not known
 
 
 def ordered_augmentations() -> list[Augmentation]:

@@ -1,4 +1,9 @@
-"""Rotation, size, shear and width in one sampling."""
+"""The augmentation "affine": rotation, size, shear and width in one sampling.
+
+Masks of the images are changed with them (`moves_pixels`). Each field of `AffineSettings` is a
+setting of a run; `setting` takes its default, its help, and the smallest and largest number. A
+setting of None takes the default of the run's task, before the images are changed.
+"""
 
 import math
 from dataclasses import dataclass
@@ -45,33 +50,42 @@ def affine(
     aspect: float = 0.0,
     generator: Generator,
 ) -> Images:
-    """Turn, resize, shear, narrow and move each image about its center; sampled bilinearly.
+    """Narrow, resize, shear, turn and move each image, in this order, about its center.
+
+    Pixels are sampled bilinearly; what comes in from outside is 0.
 
     Args:
-        images: of any type.
+        images: `[batch, channels, height, width]`, of any type.
         degrees: largest rotation either way.
         scale: smallest and largest factor of size, above 0.
         shear: largest horizontal shear angle either way, in degrees below 90.
-        translate: largest move either way along each axis, as a fraction of it.
-        aspect: largest share of its width that an image loses before all else, below 1.
-        generator: all amounts are drawn uniformly.
+        translate: largest move either way along each axis, as a fraction of its length.
+        aspect: largest share of its width that an image loses, at most 0.9.
+        generator: draws all amounts uniformly, for each image.
     """
     check_shape("images", images, AXES)
     check_range("scale", scale[0], low=1e-3, high=scale[1])
     check_range("shear", shear, low=0, high=89)
     check_range("aspect", aspect, low=0, high=0.9)
-    one = (len(images),)
-    turn = uniform(one, -math.radians(degrees), math.radians(degrees), images, generator)
-    factor = uniform(one, *scale, images, generator)
-    slant = uniform(one, -math.radians(shear), math.radians(shear), images, generator).tan()
-    move = uniform((len(images), 2), -2 * translate, 2 * translate, images, generator)
-    narrow = 1 - uniform(one, 0, aspect, images, generator) if aspect else 1.0
+    # The amounts of each image, [batch], in [low, high) and on the device of the images.
+    batch = len(images)
+    largest_turn = math.radians(degrees)
+    turn = uniform((batch,), -largest_turn, largest_turn, images, generator)
+    factor = uniform((batch,), *scale, images, generator)
+    largest_angle = math.radians(shear)
+    slope = uniform((batch,), -largest_angle, largest_angle, images, generator).tan()
+    # An axis is 2 long in the coordinates of affine_grid, which run from -1 to 1: [batch, 2].
+    move = uniform((batch, 2), -2 * translate, 2 * translate, images, generator)
+    width_factor = 1 - uniform((batch,), 0, aspect, images, generator) if aspect else 1.0
 
-    # In the [-1, 1] coordinates of affine_grid an output point p shows the input at A⁻¹(p - move).
+    # The output at a point p shows the input at A⁻¹(p - move).
+    inverse = inverse_map(turn, slope, factor * width_factor, factor)
+    # From pixels to those coordinates, in which both sides of a rectangle have equal lengths.
     ratio = images.shape[2] / images.shape[3]
-    inverse = inverse_map(turn, slant, factor * narrow, factor)
     inverse = inverse * inverse.new_tensor([[1, ratio], [1 / ratio, 1]])
-    theta = torch.cat([inverse, -inverse @ move.unsqueeze(-1)], dim=-1)
+    theta = torch.cat([inverse, -inverse @ move.unsqueeze(-1)], dim=-1)  # [batch, 2, 3]
+
+    # Integers are sampled as floats, then rounded.
     pixels = images if images.is_floating_point() else images.float()
     grid = F.affine_grid(theta.to(pixels.dtype), list(images.shape), align_corners=False)
     transformed = F.grid_sample(pixels, grid, padding_mode="zeros", align_corners=False)
@@ -83,11 +97,18 @@ def affine(
 def inverse_map(
     turn: Tensor, shear: Tensor, scale_x: Tensor, scale_y: Tensor
 ) -> Float[Tensor, "batch 2 2"]:
-    """Inverses of rotation · [[1, shear], [0, 1]] · diag(scales) for points (x, y), y down.
+    """Inverses of the maps A = rotation · [[1, shear], [0, 1]] · diag(scale_x, scale_y).
 
-    `turn` is in radians.
+    They are of points (x, y), y down, so A⁻¹ = diag(scales)⁻¹ · [[1, -shear], [0, 1]] · rotationᵀ.
+
+    Args:
+        turn: `[batch]` angles of the rotation, [[cos, -sin], [sin, cos]], in radians.
+        shear: `[batch]` horizontal shears, x for each y.
+        scale_x: `[batch]` factors of the width.
+        scale_y: `[batch]` factors of the height.
     """
-    cos, sin = turn.cos(), turn.sin()
+    cos = turn.cos()
+    sin = turn.sin()
     x = torch.stack([cos + shear * sin, sin - shear * cos], dim=1) / scale_x[:, None]
     y = torch.stack([-sin, cos], dim=1) / scale_y[:, None]
     return torch.stack([x, y], dim=1)
@@ -95,6 +116,7 @@ def inverse_map(
 
 @register_augmentation("affine", AffineSettings, moves_pixels=True, order=40)
 def _apply(images: Images, settings: AffineSettings, generator: Generator) -> Images:
+    """Change images by a run's settings, of which the shear is a slope, not an angle."""
     zoom = settings.zoom or 0.0
     return affine(
         images,

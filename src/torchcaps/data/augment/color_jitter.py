@@ -1,4 +1,8 @@
-"""Brightness and contrast."""
+"""The augmentation "color_jitter": brightness and contrast.
+
+It changes images alone, not their masks (`moves_pixels=False`). It is among the last (`order`),
+because pixels may leave [0, 1]. `ColorJitterSettings` has the setting of a run that switches it on.
+"""
 
 from dataclasses import dataclass
 
@@ -27,25 +31,34 @@ def color_jitter(
     contrast: tuple[float, float] = (0.2, 1.8),
     generator: Generator,
 ) -> Float[Tensor, "batch channels height width"]:
-    """Add one number to all pixels of an image, then stretch them about their mean; per sample.
+    """Change the brightness, then the contrast, of each image at random.
+
+    One number is added to all pixels of an image. Then its contrast changes by one factor: each
+    channel is stretched about its own mean. The defaults are those of matrix capsules (Hinton,
+    Sabour, Frosst, 2018).
 
     Args:
-        images: floats in [0, 1]. Values may leave [0, 1], which `functional.standardize` corrects.
+        images: floats in [0, 1].
         brightness: largest number added, either way.
         contrast: smallest and largest factor, 0 or more.
-        generator: both are drawn uniformly.
+        generator: draws both uniformly, for each image.
 
-    The defaults are those of matrix capsules (Hinton, Sabour, Frosst, 2018).
+    Returns:
+        Floats that may leave [0, 1], which `functional.standardize` corrects.
     """
     check_shape("images", images, AXES)
     check_range("brightness", brightness, low=0)
     check_range("contrast", contrast[0], low=0, high=contrast[1])
-    added, factor = torch.rand(
+    # Two numbers in [0, 1) for each image, both [batch, 1, 1, 1].
+    added, stretched = torch.rand(
         2, len(images), 1, 1, 1, generator=generator, device=generator.device
     ).to(images)
     images = images + brightness * (2 * added - 1)
-    mean = images.mean(dim=(2, 3), keepdim=True)
-    return mean + (images - mean) * (contrast[0] + (contrast[1] - contrast[0]) * factor)
+
+    low, high = contrast
+    factor = low + (high - low) * stretched
+    channel_mean = images.mean(dim=(2, 3), keepdim=True)  # [batch, channels, 1, 1]
+    return channel_mean + (images - channel_mean) * factor
 
 
 @register_augmentation("color_jitter", ColorJitterSettings, moves_pixels=False, order=80)

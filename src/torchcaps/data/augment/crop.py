@@ -1,4 +1,8 @@
-"""Windows of images: at a random place, in the middle, at given places."""
+"""Windows (rectangles) of images: at a random place, in the middle, or at places of choice.
+
+Images are `[batch, channels, height, width]` of any type. A window is placed by its first row and
+column. These functions are no augmentation with settings: a run crops by the setting `crop`.
+"""
 
 from collections.abc import Sequence
 
@@ -15,8 +19,8 @@ def random_crop(images: Images, size: int, *, generator: Generator) -> Images:
 
     Args:
         images: `[batch, channels, height, width]`.
-        size: side of the window in pixels, at most the smaller side of the images.
-        generator: the place is drawn uniformly.
+        size: side of the square window in pixels, at most the smaller side of the images.
+        generator: draws the place of each window uniformly.
 
     Returns:
         `[batch, channels, size, size]`.
@@ -28,25 +32,28 @@ def random_crop(images: Images, size: int, *, generator: Generator) -> Images:
 def center_crop(images: Images, size: int) -> Images:
     """The middle `size` × `size` pixels of each image, a view.
 
-    Where the margin is odd it lies half a pixel up and left.
+    Where the margins cannot be equal, those above and on the left are smaller by a pixel.
     """
     _check_size(images, size)
-    row = (images.shape[2] - size) // 2
-    column = (images.shape[3] - size) // 2
+    height, width = images.shape[2:]
+    row = (height - size) // 2
+    column = (width - size) // 2
     rows = slice(row, row + size)
     columns = slice(column, column + size)
     return images[:, :, rows, columns]
 
 
 def _check_size(images: Images, size: int) -> None:
+    """Raise ValueError unless a square of this side fits into the images."""
     check_shape("images", images, AXES)
     height, width = images.shape[2:]
     check_range("size", size, low=1, high=min(height, width))
 
 
 def random_windows(images: Images, size: Sequence[int], generator: Generator) -> Images:
-    """A window of `size` (height, width) of each image, its place drawn uniformly."""
+    """Cut a window of `size` (height, width) out of each image, its place drawn uniformly."""
     height, width = images.shape[2:]
+    # The first row and the first column of each window, both [batch].
     row = random_offsets(images, height, size[0], generator)
     column = random_offsets(images, width, size[1], generator)
     return windows_at(images, size, row, column)
@@ -60,10 +67,14 @@ def windows_at(images: Images, size: Sequence[int], row: Tensor, column: Tensor)
         size: (height, width) of the window.
         row: first row of each window, `[batch]`.
         column: first column of each window, `[batch]`.
+
+    Returns:
+        `[batch, channels, *size]`.
     """
-    # A view of all windows, of which one per sample is copied.
     height, width = size
+    # A view of all windows: [batch, channels, rows, columns, height, width].
     windows = images.unfold(2, height, 1)
     windows = windows.unfold(3, width, 1)
+    # One of them is copied for each image.
     index = torch.arange(len(images), device=images.device)
     return windows[index, :, row, column]

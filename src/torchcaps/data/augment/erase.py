@@ -1,4 +1,8 @@
-"""A square of zeros."""
+"""The augmentation "erase": a square of zeros.
+
+It changes masks of the images with them (`moves_pixels=True`). `EraseSettings` has the setting of a
+run that switches it on; `setting` takes a default, a help, and the smallest number.
+"""
 
 from dataclasses import dataclass
 
@@ -26,26 +30,36 @@ def random_erasing(images: Images, side: int, *, generator: Generator) -> Images
     Args:
         images: `[batch, channels, height, width]`.
         side: pixels along a side of the square, 0 for none.
-        generator: the place is drawn uniformly.
+        generator: draws the place of each square uniformly.
     """
     check_shape("images", images, AXES)
     check_range("side", side, low=0, high=min(images.shape[2:]))
     height, width = images.shape[2:]
-    in_rows = _is_erased(images, height, side, generator)
-    in_columns = _is_erased(images, width, side, generator)
-    square = in_rows.unsqueeze(2) & in_columns.unsqueeze(1)
-    return images.masked_fill(square.unsqueeze(1), 0)
+    row_is_erased = _random_interval(images, height, side, generator)
+    column_is_erased = _random_interval(images, width, side, generator)
+    is_erased = row_is_erased.unsqueeze(2) & column_is_erased.unsqueeze(1)
+    return images.masked_fill(is_erased.unsqueeze(1), 0)
 
 
-def _is_erased(images: Images, length: int, side: int, generator: Generator) -> Tensor:
-    """Which pixels along an axis lie in the square, `[batch, length]`."""
-    first = random_offsets(images, length, side, generator).unsqueeze(1)
+def _random_interval(images: Images, length: int, side: int, generator: Generator) -> Tensor:
+    """Which pixels of an axis lie in an interval of `side` pixels at a random place.
+
+    Args:
+        images: `[batch, ...]`; each gets an interval.
+        length: pixels of the axis.
+        side: pixels of the interval.
+        generator: draws the place uniformly.
+
+    Returns:
+        Booleans `[batch, length]`.
+    """
+    start = random_offsets(images, length, side, generator).unsqueeze(1)  # [batch, 1]
     pixels = torch.arange(length, device=images.device)
-    is_behind = pixels >= first
-    return is_behind & (pixels < first + side)
+    is_after_start = pixels >= start
+    return is_after_start & (pixels < start + side)
 
 
-# After the crop, so that the square lies in what the model sees.
+# The crop has order 60: a square that is erased after it lies in what the model sees.
 @register_augmentation("erase", EraseSettings, moves_pixels=True, order=70)
 def _apply(images: Images, settings: EraseSettings, generator: Generator) -> Images:
     return random_erasing(images, settings.erase, generator=generator)

@@ -1,4 +1,8 @@
-"""Mirror images."""
+"""The augmentation "flip": images mirrored left to right.
+
+Masks of the images are mirrored with them (`moves_pixels=True`). `FlipSettings` has the setting of a
+run that switches it on.
+"""
 
 from dataclasses import dataclass
 
@@ -26,11 +30,13 @@ def random_horizontal_flip(
     Args:
         images: `[batch, channels, height, width]`.
         probability: share of the images that are mirrored, in [0, 1].
-        generator: which images are mirrored.
+        generator: draws which images are mirrored.
     """
     check_shape("images", images, AXES)
     check_range("probability", probability, low=0, high=1)
-    is_mirrored = uniform((len(images), 1, 1, 1), 0, 1, images, generator) < probability
+    # A number in [0, 1) for each image, on its device.
+    numbers = uniform((len(images), 1, 1, 1), 0, 1, images, generator)
+    is_mirrored = numbers < probability
     return torch.where(is_mirrored, images.flip(-1), images)
 
 

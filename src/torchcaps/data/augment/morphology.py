@@ -1,4 +1,9 @@
-"""Thicker and thinner strokes."""
+"""The augmentation "morphology": strokes (bright lines on a dark ground) made thicker or thinner.
+
+Pixels take the values of their neighbors (`moves_pixels=True`), but masks, a channel for each
+class, cannot follow (`fits_masks=False`). `MorphologySettings` has the setting of a run that
+switches it on.
+"""
 
 from dataclasses import dataclass
 
@@ -25,22 +30,27 @@ class MorphologySettings:
 
 
 def random_morphology(images: Images, share: float, *, generator: Generator) -> Images:
-    """Make what is bright a pixel thicker in half of this share of the images, thinner in as many.
+    """Make strokes a pixel thicker in half of this share of the images, thinner in the other half.
 
-    Each pixel becomes the largest, or smallest, of the 2 × 2 pixels of which it is the first.
+    Each pixel becomes the largest, or smallest, of the 2 × 2 pixels of which it is the upper left.
 
     Args:
         images: `[batch, channels, height, width]`.
         share: of the images that are changed, in [0, 1].
-        generator: which images are changed.
+        generator: draws which images are changed.
     """
     check_shape("images", images, AXES)
     check_range("share", share, low=0, high=1)
-    chance = uniform((len(images), 1, 1, 1), 0, 1, images, generator)
-    pixels = F.pad(images, (0, 1, 0, 1)).unfold(2, 2, 1).unfold(3, 2, 1)
-    thick = pixels.amax(dim=(-2, -1))
-    thin = pixels.amin(dim=(-2, -1))
-    return torch.where(chance < share / 2, thick, torch.where(chance < share, thin, images))
+    # The 2 x 2 pixels at each pixel: [batch, channels, height, width, 2, 2].
+    padded = F.pad(images, (0, 1, 0, 1))
+    squares = padded.unfold(2, 2, 1).unfold(3, 2, 1)
+    thick = squares.amax(dim=(-2, -1))
+    thin = squares.amin(dim=(-2, -1))
+
+    # A number in [0, 1) for each image decides which one it becomes.
+    numbers = uniform((len(images), 1, 1, 1), 0, 1, images, generator)
+    thin_or_same = torch.where(numbers < share, thin, images)
+    return torch.where(numbers < share / 2, thick, thin_or_same)
 
 
 # A mask is no stroke: its classes would grow into each other.

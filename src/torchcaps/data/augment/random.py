@@ -1,4 +1,8 @@
-"""Random numbers on the generator's device."""
+"""Random numbers for augmentations, drawn on the device of their generator.
+
+They are then moved to the device of the images, so that a generator on the CPU gives the same
+numbers for images on any device.
+"""
 
 import torch
 from torch import Generator, Tensor
@@ -11,19 +15,30 @@ def uniform(
     like: Tensor,
     generator: Generator,
 ) -> Tensor:
-    """Numbers in [low, high), drawn on the generator's device, then on that of `like`."""
+    """Uniform numbers in [low, high).
+
+    Args:
+        shape: shape of the numbers.
+        low: smallest number.
+        high: limit above.
+        like: a tensor, to whose device the numbers are moved.
+        generator: draws them on its own device.
+    """
     numbers = torch.rand(shape, generator=generator, device=generator.device)
     return (low + (high - low) * numbers).to(like.device)
 
 
 def random_offsets(images: Tensor, side: int, window: int, generator: Generator) -> Tensor:
-    """The first pixel of a window along an axis, for each image: `[batch]`, on their device.
+    """Where a window begins along an axis, for each image.
 
     Args:
         images: `[batch, ...]`.
-        side: pixels along the axis.
-        window: pixels of the window, at most `side`.
-        generator: the offsets are drawn uniformly, on its device.
+        side: pixels of the axis.
+        window: pixels of the window along it, at most `side`.
+        generator: draws the offsets uniformly, on its own device.
+
+    Returns:
+        `[batch]` integers from 0 to `side - window`, on the device of the images.
     """
     num_offsets = side - window + 1
     offsets = torch.randint(

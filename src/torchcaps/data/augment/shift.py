@@ -1,4 +1,8 @@
-"""Shifts by whole pixels."""
+"""The augmentation "shift": moves by whole pixels.
+
+Masks of the images are moved with them (`moves_pixels=True`). `ShiftSettings` has the setting of a
+run, which is on by default; `setting` takes a default, a help, and the smallest number.
+"""
 
 from dataclasses import dataclass
 
@@ -19,15 +23,16 @@ class ShiftSettings:
 
 
 def shift(images: Images, max_shift: int = 2, *, generator: Generator) -> Images:
-    """Move each image by whole pixels.
+    """Move each image by whole pixels; zeros come in.
 
     Args:
         images: `[batch, channels, height, width]`.
-        max_shift: the largest move along each axis.
-        generator: the move is drawn uniformly from -max_shift..max_shift per axis.
+        max_shift: largest move in pixels, either way along each axis.
+        generator: draws both moves of each image uniformly.
     """
     check_shape("images", images, AXES)
     check_range("max_shift", max_shift, low=0)
+    # A window of the old size, at a random place of the image with a margin of zeros.
     padded = F.pad(images, (max_shift,) * 4)
     return random_windows(padded, images.shape[2:], generator)
 

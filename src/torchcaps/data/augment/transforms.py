@@ -1,4 +1,10 @@
-"""All augmentations of a training, one after the other."""
+"""All augmentations (random changes of training images) of a run, one after the other.
+
+An `Augmentation` has a function `apply(images, settings, generator)` and says whether pixels of
+other tensors move with those of the image (`moves_pixels`), whether masks may be changed so
+(`fits_masks`), and its place (`order`, the lowest first). Its method `configured` gives its settings,
+or None where they switch it off.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +30,14 @@ class Transforms:
     Args:
         settings: those of the group "augmentation" (`TrainConfig.augmentation`).
         crop: side of the window that is cut out at a random place; None keeps whole images.
-        masks: whether masks are changed with their images, which not every augmentation can do.
+        masks: whether masks (a channel for each class) are changed with their images. An
+            augmentation that they cannot follow is then left out if it is on by default.
 
     Raises:
-        ArgumentError: an augmentation is on that masks cannot follow.
+        ArgumentError: a setting, other than the default, asks for one that masks cannot follow.
+
+    Attributes:
+        steps: each augmentation with its settings, in their order.
     """
 
     def __init__(self, settings: Any, crop: int | None = None, *, masks: bool = False) -> None:
@@ -45,6 +55,7 @@ class Transforms:
         for augmentation in ordered_augmentations():
             if masks and augmentation.moves_pixels and not augmentation.fits_masks:
                 augmentation.refuse(settings, "images with masks, which would not fit")
+                continue
             augmentation_settings = augmentation.configured(settings)
             if augmentation_settings is not None:
                 self.steps.append((augmentation, augmentation_settings))
@@ -58,14 +69,16 @@ class Transforms:
         Args:
             images: floats in [0, 1], `[batch, channels, height, width]`.
             generator: source of the random numbers.
-            companions: `[batch, more, height, width]`, such as a channel for each class of masks or
-                the single layers of an image. Their pixels go where those of their image go.
+            companions: `[batch, any, height, width]`, tensors that belong to the images: a channel
+                for each class of their masks, or the single layers that an image is composed of.
+                Their pixels go where those of their image go.
 
         Returns:
             The images, in the memory format channels_last, which is fastest for convolutions; and
             the companions, None where there are none.
         """
         channels = images.shape[1]
+        # What moves together is one tensor, so that it meets the same random numbers.
         pixels = images if companions is None else torch.cat([images, companions], dim=1)
         for augmentation, settings in self.steps:
             if augmentation.moves_pixels or companions is None:
@@ -77,21 +90,36 @@ class Transforms:
         return images, None if companions is None else pixels[:, channels:]
 
     def append(self, function: Callable[[Images, Generator], Images]) -> None:
-        """Apply a function to images after all augmentations. Companions stay as they are."""
+        """Apply a function (images, generator) to images after all augmentations.
+
+        Companions stay as they are.
+        """
 
         def apply(images: Images, _settings: None, generator: Generator) -> Images:
             return function(images, generator)
 
-        augmentation = Augmentation("transform", apply, object, False, True, math.inf)
+        augmentation = Augmentation(
+            "transform",
+            apply,
+            settings=object,
+            moves_pixels=False,
+            fits_masks=True,
+            order=math.inf,
+        )
         self.steps.append((augmentation, None))
 
 
 def _crop(images: Images, side: int, generator: Generator) -> Images:
+    """The crop as an `Augmentation.apply`, whose settings are the side of the window."""
     return random_crop(images, side, generator=generator)
 
 
 def refuse_augmentations(settings: Any, reason: str) -> None:
-    """Refuse augmentations for inputs that are no images.
+    """Refuse augmentations in a run that changes no images, such as one of sets of points.
+
+    Args:
+        settings: those of the group "augmentation" (`TrainConfig.augmentation`).
+        reason: what the run is, which ends the message "expected 0 for ...".
 
     Raises:
         ArgumentError: a setting is on and not the default.
