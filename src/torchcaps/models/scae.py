@@ -12,24 +12,26 @@ Part capsules (section 2.2 of the paper). An encoder gives each part m a pose x_
 and a feature vector z_m. A part has a learned small image, its template T_m, and a learned map of
 logits A_m (the paper's alpha channel), which says where the template covers other parts:
 
-    (1)  c_m = MLP(z_m)                          color, which multiplies the template
+    (1)  c_m = MLP(z_m)                                    color, a factor of the template
     (2)  T'_m, A'_m = T_m, A_m placed on the image by x_m
-    (3)  p(m) = softmax over m of A'_m + log d_m         at each pixel
-    (4)  log p(image) = sum over pixels y of log sum_m p(m) N(y; c_m T'_m, pixel_scale)
+    (3)  p(m) = softmax over m of (A'_m + log d_m)         at each pixel
+    (4)  log p(image) = sum over pixels, channels of log sum_m p(m) N(y; c_m T'_m, pixel_scale)
 
 Object capsules (section 2.3). A set transformer looks at all parts. It gives each object k a pose
 OV_k ("object-viewer"), and for each part m the pose of this part within the object, OP_km
 ("object-part"), a presence a_km and a standard deviation s_km:
 
-    (5)  vote_km = OV_k OP_km                    the pose that the part should have
+    (5)  vote_km = OV_k OP_km                              the pose that the part should have
     (6)  a_km = sigmoid(logit of object k) sigmoid(logit of part m in object k)
-    (7)  p(x_m) = 10^-4 + sum_k a_km N(x_m; vote_km, s_km)       10^-4: no object explains it
+    (7)  p(x_m) = 10^-4 + sum_k a_km N(x_m; vote_km, s_km)
     (8)  log p(parts) = sum_m d_m log p(x_m)
-    (9)  a_k = max over m of a_km                presence of an object
-    (10) r_km = share of object k in the sum (7) posterior, by Bayes' rule
+    (9)  a_k = max over m of a_km                          presence of an object
+    (10) r_km = a_km N(x_m; vote_km, s_km) / p(x_m)        posterior: object k explains part m
 
-As in the authors' code the weights of (7) do not sum to 1. A pose is an affine map, six numbers:
-the upper two rows of a 3x3 matrix, row by row.
+N(y; mean, standard deviation) is the normal density; y is one channel of a pixel. The 10^-4 is for
+parts that no object explains. As in the authors' code the weights of (7) do not sum to 1. A pose is
+an affine map, six numbers: the upper two rows of a 3x3 matrix, row by row. `affine_pose` makes it of
+six raw numbers, which are unbounded. `full_precision` turns half precision into float32.
 
 Differs from the authors' code in: attention adds the log of a part's presence to its logits, in
 place of a mask that soft presences make all or nothing; no noise without training; likelihoods in
@@ -77,14 +79,14 @@ HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 # Weights of the terms of the loss, as with MNIST. `tasks.unsupervised.loss_terms` defines them, and
 # `tasks.unsupervised.contrastive_loss` the term `views`, which the paper does not have.
 WEIGHTS = {
-    "pixels": 1.0,
-    "poses": 1.0,
-    "dynamic": 10.0,
-    "within": 0.7,
-    "between": 0.2,
-    "objects": 2.0,
-    "examples": 0.35,
-    "views": 0.0,
+    "pixels": 1.0,  # minus (4)
+    "poses": 1.0,  # minus (8)
+    "dynamic": 10.0,  # deformation of objects
+    "within": 0.7,  # few objects explain an image
+    "between": 0.2,  # all objects are used
+    "objects": 2.0,  # number of objects present in an image
+    "examples": 0.35,  # number of images in which an object is present
+    "views": 0.0,  # presences agree in two views of an image
 }
 
 
@@ -421,7 +423,8 @@ def check_weights(weights: Mapping[str, float]) -> None:
 class SCAE(ImageModel):
     """Part capsules that draw an image, and object capsules that explain where the parts are.
 
-    Its outputs are presences of objects, `[batch, objects]` in [0, 1].
+    Its outputs are presences of objects, `[batch, objects]` in [0, 1]: `forward` of the base class
+    returns the activations of `capsules`.
 
     Args:
         in_chans: channels of the images.
@@ -466,7 +469,7 @@ class SCAE(ImageModel):
         # Side of the smallest image of which the encoder leaves a map of one position.
         smallest = side_before(1, [(KERNEL, stride) for stride in strides])
         super().__init__(
-            None,
+            None,  # there are no classes
             in_chans,
             img_size,
             smallest,
@@ -511,7 +514,7 @@ class SCAE(ImageModel):
         Returns:
             Fields of `Explanation`: `parts`, `drawings`, `mixing_logits`, `pixel_log_likelihood`.
         """
-        images = self._prepare(images)
+        images = self._prepare(images)  # checks their size and type
         parts = self.part_capsules(images, noise)
         with without_autocast(images):
             drawings, mixing_logits = self.part_capsules.draw(parts)
