@@ -166,7 +166,7 @@ def test_steady_opposite_and_agreeing_rotations():
     torch.testing.assert_close(lengths, torch.full((2,), math.sqrt(0.5), dtype=torch.float64))
     assert agreement == pytest.approx(1)
     align, images = task()
-    outputs = eval_outputs(align, images) | {"turn": opposite}
+    outputs = eval_outputs(align, images) | {"canonical_rotation": opposite}
     assert align.compute_metrics(outputs)["spread"] == pytest.approx(
         math.degrees(math.sqrt(math.log(2))), rel=1e-5
     )
@@ -185,7 +185,11 @@ def test_principal_axes_follow_a_motion_up_to_half_turns(dim):
 def test_axes_are_those_of_full_precision_under_autocast():
     points = torch.randn(3, 20, 2, generator=seeded()) * torch.tensor([3.0, 1.0])
     exact = principal_axes(points)
+    align, images = task()
+    batch = align.eval().sample_batch(images, torch.arange(3), seeded())
+    axes_rotation = align.eval_step(batch)["axes_rotation"]
     with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(align.eval_step(batch)["axes_rotation"], axes_rotation)
         assert torch.equal(principal_axes(points), exact)
         assert principal_axes(points.bfloat16()).dtype == torch.float32
 

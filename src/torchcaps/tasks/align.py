@@ -1,7 +1,21 @@
-"""Parts and canonical poses of sets of points, without labels, from pairs of motions of each set.
+"""Training of canonical capsules: parts and canonical poses of sets of points, without labels.
 
 Weiwei Sun and others, "Canonical Capsules: Self-Supervised Capsules in Canonical Pose", NeurIPS
 2021, arXiv 2012.04718; the six losses with the weights of the authors' code.
+
+In: sets of points x_n, each moved twice at random. A moved set is a view of the set. The model's
+`align` gives for a view an `Aligned`, with these fields:
+
+    A_nk        `attention`: the share of point n that capsule k has
+    theta_k     `keypoints`: mean place of the points of capsule k, weighted by A_nk
+    beta_k      `descriptors`: mean features of these points
+    theta^_k    `canonical`: where the keypoint should be in the canonical pose
+    R, t        `rotation`, `translation`: the motion of the view to its canonical pose
+    R x_n + t   `upright`: the points in the canonical pose
+
+Out: a loss in training, a weighted sum of six losses (`capsule_losses`, and the Chamfer distance of
+a set and its drawing); and metrics of test sets: above all their steadiness, that is whether all
+views of a set get one canonical pose.
 """
 
 import math
@@ -29,6 +43,7 @@ from torchcaps.tasks._base import (
     register_task,
 )
 
+# Weights of the six losses.
 WEIGHTS = {
     "equivariance": 5.0,
     "localization": 1.0,
@@ -37,18 +52,18 @@ WEIGHTS = {
     "canonical": 1.0,
     "chamfer": 1.0,
 }
-# Weights of the parts of a loss, by name.
+# Weights by the names that the setting `loss` may have.
 LOSSES: Registry[Mapping[str, float]] = Registry("loss")
 LOSSES.add("weighted", WEIGHTS)
 LOSSES.add("without_equivariance", WEIGHTS | {"equivariance": 0.0})
-SHIFT = 0.2  # largest translation either way along each axis
-NUM_VIEWS = 8  # motions of each set that is measured
-SEED = 99
-NUM_EXAMPLES = 4  # sets in a figure
-NUM_EXAMPLE_VIEWS = 3
-MIN_LENGTH = 0.01  # resultant length: the deviation of opposite rotations is infinite
-EVAL_BATCH = 32  # sets measured at a time
-MIN_MASS = 1e-3  # of a capsule's points, where they are divided by
+MAX_SHIFT = 0.2  # of a motion, either way along each axis
+NUM_VIEWS = 8  # of each test set
+SEED = 99  # of the motions of test sets
+NUM_EXAMPLES = 4  # sets in a plot
+NUM_EXAMPLE_VIEWS = 3  # of each of them
+MIN_LENGTH = 0.01  # resultant lengths are clamped: the deviation of opposite rotations is infinite
+EVAL_BATCH = 32  # sets in a batch that is not trained with
+MIN_MASS = 1e-3  # least divisor: a capsule may have no points
 
 
 class Motions(NamedTuple):
@@ -73,26 +88,35 @@ class Motions(NamedTuple):
 
 @register_task("align")
 class Align(Task):
-    """Two rigid motions of a set of points, whose capsules move with it.
+    """Capsules that move with a set of points, and put all its views into one canonical pose.
 
-    They put it into the same canonical pose.
+    Attributes:
+        model: a `CanonicalCapsules`, or a model with its methods.
+        loss: name of the weights in `LOSSES`.
     """
 
-    score = "steadiness"  # a drawing may be good in any pose
+    # Answers to the questions of the base class `Task`:
+    score = (
+        "steadiness"  # the metric by which the epoch is chosen: a drawing may be good in any pose
+    )
     losses: ClassVar[Registry[Mapping[str, float]]] = LOSSES
     labeled = False
-    augments = False  # sets of points are moved by motions of its own
-    clip = 0.0  # as in the authors' code
+    augments = False  # there are no augmentations but the motions
+    clip = 0.0  # gradients are not clipped, as in the authors' code
     eval_batch_size = EVAL_BATCH
-    requires = "a model of sets of points"
-    data = "sets of points"
+    requires = "a model of sets of points"  # words of the error for other models
+    data = "sets of points"  # words of the error for other data
 
     @classmethod
     def supports(cls, images: ImageSet) -> bool:
+        """Whether these "images" are sets of points: one pixel wide, coordinates as channels."""
         return images.preprocess.kind == "points"
 
     def sample_batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Motions:
-        """Two random motions of each set; of those that are measured eight fixed ones."""
+        """The sets with these indices: in training with two random motions, else eight fixed ones.
+
+        A test set has the same motions whatever other sets are in the batch.
+        """
         points = images.float_images(indices)
         dim = images.in_chans
         if self.training:
@@ -105,51 +129,67 @@ class Align(Task):
         return Motions(points, rotation.to(points), shift.to(points))
 
     def training_step(self, batch: Motions, fraction_trained: float) -> Outputs:
-        return {name: losses.mean() for name, losses in self._losses(batch).items()}
+        """The loss of a batch, and the six losses without their weights."""
+        return {name: losses.mean() for name, losses in self._losses_by_set(batch).items()}
 
-    def _losses(self, batch: Motions) -> Outputs:
+    def _losses_by_set(self, batch: Motions) -> Outputs:
+        """The weighted sum "loss" and the six losses of each set, `[batch]`, by two views."""
         aligned = self.model.align(torch.cat([batch.view(0), batch.view(1)]))
-        first = Aligned(*(part[: len(batch.points)] for part in aligned))
-        parts = capsule_losses(aligned, batch) | {"chamfer": self._chamfer(first)}
+        first_views = Aligned(*(field[: len(batch.points)] for field in aligned))
+        terms = capsule_losses(aligned, batch) | {"chamfer": self._chamfer(first_views)}
         weights = LOSSES[self.loss]
-        weighted = [weights[name] * losses for name, losses in parts.items()]
-        return {"loss": torch.stack(weighted).sum(dim=0), **parts}
+        weighted = [weights[name] * losses for name, losses in terms.items()]
+        return {"loss": torch.stack(weighted).sum(dim=0), **terms}
 
     def _chamfer(self, aligned: Aligned) -> Float[Tensor, " batch"]:
-        """The distance of each set and its drawing, in the canonical pose."""
+        """The Chamfer distance of each set and its drawing, in the canonical pose."""
         drawing = self.model.draw(*self.model.described(aligned))
         return chamfer_distance(aligned.upright, drawing.flatten(1, 2))
 
     def eval_step(self, batch: Motions) -> Outputs:
-        """Losses of each set, and its canonical rotations and keypoints under all motions."""
-        chamfer: list[Tensor] = []
-        turns: list[Tensor] = []
-        axes: list[Tensor] = []
-        homes: list[Tensor] = []
+        """What the metrics are made from, for each set of a batch.
+
+        Rotations are of the set as it was before its motions: R of a view times the rotation of its
+        motion. They are equal for all views if the canonical pose is. A mean of rotations is in
+        general no rotation; see `resultant_lengths`.
+
+        Returns:
+            "loss": of the first two views. "size": mean squared distance of the points from their
+            center. "equivariance": mean squared distance of keypoints, moved back, from their mean
+            over views. "chamfer": mean over views. "canonical_rotation" and, by principal axes in
+            place of the model, "axes_rotation": means over views, `[batch, dim, dim]`. All others
+            are `[batch]`.
+        """
+        chamfer = []
+        canonical_rotations = []
+        axes_rotations = []
+        keypoints = []
         for k in range(batch.shift.shape[1]):
             points = batch.view(k)
             rotation = batch.rotation[:, k]
             aligned = self.model.align(points)
             chamfer.append(self._chamfer(aligned))
-            turns.append(aligned.rotation @ rotation)
-            axes.append(principal_axes(points.squeeze(3).mT) @ rotation)
-            # Keypoints of the set before it was moved.
-            homes.append((aligned.keypoints - batch.shift[:, k].unsqueeze(1)) @ rotation)
+            axes = principal_axes(points.squeeze(3).mT)
+            with without_autocast(points):
+                canonical_rotations.append(aligned.rotation @ rotation)
+                axes_rotations.append(axes @ rotation)
+                # Keypoints moved back: the inverse motion is x -> rotation^T (x - shift).
+                keypoints.append((aligned.keypoints - batch.shift[:, k].unsqueeze(1)) @ rotation)
 
-        home = torch.stack(homes, dim=1)
-        scatter = (home - home.mean(dim=1, keepdim=True)).square().sum(dim=3)
-        centered = batch.points.squeeze(3) - batch.points.mean(dim=2)
+        centered_points = batch.points.squeeze(3) - batch.points.mean(dim=2)
+        unmoved = torch.stack(keypoints, dim=1)  # [batch, views, capsules, dim]
+        scatter = (unmoved - unmoved.mean(dim=1, keepdim=True)).square().sum(dim=3)
         return {
-            "loss": self._losses(batch)["loss"],
-            "size": centered.square().sum(dim=1).mean(dim=1),
+            "loss": self._losses_by_set(batch)["loss"],
+            "size": centered_points.square().sum(dim=1).mean(dim=1),
             "equivariance": scatter.mean(dim=(1, 2)),
             "chamfer": torch.stack(chamfer, dim=1).mean(dim=1),
-            "turn": torch.stack(turns, dim=1).mean(dim=1),
-            "axes": torch.stack(axes, dim=1).mean(dim=1),
+            "canonical_rotation": torch.stack(canonical_rotations, dim=1).mean(dim=1),
+            "axes_rotation": torch.stack(axes_rotations, dim=1).mean(dim=1),
         }
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
-        """Figures of sets under eight fixed motions each.
+        """Metrics of test sets under eight fixed motions each, by what `eval_step` gave.
 
         Returns:
             "chamfer": distance of set and drawing in the canonical pose. "explained": 1 minus its
@@ -158,7 +198,8 @@ class Align(Task):
             standard deviation, `sqrt(-2 ln length)`, in degrees, at most 174; both are means over
             sets. "agreement": the length for the mean rotations of all sets, which says something
             where the sets are in one pose. "equivariance": root mean square distance of keypoints,
-            moved back, from their mean. "axes_...": the same of alignment by principal axes.
+            moved back, from their mean. "axes_...": the same of alignment by principal axes, for
+            comparison.
         """
         mean = super().compute_metrics(outputs)
         metrics = {
@@ -167,8 +208,8 @@ class Align(Task):
             "chamfer": mean["chamfer"],
             "equivariance": math.sqrt(mean["equivariance"]),
         }
-        for prefix, key in (("", "turn"), ("axes_", "axes")):
-            lengths, agreement = resultant_lengths(outputs[key])
+        for prefix, name in (("", "canonical_rotation"), ("axes_", "axes_rotation")):
+            lengths, agreement = resultant_lengths(outputs[name])
             spread = lengths.clamp(MIN_LENGTH, 1).log().mul(-2).sqrt().rad2deg()
             metrics[f"{prefix}steadiness"] = lengths.mean().item()
             metrics[f"{prefix}spread"] = spread.mean().item()
@@ -176,6 +217,7 @@ class Align(Task):
         return metrics
 
     def report_items(self, evaluation: EvaluationResult, images: ImageSet) -> list[ReportItem]:
+        """A plot of some views of test sets, colored by capsule."""
         from torchcaps import viz
 
         rows: dict[str, list[tuple[Tensor, Tensor]]] = {
@@ -210,6 +252,11 @@ class Align(Task):
 
     @torch.inference_mode()
     def predict(self, images: Tensor) -> list[dict[str, Any]]:
+        """Of each set its motion to the canonical pose, its keypoints, and the capsule of each point.
+
+        Args:
+            images: sets of points `[batch, dim, points, 1]`.
+        """
         aligned = self.model.align(images)
         columns = {
             "chamfer": self._chamfer(aligned),
@@ -230,37 +277,43 @@ class Align(Task):
 
 
 def capsule_losses(aligned: Aligned, batch: Motions) -> Outputs:
-    """Five losses of each set, `[batch]`, without the Chamfer distance of its drawing.
+    """Five losses of each set, `[batch]`; the sixth is the Chamfer distance of its drawing.
+
+    Of the views a and b of a set, with the symbols of the top of this file. T is the motion from view
+    a to view b, K the number of capsules, and the last three losses are means over both views:
+
+        equivariance   mean over k of |T theta_k(a) - theta_k(b)|^2
+        invariance     mean over k and channels of (beta_k(a) - beta_k(b))^2
+        localization   sum over k of sum_n A_nk |x_n - theta_k|^2 / sum_n A_nk
+        equilibrium    variance over k of sum_n A_nk
+        canonical      mean over k of |R theta_k + t - theta^_k|^2
 
     Args:
-        aligned: the sets after their first motions, then after their second ones.
+        aligned: `[2 batch, ...]`, the first views of all sets, then their second views.
         batch: the sets and the motions.
-
-    Returns:
-        "equivariance": squared distance of keypoints of the second view from the moved ones of the
-        first, a mean over capsules. "invariance": mean squared difference of descriptors. And as
-        means of both views: "localization": variance of a capsule's points, summed over capsules;
-        "equilibrium": variance over capsules of the points they have; "canonical": squared distance
-        of aligned keypoints from canonical ones, a mean over capsules.
     """
     keypoints = aligned.keypoints
     first, second = keypoints.chunk(2)
+    first_descriptors, second_descriptors = aligned.descriptors.chunk(2)
     with without_autocast(batch.points):
-        home = (first - batch.shift[:, :1]) @ batch.rotation[:, 0]
-        expected = home @ batch.rotation[:, 1].mT + batch.shift[:, 1:2]
-        fitted = keypoints @ aligned.rotation.mT + aligned.translation.unsqueeze(1)
+        # Keypoints of the first view, moved back and then by the second motion.
+        unmoved = (first - batch.shift[:, :1]) @ batch.rotation[:, 0]
+        expected = unmoved @ batch.rotation[:, 1].mT + batch.shift[:, 1:2]
+        # R theta_k + t
+        upright_keypoints = keypoints @ aligned.rotation.mT + aligned.translation.unsqueeze(1)
+
+        # |x_n - theta_k|^2 = |x_n|^2 + |theta_k|^2 - 2 x_n theta_k, as one table
+        # [2 batch, points, capsules], whatever the number of coordinates.
         points = torch.cat([batch.view(0), batch.view(1)]).squeeze(3).mT
-        mass = aligned.attention.sum(dim=1)
-        # One table [batch, points, capsules], whatever the number of coordinates.
         norms = points.square().sum(dim=2, keepdim=True)
         norms = norms + keypoints.square().sum(dim=2).unsqueeze(1)
         squared_distances = (norms - 2 * points @ keypoints.mT).clamp(min=0)
+        mass = aligned.attention.sum(dim=1)  # number of points of each capsule
         variance = (aligned.attention * squared_distances).sum(dim=1) / mass.clamp(min=MIN_MASS)
-    canonical = (fitted - aligned.canonical).square().sum(dim=2).mean(dim=1)
-    descriptors = aligned.descriptors.chunk(2)
+    canonical = (upright_keypoints - aligned.canonical).square().sum(dim=2).mean(dim=1)
     return {
         "equivariance": (expected - second).square().sum(dim=2).mean(dim=1),
-        "invariance": (descriptors[0] - descriptors[1]).square().mean(dim=(1, 2)),
+        "invariance": (first_descriptors - second_descriptors).square().mean(dim=(1, 2)),
         "localization": _mean_of_views(variance.sum(dim=1)),
         "equilibrium": _mean_of_views(mass.var(dim=1)),
         "canonical": _mean_of_views(canonical),
@@ -272,31 +325,35 @@ def _mean_of_views(losses: Float[Tensor, " views_batch"]) -> Float[Tensor, " bat
     return torch.stack(losses.chunk(2)).mean(dim=0)
 
 
-def resultant_lengths(turns: Float[Tensor, "sets dim dim"]) -> tuple[Float[Tensor, " sets"], float]:
-    """Resultant lengths of rotations in [0, 1], from the mean rotation of each set.
+def resultant_lengths(
+    mean_rotations: Float[Tensor, "sets dim dim"],
+) -> tuple[Float[Tensor, " sets"], float]:
+    """How much rotations agree: 1 if all are equal, 0 if they cancel each other.
 
     The resultant length of rotations is the mean singular value of their mean: in the plane, the
     length of the mean of unit vectors.
 
     Args:
-        turns: the mean rotation of each set.
+        mean_rotations: the mean of the rotations of each set.
 
     Returns:
         The length of each set, and that of all sets, each of which counts with the rotation that is
         nearest to its mean.
     """
-    u, lengths, v = torch.linalg.svd(turns.double())
-    sign = torch.ones_like(lengths)
-    sign[:, -1] = torch.linalg.det(u @ v)
-    nearest = (u * sign.unsqueeze(1)) @ v
+    u, lengths, v = torch.linalg.svd(mean_rotations.double())
+    # The nearest rotation: singular values become 1, the last one -1 where all 1 would reflect.
+    signs = torch.ones_like(lengths)
+    signs[:, -1] = torch.linalg.det(u @ v)
+    nearest = (u * signs.unsqueeze(1)) @ v
     agreement = torch.linalg.svdvals(nearest.mean(dim=0)).mean()
     return lengths.mean(dim=1), agreement.item()
 
 
 def principal_axes(points: Float[Tensor, "batch points dim"]) -> Float[Tensor, "batch dim dim"]:
-    """Rotations that bring the longest axis of each set to the first coordinate.
+    """Rotations that bring the longest axis of each set to the first coordinate, and so on.
 
-    The first axis points either way.
+    The rows of a rotation are the axes, eigenvectors of the scatter matrix. The sign of an axis is
+    arbitrary, but that of the last one, which makes the determinant +1.
     """
     points = full_precision(points)
     centered = points - points.mean(dim=1, keepdim=True)
@@ -309,6 +366,12 @@ def principal_axes(points: Float[Tensor, "batch points dim"]) -> Float[Tensor, "
 def random_motions(count: int, views: int, dim: int, generator: Generator) -> tuple[Tensor, Tensor]:
     """Random rigid motions, on the generator's device.
 
+    Args:
+        count: number of sets.
+        views: motions of each set.
+        dim: coordinates of a point, 2 or 3.
+        generator: source of the random numbers.
+
     Returns:
         Uniform rotations `[count, views, dim, dim]`; shifts `[count, views, dim]` in [-0.2, 0.2].
     """
@@ -318,7 +381,8 @@ def random_motions(count: int, views: int, dim: int, generator: Generator) -> tu
         cos = angle.cos()
         sin = angle.sin()
         rotation = torch.stack([cos, -sin, sin, cos], dim=2).unflatten(2, (2, 2))
-    else:  # by quaternions w + xi + yj + zk of length 1
+    else:
+        # Quaternions w + xi + yj + zk of length 1: R = I + 2 (w C + C C), C the cross product's.
         normal = torch.randn(count, views, 4, generator=generator, device=device)
         w, x, y, z = F.normalize(normal, dim=2).unbind(dim=2)
         zero = torch.zeros_like(w)
@@ -326,4 +390,4 @@ def random_motions(count: int, views: int, dim: int, generator: Generator) -> tu
         eye = torch.eye(3, device=device)
         rotation = eye + 2 * (w[..., None, None] * cross + cross @ cross)
     uniform = torch.rand(count, views, dim, generator=generator, device=device)
-    return rotation, SHIFT * (2 * uniform - 1)
+    return rotation, MAX_SHIFT * (2 * uniform - 1)
