@@ -31,11 +31,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, presence_logit: Tensor) ->
     Returns:
         `[batch, queries, dim]`, in the type of `value`.
     """
+    dim = key.shape[-1]
+    log_presence = F.logsigmoid(presence_logit).unsqueeze(-2)  # [batch, 1, members]
     with without_autocast(query):
-        key = full_precision(key)
-        scores = full_precision(query) @ key.mT / math.sqrt(key.shape[-1])
-        scores = scores + F.logsigmoid(presence_logit).unsqueeze(-2)
-        return (scores.softmax(dim=-1) @ full_precision(value)).to(value.dtype)
+        scores = full_precision(query) @ full_precision(key).mT
+        logits = scores / math.sqrt(dim) + log_presence  # [batch, queries, members]
+        attention = logits.softmax(dim=-1)
+        outputs = attention @ full_precision(value)
+    return outputs.to(value.dtype)
 
 
 class SetBlock(nn.Module):
@@ -59,7 +62,11 @@ class SetBlock(nn.Module):
         self.out = nn.Linear(dim, dim)
         self.first = nn.LayerNorm(dim)
         self.second = nn.LayerNorm(dim)
-        self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
+        self.mlp = nn.Sequential(
+            nn.Linear(dim, 2 * dim),
+            nn.ReLU(),
+            nn.Linear(2 * dim, dim),
+        )
 
     def forward(self, x: Tensor, presence_logit: Tensor) -> Tensor:
         """New members of the same shape.
@@ -69,6 +76,7 @@ class SetBlock(nn.Module):
             presence_logit: of the members, `[batch, members]`.
         """
         query, key, value = self.qkv(x).chunk(3, dim=-1)
-        x = x + self.out(attend(query, key, value, presence_logit))
-        x = self.first(x * presence_logit.sigmoid().unsqueeze(-1).to(x))
+        attention = self.out(attend(query, key, value, presence_logit))
+        presence = presence_logit.sigmoid().unsqueeze(-1)
+        x = self.first((x + attention) * presence.to(x))
         return self.second(x + self.mlp(x))
