@@ -118,8 +118,8 @@ def test_the_plan_follows_the_cost():
     assert fourier.make_plan(128, (256, 256, 1, 1), (20, 20), (1, 1)) is None
     large = fourier.make_plan(16, (128, 128, 9, 9), (200, 200), (1, 1))
     assert large is not None
-    assert max(large.window) <= fourier.LARGEST_WINDOW
-    assert fourier.count_points((10, 10)) == 148
+    assert max(large.window_size) <= fourier.LARGEST_WINDOW
+    assert fourier.spectrum_length((10, 10)) == 148
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])

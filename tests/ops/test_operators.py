@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchcaps import ops
 from torchcaps.functional import ConvField, DenseField
 from torchcaps.functional.votes import RoutingContext
-from torchcaps.kernels.operator import Parts, operator
+from torchcaps.kernels.operator import define_operator
 from torchcaps.kernels.support import HAS_NUMBA
 from torchcaps.nn import RoutedLayer
 from torchcaps.nn.map_routing import KernelVotes, MapRouting, per_position
@@ -51,7 +51,16 @@ def shapes(given):
     return y, given.x.new_empty(given.x.shape[1]), torch.empty_like(y)
 
 
-scaled = operator("test_scaled", Scaled, 3, Parts(forward, backward, shapes, reference, kept=1))
+scaled = define_operator(
+    "test_scaled",
+    Scaled,
+    3,
+    forward=forward,
+    backward=backward,
+    shapes=shapes,
+    reference=reference,
+    num_saved=1,
+)
 
 
 def test_value_gradients_and_what_is_not_wanted():

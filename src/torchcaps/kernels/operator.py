@@ -7,7 +7,7 @@ of the gradient is that of the reference, a function of torch's own operations.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torchcaps.functional.fields import Convention
 Operands = TypeVar("Operands", bound=tuple[Any, ...])
 Grads = Sequence[Tensor | None]
 
+# Types of operands, in the words of torch's schemas.
 _SCHEMA = {
     Tensor: "Tensor",
     Tensor | None: "Tensor?",
@@ -31,30 +32,17 @@ _SCHEMA = {
 }
 
 
-class Parts(NamedTuple, Generic[Operands]):
-    """What an operator is made from.
-
-    Attributes:
-        forward: computes the outputs, in memory of their own.
-        backward: takes operands, saved outputs, gradients of the other outputs, and which of the
-            tensors among the operands need a gradient. It returns one for each of these tensors:
-            None, or a tensor that sums to the gradient over additional or expanded axes.
-        shapes: makes empty outputs.
-        reference: computes the outputs that have a gradient, in torch operations.
-        kept: how many of the last outputs are saved for `backward`; they have no gradient.
-        memory_format: of the gradients of maps.
-    """
-
-    forward: Callable[[Operands], tuple[Tensor, ...]]
-    backward: Callable[[Operands, Sequence[Tensor], Sequence[Tensor], Sequence[bool]], Grads]
-    shapes: Callable[[Operands], tuple[Tensor, ...]]
-    reference: Callable[[Operands], tuple[Tensor, ...]]
-    kept: int = 0
-    memory_format: torch.memory_format = torch.contiguous_format
-
-
-def operator(
-    name: str, operands: Callable[..., Operands], num_outputs: int, parts: Parts[Operands]
+def define_operator(
+    name: str,
+    operands: Callable[..., Operands],
+    num_outputs: int,
+    *,
+    forward: Callable[[Operands], tuple[Tensor, ...]],
+    backward: Callable[[Operands, Sequence[Tensor], Sequence[Tensor], Sequence[bool]], Grads],
+    shapes: Callable[[Operands], tuple[Tensor, ...]],
+    reference: Callable[[Operands], tuple[Tensor, ...]],
+    num_saved: int = 0,
+    memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Callable[[Operands], tuple[Tensor, ...]]:
     """Define the operators `torchcaps::NAME` and `torchcaps::NAME_backward`.
 
@@ -62,7 +50,14 @@ def operator(
         name: of the operator.
         operands: a NamedTuple of tensors, then numbers, names and lists of numbers.
         num_outputs: how many tensors it returns.
-        parts: what it is made from.
+        forward: computes the outputs, in memory of their own.
+        backward: takes operands, saved outputs, gradients of the other outputs, and which of the
+            tensors among the operands need a gradient. It returns one for each of these tensors:
+            None, or a tensor that sums to the gradient over additional or expanded axes.
+        shapes: makes empty outputs.
+        reference: computes the outputs that have a gradient, in torch operations.
+        num_saved: how many of the last outputs are saved for `backward`; they have no gradient.
+        memory_format: of the gradients of tensors with four axes, which are maps.
 
     Returns:
         A function of the operands.
@@ -73,16 +68,16 @@ def operator(
 
     def run(*flat: Any) -> Any:
         with without_autocast(flat[0]):
-            return _unpack_single(parts.forward(operands(*flat)))
+            return _unpack_single(forward(operands(*flat)))
 
     def run_backward(*flat: Any) -> tuple[Tensor, ...]:
         *inputs, saved, grads, needed = flat
         with without_autocast(flat[0]):
-            computed = parts.backward(operands(*inputs), saved, grads, needed)
+            computed = backward(operands(*inputs), saved, grads, needed)
         gradients = []
         for x, gradient, is_needed in zip(inputs, computed, needed, strict=False):
             if is_needed and gradient is not None:
-                gradients.append(_fit_gradient(x, gradient, parts.memory_format))
+                gradients.append(_fit_gradient(x, gradient, memory_format))
             else:
                 gradients.append(flat[0].new_empty(0))
         return tuple(gradients)
@@ -91,28 +86,29 @@ def operator(
         gradients = []
         for x, is_needed in zip(flat, flat[-1], strict=False):
             if is_needed:
-                memory_format = _format_of(x, parts.memory_format)
-                gradients.append(torch.empty_like(x, memory_format=memory_format))
+                layout = _format_of(x, memory_format)
+                gradients.append(torch.empty_like(x, memory_format=layout))
             else:
                 gradients.append(flat[0].new_empty(0))
         return tuple(gradients)
 
-    def reference(*flat: Any) -> tuple[Tensor, ...]:
+    def run_reference(*flat: Any) -> tuple[Tensor, ...]:
         with without_autocast(flat[0]):
-            return parts.reference(operands(*flat))
+            return reference(operands(*flat))
 
     define: Any = partial(torch.library.custom_op, mutates_args=())
     outputs = ", ".join(["Tensor"] * num_outputs)
-    forward = define(f"torchcaps::{name}", run, schema=f"({arguments}) -> ({outputs})")
-    forward.register_fake(lambda *flat: _unpack_single(parts.shapes(operands(*flat))))
+    run_operator = define(f"torchcaps::{name}", run, schema=f"({arguments}) -> ({outputs})")
+    run_operator.register_fake(lambda *flat: _unpack_single(shapes(operands(*flat))))
 
     gradients = ", ".join(["Tensor"] * num_tensors)
     schema = f"({arguments}, Tensor[] kept, Tensor[] grads, bool[] wanted) -> ({gradients})"
-    backward = define(f"torchcaps::{name}_backward", run_backward, schema=schema)
-    backward.register_fake(fake_backward)
+    run_gradient = define(f"torchcaps::{name}_backward", run_backward, schema=schema)
+    run_gradient.register_fake(fake_backward)
 
-    _register_gradient(forward, backward, reference, num_tensors, num_outputs - parts.kept)
-    return lambda inputs: _pack_single(forward(*inputs))
+    num_graded = num_outputs - num_saved
+    _register_gradient(run_operator, run_gradient, run_reference, num_tensors, num_graded)
+    return lambda inputs: _pack_single(run_operator(*inputs))
 
 
 def _register_gradient(
@@ -136,13 +132,14 @@ def _register_gradient(
     def differentiate(ctx: Any, *grads: Tensor) -> Any:
         saved = ctx.saved_tensors  # read once: checkpointing makes them anew each time
         inputs = saved[:num_tensors]
-        kept = list(saved[num_tensors:])
+        saved_outputs = list(saved[num_tensors:])
         needed = list(ctx.needs_input_grad[:num_tensors])
         if torch.is_grad_enabled():
             outputs = reference(*inputs, *ctx.settings)
             gradients = _differentiable_gradients(outputs, inputs, grads[:num_graded], needed)
         else:
-            gradients = backward(*inputs, *ctx.settings, kept, list(grads[:num_graded]), needed)
+            output_grads = list(grads[:num_graded])
+            gradients = backward(*inputs, *ctx.settings, saved_outputs, output_grads, needed)
         masked = (
             gradient if is_needed else None
             for gradient, is_needed in zip(gradients, needed, strict=True)

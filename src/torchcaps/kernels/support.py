@@ -13,8 +13,8 @@ from torchcaps.kernels.registry import Support
 HAS_NUMBA = find_spec("numba") is not None
 HAS_TRITON = find_spec("triton") is not None
 NO_NUMBA = "numba is not installed (pip install 'torchcaps[fast]')"
-FULL = (torch.float32, torch.float64)
-HALF = (torch.bfloat16, torch.float16)
+FULL_PRECISION = (torch.float32, torch.float64)
+HALF_PRECISION = (torch.bfloat16, torch.float16)
 
 
 def device_mismatch(tensors: dict[str, Tensor | None], device: torch.device) -> str | None:
@@ -76,7 +76,7 @@ def dtype_mismatch(
     if not isinstance(votes, ProductVotes):
         return reason or wrong_dtype("votes", votes.dense(), dtypes)
     reason = reason or wrong_dtype("weight", votes.weight, dtypes)
-    return reason or wrong_dtype("pose", votes.children.pose, (votes.weight.dtype, *HALF))
+    return reason or wrong_dtype("pose", votes.children.pose, (votes.weight.dtype, *HALF_PRECISION))
 
 
 def recomputable(votes: Votes) -> Support:

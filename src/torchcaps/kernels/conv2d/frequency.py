@@ -1,12 +1,37 @@
-"""Convolutions with large kernels as matrix products at the points of `_fourier.py`.
+"""Convolution with large kernels in the frequency domain, on a CPU.
 
-For each phase of the stride and each block of channels, windows `[pixels, n, c]` and taps
-`[taps, o, c]` are transformed to the points by one product each, `[r, n, c]` and `[r, o, c]`, and
-multiplied point by point, `[r, n, o]`. A block stays in the cache. The backward pass transforms
-windows and taps again.
+The operator `torchcaps::conv2d_frequency` computes `torch.nn.functional.conv2d` without padding,
+for a stride (down, right):
 
-Letters: b batch, n windows (samples x tiles), c channels of the map, o of the output, r points,
-h and w height and width.
+    y[b, o, p, q] = bias[o] + sum_{c, h, w} weight[o, c, h, w] x[b, c, p down + h, q right + w]
+
+It takes three steps:
+
+1. Phases: rows that are equal modulo `down` and columns that are equal modulo `right`, of the map x
+   and of the kernel. Only equal phases meet, in a convolution of stride 1, and y is the sum of
+   these. The elements of a kernel within a phase are called taps.
+2. Tiles: the output is cut into tiles of one size. A tile depends on one window of pixels of each
+   phase. The windows of neighboring tiles overlap.
+3. Spectra: three constant real matrices A, B, C turn windows and taps into spectra of r real
+   numbers, and the products of these into the tile: `tile = C ((A window) * (B taps))`. `_fourier.py`
+   derives the matrices and chooses the size of the tiles.
+
+With channels, the products of number k of all spectra, k = 1 ... r, are a product of two matrices:
+
+    V = A windows  [r, n, c]     U = B taps  [r, o, c]
+    S_k = sum over phases of V_k U_k^T  [r, n, o]     tiles = C S
+
+    G = C^T dL/dtiles  [r, n, o]
+    dL/dwindows = A^T (G_k U_k)     dL/dtaps = B^T (G_k^T V_k)
+
+Names here: `window_spectra` is V, `tap_spectra` U, `output_spectra` S and `grad_spectra` G.
+Of a 9x9 kernel with stride 2, these products are 148 multiplications for each tile of 6x6 outputs
+and phase, where the direct way takes 900. One phase of a block of channels is taken at a time, so
+that it stays in the cache. The backward pass computes V and U again, which is faster than storing
+them.
+
+Letters of shapes: b samples, n windows of a phase (samples x tiles), c channels of the map, o
+channels of the output, r numbers of a spectrum, h and w height and width.
 """
 
 import math
@@ -18,15 +43,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchcaps.kernels.conv2d._fourier import Pair, Plan, make_matrices, make_plan
-from torchcaps.kernels.operator import Grads, Parts, operator
+from torchcaps.kernels.operator import Grads, define_operator
 from torchcaps.kernels.registry import Support, fast_path
-from torchcaps.kernels.support import FULL, device_mismatch, wrong_dtype
+from torchcaps.kernels.support import FULL_PRECISION, device_mismatch, wrong_dtype
 
 # Side of the kernel and number of channels below which the frequency domain cannot pay.
 MIN_KERNEL = 4
 MIN_CHANNELS = 8
-# Bytes of the larger of a block's two factors at the points, and windows that are taken at a time.
+# Bytes of the larger one of V and U for one block of channels: a share of the cache.
 BLOCK_BYTES = 10 << 20
+MIN_BLOCK_CHANNELS = 16
+# Windows that are taken at a time, unless one sample has more.
 MAX_WINDOWS = 256
 
 
@@ -34,10 +61,10 @@ class Problem(NamedTuple):
     """Operands of the operator.
 
     Attributes:
-        x: map `[b, c, h, w]`.
-        weight: `[o, c, h, w]`.
+        x: feature map `[b, c, h, w]`.
+        weight: kernels `[o, c, h, w]`.
         bias: `[o]`, or None.
-        stride: of rows and of columns.
+        stride: steps of rows and of columns.
     """
 
     x: Tensor
@@ -47,62 +74,80 @@ class Problem(NamedTuple):
 
     @property
     def plan(self) -> Plan | None:
-        """How the convolution is cut up; None where the direct one costs less."""
+        """How the convolution is cut up; None where the direct convolution costs less."""
         batch, _, height, width = self.x.shape
         down, right = self.stride
         return make_plan(batch, tuple(self.weight.shape), (height, width), (down, right))
 
 
 def supports(x: Tensor, weight: Tensor) -> Support:
-    """Whether the operator can take this convolution.
+    """Whether the operator can take this convolution, and whether it is likely to be faster.
 
-    Where the frequency domain does not pay, it computes the convolution directly.
+    For shapes where the frequency domain does not pay, the operator itself convolves directly.
     """
     reason = device_mismatch({"x": x, "weight": weight}, torch.device("cpu"))
-    reason = reason or wrong_dtype("weight", weight, (*FULL, torch.bfloat16))
+    reason = reason or wrong_dtype("weight", weight, (*FULL_PRECISION, torch.bfloat16))
     if reason is None and not torch.is_autocast_enabled("cpu"):
         reason = wrong_dtype("x", x, (weight.dtype,))
     if reason is not None:
-        return Support(False, reason)
-    outputs, channels, *kernel = weight.shape
-    if min(kernel) < MIN_KERNEL or min(outputs, channels) < MIN_CHANNELS:
+        return Support(usable=False, reason=reason)
+
+    outputs, channels, *kernel_size = weight.shape
+    if min(kernel_size) < MIN_KERNEL or min(outputs, channels) < MIN_CHANNELS:
         limit = f"{MIN_KERNEL}x{MIN_KERNEL} pixels and {MIN_CHANNELS} channels"
-        return Support(True, f"kernels below {limit} cost less directly", worth_it=False)
-    return Support(
-        True, "frequency domain: a fraction of the products, in blocks that stay in the cache"
-    )
+        reason = f"kernels below {limit} cost less directly"
+        return Support(usable=True, reason=reason, worth_it=False)
+    reason = "frequency domain: a fraction of the products, in blocks that stay in the cache"
+    return Support(usable=True, reason=reason)
 
 
+# Of the implementations of an operation, those of lower rank are tried first.
 @fast_path("conv2d", "blocked", supports, rank=10)
 def run(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
-    """Convolution without padding; channels-last memory."""
+    """Convolve without padding; the implementation "blocked" of `torchcaps.ops.conv2d`.
+
+    Args:
+        x: map `[b, c, h, w]`.
+        weight: kernels `[o, c, h, w]`.
+        bias: `[o]`, or None.
+        stride: steps of rows and of columns.
+
+    Returns:
+        `[b, o, h, w]`, channels last in memory, in the type of an autocast if there is one.
+    """
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         x = x.to(dtype)
         weight = weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    return _conv2d(Problem(x, weight, bias, list(stride)))[0]
+    (y,) = _conv2d(Problem(x, weight, bias, list(stride)))
+    return y
 
 
 def _forward(problem: Problem) -> tuple[Tensor, ...]:
+    """The output `[b, o, h, w]`."""
     x, weight, bias, stride = problem
     plan = problem.plan
     if plan is None:
         y = F.conv2d(x, weight, bias, stride)
         return (y.contiguous(memory_format=torch.channels_last),)
     y = convolve(x, weight, plan).contiguous(memory_format=torch.channels_last)
-    return (y if bias is None else y.add_(bias.view(-1, 1, 1)),)
+    if bias is not None:
+        y.add_(bias.view(-1, 1, 1))
+    return (y,)
 
 
 def _backward(
-    problem: Problem, _kept: Sequence[Tensor], grads: Sequence[Tensor], needed: Sequence[bool]
+    problem: Problem, _saved: Sequence[Tensor], grads: Sequence[Tensor], needed: Sequence[bool]
 ) -> Grads:
-    (grad,) = grads
+    """Gradients of x, weight and bias, of those that are needed."""
+    (grad_y,) = grads
+    needs_x, needs_weight, needs_bias = needed
     x, weight, _, stride = problem
     plan = problem.plan
     if plan is None:
         grad_x, grad_weight, _ = torch.ops.aten.convolution_backward(
-            grad,
+            grad_y,
             x,
             weight,
             None,
@@ -112,62 +157,75 @@ def _backward(
             False,  # transposed
             [0, 0],  # padding of the output
             1,  # groups
-            [needed[0], needed[1], False],
+            [needs_x, needs_weight, False],
         )
     else:
-        grad_x, grad_weight = convolve_backward(grad, x, weight, plan, (needed[0], needed[1]))
-    return grad_x, grad_weight, grad.sum(dim=(0, 2, 3)) if needed[2] else None
+        grad_x, grad_weight = convolve_backward(
+            grad_y, x, weight, plan, needed=(needs_x, needs_weight)
+        )
+    grad_bias = grad_y.sum(dim=(0, 2, 3)) if needs_bias else None
+    return grad_x, grad_weight, grad_bias
 
 
 def _shapes(problem: Problem) -> tuple[Tensor, ...]:
+    """An empty output."""
     x, weight, _, (down, right) = problem
     rows = (x.shape[2] - weight.shape[2]) // down + 1
     columns = (x.shape[3] - weight.shape[3]) // right + 1
     size = (x.shape[0], weight.shape[0], rows, columns)
-    return (torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last),)
+    y = torch.empty(size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    return (y,)
 
 
 def _reference(problem: Problem) -> tuple[Tensor, ...]:
-    return (F.conv2d(*problem),)
+    """The output by torch's own convolution."""
+    x, weight, bias, stride = problem
+    return (F.conv2d(x, weight, bias, stride),)
 
 
-_conv2d = operator(
+_conv2d = define_operator(
     "conv2d_frequency",
     Problem,
-    1,
-    Parts(_forward, _backward, _shapes, _reference, memory_format=torch.channels_last),
+    num_outputs=1,
+    forward=_forward,
+    backward=_backward,
+    shapes=_shapes,
+    reference=_reference,
+    memory_format=torch.channels_last,
 )
 
 
 def convolve(x: Tensor, weight: Tensor, plan: Plan) -> Tensor:
-    """The convolution by a plan.
+    """The convolution by a plan, without bias.
 
     Args:
         x: map `[b, c, h, w]`.
-        weight: `[o, c, h, w]`.
+        weight: kernels `[o, c, h, w]`.
         plan: how it is cut up.
 
     Returns:
         `[b, o, h, w]`.
     """
-    y = x.new_empty(len(x), *plan.out, len(weight))  # [b, h, w, o]
+    y = x.new_empty(len(x), *plan.output_size, len(weight))  # [b, h, w, o]
     for samples in _split_samples(len(x), plan):
-        work = _Work(x[samples], weight, plan)
-        total = x.new_zeros(work.num_points, work.num_windows, len(weight))
-        for block in work.blocks():
-            taps = work.transform_taps(block)
-            total.baddbmm_(work.transform_windows(block), taps.transpose(1, 2))
-        y[samples] = work.transform_back(total)
+        transforms = _Transforms(x[samples], weight, plan)
+        size = (transforms.spectrum_length, transforms.num_windows, len(weight))
+        output_spectra = x.new_zeros(size)
+        for block in transforms.blocks():
+            tap_spectra = transforms.transform_taps(block)
+            window_spectra = transforms.transform_windows(block)
+            output_spectra.baddbmm_(window_spectra, tap_spectra.transpose(1, 2))
+        y[samples] = transforms.make_output(output_spectra)
     return y.permute(0, 3, 1, 2)
 
 
 def convolve_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, plan: Plan, needed: tuple[bool, bool]
+    grad_y: Tensor, x: Tensor, weight: Tensor, plan: Plan, needed: tuple[bool, bool]
 ) -> Grads:
     """Gradients of the convolution by a plan.
 
     Args:
-        grad: of the output, `[b, o, h, w]`.
+        grad_y: gradient of the output, `[b, o, h, w]`.
         x, weight, plan: as in `convolve`.
         needed: whether the gradients of x and of weight are needed.
 
@@ -175,187 +233,210 @@ def convolve_backward(
         The gradients of x and of weight; None for one that is not needed.
     """
     parts = _split_samples(len(x), plan)
-    # Memory that is written once and whole needs no zeros: clearing fresh pages costs as much as a
-    # product. Each pixel of the map is written once if the tiles read all of it, each phase has
-    # taps and a phase has one tile.
-    is_read_whole = x.shape[2] <= plan.needed[0] and x.shape[3] <= plan.needed[1]
+    # A gradient whose numbers have one summand each is overwritten, others are sums that start from
+    # zeros. A pixel of the map has one summand if the windows cover the map, each phase has taps
+    # and a phase has one tile; a tap has one if all samples are taken at once.
+    height, width = x.shape[2:]
+    is_covered = height <= plan.map_size[0] and width <= plan.map_size[1]
     has_all_phases = len(plan.phases()) == math.prod(plan.stride)
-    map_once = is_read_whole and has_all_phases and plan.tiles == (1, 1)
-    taps_once = len(parts) == 1
-    grad_x = _gradient_memory(x, map_once) if needed[0] else None
-    grad_weight = _gradient_memory(weight, taps_once) if needed[1] else None
+    overwrite_map = is_covered and has_all_phases and plan.num_tiles == (1, 1)
+    overwrite_taps = len(parts) == 1
+    grad_x = _allocate_gradient(x, overwrite_map) if needed[0] else None
+    grad_weight = _allocate_gradient(weight, overwrite_taps) if needed[1] else None
     for samples in parts:
-        work = _Work(x[samples], weight, plan)
-        at_points = work.transform_gradient(grad[samples])
-        for block in work.blocks():
+        transforms = _Transforms(x[samples], weight, plan)
+        grad_spectra = transforms.transform_gradient(grad_y[samples])
+        for block in transforms.blocks():
             if grad_x is not None:
-                work.add_map_gradient(block, at_points, grad_x[samples], map_once)
+                grad_part = grad_x[samples]
+                transforms.add_map_gradient(block, grad_spectra, grad_part, overwrite_map)
             if grad_weight is not None:
-                work.add_tap_gradient(block, at_points, grad_weight, taps_once)
+                transforms.add_taps_gradient(block, grad_spectra, grad_weight, overwrite_taps)
     return grad_x, grad_weight
 
 
-def _gradient_memory(x: Tensor, is_written_once: bool) -> Tensor:
-    """Memory for the gradient of a tensor, filled with zeros unless it is written once."""
-    make = torch.empty_like if is_written_once else torch.zeros_like
+def _allocate_gradient(x: Tensor, overwrite: bool) -> Tensor:
+    """Memory for the gradient of a tensor: zeros, unless it will be overwritten.
+
+    To clear fresh pages of memory takes as long as one of the matrix products.
+    """
+    make = torch.empty_like if overwrite else torch.zeros_like
     return make(x, memory_format=torch.channels_last)
 
 
-# Slices of the rows, columns and channels of a map or of taps `[*, h, w, c]`: a phase of the stride
-# and some of the channels.
+# One phase and some channels: slices of the axes h, w and c of a map or kernels `[*, h, w, c]`.
 _Block = tuple[slice, slice, slice]
 
 
-class _Work:
-    """Some samples' map and the taps, cut up by a plan.
+class _Transforms:
+    """Transforms of the windows of some samples, and of the taps, to spectra and back.
 
     Args:
-        x: map `[b, c, h, w]`.
-        weight: `[o, c, h, w]`.
+        x: map `[b, c, h, w]` of these samples.
+        weight: kernels `[o, c, h, w]`.
         plan: how the convolution is cut up.
 
     Attributes:
-        pixels: `[b, h, w, c]`, as large as the tiles read.
-        taps: `[o, h, w, c]`.
-        num_points, num_windows: r and n.
+        pixels: the map `[b, h, w, c]`, as large as the windows need it.
+        kernels: `[o, h, w, c]`.
+        matrices: A, B and C, the matrices of the transforms.
+        spectrum_length, num_windows: r and n.
     """
 
     def __init__(self, x: Tensor, weight: Tensor, plan: Plan) -> None:
         self.plan = plan
-        self.pixels = _fit_size(x.permute(0, 2, 3, 1), plan.needed)
-        self.taps = weight.permute(0, 2, 3, 1)
-        self.matrices = make_matrices(plan.window, plan.taps, plan.tile, x.dtype)
-        self.num_points = len(self.matrices.to_points)
-        self.num_windows = len(x) * math.prod(plan.tiles)
+        self.pixels = _fit_size(x.permute(0, 2, 3, 1), plan.map_size)
+        self.kernels = weight.permute(0, 2, 3, 1)
+        self.matrices = make_matrices(plan.window_size, plan.taps_size, plan.tile_size, x.dtype)
+        self.spectrum_length = len(self.matrices.window_to_spectrum)
+        self.num_windows = len(x) * math.prod(plan.num_tiles)
         self._buffers: dict[str, Tensor] = {}
 
     def blocks(self) -> Iterator[_Block]:
-        """Blocks that together cover the map and the taps."""
+        """Blocks that together cover the map and the kernels."""
         channels = self.pixels.shape[3]
-        rows = max(self.num_windows, len(self.taps))
-        channel_bytes = self.num_points * rows * self.pixels.element_size()
-        num_parts = math.ceil(channels / max(16, BLOCK_BYTES // channel_bytes))
+        num_rows = max(self.num_windows, len(self.kernels))
+        channel_bytes = self.spectrum_length * num_rows * self.pixels.element_size()
+        block_channels = max(MIN_BLOCK_CHANNELS, BLOCK_BYTES // channel_bytes)
+        num_parts = math.ceil(channels / block_channels)
         down, right = self.plan.stride
         for top, left in self.plan.phases():
             for part in range(num_parts):
-                first = channels * part // num_parts
-                last = channels * (part + 1) // num_parts
-                yield slice(top, None, down), slice(left, None, right), slice(first, last)
+                start = channels * part // num_parts
+                stop = channels * (part + 1) // num_parts
+                rows = slice(top, None, down)
+                columns = slice(left, None, right)
+                yield rows, columns, slice(start, stop)
 
     def transform_windows(self, block: _Block) -> Tensor:
-        """Windows at the points, `[r, n, c]`."""
-        height, width = self.plan.window
-        windows = self.pixels[:, *block].unfold(1, height, self.plan.tile[0])
-        windows = windows.unfold(2, width, self.plan.tile[1])  # [b, tiles, tiles, c, h, w]
-        flat = self._copy("windows", windows.permute(4, 5, 0, 1, 2, 3)).view(height * width, -1)
-        at_points = self._multiply("windows at points", self.matrices.to_points, flat)
-        return at_points.view(self.num_points, self.num_windows, -1)
+        """V = A windows, `[r, n, c]`."""
+        height, width = self.plan.window_size
+        down, right = self.plan.tile_size
+        phase = self.pixels[:, *block]
+        windows = phase.unfold(1, height, down).unfold(2, width, right)
+        windows = windows.permute(4, 5, 0, 1, 2, 3)  # [h, w, b, tile rows, tile columns, c]
+        flat = self._copy("windows", windows).view(height * width, -1)
+        spectra = self._multiply("window spectra", self.matrices.window_to_spectrum, flat)
+        return spectra.view(self.spectrum_length, self.num_windows, -1)
 
     def transform_taps(self, block: _Block) -> Tensor:
-        """Taps at the points, `[r, o, c]`."""
-        taps = self.taps[:, *block]
-        matrix = self._tap_matrix(taps)
+        """U = B taps, `[r, o, c]`."""
+        taps = self.kernels[:, *block]
+        matrix = self._taps_matrix(taps)
         flat = self._copy("taps", taps.permute(1, 2, 0, 3)).view(matrix.shape[1], -1)
-        at_points = self._multiply("taps at points", matrix, flat)
-        return at_points.view(self.num_points, len(taps), -1)
+        spectra = self._multiply("tap spectra", matrix, flat)
+        return spectra.view(self.spectrum_length, len(taps), -1)
 
-    def transform_gradient(self, grad: Tensor) -> Tensor:
-        """Gradient of the output `[b, o, h, w]` at the points, `[r, n, o]`."""
-        (rows, columns), (height, width) = self.plan.tiles, self.plan.tile
-        grad = _fit_size(grad.permute(0, 2, 3, 1), (rows * height, columns * width))
-        tiles = grad.unflatten(2, (columns, width)).unflatten(1, (rows, height))
-        flat = tiles.permute(2, 4, 0, 1, 3, 5).reshape(height * width, -1)
-        return (self.matrices.back.t() @ flat).view(self.num_points, self.num_windows, -1)
+    def make_output(self, output_spectra: Tensor) -> Tensor:
+        """Output `[b, h, w, o]` from S `[r, n, o]`: tiles = C S."""
+        rows, columns = self.plan.num_tiles
+        height, width = self.plan.tile_size
+        outputs = output_spectra.shape[2]
+        flat = self.matrices.spectrum_to_tile @ output_spectra.view(self.spectrum_length, -1)
+        tiles = flat.view(height, width, -1, rows, columns, outputs)
+        tiles = tiles.permute(2, 3, 0, 4, 1, 5)  # [b, rows, h, columns, w, o]
+        covered = tiles.reshape(-1, *self.plan.covered_size, outputs)
+        out_height, out_width = self.plan.output_size
+        return covered[:, :out_height, :out_width]
 
-    def transform_back(self, total: Tensor) -> Tensor:
-        """Sums at the points `[r, n, o]` -> output `[b, h, w, o]`."""
-        (rows, columns), (height, width) = self.plan.tiles, self.plan.tile
-        outputs = total.shape[2]
-        flat = self.matrices.back @ total.view(self.num_points, -1)
-        tiles = flat.view(height, width, -1, rows, columns, outputs).permute(2, 3, 0, 4, 1, 5)
-        whole = tiles.reshape(-1, rows * height, columns * width, outputs)
-        return whole[:, : self.plan.out[0], : self.plan.out[1]]
+    def transform_gradient(self, grad_y: Tensor) -> Tensor:
+        """G = C^T dL/dtiles, `[r, n, o]`, from the gradient of the output `[b, o, h, w]`."""
+        rows, columns = self.plan.num_tiles
+        height, width = self.plan.tile_size
+        covered = _fit_size(grad_y.permute(0, 2, 3, 1), self.plan.covered_size)
+        tiles = covered.unflatten(2, (columns, width)).unflatten(1, (rows, height))
+        tiles = tiles.permute(2, 4, 0, 1, 3, 5)  # [h, w, b, rows, columns, o]
+        flat = tiles.reshape(height * width, -1)
+        grad_spectra = self.matrices.spectrum_to_tile.t() @ flat
+        return grad_spectra.view(self.spectrum_length, self.num_windows, -1)
 
     def add_map_gradient(
-        self, block: _Block, at_points: Tensor, grad_x: Tensor, is_written_once: bool
+        self, block: _Block, grad_spectra: Tensor, grad_x: Tensor, overwrite: bool
     ) -> None:
-        """Add the gradient of a block's windows to that of the map `[b, c, h, w]`.
+        """Add dL/dwindows = A^T (G U) of a block to the gradient of the map.
 
         Args:
             block: of `blocks`.
-            at_points: of `transform_gradient`.
-            grad_x: gradient that is added to.
-            is_written_once: whether to write instead of adding.
+            grad_spectra: G, of `transform_gradient`.
+            grad_x: gradient of the map `[b, c, h, w]`, changed in place.
+            overwrite: whether to write instead of adding.
         """
-        (height, width), (rows, columns) = self.plan.window, self.plan.tiles
-        products = self._multiply("windows at points", at_points, self.transform_taps(block))
-        flat = products.view(self.num_points, -1)
-        windows = self._multiply("windows", self.matrices.to_points.t(), flat)
-        windows = windows.view(height, width, len(grad_x), rows, columns, -1)
-        phase = grad_x.permute(0, 2, 3, 1)[:, *block]
+        height, width = self.plan.window_size
+        rows, columns = self.plan.num_tiles
+        tap_spectra = self.transform_taps(block)
+        products = self._multiply("window spectra", grad_spectra, tap_spectra)
+        flat = products.view(self.spectrum_length, -1)
+        flat_windows = self._multiply("windows", self.matrices.window_to_spectrum.t(), flat)
+        windows = flat_windows.view(height, width, len(grad_x), rows, columns, -1)
+        grad_phase = grad_x.permute(0, 2, 3, 1)[:, *block]
         for row in range(rows):
             for column in range(columns):
-                top = row * self.plan.tile[0]
-                left = column * self.plan.tile[1]
-                target = phase[:, top : top + height, left : left + width]
+                top = row * self.plan.tile_size[0]
+                left = column * self.plan.tile_size[1]
+                # The last windows may reach beyond the map.
+                target = grad_phase[:, top : top + height, left : left + width]
                 window = windows[: target.shape[1], : target.shape[2], :, row, column]
-                _write(target, window.permute(2, 0, 1, 3), is_written_once)
+                _accumulate(target, window.permute(2, 0, 1, 3), overwrite)
 
-    def add_tap_gradient(
-        self, block: _Block, at_points: Tensor, grad_weight: Tensor, is_written_once: bool
+    def add_taps_gradient(
+        self, block: _Block, grad_spectra: Tensor, grad_weight: Tensor, overwrite: bool
     ) -> None:
-        """Add the gradient of a block's taps to that of the weight `[o, c, h, w]`.
+        """Add dL/dtaps = B^T (G^T V) of a block to the gradient of the weight `[o, c, h, w]`.
 
         The arguments are those of `add_map_gradient`.
         """
         target = grad_weight.permute(0, 2, 3, 1)[:, *block]
         outputs, height, width, _ = target.shape
-        windows = self.transform_windows(block)
-        products = self._multiply("taps at points", at_points.transpose(1, 2), windows)
-        flat = products.view(self.num_points, -1)
-        taps = self._multiply("taps", self._tap_matrix(target).t(), flat)
-        taps = taps.view(height, width, outputs, -1).permute(2, 0, 1, 3)
-        _write(target, taps, is_written_once)
+        window_spectra = self.transform_windows(block)
+        products = self._multiply("tap spectra", grad_spectra.transpose(1, 2), window_spectra)
+        flat = products.view(self.spectrum_length, -1)
+        flat_taps = self._multiply("taps", self._taps_matrix(target).t(), flat)
+        taps = flat_taps.view(height, width, outputs, -1)
+        _accumulate(target, taps.permute(2, 0, 1, 3), overwrite)
 
-    def _tap_matrix(self, taps: Tensor) -> Tensor:
-        """The matrix `[r, taps]` of a phase, which may have fewer taps than others."""
-        return self.matrices.of_taps[:, : taps.shape[1], : taps.shape[2]].flatten(1)
+    def _taps_matrix(self, taps: Tensor) -> Tensor:
+        """B `[r, h w]` for the taps `[o, h, w, c]` of a phase, which may have fewer than others."""
+        _, height, width, _ = taps.shape
+        return self.matrices.taps_to_spectrum[:, :height, :width].flatten(1)
 
     def _copy(self, name: str, x: Tensor) -> Tensor:
-        """A contiguous copy in memory that all blocks share: fresh pages cost as much as products."""
+        """A contiguous copy in the buffer of that name."""
         return self._buffer(name, *x.shape).copy_(x)
 
     def _multiply(self, name: str, a: Tensor, b: Tensor) -> Tensor:
-        """The product of matrices in memory that all blocks share."""
+        """The product of matrices in the buffer of that name."""
         return torch.matmul(a, b, out=self._buffer(name, *a.shape[:-1], b.shape[-1]))
 
     def _buffer(self, name: str, *shape: int) -> Tensor:
-        """Shared memory of that name."""
+        """Memory that all blocks share: fresh pages of memory take as long as the products."""
         count = math.prod(shape)
-        if name not in self._buffers or self._buffers[name].numel() < count:
-            self._buffers[name] = self.pixels.new_empty(count)
-        return self._buffers[name][:count].view(shape)
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < count:
+            buffer = self.pixels.new_empty(count)
+            self._buffers[name] = buffer
+        return buffer[:count].view(shape)
 
 
-def _write(target: Tensor, x: Tensor, is_written_once: bool) -> None:
-    """Add to the target, or write it."""
-    if is_written_once:
-        target.copy_(x)
+def _accumulate(target: Tensor, summand: Tensor, overwrite: bool) -> None:
+    """Add a summand to the target in place, or write it there."""
+    if overwrite:
+        target.copy_(summand)
     else:
-        target.add_(x)
+        target.add_(summand)
 
 
 def _fit_size(pixels: Tensor, size: Pair) -> Tensor:
-    """Cut `[b, h, w, c]` to a size, or fill it with zeros below and to the right."""
-    pixels = pixels[:, : size[0], : size[1]]
-    below = size[0] - pixels.shape[1]
-    right = size[1] - pixels.shape[2]
+    """Cut `[b, h, w, c]` to a height and width, or fill it with zeros below and to the right."""
+    height, width = size
+    pixels = pixels[:, :height, :width]
+    below = height - pixels.shape[1]
+    right = width - pixels.shape[2]
     if below == right == 0:  # F.pad would copy
         return pixels
-    return F.pad(pixels, (0, 0, 0, right, 0, below))
+    return F.pad(pixels, (0, 0, 0, right, 0, below))  # axes c, w, h: before and behind
 
 
 def _split_samples(batch: int, plan: Plan) -> list[slice]:
     """Slices of samples that have at most `MAX_WINDOWS` windows, or one sample each."""
-    size = max(1, MAX_WINDOWS // math.prod(plan.tiles))
+    size = max(1, MAX_WINDOWS // math.prod(plan.num_tiles))
     return [slice(start, min(start + size, batch)) for start in range(0, batch, size)]

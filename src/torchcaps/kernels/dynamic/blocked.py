@@ -19,7 +19,7 @@ from torchcaps.kernels.numerics import rescale, rescale_factors
 from torchcaps.kernels.registry import Support, fast_path
 from torchcaps.kernels.samples import block_bytes, by_samples
 from torchcaps.kernels.support import (
-    FULL,
+    FULL_PRECISION,
     blocked_support,
     dtype_mismatch,
     needs_reference,
@@ -33,7 +33,9 @@ def supports(votes: Votes) -> Support:
     """Whether blocks of samples can route these votes."""
     if _runs_reference(votes):
         return recomputable(votes)
-    reason = needs_reference(votes) or dtype_mismatch(votes, FULL, votes.children.pose.device)
+    reason = needs_reference(votes) or dtype_mismatch(
+        votes, FULL_PRECISION, votes.children.pose.device
+    )
     if reason is None and not votes.field.local and padded_windows(votes.field) is None:
         reason = f"parents of {type(votes.field).__name__} compete in a way of their own"
     return blocked_support(votes, reason)

@@ -24,8 +24,8 @@ from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.squash import full_precision, squash, squash_with_length
 from torchcaps.functional.votes import DenseVotes, ProductVotes, Votes, linear_votes
 from torchcaps.kernels.numerics import squash_backward
-from torchcaps.kernels.operator import Grads, Parts, operator
-from torchcaps.kernels.support import HALF, needs_reference, padded_windows
+from torchcaps.kernels.operator import Grads, define_operator
+from torchcaps.kernels.support import HALF_PRECISION, needs_reference, padded_windows
 from torchcaps.types import Routed
 
 Operator = Callable[["Problem"], tuple[Tensor, ...]]
@@ -144,9 +144,9 @@ def make_operator(name: str, implementation: type[Work]) -> Operator:
         return *squash_with_length(s[-1]), coupling, s
 
     def backward(
-        x: Problem, kept: Sequence[Tensor], grads: Sequence[Tensor], _wanted: Sequence[bool]
+        x: Problem, saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
     ) -> Grads:
-        (s,) = kept
+        (s,) = saved
         grad_v, grad_length, grad_coupling = grads
         work = implementation(x, True)
         grad_pose = s.new_empty(x.pose.shape)
@@ -166,7 +166,16 @@ def make_operator(name: str, implementation: type[Work]) -> Operator:
             return grad_pose, None, grad_bias
         return grad_pose, work.grad_weight.view(x.weight.shape), grad_bias
 
-    return operator(name, Problem, 4, Parts(forward, backward, _shapes, _reference, kept=1))
+    return define_operator(
+        name,
+        Problem,
+        num_outputs=4,
+        forward=forward,
+        backward=backward,
+        shapes=_shapes,
+        reference=_reference,
+        num_saved=1,
+    )
 
 
 def _reference(x: Problem) -> tuple[Tensor, ...]:
@@ -184,7 +193,7 @@ def _shapes(x: Problem) -> tuple[Tensor, ...]:
     b, i = x.pose.shape[:2]
     like = x.pose if x.weight is None else x.weight
     j, d = x.pose.shape[2:] if x.weight is None else x.weight.shape[1:3]
-    dtype = torch.float32 if like.dtype in HALF else like.dtype
+    dtype = torch.float32 if like.dtype in HALF_PRECISION else like.dtype
     coupling = (b, i, j) if x.want_coupling else (0,)
     sizes = (b, j, d), (b, j), coupling, (x.iterations, b, j, d)
     return tuple(like.new_empty(size, dtype=dtype) for size in sizes)

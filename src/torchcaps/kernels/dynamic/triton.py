@@ -17,7 +17,13 @@ from torchcaps.functional.bounds import clamp_finite, steady_limit
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.passes import Problem, Work, make_operator, not_linear, route
 from torchcaps.kernels.registry import Support, fast_path
-from torchcaps.kernels.support import HALF, HAS_TRITON, device_mismatch, vote_operands, wrong_dtype
+from torchcaps.kernels.support import (
+    HALF_PRECISION,
+    HAS_TRITON,
+    device_mismatch,
+    vote_operands,
+    wrong_dtype,
+)
 from torchcaps.types import Routed
 
 # Blocks of children that one program sums up: few enough that a batch of 128 keeps a hundred
@@ -84,7 +90,7 @@ def supports(votes: Votes) -> Support:
     if not is_gpu and not (device.type == "cpu" and _is_interpreting()):
         return Support(False, f"weight is on {device}, not on a GPU")
 
-    dtypes = (torch.float32, *HALF)
+    dtypes = (torch.float32, *HALF_PRECISION)
     reason = device_mismatch(vote_operands(votes), device)
     reason = reason or wrong_dtype("weight", weight, dtypes)
     reason = reason or wrong_dtype("pose", votes.children.pose, dtypes)

@@ -25,7 +25,7 @@ from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.passes import restore_positions
 from torchcaps.kernels.lanes import LANES, as_arrays, by_lane, by_sample, parallel_for
 from torchcaps.kernels.numerics import clamp_magnitude, max_magnitude
-from torchcaps.kernels.operator import Parts, operator
+from torchcaps.kernels.operator import define_operator
 from torchcaps.kernels.registry import Support, fast_path
 from torchcaps.kernels.support import (
     HAS_NUMBA,
@@ -203,10 +203,10 @@ def _forward(x: Problem) -> tuple[Tensor, ...]:
 
 
 def _backward(
-    x: Problem, kept: Sequence[Tensor], grads: Sequence[Tensor], _wanted: Sequence[bool]
+    x: Problem, saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
 ) -> Sequence[Tensor]:
     """Gradients of the operands."""
-    means, variances, stats = kept
+    means, variances, stats = saved
     grad_mean, grad_activation, grad_coupling = grads
     x = x.bounded()
     groups, batch = len(means), len(grad_mean)
@@ -254,8 +254,15 @@ def _reference(x: Problem) -> tuple[Tensor, ...]:
     return mean, activation, coupling if x.want_coupling else activation.new_empty(0)
 
 
-_em_routing = operator(
-    "em_routing_numba", Problem, 6, Parts(_forward, _backward, _shapes, _reference, kept=3)
+_em_routing = define_operator(
+    "em_routing_numba",
+    Problem,
+    num_outputs=6,
+    forward=_forward,
+    backward=_backward,
+    shapes=_shapes,
+    reference=_reference,
+    num_saved=3,  # the states: means, variances and stats
 )
 
 

@@ -21,7 +21,7 @@ from torchcaps.functional.squash import full_precision
 from torchcaps.functional.votes import MapVotes, Votes
 from torchcaps.kernels.lanes import POSITIONS, as_arrays, parallel_for
 from torchcaps.kernels.numerics import clamp_magnitude
-from torchcaps.kernels.operator import Parts, operator
+from torchcaps.kernels.operator import define_operator
 from torchcaps.kernels.registry import Support, fast_path
 from torchcaps.kernels.support import HAS_NUMBA, NO_NUMBA, device_mismatch, needs_reference
 from torchcaps.types import Routed
@@ -77,7 +77,7 @@ def run(votes: MapVotes, *, iterations: int) -> Routed:
     needs_coupling = votes.context.needs_coupling
     maps = votes.bind(votes.context._replace(clamp=False)).maps()  # clamped in `_run_loop`
     bias = None if votes.bias is None else full_precision(votes.bias).to(maps.dtype)
-    outputs = _routed(Problem(maps.flatten(4), bias, iterations, needs_coupling))
+    outputs = _map_routing(Problem(maps.flatten(4), bias, iterations, needs_coupling))
 
     space = maps.shape[4:]
     v = spatial_first(outputs[0].unflatten(-1, space))
@@ -103,7 +103,7 @@ def _forward(x: Problem) -> tuple[Tensor, ...]:
 
 
 def _backward(
-    x: Problem, _kept: Sequence[Tensor], grads: Sequence[Tensor], _wanted: Sequence[bool]
+    x: Problem, _saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
 ) -> Sequence[Tensor | None]:
     """Gradients of the votes and the bias."""
     grad_votes = torch.empty_like(x.votes, memory_format=torch.contiguous_format)
@@ -121,7 +121,15 @@ def _reference(x: Problem) -> tuple[Tensor, ...]:
     return v, length, coupling if x.want_coupling else length.new_empty(0)
 
 
-_routed = operator("map_routing_numba", Problem, 3, Parts(_forward, _backward, _shapes, _reference))
+_map_routing = define_operator(
+    "map_routing_numba",
+    Problem,
+    num_outputs=3,
+    forward=_forward,
+    backward=_backward,
+    shapes=_shapes,
+    reference=_reference,
+)
 
 
 def _count_groups(x: Problem) -> int:
