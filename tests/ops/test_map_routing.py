@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
 
 @pytest.fixture(autouse=True)
 def small_ones_too(monkeypatch):
-    monkeypatch.setattr(loops, "WORTH", 0)
+    monkeypatch.setattr(loops, "MIN_NUMBERS", 0)
 
 
 def maps_of(sizes, space, seed=0, dtype=torch.float64, scale=1.0):
@@ -134,9 +134,9 @@ def test_who_takes_them():
 
 
 def test_couplings_are_made_only_where_somebody_asks(monkeypatch):
-    layer, wanted, route = KernelCaps(3, 4, 2, 5, kernel_size=3), [], loops._routed
+    layer, wanted, route = KernelCaps(3, 4, 2, 5, kernel_size=3), [], loops._map_routing
     monkeypatch.setattr(
-        loops, "_routed", lambda problem: wanted.append(problem.want_coupling) or route(problem)
+        loops, "_map_routing", lambda problem: wanted.append(problem.want_coupling) or route(problem)
     )
     x = Capsules(torch.randn(2, 6, 5, 3, 4, generator=seeded()), torch.ones(2, 6, 5, 3))
     layer(x).pose.sum().backward()
@@ -157,7 +157,7 @@ def test_layers_under_autocast_and_compiled(monkeypatch):
     with torch.autocast("cpu", torch.bfloat16):
         found = layer(x)
         compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
-    monkeypatch.setattr(loops, "WORTH", 1 << 62)
+    monkeypatch.setattr(loops, "MIN_NUMBERS", 1 << 62)
     with torch.autocast("cpu", torch.bfloat16):
         expected = layer(x)
     for one, two, other in zip(found, compiled, expected, strict=True):
@@ -170,7 +170,7 @@ def test_a_network_learns_the_same(monkeypatch):
     model = create_model("segcaps", num_classes=3, in_chans=1, img_size=(16, 16), dim=2)
     x, grads = torch.rand(2, 1, 16, 16, generator=seeded()), []
     for worth in (0, 1 << 62):
-        monkeypatch.setattr(loops, "WORTH", worth)
+        monkeypatch.setattr(loops, "MIN_NUMBERS", worth)
         model.zero_grad()
         model(x).square().sum().backward()
         grads.append([p.grad.clone() for p in model.parameters() if p.grad is not None])

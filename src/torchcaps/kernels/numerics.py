@@ -1,4 +1,9 @@
-"""What fast paths share: bounds that keep products finite, and the gradient of squash."""
+"""Bounds that keep products of huge numbers finite, and the gradient of squash.
+
+A vote is the product of a pose and a weight. Routing multiplies votes with each other, and its
+gradient does so again. Fast paths bound poses and weights before, so that nothing overflows;
+numbers of ordinary size stay as they are. The limits are those of `functional.bounds`.
+"""
 
 from torch import Tensor
 
@@ -16,48 +21,73 @@ def max_magnitude(x: Tensor) -> float:
 
 def clamp_magnitude(x: Tensor, limit: float) -> Tensor:
     """`x` clamped to magnitudes up to a limit; no copy where none is beyond it."""
-    return x.clamp(-limit, limit) if max_magnitude(x) > limit else x
+    if max_magnitude(x) > limit:
+        return x.clamp(-limit, limit)
+    return x
 
 
-def rescale(x: Tensor, limit: float) -> tuple[Tensor, Tensor | None]:
-    """Scale each sample so that no magnitude is beyond a limit.
+def rescale_samples(x: Tensor, limit: float) -> tuple[Tensor, Tensor | None]:
+    """Scale each sample of `x` so that no magnitude is beyond a limit.
 
     Squash gives directions: those of huge votes are the same at any scale.
 
+    Args:
+        x: `[b, ...]`, b samples.
+        limit: largest magnitude.
+
     Returns:
-        The samples, and the factor of each, `[b, 1, ...]`; None where all are 1.
+        The samples, and the factor of each, `[b, 1, ...]`; None where no sample was scaled.
     """
-    if not max_magnitude(x) > limit:
+    if not max_magnitude(x) > limit:  # nor is NaN
         return x, None
-    largest = x.abs().amax(dim=list(range(1, x.dim())), keepdim=True)
-    scale = limit / largest.clamp(min=limit)
+    all_but_samples = list(range(1, x.dim()))
+    magnitudes = x.abs().amax(dim=all_but_samples, keepdim=True)
+    scale = limit / magnitudes.clamp(min=limit)
     return x * scale, scale
 
 
-def rescale_factors(pose: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Bound poses `[b, i, k]` and weights so that routing and its gradient can multiply the votes.
+def bound_factors(pose: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Bound the two factors of votes so that routing and its gradient can multiply the votes.
+
+    Args:
+        pose: poses of children `[b, i, k]`: samples, children, dimensions.
+        weight: `[i, j, d, k]` for parents j of d dimensions; a vote is a sum of k products.
 
     Returns:
-        Poses, weights, and the factor of each sample's poses; see `rescale`.
+        The poses and the weights, and the factor by which the poses of each sample were scaled,
+        `[b, 1, 1]`; None where none was.
     """
     limit = steady_limit(weight.dtype)
     weight = clamp_magnitude(weight, limit)
-    pose, scale = rescale(pose, limit / (weight.shape[-1] * max(1.0, max_magnitude(weight))))
+    num_products = weight.shape[-1]
+    pose_limit = limit / (num_products * max(1.0, max_magnitude(weight)))
+    pose, scale = rescale_samples(pose, pose_limit)
     return pose, weight, scale
 
 
 def squash_backward(s: Tensor, grad_v: Tensor, grad_length: Tensor | None) -> Tensor:
-    """Gradient of s `[..., d]` from that of v = squash(s) and, unless None, of its length `[...]`.
+    """Gradient of a loss L with respect to s, from that of v = squash(s) and of the length |v|.
 
-    With n = |s| and g = n / (1 + n^2): v = g s, so dL/ds = g dL/dv + g'/n <s, dL/dv> s, where
-    g'(n) = (g/n)^2 - g^2. Of the length, g n, the derivative is 2 g^2 / n.
+    With n = |s| and g = n / (1 + n^2), v = g s and |v| = g n (arXiv 1710.09829, equation 1). So
+
+        dL/ds = g dL/dv + (n g'(n) <s/n, dL/dv> + (g n)'(n) dL/d|v|) s/n
+
+    where n g'(n) = g (g/n - g n) and (g n)'(n) = 2 g^2 / n.
+
+    Args:
+        s: vectors `[..., d]`.
+        grad_v: dL/dv `[..., d]`.
+        grad_length: dL/d|v| `[...]`, or None if the loss does not depend on it.
+
+    Returns:
+        dL/ds `[..., d]`.
     """
     n = safe_norm(s, keepdim=True)
     g = 1.0 / (1.0 / n + n)
     unit = s / n
-    # n g'(n); g^2 alone would underflow.
-    slope = g * (g / n - g * n)
-    along = slope * (unit * grad_v).sum(dim=-1, keepdim=True)
+    slope = g * (g / n - g * n)  # n g'(n), in a form where g^2 does not underflow
+    radial = slope * (unit * grad_v).sum(dim=-1, keepdim=True)
     if grad_length is not None:
-        along = along + 2.0 * g.square() / n * grad_length.unsqueeze(-1)
-    return g * grad_v + along * unit
+        length_slope = 2.0 * g.square() / n
+        radial = radial + length_slope * grad_length.unsqueeze(-1)
+    return g * grad_v + radial * unit

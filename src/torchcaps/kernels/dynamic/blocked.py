@@ -15,7 +15,7 @@ from torchcaps.functional.bounds import steady_limit
 from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.passes import Problem, Work, make_operator, route
-from torchcaps.kernels.numerics import rescale, rescale_factors
+from torchcaps.kernels.numerics import bound_factors, rescale_samples
 from torchcaps.kernels.registry import Support, fast_path
 from torchcaps.kernels.samples import block_bytes, by_samples
 from torchcaps.kernels.support import (
@@ -75,11 +75,11 @@ class _Blocks(Work):
         self.weight = None
         if problem.weight is None:
             like = problem.pose
-            self.pose, self.scale = rescale(like, steady_limit(like.dtype))
+            self.pose, self.scale = rescale_samples(like, steady_limit(like.dtype))
             self.i, self.j, self.d = like.shape[1:]
         else:
             like = problem.weight
-            pose, weight, self.scale = rescale_factors(problem.pose, like)
+            pose, weight, self.scale = bound_factors(problem.pose, like)
             self.pose = pose.to(weight.dtype)
             self.i, self.j, self.d = weight.shape[:3]
             self.weight = weight.contiguous().flatten(1, 2)  # [i, j d, k]

@@ -1,10 +1,15 @@
 """Routing by agreement (arXiv 1710.09829) on maps in compiled loops.
 
-The votes that a convolution computed are read once for all iterations. Positions lie next to each
-other in the lanes of vector registers (see `_loops.py`, which needs numba and is imported at the
-first call). The backward pass computes the iterations again.
+For capsules on a map whose votes a convolution computed. At each position, and apart from other
+positions, children i route to parents j by votes u_ij:
 
-Letters: b batch, i children, j parents, d dimensions, p positions.
+    c_i = softmax over j of <u_ij, V_j>;  s_j = bias_j + sum_i c_ij u_ij;  v_j = squash(s_j)
+
+where V_j is the sum of the v_j of the iterations before. Torch operations would read all votes in
+each iteration. The loops of `_loops.py` read them once: they route a group of positions through all
+iterations while its votes are in the cache. The backward pass computes the iterations again.
+
+Letters: b batch, i children, j parents, d dimensions of a vote, p positions, all in one axis.
 """
 
 import math
@@ -26,8 +31,8 @@ from torchcaps.kernels.registry import Support, fast_path
 from torchcaps.kernels.support import HAS_NUMBA, NO_NUMBA, device_mismatch, needs_reference
 from torchcaps.types import Routed
 
-# Number of votes below which the loops gain less time than their compilation takes.
-WORTH = 1 << 16
+# Numbers in all votes below which the loops gain less time than their compilation takes.
+MIN_NUMBERS = 1 << 16
 
 
 class Problem(NamedTuple):
@@ -52,73 +57,92 @@ class Problem(NamedTuple):
 def supports(votes: Votes) -> Support:
     """Whether the compiled loops can take these votes."""
     if not isinstance(votes, MapVotes):
-        return Support(False, "the votes are no maps")
+        return Support(usable=False, reason="the votes are no maps")
     if not HAS_NUMBA:
-        return Support(False, NO_NUMBA)
+        return Support(usable=False, reason=NO_NUMBA)
     reason = needs_reference(votes)
     if reason is None and not votes.field.local:
         reason = "parents at different positions compete"
     operands = {"pose": votes.children.pose, "bias": votes.bias}
     reason = reason or device_mismatch(operands, torch.device("cpu"))
     if reason is not None:
-        return Support(False, reason)
+        return Support(usable=False, reason=reason)
 
     num_positions = len(votes.children.pose) * math.prod(votes.field.positions)
-    if num_positions * votes.count * votes.parents * votes.dim < WORTH:
-        return Support(
-            True, f"fewer than {WORTH} votes do not pay for compiling loops", worth_it=False
-        )
-    return Support(True, "compiled loops: votes are read once for all iterations")
+    if num_positions * votes.count * votes.parents * votes.dim < MIN_NUMBERS:
+        reason = f"fewer than {MIN_NUMBERS} votes do not pay for compiling loops"
+        return Support(usable=True, reason=reason, worth_it=False)
+    return Support(usable=True, reason="compiled loops: votes are read once for all iterations")
 
 
+# Of the implementations of an operation, those of lower rank are tried first.
 @fast_path("map_routing", "numba", supports, rank=10)
 def run(votes: MapVotes, *, iterations: int) -> Routed:
-    """Routing by agreement in which the parents of each position compete, and are squashed one by one."""
+    """Route maps of votes; the implementation "numba" of the operation "map_routing".
+
+    Args:
+        votes: of children for parents at the same position.
+        iterations: number of routing iterations.
+
+    Returns:
+        Poses v `[b, *positions, j, d]`, their lengths `[b, *positions, j]` and the couplings of the
+        last iteration `[b, *positions, i, j]`, or None if they are not needed.
+    """
     needs_coupling = votes.context.needs_coupling
-    maps = votes.bind(votes.context._replace(clamp=False)).maps()  # clamped in `_run_loop`
+    without_clamp = votes.context._replace(clamp=False)  # `_run_loop` clamps
+    maps = votes.bind(without_clamp).maps()  # [b, i, j, d, *positions]
     bias = None if votes.bias is None else full_precision(votes.bias).to(maps.dtype)
-    outputs = _map_routing(Problem(maps.flatten(4), bias, iterations, needs_coupling))
+    problem = Problem(maps.flatten(4), bias, iterations, needs_coupling)
+    v, length, coupling = _map_routing(problem)
 
-    space = maps.shape[4:]
-    v = spatial_first(outputs[0].unflatten(-1, space))
-    length = spatial_first(outputs[1].unflatten(-1, space))
+    positions = maps.shape[4:]
+    pose = spatial_first(v.unflatten(-1, positions))
+    activation = spatial_first(length.unflatten(-1, positions))
     if not needs_coupling:
-        return Routed(v, length, None)
-    return Routed(v, length, spatial_first(outputs[2].unflatten(-1, space)))
+        return Routed(pose, activation, None)
+    return Routed(pose, activation, spatial_first(coupling.unflatten(-1, positions)))
 
 
-def _shapes(x: Problem) -> tuple[Tensor, ...]:
-    """Empty outputs."""
-    b, i, j, d, p = x.votes.shape
-    num_couplings = b if x.want_coupling else 0
-    sizes = [(b, j, d, p), (b, j, p), (num_couplings, i, j, p)]
-    return tuple(x.votes.new_empty(size) for size in sizes)
+def _shapes(problem: Problem) -> tuple[Tensor, ...]:
+    """Empty outputs: v, length and coupling."""
+    votes = problem.votes
+    b, i, j, d, p = votes.shape
+    num_couplings = b if problem.want_coupling else 0
+    v = votes.new_empty(b, j, d, p)
+    length = votes.new_empty(b, j, p)
+    coupling = votes.new_empty(num_couplings, i, j, p)
+    return v, length, coupling
 
 
-def _forward(x: Problem) -> tuple[Tensor, ...]:
-    """Poses, lengths and couplings of the parents."""
-    outputs = _shapes(x)
-    _run_loop("forward_pass", x, *outputs)
+def _forward(problem: Problem) -> tuple[Tensor, ...]:
+    """v, length and coupling."""
+    outputs = _shapes(problem)
+    _run_loop("forward_pass", problem, *outputs)
     return outputs
 
 
 def _backward(
-    x: Problem, _saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
+    problem: Problem, _saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
 ) -> Sequence[Tensor | None]:
     """Gradients of the votes and the bias."""
-    grad_votes = torch.empty_like(x.votes, memory_format=torch.contiguous_format)
-    grad_bias = x.votes.new_empty(_count_groups(x), *x.votes.shape[2:4])
-    _run_loop("backward_pass", x, tuple(grads), grad_votes, grad_bias)
-    if x.bias is None:
+    votes = problem.votes
+    grad_votes = torch.empty_like(votes, memory_format=torch.contiguous_format)
+    # Each group adds up its own gradient of the bias, so that threads do not share one.
+    grad_bias = votes.new_empty(_count_groups(problem), *votes.shape[2:4])  # [group, j, d]
+    _run_loop("backward_pass", problem, tuple(grads), grad_votes, grad_bias)
+    if problem.bias is None:
         return grad_votes, None
     return grad_votes, grad_bias.sum(dim=0)
 
 
-def _reference(x: Problem) -> tuple[Tensor, ...]:
+def _reference(problem: Problem) -> tuple[Tensor, ...]:
     """The outputs in torch operations: each position is routed by itself."""
-    routed: Any = dynamic_routing(x.votes.movedim(-1, 1), x.iterations, bias=x.bias)
+    votes = problem.votes.movedim(-1, 1)  # [b, p, i, j, d]
+    routed: Any = dynamic_routing(votes, problem.iterations, bias=problem.bias)
     v, length, coupling = (tensor.movedim(1, -1) for tensor in routed)
-    return v, length, coupling if x.want_coupling else length.new_empty(0)
+    if not problem.want_coupling:
+        coupling = length.new_empty(0)
+    return v, length, coupling
 
 
 _map_routing = define_operator(
@@ -132,17 +156,27 @@ _map_routing = define_operator(
 )
 
 
-def _count_groups(x: Problem) -> int:
+def _count_groups(problem: Problem) -> int:
     """Number of groups of POSITIONS positions; the last group of a sample may have fewer."""
-    return len(x.votes) * math.ceil(x.votes.shape[-1] / POSITIONS)
+    votes = problem.votes
+    return len(votes) * math.ceil(votes.shape[-1] / POSITIONS)
 
 
-def _run_loop(name: str, x: Problem, *arguments: Tensor | tuple[Tensor, ...]) -> None:
-    """Run a loop of `_loops.py` on all groups, by as many threads as torch uses."""
+def _run_loop(name: str, problem: Problem, *arguments: Tensor | tuple[Tensor, ...]) -> None:
+    """Run a loop of `_loops.py` on all groups, by as many threads as torch uses.
+
+    Args:
+        name: "forward_pass" or "backward_pass".
+        problem: the operands.
+        arguments: those of the loop after the operands; some are written.
+    """
     from torchcaps.kernels.maps import _loops  # importing numba takes half a second
 
     # Bounded, so that squares of votes stay finite.
-    votes = clamp_magnitude(x.votes, factor_limit(x.votes.dtype))
-    bias = votes.new_zeros(votes.shape[2:4]) if x.bias is None else x.bias
-    arrays = as_arrays((x.iterations, votes, bias, *arguments))
-    parallel_for(getattr(_loops, name), _count_groups(x), *arrays)
+    votes = clamp_magnitude(problem.votes, factor_limit(problem.votes.dtype))
+    bias = problem.bias
+    if bias is None:
+        bias = votes.new_zeros(votes.shape[2:4])
+    arrays = as_arrays((problem.iterations, votes, bias, *arguments))
+    loop = getattr(_loops, name)
+    parallel_for(loop, _count_groups(problem), *arrays)
