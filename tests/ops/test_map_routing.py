@@ -136,7 +136,9 @@ def test_who_takes_them():
 def test_couplings_are_made_only_where_somebody_asks(monkeypatch):
     layer, wanted, route = KernelCaps(3, 4, 2, 5, kernel_size=3), [], loops._map_routing
     monkeypatch.setattr(
-        loops, "_map_routing", lambda problem: wanted.append(problem.want_coupling) or route(problem)
+        loops,
+        "_map_routing",
+        lambda problem: wanted.append(problem.want_coupling) or route(problem),
     )
     x = Capsules(torch.randn(2, 6, 5, 3, 4, generator=seeded()), torch.ones(2, 6, 5, 3))
     layer(x).pose.sum().backward()

@@ -1,6 +1,7 @@
 """Sets of points: the rigid motion between two sets, and the distance of two sets.
 
-The points of the first two correspond, those of the latter do not.
+`procrustes` takes sets in which the points of one index correspond; `chamfer_distance` takes sets
+without such an order. Sets are tensors `[batch, points, dim]` of coordinates.
 """
 
 import torch
@@ -11,7 +12,7 @@ from torchcaps.errors import check_range, check_shape
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision
 
-EPSILON = 1e-12  # below it a sum of products has no direction
+EPSILON = 1e-12  # squared length below which a vector has no direction
 AXES = ("batch", "points", "dim")
 
 
@@ -20,10 +21,11 @@ def procrustes(
 ) -> tuple[Float[Tensor, "batch dim dim"], Float[Tensor, "batch dim"]]:
     """The rotation R and the translation t that minimize `sum_k |R source_k + t - target_k|^2`.
 
-    In two dimensions the angle is `atan2(M_01 - M_10, M_00 + M_11)` with
-    `M = sum_k source_k target_k^T`, both centered. In three, R comes from a singular value
-    decomposition, whose own gradient is NaN for equal singular values; the gradient of R is finite
-    there, and is taken from the condition that R is optimal.
+    With `M = sum_k source_k target_k^T`, both centered, R maximizes `trace(R M)`, and t moves the
+    rotated center of the source to that of the target. In two dimensions R turns by the angle
+    `atan2(M_01 - M_10, M_00 + M_11)`. In three it comes from a singular value decomposition
+    (Kabsch, 1976). The gradient of a decomposition is NaN for equal singular values. That of R is
+    finite there, so it is taken from the condition that R is optimal.
 
     Args:
         source, target: `[batch, points, dim]`, dim 2 or 3; half precision is computed in float32.
@@ -44,44 +46,54 @@ def procrustes(
         target = full_precision(target)
         source_center = source.mean(dim=1)
         target_center = target.mean(dim=1)
-        centered = source - source_center.unsqueeze(1)
-        products = (target - target_center.unsqueeze(1)).mT @ centered  # M^T
-        rotation = _rotation_2d(products) if dim == 2 else _rotation_3d(products)
+        centered_source = source - source_center.unsqueeze(1)
+        centered_target = target - target_center.unsqueeze(1)
+        covariance = centered_target.mT @ centered_source  # M^T
+        rotation = _rotation_2d(covariance) if dim == 2 else _rotation_3d(covariance)
         rotated_center = (rotation @ source_center.unsqueeze(2)).squeeze(2)
         translation = target_center - rotated_center
         return rotation, translation
 
 
-def _rotation_2d(products: Float[Tensor, "batch 2 2"]) -> Float[Tensor, "batch 2 2"]:
-    cos = products[:, 0, 0] + products[:, 1, 1]
-    sin = products[:, 1, 0] - products[:, 0, 1]
-    squared_length = cos.square() + sin.square()
-    is_undefined = squared_length < EPSILON
+def _rotation_2d(covariance: Float[Tensor, "batch 2 2"]) -> Float[Tensor, "batch 2 2"]:
+    """The best rotation in the plane, from M^T; no rotation where every one is as good."""
+    # The vector (cos, sin) of the angle, times a length.
+    cos = covariance[:, 0, 0] + covariance[:, 1, 1]
+    sin = covariance[:, 1, 0] - covariance[:, 0, 1]
+    is_undefined = cos.square() + sin.square() < EPSILON
     cos = torch.where(is_undefined, 1.0, cos)
     sin = torch.where(is_undefined, 0.0, sin)
+
     length = (cos.square() + sin.square()).sqrt()
     cos = cos / length
     sin = sin / length
     return torch.stack([cos, -sin, sin, cos], dim=1).unflatten(1, (2, 2))
 
 
-def _rotation_3d(products: Float[Tensor, "batch 3 3"]) -> Float[Tensor, "batch 3 3"]:
-    with torch.no_grad():
-        u, _, v = torch.linalg.svd(products)
-        signs = torch.ones_like(products[:, 0])
-        signs[:, 2] = torch.linalg.det(u @ v)
-        rotation = (u * signs.unsqueeze(1)) @ v
+def _rotation_3d(covariance: Float[Tensor, "batch 3 3"]) -> Float[Tensor, "batch 3 3"]:
+    """The best rotation R in space, from M^T.
 
-        # R^T M^T is symmetric at the optimum. The matrix tr(R^T M^T) I - R^T M^T answers a small
-        # turn by a torque; its inverse answers a torque by a turn.
-        stretch = rotation.mT @ products
+    Its value is `R = U diag(1, 1, det(U V^T)) V^T` of the decomposition `M^T = U S V^T`. At this
+    optimum `P = R^T M^T` is symmetric. Let M change: P is no longer symmetric, and the components of
+    `P - P^T` are a torque. A turn of R by a small vector w takes away the torque
+    `(trace(P) I - P) w`, so R stays optimal if it turns by `w = (trace(P) I - P)^-1 torque`.
+    """
+    with torch.no_grad():
+        u, _, v_transposed = torch.linalg.svd(covariance)
+        signs = torch.ones_like(covariance[:, 0])
+        signs[:, 2] = torch.linalg.det(u @ v_transposed)
+        rotation = (u * signs.unsqueeze(1)) @ v_transposed
+
+        stretch = rotation.mT @ covariance  # P
         trace = stretch.diagonal(dim1=1, dim2=2).sum(dim=1)
         eye = torch.eye(3, dtype=rotation.dtype, device=rotation.device)
         stiffness = eye * trace[:, None, None] - (stretch + stretch.mT) / 2
         eigenvalues, axes = torch.linalg.eigh(stiffness)
-        compliance = (axes / eigenvalues.clamp(min=EPSILON**0.5).unsqueeze(1)) @ axes.mT
+        # The inverse, bounded where many rotations are optimal.
+        scaled_axes = axes / eigenvalues.clamp(min=EPSILON**0.5).unsqueeze(1)
+        compliance = scaled_axes @ axes.mT
 
-    stretch = rotation.mT @ products
+    stretch = rotation.mT @ covariance  # P again, as a function of M
     torque = torch.stack(
         [
             stretch[:, 2, 1] - stretch[:, 1, 2],
@@ -90,13 +102,13 @@ def _rotation_3d(products: Float[Tensor, "batch 3 3"]) -> Float[Tensor, "batch 3
         ],
         dim=1,
     )
-    # The turn is zero in value, so that R stays; its gradient is that of the optimum.
+    # The turn w is zero in value, so that R stays; its gradient is that of the optimum.
     turn = compliance @ (torque - torque.detach()).unsqueeze(2)
     return rotation + rotation @ _cross_matrix(turn.squeeze(2))
 
 
 def _cross_matrix(vectors: Float[Tensor, "batch 3"]) -> Float[Tensor, "batch 3 3"]:
-    """Matrices that multiply a vector by the cross product with these."""
+    """Matrices W with `W a` the cross product of a vector and a."""
     x, y, z = vectors.unbind(dim=1)
     zero = torch.zeros_like(x)
     elements = [zero, -z, y, z, zero, -x, -y, x, zero]
@@ -108,12 +120,14 @@ def chamfer_distance(
 ) -> Float[Tensor, " batch"]:
     """Chamfer distance: `mean_n min_m |x_n - y_m|^2 + mean_m min_n |x_n - y_m|^2`.
 
+    The mean squared distance of points from the nearest point of the other set, in both directions.
+
     Args:
         points: x, `[batch, n, dim]`; half precision is computed in float32.
         others: y, `[batch, m, dim]`.
 
     Returns:
-        `[batch]`.
+        Distances `[batch]`.
 
     Raises:
         ArgumentError: other shapes.
@@ -122,11 +136,14 @@ def chamfer_distance(
     check_shape("others", others, ("batch", "m", "dim"), batch=len(points), dim=points.shape[2])
     points = full_precision(points)
     others = full_precision(others)
-    # Which point is nearest has no gradient, and the table of distances is large.
+    # Which point is nearest has no gradient, and the table [batch, n, m] of distances is large.
     with torch.no_grad(), without_autocast(points):
-        distances = others.square().sum(dim=2).unsqueeze(1) - 2 * points @ others.mT
+        # |x - y|^2 = |x|^2 + |y|^2 - 2 <x, y>; for the nearest y of an x, |x|^2 is a constant.
+        squared_y = others.square().sum(dim=2).unsqueeze(1)
+        distances = squared_y - 2 * points @ others.mT
         nearest_y = distances.argmin(dim=2)
-        distances = distances + points.square().sum(dim=2).unsqueeze(2)
+        squared_x = points.square().sum(dim=2).unsqueeze(2)
+        distances = distances + squared_x
         nearest_x = distances.argmin(dim=1)
 
     distance_x = _mean_distance(points, others, nearest_y)
@@ -135,6 +152,12 @@ def chamfer_distance(
 
 
 def _mean_distance(x: Tensor, y: Tensor, nearest: Tensor) -> Tensor:
-    """Mean squared distance of each x from its nearest y."""
+    """Mean squared distance `[batch]` of each x `[batch, n, dim]` from its nearest y.
+
+    Args:
+        x, y: points.
+        nearest: index of the nearest y, `[batch, n]`.
+    """
     nearest_y = y.gather(1, nearest.unsqueeze(2).expand_as(x))
-    return (x - nearest_y).square().sum(dim=2).mean(dim=1)
+    squared_distances = (x - nearest_y).square().sum(dim=2)
+    return squared_distances.mean(dim=1)
