@@ -13,8 +13,8 @@ It takes three steps:
 2. Tiles: the output is cut into tiles of one size. A tile depends on one window of pixels of each
    phase. The windows of neighboring tiles overlap.
 3. Spectra: three constant real matrices A, B, C turn windows and taps into spectra of r real
-   numbers, and the products of these into the tile: `tile = C ((A window) * (B taps))`. `_fourier.py`
-   derives the matrices and chooses the size of the tiles.
+   numbers, and the products of these into the tile: `tile = C ((A window) * (B taps))`. The file
+   `_fourier.py` derives the matrices and chooses the size of the tiles.
 
 With channels, the products of number k of all spectra, k = 1 ... r, are a product of two matrices:
 

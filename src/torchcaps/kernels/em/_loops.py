@@ -1,25 +1,42 @@
 """Compiled loops of EM routing. Needs numba.
 
 Source: Hinton, Sabour, Frosst, "Matrix capsules with EM routing", ICLR 2018, procedure 1, as in
-`functional.routing.em`. With r_ij = R_ij a_i and d = V_ijh - center_jh:
+`functional.routing.em`. A vote of child i for parent j is V_ij = M_i W_ij + shift_ij, of the
+child's pose matrix M_i and learned numbers. It has the dimensions h. Each iteration t is an M-step,
+from couplings R_ij and activations a_i of children to the state of parents, and, but for the last
+one, an E-step, from states to couplings:
 
-    M:  S_j = sum_i r_ij;  mu_jh = sum_i r_ij V_ijh / S_j;  var_jh = sum_i r_ij (V_ijh - mu_jh)^2 / S_j
-        logit_j = lambda (beta_a - (H beta_u + sum_h log(var_jh) / 2) S_j)
-    E:  log R_ij = log a_j + log N(V_ij; mu_j, var_j), normalized over the parents that compete for child i
+    M:  r_ij = R_ij a_i;  S_j = sum_i r_ij
+        mean_jh = sum_i r_ij V_ijh / S_j
+        variance_jh = sum_i r_ij (V_ijh - mean_jh)^2 / S_j
+        logit_j = lambda_t (beta_a - (H beta_u + sum_h log(variance_jh) / 2) S_j)
+    E:  a_j = sigmoid(logit_j)
+        R_ij = a_j N(V_ij; mean_j, variance_j) / (the sum of these over competing parents)
 
-The innermost loops run over LANES samples, which lie next to each other in memory. One thread
-routes such a group through all iterations. A vote V = M W + shift is computed where it is used and
-never stored.
+where H is the number of dimensions, lambda_t the inverse temperature and N the density of a normal
+distribution. The E-step computes with logarithms, less what competing parents have in common.
 
-Letters: g groups, t iterations, j parents of all windows, i children of a window, h dimensions of a
-vote, n samples of a group. Of matrices: p rows of a pose, k its columns, q columns of a vote.
+A parent sees the children of its window, a part of a map. Windows overlap, so a child of the map is
+a child of several windows. Competitions say which parents share the votes of a child: R sums to one
+over the pairs (j, i) of one competition.
 
-    pose [g, place, (p, k), n]   activation [g, place, n]   weight [type, i, k, q]   shift [type, i, h]
-    place [j, i]: of a child on the map        slot [j, i]: number of the competition for a child
-    mean, variance [g, t, j, h, n]             stats [g, t, j, 3, n]: S, sum_h log var, logit
-    R [j, i, n]                                start [j, i]: R before the first M-step
+A vote is computed where it is used and never stored: the votes of a layer are larger than the
+cache, and an M-step or an E-step would read all of them. The innermost loops run over LANES
+samples, which lie next to each other in memory, so that the compiler vectorizes them. One thread
+routes such a group of samples through all iterations.
 
-`variance` leaves out the constant VAR_MIN, which is added wherever it is used.
+Letters: g group of samples, n sample in a group, t iteration, j parent, of all windows and types, i
+child of a window, h dimension of a vote. Of matrices: p row of a pose, k its column, q column of a
+vote, so that h = (p, q).
+
+    pose [g, place, (p, k), n]    activation [g, place, n], place: of a child on the map
+    weight [type, i, k, q]        shift [type, i, h], type: of a parent, j modulo their number
+    mean, variance [g, t, j, h, n]
+    stats [g, t, j, 3, n]         S, sum_h log variance and logit
+    R [j, i, n]
+
+`variance` leaves out the constant VAR_MIN, which is added wherever it is used. In names, `R` and
+`coupling` are R, `r` is r, and `grad_x` is dL/dx of a loss L.
 """
 
 # mypy: allow-untyped-defs
@@ -32,19 +49,34 @@ from torchcaps.functional.routing.em import EPSILON, VAR_MIN
 from torchcaps.kernels._compile import compiled, compiled_sum, exp
 from torchcaps.kernels.lanes import LANES, keep_compiled
 
-# Squared distance of a mean from the center, in variances, beyond which sums of squares lose digits.
+# Squared distance of a mean from the center, in variances, beyond which sums of squares lose
+# digits.
 FAR = 16.0
+# Rows of `stats`.
+MASS = 0  # S
+LOG_VAR = 1  # sum_h log variance
+LOGIT = 2
 
-# Operands of a layer. `sizes` holds the sizes of p, k and q as tuples of that length: the length of
-# a tuple belongs to its type, so the compiler knows it. beta_u is multiplied by the size of h.
+# Operands of a layer.
+#   sizes: tuples as long as the sizes of p, k and q; the length of a tuple belongs to its type, so
+#       that the compiler knows it and unrolls loops over it.
+#   num_competitions: their number.
+#   place, competition: numbers [j, i].
+#   first_R: R of the first M-step [j, i].
+#   pose, activation, weight, shift: see above.
+#   beta_u, beta_a: [type]; beta_u is multiplied by H.
+#   temperatures: lambda [t].
 Layer = namedtuple(
     "Layer",
-    "sizes num_slots place slot start pose activation weight shift beta_u beta_a temperatures",
+    "sizes num_competitions place competition first_R "
+    "pose activation weight shift beta_u beta_a temperatures",
 )
-# State of the parents after one iteration, or its gradient: without the axes g and t.
+# State of the parents after one iteration, or its gradient: without the axes g and t, and without j
+# where it is of one parent.
 State = namedtuple("State", "mean variance stats")
-# Gradients of poses and activations, added to what is there. Those of weights, shifts (of no groups
-# if there are none) and betas [g, type, 2, n] are of one group each.
+# Gradients of operands. Those of poses and activations are added to zeros, in the layout of these.
+# Those of weights [g, type, i, k, q], shifts [g, type, i, h], of no groups if there are none, and
+# betas [g, type, 2, n] are written by each group for itself.
 Gradients = namedtuple("Gradients", "pose activation weight shift betas")
 
 
@@ -52,41 +84,47 @@ Gradients = namedtuple("Gradients", "pose activation weight shift betas")
 def forward_pass(first, last, layer, mean, variance, stats, coupling):
     """Route the groups from `first` to before `last`.
 
-    Writes the state after every iteration and, unless it has no groups, the last coupling R.
+    Writes mean, variance and stats of every iteration and, unless it has no groups, the coupling of
+    the last one, `[g, j, i, n]`.
     """
     iterations = mean.shape[1]
     parents, children = layer.place.shape
     R = np.empty((parents, children, LANES), mean.dtype)
     for g in range(first, last):
-        start_coupling(layer, R)
+        set_first_coupling(layer, R)
         for t in range(iterations):
             if t:
-                expect(layer, g, State(mean[g, t - 1], variance[g, t - 1], stats[g, t - 1]), R)
-            maximize(layer, g, t, R, mean, variance, stats)
+                state = State(mean[g, t - 1], variance[g, t - 1], stats[g, t - 1])
+                e_step(layer, g, state, R)
+            m_step(layer, g, t, R, mean, variance, stats)
         if len(coupling):
             coupling[g] = R
 
 
 @compiled
-def start_coupling(layer, R):
-    """Set the R of the first M-step."""
-    for j in range(len(R)):
-        for i in range(R.shape[1]):
-            R[j, i] = layer.start[j, i]
+def set_first_coupling(layer, R):
+    """Set the R of the first M-step, the same for all samples."""
+    parents, children, _ = R.shape
+    for j in range(parents):
+        for i in range(children):
+            R[j, i] = layer.first_R[j, i]
 
 
 @compiled
-def maximize(layer, g, t, R, mean, variance, stats):
-    """M-step of every parent. Sums of squares run around the mean of the iteration before.
+def m_step(layer, g, t, R, mean, variance, stats):
+    """M-step t of every parent: writes its mean, variance and stats.
 
-    They are repeated around the new mean where that is far from the old one.
+    The votes are read once, for sums of d and d^2 with d = V - center. The center is the mean of
+    the iteration before. Where the new mean is far from it, the sums are repeated around that.
     """
-    r = np.empty_like(R[0])
-    center = np.zeros_like(mean[0, 0, 0])
-    first_moment, second_moment = np.empty_like(center), np.empty_like(center)
-    total = np.empty_like(center[0])
-    for j in range(len(R)):
-        for i in range(len(r)):
+    parents, children, _ = R.shape
+    r = np.empty_like(R[0])  # [i, n]
+    center = np.zeros_like(mean[0, 0, 0])  # [h, n]
+    first_moment = np.empty_like(center)
+    second_moment = np.empty_like(center)
+    total = np.empty_like(center[0])  # S [n]
+    for j in range(parents):
+        for i in range(children):
             for n in range(LANES):
                 r[i, n] = R[j, i, n] * layer.activation[g, layer.place[j, i], n]
         center[:] = 0
@@ -94,19 +132,29 @@ def maximize(layer, g, t, R, mean, variance, stats):
             center[:] = mean[g, t - 1, j]
         state = State(mean[g, t, j], variance[g, t, j], stats[g, t, j])
         for _ in range(2):
-            add_moments(layer, g, j, r, center, first_moment, second_moment, total)
-            is_far = fit(layer, t, j, center, first_moment, second_moment, total, state)
+            sum_moments(layer, g, j, r, center, first_moment, second_moment, total)
+            is_far = update_state(layer, t, j, center, first_moment, second_moment, total, state)
             if not is_far:
                 break
             center[:] = state.mean
 
 
 @compiled
-def add_moments(layer, g, j, factor, center, first_moment, second_moment, total):
-    """Sums over children of f d and f d^2 [h, n], and of f [n], for a factor f [i, n]."""
-    rows, inner, outer = len(layer.sizes[0]), len(layer.sizes[1]), len(layer.sizes[2])
-    pose, weight, shift = layer.pose, layer.weight, layer.shift
-    kind = j % len(weight)
+def sum_moments(layer, g, j, factor, center, first_moment, second_moment, total):
+    """Sums over the children of parent j of f d and f d^2, where d = V - center, and of f.
+
+    factor: f [i, n].
+    center: [h, n].
+    first_moment, second_moment: written, sums of f d and of f d^2 [h, n].
+    total: written, sum of f [n].
+    """
+    rows = len(layer.sizes[0])
+    inner = len(layer.sizes[1])
+    outer = len(layer.sizes[2])
+    pose = layer.pose
+    weight = layer.weight
+    shift = layer.shift
+    parent_type = j % len(weight)
     first_moment[:] = 0
     second_moment[:] = 0
     total[:] = 0
@@ -118,9 +166,9 @@ def add_moments(layer, g, j, factor, center, first_moment, second_moment, total)
             for q in range(outer):
                 h = p * outer + q
                 for n in range(LANES):
-                    vote = shift[kind, i, h]
+                    vote = shift[parent_type, i, h]
                     for k in range(inner):
-                        vote += pose[g, place, p * inner + k, n] * weight[kind, i, k, q]
+                        vote += pose[g, place, p * inner + k, n] * weight[parent_type, i, k, q]
                     d = vote - center[h, n]
                     weighted = factor[i, n] * d
                     first_moment[h, n] += weighted
@@ -128,58 +176,84 @@ def add_moments(layer, g, j, factor, center, first_moment, second_moment, total)
 
 
 @compiled
-def fit(layer, t, j, center, first_moment, second_moment, total, state):
-    """State of a parent from the moments around a center; whether its mean is far from that."""
+def update_state(layer, t, j, center, first_moment, second_moment, total, state):
+    """Write the state of parent j from the moments of `sum_moments` with the factor r.
+
+    Returns:
+        Whether the mean is far from the center, in any dimension of any sample.
+    """
     mean, variance, stats = state
-    kind = j % len(layer.weight)
+    parent_type = j % len(layer.weight)
+    # Constants in the type of the arrays: others would turn float32 into float64.
     number = mean.dtype.type
-    one, two, half, zero = number(1), number(2), number(0.5), number(0)
-    least, epsilon, far = number(VAR_MIN), number(EPSILON), number(FAR)
+    one = number(1)
+    two = number(2)
+    half = number(0.5)
+    zero = number(0)
+    var_min = number(VAR_MIN)
+    epsilon = number(EPSILON)
+    far = number(FAR)
     is_far = False
-    stats[0] = total
-    stats[1] = 0
+    stats[MASS] = total
+    stats[LOG_VAR] = 0
     for h in range(len(mean)):
         for n in range(LANES):
             inverse = one / (total[n] + epsilon)
             mean[h, n] = (center[h, n] * total[n] + first_moment[h, n]) * inverse
             # From squares around the center to squares around the mean.
-            moved = mean[h, n] - center[h, n]
-            squares = second_moment[h, n] - two * moved * first_moment[h, n]
-            squares += moved * moved * total[n]
+            offset = mean[h, n] - center[h, n]
+            squares = second_moment[h, n] - two * offset * first_moment[h, n]
+            squares += offset * offset * total[n]
             variance[h, n] = max(squares * inverse, zero)
-            is_far |= moved * moved > far * (variance[h, n] + least)
-            stats[1, n] += math.log(variance[h, n] + least)
+            is_far |= offset * offset > far * (variance[h, n] + var_min)
+            stats[LOG_VAR, n] += math.log(variance[h, n] + var_min)
     for n in range(LANES):
-        cost = (layer.beta_u[kind] + half * stats[1, n]) * total[n]
-        stats[2, n] = layer.temperatures[t] * (layer.beta_a[kind] - cost)
+        cost = (layer.beta_u[parent_type] + half * stats[LOG_VAR, n]) * total[n]
+        stats[LOGIT, n] = layer.temperatures[t] * (layer.beta_a[parent_type] - cost)
     return is_far
 
 
 @compiled
-def expect(layer, g, state, R):
-    """E-step: R from the state after the iteration before."""
+def e_step(layer, g, state, R):
+    """E-step: writes R from the state after the iteration before."""
+    parents = len(R)
     number = R.dtype.type
-    one, half, zero = number(1), number(0.5), number(0)
-    linear, square = np.zeros_like(state.mean[0]), np.empty_like(state.mean[0])
-    constant = np.empty_like(linear[0])
-    for j in range(len(R)):
+    one = number(1)
+    half = number(0.5)
+    zero = number(0)
+    var_min = number(VAR_MIN)
+    # log a_j + log N(V; mean, variance) is a polynomial of d = V - mean, without a linear term.
+    linear = np.zeros_like(state.mean[0])  # [h, n]
+    square = np.empty_like(linear)
+    constant = np.empty_like(linear[0])  # [n]
+    for j in range(parents):
         for n in range(LANES):
-            logit = state.stats[j, 2, n]
+            # log sigmoid(logit), without overflow.
+            logit = state.stats[j, LOGIT, n]
             log_activation = min(logit, zero) - math.log1p(math.exp(-abs(logit)))
-            constant[n] = log_activation - half * state.stats[j, 1, n]
+            constant[n] = log_activation - half * state.stats[j, LOG_VAR, n]
         for h in range(len(square)):
             for n in range(LANES):
-                square[h, n] = -half * (one / (state.variance[j, h, n] + number(VAR_MIN)))
-        add_squares(layer, g, j, state.mean[j], linear, square, constant, R[j])
+                square[h, n] = -half * (one / (state.variance[j, h, n] + var_min))
+        sum_quadratics(layer, g, j, state.mean[j], linear, square, constant, R[j])
     softmax(layer, R)
 
 
 @compiled
-def add_squares(layer, g, j, center, linear, square, constant, out):
-    """out_i = constant + sum_h (linear_h d_h + square_h d_h^2)."""
-    rows, inner, outer = len(layer.sizes[0]), len(layer.sizes[1]), len(layer.sizes[2])
-    pose, weight, shift = layer.pose, layer.weight, layer.shift
-    kind = j % len(weight)
+def sum_quadratics(layer, g, j, center, linear, square, constant, out):
+    """out_i = constant + sum_h (linear_h d_h + square_h d_h^2), where d = V_ij - center.
+
+    center, linear, square: of parent j [h, n].
+    constant: of parent j [n].
+    out: written, [i, n].
+    """
+    rows = len(layer.sizes[0])
+    inner = len(layer.sizes[1])
+    outer = len(layer.sizes[2])
+    pose = layer.pose
+    weight = layer.weight
+    shift = layer.shift
+    parent_type = j % len(weight)
     for i in range(len(out)):
         place = layer.place[j, i]
         out[i] = constant
@@ -187,35 +261,35 @@ def add_squares(layer, g, j, center, linear, square, constant, out):
             for q in range(outer):
                 h = p * outer + q
                 for n in range(LANES):
-                    vote = shift[kind, i, h]
+                    vote = shift[parent_type, i, h]
                     for k in range(inner):
-                        vote += pose[g, place, p * inner + k, n] * weight[kind, i, k, q]
+                        vote += pose[g, place, p * inner + k, n] * weight[parent_type, i, k, q]
                     d = vote - center[h, n]
                     out[i, n] += (square[h, n] * d + linear[h, n]) * d
 
 
 @compiled
 def softmax(layer, x):
-    """x = exp(x) / sum of exp(x) over the parents that compete for a child, in place."""
+    """x = exp(x) / sum of exp(x) over a competition, in place of x [j, i, n]."""
     parents, children, _ = x.shape
-    largest = np.full((layer.num_slots, LANES), -np.inf, x.dtype)
+    largest = np.full((layer.num_competitions, LANES), -np.inf, x.dtype)
     total = np.zeros_like(largest)
     for j in range(parents):
         for i in range(children):
-            slot = layer.slot[j, i]
+            competition = layer.competition[j, i]
             for n in range(LANES):
-                largest[slot, n] = max(largest[slot, n], x[j, i, n])
+                largest[competition, n] = max(largest[competition, n], x[j, i, n])
     for j in range(parents):
         for i in range(children):
-            slot = layer.slot[j, i]
+            competition = layer.competition[j, i]
             for n in range(LANES):
-                x[j, i, n] = exp(x[j, i, n] - largest[slot, n])
-                total[slot, n] += x[j, i, n]
+                x[j, i, n] = exp(x[j, i, n] - largest[competition, n])
+                total[competition, n] += x[j, i, n]
     for j in range(parents):
         for i in range(children):
-            slot = layer.slot[j, i]
+            competition = layer.competition[j, i]
             for n in range(LANES):
-                x[j, i, n] /= total[slot, n]
+                x[j, i, n] /= total[competition, n]
 
 
 @compiled
@@ -224,16 +298,19 @@ def backward_pass(
 ):
     """Gradients of the operands for the groups from `first` to before `last`.
 
-    grad_mean `[g, j, h, n]` and grad_logit `[g, j, n]` belong to the last state. They are used up:
-    each iteration replaces them by those of the state before.
+    mean, variance, stats: as `forward_pass` wrote them.
+    grad_mean [g, j, h, n], grad_logit [g, j, n]: of the last state. They are used up: each
+        iteration replaces them by those of the state before.
+    grad_coupling: of the last coupling [g, j, i, n], or of no groups.
+    gradients: written, see `Gradients`.
     """
     iterations, parents, dim = mean.shape[1:4]
-    links = (iterations, parents, layer.place.shape[1], LANES)
-    R = np.empty(links, mean.dtype)
+    _, children = layer.place.shape
+    R = np.empty((iterations, parents, children, LANES), mean.dtype)
     # dL/dr of each iteration, then dL/dR, then dL/dlog R.
-    grad_R = np.empty(links, mean.dtype)
-    # dL/dV_ij is a sum of lines over the iterations: r (intercept + slope d) of the M-step, and
-    # dL/dlog R (intercept + slope d) of the E-step, where d = V - the last mean.
+    grad_R = np.empty_like(R)
+    # dL/dV_ij is a sum of lines over the iterations: r (intercept + slope d) of the M-step, which
+    # is line 0, and dL/dlog R (intercept + slope d) of the E-step, line 1; d = V - the last mean.
     intercept = np.zeros((2, iterations, parents, dim, LANES), mean.dtype)
     slope = np.zeros_like(intercept)
     grad_variance = np.empty((parents, dim, LANES), mean.dtype)
@@ -243,13 +320,15 @@ def backward_pass(
         gradients.betas[g] = 0
         gradients.weight[g] = 0
         gradients.shift[g : g + 1] = 0
-        start_coupling(layer, R[0])
+        # The couplings of all iterations again, from the states.
+        set_first_coupling(layer, R[0])
         for t in range(1, iterations):
-            expect(layer, g, State(mean[g, t - 1], variance[g, t - 1], stats[g, t - 1]), R[t])
+            state = State(mean[g, t - 1], variance[g, t - 1], stats[g, t - 1])
+            e_step(layer, g, state, R[t])
 
         for t in range(iterations - 1, -1, -1):
             for j in range(parents):
-                fit_backward(
+                m_step_backward(
                     layer,
                     (g, t, j),
                     State(mean[g, t, j], variance[g, t, j], stats[g, t, j]),
@@ -259,7 +338,7 @@ def backward_pass(
                     gradients.betas[g],
                     grad_R[t, j],
                 )
-            weigh_backward(layer, g, R[t], grad_R[t], gradients.activation[g])
+            activation_backward(layer, g, R[t], grad_R[t], gradients.activation[g])
             if t == 0:  # the first R is a constant
                 grad_R[0] = 0
                 break
@@ -267,7 +346,7 @@ def backward_pass(
                 grad_R[t] += grad_coupling[g]
             softmax_backward(layer, R[t], grad_R[t])
             for j in range(parents):
-                expect_backward(
+                e_step_backward(
                     layer,
                     (g, j),
                     grad_R[t, j],
@@ -280,29 +359,40 @@ def backward_pass(
 
 
 @compiled
-def fit_backward(layer, index, state, grad_state, center, line, grad_betas, grad_r):
+def m_step_backward(layer, indices, state, grad_state, center, line, grad_betas, grad_r):
     """Backward of the M-step of a parent: dL/dr and the line of dL/dV from dL/dstate.
 
-    Adds dL/d(H beta_u) and dL/dbeta_a to grad_betas `[type, 2, n]`.
+    indices: (g, t, j).
+    state, grad_state: of this parent; the gradient of its stats is that of the logit.
+    center: the last mean [h, n].
+    line: written, (intercept, slope) [h, n].
+    grad_betas: dL/d(H beta_u) and dL/dbeta_a are added, [type, 2, n].
+    grad_r: written, dL/dr [i, n], a polynomial of V - mean.
     """
-    (g, t, j), (mean, variance, stats) = index, state
-    (grad_mean, grad_variance, grad_logit), (intercept, slope) = grad_state, line
-    kind = j % len(layer.weight)
+    g, t, j = indices
+    mean, variance, stats = state
+    grad_mean, grad_variance, grad_logit = grad_state
+    intercept, slope = line
+    parent_type = j % len(layer.weight)
     number = mean.dtype.type
-    one, two, half = number(1), number(2), number(0.5)
-    least, epsilon = number(VAR_MIN), number(EPSILON)
-    linear, square = np.empty_like(mean), np.empty_like(mean)
+    one = number(1)
+    two = number(2)
+    half = number(0.5)
+    var_min = number(VAR_MIN)
+    epsilon = number(EPSILON)
+    linear = np.empty_like(mean)
+    square = np.empty_like(mean)
     constant = np.empty_like(grad_logit)
     for n in range(LANES):
         grad_gain = layer.temperatures[t] * grad_logit[n]
-        grad_betas[kind, 0, n] -= grad_gain * stats[0, n]
-        grad_betas[kind, 1, n] += grad_gain
-        constant[n] = -grad_gain * (layer.beta_u[kind] + half * stats[1, n])
+        grad_betas[parent_type, 0, n] -= grad_gain * stats[MASS, n]
+        grad_betas[parent_type, 1, n] += grad_gain
+        constant[n] = -grad_gain * (layer.beta_u[parent_type] + half * stats[LOG_VAR, n])
     for h in range(len(mean)):
         for n in range(LANES):
-            inverse = one / (stats[0, n] + epsilon)
-            grad_log = -half * layer.temperatures[t] * grad_logit[n] * stats[0, n]
-            grad_var = grad_variance[h, n] + grad_log / (variance[h, n] + least)
+            inverse = one / (stats[MASS, n] + epsilon)
+            grad_log = -half * layer.temperatures[t] * grad_logit[n] * stats[MASS, n]
+            grad_var = grad_variance[h, n] + grad_log / (variance[h, n] + var_min)
             # The weights r / (S + EPSILON) do not sum to one: the variance depends on the mean.
             grad_mu = grad_mean[h, n] - two * epsilon * grad_var * inverse * mean[h, n]
             linear[h, n] = grad_mu * inverse
@@ -310,12 +400,12 @@ def fit_backward(layer, index, state, grad_state, center, line, grad_betas, grad
             constant[n] -= square[h, n] * variance[h, n]
             slope[h, n] = two * square[h, n]
             intercept[h, n] = linear[h, n] + slope[h, n] * (center[h, n] - mean[h, n])
-    add_squares(layer, g, j, mean, linear, square, constant, grad_r)
+    sum_quadratics(layer, g, j, mean, linear, square, constant, grad_r)
 
 
 @compiled
-def weigh_backward(layer, g, R, grad, grad_activation):
-    """Backward of r_ij = R_ij a_i: from dL/dr to dL/dR, in place, and to dL/da `[place, n]`."""
+def activation_backward(layer, g, R, grad, grad_activation):
+    """Backward of r_ij = R_ij a_i: replaces dL/dr by dL/dR, and adds to dL/da [place, n]."""
     parents, children, _ = R.shape
     for j in range(parents):
         for i in range(children):
@@ -327,52 +417,73 @@ def weigh_backward(layer, g, R, grad, grad_activation):
 
 @compiled
 def softmax_backward(layer, R, grad):
-    """From dL/dR to dL/dlog R = R (dL/dR - sum of R dL/dR over competing parents), in place."""
+    """From dL/dR to dL/dlog R = R (dL/dR - sum of R dL/dR over a competition), in place."""
     parents, children, _ = R.shape
-    average = np.zeros((layer.num_slots, LANES), R.dtype)
+    average = np.zeros((layer.num_competitions, LANES), R.dtype)
     for j in range(parents):
         for i in range(children):
-            slot = layer.slot[j, i]
+            competition = layer.competition[j, i]
             for n in range(LANES):
-                average[slot, n] += R[j, i, n] * grad[j, i, n]
+                average[competition, n] += R[j, i, n] * grad[j, i, n]
     for j in range(parents):
         for i in range(children):
-            slot = layer.slot[j, i]
+            competition = layer.competition[j, i]
             for n in range(LANES):
-                grad[j, i, n] = R[j, i, n] * (grad[j, i, n] - average[slot, n])
+                grad[j, i, n] = R[j, i, n] * (grad[j, i, n] - average[competition, n])
 
 
 @compiled
-def expect_backward(layer, index, grad_log_R, state, grad_state, center, line):
-    """Backward of the E-step of a parent: dL/dstate and the line of dL/dV from dL/dlog R."""
-    (g, j), (mean, variance, stats) = index, state
-    (grad_mean, grad_variance, grad_logit), (intercept, slope) = grad_state, line
+def e_step_backward(layer, indices, grad_log_R, state, grad_state, center, line):
+    """Backward of the E-step of a parent: dL/dstate and the line of dL/dV from dL/dlog R.
+
+    indices: (g, j).
+    state: before the E-step; grad_state is written, in its form.
+    center, line: see `m_step_backward`.
+    """
+    g, j = indices
+    mean, variance, stats = state
+    grad_mean, grad_variance, grad_logit = grad_state
+    intercept, slope = line
     number = mean.dtype.type
-    one, half = number(1), number(0.5)
+    one = number(1)
+    half = number(0.5)
+    var_min = number(VAR_MIN)
     total = np.empty_like(grad_logit)
-    add_moments(layer, g, j, grad_log_R, mean, grad_mean, grad_variance, total)
+    sum_moments(layer, g, j, grad_log_R, mean, grad_mean, grad_variance, total)
     for h in range(len(mean)):
         for n in range(LANES):
-            inverse = one / (variance[h, n] + number(VAR_MIN))
+            inverse = one / (variance[h, n] + var_min)
             grad_mean[h, n] *= inverse
             grad_variance[h, n] = half * inverse * (grad_variance[h, n] * inverse - total[n])
             slope[h, n] = -inverse
             intercept[h, n] = (mean[h, n] - center[h, n]) * inverse
     for n in range(LANES):
         # d log sigmoid(x) / dx = 1 / (1 + exp(x))
-        grad_logit[n] = total[n] / (one + math.exp(stats[2, n]))
+        grad_logit[n] = total[n] / (one + math.exp(stats[LOGIT, n]))
 
 
 @compiled
 def votes_backward(layer, g, center, R, grad_R, intercept, slope, gradients):
-    """From dL/dV of each link to the gradients of poses, weights and shifts."""
-    rows, inner, outer = len(layer.sizes[0]), len(layer.sizes[1]), len(layer.sizes[2])
-    pose, weight, shift = layer.pose, layer.weight, layer.shift
-    constant, linear = np.empty_like(center[0]), np.empty_like(center[0])
+    """From dL/dV_ij of each pair to the gradients of poses, weights and shifts.
+
+    center: the last means [j, h, n].
+    R, grad_R: R and dL/dlog R of all iterations [t, j, i, n].
+    intercept, slope: lines of dL/dV [2, t, j, h, n], see `backward_pass`.
+    gradients: see `Gradients`.
+    """
+    rows = len(layer.sizes[0])
+    inner = len(layer.sizes[1])
+    outer = len(layer.sizes[2])
+    pose = layer.pose
+    weight = layer.weight
+    shift = layer.shift
+    parents, children = layer.place.shape
+    constant = np.empty_like(center[0])  # [h, n]
+    linear = np.empty_like(center[0])
     grad_vote = np.empty_like(center[0])
-    for j in range(len(center)):
-        kind = j % len(weight)
-        for i in range(R.shape[2]):
+    for j in range(parents):
+        parent_type = j % len(weight)
+        for i in range(children):
             place = layer.place[j, i]
             sum_lines(
                 j, i, layer.activation[g, place], R, grad_R, intercept, slope, constant, linear
@@ -381,30 +492,31 @@ def votes_backward(layer, g, center, R, grad_R, intercept, slope, gradients):
                 for q in range(outer):
                     h = p * outer + q
                     for n in range(LANES):
-                        vote = shift[kind, i, h]
+                        vote = shift[parent_type, i, h]
                         for k in range(inner):
-                            vote += pose[g, place, p * inner + k, n] * weight[kind, i, k, q]
+                            vote += pose[g, place, p * inner + k, n] * weight[parent_type, i, k, q]
                         d = vote - center[j, h, n]
                         grad_vote[h, n] = constant[h, n] + linear[h, n] * d
                 for k in range(inner):
                     for n in range(LANES):
                         gradient = gradients.pose[g, place, p * inner + k, n]
                         for q in range(outer):
-                            gradient += grad_vote[p * outer + q, n] * weight[kind, i, k, q]
+                            gradient += grad_vote[p * outer + q, n] * weight[parent_type, i, k, q]
                         gradients.pose[g, place, p * inner + k, n] = gradient
             add_weight_gradient(
-                layer.sizes, pose[g, place], grad_vote, gradients.weight[g, kind, i]
+                layer.sizes, pose[g, place], grad_vote, gradients.weight[g, parent_type, i]
             )
             if len(gradients.shift):
-                add_samples(grad_vote, gradients.shift[g, kind, i])
+                add_shift_gradient(grad_vote, gradients.shift[g, parent_type, i])
 
 
 @compiled
 def sum_lines(j, i, activation, R, grad_R, intercept, slope, constant, linear):
-    """dL/dV of a link as one line, constant + linear d."""
+    """dL/dV_ij as one line constant + linear d, whose coefficients [h, n] are written."""
+    iterations = len(R)
     constant[:] = 0
     linear[:] = 0
-    for t in range(len(R)):
+    for t in range(iterations):
         for h in range(len(constant)):
             for n in range(LANES):
                 r = R[t, j, i, n] * activation[n]
@@ -416,8 +528,10 @@ def sum_lines(j, i, activation, R, grad_R, intercept, slope, constant, linear):
 
 @compiled_sum
 def add_weight_gradient(sizes, pose, grad_vote, gradient):
-    """Add pose' dL/dV, summed over samples, to dL/dW `[k, q]`."""
-    rows, inner, outer = len(sizes[0]), len(sizes[1]), len(sizes[2])
+    """Add M^T dL/dV, summed over samples, to dL/dW [k, q], for a pose M [(p, k), n]."""
+    rows = len(sizes[0])
+    inner = len(sizes[1])
+    outer = len(sizes[2])
     for k in range(inner):
         for q in range(outer):
             total = gradient.dtype.type(0)
@@ -428,12 +542,12 @@ def add_weight_gradient(sizes, pose, grad_vote, gradient):
 
 
 @compiled_sum
-def add_samples(x, gradient):
-    """Add x `[h, n]`, summed over samples."""
-    for h in range(len(x)):
-        total = x.dtype.type(0)
+def add_shift_gradient(grad_vote, gradient):
+    """Add dL/dV [h, n], summed over samples, to dL/dshift [h]."""
+    for h in range(len(grad_vote)):
+        total = grad_vote.dtype.type(0)
         for n in range(LANES):
-            total += x[h, n]
+            total += grad_vote[h, n]
         gradient[h] += total
 
 

@@ -271,15 +271,15 @@ def _run_loop(name: str, x: Problem, *arguments: Any) -> None:
     from torchcaps.kernels.em import _loops  # importing numba takes half a second
 
     children, parents, inner, outer = x.weight.shape
-    place, slot = _competitions(x)
+    place, competition = _competitions(x)
     zeros = x.weight.new_zeros(1, *x.field.positions, children, parents)
     start = x.field.initial_coupling(zeros)[0].transpose(-1, -2).flatten(0, 2)
     shift = x.weight.new_zeros(1, 1, x.dim) if x.shift is None else x.shift
     operands = (
         ((0,) * x.rows, (0,) * inner, (0,) * outer),
-        int(slot.max()) + 1,
+        int(competition.max()) + 1,
         place,
-        slot,
+        competition,
         start,
         by_lane(x.pose.flatten(1, 3)),
         by_lane(x.activation.flatten(1)),
