@@ -320,12 +320,7 @@ def backward_pass(
         gradients.betas[g] = 0
         gradients.weight[g] = 0
         gradients.shift[g : g + 1] = 0
-        # The couplings of all iterations again, from the states.
-        set_first_coupling(layer, R[0])
-        for t in range(1, iterations):
-            state = State(mean[g, t - 1], variance[g, t - 1], stats[g, t - 1])
-            e_step(layer, g, state, R[t])
-
+        repeat_couplings(layer, g, mean, variance, stats, R)
         for t in range(iterations - 1, -1, -1):
             for j in range(parents):
                 m_step_backward(
@@ -356,6 +351,16 @@ def backward_pass(
                     (intercept[1, t, j], slope[1, t, j]),
                 )
         votes_backward(layer, g, center, R, grad_R, intercept, slope, gradients)
+
+
+@compiled
+def repeat_couplings(layer, g, mean, variance, stats, R):
+    """Compute R [t, j, i, n] of all iterations from the states that the forward pass wrote."""
+    iterations = len(R)
+    set_first_coupling(layer, R[0])
+    for t in range(1, iterations):
+        state = State(mean[g, t - 1], variance[g, t - 1], stats[g, t - 1])
+        e_step(layer, g, state, R[t])
 
 
 @compiled

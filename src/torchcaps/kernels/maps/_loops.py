@@ -81,10 +81,9 @@ def backward_pass(first, last, iterations, votes, bias, grads, grad_votes, grad_
     sample_groups = -(-positions // POSITIONS)  # rounded up
     grad_v, grad_length, grad_coupling = grads
     u = np.zeros((children, parents, dim, POSITIONS), votes.dtype)
-    # Of every iteration t: its c and s, and the V before it.
     c = np.empty((iterations, children, parents, POSITIONS), votes.dtype)
     s = np.empty((iterations, parents, dim, POSITIONS), votes.dtype)
-    V = np.zeros((iterations + 1, parents, dim, POSITIONS), votes.dtype)
+    V = np.zeros((iterations + 1, parents, dim, POSITIONS), votes.dtype)  # before each iteration
     grad_u = np.empty_like(u)
     grad_c = np.empty_like(c[0])
     grad_s = np.zeros_like(s[0])  # dL/dv, then dL/ds
@@ -98,12 +97,7 @@ def backward_pass(first, last, iterations, votes, bias, grads, grad_votes, grad_
         count = stop - start
         u[..., :count] = votes[b, ..., start:stop]
 
-        # The iterations again: the forward pass stores none of them.
-        for t in range(iterations):
-            compute_coupling(t, u, V[t], c[t])
-            sum_votes(c[t], u, bias, s[t])
-            squash(s[t], V[t + 1], length)
-            V[t + 1] += V[t]
+        repeat_iterations(u, bias, c, s, V, length)
 
         grad_s[:] = 0
         group_grad_length[:] = 0
@@ -130,6 +124,22 @@ def backward_pass(first, last, iterations, votes, bias, grads, grad_votes, grad_
             grad_c[:] = 0
             group_grad_length[:] = 0
         grad_votes[b, ..., start:stop] = grad_u[..., :count]
+
+
+@compiled
+def repeat_iterations(u, bias, c, s, V, length):
+    """Compute c, s and V of all iterations t; the forward pass stores none of them.
+
+    c: written, `[t, i, j, n]`.
+    s: written, `[t, j, d, n]`.
+    V: V[0] is zero, the others are written, `[t + 1, j, d, n]`.
+    length: memory `[j, n]`.
+    """
+    for t in range(len(c)):
+        compute_coupling(t, u, V[t], c[t])
+        sum_votes(c[t], u, bias, s[t])
+        squash(s[t], V[t + 1], length)
+        V[t + 1] += V[t]
 
 
 @compiled
