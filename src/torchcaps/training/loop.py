@@ -1,8 +1,23 @@
 """The training loop: plain steps of any task, by one or several processes.
 
+`Trainer.run` takes a model within its task to the end of its training. It returns nothing: metrics,
+checkpoints and the best model go to the logger.
+
+Words:
+    task: a model with its loss (`training_step`), its metrics (`compute_metrics`) and its batches
+        (`sample_batch`). `Task.score` names the validation metric by which the best epoch is chosen;
+        more is better. `Task.spec` is what the model declares, such as its smallest batch.
+    rank: number of this process among the `world_size` processes of the run, which `torchrun`
+        starts. Each draws the whole batch, and computes the losses of its *shard*: a part of the
+        samples, which may be empty. Then gradients are averaged and losses summed over all ranks.
+    state: what a checkpoint holds beside weights: steps done, the best epoch, and "sums", the losses
+        of the epoch so far, summed over samples, with their "count".
+    row: a dictionary of metrics that the logger stores, of a "kind": "step", "epoch" or "note".
+    collapse: a sentence on a network that does not learn, such as "every class capsule was dead".
+        The training then starts again, once, with a lower learning rate: the *second start*.
+
 Every random choice of a step comes from (seed, step) or (seed, epoch) alone, so a checkpoint needs no
-state of random generators, and a run that was killed continues bit for bit. Each process draws the whole
-batch and computes its rows of it.
+state of random generators, and a run that was killed continues bit for bit.
 """
 
 import math
@@ -39,9 +54,9 @@ from torchcaps.training.sampling import DROPOUT, epoch_permutation, split_batche
 from torchcaps.training.schedules import learning_rate_factor, set_learning_rate
 from torchcaps.training.state import TrainingState, check_finite
 
-LOG_INTERVAL = 20  # steps between rows of kind "step" in the metrics
-PROBE_STEP = 100  # when a network that does not learn starts again
-RESTART_LR_SCALE = 0.1
+LOG_INTERVAL = 20  # steps between rows of kind "step"
+PROBE_STEP = 100  # number of steps done when a network that does not learn starts again
+RESTART_LR_SCALE = 0.1  # factor of the learning rate of the second start
 
 
 class Interrupted(Exception):
@@ -49,14 +64,14 @@ class Interrupted(Exception):
 
 
 class TrainingStep(nn.Module):
-    """A task's training step as a forward pass, which processes can share."""
+    """A task's training step as the forward pass of a module, as data parallelism needs it."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
         self.task = task
 
     def forward(self, batch: Any, fraction_trained: float) -> dict[str, Tensor]:
-        """See `Task.training_step`."""
+        """Losses of a batch by name; `fraction_trained` of all steps, in [0, 1], are done."""
         return self.task.training_step(batch, fraction_trained)
 
 
@@ -65,13 +80,14 @@ class Trainer:
     """One training of a task, on the device of its images.
 
     Attributes:
-        task: around the model.
-        config: with all that the task and the number of images decide.
-        train_images: to train on.
-        val_images: to choose the epoch by.
-        logger: takes the metrics, states and the best model.
-        initial_weights: gives the weights that the training began with, for a second start.
-        callbacks: beside those that the configuration names.
+        task: the model with its losses and metrics.
+        config: complete: the task and the number of images have filled the settings left open.
+        train_images: images to train on.
+        val_images: images to choose the best epoch by.
+        logger: stores rows of metrics, the state, and the best model.
+        initial_weights: returns the weights that the training began with, for the second start.
+        callbacks: objects that are called at steps and epochs, and may stop the training. Those
+            that the configuration names are added.
     """
 
     task: Task
@@ -86,98 +102,126 @@ class Trainer:
         settings = self.config.training
         self.ranks = current()
         self.device = self.train_images.images.device
-        self.precision = resolve_precision(settings.precision, self.device)
+        self.precision = resolve_precision(settings.precision, self.device)  # "fp32" or "bf16"
         self.has_dropout = any(isinstance(layer, _DropoutNd) for layer in self.task.modules())
         self.steps_per_epoch = len(self._epoch_batches(0))
         self.total_steps = settings.epochs * self.steps_per_epoch
         named_callbacks = [CALLBACKS[name]() for name in settings.callbacks]
         self.callbacks = [*self.callbacks, *named_callbacks]
-        # Not .to(): capsule weights have four axes too.
+        # Not .to(memory_format=...), which would change capsule weights of four axes too.
         convert_conv2d_weight_memory_format(self.task, torch.channels_last)
         sync_batch_norms(self.task.model, self.ranks)
         self.training_step = data_parallel(TrainingStep(self.task), self.ranks)
         self.optimizer = create_optimizer(self.task, self.config.optimizer)
 
     def run(self) -> None:
-        """Train from the newest state of the logger to the end."""
-        settings = self.config.training
-        target_score = math.inf if settings.stop_at is None else settings.stop_at
+        """Train from the newest state of the logger to the last step, or to the score `stop_at`.
+
+        Raises:
+            Interrupted: a callback asked to stop.
+            TrainingError: a loss, a validation metric or a weight is not finite.
+        """
+        stop_at = self.config.training.stop_at
+        target_score = math.inf if stop_at is None else stop_at
         state = self.logger.restore(self.task.model, self.optimizer, self.total_steps)
-
         while state.step < self.total_steps and state.best_score < target_score:
-            epoch, first_step = divmod(state.step, self.steps_per_epoch)
-            timer = EpochTimer()
-            for indices in self._epoch_batches(epoch)[first_step:]:
-                # Forward and backward pass of this process's rows.
-                lr = self._set_learning_rate(state)
-                losses = self._forward_backward(indices, state.step)
+            state = self._run_epoch(state)
 
-                # Sums over all processes, and whether one of them was asked to stop.
-                should_stop = any(callback.should_stop() for callback in self.callbacks)
-                num_rows = self.ranks.shard_size(len(indices))
-                sums, should_stop = sum_losses(losses, num_rows, should_stop, self.ranks)
-                state.add_losses(sums)
-                count = sums.pop("count")
-                means = {name: total / count for name, total in sums.items()}
-                check_number(means["loss"], "loss", state.step, self.logger)
+    def _run_epoch(self, state: TrainingState) -> TrainingState:
+        """Take the steps of an epoch that are not done yet, and return the state after them.
 
-                # The update.
-                if self.config.optimizer.clip:
-                    clip_grad_norm_(self.task.parameters(), float(self.config.optimizer.clip))
-                self.optimizer.step()
-                state.step += 1
-                timer.add_step(num_rows)
-                self._report_step(state.step, means | {"lr": lr})
+        A second start ends the epoch; its state is a new one.
+        """
+        epoch, num_done = divmod(state.step, self.steps_per_epoch)
+        timer = EpochTimer()
+        for indices in self._epoch_batches(epoch)[num_done:]:
+            # Forward and backward pass of this rank's samples.
+            lr = self._set_learning_rate(state)
+            losses = self._forward_backward(indices, state.step)
 
-                # The end of the step: a second start, or the end of the epoch; a checkpoint.
-                collapse = detect_collapse(self.task, losses, state, self.total_steps)
-                if collapse:
-                    state = self._restart(state.step, collapse)
-                elif state.step % self.steps_per_epoch == 0:
-                    self._finish_epoch(state, timer)
-                is_epoch_end = state.step % self.steps_per_epoch == 0
-                if is_epoch_end or should_stop or state.step % settings.checkpoint_every == 0:
-                    self.logger.save_state(self.task.model, self.optimizer, state)
-                if should_stop:
-                    raise Interrupted(
-                        f"stopped after step {state.step} of {self.total_steps}; the state is saved"
-                    )
-                if collapse:
-                    break
+            # Sums over all ranks, and whether a callback of one of them asked to stop.
+            should_stop = any(callback.should_stop() for callback in self.callbacks)
+            num_samples = self.ranks.shard_size(len(indices))
+            sums, should_stop = sum_losses(losses, num_samples, should_stop, self.ranks)
+            state.add_losses(sums)
+            count = sums.pop("count")
+            means = {name: total / count for name, total in sums.items()}
+            check_number(means["loss"], "loss", state.step, self.logger)
+
+            # The update. `clip` is the largest norm of the gradient, 0 for any.
+            if self.config.optimizer.clip:
+                clip_grad_norm_(self.task.parameters(), float(self.config.optimizer.clip))
+            self.optimizer.step()
+            state.step += 1
+            timer.add_step(num_samples)
+            self._report_step(state.step, means | {"lr": lr})
+
+            # The end of the step: a second start, or the end of the epoch; a checkpoint.
+            collapse = detect_collapse(self.task, losses, state, self.total_steps)
+            if collapse:
+                state = self._restart(state.step, collapse)
+            elif state.step % self.steps_per_epoch == 0:
+                self._finish_epoch(state, timer)
+            is_epoch_end = state.step % self.steps_per_epoch == 0
+            is_due = state.step % self.config.training.checkpoint_every == 0
+            if is_epoch_end or should_stop or is_due:
+                self.logger.save_state(self.task.model, self.optimizer, state)
+            if should_stop:
+                raise Interrupted(
+                    f"stopped after step {state.step} of {self.total_steps}; the state is saved"
+                )
+            if collapse:
+                break
+        return state
 
     def _epoch_batches(self, epoch: int) -> list[Tensor]:
-        """Indices of the images of each step of an epoch, counted from 0."""
+        """Indices `[samples]` of the images of each step.
+
+        Args:
+            epoch: its number, counted from 0.
+        """
         order = epoch_permutation(self.config, epoch, len(self.train_images)).to(self.device)
         size = self.config.training.batch_size or 1
         return split_batches(order, size, self.task.spec.smallest_batch)
 
     def _set_learning_rate(self, state: TrainingState) -> float:
-        """Set and return the learning rate of the next step."""
+        """Set and return the learning rate of the next step, which the schedule decides."""
         factor = learning_rate_factor(
             self.config, state.step, self.total_steps, self.task.lr_restarts
         )
         return set_learning_rate(self.optimizer, factor, state.lr_scale)
 
     def _forward_backward(self, indices: Tensor, step: int) -> dict[str, Tensor]:
-        """Losses of this process's rows of a batch; their gradients are left in the weights."""
+        """Compute losses and gradients of this rank's samples of a batch.
+
+        Args:
+            indices: `[samples]` of the images of the whole batch.
+            step: its number, counted from 0.
+
+        Returns:
+            Losses by name, such as "loss", means over the rank's samples; tensors with axes are for
+            `detect_collapse`. The gradients are those of the mean over the whole batch.
+        """
         self.task.train()
         generator = torch.Generator().manual_seed(step_seed(self.config, step))
         batch = self.task.sample_batch(self.train_images, indices, generator)
-        num_rows = self.ranks.shard_size(len(indices))
-        # Where there are fewer rows than processes, some compute a row that does not count.
-        rows = self.ranks.shard(len(indices)) if num_rows else slice(0, 1)
-        shard = tree_map_only(Tensor, lambda x: x[rows], batch)
+        num_samples = self.ranks.shard_size(len(indices))
+        # All ranks have to take part in a step: one with an empty shard computes a sample that does
+        # not count (`exclude_padding_rows`).
+        samples = self.ranks.shard(len(indices)) if num_samples else slice(0, 1)
+        shard = tree_map_only(Tensor, lambda tensor: tensor[samples], batch)
 
         self.optimizer.zero_grad(set_to_none=True)
         # Casts are not cached: torch keeps them for all threads together.
         autocast = torch.autocast(
             self.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False
         )
-        with self._seeded_dropout(step), autocast, exclude_padding_rows(num_rows):
+        with self._seeded_dropout(step), autocast, exclude_padding_rows(num_samples):
             losses = self.training_step(shard, step / self.total_steps)
         loss = losses["loss"]
-        if self.ranks.world_size > 1:  # gradients are averaged: weigh them by numbers of rows
-            loss = loss * (self.ranks.world_size * num_rows / len(indices))
+        if self.ranks.world_size > 1:
+            # The gradients of the ranks are averaged, so each loss is weighed by its samples.
+            loss = loss * (self.ranks.world_size * num_samples / len(indices))
         loss.backward()
         return losses
 
@@ -186,10 +230,12 @@ class Trainer:
         if not self.has_dropout:
             return nullcontext()
         rank = self.ranks.rank
-        seed = step_seed(self.config, step, f"{DROPOUT}.{rank}" if rank else DROPOUT)
+        stream = f"{DROPOUT}.{rank}" if rank else DROPOUT
+        seed = step_seed(self.config, step, stream)
         return use_generator(torch.Generator(self.device).manual_seed(seed))
 
     def _report_step(self, step: int, losses: dict[str, float]) -> None:
+        """Tell callbacks and logger of the losses after `step` steps; the logger stores some."""
         for callback in self.callbacks:
             callback.on_step(self.task.model, {"step": step, **losses})
         loss = losses["loss"]
@@ -198,7 +244,7 @@ class Trainer:
             self.logger.log({"kind": "step", "step": step, **losses})
 
     def _restart(self, step: int, collapse: str) -> TrainingState:
-        """Put weights, optimizer and metrics back to the start, and lower the learning rate."""
+        """Put weights, optimizer and metrics back to the start; the new state has a lower rate."""
         lr = (self.config.optimizer.lr or 0.0) * RESTART_LR_SCALE
         reason = (
             f"{collapse} after step {step}; the training starts again, once, "
@@ -211,7 +257,10 @@ class Trainer:
         return TrainingState(lr_scale=RESTART_LR_SCALE, restart=reason)
 
     def _finish_epoch(self, state: TrainingState, timer: "EpochTimer") -> None:
-        """Validate, keep the best model, and log the epoch; the sums of the state are used up."""
+        """Validate, store the best model, and log the row of the epoch.
+
+        The sums of the state, of which the row has the means, begin anew.
+        """
         model = self.task.model
         check_finite(model, self.logger.recovery_hint)
         outputs = eval_outputs(self.task, self.val_images, precision=self.precision)
@@ -220,6 +269,7 @@ class Trainer:
         for name, metric in metrics.items():
             check_number(metric, f"validation {name}", state.step, self.logger)
 
+        # The best epoch has the highest score; of equal ones that with the lowest loss.
         epoch = state.step // self.steps_per_epoch
         score = metrics[self.task.score]
         loss = metrics["loss"]
@@ -254,49 +304,73 @@ class Trainer:
 
 
 class EpochTimer:
-    """The time of the steps of an epoch, or of those since it was taken up."""
+    """The time of the steps of an epoch; of a continued epoch, of the steps since then."""
 
     def __init__(self) -> None:
         self.start = time.perf_counter()
         self.num_steps = 0
-        self.num_rows = 0
+        self.num_samples = 0
 
-    def add_step(self, num_rows: int) -> None:
-        """Count a step, and its rows in this process."""
+    def add_step(self, num_samples: int) -> None:
+        """Count a step, and its samples in this process."""
         self.num_steps += 1
-        self.num_rows += num_rows
+        self.num_samples += num_samples
 
     def measure(self, images_per_step: float, ranks: Ranks) -> dict[str, Any]:
-        """Images per second; and of several processes, the rows and seconds of each."""
+        """Images per second; and of several processes, the samples and seconds of each.
+
+        Args:
+            images_per_step: mean over the epoch, of all processes together.
+            ranks: the processes.
+        """
         seconds = time.perf_counter() - self.start
         speed = {"images_per_second": round(self.num_steps / seconds * images_per_step, 1)}
         if ranks.world_size == 1:
             return speed
-        work = {"images": self.num_rows, "seconds": round(seconds, 2)}
+        work = {"images": self.num_samples, "seconds": round(seconds, 2)}
         return {**speed, "ranks": ranks.gather(work)}
 
 
 def sum_losses(
-    losses: dict[str, Tensor], num_rows: int, should_stop: bool, ranks: Ranks
+    losses: dict[str, Tensor], num_samples: int, should_stop: bool, ranks: Ranks
 ) -> tuple[dict[str, float], bool]:
-    """Losses of all processes, summed over rows, with their "count"; whether one is to stop."""
+    """Sum the losses of all ranks over their samples.
+
+    Args:
+        losses: means over this rank's samples. Only scalars are summed.
+        num_samples: of this rank.
+        should_stop: whether this rank is asked to stop.
+        ranks: the processes.
+
+    Returns:
+        Sums by name, with the number of samples as "count"; whether any rank is asked to stop.
+    """
     scalars = {name: loss.detach().double() for name, loss in losses.items() if loss.dim() == 0}
     means = torch.stack([*scalars.values()]).cpu()
-    counts = torch.tensor([num_rows, should_stop], dtype=torch.float64)
-    *sums, num_stops = ranks.sum(torch.cat([means * num_rows, counts])).tolist()
+    counts = torch.tensor([num_samples, should_stop], dtype=torch.float64)
+    # One exchange for all numbers: sums of losses, of samples, and of ranks to stop.
+    *sums, num_stops = ranks.sum(torch.cat([means * num_samples, counts])).tolist()
     return dict(zip([*scalars, "count"], sums, strict=True)), num_stops > 0
 
 
 def detect_collapse(
     task: Task, losses: dict[str, Tensor], state: TrainingState, total_steps: int
 ) -> str:
-    """What is wrong with a network that does not learn at step 100 (or half-way), or "".
+    """What is wrong with a network that does not learn after 100 steps, or half of all; else "".
 
-    Nothing where it began so: that is not the learning rate's doing. It starts again once.
+    A network that began in this way says nothing of the learning rate, and one that has started
+    again does not do so twice.
+
+    Args:
+        task: judges what its `training_step` returned.
+        losses: of this rank, of which those with axes `[samples, ...]` are looked at.
+        state: after the step; it remembers what was wrong at first.
+        total_steps: of the whole training.
     """
     probe_step = min(PROBE_STEP, total_steps // 2)
     if state.lr_scale < 1 or state.step not in (1, probe_step):
         return ""
+    # `cat` joins the samples of all ranks.
     arrays = {name: current().cat(x.detach()) for name, x in losses.items() if x.dim()}
     collapse = task.detect_collapse(arrays) or ""
     if state.step == 1:  # computed before the weights changed
