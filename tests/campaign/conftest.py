@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from itertools import islice
 
 import pytest
@@ -12,22 +13,32 @@ FRACTION = 150  # a short run draws one of so many of the campaign's cases
 
 def short_run():
     """The committed cases, and the first few of each test in areas that start no processes."""
-    cases_of_tests = [
-        case
-        for name in area_names()
-        if limit(name, "WALL") == WALL
-        for test, share in area(name).TESTS.items()
-        if share
-        for case in islice(cases(0, [f"{name}/{test}"]), -(-share // FRACTION))
-    ]
-    return fixed() + cases_of_tests
+    short_cases = fixed()
+    for name in area_names():
+        if starts_processes(name):
+            continue
+        for test, share in area(name).TESTS.items():
+            if share:
+                number = math.ceil(share / FRACTION)
+                short_cases += islice(cases(0, [f"{name}/{test}"]), number)
+    return short_cases
+
+
+def starts_processes(name):
+    """Whether the cases of an area start programs, which takes seconds; such areas have more time."""
+    return limit(name, "WALL") > WALL
+
+
+def mark_slow(case):
+    marks = [pytest.mark.slow] if starts_processes(case["area"]) else []
+    return pytest.param(case, id=title(case), marks=marks)
 
 
 def pytest_generate_tests(metafunc):
     if "case" in metafunc.fixturenames:
         file = metafunc.config.getoption("--case")
-        parameters = short_run() if file is None else read_cases(file)
-        metafunc.parametrize("case", parameters, ids=title)
+        parameters = [mark_slow(case) for case in short_run()] if file is None else read_cases(file)
+        metafunc.parametrize("case", parameters, ids=None if file is None else title)
 
 
 def pytest_collection_modifyitems(config, items):

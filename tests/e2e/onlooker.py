@@ -51,7 +51,7 @@ class Normed(nn.Module):
         return self.top(self.layers(images).mean((2, 3)))
 
 
-ABOUT = models.ModelInfo(
+INFO = models.ModelInfo(
     title="Of a test",
     year=2026,
     arxiv="",
@@ -63,7 +63,7 @@ ABOUT = models.ModelInfo(
 )
 
 
-@models.register_model(ABOUT)
+@models.register_model(INFO)
 def normed(*, in_chans, num_classes, img_size, generator=None):
     """With batch norm."""
     del img_size
@@ -72,8 +72,8 @@ def normed(*, in_chans, num_classes, img_size, generator=None):
         return Normed(in_chans, num_classes)
 
 
-def passport(name):
-    """Of a data set."""
+def make_info(name):
+    """The description of a data set."""
     return data.DatasetInfo(
         name=name,
         title="bars",
@@ -88,7 +88,7 @@ def passport(name):
     )
 
 
-@data.register_dataset(passport("made"))
+@data.register_dataset(make_info("made"))
 def read_made(folder, request):
     """Made when it is first asked for; by whom stands in a file."""
     file = Path(os.environ["MADE"]) / f"{request.split}.npz"
@@ -102,7 +102,7 @@ def read_made(folder, request):
     return data.ImageSet(images.unsqueeze(1), labels, CLASSES, "made")
 
 
-@data.register_dataset(passport("unlike"))
+@data.register_dataset(make_info("unlike"))
 def read_unlike(folder, request):
     """Other images in other processes."""
     random = torch.Generator().manual_seed(int(os.environ.get("RANK", "0")))

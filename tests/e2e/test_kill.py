@@ -13,8 +13,8 @@ from training.makers import contents, leftovers
 
 from .commands import PLAIN, SMALL, run_command, start_command, wait_for
 
-EPOCHS = 24
-STEPS = 168  # of all epochs
+EPOCHS = 12
+STEPS = 84  # of all epochs
 TRAIN = f"train capsnet --output run --epochs {EPOCHS} --batch-size 6 --holdout 6".split()
 RESUME = ["train", "capsnet", "--output", "run", "--resume"]
 SEED = 20_171_026

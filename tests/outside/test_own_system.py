@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tokenize
@@ -85,6 +86,7 @@ def outcome(tmp_path_factory):
     ran = subprocess.run(
         [sys.executable, "-c", COMMANDS, str(FILE)],
         cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,

@@ -38,6 +38,8 @@ ROUTERS = [variant for name in LIBRARY_ROUTERS for variant in make_variants(name
 SMALLER = SMALL | {
     "cnn_multimnist": {"channels": (16, 16), "hidden": (32,)},
     "deepcaps_small": {"channels": 8, "types": 4},
+    # Layers so small that no loops are compiled for them, which takes seconds.
+    "matrix_caps_small": SMALL["matrix_caps"],
     "segcaps_r1": {"dim": 2, "img_size": 16},
     "segcaps_small": {"dim": 2, "img_size": 16},
     "transforming_autoencoder": {"capsules": 4, "bounded": True},  # its outputs are pixels
