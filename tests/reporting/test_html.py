@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
-from html.parser import HTMLParser
+from itertools import pairwise
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from checks import column
 from torchcaps.data import load_dataset, make_pairs
 from torchcaps.errors import ArgumentError, RunError, TrainingError
 from torchcaps.evaluation import score
@@ -32,62 +35,60 @@ from torchcaps.templates import Picture
 from torchcaps.training import train
 from training.makers import leftovers, tiny, write_bars
 
-VOID = {"meta", "link", "img"}
+from .pages import Page
+
+LOADING_ATTRIBUTES = ("src", "href", "srcset", "data", "action")
 HOSTILE = ("<script>alert('1')</script>", 'a "quoted" onload="1" & \'b\'', "標識 <&> عربي\x07")
 
 
-class Page(HTMLParser):
-    """A document taken apart, which fails on tags that are not closed in their order."""
-
-    def __init__(self, content):
-        super().__init__()
-        self.tags = []
-        self.open = []
-        self.words = []
-        self.feed(content)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if not self.open or self.open[-1] != "style":
-            self.words.append(data)
-
-    @property
-    def text(self):
-        return " ".join(" ".join(self.words).split())
-
-    def all(self, tag):
-        return [attributes for name, attributes in self.tags if name == tag]
-
-
 def check(content):
-    """What holds of every page: whole, offline, readable by everybody."""
-    document = Page(content)
+    """What holds of every page: complete, offline, accessible."""
     assert content.startswith("<!DOCTYPE html>")
-    loaded = [
-        a[key]
-        for _, a in document.tags
-        for key in ("src", "href", "srcset", "data", "action")
-        if key in a
-    ]
-    assert all(address.startswith(("data:", "#")) for address in loaded)
-    assert "url(" not in content and "@import" not in content and "<script" not in content
-    ids = [a["id"] for _, a in document.tags if "id" in a]
+    document = Page(content)
+    check_loads_nothing(content, document)
+    check_headings(re.findall("<h([1-6])", content))
+
+    ids = document.values("id")
     assert len(set(ids)) == len(ids)
-    assert [a["href"][1:] for a in document.all("a")] == ids
-    levels = [int(tag[1]) for tag, _ in document.tags if re.fullmatch("h[1-6]", tag)]
-    assert levels[0] == 1 and levels.count(1) == 1
-    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
-    assert all(len(image["alt"]) > 10 for image in document.all("img"))
-    assert all(head["scope"] in ("col", "row") for head in document.all("th"))
+    assert column(document.elements("a"), "href") == list(map("#{}".format, ids))
+    for image in document.elements("img"):
+        assert len(image["alt"]) > 10
+    assert {*column(document.elements("th"), "scope")} <= {"col", "row"}
     return document
+
+
+def check_loads_nothing(content, document):
+    for attribute in LOADING_ATTRIBUTES:
+        for address in document.values(attribute):
+            assert address.startswith(("data:", "#"))
+    for command in ("url(", "@import", "<script"):
+        assert command not in content
+
+
+def check_headings(levels):
+    """One heading of level 1 at the top, and no level skipped on the way down."""
+    assert levels[0] == "1" and levels.count("1") == 1
+    for above, below in pairwise(map(int, levels)):
+        assert below <= above + 1
+
+
+def check_words(text, expected):
+    for words in expected:
+        assert words in text, words
+
+
+def keys_of(run):
+    """Keys of the sections of a report, in their order."""
+    return [section.key for section in sections.sections_of(run)]
+
+
+def whole_page(run):
+    return page("t", sections.lead(run), sections.sections_of(run), "f")
+
+
+def edit_config(run, **changes):
+    file = run / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +99,8 @@ def written(trained, tmp_path_factory):
 
 
 @pytest.fixture
-def plain(monkeypatch):
-    """Pictures by their words alone: drawing takes most of the time."""
+def no_drawing(monkeypatch):
+    """Pictures are only their alternative text, because drawing takes most of the time."""
     for module in (sections, side_by_side, classes):
         monkeypatch.setattr(module, "picture", lambda _, alt: Picture("data:,", alt, 1, 1))
 
@@ -112,23 +113,21 @@ def finished(trained):
 def test_a_report_is_one_whole_file_that_loads_nothing(written):
     document = check(written.read_text(encoding="utf-8"))
     assert written.name == "report.html"
-    assert [file.name for file in written.parent.iterdir() if "report" in file.name] == [
-        "report.html"
-    ]
-    assert len(document.all("img")) >= 10
-    for image in document.all("img"):
-        kind, content = re.fullmatch(
-            r"data:image/(svg\+xml|webp);base64,(.*)", image["src"]
-        ).groups()
-        start = {"svg+xml": b"<?xml", "webp": b"RIFF"}[kind]
-        assert base64.b64decode(content).startswith(start)
+    assert list(written.parent.glob("*report*")) == [written]
+    images = document.elements("img")
+    assert len(images) >= 10
+    for image in images:
+        address = re.fullmatch(r"data:image/(svg\+xml|webp);base64,(.*)", image["src"])
+        kind, content = address.groups()
+        signature = {"svg+xml": b"<?xml", "webp": b"RIFF"}[kind]
+        assert base64.b64decode(content).startswith(signature)
         assert int(image["width"]) > 0 and int(image["height"]) > 0
 
 
 def test_a_report_says_what_was_trained_on_what_and_how_long(written, bars):
     text = Page(written.read_text(encoding="utf-8")).text
     assert "Report on a <run> & more" in text
-    for words in (
+    expected = (
         "capsnet (Dynamic Routing Between Capsules, 2017)",
         "channels = 8, primary_types = 2",
         str(bars),
@@ -141,8 +140,8 @@ def test_a_report_says_what_was_trained_on_what_and_how_long(written, bars):
         "checkpoint_every",
         "classify, trained with the margin loss",
         "lengths of capsules; capsules with poses",
-    ):
-        assert words in text, words
+    )
+    check_words(text, expected)
 
 
 def test_every_section_is_there_with_something_in_it(written):
@@ -161,7 +160,7 @@ def test_every_section_is_there_with_something_in_it(written):
         "routing",
         "configuration",
     ]
-    assert [a["id"] for a in Page(content).all("h2")] == ids
+    assert column(Page(content).elements("h2"), "id") == ids
     parts = dict(zip(ids, content.split("<h2 ")[1:], strict=True))
     for key in (
         "curves",
@@ -174,10 +173,8 @@ def test_every_section_is_there_with_something_in_it(written):
     ):
         assert parts[key].count("<img") == 1
     assert parts["dimensions"].count("<img") == 3  # a grid for each class
-    assert (
-        "With and without its routing" in parts["routing"]
-        and "Measured on 8 test images" in parts["routing"]
-    )
+    assert "With and without its routing" in parts["routing"]
+    assert "Measured on 8 test images" in parts["routing"]
     assert "Precision" in parts["per_class"]
 
 
@@ -185,7 +182,7 @@ def test_the_same_run_gives_the_same_page(finished):
     assert sections.curves(finished).body == sections.curves(finished).body
 
 
-def test_names_are_text_whatever_they_hold(finished, plain):
+def test_markup_in_names_is_shown_as_text(finished, no_drawing):
     images = replace(finished.images, classes=HOSTILE)
     evaluation = score(finished.activations.flip(1), images.labels, HOSTILE)
     hostile = replace(
@@ -201,17 +198,17 @@ def test_names_are_text_whatever_they_hold(finished, plain):
     document = check(content)
     for name in HOSTILE:
         assert name.replace("\x07", "\N{REPLACEMENT CHARACTER}") in document.text
-    assert (
-        "Taken for" in document.text
-        and "<data>&.npz" in document.text
-        and "foot <&>" in document.text
+    expected = (
+        "Taken for",
+        "<data>&.npz",
+        "foot <&>",
+        "it says the class's number in the table below",
     )
-    assert any(
-        f"Drawings of an image of class {HOSTILE[1]}," in a["alt"] for a in document.all("img")
-    )
-    attributes = {key for _, attributes in document.tags for key in attributes}
-    assert not attributes & {"onload", "quoted", "b"}
-    assert "it says the class's number in the table below" in document.text
+    check_words(document.text, expected)
+    alternative_texts = "\n".join(document.values("alt"))
+    assert f"Drawings of an image of class {HOSTILE[1]}," in alternative_texts
+    for attribute in ("onload", "quoted", "b"):
+        assert document.values(attribute) == []
 
 
 def test_mistakes_are_ordered_by_how_sure_the_model_was(finished):
@@ -222,12 +219,11 @@ def test_mistakes_are_ordered_by_how_sure_the_model_was(finished):
     activations[4, next_label] = 0.9
     activations[7, int(finished.images.labels[7] - 1) % 3] = 0.6
     item = classes.mistakes(with_activations(finished, activations))
-    assert (
-        "2 of the 12 test images looked at are wrong" in item.about
-        and "The bars are lengths" in item.about
-    )
-    assert item.rows[0] == (str(label), str(next_label), "0.500", "0.900")
-    assert [row[2:] for row in item.rows] == [("0.500", "0.900"), ("0.500", "0.600")]
+    assert "2 of the 12 test images looked at are wrong" in item.about
+    assert "The bars are lengths" in item.about
+    surest, second = item.rows
+    assert surest == (str(label), str(next_label), "0.500", "0.900")
+    assert second[2:] == ("0.500", "0.600")
     assert item.figure is not None
     activations[[4, 7]] = torch.nn.functional.one_hot(finished.images.labels[[4, 7]], 3).float()
     assert "None: all of the 12" in classes.mistakes(with_activations(finished, activations)).about
@@ -237,14 +233,14 @@ def with_activations(run, activations):
     return replace(run, evaluation=score(activations, run.images.labels, run.images.classes))
 
 
-def test_figures_are_those_of_the_evaluation_where_there_is_one(run, finished, plain):
+def test_figures_are_those_of_a_recorded_evaluation(run, finished, no_drawing):
     figures = finished.evaluation.to_dict() | {"accuracy": 0.25, "error": 0.75}
     (run / "evaluation.json").write_text(json.dumps(figures))
     recorded = evaluate_run(run)
     assert recorded.accuracy == sections._recorded_evaluation(recorded).accuracy == 0.25
-    body = sections.summary(recorded).body
-    assert "25.00 % of 12 images" in body
-    assert "The figures are those of evaluation.json. Measured again for this report" in body
+    summary = sections.summary(recorded).body
+    assert "25.00 % of 12 images" in summary
+    assert "The figures are those of evaluation.json. Measured again for this report" in summary
     assert "evaluation.json" not in sections.summary(finished).body
 
 
@@ -272,32 +268,26 @@ def test_an_evaluation_of_other_classes_is_named(run, finished):
         evaluate_run(run)
 
 
-def test_of_many_test_images_some_are_looked_at_and_the_figures_stay_whole(run, finished):
+def test_a_limit_of_images_holds_for_pictures_and_not_for_figures(run, finished):
     (run / "evaluation.json").write_text(json.dumps(finished.evaluation.to_dict()))
     evaluated = evaluate_run(run, max_images=5)
-    assert (len(evaluated.images), evaluated.num_images, evaluated.figures["num_samples"]) == (
-        5,
-        12,
-        12,
-    )
-    assert (
-        "Mistakes and pictures are those of 5 evenly spread of 12 test images"
-        in sections.summary(evaluated).body
-    )
+    assert len(evaluated.images) == 5
+    assert evaluated.num_images == evaluated.figures["num_samples"] == 12
+    sentence = "Mistakes and pictures are those of 5 evenly spread of 12 test images"
+    assert sentence in sections.summary(evaluated).body
     (run / "evaluation.json").unlink()
     assert len(evaluate_run(run, max_images=5).images) == 12
 
 
 def test_a_run_that_is_not_finished_says_how_to_go_on(run):
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(config | {"epochs": 7}))
+    edit_config(run, epochs=7)
     with pytest.raises(
         RunError,
         match=r"has done 3 of 7 epochs; continue it with: torchcaps train capsnet .* --resume",
     ):
         report(run)
     assert not (run / "report.html").exists()
-    (run / "config.json").write_text(json.dumps(config | {"epochs": 7, "stop_at": 0.01}))
+    edit_config(run, stop_at=0.01)
     assert len(evaluate_run(run).epochs) == 3
     (run / "metrics.jsonl").unlink()
     with pytest.raises(RunError, match="has done 0 of 7 epochs"):
@@ -307,14 +297,14 @@ def test_a_run_that_is_not_finished_says_how_to_go_on(run):
         evaluate_run(run)
 
 
-def test_what_is_no_run_is_refused(run, tmp_path):
+def test_a_path_without_a_run_is_refused(run, tmp_path):
     for path in (tmp_path / "absent", run / "model.safetensors"):
         with pytest.raises(RunError, match="no run folder"):
             report(path)
 
 
 @pytest.mark.parametrize("write", [report, lambda run: report([run, run.parent])])
-def test_without_matplotlib_the_way_out_is_named(run, monkeypatch, write):
+def test_without_matplotlib_the_error_says_what_to_install(run, monkeypatch, write):
     monkeypatch.setattr(html, "can_plot", lambda: False)
     with pytest.raises(
         ImportError, match=r"a report needs matplotlib .* pip install 'torchcaps\[plots\]'"
@@ -325,7 +315,7 @@ def test_without_matplotlib_the_way_out_is_named(run, monkeypatch, write):
 @pytest.mark.parametrize(
     ("options", "complaint"), [({"images": 0}, "images"), ({"diagnose": 1}, "diagnose")]
 )
-def test_options_that_cannot_be_are_refused(run, options, complaint):
+def test_options_out_of_range_are_refused(run, options, complaint):
     with pytest.raises(ValueError, match=f"{complaint}: expected at least"):
         report(run, **options)
 
@@ -334,39 +324,42 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(run, monkeypatch):
     monkeypatch.setattr(sections, "sections_of", lambda run: [])
     path = report(run, run / "new" / "page.html")
     before = path.read_bytes()
-    monkeypatch.setattr(
-        "os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
-    )
+    full_disk = Mock(side_effect=OSError(28, "No space left on device"))
+    monkeypatch.setattr(os, "replace", full_disk)
     with pytest.raises(TrainingError, match="No space left on device"):
         report(run, path)
     assert path.read_bytes() == before
     assert leftovers(run) == []
 
 
-def test_a_model_without_decoder_says_so(blind, plain):
+def test_a_report_on_a_model_without_decoder_says_so(blind, no_drawing):
     evaluated = replace(evaluate_run(blind), num_diagnosed=0)
     assert "no decoder, so nothing is drawn" in sections.summary(evaluated).body
-    keys = [section.key for section in sections.sections_of(evaluated)]
-    assert "maps" in keys and not {"reconstructions", "dimensions", "routing"} & {*keys}
-    check(page("t", sections.lead(evaluated), sections.sections_of(evaluated), "f"))
+    keys = keys_of(evaluated)
+    assert "maps" in keys
+    assert {"reconstructions", "dimensions", "routing"}.isdisjoint(keys)
+    check(whole_page(evaluated))
 
 
-def test_a_network_without_capsules_has_no_sections_of_them(bars, tmp_path, plain):
+def test_a_network_without_capsules_has_no_sections_of_them(bars, tmp_path, no_drawing):
     options = {"channels": [4, 4], "hidden": [8]}
     config = tiny(bars, epochs=1).updated(model="cnn_smallnorb", model_options=options)
     evaluated = evaluate_run(train(config, tmp_path / "cnn").path)
     parts = {section.key: section.body for section in sections.sections_of(evaluated)}
-    assert not {"reconstructions", "dimensions", "maps", "routing"} & {*parts}
-    assert "probabilities; no capsules; no decoder" in parts["summary"]
-    assert "trained with the cross entropy loss" in parts["summary"]
-    assert "of the activations of test images, whatever the training loss is" in parts["summary"]
+    assert {"reconstructions", "dimensions", "maps", "routing"}.isdisjoint(parts)
+    expected = (
+        "probabilities; no capsules; no decoder",
+        "trained with the cross entropy loss",
+        "of the activations of test images, whatever the training loss is",
+    )
+    check_words(parts["summary"], expected)
     assert "The loss is the cross entropy loss" in parts["curves"]
     assert "its largest output" in parts["calibration"]
     assert "not probabilities" not in html._foot([evaluated])
-    check(page("t", sections.lead(evaluated), sections.sections_of(evaluated), "f"))
+    check(whole_page(evaluated))
 
 
-def test_matrix_capsules_have_maps_and_measures(bars, tmp_path, plain):
+def test_matrix_capsules_have_maps_and_measures(bars, tmp_path, no_drawing):
     options = {"channels": 4, "primary_types": 2, "types": [2, 2]}
     config = tiny(bars, epochs=1).updated(model="matrix_caps_small", model_options=options)
     evaluated = replace(evaluate_run(train(config, tmp_path / "matrix").path), num_diagnosed=4)
@@ -375,14 +368,14 @@ def test_matrix_capsules_have_maps_and_measures(bars, tmp_path, plain):
     assert "conv_capsules.0" in routing and "class_capsules" in routing
     assert "no decoder" in sections.summary(evaluated).body
     assert "spread loss, whose margin rises" in sections.curves(evaluated).body
-    assert (
-        "The activation of a capsule"
-        in sections.sections_of(replace(evaluated, num_diagnosed=0))[4].body
-    )
+    calibration = sections.sections_of(replace(evaluated, num_diagnosed=0))[4]
+    assert "The activation of a capsule" in calibration.body
     assert "are numbers in [0, 1]" in html._foot([evaluated])
 
 
-def test_images_of_two_classes_are_scored_by_both(finished, bars, plain):
+@pytest.fixture
+def pairs_run(finished, bars):
+    """A run whose test images show two classes each."""
     torch.manual_seed(0)
     pairs = make_pairs(load_dataset(str(bars), "test"), max_shift=1)
     model = create_model(
@@ -390,38 +383,38 @@ def test_images_of_two_classes_are_scored_by_both(finished, bars, plain):
     )
     model.classes = pairs.classes
     task = Multilabel(model, TrainConfig(), pairs)
-    evaluation = task.evaluate(pairs)
-    run = replace(
+    return replace(
         finished,
         task=task,
         images=pairs,
         num_images=len(pairs),
-        evaluation=evaluation,
+        evaluation=task.evaluate(pairs),
         num_diagnosed=8,
     )
-    assert run.accuracy == pytest.approx(float(run.is_correct.double().mean())) == evaluation.exact
-    parts = sections.sections_of(run)
-    text = check(page("t", sections.lead(run), parts, "f")).text
-    for words in (
+
+
+def test_images_of_two_classes_are_scored_by_both(pairs_run, no_drawing):
+    share_correct = float(pairs_run.is_correct.double().mean())
+    assert pairs_run.accuracy == pytest.approx(share_correct) == pairs_run.evaluation.exact
+    expected = (
         "have all their classes found",
         "At least one found",
         "is among its 2 most active ones",
         "one at a time",
         "need one class an image",
         " + ",
-    ):
-        assert words in text, words
-    assert "images of two overlapping classes" in next(
-        part.body for part in parts if part.key == "overlaps"
     )
-    body = side_by_side.figures({"a": run, "b": run}).body
-    assert "all of their classes found" in body
-    assert "needs one class an image" in side_by_side.classes({"a": run, "b": run}).body
-    with pytest.raises(
-        RunError,
-        match="the task classify, and .* for multilabel",
-    ):
-        check_same_task([run, finished])
+    check_words(check(whole_page(pairs_run)).text, expected)
+    overlaps = sections.sections_of(pairs_run)[keys_of(pairs_run).index("overlaps")]
+    assert "images of two overlapping classes" in overlaps.body
+
+
+def test_runs_on_images_of_two_classes_are_compared(pairs_run, finished, no_drawing):
+    runs = {"a": pairs_run, "b": pairs_run}
+    assert "all of their classes found" in side_by_side.figures(runs).body
+    assert "needs one class an image" in side_by_side.classes(runs).body
+    with pytest.raises(RunError, match="the task classify, and .* for multilabel"):
+        check_same_task([pairs_run, finished])
 
 
 @pytest.fixture
@@ -465,31 +458,35 @@ def clouds(bars, tmp_path, restore):
     ).path
 
 
-def test_a_task_without_sections_of_its_own_gets_a_whole_report(clouds):
-    page = report(clouds).read_text(encoding="utf-8")
-    document = check(page)
-    assert [a["id"] for a in document.all("h2")] == ["summary", "curves", "sky", "configuration"]
+def test_a_task_without_sections_of_its_own_gets_a_complete_report(clouds):
+    document = check(report(clouds).read_text(encoding="utf-8"))
+    ids = column(document.elements("h2"), "id")
+    assert ids == ["summary", "curves", "sky", "configuration"]
     figures = evaluate_run(clouds).evaluation.figures
-    for words in (
+    expected = (
         "clouds, trained with the glow loss",
         f"{figures['darkness']:.4f}",
         "Measured: darkness",
         "The loss is the glow loss",
         "What is < above.",
         "sun high",
-    ):
-        assert words in document.text, words
-    assert "Validation darkness goes from" in document.all("img")[0]["alt"]
-    comparison = report([clouds, shutil.copytree(clouds, clouds.parent / "again")])
-    text = check(comparison.read_text(encoding="utf-8")).text
-    assert "darkness" in text and "Is one better?" not in text and "accuracy" not in text
+    )
+    check_words(document.text, expected)
+    assert "Validation darkness goes from" in document.values("alt")[0]
+
+
+def test_runs_of_a_task_without_right_answers_are_compared_by_their_score(clouds):
+    copy = shutil.copytree(clouds, clouds.parent / "copy")
+    text = check(report([clouds, copy]).read_text(encoding="utf-8")).text
+    assert "darkness" in text
+    assert "Is one better?" not in text and "accuracy" not in text
     with pytest.raises(
         RunError, match="the task clouds gives no right and wrong answers to compare"
     ):
-        compare([clouds], [clouds.parent / "again"])
+        compare([clouds], [copy])
 
 
-def test_a_section_may_be_registered_for_a_task_or_for_all(clouds, trained, plain):
+def test_a_section_may_be_registered_for_a_task_or_for_all(clouds, trained, no_drawing):
     @register_section("clouds")
     def rain(run):
         return ReportItem("rain", "Rain", f"None on {len(run.images)} images.")
@@ -500,12 +497,9 @@ def test_a_section_may_be_registered_for_a_task_or_for_all(clouds, trained, plai
 
     with pytest.raises(ValueError, match="section: 'rain' is registered already"):
         register_section()(rain)
-    assert [part.key for part in sections.sections_of(evaluate_run(clouds))][-2:] == [
-        "rain",
-        "configuration",
-    ]
+    assert keys_of(evaluate_run(clouds))[-2:] == ["rain", "configuration"]
     classifier = replace(evaluate_run(trained), num_diagnosed=0)
-    assert "rain" not in [part.key for part in sections.sections_of(classifier)]
+    assert "rain" not in keys_of(classifier)
 
 
 def test_runs_are_compared_side_by_side(trained, blind, tmp_path):
@@ -514,7 +508,7 @@ def test_runs_are_compared_side_by_side(trained, blind, tmp_path):
     assert path == trained / "comparison.html"
     text = check(path.read_text(encoding="utf-8")).text
     path.unlink()
-    for words in (
+    expected = (
         f"{trained.parent.name}/run",
         "other/run",
         "Parameters",
@@ -523,14 +517,13 @@ def test_runs_are_compared_side_by_side(trained, blind, tmp_path):
         "Accuracy by class",
         "model_options",
         "give the same answers",
-    ):
-        assert words in text, words
+    )
+    check_words(text, expected)
 
 
 def test_runs_on_other_images_are_not_tested_against_each_other(finished, run, tmp_path):
     bars = write_bars(tmp_path / "other.npz", seed=5)
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(config | {"data": str(bars)}))
+    edit_config(run, data=str(bars))
     runs = {"a": finished, "b": evaluate_run(run), "c": finished}
     assert not have_same_images(runs["a"], runs["b"])
     assert have_same_images(runs["a"], runs["c"])
@@ -540,28 +533,23 @@ def test_runs_on_other_images_are_not_tested_against_each_other(finished, run, t
 
 
 def test_images_of_other_sizes_are_the_same_where_their_set_is(finished):
-    smaller = replace(
-        finished, images=replace(finished.images, images=finished.images.images[..., 1:])
-    )
+    cropped = replace(finished.images, images=finished.images.images[..., 1:])
+    smaller = replace(finished, images=cropped)
     assert have_same_images(finished, smaller)
     elsewhere = replace(smaller, config=TrainConfig.of(data="elsewhere"))
     assert not have_same_images(finished, elsewhere)
 
 
-def test_the_one_that_is_better_is_named(finished):
+def test_a_comparison_names_the_better_run(finished):
     perfect = torch.nn.functional.one_hot(finished.images.labels, 3).float()
     runs = {
         "bad": with_activations(finished, perfect.roll(1, dims=1)),
         "good": with_activations(finished, perfect),
     }
-    assert (
-        "This run is better on these images (+100.00 points" in side_by_side.difference(runs).body
-    )
-    turned = dict(reversed(runs.items()))
-    assert (
-        "The reference is better on these images (-100.00 points"
-        in side_by_side.difference(turned).body
-    )
+    improvement = side_by_side.difference(runs).body
+    assert "This run is better on these images (+100.00 points" in improvement
+    decline = side_by_side.difference(dict(reversed(runs.items()))).body
+    assert "The reference is better on these images (-100.00 points" in decline
 
 
 def test_a_comparison_needs_different_runs(run):

@@ -3,49 +3,24 @@
 from __future__ import annotations
 
 import json
-from html.parser import HTMLParser
 
 import pytest
 
+from checks import column
 from torchcaps.errors import RunError
 from torchcaps.reporting import api, evaluate
 from torchcaps.training import Run
 
-
-class Page(HTMLParser):
-    """The text of a fragment, and its attributes by tag."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.text = ""
-        self.open = []
-        self.tags = []
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        if tag != "img":
-            self.open.append(tag)
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
-
-    def pictures(self):
-        return [attrs for tag, attrs in self.tags if tag == "img"]
+from .pages import Page
 
 
-def edit(file, change):
-    """Rewrite the rows of a file of JSON lines."""
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    file.write_text("".join(json.dumps(row) + "\n" for row in change(rows)))
+def read_metrics(run):
+    return list(map(json.loads, (run / "metrics.jsonl").read_text().splitlines()))
+
+
+def write_metrics(run, rows):
+    lines = map(json.dumps, rows)
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
 
 
 @pytest.fixture
@@ -57,14 +32,14 @@ def evaluated(run, monkeypatch):
 
 def test_a_finished_run_says_all_in_one_line(evaluated):
     run = Run(evaluated)
-    accuracy = json.loads((evaluated / "evaluation.json").read_text())["accuracy"]
-    best = max(row["val_accuracy"] for row in run.epochs)
+    test_accuracy = json.loads((evaluated / "evaluation.json").read_text())["accuracy"]
+    best_accuracy = max(column(run.epochs, "val_accuracy"))
     text = repr(run)
     assert text.startswith(
         f"Run('{evaluated}': capsnet on {run.config.data.name}, finished after epoch 3 of 3 in "
     )
-    assert f"accuracy {100 * best:.2f} % at epoch {run.best_epoch}, " in text
-    assert f"accuracy {100 * accuracy:.2f} %" in text
+    assert f"accuracy {100 * best_accuracy:.2f} % at epoch {run.best_epoch}, " in text
+    assert f"accuracy {100 * test_accuracy:.2f} %" in text
     assert text.endswith(" of 12 test images)")
     assert "\n" not in text
 
@@ -73,40 +48,33 @@ def test_a_finished_run_is_a_card_with_its_curve(evaluated):
     page = Page(Run(evaluated)._repr_html_())
     assert page.text.strip().startswith("run")
     assert "training: finished after epoch 3 of 3" in page.text
-    [picture] = page.pictures()
+    [picture] = page.elements("img")
     assert picture["src"].startswith("data:image/svg+xml;base64,")
     assert picture["alt"] == "Curves of loss and accuracy over 3 epochs."
-    assert not {"script", "link", "style"} & {tag for tag, _ in page.tags}
+    for tag in ("script", "link", "style"):
+        assert page.elements(tag) == []
 
 
 def test_a_run_that_is_not_finished_says_how_far_it_is(run):
-    edit(run / "metrics.jsonl", lambda rows: [row for row in rows if row["step"] <= 3])
+    rows = read_metrics(run)
+    write_metrics(run, filter(lambda row: row["step"] <= 3, rows))
     assert "epoch 1 of 3 in " in repr(Run(run))
     assert "finished" not in repr(Run(run))
     page = Page(Run(run)._repr_html_())
     assert "training: epoch 1 of 3" in page.text
     assert "test images" not in page.text
-    assert len(page.pictures()) == 1
+    assert len(page.elements("img")) == 1
 
 
-def test_a_run_without_an_epoch_is_shown_too(run):
+def test_a_run_without_an_epoch_says_so(run):
     (run / "metrics.jsonl").unlink()
     run_folder = Run(run)
-    assert (
-        run_folder.is_finished,
-        run_folder.best_epoch,
-        run_folder.seconds,
-        run_folder.figures,
-    ) == (
-        False,
-        None,
-        None,
-        None,
-    )
+    assert run_folder.is_finished is False
+    assert run_folder.best_epoch is run_folder.seconds is run_folder.figures is None
     assert repr(run_folder).endswith("no epoch of 3)")
     page = Page(run_folder._repr_html_())
     assert "no epoch of 3" in page.text
-    assert page.pictures() == []
+    assert page.elements("img") == []
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):
@@ -129,33 +97,27 @@ def test_a_damaged_evaluation_is_named(run, content):
 
 
 def test_a_run_of_another_task_is_shown_by_its_score_and_figures(run):
-    edit(
-        run / "metrics.jsonl",
-        lambda rows: [
-            row | {"score": "correlation", "val_correlation": 0.1 * row["step"]}
-            for row in rows
-            if row["kind"] == "epoch"
-        ],
-    )
-    (run / "evaluation.json").write_text(
-        json.dumps({"correlation": {"dx": 0.91, "dy": 0.5}, "num_samples": 20})
-    )
+    rows = Run(run).epochs
+    for row in rows:
+        row |= {"score": "correlation", "val_correlation": 0.1 * row["step"]}
+    write_metrics(run, rows)
+    figures = {"correlation": {"dx": 0.91, "dy": 0.5}, "num_samples": 20}
+    (run / "evaluation.json").write_text(json.dumps(figures))
     assert "correlation dx 0.91, correlation dy 0.5 of 20 test images" in repr(Run(run))
     assert "validation: correlation 0.9 at epoch" in Page(Run(run)._repr_html_()).text
 
 
 def test_time_is_that_of_the_images_of_all_epochs(run):
-    rows = [
-        {"images": 64, "images_per_second": 8.0},
-        {"images": 20, "images_per_second": 10.0},
-    ]
-    edit(
-        run / "metrics.jsonl",
-        lambda old: [
-            row | speed
-            for row, speed in zip([r for r in old if r["kind"] == "epoch"], rows, strict=False)
-        ],
-    )
+    long, short, _ = Run(run).epochs
+    long |= {"images": 64, "images_per_second": 8.0}
+    short |= {"images": 20, "images_per_second": 10.0}
+    write_metrics(run, [long, short])
     assert Run(run).seconds == 64 / 8 + 20 / 10
-    edit(run / "metrics.jsonl", lambda old: [row | {"images_per_second": 0.0} for row in old])
+
+
+def test_the_time_of_a_run_whose_speed_is_not_known_is_none(run):
+    rows = read_metrics(run)
+    for row in rows:
+        row["images_per_second"] = 0.0
+    write_metrics(run, rows)
     assert Run(run).seconds is None

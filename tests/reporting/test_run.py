@@ -5,6 +5,7 @@ import json
 import pytest
 from PIL import Image
 
+from checks import column
 from torchcaps import viz
 from torchcaps.errors import RunError
 from torchcaps.reporting import api, evaluate, evaluation_folder, open_task
@@ -12,6 +13,11 @@ from torchcaps.training import Run
 from training.makers import leftovers, write_bars
 
 PLOTS = ("activations", "calibration", "confusion_matrix", "curves", "per_class", "reconstructions")
+
+
+def names_of_plots(run):
+    """Names of all files in the folder of plots, without their ending."""
+    return {path.stem for path in (run / "plots").iterdir()}
 
 
 def test_a_run_opens_with_its_own_test_images(run, bars):
@@ -33,11 +39,9 @@ def test_other_classes_are_refused_with_both_sides_named(run, tmp_path, classes)
     bars = write_bars(tmp_path / "other.npz", classes=classes)
     with pytest.raises(RunError) as raised:
         open_task(run, data=str(bars))
-    names = ", ".join(str(k) for k in range(classes))
-    assert (
-        str(raised.value)
-        == f"{bars}: its {classes} classes ({names}) are not the model's 3 (0, 1, 2)"
-    )
+    names = ", ".join(map(str, range(classes)))
+    sentence = f"{bars}: its {classes} classes ({names}) are not the model's 3 (0, 1, 2)"
+    assert str(raised.value) == sentence
 
 
 def test_many_classes_are_not_all_listed(run):
@@ -47,7 +51,7 @@ def test_many_classes_are_not_all_listed(run):
         open_task(run, data="digits")
 
 
-def test_a_model_file_needs_to_be_told_its_data(run, bars):
+def test_a_model_file_needs_the_name_of_its_data(run, bars):
     with pytest.raises(
         RunError, match="a model file does not say what data it was trained on; give --data"
     ):
@@ -70,7 +74,7 @@ def test_a_model_alone_in_a_folder_has_no_data_of_its_own(run):
         ("some/where/photos.npz", "test", "run/evaluations/photos-test"),
     ],
 )
-def test_where_an_evaluation_belongs(run, data, split, expected):
+def test_an_evaluation_has_a_folder_by_its_data_and_split(run, data, split, expected):
     assert evaluation_folder(run, data, split) == run.parent / expected
     assert evaluation_folder(run / "model.safetensors", data, split) == run.parent / expected
 
@@ -80,7 +84,7 @@ def test_finishing_writes_the_figures_and_every_plot(run):
     written = json.loads((run / "evaluation.json").read_text())
     assert written == json.loads(json.dumps(evaluation.to_dict()))
     assert {"accuracy", "error", "per_class", "num_samples"} <= written.keys()
-    assert sorted(path.stem for path in (run / "plots").iterdir()) == sorted(PLOTS)
+    assert names_of_plots(run) == {*PLOTS}
     for path in (run / "plots").iterdir():
         with Image.open(path) as image:
             assert image.format == "PNG"
@@ -89,25 +93,25 @@ def test_finishing_writes_the_figures_and_every_plot(run):
 
 
 def test_the_curves_compare_like_with_like(run, monkeypatch):
-    drawn_rows = []
+    points = []
 
     def draw(rows, **names):
-        drawn_rows.extend(rows)
+        points.extend(rows)
         assert names == {"loss": "margin", "score": "accuracy"}
         return viz.canvas.new_figure(1, 1)
 
     monkeypatch.setattr(viz, "curves", draw)
     Run.open(run).curves()
-    assert [row["epoch"] for row in drawn_rows] == [1, 2, 3]
-    rows = [row for row in Run.open(run).rows if row["kind"] == "epoch"]
-    assert [row["train_loss"] for row in drawn_rows] == [row["train_margin"] for row in rows]
-    assert [row["val_loss"] for row in drawn_rows] == [row["val_loss"] for row in rows]
+    rows = Run.open(run).epochs
+    assert column(points, "epoch") == [1, 2, 3]
+    assert column(points, "train_loss") == column(rows, "train_margin")
+    assert column(points, "val_loss") == column(rows, "val_loss")
 
 
 def test_finishing_twice_gives_the_same_figures(run, monkeypatch):
     monkeypatch.setattr(api, "can_plot", lambda: False)
-    first = evaluate(Run(run), output=run).to_dict()
-    assert evaluate(Run(run), output=run).to_dict() == first
+    figures = evaluate(Run(run), output=run).to_dict()
+    assert evaluate(Run(run), output=run).to_dict() == figures
 
 
 def test_without_matplotlib_there_are_figures_and_no_plots(run, monkeypatch):
@@ -119,9 +123,7 @@ def test_without_matplotlib_there_are_figures_and_no_plots(run, monkeypatch):
 
 def test_a_model_without_decoder_has_every_plot_but_reconstructions(blind):
     evaluate(Run(blind), output=blind)
-    assert sorted(path.stem for path in (blind / "plots").iterdir()) == sorted(
-        set(PLOTS) - {"reconstructions"}
-    )
+    assert names_of_plots(blind) == {*PLOTS} - {"reconstructions"}
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(run, bars):

@@ -1,4 +1,4 @@
-"""What is done with a trained model, given as a module, a run, or its folder."""
+"""The verbs of the package on a trained model: a module, a run, or its folder."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 
 import torchcaps as tc
+from checks import column
 from torchcaps.data import load_dataset
 from torchcaps.errors import ArgumentError, RunError
 from torchcaps.evaluation import score
@@ -26,14 +27,14 @@ def images(bars):
 def test_a_model_and_a_run_are_evaluated_alike(trained, model, bars, images):
     evaluation = tc.evaluate(trained)
     arrays = (images.images.numpy(), images.labels.numpy())
-    for has_equal_answers in (
+    for repeated in (
         tc.evaluate(Run(trained)),
         tc.evaluate(model, images),
         tc.evaluate(model, arrays),
         tc.evaluate(model, str(bars)),
         tc.evaluate(trained / "model.safetensors", bars),
     ):
-        assert has_equal_answers.to_dict() == evaluation.to_dict()
+        assert repeated.to_dict() == evaluation.to_dict()
     assert evaluation.accuracy == evaluation.to_dict()["accuracy"]
     assert not (trained / "evaluation.json").exists()
 
@@ -63,12 +64,15 @@ def test_pictures_of_any_kind_are_predicted_alike(trained, model, images, tmp_pa
         images.images[:1].numpy(),
         iter([file, Image.open(file)]),
     ):
-        first = tc.predict(model, inputs)[0]
-        assert first["label"] == row["label"]
-        assert first["activation"] == pytest.approx(row["activation"])
+        prediction = tc.predict(model, inputs)[0]
+        assert prediction["label"] == row["label"]
+        assert prediction["activation"] == pytest.approx(row["activation"])
+
+
+def test_predictions_in_batches_are_those_of_an_evaluation(model, images):
     rows = tc.predict(model, images.images.numpy(), batch_size=5)
-    labels = tc.evaluate(model, images).predictions
-    assert [images.classes.index(row["label"]) for row in rows] == labels.tolist()
+    predictions = map(images.classes.index, column(rows, "label"))
+    assert list(predictions) == tc.evaluate(model, images).predictions.tolist()
 
 
 def test_pictures_without_a_name_have_no_file_to_write(model, images):
@@ -96,15 +100,16 @@ def test_booleans_are_compared_by_model_and_by_method():
     assert (comparison.outcome, comparison.difference) == ("first", 1.0)
     assert comparison.interval[0] <= 1.0 <= comparison.interval[1]
     assert comparison.p_value < 0.05
-    assert (
-        tc.compare(answers(right).numpy(), answers(right).numpy(), margin=0.05).outcome
-        == "equivalent"
-    )
+    array = answers(right).numpy()
+    assert tc.compare(array, array, margin=0.05).outcome == "equivalent"
     methods = tc.compare(answers(wrong, wrong), answers(right, right))
     assert (methods.outcome, methods.first) == ("second", (0.0, 0.0))
-    for bad in (torch.ones(3), torch.ones(1, 2, 3, dtype=torch.bool), 5):
-        with pytest.raises((ArgumentError, TypeError)):
-            tc.compare(bad, answers(right))
+
+
+@pytest.mark.parametrize("bad", [torch.ones(3), torch.ones(1, 2, 3, dtype=torch.bool), 5])
+def test_answers_that_are_no_table_of_booleans_are_refused(bad):
+    with pytest.raises((ArgumentError, TypeError)):
+        tc.compare(bad, answers([1, 0, 1]))
 
 
 def test_evaluations_are_compared_on_the_same_images():
@@ -116,12 +121,17 @@ def test_evaluations_are_compared_on_the_same_images():
     methods = tc.compare([good, good], [bad, good, bad])
     assert methods.first == (1.0, 1.0)
     assert methods.second == pytest.approx((1 / 3, 1.0, 1 / 3))
-    shorter = score(good.activations[:2], labels[:2], ("a", "b"))
-    with pytest.raises(ArgumentError) as error:
-        tc.compare(good, shorter)
-    assert error.value.argument == "second"
     with pytest.raises(ArgumentError):
         tc.compare([good, good], [bad])
+
+
+def test_evaluations_of_unequal_length_are_refused():
+    labels = torch.tensor([0, 1, 0])
+    evaluation = score(torch.eye(2)[labels], labels, ("a", "b"))
+    shorter = score(torch.eye(2)[labels[:2]], labels[:2], ("a", "b"))
+    with pytest.raises(ArgumentError) as error:
+        tc.compare(evaluation, shorter)
+    assert error.value.argument == "second"
 
 
 def test_a_margin_in_percent_is_a_share_of_the_errors_of_the_baseline():
@@ -131,14 +141,18 @@ def test_a_margin_in_percent_is_a_share_of_the_errors_of_the_baseline():
     assert tc.compare(first, second, margin="50%").margin == pytest.approx(0.5 * 0.05)
     assert tc.compare(second, first).margin == pytest.approx(0.1 / 1000)  # of at least one error
     assert tc.compare(first, second, margin=0.02).margin == 0.02
-    for margin in ("10", "x%", "0%", "100%", "5 %%"):
-        with pytest.raises(ArgumentError) as error:
-            tc.compare(first, second, margin=margin)
-        assert error.value.argument == "margin"
+
+
+@pytest.mark.parametrize("margin", ["10", "x%", "0%", "100%", "5 %%"])
+def test_a_margin_that_is_no_share_is_refused(margin):
+    right = answers([1, 0, 1])
+    with pytest.raises(ArgumentError) as error:
+        tc.compare(right, right, margin=margin)
+    assert error.value.argument == "margin"
 
 
 @pytest.mark.parametrize("argument", ["groups", "adjust"])
-def test_what_is_not_available_yet_is_refused(argument):
+def test_arguments_that_are_not_available_yet_are_refused(argument):
     right = answers([1, 0, 1])
     with pytest.raises(ArgumentError) as error:
         tc.compare(right, right, **{argument: [0, 1, 1]})
