@@ -19,18 +19,19 @@ def runs(tmp_path_factory):
     bars = write_bars(folder / "bars.npz")
     for seed in (0, 1):
         train(tiny(bars, epochs=1, seed=seed), folder / str(seed))
-    train(tiny(write_bars(folder / "others.npz", classes=2), epochs=1), folder / "others")
+    two_classes = write_bars(folder / "two_classes.npz", classes=2)
+    train(tiny(two_classes, epochs=1), folder / "two_classes")
     return folder
 
 
 def test_the_surer_network_decides():
     labels = torch.tensor([0, 1, 1, 0])
-    # The first is wrong about images 1 and 3, the second about images 0 and 3.
-    first = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.4, 0.6]])
-    second = torch.tensor([[0.4, 0.6], [0.1, 0.9], [0.3, 0.7], [0.2, 0.8]])
-    figures = ensemble.ensemble_accuracy([first, second], labels)
+    # One network is wrong about images 1 and 3, the other one about images 0 and 3.
+    a = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.4, 0.6]])
+    b = torch.tensor([[0.4, 0.6], [0.1, 0.9], [0.3, 0.7], [0.2, 0.8]])
+    figures = ensemble.ensemble_accuracy([a, b], labels)
     assert figures == {"each": [0.5, 0.5], "mean": 0.5, "std": 0.0, "together": 0.75}
-    middle = ensemble.ensemble_accuracy([first[1:3], second[1:3]], labels[1:3])
+    middle = ensemble.ensemble_accuracy([a[1:3], b[1:3]], labels[1:3])
     assert middle["std"] == pytest.approx(0.5**0.5 / 2)
 
 
@@ -44,7 +45,7 @@ def test_the_command_prints_the_accuracies_of_runs(runs, capsys):
 
 
 def test_runs_of_other_data_and_absent_runs_are_refused(runs, capsys):
-    assert ensemble.main([str(runs / "0"), str(runs / "others")]) == 2
+    assert ensemble.main([str(runs / "0"), str(runs / "two_classes")]) == 2
     assert "runs: expected runs with the same data" in capsys.readouterr().err
     assert ensemble.main([str(runs / "absent")]) == 2
     assert str(runs / "absent") in capsys.readouterr().err

@@ -10,25 +10,25 @@ from torchcaps.data import load_dataset
 records = pytest.importorskip("benchmarks.records", reason="needs a checkout")
 
 
-def runs(accuracies, seconds=20.0, parameters=1000):
-    return [{"accuracy": x, "seconds": seconds, "parameters": parameters} for x in accuracies]
+def runs(*accuracies):
+    return [{"accuracy": x, "seconds": 20.0, "parameters": 1000} for x in accuracies]
 
 
 def test_the_mean_must_be_above_the_claim_beyond_doubt():
     # t = (0.992 - 0.99) / (0.001 / sqrt 5) = 4.4721 with 4 degrees of freedom: p = 0.00553.
-    verdict = records.verdict({"accuracy": 0.99}, runs([0.991, 0.991, 0.992, 0.993, 0.993]))
+    verdict = records.verdict({"accuracy": 0.99}, runs(0.991, 0.991, 0.992, 0.993, 0.993))
     assert verdict["mean"] == pytest.approx(0.992)
     assert verdict["std"] == pytest.approx(0.001)
     assert verdict["p"] == pytest.approx(0.00553, abs=2e-5)
     assert verdict["counts"]
-    wider = runs([0.991, 0.993, 0.992, 0.990, 0.994])
+    wider = runs(0.991, 0.993, 0.992, 0.990, 0.994)
     assert not records.verdict({"accuracy": 0.991}, wider)["counts"]
-    assert not records.verdict({"accuracy": 0.9}, runs([0.99]))["counts"]
+    assert not records.verdict({"accuracy": 0.9}, runs(0.99))["counts"]
 
 
 @pytest.mark.parametrize("limit", [{"seconds": 19}, {"parameters": 999}])
 def test_every_run_must_be_within_the_limits(limit):
-    good = runs([0.991, 0.992, 0.993])
+    good = runs(0.991, 0.992, 0.993)
     assert records.verdict({"accuracy": 0.98, **dict.fromkeys(limit, 1e9)}, good)["counts"]
     assert not records.verdict({"accuracy": 0.98, **limit}, good)["counts"]
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from checks import assert_equal, column
 from torchcaps.bench import (
     Workload,
     baselines,
@@ -30,9 +31,8 @@ EAGER = {"auto", "blocked", "reference", "einsum", "textbook"}
 @pytest.mark.parametrize("bias", [False, True])
 def test_every_exact_variant_equals_the_reference(bias):
     layer = CapsuleLinear(12, 3, 4, 5, bias=bias)
-    cannot_run = baselines.unusable(layer)
-    names = [name for name in VARIANTS if name not in (*cannot_run, "compiled")]
-    errors = verify(names, layer)
+    unusable = {"compiled", *baselines.unusable(layer)}
+    errors = verify(list(VARIANTS.keys() - unusable), layer)
     assert errors.keys() >= EAGER
     assert "limit" not in errors
     assert errors["reference"] == 0
@@ -71,8 +71,8 @@ def test_steps_of_equal_time_have_ratios_of_one(small):
     variants = ["limit", "reference", "limit-torch", "einsum", "textbook"]
     assert verify_steps(variants, small)["textbook"] < 1e-4
     rows = benchmark_steps(small, variants, ("fp32", "bf16"), 2, memory=False, clock=ticking())
-    assert [row["variant"] for row in rows] == 2 * variants
-    assert [row["precision"] for row in rows] == 5 * ["fp32"] + 5 * ["bf16"]
+    assert column(rows, "variant") == 2 * variants
+    assert column(rows, "precision") == 5 * ["fp32"] + 5 * ["bf16"]
     for row in rows:
         assert row["ms"] == row["q1"] == row["q3"] == 1000
         assert row["img/s"] == 4
@@ -86,9 +86,9 @@ def test_memory_above_the_limit_and_ratios_without_their_base(small, monkeypatch
     )
     monkeypatch.setattr(step.timing, "can_measure_memory", lambda: True)
     rows = benchmark_steps(small, list(peaks), ("fp32",), 1, memory=True, clock=ticking())
-    assert [row["above limit-torch MiB"] for row in rows] == [0, 30]
-    assert [row["x textbook"] for row in rows] == [None, None]
-    assert [row["tax"] for row in rows] == [1, None]  # each over the limit in its own surroundings
+    assert column(rows, "above limit-torch MiB") == [0, 30]
+    assert column(rows, "x textbook") == [None, None]
+    assert column(rows, "tax") == [1, None]  # each over the limit in its own surroundings
 
 
 def test_layers_have_their_share_of_the_roofline(sizes):
@@ -120,8 +120,8 @@ def test_rates_count_what_was_copied_and_multiplied():
 
 def test_latency_has_a_row_for_each_batch_and_precision(small):
     rows = benchmark_latency(small, ("fp32", "bf16"), 3, ticking(), batches=(1, 2))
-    assert [row["batch"] for row in rows] == [1, 2, 1, 2]
-    assert [row["precision"] for row in rows] == ["fp32", "fp32", "bf16", "bf16"]
+    assert column(rows, "batch") == [1, 2, 1, 2]
+    assert column(rows, "precision") == ["fp32", "fp32", "bf16", "bf16"]
     assert rows[1]["median ms"] == rows[1]["95 % ms"] == 1000
     assert rows[1]["ms / image"] == 500
 
@@ -129,7 +129,5 @@ def test_latency_has_a_row_for_each_batch_and_precision(small):
 def test_a_workload_is_the_same_each_time_and_leaves_the_callers_random_numbers():
     workload = Workload("capsnet", SMALL)
     state = torch.random.get_rng_state()
-    first = workload.build().state_dict()
-    second = workload.build().state_dict()
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert_equal(workload.build().state_dict(), workload.build().state_dict())
     assert torch.equal(torch.random.get_rng_state(), state)
