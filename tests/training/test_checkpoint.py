@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import stat
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -14,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import torchcaps as tc
+from checks import assert_equal
 from torchcaps.data import Preprocess
 from torchcaps.errors import ArgumentError, RunError, TrainingError
 from torchcaps.training import OptionError, load
@@ -124,16 +126,16 @@ def test_every_bit_that_flips_is_noticed(tmp_path):
         assert "\n" not in str(raised.value)
 
 
-def test_a_checkpoint_may_be_read_by_whom_other_files_may_be(tmp_path):
-    for mask in (0o022, 0o077):
-        before = os.umask(mask)
-        try:
-            write_json(tmp_path / "x.json", {})
-            save_tensors(tmp_path / "x.safetensors", {"a": torch.ones(1)}, {})
-        finally:
-            os.umask(before)
-        modes = {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
-        assert modes == {0o666 & ~mask}
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_files_have_the_permissions_of_the_mask(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        write_json(tmp_path / "x.json", {})
+        save_tensors(tmp_path / "x.safetensors", {"a": torch.ones(1)}, {})
+    finally:
+        os.umask(before)
+    for name in ("x.json", "x.safetensors"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o666 & ~mask
 
 
 def test_two_writers_of_one_file_do_not_share_a_partial_one(tmp_path):
@@ -144,8 +146,13 @@ def test_two_writers_of_one_file_do_not_share_a_partial_one(tmp_path):
     assert os.listdir(tmp_path) == ["x"]
 
 
+def number_in(file):
+    tensors, _ = load_tensors(file)
+    return int(tensors["a"])
+
+
 @pytest.mark.parametrize("renames", [0, 1, 2])
-def test_killed_at_any_rename_one_of_two_generations_is_whole(tmp_path, monkeypatch, renames):
+def test_killed_at_any_rename_one_of_two_generations_is_complete(tmp_path, monkeypatch, renames):
     last = tmp_path / "last"
     previous = tmp_path / "previous"
     for number in range(2):
@@ -162,26 +169,24 @@ def test_killed_at_any_rename_one_of_two_generations_is_whole(tmp_path, monkeypa
     monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt) if renames < 2 else contextlib.nullcontext():
         save_tensors(last, {"a": torch.tensor(2)}, {}, previous=previous)
-    numbers = [int(load_tensors(file)[0]["a"]) for file in (last, previous) if file.exists()]
-    assert numbers == [[1, 0], [1], [2, 1]][renames]
+    numbers = map(number_in, filter(Path.exists, (last, previous)))
+    assert list(numbers) == [[1, 0], [1], [2, 1]][renames]
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
+def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path):
     path = tmp_path / "x.json"
     write_json(path, {"old": 1})
     with pytest.raises(TrainingError) as raised, atomic(path) as partial:
         partial.write_text("half of")
         raise OSError(errno.ENOSPC, "No space left on device")
-    assert (
-        str(raised.value)
-        == f"{path}: cannot be written (No space left on device); what was there before is unchanged"
-    )
+    reason = "cannot be written (No space left on device)"
+    assert str(raised.value) == f"{path}: {reason}; what was there before is unchanged"
     assert json.loads(path.read_text()) == {"old": 1}
     assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, RuntimeError])
-def test_an_interruption_while_writing_leaves_the_old_file_and_nothing_else(tmp_path, error):
+def test_an_interrupted_write_leaves_the_old_file_alone(tmp_path, error):
     path = tmp_path / "x.json"
     write_json(path, {"old": 1})
     with pytest.raises(error), atomic(path) as partial:
@@ -229,36 +234,45 @@ def test_a_stored_model_is_tensors_and_json(model_file):
 
 
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"torchcaps": "[]"}])
-def test_a_foreign_safetensors_file_is_told_apart(tmp_path, metadata):
+def test_a_safetensors_file_of_another_library_is_refused(tmp_path, metadata):
     path = tmp_path / "other.safetensors"
     save_file({"weight": torch.ones(2)}, path, metadata=metadata)
     with pytest.raises(RunError, match="was not written by torchcaps"):
         load(path)
 
 
-def test_a_description_without_classes_is_told(tmp_path):
+def test_a_description_without_classes_is_refused(tmp_path):
     path = tmp_path / "model.safetensors"
-    save_tensors(path, {}, {key: value for key, value in DESCRIPTION.items() if key != "classes"})
+    description = dict(DESCRIPTION)
+    del description["classes"]
+    save_tensors(path, {}, description)
     with pytest.raises(RunError, match="'classes' is missing"):
         load(path)
 
 
-def test_what_holds_no_model_is_told_from_what_is_not_there(tmp_path):
+def test_an_absent_file_is_named(tmp_path):
     with pytest.raises(RunError, match="absent: no such run folder or model file"):
         load(tmp_path / "absent")
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(
         RunError,
         match="there is no trained model here; was training stopped before its first epoch",
     ):
         load(tmp_path)
-    save_tensors(tmp_path / "last.safetensors", {"model.a": torch.ones(1)}, {"progress": {}})
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(RunError, match="is no readable checkpoint"):
+        load(tmp_path)
+
+
+def test_a_checkpoint_is_not_loaded_as_a_model(tmp_path):
+    path = tmp_path / "last.safetensors"
+    save_tensors(path, {"model.a": torch.ones(1)}, {"progress": {}})
     with pytest.raises(
         RunError, match="holds the state of a training, not a model; load model.safetensors"
     ):
-        load(tmp_path / "last.safetensors")
-    (tmp_path / "folder" / "model.safetensors").mkdir(parents=True)
-    with pytest.raises(RunError, match="is no readable checkpoint"):
-        load(tmp_path / "folder")
+        load(path)
 
 
 @pytest.mark.parametrize("options", [{"itertions": 2}, {"channels": "many"}])
@@ -282,14 +296,13 @@ def test_a_saved_model_is_loaded_with_its_outputs(tmp_path, options):
     assert copy.read_bytes() == path.read_bytes()
 
 
-def test_what_fit_has_trained_is_saved_with_classes_and_preprocessing(bars, tmp_path):
+def test_a_fitted_model_is_saved_with_classes_and_preprocessing(bars, tmp_path):
     model = tc.create_model("capsnet", num_classes=3, img_size=(18, 20), **TINY)
     images = tc.data.load_dataset(bars, "train")
     tc.fit(model, images, epochs=1, batch_size=16)
     loaded = tc.load(tc.save(model, tmp_path / "model.safetensors"))
     assert (loaded.classes, loaded.preprocess) == (images.classes, model.preprocess)
-    for name, weight in model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], weight), name
+    assert_equal(loaded.state_dict(), model.state_dict())
 
 
 def test_a_model_that_cannot_be_built_again_is_not_saved(tmp_path):

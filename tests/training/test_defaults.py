@@ -1,4 +1,4 @@
-"""What a training chooses by itself: the batch size, and a second start."""
+"""Decisions of a training: the batch size, and a second start."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 
+from checks import column
 from torchcaps.tasks import classify
 from torchcaps.training import Interrupted, TrainConfig, register_optimizer, train
 from torchcaps.training.defaults import (
@@ -22,9 +23,12 @@ from .makers import contents, stop_after, tiny
 RESTARTED = "the training starts again, once, with a tenth of the learning rate (0.0001)"
 
 
-def test_batches_are_as_large_as_leaves_enough_steps():
-    sizes = {1: 8, 1150: 8, 1600: 16, 5400: 32, 12_799: 64, 12_800: 128, 10**7: 128}
-    assert {count: default_batch_size(count) for count in sizes} == sizes
+@pytest.mark.parametrize(
+    ("num_images", "batch_size"),
+    [(1, 8), (1150, 8), (1600, 16), (5400, 32), (12_799, 64), (12_800, 128), (10**7, 128)],
+)
+def test_batches_are_as_large_as_leaves_enough_steps(num_images, batch_size):
+    assert default_batch_size(num_images) == batch_size
 
 
 def test_the_rule_of_batches_holds_for_any_number_of_images():
@@ -43,7 +47,7 @@ def test_the_rule_of_batches_holds_for_any_number_of_images():
         ({"loss": "spread", "reconstruction": 0}, 16, 0),
     ],
 )
-def test_a_run_folder_holds_what_was_chosen(bars, tmp_path, settings, batch_size, clip):
+def test_a_run_folder_records_the_decisions(bars, tmp_path, settings, batch_size, clip):
     config = train(tiny(bars, epochs=1, **settings), tmp_path / "run").config
     assert (config.training.batch_size, config.optimizer.clip) == (batch_size, clip)
 
@@ -63,16 +67,16 @@ def test_only_lengths_that_tell_nothing_are_a_collapse(lengths, state):
 
 
 def plant_states(monkeypatch, *states):
-    """Make `collapse_state` give these states, again and again; the lengths that it was given."""
-    lengths = []
+    """Make `collapse_state` return these states in a cycle, and record the sizes of its input."""
+    sizes = []
     cycle = itertools.cycle(states)
 
-    def collapse_state(activation):
-        lengths.append(activation)
+    def collapse_state(lengths):
+        sizes.append(tuple(lengths.shape))
         return next(cycle)
 
     monkeypatch.setattr(classify, "collapse_state", collapse_state)
-    return lengths
+    return sizes
 
 
 @pytest.fixture
@@ -86,10 +90,10 @@ def test_a_network_that_is_stuck_starts_again_once_at_a_tenth_of_the_rate(
 ):
     kinds = []
     run = train(tiny(bars), tmp_path / "run", emit=lambda row: kinds.append(row["kind"]))
-    assert [tuple(lengths.shape) for lengths in saturated] == [(16, 3), (10, 3)]  # of 42 images
+    assert saturated == [(16, 3), (10, 3)]  # of 42 images
     reason = f"every class capsule was saturated after step 3; {RESTARTED}"
     assert run.notes == [reason]
-    assert [row["restart"] for row in run.epochs] == [reason, reason]
+    assert column(run.epochs, "restart") == [reason, reason]
     assert (kinds.count("tick"), kinds.count("epoch")) == (3 + 6, 2)
 
 
@@ -100,12 +104,14 @@ def test_the_second_attempt_is_the_run_with_a_tenth_of_the_rate(bars, tmp_path, 
     restarted = contents(tmp_path / "restarted")
     expected = contents(tmp_path / "slow")
     assert restarted["model.safetensors"] == expected["model.safetensors"]
-    rows = [row for row in restarted["metrics"] if row["kind"] != "note"]
-    assert all(row.pop("restart") for row in rows)
+    note, *rows = restarted["metrics"]
+    assert note["kind"] == "note"
+    for row in rows:
+        assert row.pop("restart")
     assert rows == expected["metrics"]
 
 
-def test_networks_without_capsules_do_not_start_again(bars, tmp_path, saturated):
+def test_networks_without_capsules_are_not_asked_for_a_collapse(bars, tmp_path, saturated):
     train(tiny(bars, model="cnn_matched", epochs=1), tmp_path / "run")
     assert saturated == []
 
@@ -135,7 +141,7 @@ def test_a_network_that_began_dead_does_not_start_again_for_that(
 
 @pytest.mark.slow
 def test_a_network_with_short_lengths_at_first_learns_from_few_images(tmp_path):
-    """Nothing is planted: the lengths of this network are below 0.05 at first."""
+    """The lengths of this network are below 0.05 at first, and no state is planted."""
     config = TrainConfig.of(
         data="digits",
         per_class=10,
@@ -146,9 +152,9 @@ def test_a_network_with_short_lengths_at_first_learns_from_few_images(tmp_path):
         device="cpu",
     )
     run = train(config, tmp_path / "run")
-    first, second = run.epochs
     assert run.notes == []
-    assert second["train_margin"] < first["train_margin"]
+    start, end = column(run.epochs, "train_margin")
+    assert end < start
 
 
 class AllOnes(torch.optim.SGD):
@@ -161,10 +167,10 @@ class AllOnes(torch.optim.SGD):
 
 
 def test_weights_that_saturate_every_capsule_are_noticed(bars, tmp_path):
-    """The states are those that the lengths have."""
+    """No state is planted."""
     with OPTIMIZERS.restored():
         register_optimizer("all_ones")(
-            lambda parameters, lr, _: AllOnes([p for _, p in parameters], lr)
+            lambda parameters, lr, _: AllOnes(dict(parameters).values(), lr)
         )
         run = train(tiny(bars, optimizer="all_ones"), tmp_path / "run")
     assert run.notes == [f"every class capsule was saturated after step 3; {RESTARTED}"]

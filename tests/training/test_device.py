@@ -7,12 +7,15 @@ from torchcaps.errors import RunError
 from torchcaps.training.device import has_bf16, resolve_device, resolve_precision
 
 
-def test_the_device_is_found_or_named_with_the_reason():
+def test_auto_is_the_gpu_of_a_machine_that_has_one():
     assert resolve_device("cpu") == torch.device("cpu")
     assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-    for name in ("nonsense", "meta", "cuda:99"):
-        with pytest.raises(RunError, match=f"device: '{name}' cannot be used here"):
-            resolve_device(name)
+
+
+@pytest.mark.parametrize("name", ["nonsense", "meta", "cuda:99"])
+def test_a_device_that_is_not_here_is_refused(name):
+    with pytest.raises(RunError, match=f"device: '{name}' cannot be used here"):
+        resolve_device(name)
 
 
 def test_auto_is_bf16_where_the_hardware_has_it(monkeypatch):

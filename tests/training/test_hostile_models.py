@@ -1,4 +1,4 @@
-"""Model files of another hand: whatever they say is refused before memory is taken for it."""
+"""Model files of unknown origin: bad ones are refused before memory is allocated for them."""
 
 from __future__ import annotations
 
@@ -113,20 +113,16 @@ def test_a_description_is_checked_before_it_is_built(path, state, change, compla
         ),
     ],
 )
-def test_matrix_capsules_too(path, change, complaint):
+def test_a_description_of_matrix_capsules_is_checked_too(path, change, complaint):
     save_tensors(path, build_model(MATRIX_DESCRIPTION).state_dict(), MATRIX_DESCRIPTION | change)
     assert complaint in refused(path)
 
 
 @pytest.mark.parametrize("depth", [500, 100_000])
-def test_a_description_of_nested_brackets(path, state, depth):
-    text = (
-        json.dumps(DESCRIPTION | {"format": 1})[:-1]
-        + ', "options": '
-        + "[" * depth
-        + "]" * depth
-        + "}"
-    )
+def test_a_description_of_nested_brackets_is_refused(path, state, depth):
+    brackets = "[" * depth + "]" * depth
+    text = json.dumps(DESCRIPTION | {"format": 1, "options": "BRACKETS"})
+    text = text.replace('"BRACKETS"', brackets)
     save_file(state, path, metadata={"torchcaps": text})
     complaint = refused(path)
     assert "nested too deep" in complaint or "options: expected dict" in complaint
@@ -135,44 +131,45 @@ def test_a_description_of_nested_brackets(path, state, depth):
 @pytest.mark.parametrize(
     "text", ["", "[", "nul", "{}", "5", '"text"', '{"format": 1, "model": 1e999999}', "[]"]
 )
-def test_a_header_that_describes_nothing(path, state, text):
+def test_a_header_without_a_description_is_refused(path, state, text):
     save_file(state, path, metadata={"torchcaps": text})
     refused(path)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_weights_that_are_no_numbers(path, state, value):
+def test_weights_that_are_not_finite_are_refused(path, state, value):
     state["class_capsules.votes.weight"][3, 1, 2, 0] = value
     save_tensors(path, state, DESCRIPTION)
     assert "class_capsules.votes.weight holds infinite numbers or NaN" in refused(path)
 
 
-def test_weights_of_other_names_and_types(path, state):
-    first = dict(state)
-    missing = first.pop("conv.weight")
+def test_weights_of_other_names_and_types_are_refused(path, state):
+    incomplete = dict(state)
+    weight = incomplete.pop("conv.weight")
     for tensors, complaint in (
-        (first, "missing weights: conv.weight"),
-        (first | {"conv.weights": missing}, "missing weights: conv.weight"),
-        (state | {"more": missing.clone()}, "unexpected weights: more"),
+        (incomplete, "missing weights: conv.weight"),
+        (incomplete | {"conv.weights": weight}, "missing weights: conv.weight"),
+        (state | {"more": weight.clone()}, "unexpected weights: more"),
         (
-            state | {"conv.weight": missing.long()},
+            state | {"conv.weight": weight.long()},
             "conv.weight: expected torch.float32, got torch.int64",
         ),
-        (state | {"conv.weight": missing.flatten()}, "size mismatch for conv.weight"),
+        (state | {"conv.weight": weight.flatten()}, "size mismatch for conv.weight"),
     ):
         save_tensors(path, tensors, DESCRIPTION)
         assert complaint in refused(path)
 
 
-def test_weights_of_less_precision_are_taken(path, state):
-    save_tensors(path, {name: tensor.bfloat16() for name, tensor in state.items()}, DESCRIPTION)
-    model = load(path)
-    assert model.conv.weight.dtype == torch.float32
-    assert torch.equal(model.conv.weight, state["conv.weight"].bfloat16().float())
+def test_weights_of_less_precision_are_converted(path):
+    rounded = build_model(DESCRIPTION).bfloat16().state_dict()
+    save_tensors(path, rounded, DESCRIPTION)
+    weight = load(path).conv.weight
+    assert weight.dtype == torch.float32
+    assert torch.equal(weight, rounded["conv.weight"].float())
 
 
-def test_a_file_that_claims_more_than_it_is(path, state):
-    """Sparse gigabytes behind a description of something small: compared, and never read."""
+def test_a_file_of_more_bytes_than_its_description_needs_is_refused(path):
+    """Sparse gigabytes behind a description of something small are compared, and never read."""
     header = {"conv.weight": {"dtype": "F32", "shape": [1 << 29], "data_offsets": [0, 1 << 31]}}
     header["__metadata__"] = {"torchcaps": json.dumps(DESCRIPTION | {"format": 1})}
     text = json.dumps(header).encode()
@@ -182,7 +179,7 @@ def test_a_file_that_claims_more_than_it_is(path, state):
     assert "missing weights" in refused(path)
 
 
-def test_what_is_no_regular_file(path, tmp_path):
+def test_a_path_that_is_no_regular_file_is_refused(path, tmp_path):
     os.mkfifo(path)
     assert NO_FILE in refused(path)
     for special in ("/dev/zero", "/dev/null"):
