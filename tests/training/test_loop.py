@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from checks import assert_finite, column
 from torchcaps.data import load_dataset, make_pairs
 from torchcaps.errors import ArgumentError, DataError, RunError, TrainingError, UnknownNameError
 from torchcaps.tasks import Classify
@@ -55,10 +56,9 @@ def resume(folder, **arguments):
 
 def test_a_run_leaves_the_rows_of_its_epochs_and_a_model_that_loads(finished, bars):
     rows = Run.open(finished).rows
-    assert [(row["kind"], row["step"], row["epoch"]) for row in rows] == [
-        ("epoch", 3, 1),
-        ("epoch", 6, 2),
-    ]
+    assert column(rows, "kind") == ["epoch", "epoch"]
+    assert column(rows, "step") == [3, 6]
+    assert column(rows, "epoch") == [1, 2]
     for row in rows:
         assert 0 <= row["val_accuracy"] <= 1
         assert math.isfinite(row["val_loss"])
@@ -69,7 +69,7 @@ def test_a_run_leaves_the_rows_of_its_epochs_and_a_model_that_loads(finished, ba
     assert leftovers(finished) == []
 
 
-def test_the_model_that_is_kept_is_the_one_of_the_best_epoch(bars, tmp_path):
+def test_the_stored_model_is_that_of_the_best_epoch(bars, tmp_path):
     file = tmp_path / "run" / "model.safetensors"
     epochs = []
 
@@ -88,18 +88,22 @@ def test_the_model_that_is_kept_is_the_one_of_the_best_epoch(bars, tmp_path):
     assert file.read_bytes() == best_model
 
 
-@pytest.mark.parametrize("step", [1, 3, 4])
-def test_a_run_stopped_after_any_step_ends_in_the_same_bytes(bars, finished, tmp_path, step):
+@pytest.mark.parametrize(("step", "best_epoch"), [(1, 0), (3, 1), (4, 1)])
+def test_a_run_stopped_after_any_step_ends_in_the_same_bytes(
+    bars, finished, tmp_path, step, best_epoch
+):
     folder = tmp_path / "run"
     with pytest.raises(Interrupted):
         train(tiny(bars), folder, should_stop=stop_after(step))
+    state = load_tensors(folder / LAST)[1]["state"]
+    assert (state["step"], state["best_epoch"]) == (step, best_epoch)
     resume(folder)
     assert contents(folder) == contents(finished)
     assert leftovers(folder) == []
 
 
 class PowerCut(BaseException):
-    """What no handler of errors catches."""
+    """An end that no handler of errors catches."""
 
 
 @pytest.mark.parametrize(
@@ -116,9 +120,9 @@ def test_a_crash_loses_only_what_the_last_checkpoint_lacks(
 
     with pytest.raises(PowerCut):
         train(tiny(bars), tmp_path / "run", emit=crash)
-    steps = []
-    resume(tmp_path / "run", emit=lambda row: steps.append(row["step"]))
-    assert steps[0] == last_saved + 1
+    rows = []
+    resume(tmp_path / "run", emit=rows.append)
+    assert rows[0]["step"] == last_saved + 1
     assert contents(tmp_path / "run") == contents(finished)
 
 
@@ -144,12 +148,11 @@ def test_the_seed_alone_decides_the_weights(bars, finished, tmp_path):
 
 def test_rows_of_steps_come_at_intervals(bars, tmp_path):
     run = train(tiny(bars, batch_size=2, epochs=2), tmp_path / "run")
-    rows = [row for row in run.rows if row["kind"] == "step"]
-    assert [row["step"] for row in rows] == [LOG_INTERVAL, 2 * LOG_INTERVAL]
-    for row in rows:
-        assert row.keys() == {
-            *("kind", "step", "loss", "margin", "reconstruction", "accuracy", "lr")
-        }
+    assert column(run.rows, "kind") == ["step", "epoch", "step", "epoch"]
+    row, _, later_row, _ = run.rows
+    assert (row["step"], later_row["step"]) == (LOG_INTERVAL, 2 * LOG_INTERVAL)
+    keys = {"kind", "step", "loss", "margin", "reconstruction", "accuracy", "lr"}
+    assert row.keys() == later_row.keys() == keys
 
 
 def test_color_images_that_are_not_square_train(tmp_path):
@@ -162,13 +165,18 @@ def test_color_images_that_are_not_square_train(tmp_path):
     assert load(run.path).preprocess.to_dict() == {"img_size": [24, 18], "in_chans": 3}
 
 
-def test_clipping_changes_the_steps_and_bf16_trains(bars, finished, tmp_path):
+def test_clipping_changes_the_weights(bars, finished, tmp_path):
     train(tiny(bars, clip=1e-3), tmp_path / "clipped")
     weights = contents(tmp_path / "clipped")["model.safetensors"]
     assert weights != contents(finished)["model.safetensors"]
+
+
+def test_bf16_trains_weights_of_full_precision(bars, tmp_path):
     run = train(tiny(bars, precision="bf16"), tmp_path / "bf16")
-    assert all(math.isfinite(row["val_loss"]) for row in run.rows)
-    assert {tensor.dtype for tensor in load_tensors(run.model_path)[0].values()} == {torch.float32}
+    assert np.isfinite(column(run.rows, "val_loss")).all()
+    weights, _ = load_tensors(run.model_path)
+    for name, weight in weights.items():
+        assert weight.dtype == torch.float32, name
 
 
 @pytest.mark.parametrize(
@@ -207,7 +215,7 @@ def test_a_run_in_the_same_folder_is_refused_before_anything_is_read(finished):
     assert contents(finished) == before
 
 
-def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(
+def test_a_loss_that_is_not_finite_leaves_the_last_good_checkpoint(
     bars, finished, tmp_path, monkeypatch
 ):
     training_step = Classify.training_step
@@ -215,23 +223,25 @@ def test_a_loss_that_is_no_number_keeps_the_last_good_checkpoint(
 
     def poisoned(self, batch, fraction_trained):
         losses = training_step(self, batch, fraction_trained)
-        return losses | {"loss": losses["loss"] * math.nan} if next(steps) == 4 else losses
+        if next(steps) == 4:
+            losses["loss"] = losses["loss"] * math.nan
+        return losses
 
     monkeypatch.setattr(Classify, "training_step", poisoned)
     last = tmp_path / "run" / LAST
     message = f"the loss became nan after step 3; the last good state is kept in {last}"
     with pytest.raises(TrainingError, match=message):
         train(tiny(bars), tmp_path / "run")
-    assert all(tensor.isfinite().all() for tensor in load_tensors(last)[0].values())
+    assert_finite(load_tensors(last)[0])
     monkeypatch.undo()
     resume(tmp_path / "run")
     assert contents(tmp_path / "run") == contents(finished)
 
 
-def test_weights_that_are_no_numbers_never_replace_a_checkpoint_or_a_model(
+def test_weights_that_are_not_finite_never_replace_a_checkpoint_or_a_model(
     bars, finished, tmp_path, monkeypatch
 ):
-    """The last step of an epoch ruins them: no loss after it would show that."""
+    """The last step of an epoch makes them infinite; no loss after it would show that."""
     optimizer_step = torch.optim.Adam.step
     steps = iter(range(1, 100))
 
@@ -357,9 +367,11 @@ def test_from_a_damaged_checkpoint_a_run_continues_with_the_one_before_it(
         last.write_bytes(DAMAGES[damage](last.read_bytes()))
     rows = []
     resume(stopped, emit=rows.append)
-    assert [(row["kind"], row["step"]) for row in rows[:2]] == [("note", 4), ("tick", 5)]
-    assert rows[0]["text"].startswith(f"{last}: is ")
-    assert rows[0]["text"].endswith("; going on from the checkpoint before it, of step 4")
+    note, tick, *_ = rows
+    assert (note["kind"], note["step"]) == ("note", 4)
+    assert (tick["kind"], tick["step"]) == ("tick", 5)
+    assert note["text"].startswith(f"{last}: is ")
+    assert note["text"].endswith("; going on from the checkpoint before it, of step 4")
     assert contents(stopped) == contents(finished)
 
 
@@ -367,14 +379,15 @@ def test_two_damaged_checkpoints_are_named_and_stay(stopped):
     files = [stopped / LAST, stopped / PREVIOUS]
     for file in files:
         file.write_bytes(file.read_bytes()[:-1])
-    before = [file.read_bytes() for file in files]
+    before = list(map(Path.read_bytes, files))
     with pytest.raises(RunError) as raised:
         resume(stopped)
-    assert all(f"{file}: is no readable checkpoint (" in str(raised.value) for file in files)
-    assert [file.read_bytes() for file in files] == before
+    for file in files:
+        assert f"{file}: is no readable checkpoint (" in str(raised.value)
+    assert list(map(Path.read_bytes, files)) == before
 
 
-def test_resuming_what_is_no_run_is_refused(tmp_path):
+def test_resuming_an_absent_run_is_refused(tmp_path):
     with pytest.raises(RunError, match="no run folder"):
         resume(tmp_path / "absent")
 
@@ -400,7 +413,7 @@ def test_a_set_of_pairs_trains_and_resumes(tmp_path, monkeypatch, options, recon
 def test_training_ends_with_the_epoch_that_reaches_the_score_to_stop_at(bars, tmp_path):
     run = train(tiny(bars, epochs=5, stop_at=0.01), tmp_path / "run")
     rows = run.rows
-    assert [row["epoch"] for row in rows] == [1]
+    assert column(rows, "epoch") == [1]
     resume(run.path)  # it stays ended
     assert run.rows == rows
     run = train(tiny(bars, stop_at=1.0, lr=1e-7), tmp_path / "never")
@@ -409,7 +422,7 @@ def test_training_ends_with_the_epoch_that_reaches_the_score_to_stop_at(bars, tm
 
 def test_a_crop_is_what_the_model_takes_and_what_prediction_does(bars, tmp_path):
     run = train(tiny(bars, crop=17, epoch_size=20), tmp_path / "run")
-    assert [row["step"] for row in run.epochs] == [2, 4]
+    assert column(run.epochs, "step") == [2, 4]
     model = load(run.path)
     assert model.img_size == (17, 17)
     assert model.preprocess(load_dataset(bars, "test").images[0]).shape == (1, 17, 17)

@@ -14,7 +14,8 @@ from torchcaps.training import Run, TrainConfig, folder, loggers
 from torchcaps.training.files import exclusive
 from torchcaps.training.loggers import append_metrics, truncate_metrics
 
-ROWS = [{"kind": "step", "step": 20 * k, "loss": 0.5} for k in range(1, 4)]
+ROW = {"kind": "step", "step": 20, "loss": 0.5}
+ROWS = [ROW, ROW | {"step": 40}, ROW | {"step": 60}]
 
 
 @pytest.fixture
@@ -71,10 +72,10 @@ def fail_within(run):
 def test_other_files_in_the_folder_are_not_in_the_way_and_stay(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     fail_within(Run(tmp_path))
-    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+    assert os.listdir(tmp_path) == ["notes.txt"]
 
 
-def test_a_run_without_model_and_checkpoint_is_discarded_whole(tmp_path):
+def test_a_run_without_model_and_checkpoint_is_discarded(tmp_path):
     fail_within(Run(tmp_path / "run"))
     assert list(tmp_path.iterdir()) == []
 
@@ -98,7 +99,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
         pass
 
 
-def test_what_is_no_run_is_not_opened(tmp_path):
+def test_a_folder_without_a_run_is_not_opened(tmp_path):
     for path in (tmp_path, tmp_path / "absent"):
         with pytest.raises(RunError, match=f"{path}: no run folder"):
             Run.open(path)
@@ -139,11 +140,11 @@ def test_an_environment_that_is_lost_is_empty(run, content):
 def test_rows_come_back_in_order(run):
     for row in ROWS:
         append_metrics(run, row)
-    assert run.metrics_path.read_text().splitlines() == [json.dumps(row) for row in ROWS]
+    assert run.metrics_path.read_text().splitlines() == list(map(json.dumps, ROWS))
     assert run.rows == ROWS
 
 
-def test_a_row_that_the_disk_takes_only_in_part_is_taken_back(run, monkeypatch):
+def test_a_row_that_is_written_only_in_part_is_removed(run, monkeypatch):
     append_metrics(run, ROWS[0])
 
     class FullDisk(io.FileIO):
@@ -202,44 +203,44 @@ def test_a_damaged_line_in_the_middle_is_an_error(run, line):
         _ = run.rows
 
 
-def test_truncating_forgets_later_rows_a_cut_line_and_partial_files(run):
+def test_truncating_removes_later_rows_a_cut_line_and_partial_files(run):
     for row in ROWS:
         append_metrics(run, row)
     with run.metrics_path.open("a") as file:
         file.write('{"kind": "st')
-    leftovers = [
-        run.path / ".metrics.jsonl.12-3.partial",
-        run.checkpoint_path.with_name(".last.safetensors.12-3.partial"),
-    ]
-    living = run.path / f".report.html.{os.getpid()}-0.partial"  # another process is writing it
-    for leftover in (*leftovers, living):
-        leftover.write_text("half of")
+    partial_metrics = run.path / ".metrics.jsonl.12-3.partial"
+    partial_checkpoint = run.checkpoint_path.with_name(".last.safetensors.12-3.partial")
+    live_report = run.path / f".report.html.{os.getpid()}-0.partial"  # a process is writing it
+    for file in (partial_metrics, partial_checkpoint, live_report):
+        file.write_text("half of")
     truncate_metrics(run, 40)
     assert run.rows == ROWS[:2]
-    assert not any(leftover.exists() for leftover in leftovers)
-    assert living.exists()
+    assert not partial_metrics.exists()
+    assert not partial_checkpoint.exists()
+    assert live_report.exists()
     truncate_metrics(run, 0)
     assert run.metrics_path.read_text() == ""
 
 
 class Killed(BaseException):
-    """What no handler of errors catches."""
+    """An end that no handler of errors catches."""
 
 
 def test_killed_between_its_first_two_files_a_run_can_start_again(tmp_path, monkeypatch):
-    write, written = folder.write_json, []
+    write_json = folder.write_json
+    names = []
 
     def killed(path, value):
-        if written:
+        if names:
             raise Killed
-        write(path, value)
-        written.append(path.name)
+        write_json(path, value)
+        names.append(path.name)
 
     monkeypatch.setattr(folder, "write_json", killed)
     with pytest.raises(Killed), folder.create(Run(tmp_path / "run"), TrainConfig()):
         pass
     monkeypatch.undo()
-    assert written == ["environment.json"]  # the configuration, which makes it a run, comes last
+    assert names == ["environment.json"]  # the configuration, which makes it a run, comes last
     with folder.create(Run(tmp_path / "run"), TrainConfig.of(epochs=3)):
         assert Run.open(tmp_path / "run").config == TrainConfig.of(epochs=3)
 
@@ -304,22 +305,29 @@ def test_one_process_does_not_hold_a_folder_twice(run):
         pass
 
 
-def test_the_time_of_a_run_is_known_where_every_epoch_was_measured(tmp_path):
+def test_the_time_of_a_run_needs_the_speed_of_every_epoch(tmp_path):
     run = Run(tmp_path)
-    epoch = {"kind": "epoch", "score": "accuracy", "images": 60, "best": True}
+
+    def add_epoch(number, val_accuracy, images_per_second):
+        row = {
+            "kind": "epoch",
+            "score": "accuracy",
+            "images": 60,
+            "best": True,
+            "step": 3 * number,
+            "epoch": number,
+            "val_accuracy": val_accuracy,
+            "images_per_second": images_per_second,
+        }
+        append_metrics(run, row)
+
     with folder.create(run, TrainConfig.of(epochs=3)):
         assert run.seconds is None
-        append_metrics(
-            run, epoch | {"step": 3, "epoch": 1, "val_accuracy": 0.5, "images_per_second": 30.0}
-        )
-        append_metrics(
-            run, epoch | {"step": 6, "epoch": 2, "val_accuracy": 0.25, "images_per_second": 20.0}
-        )
+        add_epoch(1, val_accuracy=0.5, images_per_second=30.0)
+        add_epoch(2, val_accuracy=0.25, images_per_second=20.0)
         assert run.seconds == 2.0 + 3.0
         assert "50.00 %" in repr(run)
-        append_metrics(
-            run, epoch | {"step": 9, "epoch": 3, "val_accuracy": 0.25, "images_per_second": None}
-        )
+        add_epoch(3, val_accuracy=0.25, images_per_second=None)
         assert run.seconds is None
 
 

@@ -34,25 +34,29 @@ def draw(images, indices, config, step):
 
 def augment(images, config, step):
     labels = torch.zeros(len(images), dtype=torch.int64)
-    return draw(
-        ImageSet(images, labels, ("a", "b"), "some"), torch.arange(len(images)), config, step
-    ).images
+    image_set = ImageSet(images, labels, ("a", "b"), "some")
+    return draw(image_set, torch.arange(len(images)), config, step).images
 
 
 def set_of(labels):
-    pixels = (
-        torch.arange(len(labels), dtype=torch.uint8)
-        .view(-1, 1, 1, 1)
-        .expand(-1, 1, 2, 2)
-        .contiguous()
-    )
+    """Images whose pixels are their number."""
+    numbers = torch.arange(len(labels), dtype=torch.uint8)
+    pixels = numbers.view(-1, 1, 1, 1).repeat(1, 1, 2, 2)
     return ImageSet(pixels, torch.tensor(labels), ("a", "b"), "two")
 
 
+def numbers_of(images):
+    """Numbers of the images of `set_of`."""
+    return images.images[:, 0, 0, 0].tolist()
+
+
 def test_every_epoch_takes_every_image_once_in_its_own_order():
-    orders = [epoch_permutation(TrainConfig.of(seed=1), epoch, 500) for epoch in range(3)]
-    assert all(sorted(order.tolist()) == list(range(500)) for order in orders)
-    assert not any(torch.equal(orders[a], orders[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
+    orders = set()
+    for epoch in range(3):
+        order = epoch_permutation(TrainConfig.of(seed=1), epoch, 500).tolist()
+        assert sorted(order) == list(range(500))
+        orders.add(tuple(order))
+    assert len(orders) == 3
 
 
 def random_choices(seed):
@@ -97,14 +101,12 @@ def test_each_augmentation_is_switched_by_its_setting(changes):
     assert not torch.equal(augment(images_of(), off.updated(**changes), 3), images_of())
 
 
-def test_holding_out_takes_a_share_or_a_count_and_loses_no_image():
-    labels = [0] * 20 + [1] * 10
-    for holdout, expected in ((0.1, 3), (6, 6), (6.0, 6)):
-        train_images, val_images = split(set_of(labels), TrainConfig.of(holdout=holdout), CPU)
-        assert len(val_images) == expected
-        assert sorted(
-            train_images.images[:, 0, 0, 0].tolist() + val_images.images[:, 0, 0, 0].tolist()
-        ) == list(range(30))
+@pytest.mark.parametrize(("holdout", "expected"), [(0.1, 3), (6, 6), (6.0, 6)])
+def test_holding_out_takes_a_share_or_a_count_and_loses_no_image(holdout, expected):
+    images = set_of([0] * 20 + [1] * 10)
+    train_images, val_images = split(images, TrainConfig.of(holdout=holdout), CPU)
+    assert len(val_images) == expected
+    assert sorted(numbers_of(train_images) + numbers_of(val_images)) == list(range(30))
 
 
 def test_a_class_with_one_image_keeps_it_for_training():
@@ -114,26 +116,31 @@ def test_a_class_with_one_image_keeps_it_for_training():
 
 
 @pytest.mark.parametrize("holdout", [0.1, 2, 30])
-def test_nothing_left_on_one_side_is_an_error(holdout):
+def test_an_empty_split_is_an_error(holdout):
     with pytest.raises(DataError, match="holdout: "):
         split(set_of([0, 1]), TrainConfig.of(holdout=holdout), CPU)
 
 
-def test_an_epoch_of_a_given_size_takes_that_many_different_images():
+def test_a_small_epoch_takes_different_images():
     config = TrainConfig.of(epoch_size=20)
-    orders = [epoch_permutation(config, epoch, 50) for epoch in range(2)]
-    assert all(len(set(order.tolist())) == len(order) == 20 for order in orders)
-    assert set(orders[0].tolist()) != set(orders[1].tolist())
-    large_epoch = epoch_permutation(TrainConfig.of(epoch_size=80), 0, 50)
-    assert len(large_epoch) == 80
-    assert set(large_epoch[:50].tolist()) == set(range(50))  # all of them before any comes again
+    epoch0 = epoch_permutation(config, 0, 50)
+    epoch1 = epoch_permutation(config, 1, 50)
+    assert len(epoch0) == len(epoch0.unique()) == 20
+    assert len(epoch1) == len(epoch1.unique()) == 20
+    assert not torch.equal(epoch0.sort().values, epoch1.sort().values)
+
+
+def test_a_large_epoch_repeats_images_only_after_all_of_them():
+    order = epoch_permutation(TrainConfig.of(epoch_size=80), 0, 50)
+    assert len(order) == 80
+    assert torch.equal(order[:50].sort().values, torch.arange(50))
 
 
 def test_a_crop_is_anywhere_in_training_and_the_middle_in_validation():
     config = TrainConfig.of(shift=0, crop=8)
-    first, second = augment(images_of(), config, 0), augment(images_of(), config, 1)
-    assert first.shape == (8, 1, 8, 8)
-    assert not torch.equal(first, second)
+    crops = augment(images_of(), config, 0)
+    assert crops.shape == (8, 1, 8, 8)
+    assert not torch.equal(crops, augment(images_of(), config, 1))
     images = ImageSet(images_of(), torch.zeros(8, dtype=torch.int64), ("a", "b"), "some")
     assert torch.equal(cropped(images, 8).images, images_of()[:, :, 2:10, 2:10])
     assert cropped(images, None) is images
@@ -159,7 +166,7 @@ def test_the_parts_of_a_composite_go_where_it_goes(changes):
     torch.testing.assert_close(batch.images, batch.singles.sum(dim=1))
 
 
-def test_light_changes_the_composite_and_not_what_is_to_be_drawn():
+def test_color_jitter_changes_the_composite_and_not_its_parts():
     plain = draw(pairs_of(), torch.arange(12), TrainConfig.of(shift=0), 5)
     bright = draw(pairs_of(), torch.arange(12), TrainConfig.of(shift=0, color_jitter=True), 5)
     assert torch.equal(bright.singles, plain.singles)
@@ -167,41 +174,34 @@ def test_light_changes_the_composite_and_not_what_is_to_be_drawn():
 
 
 def test_every_step_has_composites_and_places_of_its_own():
-    everything, config = torch.arange(12), TrainConfig.of(shift=0)
+    indices = torch.arange(12)
+    config = TrainConfig.of(shift=0)
     singles = pairs_of().maker.source
     for image_set in (pairs_of(), placed(singles, 20)):
-        first, repeated = (
-            draw(image_set, everything, config, 1),
-            draw(image_set, everything, config, 1),
-        )
-        assert torch.equal(first.images, repeated.images)
-        assert not torch.equal(first.images, draw(image_set, everything, config, 2).images)
+        batch = draw(image_set, indices, config, 1)
+        assert torch.equal(batch.images, draw(image_set, indices, config, 1).images)
+        assert not torch.equal(batch.images, draw(image_set, indices, config, 2).images)
     assert isinstance(placed(singles, 20), PlacedSet)
 
 
-def test_holding_out_composites_parts_the_images_they_consist_of():
+def test_composites_of_both_splits_have_no_image_in_common():
     train_images, val_images = split(pairs_of(), TrainConfig.of(holdout=0.25), CPU)
-    assert len(train_images.maker.source) + len(val_images.maker.source) == 12
-    train_pixels, val_pixels = (
-        {tuple(image.flatten().tolist()) for image in part.maker.source.images}
-        for part in (train_images, val_images)
-    )
-    assert not train_pixels & val_pixels
+    train_sources = train_images.maker.source.images
+    val_sources = val_images.maker.source.images
+    sources = torch.cat([train_sources, val_sources])
+    assert len(sources) == len(sources.unique(dim=0)) == 12
 
 
-def test_few_labels_are_as_many_of_each_class_and_part_of_more():
+def test_few_labels_are_balanced_and_part_of_more_labels():
     images = set_of([0] * 30 + [1] * 20)
 
     def train_images(per_class, seed=0):
         config = TrainConfig.of(holdout=10, per_class=per_class, seed=seed)
         return split(images, config, CPU)[0]
 
-    def pixels(subset):
-        return set(subset.images[:, 0, 0, 0].tolist())
-
-    subset3 = train_images(3)
-    assert subset3.labels.bincount().tolist() == [3, 3]
-    assert pixels(subset3) < pixels(train_images(6))
-    assert pixels(subset3) != pixels(train_images(3, seed=1))
+    subset = train_images(3)
+    assert subset.labels.bincount().tolist() == [3, 3]
+    assert set(numbers_of(subset)) < set(numbers_of(train_images(6)))
+    assert set(numbers_of(subset)) != set(numbers_of(train_images(3, seed=1)))
     with pytest.raises(ValueError, match="labels: expected"):
         split(pairs_of(), TrainConfig.of(holdout=0.25, per_class=2), CPU)
