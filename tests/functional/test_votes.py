@@ -47,6 +47,14 @@ def test_a_bound_copy_shares_the_tensors_and_computes_votes_once():
     torch.testing.assert_close(bound.dense(), votes.dense())
 
 
+def test_votes_that_are_not_bound_yet_are_bound_for_the_call():
+    votes = product_votes()
+    bound = as_votes(votes)
+    assert bound is not votes
+    assert bound.dense() is bound.dense()
+    assert as_votes(bound) is bound
+
+
 def test_a_pass_without_gradients_does_not_disturb_those_with():
     votes = product_votes()
     votes.weight.requires_grad_()

@@ -242,3 +242,9 @@ def test_fewer_iterations_of_em_keep_the_effective_cost():
     assert shorter.inverse_temperature == (1.0, 2.0)
     assert shorter.beta_a.item() / 2.0 == router.beta_a.item() / 4.0
     assert router.with_iterations(3).beta_a.item() == router.beta_a.item() == 3.0
+
+
+def test_a_convolution_says_its_windows_and_its_padding():
+    padded = repr(ConvCaps(2, 3, kernel_size=3, stride=2, padding=1))
+    assert "kernel_size=3, stride=2, padding=1, convention=" in padded
+    assert "kernel_size=3, stride=1, convention=" in repr(ConvCaps(2, 3))
