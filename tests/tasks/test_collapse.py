@@ -29,12 +29,12 @@ def test_the_fingerprints_of_the_plateau(classes, published):
     assert plateau(classes) == pytest.approx(published, abs=5e-5)
     # No constant length has a lower loss.
     labels = spread(200, classes)
-    constants = torch.linspace(0, 1, 2001)
-    losses = [
-        margin_loss(torch.full((200, classes), float(length)), labels).item()
-        for length in constants
-    ]
-    assert min(losses) == pytest.approx(plateau(classes), abs=1e-6)
+
+    def loss_of(length):
+        return margin_loss(torch.full((200, classes), length), labels).item()
+
+    minimum = min(map(loss_of, torch.linspace(0, 1, 2001).tolist()))
+    assert minimum == pytest.approx(plateau(classes), abs=1e-6)
 
 
 def test_dead_capsules_are_told_with_what_to_change():

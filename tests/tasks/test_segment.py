@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 import torchcaps as tc
+from checks import column
 from torchcaps.cli.main import main
 from torchcaps.data import ImageSet, MaskedSet, Preprocess, _registry, load_dataset, render_shapes
 from torchcaps.data.masks import palette, write_mask
@@ -38,7 +39,7 @@ def shapes(count=12, size=16):
 
 
 def write_folder(folder, count=10, side=16, colors=False):
-    """A folder of images and masks, as a person has them."""
+    """A folder of images and masks in the usual layout."""
     random = np.random.default_rng(0)
     for part in ("images", "masks"):
         (folder / part).mkdir(parents=True)
@@ -97,18 +98,17 @@ def test_the_margin_of_the_sheet_and_the_cross_entropies_agree():
     task = create_task(model_of(), TrainConfig())
     task.class_weights = torch.from_numpy(weight).view(-1, 1, 1)
     masks = torch.from_numpy(mask)
-    for name, value in expected.items():
+    for name, total in expected.items():
         task.loss = name
         for prediction in (
             PixelPrediction(torch.from_numpy(p), None),
             PixelPrediction(torch.from_numpy(p), torch.from_numpy(logits)),
         ):
-            assert task.compute_loss(prediction, masks).item() == pytest.approx(
-                value / 40, rel=1e-5
-            )
+            loss = task.compute_loss(prediction, masks).item()
+            assert loss == pytest.approx(total / 40, rel=1e-5), name
 
 
-def test_the_weighted_cross_entropy_of_one_class_is_the_sheets():
+def test_the_weighted_cross_entropy_of_one_class_is_that_of_the_paper():
     p = torch.tensor([[[[0.9, 0.2], [0.6, 1.0]]]])
     mask = torch.tensor([[[1, 1], [0, 0]]])
     expected = -(3 * np.log(0.9) + 3 * np.log(0.2) + np.log(0.4) + np.log(1e-7)) / 4
@@ -123,11 +123,28 @@ def test_soft_dice_takes_probabilities():
     target[0, 0, 0] = 1.0
     share = torch.full((1, 2, 2, 2), 0.5)
     loss = LOSSES["dice"](PixelPrediction(share, None), target, torch.ones(1))
-    assert loss.item() == pytest.approx(
-        1 - 2 * 1 / (2 + 2), abs=1e-4
-    )  # the class that is not there has no part in it
+    # The absent class has no part in it.
+    assert loss.item() == pytest.approx(1 - 2 * 1 / (2 + 2), abs=1e-4)
     perfect = LOSSES["dice"](PixelPrediction(target, None), target, torch.ones(1))
     assert perfect.item() == pytest.approx(0, abs=1e-6)
+
+
+def neighborhood(masks, n, y, x):
+    """The pixels of a mask around one, of which there are fewer at its border."""
+    return masks[n, max(0, y - 1) : y + 2, max(0, x - 1) : x + 2]
+
+
+def edges(masks):
+    """Pixels of the masks beside one that is outside."""
+    is_edge = masks.copy()
+    for place in np.argwhere(masks):
+        is_edge[tuple(place)] = not neighborhood(masks, *place).all()
+    return is_edge
+
+
+def share_near(masks, targets):
+    """Share of the pixels of the masks with a pixel of the targets in their neighborhood."""
+    return np.mean([neighborhood(targets, *place).any() for place in np.argwhere(masks)])
 
 
 def test_figures_by_loops():
@@ -135,37 +152,20 @@ def test_figures_by_loops():
     true = random.integers(0, 3, (3, 7, 8))
     predicted = random.integers(0, 3, (3, 7, 8))
     counts = pixel_counts(torch.from_numpy(predicted), torch.from_numpy(true), 4, tolerance=1)
-    figures = mask_figures(counts, torch.ones(3), ("ground", "a", "b", "never"), tolerance=1)
-
-    def edge(mask, n, y, x):
-        near = [(y + dy, x + dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1)]
-        return mask[n, y, x] and not all(
-            mask[n, j, i] for j, i in near if 0 <= j < 7 and 0 <= i < 8
-        )
-
+    figures = mask_figures(counts, torch.ones(3), ("ground", "a", "b", "absent"), tolerance=1)
     for k, name in ((1, "a"), (2, "b")):
         p = predicted == k
         t = true == k
-        edges = [
-            np.array([edge(m, *place) for place in np.ndindex(3, 7, 8)]).reshape(3, 7, 8)
-            for m in (p, t)
-        ]
-        shares = []
-        for one, other in (edges, edges[::-1]):
-            close = [
-                other[n, max(0, y - 1) : y + 2, max(0, x - 1) : x + 2].any()
-                for n, y, x in np.argwhere(one)
-            ]
-            shares.append(np.mean(close))
+        precision = share_near(edges(p), edges(t))
+        recall = share_near(edges(t), edges(p))
         row = figures.per_class[name]
         assert row["dice"] == pytest.approx(2 * (p & t).sum() / (p.sum() + t.sum()))
         assert row["iou"] == pytest.approx((p & t).sum() / (p | t).sum())
-        assert row["boundary"] == pytest.approx(2 * shares[0] * shares[1] / sum(shares))
-    assert figures.per_class["never"] == {"dice": None, "iou": None, "boundary": None}
-    assert figures.dice == pytest.approx(
-        np.mean([figures.per_class[name]["dice"] for name in "ab"])
-    )
-    assert figures.table().rows[-1] == ("never", "-", "-", "-")
+        assert row["boundary"] == pytest.approx(2 * precision * recall / (precision + recall))
+    assert figures.per_class["absent"] == {"dice": None, "iou": None, "boundary": None}
+    dice_of_classes = [figures.per_class["a"]["dice"], figures.per_class["b"]["dice"]]
+    assert figures.dice == pytest.approx(np.mean(dice_of_classes))
+    assert figures.table().rows[-1] == ("absent", "-", "-", "-")
     json.dumps(figures.to_dict(), allow_nan=False)
 
 
@@ -183,7 +183,7 @@ def test_masks_move_with_their_images():
     assert not torch.equal(batch.masks, mask_images.masks[:, 2:14, 2:14].long())
 
 
-def test_weights_are_of_the_images_that_are_trained_with():
+def test_class_weights_are_those_of_the_training_images():
     images = shapes()
     task = create_task(model_of(), TrainConfig(), images)
     for k, weight in enumerate(task.class_weights.flatten().tolist(), 1):
@@ -191,7 +191,7 @@ def test_weights_are_of_the_images_that_are_trained_with():
         assert weight == pytest.approx((images.masks.numel() - count) / count)
 
 
-def test_a_network_of_ones_own_learns_masks():
+def test_a_plain_module_learns_masks():
     images = shapes(8)
     plain = torch.nn.Conv2d(1, 3, 3, padding=1)
     _, history = tc.fit(
@@ -210,7 +210,7 @@ def test_a_network_of_ones_own_learns_masks():
         tc.fit(torch.nn.Conv2d(1, 4, 3, padding=1), images, task="segment", epochs=1)
 
 
-def test_what_does_not_suit_is_refused():
+def test_images_settings_and_models_that_do_not_suit_are_refused():
     plain = ImageSet(torch.zeros(2, 1, 16, 16), torch.tensor([0, 1]), ("a", "b"), "plain")
     with pytest.raises(ValueError, match="task: segment takes images with masks, got ImageSet"):
         create_task(model_of(), TrainConfig(), plain)
@@ -231,7 +231,7 @@ def test_what_does_not_suit_is_refused():
         create_task(model_of(), TrainConfig.of(task="classify"))
 
 
-def test_a_class_that_no_mask_shows_is_told():
+def test_a_class_that_no_mask_shows_has_a_warning():
     images = shapes()
     images = MaskedSet.of(images.images, images.masks.clamp(max=2), images.classes, "shapes")
     history = tc.fit(model_of(), images, epochs=1, holdout=0.2).history
@@ -248,7 +248,7 @@ def test_a_stopped_run_ends_in_the_same_bytes(name, tmp_path):
     assert contents(tmp_path / "uninterrupted") == contents(tmp_path / "stopped")
 
 
-def test_every_command_takes_it(tmp_path, monkeypatch, capsys):
+def test_every_command_takes_a_run_of_segmentation(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     train(config_of(write_folder(tmp_path / "own"), "unet"), "run")
     assert main(["evaluate", "run", "--json"]) == 0
@@ -258,7 +258,7 @@ def test_every_command_takes_it(tmp_path, monkeypatch, capsys):
     words = ["predict", "run", "case 0.png", "own/images", "--output", "out", "--json"]
     assert main(words) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [row["mask"] for row in rows[:2]] == ["out/case 0_mask.png", "out/case 0-2_mask.png"]
+    assert column(rows[:2], "mask") == ["out/case 0_mask.png", "out/case 0-2_mask.png"]
     with Image.open(rows[0]["mask"]) as mask, Image.open(rows[0]["overlay"]) as overlay:
         assert (mask.mode, mask.size, overlay.size) == ("P", (24, 40), (24, 40))
     assert sum(rows[0]["shares"].values()) == pytest.approx(1)
@@ -279,8 +279,8 @@ def test_a_task_that_draws_nothing_says_so(tmp_path):
         predict(model, [tmp_path / "one.png"], output=tmp_path / "out")
 
 
-def test_a_large_image_is_taken_in_tiles(tmp_path):
-    """Of a network that looks at single pixels, tiles give what the whole image gives.
+def test_a_large_image_is_predicted_in_tiles():
+    """With a network that sees single pixels, tiles give the outputs of the complete image.
 
     An image may be smaller than a tile.
     """
@@ -350,36 +350,39 @@ def test_a_model_of_windows_predicts_images_of_any_size(tmp_path):
 # Masks as files.
 
 
-def test_numbers_palettes_grays_and_colors_are_the_same_masks(tmp_path):
-    indexed = load_dataset(write_folder(tmp_path / "indexed"))
-    assert indexed.classes == ("background", "class 1", "class 2")
-    assert set(indexed.labels.tolist()) == {1, 2}
-    colored = write_folder(tmp_path / "colored", colors=True)
+def test_masks_of_indices_have_numbered_classes(tmp_path):
+    images = load_dataset(write_folder(tmp_path))
+    assert images.classes == ("background", "class 1", "class 2")
+    assert set(images.labels.tolist()) == {1, 2}
+
+
+def test_colors_of_masks_are_named_by_a_list(tmp_path):
+    folder = write_folder(tmp_path / "colored", colors=True)
     with pytest.raises(
         DataError, match=r"the mask is in colors; name the classes and their colors in classes\.txt"
     ):
-        load_dataset(colored)
-    lines = [
-        f"{name} {r} {g} {b}"
-        for name, (r, g, b) in zip(("sky", "tree top", "sea"), palette(3), strict=True)
-    ]
-    (colored / "classes.txt").write_text("\n".join(lines))
-    named = load_dataset(colored)
-    assert named.classes == ("sky", "tree top", "sea")
-    assert torch.equal(named.masks, indexed.masks)
-    (tmp_path / "indexed" / "classes.csv").write_text("class,value\nground,0\nb,2\na,1\n")
-    reordered = load_dataset(tmp_path / "indexed")
-    assert reordered.classes == ("ground", "b", "a")
-    splits = [
-        load_dataset(tmp_path / name, split)
-        for name in ("colored", "indexed")
-        for split in ("train", "test")
-    ]
-    counts = [
-        torch.cat([part.masks for part in parts]).flatten().bincount().tolist()
-        for parts in (splits[:2], splits[2:])
-    ]
-    assert counts[0] == [counts[1][k] for k in (0, 2, 1)]
+        load_dataset(folder)
+    rgb = "{0[0]} {0[1]} {0[2]}".format
+    sky, tree_top, sea = map(rgb, palette(3))
+    (folder / "classes.txt").write_text(f"sky {sky}\ntree top {tree_top}\nsea {sea}")
+    images = load_dataset(folder)
+    assert images.classes == ("sky", "tree top", "sea")
+    indexed = load_dataset(write_folder(tmp_path / "indexed"))
+    assert torch.equal(images.masks, indexed.masks)
+
+
+def count_pixels(folder):
+    """Number of pixels of each class in both splits."""
+    splits = [load_dataset(folder, "train").masks, load_dataset(folder, "test").masks]
+    return torch.cat(splits).flatten().bincount()
+
+
+def test_a_list_of_classes_orders_the_indices_of_masks(tmp_path):
+    folder = write_folder(tmp_path)
+    counts = count_pixels(folder)
+    (folder / "classes.csv").write_text("class,value\nground,0\nb,2\na,1\n")
+    assert load_dataset(folder).classes == ("ground", "b", "a")
+    assert torch.equal(count_pixels(folder), counts[[0, 2, 1]])
 
 
 def test_masks_are_resized_by_the_pixel_at_the_center(tmp_path):
@@ -394,53 +397,53 @@ def test_masks_are_resized_by_the_pixel_at_the_center(tmp_path):
     assert small.masks[0, 0].tolist() == [1, 2] * 4
 
 
-def test_black_and_white_and_splits(tmp_path):
+def test_black_and_white_masks_are_foreground_in_both_splits(tmp_path):
     for split, count in (("train", 4), ("test", 3)):
         folder = write_folder(tmp_path / "own" / split, count)
         for file in (folder / "masks").iterdir():
             Image.fromarray((np.asarray(Image.open(file)) > 0).astype(np.uint8) * 255).save(file)
-    train_set, test = (
-        load_dataset(tmp_path / "own"),
-        load_dataset(tmp_path / "own", "test", img_size=8),
-    )
-    assert (len(train_set), len(test)) == (4, 3)
-    assert train_set.classes == ("background", "foreground")
-    assert test.masks.shape == (3, 8, 8)
-    assert set(test.masks.unique().tolist()) == {0, 1}
+    train_images = load_dataset(tmp_path / "own")
+    test_images = load_dataset(tmp_path / "own", "test", img_size=8)
+    assert (len(train_images), len(test_images)) == (4, 3)
+    assert train_images.classes == ("background", "foreground")
+    assert test_images.masks.shape == (3, 8, 8)
+    assert set(test_images.masks.unique().tolist()) == {0, 1}
 
 
 def test_a_table_of_images_and_masks(tmp_path):
     write_folder(tmp_path / "own")
-    rows = [
-        f"own/images/case {k}.png,own/masks/case {k}.png,{'test' if k > 6 else 'train'}"
-        for k in range(10)
-    ]
-    (tmp_path / "own.csv").write_text("\n".join(["image,mask,split", *rows]))
-    assert [len(load_dataset(tmp_path / "own.csv", split)) for split in ("train", "test")] == [7, 3]
-    (tmp_path / "own.csv").write_text("image,mask\nown/images/case 1.png,own/masks/case 77.png\n")
+    table = tmp_path / "own.csv"
+    lines = ["image,mask,split"]
+    for k in range(10):
+        split = "test" if k > 6 else "train"
+        lines.append(f"own/images/case {k}.png,own/masks/case {k}.png,{split}")
+    table.write_text("\n".join(lines))
+    assert len(load_dataset(table, "train")) == 7
+    assert len(load_dataset(table, "test")) == 3
+    table.write_text("image,mask\nown/images/case 1.png,own/masks/case 77.png\n")
     with pytest.raises(DataError, match=r"own\.csv line 2: no such file .*case 77\.png"):
-        load_dataset(tmp_path / "own.csv")
+        load_dataset(table)
 
 
 def spoil(folder, damage):
     masks = folder / "masks"
     images = folder / "images"
-    first = masks / "case 0.png"
+    mask = masks / "case 0.png"
     if damage == "size":
-        write_mask(first, np.ones((16, 15), dtype=np.uint8), 3)
+        write_mask(mask, np.ones((16, 15), dtype=np.uint8), 3)
     elif damage == "no image":
         (images / "case 3.png").unlink()
     elif damage == "no mask":
         (masks / "case 3.png").unlink()
     elif damage == "truncated":
-        first.write_bytes(first.read_bytes()[:60])
+        mask.write_bytes(mask.read_bytes()[:60])
     elif damage == "empty":
         for file in masks.iterdir():
             write_mask(file, np.zeros((16, 16), dtype=np.uint8), 3)
     elif damage == "value":
         (folder / "classes.txt").write_text("a\nb\n")
     elif damage == "large":
-        Image.fromarray(np.full((16, 16), 77, dtype=np.uint8)).save(first)
+        Image.fromarray(np.full((16, 16), 77, dtype=np.uint8)).save(mask)
     elif damage == "color":
         (folder / "classes.txt").write_text("a,0,0,0\nb,230,159,0\n")
     elif damage == "table":
@@ -490,7 +493,7 @@ def test_masks_of_overlapping_digits():
             assert masked.masks[n, y, x] == (label if max(first, second) >= 128 else 0)
 
 
-def test_the_page_shows_what_was_found():
+def test_the_explorer_shows_a_drawing_for_each_class():
     images = shapes(6)
     model = model_of("segcaps")
     model.classes = images.classes
@@ -504,10 +507,8 @@ def test_the_page_shows_what_was_found():
     description = session.describe()
     assert (description["classes"], description["dense"]) == (list(images.classes), True)
     assert "pose" not in description["views"]
-    assert session.view("transform").run(picture, Motion(), [0.0, 10.0], 1).activation.shape == (
-        2,
-        4,
-    )
+    rotated = session.view("transform").run(picture, Motion(), [0.0, 10.0], 1)
+    assert rotated.activation.shape == (2, 4)
 
 
 def test_the_command_that_renders_shapes(tmp_path, monkeypatch, restore):
@@ -525,16 +526,15 @@ def test_the_command_that_renders_shapes(tmp_path, monkeypatch, restore):
 
 
 @pytest.mark.parametrize(("bias", "label"), [(-9.0, "background"), (9.0, "a")])
-def test_the_label_of_an_image_is_what_most_of_it_shows_or_the_background(tmp_path, bias, label):
+def test_the_label_of_an_image_is_its_largest_class_or_the_background(tmp_path, bias, label):
     plain = torch.nn.Conv2d(1, 1, 1)
     torch.nn.init.constant_(plain.bias, bias)
     torch.nn.init.zeros_(plain.weight)
     plain.classes = ("background", "a")
     Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(tmp_path / "one.png")
     task = create_task(plain, TrainConfig.of(task="segment"))
-    (row,) = predict_masks(
-        task.eval(), [tmp_path / "one.png"], ["one"], Preprocess((8, 8), 1), None
-    )
+    preprocess = Preprocess((8, 8), 1)
+    [row] = predict_masks(task.eval(), [tmp_path / "one.png"], ["one"], preprocess, None)
     assert (row["label"], row["share"]) == (label, 1.0)
 
 

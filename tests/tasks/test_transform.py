@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import torchcaps as tc
+from checks import assert_equal, column
 from torchcaps.data import ImageSet
 from torchcaps.functional import move_by_matrix
 from torchcaps.models import TransformingAutoencoder
@@ -59,16 +60,18 @@ def small(pose="translation", size=12, seed=0, **settings):
 def brightest(image):
     """(x, y) of the brightest pixel, from the left upper corner."""
     row, column = divmod(int(image.flatten().argmax()), image.shape[-1])
-    return column, row
+    return torch.tensor([column, row], dtype=torch.float32)
 
 
 def test_shifts_are_those_between_the_bright_pixels():
     pairs = transformed_pairs(dots(), shift=2, generator=generator())
     assert pairs.transformation.shape == (6, 2)
-    for source, target, (dx, dy) in zip(*pairs, strict=True):
-        (x0, y0), (x1, y1) = brightest(source), brightest(target)
-        assert (x1 - x0, y1 - y0) == (dx, dy)
-        assert max(abs(v - 5) for v in (x0, y0, x1, y1)) <= 2
+    for source, target, shift in zip(*pairs, strict=True):
+        start = brightest(source)
+        end = brightest(target)
+        assert torch.equal(end - start, shift)
+        assert (start - 5).abs().max() <= 2
+        assert (end - 5).abs().max() <= 2
     assert pairs.source.sum(dim=(1, 2, 3)).tolist() == pytest.approx([1.0] * 6, abs=1e-4)
 
 
@@ -104,42 +107,39 @@ def test_ranges_switch_rotations_and_shears():
     assert not shears[:, 1, 0].any()  # sheared rows stay rows
 
 
-def test_wrong_pairs():
-    for setting, complaint in (
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
         ({"shift": -1}, "shift: expected at least 0"),
         ({"zoom": 1.0}, "zoom: expected between 0 and 0.9, got 1.0"),
-    ):
-        with pytest.raises(ValueError, match=complaint):
-            transformed_pairs(blobs(2), "affine", generator=generator(), **setting)
-    with pytest.raises(ValueError, match="unknown pose 'shift'"):
-        transformed_pairs(blobs(2), "shift", generator=generator())
-    with pytest.raises(
-        ValueError, match=r"images: expected \[batch, channels, height, width\], got"
-    ):
-        transformed_pairs(blobs(2)[0], generator=generator())
+        ({"pose": "shift"}, "unknown pose 'shift'"),
+        ({"images": blobs(2)[0]}, r"images: expected \[batch, channels, height, width\], got"),
+    ],
+)
+def test_bad_arguments_of_pairs_are_refused(setting, complaint):
+    arguments = {"images": blobs(2), "pose": "affine"} | setting
+    with pytest.raises(ValueError, match=complaint):
+        transformed_pairs(generator=generator(), **arguments)
 
 
 def test_it_is_the_task_of_models_made_for_it():
     assert "transform" in list_tasks()
     task = small()
-    assert (task.name, task.loss, task.labeled, task.clip) == (
-        "transform",
-        "reconstruction",
-        False,
-        0.0,
-    )
+    assert (task.name, task.loss) == ("transform", "reconstruction")
+    assert task.labeled is False
+    assert task.clip == 0.0
     assert task_class("auto", task.model, as_set(blobs(4))) is type(task)
-    config = task.config
-    assert (config.optimizer.lr, config.augmentation.shift, config.augmentation.degrees) == (
-        2e-3,
-        2,
-        0.0,
-    )
+
+
+def test_defaults_are_those_of_the_kind_of_pose():
+    config = small().config
+    assert config.optimizer.lr == 2e-3
+    assert (config.augmentation.shift, config.augmentation.degrees) == (2, 0.0)
     settings = small("affine").config.augmentation
     assert (settings.degrees, settings.zoom, settings.shear) == (20.0, 0.15, 0.1)
 
 
-def test_what_it_cannot_do_is_refused():
+def test_models_and_settings_that_do_not_suit_are_refused():
     with pytest.raises(
         ValueError, match="task: transform takes a model whose poses a known .* moves, got CapsNet"
     ):
@@ -155,23 +155,19 @@ def test_what_it_cannot_do_is_refused():
         small(loss="margin")
 
 
-def equal(pairs, expected):
-    return all(torch.equal(x, y) for x, y in zip(pairs, expected, strict=True))
-
-
 @pytest.mark.parametrize("pose", ["translation", "affine"])
-def test_batches_to_train_on_come_from_the_generator_alone(pose):
+def test_batches_of_a_training_come_from_the_generator_alone(pose):
     task = small(pose).train()
     images = as_set(blobs(20))
     batch = task.sample_batch(images, torch.arange(7), generator(1))
-    assert equal(batch, task.sample_batch(images, torch.arange(7), generator(1)))
+    assert_equal(batch, task.sample_batch(images, torch.arange(7), generator(1)))
     different = task.sample_batch(images, torch.arange(7), generator(2))
     assert not torch.equal(batch.transformation, different.transformation)
-    assert equal(batch, transformed_pairs(images.images[:7], pose, generator=generator(1)))
+    assert_equal(batch, transformed_pairs(images.images[:7], pose, generator=generator(1)))
 
 
 @pytest.mark.parametrize("pose", ["translation", "affine"])
-def test_pairs_that_are_measured_do_not_depend_on_the_batch_or_the_precision(pose):
+def test_pairs_of_an_evaluation_do_not_depend_on_the_batch_or_the_precision(pose):
     task = small(pose)
     images = as_set(blobs(20))
     pairs = task.sample_batch(images, torch.arange(20), generator(1))
@@ -180,7 +176,7 @@ def test_pairs_that_are_measured_do_not_depend_on_the_batch_or_the_precision(pos
         torch.testing.assert_close(tensor[[3, 17]], rows)
     assert pairs.transformation.flatten(1).std(dim=0)[:2].min() > 0.01
     with torch.autocast("cpu", torch.bfloat16):
-        assert equal(pairs, task.sample_batch(images, torch.arange(20), generator()))
+        assert_equal(pairs, task.sample_batch(images, torch.arange(20), generator()))
 
 
 def test_images_are_mirrored_cropped_and_relit_before_there_are_two_views():
@@ -202,7 +198,8 @@ def test_the_loss_is_the_error_of_the_drawn_target_summed_over_pixels(pose):
     assert losses.keys() == {"loss", "reconstruction"}
     torch.testing.assert_close(losses["loss"], expected)
     losses["loss"].backward()
-    assert all(weight.grad is not None and weight.grad.any() for weight in task.parameters())
+    for name, weight in task.named_parameters():
+        assert weight.grad is not None and weight.grad.any(), name
 
 
 @pytest.mark.parametrize("pose", ["translation", "affine"])
@@ -213,7 +210,7 @@ def test_figures_of_held_out_images_are_those_of_the_evaluation(pose):
     metrics = task.compute_metrics(eval_outputs(task, images))
     assert metrics.keys() == {"loss", "correlation"}
     assert metrics["loss"] == pytest.approx(144 * evaluation.figures["pixel_mse"], rel=1e-5)
-    correlations = [evaluation.figures[f"correlation_{name}"] for name in evaluation.names]
+    correlations = list(map(evaluation.figures.get, map("correlation_{}".format, evaluation.names)))
     assert metrics["correlation"] == pytest.approx(np.mean(correlations), abs=1e-5)
     pairs = task.sample_batch(images, torch.arange(50), generator())
     expected = evaluate_transforming(task.model, pairs).to_dict()
@@ -230,31 +227,31 @@ def test_predictions_name_the_most_present_capsules():
     poses, presences = task.model.capsules(images)
     for row, pose, presence in zip(rows, poses, presences, strict=True):
         order = presence.argsort(descending=True).tolist()
-        assert [capsule["capsule"] for capsule in row["capsules"]] == order
-        best = row["capsules"][0]
-        assert (row["capsule"], row["presence"]) == (order[0], best["presence"])
-        assert best["presence"] == pytest.approx(presence.max().item())
-        assert best["pose"] == pytest.approx(pose[order[0]].tolist())
+        assert column(row["capsules"], "capsule") == order
+        most_present = row["capsules"][0]
+        assert (row["capsule"], row["presence"]) == (order[0], most_present["presence"])
+        assert most_present["presence"] == pytest.approx(presence.max().item())
+        assert most_present["pose"] == pytest.approx(pose[order[0]].tolist())
 
 
 @pytest.mark.parametrize("pose", ["translation", "affine"])
-def test_report_items(pose):
+def test_a_report_shows_correlations_drawings_and_the_work_of_capsules(pose):
     task = small(pose)
     images = as_set(blobs(20))
     evaluation = task.evaluate(images)
-    items = task.report_items(evaluation, images)
-    assert [item.key for item in items] == ["scatter", "triplets", "generation"]
-    for item in items:
+    scatter, triplets, generation = task.report_items(evaluation, images)
+    assert (scatter.key, triplets.key, generation.key) == ("scatter", "triplets", "generation")
+    for item in (scatter, triplets, generation):
         assert item.figure is not None
         assert item.title and item.about and item.alt
-        assert {len(row) for row in item.rows} <= {len(item.heads)}
-    assert tuple(row[0] for row in items[0].rows) == evaluation.names
-    assert items[1].rows[0] == ("the drawing", f"{evaluation.figures['pixel_mse']:.5f}")
-    picture = items[1].figure.axes[0].images[0].get_array()
+        assert set(map(len, item.rows)) <= {len(item.heads)}
+    assert column(scatter.rows, 0) == list(evaluation.names)
+    assert triplets.rows[0] == ("the drawing", f"{evaluation.figures['pixel_mse']:.5f}")
+    picture = triplets.figure.axes[0].images[0].get_array()
     assert picture.shape[:2] == (3 * (12 + 2), 14 * (12 + 2))  # gaps of 2
 
 
-def test_a_short_training_finds_where_blobs_are():
+def test_a_short_training_learns_the_positions_of_blobs():
     torch.manual_seed(0)
     model = TransformingAutoencoder(1, 12, capsules=3, recognition=20, generation=20)
     images = as_set(blobs(300))

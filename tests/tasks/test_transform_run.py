@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
 import torch
 
 import torchcaps as tc
+from checks import column
 from torchcaps.errors import TrainingError
 from torchcaps.reporting import evaluate
 from torchcaps.training import Interrupted, TrainConfig, load_recipe, train
@@ -41,10 +43,10 @@ def config_of(data, options=None, **changes):
 
 
 @pytest.mark.parametrize(("pose", "step"), [("translation", 5), ("affine", 3)])
-def test_a_run_leaves_what_is_needed_to_use_resume_and_repeat_it(noise, tmp_path, pose, step):
+def test_a_run_can_be_used_and_resumed(noise, tmp_path, pose, step):
     config = config_of(noise, {"pose": pose}, seed=4)
     run = train(config, tmp_path / "run")
-    assert [row["epoch"] for row in run.rows] == [1, 2, 3]
+    assert column(run.rows, "epoch") == [1, 2, 3]
     for row in run.rows:
         assert row["score"] == "correlation"
         assert row["train_loss"] == row["train_reconstruction"] > 0
@@ -65,9 +67,10 @@ def test_a_run_gets_its_figures_and_plots(noise, tmp_path):
     evaluation = evaluate(run, output=run.path)
     figures = json.loads((run.path / "evaluation.json").read_text())
     assert figures == json.loads(json.dumps(evaluation.to_dict(), allow_nan=False))
-    plots = {path.name: path.read_bytes() for path in (run.path / "plots").iterdir()}
-    assert plots.keys() >= {"scatter.png", "triplets.png", "generation.png"}
-    assert all(content.startswith(b"\x89PNG") for content in plots.values())
+    plots = run.path / "plots"
+    assert {"scatter.png", "triplets.png", "generation.png"} <= set(os.listdir(plots))
+    for plot in plots.iterdir():
+        assert plot.read_bytes().startswith(b"\x89PNG"), plot.name
     assert evaluate(run).to_dict() == evaluation.to_dict()  # the same pairs again
 
 
@@ -79,7 +82,7 @@ def test_a_run_gets_its_figures_and_plots(noise, tmp_path):
         ({"model_options": {"pose": "afine"}}, ValueError, "unknown pose 'afine'; did you mean"),
     ],
 )
-def test_nothing_is_left_of_a_run_that_could_not_start(noise, tmp_path, changes, error, message):
+def test_a_run_that_cannot_start_leaves_no_folder(noise, tmp_path, changes, error, message):
     with pytest.raises(error, match=message):
         train(config_of(noise, **changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()

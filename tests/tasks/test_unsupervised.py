@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch.utils._pytree import tree_map_only
 
 import torchcaps as tc
+from checks import assert_equal, column
 from torchcaps.data import ImageSet
 from torchcaps.evaluation.accuracy.clusters import (
     kmeans,
@@ -79,35 +81,26 @@ def test_the_loss_is_that_of_the_paper():
     with torch.no_grad():
         explained = task.model.explain(batch.images, None)
         parts = loss_terms(explained, 2)
-    q = np.stack(
-        [
-            [sum(explained.posterior[b, m, k].item() for m in range(3)) / 3 for k in range(4)]
-            for b in range(5)
-        ]
-    )
-    a = np.array(
-        [
-            [max(explained.objects.log_presence[b, k].exp().tolist()) for k in range(4)]
-            for b in range(5)
-        ]
-    )
+    q = explained.posterior.numpy()[:, :3, :4].sum(axis=1) / 3
+    a = explained.objects.log_presence.exp().numpy().max(axis=2)
+    assert q.shape == a.shape == (5, 4)
     np.testing.assert_allclose(explained_share(explained), q)
 
-    def uncertainty(p):
-        p = p / p.sum()
-        return -sum(x * math.log(x) for x in p)
+    def uncertainty(q):
+        p = q / q.sum(axis=-1, keepdims=True)
+        return -(p * np.log(p)).sum(axis=-1)
 
     expected = {
         "pixels": -explained.pixel_log_likelihood.mean().item(),
         "poses": -explained.pose_log_likelihood.mean().item(),
         "dynamic": 0.5 * (explained.objects.dynamic.numpy() ** 2).sum() / 5,
-        "within": np.mean([uncertainty(p) for p in q]),
+        "within": uncertainty(q).mean(),
         "between": -uncertainty(q.sum(axis=0)),
-        "objects": np.mean([(row.sum() - 4 / 2) ** 2 for row in a]),
-        "examples": np.mean([(column.sum() - 5 / 2) ** 2 for column in a.T]),
+        "objects": ((a.sum(axis=1) - 4 / 2) ** 2).mean(),
+        "examples": ((a.sum(axis=0) - 5 / 2) ** 2).mean(),
     }
-    for name, value in expected.items():
-        assert parts[name].item() == pytest.approx(value), name
+    for name, term in expected.items():
+        assert parts[name].item() == pytest.approx(term), name
     quiet = batch._replace(noise=None)
     weights = {
         "pixels": 1,
@@ -118,29 +111,31 @@ def test_the_loss_is_that_of_the_paper():
         "objects": 2,
         "examples": 0.35,
     }
-    total = sum(weight * expected[name] for name, weight in weights.items())
+    total = np.dot(list(weights.values()), list(map(expected.get, weights)))
     assert task.training_step(quiet, 0.0)["loss"].item() == pytest.approx(total)
     assert task.training_step(batch, 0.0)["loss"].item() != pytest.approx(total)  # with noise
 
 
-def test_agreement_is_the_cross_entropy_of_choosing_ones_own_view():
+def test_agreement_is_the_cross_entropy_of_choosing_the_view_of_the_same_image():
     presence = torch.rand(6, 4, generator=generator(), dtype=torch.float64)
     z = np.log(presence.numpy() / (1 - presence.numpy()))
     z = z / np.linalg.norm(z, axis=1, keepdims=True)
     np.testing.assert_allclose(logit_directions(presence), z)
     likeness = np.exp(z[:3] @ z[3:].T / 0.1)
-    log_shares = [
-        np.log(likeness[n, n] / side.sum())
-        for n in range(3)
-        for side in (likeness[n], likeness[:, n])
-    ]
-    assert contrastive_loss(presence).item() == pytest.approx(-np.mean(log_shares))
+    shares = likeness / likeness.sum(axis=1, keepdims=True)
+    shares_of_views = likeness / likeness.sum(axis=0)
+    log_shares = np.log([shares.diagonal(), shares_of_views.diagonal()])
+    assert contrastive_loss(presence).item() == pytest.approx(-log_shares.mean())
     clear = torch.eye(3).clamp(0.1, 0.9).repeat(2, 1)
     assert contrastive_loss(clear) < 0.01
     assert contrastive_loss(torch.cat([clear[:3], clear[:3].roll(1, 0)])) > 5
     sure = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.5, 0.5], [0.5, 0.5]], requires_grad=True)
     contrastive_loss(sure).backward()
     assert sure.grad.isfinite().all()
+
+
+def has_gradient(module):
+    return any(parameter.grad is not None for parameter in module.parameters())
 
 
 def test_parts_learn_first_and_then_objects_by_views():
@@ -152,39 +147,34 @@ def test_parts_learn_first_and_then_objects_by_views():
     assert batch.second_view.shape == batch.images.shape
     assert not torch.equal(batch.second_view, batch.images)
 
-    def learned(share):
-        model.zero_grad()
-        losses = task.training_step(batch, share)
-        losses["loss"].backward()
-        groups = (model.part_capsules, model.object_capsules)
-        return losses, [any(p.grad is not None for p in group.parameters()) for group in groups]
+    losses = task.training_step(batch, 0.74)
+    losses["loss"].backward()
+    assert losses.keys() == {"loss", "pixels"}
+    assert has_gradient(model.part_capsules)
+    assert not has_gradient(model.object_capsules)
+    pixels = -model.explain_pixels(batch.images, batch.noise.parts)[3].mean()
+    torch.testing.assert_close(losses["pixels"], pixels)
 
-    first, learns = learned(0.74)
-    assert (first.keys(), learns) == ({"loss", "pixels"}, [True, False])
-    torch.testing.assert_close(
-        first["pixels"], -model.explain_pixels(batch.images, batch.noise.parts)[3].mean()
-    )
-    second, learns = learned(0.75)
-    assert (second.keys(), learns) == ({"loss", "poses", "dynamic", "views"}, [False, True])
+    model.zero_grad()
+    losses = task.training_step(batch, 0.75)
+    losses["loss"].backward()
+    assert losses.keys() == {"loss", "poses", "dynamic", "views"}
+    assert not has_gradient(model.part_capsules)
+    assert has_gradient(model.object_capsules)
     explained = model.explain(torch.cat([batch.images, batch.second_view]))
-    torch.testing.assert_close(second["poses"], -explained.pose_log_likelihood.mean())
-    torch.testing.assert_close(second["views"], contrastive_loss(explained.objects.presence))
-    torch.testing.assert_close(
-        second["loss"], second["poses"] + 10 * second["dynamic"] + 5 * second["views"]
-    )
+    torch.testing.assert_close(losses["poses"], -explained.pose_log_likelihood.mean())
+    torch.testing.assert_close(losses["views"], contrastive_loss(explained.objects.presence))
+    total = losses["poses"] + 10 * losses["dynamic"] + 5 * losses["views"]
+    torch.testing.assert_close(losses["loss"], total)
     assert task.eval().sample_batch(image_set(), torch.arange(4), generator()).second_view is None
 
 
-def test_clusters_are_of_what_the_views_compare():
+def test_clusters_are_those_of_the_directions_that_views_compare():
     task = create_task(SCAE(1, 20, **MODEL, weights={"views": 1.0}), TrainConfig()).train()
-    first = torch.tensor([1.0, -1, 0, 0])
-    second = torch.tensor([0.0, 0, 1, -1])
-    presence = torch.stack(
-        [0.1 * first, 5 * first, 0.1 * second, 5 * second]
-    ).sigmoid()  # unclear and clear ones
-    torch.testing.assert_close(
-        logit_directions(presence), F.normalize(torch.stack([first, first, second, second]), dim=1)
-    )
+    logits = torch.tensor([[1.0, -1, 0, 0], [1, -1, 0, 0], [0, 0, 1, -1], [0, 0, 1, -1]])
+    certainty = torch.tensor([[0.1], [5], [0.1], [5]])
+    presence = (certainty * logits).sigmoid()
+    torch.testing.assert_close(logit_directions(presence), F.normalize(logits, dim=1))
     outputs = {
         "pixels": torch.zeros(4),
         "poses": torch.zeros(4),
@@ -195,15 +185,11 @@ def test_clusters_are_of_what_the_views_compare():
     metrics = task.compute_metrics(outputs)
     assert (metrics["accuracy_presence"], metrics["accuracy_posterior"]) == (1, 0.75)
     task.model.forward = lambda pictures: presence
-    assert [answer["class"] for answer in task.eval().predict(torch.zeros(4, 1, 20, 20))] == [
-        0,
-        0,
-        1,
-        1,
-    ]
+    answers = task.eval().predict(torch.zeros(4, 1, 20, 20))
+    assert column(answers, "class") == [0, 0, 1, 1]
 
 
-def test_entropy():
+def test_entropy_is_that_of_shares_and_has_a_gradient_at_zero():
     shares = torch.tensor(
         [[1.0, 0, 0, 0], [1, 1, 0, 0], [2, 2, 2, 2], [0, 0, 0, 0]], requires_grad=True
     )
@@ -219,8 +205,9 @@ def test_noise_is_drawn_for_training_alone():
     task = task_of()
     images = image_set()
     batch = task.train().sample_batch(images, torch.arange(4), generator())
-    assert [tuple(noise.shape) for noise in batch.noise] == [(4, 3), (4, 4), (4, 4, 3)]
-    assert max(noise.abs().max() for noise in batch.noise) <= 2
+    for noise, shape in zip(batch.noise, [(4, 3), (4, 4), (4, 4, 3)], strict=True):
+        assert noise.shape == shape
+        assert noise.abs().max() <= 2
     repeated = task.sample_batch(images, torch.arange(4), generator())
     assert torch.equal(batch.noise.votes, repeated.noise.votes)
     assert task.eval().sample_batch(images, torch.arange(4), generator())[2:] == (None, None)
@@ -230,11 +217,9 @@ def test_labels_have_no_part_in_a_step():
     task = task_of().train()
     images = image_set()
     swapped = ImageSet(images.images, 1 - images.labels, images.classes, images.name)
-    losses = [
-        task.training_step(task.sample_batch(labeled, torch.arange(6), generator()), 0.0)["loss"]
-        for labeled in (images, swapped)
-    ]
-    assert torch.equal(*losses)
+    batch = task.sample_batch(images, torch.arange(6), generator())
+    swapped_batch = task.sample_batch(swapped, torch.arange(6), generator())
+    assert_equal(task.training_step(batch, 0.0), task.training_step(swapped_batch, 0.0))
     assert (task.name, task.score, task.labeled) == ("unsupervised", "log_likelihood", False)
     assert "unsupervised" in list_tasks()
 
@@ -242,10 +227,8 @@ def test_labels_have_no_part_in_a_step():
 def test_clusters_are_named_one_to_one():
     clusters = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2])
     assert match_clusters(clusters, torch.tensor([2, 2, 1, 1, 1, 0, 0, 0]), 3).tolist() == [2, 1, 0]
-    names = match_clusters(
-        clusters, torch.tensor([1, 1, 1, 1, 1, 0, 0, 0]), 3
-    )  # two classes for three clusters
-    assert names.tolist() == [1, -1, 0]
+    two_classes = torch.tensor([1, 1, 1, 1, 1, 0, 0, 0])
+    assert match_clusters(clusters, two_classes, 3).tolist() == [1, -1, 0]
     assert match_clusters(torch.tensor([0, 1, 1]), torch.tensor([4, 2, 2]), 2).tolist() == [4, 2]
 
 
@@ -256,15 +239,14 @@ def test_kmeans_finds_clusters_that_are_far_apart():
     means = points.view(4, 25, 2).mean(dim=1)
     torch.testing.assert_close(clusters[nearest(means, clusters)], means)
     assert torch.equal(clusters, kmeans(points, 4, generator=generator()))
-    assert (
-        kmeans(points[:2], 4, generator=generator()).isfinite().all()
-    )  # fewer points than clusters
+    fewer_points_than_clusters = points[:2]
+    assert kmeans(fewer_points_than_clusters, 4, generator=generator()).isfinite().all()
     assert kmeans(torch.ones(5, 2), 3, generator=generator()).eq(1).all()
     with pytest.raises(ValueError, match="clusters: expected at least 1, got 0"):
         kmeans(points, 0, generator=generator())
 
 
-def test_a_linear_map_tells_what_it_can():
+def test_the_linear_accuracy_is_that_of_a_linear_classifier():
     points = torch.randn(400, 3, generator=generator())
     labels = (points @ torch.tensor([1.0, -2, 0.5]) > 0.3).long()
     assert linear_accuracy(points, labels) > 0.97
@@ -283,17 +265,12 @@ def test_figures_name_clusters_in_training_alone():
         "labels": torch.tensor([1, 1, 0, 0, 1, 0, 1, 0]),
     }
     metrics = task.train().compute_metrics(outputs)
-    assert (
-        metrics["accuracy_presence"]
-        == metrics["accuracy_posterior"]
-        == metrics["linear_presence"]
-        == 1
-    )
+    for name in ("accuracy_presence", "accuracy_posterior", "linear_presence"):
+        assert metrics[name] == 1, name
     assert (metrics["loss"], metrics["log_likelihood"]) == (5, -5)
     swapped = outputs | {"labels": 1 - outputs["labels"]}
-    assert (
-        task.eval().compute_metrics(swapped)["accuracy_presence"] == 0
-    )  # names stay as they were found
+    # An evaluation does not change the names of clusters.
+    assert task.eval().compute_metrics(swapped)["accuracy_presence"] == 0
     assert task.train().compute_metrics(swapped)["accuracy_presence"] == 1
 
 
@@ -317,8 +294,8 @@ def test_a_run_gets_its_figures_plots_and_answers(settings, tmp_path):
     run = train(TrainConfig.of(**settings), tmp_path / "run")
     figures = evaluate(run, output=run.path).to_dict()
     assert figures == json.loads((run.path / "evaluation.json").read_text())
-    plots = {path.name for path in (run.path / "plots").iterdir()}
-    assert {"templates.png", "parts.png", "objects.png"} <= plots
+    plots = os.listdir(run.path / "plots")
+    assert {"templates.png", "parts.png", "objects.png"} <= set(plots)
     assert evaluate(run, output=run.path).to_dict() == figures
     model = tc.load(run.path)
     task = create_task(model, TrainConfig())
@@ -328,7 +305,7 @@ def test_a_run_gets_its_figures_plots_and_answers(settings, tmp_path):
     assert answer["objects"][0]["presence"] >= answer["objects"][1]["presence"]
 
 
-def test_what_it_refuses(settings, tmp_path):
+def test_a_model_without_parts_is_refused():
     with pytest.raises(
         ValueError, match="task: unsupervised takes a model of parts and objects, got CapsNet"
     ):
@@ -336,15 +313,22 @@ def test_what_it_refuses(settings, tmp_path):
             tc.create_model("capsnet", channels=8, primary_types=2),
             TrainConfig.of(task="unsupervised"),
         )
-    for options, words in (
-        ({**MODEL, "partz": 3}, "partz"),
-        ({**MODEL, "weights": {"with": 1.0}}, "unknown weight 'with'"),
-        ({**MODEL, "weights": {"views": "x"}}, "weights: expected numbers by name"),
-        ({**MODEL, "weights": {"views": -1}}, "views: expected at least 0, got -1"),
-    ):
-        with pytest.raises((ValueError, TypeError), match=words):
-            train(TrainConfig.of(**settings | {"model_options": options}), tmp_path / "run")
-        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"partz": 3}, "partz"),
+        ({"weights": {"with": 1.0}}, "unknown weight 'with'"),
+        ({"weights": {"views": "x"}}, "weights: expected numbers by name"),
+        ({"weights": {"views": -1}}, "views: expected at least 0, got -1"),
+    ],
+)
+def test_bad_options_of_the_model_are_refused(settings, tmp_path, options, words):
+    config = TrainConfig.of(**settings | {"model_options": MODEL | options})
+    with pytest.raises((ValueError, TypeError), match=words):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_recipe_shows_figures_that_the_evaluation_has():
