@@ -1,4 +1,8 @@
-"""Metrics that a run may ask for, by the setting `metrics`, beside those of its task."""
+"""Metrics that a run may ask for, by the setting `metrics`, beside those of its task.
+
+A task gives outputs for each image, tensors by name (`Task.eval_step`), such as "activation" and
+"labels". A metric is a function of some of them for all images of a data set.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -9,22 +13,22 @@ from torch import Tensor
 from torchcaps.data import multi_hot
 from torchcaps.registry import Registry
 
-T = TypeVar("T", bound=Callable[..., Any])
+T = TypeVar("T", bound=Callable[..., Any])  # a function that is registered
 
 
 class Metric(NamedTuple):
     """A metric that a run may ask for.
 
     Attributes:
-        function: of outputs of a task for all images.
-        needs: names of these outputs.
+        function: takes outputs of a task for all images, and returns a number.
+        needs: names of these outputs, in the order of the function's arguments.
     """
 
     function: Callable[..., Any]
     needs: tuple[str, ...]
 
 
-METRICS: Registry[Metric] = Registry("metric")
+METRICS: Registry[Metric] = Registry("metric")  # metrics by name
 
 
 def register_metric(
@@ -56,7 +60,15 @@ list_metrics = METRICS.names
 
 
 def extra_metrics(names: Sequence[str], outputs: Mapping[str, Tensor]) -> dict[str, float]:
-    """Those of the named metrics whose outputs are there. Raises UnknownNameError."""
+    """Compute metrics of all images; those whose outputs the task does not give are left out.
+
+    Args:
+        names: of metrics. Raises UnknownNameError for one that is not registered.
+        outputs: of a task for all images, by name.
+
+    Returns:
+        Numbers by the names of the metrics.
+    """
     figures = {}
     for name in names:
         metric = METRICS[name]
@@ -74,8 +86,10 @@ def brier_score(
 
     It is summed over classes, and a mean over images.
     """
-    targets = multi_hot(labels.view(len(labels), -1), activation.shape[1])
-    return (activation - targets).double().square().sum(dim=1).mean()
+    classes = labels.view(len(labels), -1)  # [n, k], k = 1 for one class an image
+    targets = multi_hot(classes, activation.shape[1])
+    errors = (activation - targets).double().square()
+    return errors.sum(dim=1).mean()
 
 
 @register_metric()
@@ -88,7 +102,9 @@ def top5_accuracy(
         activation: of every class.
         labels: one class an image, or several.
     """
-    predicted = activation.topk(min(5, activation.shape[1]), dim=1).indices
-    labels = labels.view(len(labels), -1)
-    is_hit = (predicted.unsqueeze(1) == labels.unsqueeze(2)).any(dim=2).all(dim=1)
-    return is_hit.double().mean()
+    num_predicted = min(5, activation.shape[1])
+    predicted = activation.topk(num_predicted, dim=1).indices
+    classes = labels.view(len(labels), -1)  # [n, k]
+    is_same = predicted.unsqueeze(1) == classes.unsqueeze(2)  # [n, k, 5]
+    is_found = is_same.any(dim=2)  # [n, k]
+    return is_found.all(dim=1).double().mean()

@@ -1,8 +1,13 @@
-"""Do capsules know where things are? Changes of their poses against known transformations.
+"""Metrics of transforming auto-encoders: changes of poses against known transformations.
 
 Geoffrey Hinton, Alex Krizhevsky, Sida Wang, "Transforming Auto-encoders", ICANN 2011, show
-pictures; the figures here put numbers to them. Only changes of pose are compared: every capsule has
-an origin of its own.
+pictures; the metrics here put numbers to them.
+
+In: a model, and pairs of an image (source) and its transformed image (target), with the
+transformation, which is m numbers: a shift (dx, dy), m = 2, or the upper two rows of a 3x3 matrix,
+m = 6. The model gives each capsule a pose in the source and one in the target. The change from one
+to the other should be the one that the transformation makes. Only changes are compared, because
+every capsule has an origin of its own. Out: a `TransformingEvaluation`.
 """
 
 from collections.abc import Sequence
@@ -22,14 +27,14 @@ from torchcaps.models import TransformedPairs
 from torchcaps.tasks._base import join_outputs
 from torchcaps.types import Capsules
 
-SHIFT = ("dx", "dy")
+SHIFT = ("dx", "dy")  # names of the m numbers of a transformation
 AFFINE = ("xx", "xy", "x", "yx", "yy", "y")
 MIN_PRESENCE = 0.01  # mean presence below which a capsule counts as dead
 
 
 @dataclass(frozen=True, eq=False)
 class TransformingEvaluation(MetricResult):
-    """What poses say of known transformations, and how well the outcome is drawn.
+    """How well poses follow known transformations, and how well the targets are drawn.
 
     Means over capsules are weighted by their presence; errors are mean squared ones per pixel. Of
     each number N of a transformation (see `names`), `figures` holds:
@@ -42,8 +47,8 @@ class TransformingEvaluation(MetricResult):
     And of all of them:
 
     - "mean_capsule_correlation", of `capsule_correlation` over capsules and numbers.
-    - "cross_correlation": the largest |correlation| of a predicted number with one of the others
-      that were done, beyond what those have with each other; 0 is right.
+    - "cross_correlation": the largest |correlation| of a predicted number with another true one,
+      beyond the correlation of these two true numbers; 0 is right.
     - "presence_change": mean of |p(target) - p(source)|, in [0, 1]; presence ought to stay.
     - "capsules_alive": those present in more than one image of a hundred, on average.
     - "pixel_mse" of the drawn targets; "copy_mse" of the source in place of a drawing; "moved_mse"
@@ -52,12 +57,12 @@ class TransformingEvaluation(MetricResult):
 
     Attributes:
         names: of the m numbers: dx, dy in pixels; or the upper two rows of a matrix.
-        true: what was done.
-        predicted: what all capsules say was done, each weighted by its presence in both images.
+        true: the transformations.
+        predicted: their estimates by the poses of all capsules, see `estimated_transformations`.
         capsule_correlation: of the change of a capsule's pose with the change that the
-            transformation should make to it; images weighted by its presence in both.
+            transformation should make to it; pairs are weighted by its presence in both images.
         capsule_slope: of the line through the same points; 1 for a capsule that is right.
-        presence: mean over images, in [0, 1].
+        presence: of each capsule, a mean over images, in [0, 1].
     """
 
     names: tuple[str, ...]
@@ -82,9 +87,18 @@ class TransformingEvaluation(MetricResult):
 
 
 def compare_pairs(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:
-    """What a model makes of pairs, `[batch, ...]` by name.
+    """Poses, presences and errors of drawings of a batch of pairs.
 
-    Poses, presences, the target, and errors summed over pixels.
+    Args:
+        model: a `TransformingAutoencoder`.
+        pairs: of one batch, on the model's device.
+
+    Returns:
+        "before", "after": poses in the source and in the target, `[batch, capsules, pose_dim]`.
+        "expected": poses of the source, transformed. "before_presence", "after_presence":
+        `[batch, capsules]`. "target": images. "true": the transformations, `[batch, m]`. "error",
+        "copy_error", "moved_error": squared differences from the target, summed over pixels,
+        `[batch]`: of the drawing, of the source, and of the transformed source.
     """
     source, target, transformation = pairs
     before: Capsules = model.capsules(source)
@@ -112,15 +126,21 @@ def compare_pairs(model: Any, pairs: TransformedPairs) -> dict[str, Tensor]:
 
 
 def _squared_error(images: Tensor, target: Tensor) -> Float[Tensor, " batch"]:
-    """Summed over pixels."""
+    """Squared differences, summed over pixels."""
     return (images.float() - target).square().flatten(1).sum(dim=1)
 
 
 def estimated_transformations(outputs: dict[str, Tensor]) -> Float[Tensor, "n m"]:
-    """What all capsules together say was done, each weighted by its presence in both images.
+    """Estimate the transformations by the poses of all capsules together.
 
-    The mean change of position; or, by least squares, the upper two rows of the matrix T that makes
-    `T A(source)` nearest to `A(target)`.
+    Each capsule k has the weight w_k, its presence in the source times that in the target. A shift is
+    the weighted mean change of position. A matrix T makes T A_k nearest to B_k, for the poses A_k in
+    the source and B_k in the target:
+
+        T = (sum_k w_k B_k A_k^T) (sum_k w_k A_k A_k^T)^+         weighted least squares
+
+    Args:
+        outputs: of `compare_pairs`.
     """
     before = outputs["before"].double()
     after = outputs["after"].double()
@@ -128,15 +148,16 @@ def estimated_transformations(outputs: dict[str, Tensor]) -> Float[Tensor, "n m"
     if outputs["true"].shape[1] == len(SHIFT):
         change = ((after - before) * weight.unsqueeze(-1)).sum(dim=1)
         return change / weight.sum(dim=1, keepdim=True)
-    first = before.unflatten(-1, (3, 3))
-    second = after.unflatten(-1, (3, 3))
-    crossed = torch.einsum("bk,bkij,bklj->bil", weight, second, first)
-    squared = torch.einsum("bk,bkij,bklj->bil", weight, first, first)
-    return (crossed @ torch.linalg.pinv(squared))[:, :2].flatten(1)
+    source_pose = before.unflatten(-1, (3, 3))  # A
+    target_pose = after.unflatten(-1, (3, 3))  # B
+    cross_product = torch.einsum("bk,bkij,bklj->bil", weight, target_pose, source_pose)
+    square = torch.einsum("bk,bkij,bklj->bil", weight, source_pose, source_pose)
+    matrix = cross_product @ torch.linalg.pinv(square)
+    return matrix[:, :2].flatten(1)  # the upper two rows
 
 
 def correlation(true: Tensor, estimated: Tensor) -> Float[Tensor, " m"]:
-    """Correlation of each number with its estimate; NaN where one of them does not vary."""
+    """Correlation over pairs of each number with its estimate; NaN where one does not vary."""
     return _fit_line(true.double(), estimated)[0]
 
 
@@ -163,7 +184,7 @@ def evaluate_transforming(
 
 
 def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
-    """The figures of all pairs by what `compare_pairs` gave; ValueError for fewer than two."""
+    """Metrics of all pairs, by what `compare_pairs` gave; ValueError for fewer than two."""
     check_range("number of pairs", len(outputs["true"]), low=2)
     columns = {name: tensor.double() for name, tensor in outputs.items()}
     true = columns["true"]
@@ -175,28 +196,29 @@ def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
     estimated = estimated_transformations(columns)
     correlations, slopes = _fit_line(true, estimated)
 
-    # Of each capsule, images weighted by its presence in both.
+    # Each capsule by itself: its pairs are weighted by its presence in both images.
     weight = (before_presence * after_presence).unsqueeze(-1)
     expected = (columns["expected"] - columns["before"])[..., :num_numbers]
     change = (columns["after"] - columns["before"])[..., :num_numbers]
     capsule_correlations, capsule_slopes = _fit_line(expected, change, weight)
 
-    # Over capsules, weighted by their presence; those that do not move have no part in it.
+    # All capsules: means weighted by their presence. Those that never move do not count.
     moves = capsule_correlations.isfinite().all(dim=1)
-    part = (presence * moves / presence[moves].sum()).unsqueeze(-1)
+    share = (presence * moves / presence[moves].sum()).unsqueeze(-1)  # [capsules, 1], of sum 1
     r = capsule_correlations.nan_to_num()
-    b = capsule_slopes.nan_to_num()
-    spread = (part * (b - (part * b).sum(dim=0)).square()).sum(dim=0).sqrt()
+    slope = capsule_slopes.nan_to_num()
+    mean_slope = (share * slope).sum(dim=0)
+    slope_variance = (share * (slope - mean_slope).square()).sum(dim=0)
 
     by_number = {
         "correlation": correlations,
         "r2": correlations.square(),
         "slope": slopes,
-        "mean_capsule_r2": (part * r.square()).sum(dim=0),
-        "capsule_slope_spread": spread,
+        "mean_capsule_r2": (share * r.square()).sum(dim=0),
+        "capsule_slope_spread": slope_variance.sqrt(),
     }
     figures = _by_name(by_number, names) | {
-        "mean_capsule_correlation": float((part * r).sum(dim=0).mean()),
+        "mean_capsule_correlation": float((share * r).sum(dim=0).mean()),
         "cross_correlation": _cross_correlation(true, estimated),
         "presence_change": (after_presence - before_presence).abs().mean().item(),
         "capsules_alive": int((presence > MIN_PRESENCE).sum()),
@@ -216,16 +238,21 @@ def measure_pairs(outputs: dict[str, Tensor]) -> TransformingEvaluation:
 
 
 def _by_name(columns: dict[str, Tensor], names: Sequence[str]) -> dict[str, float]:
-    """`kind_name` of each number of a transformation."""
+    """Metrics of each number of a transformation, by names such as `slope_dx`.
+
+    Args:
+        columns: metric -> its m numbers.
+        names: of the m numbers.
+    """
     figures = {}
-    for kind, numbers in columns.items():
+    for metric, numbers in columns.items():
         for name, number in zip(names, numbers.tolist(), strict=True):
-            figures[f"{kind}_{name}"] = number
+            figures[f"{metric}_{name}"] = number
     return figures
 
 
 def _pixel_errors(columns: dict[str, Tensor]) -> dict[str, float]:
-    """Mean squared errors per pixel of the drawing, and of three things that draw nothing."""
+    """Mean squared errors per pixel: of the drawing, and of three images for comparison."""
     target = columns["target"]
     num_pixels = target[0].numel()
     return {
@@ -239,20 +266,33 @@ def _pixel_errors(columns: dict[str, Tensor]) -> dict[str, float]:
 def _cross_correlation(true: Tensor, predicted: Tensor) -> float:
     """The largest correlation of a predicted number with another true one.
 
-    That through the correlations of the true numbers among themselves is taken off.
+    What comes from the correlations of the true numbers among themselves is subtracted.
+
+    Args:
+        true: `[n, m]`.
+        predicted: `[n, m]`.
     """
     count = true.shape[1]
-    table = torch.corrcoef(torch.cat([true, predicted], dim=1).T)
-    true_true = table[:count, :count]
-    predicted_true = table[count:, :count]
+    columns = torch.cat([true, predicted], dim=1)
+    correlations = torch.corrcoef(columns.T)  # [2m, 2m]
+    true_true = correlations[:count, :count]
+    predicted_true = correlations[count:, :count]
     excess = predicted_true - predicted_true.diagonal().unsqueeze(-1) * true_true
     return float(excess.fill_diagonal_(0.0).abs().max())
 
 
 def _fit_line(x: Tensor, y: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Weighted correlation of x and y over the first axis, and slope of y on x.
+    """Weighted correlation of x and y over the first axis, and slope of the line of y over x.
 
-    NaN where x or y does not vary.
+    Both are NaN where x does not vary; where y does not, the correlation is.
+
+    Args:
+        x: `[n, ...]`.
+        y: `[n, ...]`.
+        weight: of each row, with the axes of x, or some of them of length 1; by default 1.
+
+    Returns:
+        The correlation and the slope, both `[...]`.
     """
     if weight is None:
         weight = torch.ones(len(x), 1, dtype=x.dtype)

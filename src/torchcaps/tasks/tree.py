@@ -1,7 +1,14 @@
-"""Classes of every level of a label tree, and how well a classifier knows them.
+"""Training with a label tree: an image has a class on every level, from coarse to fine.
 
 Losses and metrics as in the code of HT-CapsNet (Noor et al., Knowledge-Based Systems 329, 2025,
 114444).
+
+In: images labeled by their finest class, whose names are paths such as clothing/tops/shirt. A
+`LabelTree` made of these names gives the parent of each class. The path of an image is its class on
+every level, `[levels]` indices, coarse to fine. A model either has capsules for every level, or it
+is a classifier of the finest classes, whose ancestors are then its coarser predictions.
+
+Out: a weighted sum of a loss of each level; and metrics that compare predicted with true paths.
 """
 
 from collections import ChainMap
@@ -25,20 +32,20 @@ from torchcaps.tasks.classify import LOSSES, Classify, Loss, Scores, margin
 from torchcaps.types import model_metadata
 from torchcaps.words import in_words, percent
 
-DYNAMIC = "dynamic_margin"
-# Metrics after every epoch.
+DYNAMIC = "dynamic_margin"  # the margin loss, levels weighted by their accuracy
+# Metrics after every epoch; see `path_figures`.
 EPOCH_METRICS = ("exact_match", "hierarchical_accuracy", "consistency")
 Paths = Int64[Tensor, "n levels"]  # of each image a class of every level, coarse to fine
 
 
 @dataclass(frozen=True, eq=False)
 class TreeEvaluation(Evaluation):
-    """What a model made of a data set with a label tree; the rest is of the finest classes.
+    """Evaluation on a data set with a label tree; what is inherited is of the finest classes.
 
     Attributes:
         tree: of the classes.
-        paths: classes that the model says, level by level; they need not belong to one another.
-        hierarchy: see `path_figures`.
+        paths: predicted class on every level; a class need not be the parent of the next.
+        hierarchy: metrics by name, see `path_figures`.
     """
 
     tree: LabelTree
@@ -71,20 +78,26 @@ class TreeEvaluation(Evaluation):
 
 @register_task("tree")
 class Tree(Classify):
-    """Every level of a label tree; the loss is that of each level, weighted.
+    """Classes on every level of a label tree.
 
-    A classifier of the finest classes is trained as ever; its coarser classes are the ancestors of
-    its finest.
+    A model with capsules for every level learns a weighted sum of the losses of all levels. Any other
+    classifier of the finest classes is trained as by the base class.
+
+    Attributes:
+        tree: of the classes.
+        knows_levels: whether the model has capsules for every level.
     """
 
-    # Of a classifier of the finest classes it is the accuracy, so that epochs are chosen alike.
+    # Answers to the questions of the base class `Task`:
+    # The metric by which the epoch is chosen. For a classifier of the finest classes it is their
+    # accuracy, so that both kinds of models are chosen alike.
     score = "exact_match"
     losses: ClassVar[Mapping[str, Loss]] = ChainMap(
         {DYNAMIC: margin},
         LOSSES,  # type: ignore[arg-type]
     )
-    model_tasks = ("classify", "tree")
-    ancestors: Tensor  # `[classes, levels]`: of each class its place in every level
+    model_tasks = ("classify", "tree")  # tasks of models for which "auto" may mean this one
+    ancestors: Tensor  # `[classes, levels]`: the path of each finest class
 
     def __init__(
         self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
@@ -116,9 +129,11 @@ class Tree(Classify):
 
     @classmethod
     def supports(cls, images: ImageSet) -> bool:
+        """Whether the names of the classes are paths of one depth."""
         return super().supports(images) and label_tree(images.classes) is not None
 
     def training_step(self, batch: ImageBatch, fraction_trained: float) -> Outputs:
+        """The loss of a batch, that of each level, and the accuracy of the finest classes."""
         if not self.knows_levels:
             return super().training_step(batch, fraction_trained)
         activations = self._level_activations(batch.images)
@@ -128,9 +143,10 @@ class Tree(Classify):
         for activation, labels in zip(activations, paths.T, strict=True):
             scores = Scores(activation)
             losses.append(compute_loss(scores, labels, fraction_trained, self.config.task))
-        is_right = _predicted_paths(activations) == paths
+        is_right = _predicted_paths(activations) == paths  # [batch, levels]
+        weights = self._weights(is_right)
         outputs = {
-            "loss": (self._weights(is_right) * torch.stack(losses)).sum(),
+            "loss": (weights * torch.stack(losses)).sum(),
             self.loss: losses[-1],
         }
         for level, loss in enumerate(losses[:-1], start=1):
@@ -140,12 +156,17 @@ class Tree(Classify):
         return outputs
 
     def _level_activations(self, images: Tensor) -> list[Tensor]:
+        """Activations of the classes of every level, each `[batch, classes of the level]`."""
         return [capsules.activation for capsules in self.model.levels(images)]
 
     def _weights(self, is_right: Bool[Tensor, "batch levels"]) -> Float[Tensor, " levels"]:
-        """Of the levels in this step; dynamic ones by the accuracies of the batch of all processes.
+        """Weights of the levels in this step; see `level_weights`.
 
-        The authors take those of the batch before, which a run that goes on would have to remember.
+        Those of the dynamic loss depend on the accuracies of this batch, over all processes. The
+        authors take the accuracies of the batch before, which a resumed run would have to remember.
+
+        Args:
+            is_right: whether the predicted class is the true one.
         """
         accuracies = None
         if self.loss == DYNAMIC:
@@ -155,6 +176,7 @@ class Tree(Classify):
         return torch.tensor(level_weights(self.tree.sizes, accuracies), device=is_right.device)
 
     def eval_step(self, batch: ImageBatch) -> Outputs:
+        """Activations of the finest classes, labels, and predicted "paths" `[batch, levels]`."""
         if not self.knows_levels:
             outputs = super().eval_step(batch)
             activation = outputs["activation"]
@@ -168,6 +190,7 @@ class Tree(Classify):
         }
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
+        """Metrics of the finest classes, and of paths."""
         figures = self._path_figures(outputs)
         return super().compute_metrics(outputs) | {name: figures[name] for name in EPOCH_METRICS}
 
@@ -182,7 +205,7 @@ class Tree(Classify):
         )
 
     def report_items(self, evaluation: Any, images: ImageSet) -> list[ReportItem]:
-        return [*_levels(evaluation), *super().report_items(evaluation, images)]
+        return [*_level_items(evaluation), *super().report_items(evaluation, images)]
 
     @torch.inference_mode()
     def predict(self, images: Tensor) -> list[dict[str, Any]]:
@@ -202,7 +225,10 @@ def _predicted_paths(activations: Sequence[Tensor]) -> Paths:
 
 
 def is_consistent(paths: Paths, tree: LabelTree) -> Bool[Tensor, " n"]:
-    """Whether each class of a path is the parent of the next."""
+    """Whether, on every level, the class of a path is the parent of the next one.
+
+    `tree.parents[level][k]` is the parent of class k of the next level.
+    """
     agrees = torch.ones(len(paths), dtype=torch.bool)
     for level, parents in enumerate(tree.parents):
         agrees &= torch.tensor(parents)[paths[:, level + 1]] == paths[:, level]
@@ -210,15 +236,15 @@ def is_consistent(paths: Paths, tree: LabelTree) -> Bool[Tensor, " n"]:
 
 
 def level_weights(sizes: Sequence[int], accuracy: Sequence[float] | None = None) -> list[float]:
-    """What the loss of each level counts; the sum is 1.
+    """Weights of the losses of the levels l, of sum 1.
 
     Args:
-        sizes: classes n_l of each level.
-        accuracy: of each level, in [0, 1].
+        sizes: number of classes n_l of each level.
+        accuracy: of each level, in [0, 1]; None for weights that do not depend on it.
 
     Returns:
-        `1 - n_l / sum n`, normalized: 0.444, 0.333 and 0.222 for 2, 6 and 10 classes. With
-        accuracies, `1 - accuracy_l * w_l` of these w_l, normalized.
+        w_l = `1 - n_l / sum n`, divided by their sum: 0.444, 0.333 and 0.222 for 2, 6 and 10
+        classes. With accuracies `1 - accuracy_l * w_l`, divided by their sum.
     """
     weights = _normalized([1 - size / sum(sizes) for size in sizes])
     if accuracy is None:
@@ -232,13 +258,18 @@ def _normalized(weights: Sequence[float]) -> list[float]:
 
 
 def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float]:
-    """How well paths fit true ones, each figure in [0, 1].
+    """Metrics that compare predicted with true paths, each in [0, 1].
+
+    Args:
+        paths: predicted ones.
+        truth: true ones.
+        tree: of the classes.
 
     Returns:
         "level_1_accuracy", ...: of each level, coarse to fine. "hierarchical_accuracy": their
         harmonic mean. "exact_match": share of images that are right on every level. "consistency":
-        share of paths whose classes are each the parent of the next, which needs no truth.
-        "hierarchical_precision", "_recall", "_f1": means over images of what compares two sets, the
+        share of predicted paths whose classes are each the parent of the next, right or wrong.
+        "hierarchical_precision", "_recall", "_f1": means over images, for two sets of classes: the
         predicted classes with all of their ancestors, and the true path.
     """
     depth = len(tree.sizes)
@@ -248,15 +279,19 @@ def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float
     if min(accuracies):
         harmonic_mean = depth / sum(1 / share for share in accuracies)
 
-    # Of each level, fine to coarse: the predicted class, and ancestors of those predicted below.
+    # Level by level, fine to coarse: `classes` are the predicted class of the level, and the
+    # ancestors on this level of what is predicted on finer levels. They may be equal.
     num_common = torch.zeros(len(paths), dtype=torch.float64)
     num_predicted = torch.zeros(len(paths), dtype=torch.float64)
-    classes = paths[:, depth:]
+    classes = paths[:, depth:]  # none yet: [n, 0]
     for level in range(depth - 1, -1, -1):
-        ancestors = torch.tensor(tree.parents[level])[classes] if level < depth - 1 else classes
-        classes = torch.cat([paths[:, level : level + 1], ancestors], dim=1)
+        if level < depth - 1:
+            classes = torch.tensor(tree.parents[level])[classes]
+        classes = torch.cat([paths[:, level : level + 1], classes], dim=1)
         num_common += (classes == truth[:, level : level + 1]).any(dim=1)
-        num_predicted += 1 + (classes.sort(dim=1).values.diff(dim=1) != 0).sum(dim=1)
+        # Number of different classes.
+        steps = classes.sort(dim=1).values.diff(dim=1)
+        num_predicted += 1 + (steps != 0).sum(dim=1)
 
     precision = num_common / num_predicted
     recall = num_common / depth
@@ -275,8 +310,8 @@ def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float
     }
 
 
-def _levels(evaluation: TreeEvaluation) -> list[ReportItem]:
-    """A table of the figures; confusions between the groups of every level but the last."""
+def _level_items(evaluation: TreeEvaluation) -> list[ReportItem]:
+    """For a report: a table of the metrics, and the confusions on every level but the finest."""
     from torchcaps import viz
 
     rows = [(in_words(name), percent(share)) for name, share in evaluation.hierarchy.items()]
