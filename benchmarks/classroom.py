@@ -79,14 +79,14 @@ class Attendance(NamedTuple):
 async def ask(port: int, body: bytes, stream: str) -> tuple[int, bytes]:
     """One request, on a connection of its own."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /api/infer HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\nx-stream: {stream}\r\n"
+    request_head = f"POST /api/infer HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\nx-stream: {stream}\r\n"
     try:
-        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        writer.write(f"{request_head}content-length: {len(body)}\r\n\r\n".encode() + body)
         answer = await reader.read()
     finally:
         writer.close()
-    head, _, body = answer.partition(b"\r\n\r\n")
-    return int(head.split()[1]), body
+    answer_head, _, answer_body = answer.partition(b"\r\n\r\n")
+    return int(answer_head.split()[1]), answer_body
 
 
 class Page:

@@ -27,6 +27,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -139,7 +140,7 @@ def peak_mib(run: Callable[[], object]) -> float:
 def step_of(name: str, batch: int, bf16: bool) -> Callable[[], None]:
     """One training step of the MNIST network with this class-capsule layer."""
     torch.manual_seed(0)
-    model = create_model("capsnet")
+    model: Any = create_model("capsnet")
     model.class_capsules = LAYERS[name].build(model.class_capsules)
     task = create_task(model, TrainConfig()).cuda()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=True)

@@ -10,17 +10,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
 import torchcaps
+from torchcaps import ops
 from torchcaps.bench.timing import alternate, cells, machine, spread
 from torchcaps.errors import check_range
 from torchcaps.training import keep_memory
 
 RESULT = Path(__file__).parent / "results" / "maps.json"
-IMPLS = ("numba", "reference")
+IMPLS: tuple[ops.Impl, ...] = ("numba", "reference")
 
 
 def step(model: torch.nn.Module, images: torch.Tensor) -> None:
@@ -52,18 +55,19 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(options.threads)
     keep_memory()
     torch.manual_seed(0)
-    images, work = torch.rand(options.batch, 1, options.side, options.side), {}
+    images = torch.rand(options.batch, 1, options.side, options.side)
+    work: dict[str, Callable[[], object]] = {}
     for impl in IMPLS:
         size = (options.side, options.side)
         model = torchcaps.create_model(
             "segcaps", num_classes=4, in_chans=1, img_size=size, dim=options.dim
         )
         torchcaps.set_impl(model, impl)
-        work[impl] = lambda model=model: step(model, images)
+        work[impl] = partial(step, model, images)
     rows = []
-    for impl, times in alternate(work, options.repeats).items():
+    for impl_name, times in alternate(work, options.repeats).items():
         timing = spread("ms", times)
-        rows.append({"impl": impl, **timing, "img/s": 1e3 * options.batch / timing["ms"]})
+        rows.append({"impl": impl_name, **timing, "img/s": 1e3 * options.batch / timing["ms"]})
     for line in cells(rows):
         print("".join(f"{cell:>12}" for cell in line))
     report = {"machine": machine(), "settings": vars(options), "rows": rows}

@@ -163,7 +163,7 @@ def worst(figure_rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main(shapes: str, command: str) -> int:
     """Print and write the figures; 1 where a kernel exceeds what it may take."""
-    figure_rows = []
+    figure_rows: list[dict[str, Any]] = []
     for row in rows(SHAPES[shapes]):
         if not figure_rows:
             print(*row, sep=", ")

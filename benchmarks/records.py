@@ -56,7 +56,7 @@ def run(record: dict[str, Any], images: ImageSet, tested: ImageSet, seed: int) -
     """Train once and classify the images of `tested` once."""
     config = TrainConfig.of(**record["run"], seed=seed)
     torch.manual_seed(seed)
-    options = {
+    options: dict[str, Any] = {
         "num_classes": len(images.classes),
         "in_chans": images.in_chans,
         "img_size": images.img_size,

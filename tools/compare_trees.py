@@ -223,8 +223,11 @@ def compare_case(
     base: Mapping[str, Any] | None,
     new: Mapping[str, Any] | None,
 ) -> Verdict:
-    base_error = "there is no such case" if base is None else base.get("error")
-    new_error = "there is no such case" if new is None else new.get("error")
+    missing = {"error": "there is no such case"}
+    base = missing if base is None else base
+    new = missing if new is None else new
+    base_error = base.get("error")
+    new_error = new.get("error")
     if base_error and new_error:
         return Verdict(name, "fails", f"base: {base_error}; new: {new_error}")
     if base_error:

@@ -110,13 +110,13 @@ def rows() -> dict[str, str]:
     """Lines of docs/dependencies.md, by package: those declared, and what they bring."""
     groups = {extra: group for extra, group in declared().items() if extra != "dev"}
     bounds = {
-        canonicalize_name(one.name): (extra, one)
+        str(canonicalize_name(requirement.name)): (extra, requirement)
         for extra, group in groups.items()
-        for one in group
+        for requirement in group
     }
-    lines_by_package = {}
-    for name, (extra, one) in bounds.items():
-        versions = ", ".join(sorted(map(str, one.specifier), reverse=True))
+    lines_by_package: dict[str, str] = {}
+    for name, (extra, requirement) in bounds.items():
+        versions = ", ".join(sorted(map(str, requirement.specifier), reverse=True))
         lines_by_package[name] = f"| {name} | {versions} | {extra} | {license(name)} |"
     for extra, group in groups.items():
         for name in sorted(needed(group)):

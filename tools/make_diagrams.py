@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from math import log2
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -34,7 +35,8 @@ WORDS = {
 
 def blocks(name: str) -> list[tuple[str, str, int, float, float]]:
     """What each stage is, what it gives, how many follow alike, and the height and width of its box."""
-    model, stages = tc.create_model(name), []
+    model: Any = tc.create_model(name)
+    stages: list[tuple[str, str, int, float, float]] = []
     for stage in model.notebook_stages():
         if QUIET.match(stage.kind):
             continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ DIGIT, THICK = 4, 6.0  # of the test images; points of a coupling of 1
 FIRST, SECOND = 0.72, 0.92  # where capsules stand, in widths of the figure
 
 
-def draw_maps(ax: Axes, model: torch.nn.Module, image: torch.Tensor) -> None:
+def draw_maps(ax: Axes, model: Any, image: torch.Tensor) -> None:
     """The digit and the maps after each convolution, as large as they are."""
     ax.imshow(image[0, 0], cmap="gray_r", extent=(0.01, 0.13, 0.36, 0.64), aspect="auto")
     ax.text(0.07, 0.33, "28 × 28", ha="center", va="top", fontsize=8)
@@ -47,7 +48,7 @@ def draw_maps(ax: Axes, model: torch.nn.Module, image: torch.Tensor) -> None:
         offset += wide + 0.035
 
 
-def draw_capsules(ax: Axes, model: torch.nn.Module, image: torch.Tensor) -> None:
+def draw_capsules(ax: Axes, model: Any, image: torch.Tensor) -> None:
     """Primary and class capsules, the former's couplings, and the latter's lengths."""
     with tc.record_routing(model) as record:
         lengths = model(image)[0].tolist()

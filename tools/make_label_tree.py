@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib.axes import Axes
@@ -49,7 +50,7 @@ def draw(
             size = 330 * float(lengths[level][k]) ** 2
             ax.scatter(x, y, s=size, color=ORANGE if k == longest else BLUE, zorder=2)
             weight = "bold" if truth[level] == k else "normal"
-            offset = (
+            offset: dict[str, Any] = (
                 {"xytext": (10, 0), "va": "center"}
                 if level == 2
                 else {"xytext": (0, 10), "ha": "center"}
@@ -71,7 +72,7 @@ def draw(
 
 def main(run: str, root: str) -> None:
     """The first image that is right on every level, and the first whose levels contradict each other."""
-    model = tc.load(run)
+    model: Any = tc.load(run)
     images = tc.data.load_dataset("fashion-mnist-tree", "test", root=root)
     batch = images.float_images(torch.arange(500))
     with torch.no_grad():

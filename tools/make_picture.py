@@ -62,7 +62,7 @@ class Contents(NamedTuple):
 
 def look(run: str, pairs: str) -> Contents:
     """Ask the networks."""
-    model = tc.load(run)
+    model: Any = tc.load(run)
     digits = tc.data.load_dataset("digits", "test")
     indices = evaluation.example_indices(digits.labels, 2, seed=0)[DIGIT : DIGIT + 1]
     image = digits.float_images(indices)
