@@ -30,8 +30,8 @@ OV_k ("object-viewer"), and for each part m the pose of this part within the obj
 
 N(y; mean, standard deviation) is the normal density; y is one channel of a pixel. The 10^-4 is for
 parts that no object explains. As in the authors' code the weights of (7) do not sum to 1. A pose is
-an affine map, six numbers: the upper two rows of a 3x3 matrix, row by row. `affine_pose` makes it of
-six raw numbers, which are unbounded. `full_precision` turns half precision into float32.
+an affine map, six numbers: the upper two rows of a 3x3 matrix, row by row. `affine_pose` makes it
+of six raw numbers, which are unbounded. `full_precision` turns half precision into float32.
 
 Differs from the authors' code in: attention adds the log of a part's presence to its logits, in
 place of a mask that soft presences make all or nothing; no noise without training; likelihoods in

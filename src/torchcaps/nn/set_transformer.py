@@ -2,8 +2,8 @@
 
 Juho Lee and others, "Set Transformer", ICML 2019, arXiv 1810.00825, with one head, as in the
 authors' code of stacked capsule auto-encoders (arXiv 1906.06818), where the members are parts of an
-image. That code hides absent members by a mask. Here attention adds the log of a member's presence to
-its logits, so that soft presences count softly. A presence is sigmoid(presence logit).
+image. That code hides absent members by a mask. Here attention adds the log of a member's presence
+to its logits, so that soft presences count softly. A presence is sigmoid(presence logit).
 """
 
 import math

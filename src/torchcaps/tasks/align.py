@@ -15,7 +15,7 @@ In: sets of points x_n, each moved twice at random. A moved set is a view of the
 
 Out: a loss in training, a weighted sum of six losses (`capsule_losses`, and the Chamfer distance of
 a set and its drawing); and metrics of test sets: above all their steadiness, that is whether all
-views of a set get one canonical pose.
+views of a set get one canonical pose. Steps return `Outputs`, tensors by name.
 """
 
 import math
@@ -242,8 +242,8 @@ class Align(Task):
                 "capsules",
                 "The capsules",
                 f"{len(batch.points)} test sets, after each of {NUM_EXAMPLE_VIEWS} motions; a "
-                "color is a capsule. The canonical pose should be the same for all motions, and parts "
-                "should keep their colors. Of three coordinates two show.",
+                "color is a capsule. The canonical pose should be the same for all motions, and "
+                "parts should keep their colors. Of three coordinates two show.",
                 viz.point_sets(rows),
                 "Sets of points colored by capsule, as they are moved, in the canonical pose, and "
                 "as they are drawn.",
@@ -252,7 +252,7 @@ class Align(Task):
 
     @torch.inference_mode()
     def predict(self, images: Tensor) -> list[dict[str, Any]]:
-        """Of each set its motion to the canonical pose, its keypoints, and the capsule of each point.
+        """Of each set the motion to its canonical pose, its keypoints, the capsule of each point.
 
         Args:
             images: sets of points `[batch, dim, points, 1]`.
@@ -279,8 +279,8 @@ class Align(Task):
 def capsule_losses(aligned: Aligned, batch: Motions) -> Outputs:
     """Five losses of each set, `[batch]`; the sixth is the Chamfer distance of its drawing.
 
-    Of the views a and b of a set, with the symbols of the top of this file. T is the motion from view
-    a to view b, K the number of capsules, and the last three losses are means over both views:
+    Of the views a and b of a set, with the symbols of the top of this file. T is the motion from
+    view a to view b. The last three losses are means over both views:
 
         equivariance   mean over k of |T theta_k(a) - theta_k(b)|^2
         invariance     mean over k and channels of (beta_k(a) - beta_k(b))^2

@@ -1,4 +1,9 @@
-"""One class an image, and its losses, beside which there may be a reconstruction."""
+"""Training of classification: one class an image, and the losses of this task.
+
+In: images with their labels, and a model with an activation (a length or a probability) or a logit
+for each class. Out: a loss in training, to which the error of a reconstruction may be added; and
+metrics of held-out images. Steps return `Outputs`, tensors by name.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -20,8 +25,9 @@ from torchcaps.tasks.collapse import collapse_state, collapse_warnings
 from torchcaps.tasks.report_items import classified
 from torchcaps.types import Capsules, ModelSpec, model_metadata
 
-# The paper's weight belongs to images of this many values; per value it is then the same for every
-# image size.
+# The weight of the reconstruction in "Dynamic Routing Between Capsules" (arXiv 1710.09829), for a
+# squared error summed over the 784 pixels of MNIST. Larger images get a smaller weight a pixel, so
+# that the sum weighs the same.
 PAPER_PIXELS = 784
 PAPER_WEIGHT = 0.0005
 MARGINS = ("margin", "two_margins")  # losses that a reconstruction goes with by default
@@ -32,12 +38,12 @@ LAST_MARGIN = 0.9
 
 
 class Scores(NamedTuple):
-    """What a model says of a batch.
+    """Outputs of a model for a batch.
 
     Attributes:
-        activation: lengths or probabilities in [0, 1].
-        logits: what probabilities are made of; None for a model without.
-        capsules: of the classes; None for a model without poses.
+        activation: lengths or probabilities of the classes, in [0, 1].
+        logits: that the probabilities are made of; None for a model without logits.
+        capsules: class capsules; None for a model without poses.
     """
 
     activation: Float[Tensor, "batch classes"]
@@ -45,8 +51,9 @@ class Scores(NamedTuple):
     capsules: Capsules | None = None
 
 
-# (scores, classes `[batch]` or their probabilities `[batch, classes]`, fraction of the training that is
-# done, settings) -> mean over the batch.
+# A loss takes scores, targets (classes `[batch]`, or 1 for the classes of an image and 0 for others
+# `[batch, classes]`), the fraction of the training that is done, and the settings of the task. It
+# returns a scalar, a mean over the batch.
 Loss = Callable[[Scores, Tensor, float, TaskSettings], Tensor]
 LOSSES: Registry[Loss] = Registry("loss")
 
@@ -124,11 +131,13 @@ class Classify(Task):
     whatever the most active one is (arXiv 1710.09829, section 4.1).
     """
 
+    # Answers to the questions of the base class `Task`:
     losses: ClassVar[Mapping[str, Loss]] = LOSSES
+    # What may be asked of it: its classes, drawings of poses, routing, answers to a moving image.
     capabilities = frozenset({"classes", "decode", "routing", "sweep"})
-    model_tasks: ClassVar[Collection[str]] = ("classify",)
-    data = "images of one class each"
-    label_axes: ClassVar[int] = 1
+    model_tasks: ClassVar[Collection[str]] = ("classify",)  # models for which "auto" is this task
+    data = "images of one class each"  # words of the error for other data
+    label_axes: ClassVar[int] = 1  # axes of the labels: `[n]`; subclasses may have `[n, k]`
 
     def __init__(
         self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
@@ -141,22 +150,26 @@ class Classify(Task):
                 "reconstruction", f"expected 0 for a model without a decoder, got {weight}"
             )
         self.reconstruction_weight = weight if self.spec.decoder else 0.0
-        # Losses but this one start with gradients that Adam remembers for a thousand steps.
+        # Largest norm of the gradient, 0 for any. Other losses start with large gradients, which
+        # Adam remembers for a thousand steps.
         self.clip = 0.0 if self.loss == "spread" else 1.0
 
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
+        """Settings of a run that leaves them open."""
         draws = spec.decoder and loss in MARGINS
         return {"reconstruction": PAPER_WEIGHT if draws else 0.0}
 
     @classmethod
     def supports(cls, images: ImageSet) -> bool:
+        """Whether labels have the axes of this task."""
         return images.labels.dim() == cls.label_axes
 
     def sample_batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> ImageBatch:
-        """Images with their labels.
+        """The images with these indices and their labels; in training changed at random.
 
-        `singles` go the same way as the image that they make, but for its light.
+        Of an image that overlays several classes, `singles` shows each class alone. They are moved
+        as the image is; changes of brightness do not reach them.
         """
         if not self.training:
             return ImageBatch(
@@ -172,7 +185,7 @@ class Classify(Task):
         return ImageBatch(pixels, batch.labels, singles)
 
     def scores(self, images: Tensor) -> Scores:
-        """What the model says of images `[batch, channels, height, width]`."""
+        """Outputs of the model for images `[batch, channels, height, width]`."""
         if self.spec.logits:
             logits = self.model.logits(images)
             return Scores(self.model.probabilities(logits), logits)
@@ -185,11 +198,14 @@ class Classify(Task):
         return Scores(outputs)
 
     def _probabilities(self, logits: Tensor) -> Tensor:
-        """Of classes of which an image shows one."""
+        """Probabilities by logits, of sum 1: an image shows one class."""
         return full_precision(logits).softmax(dim=1)
 
     def _targets(self, labels: Tensor, num_classes: int) -> Tensor:
-        """Labels, or 1 for the class of each where a loss judges each class by itself."""
+        """Labels `[batch]`, or 1 for the label and 0 for others `[batch, classes]`.
+
+        The latter is for a model whose classes have a sigmoid each.
+        """
         if self.spec.multilabel and self.loss == "cross_entropy":
             return multi_hot(labels.unsqueeze(1), num_classes)
         return labels
@@ -200,6 +216,7 @@ class Classify(Task):
         return self.losses[self.loss](scores, targets, fraction_trained, self.config.task)
 
     def training_step(self, batch: ImageBatch, fraction_trained: float) -> Outputs:
+        """The loss of a batch, its terms by name, the accuracy, and activations of the classes."""
         scores = self.scores(batch.images)
         loss = self._compute_loss(scores, batch.labels, fraction_trained)
         losses = {"loss": loss, self.loss: loss}
@@ -212,10 +229,11 @@ class Classify(Task):
         return losses | {"activation": scores.activation.detach()}
 
     def _reconstruction_error(self, capsules: Capsules, batch: ImageBatch) -> Tensor:
-        """Summed squared error of what the labeled capsules draw, mean over the batch."""
+        """Squared error of what the labeled capsule draws, summed over pixels, mean over images."""
         return reconstruction_loss(self.model.reconstruct(capsules, batch.labels), batch.images)
 
     def eval_step(self, batch: ImageBatch) -> Outputs:
+        """Activations and logits `[batch, classes]`, and labels."""
         scores = self.scores(batch.images)
         num_outputs = scores.activation.shape[1]
         if num_outputs < self.num_classes:
@@ -229,6 +247,7 @@ class Classify(Task):
         return outputs
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
+        """Loss and accuracy of all images, by what `eval_step` gave."""
         activation = outputs["activation"]
         labels = outputs["labels"]
         loss = self._compute_loss(Scores(activation, outputs.get("logits")), labels, 1.0)
@@ -236,12 +255,14 @@ class Classify(Task):
         return {"loss": loss.item(), "accuracy": accuracy.item()}
 
     def warnings(self, outputs: Outputs) -> list[str]:
+        """Sentences about class capsules that do not tell classes apart."""
         activation = outputs["activation"]
         labels = outputs["labels"]
         loss = margin_loss(activation, self._targets(labels, activation.shape[1])).item()
         return collapse_warnings(activation, labels, loss)
 
     def detect_collapse(self, losses: Outputs) -> str | None:
+        """A sentence where all class capsules are dead or saturated, so that training restarts."""
         if not self.spec.pose or self.spec.logits:
             return None
         state = collapse_state(losses["activation"])
@@ -271,10 +292,7 @@ class Classify(Task):
 def is_correct(
     activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"]
 ) -> Bool[Tensor, " n"]:
-    """Whether the most active class is the label.
-
-    Of k labels, whether the k most active classes are exactly those.
-    """
+    """Whether the most active class is the label; of k labels, whether the k most active are."""
     if labels.dim() == 1:
         return activation.argmax(dim=1) == labels
     predicted = activation.topk(labels.shape[1], dim=1).indices

@@ -133,9 +133,9 @@ def _squared_error(images: Tensor, target: Tensor) -> Float[Tensor, " batch"]:
 def estimated_transformations(outputs: dict[str, Tensor]) -> Float[Tensor, "n m"]:
     """Estimate the transformations by the poses of all capsules together.
 
-    Each capsule k has the weight w_k, its presence in the source times that in the target. A shift is
-    the weighted mean change of position. A matrix T makes T A_k nearest to B_k, for the poses A_k in
-    the source and B_k in the target:
+    Each capsule k has the weight w_k, its presence in the source times that in the target. A shift
+    is the weighted mean change of position. A matrix T makes T A_k nearest to B_k, for the poses
+    A_k in the source and B_k in the target:
 
         T = (sum_k w_k B_k A_k^T) (sum_k w_k A_k A_k^T)^+         weighted least squares
 

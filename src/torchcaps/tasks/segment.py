@@ -11,7 +11,9 @@ class 0, the background; and images with masks, which hold the class of each pix
     `ClassMaps`  a number for each foreground class and pixel, `[batch, classes - 1, height, width]`
 
 Out: a loss in training; and metrics of held-out images: Dice, intersection over union (IoU), and
-the agreement of boundaries. Symbols of the losses, at one pixel and for one foreground class:
+the agreement of boundaries. Steps return `Outputs`, tensors by name.
+
+Symbols of the losses, at one pixel and for one foreground class:
 
     p  predicted probability of the class
     T  1 where the pixel is of the class, else 0 ("targets")
@@ -54,8 +56,8 @@ MAX_EVAL_PIXELS = 1 << 18  # of a batch that is not trained with: 16 images of 1
 DICE_SMOOTHING = 1e-5  # added above and below the fraction of soft Dice
 PRESENT = 0.9  # margin loss: p should be at least this where the class is
 ABSENT = 0.1  # margin loss: p should be at most this where it is not
-# The setting `reconstruction` is the weight of a squared error summed over the 784 pixels of a 28x28
-# image. By default the mean squared error gets the weight 0.1 of SegCaps' code.
+# The setting `reconstruction` is the weight of a squared error summed over the 784 pixels of a
+# 28x28 image. By default the mean squared error gets the weight 0.1 of SegCaps' code.
 PAPER_PIXELS = 784
 RECONSTRUCTION_WEIGHT = 0.1 / PAPER_PIXELS
 NUM_EXAMPLES = 10  # test images in a plot
@@ -185,6 +187,7 @@ class Segment(Task):
         if isinstance(images, MaskedSet):
             self.num_foreground = images.num_classes - 1
             image_pixels = images.masks[0].numel()
+            # At most as many images as in other tasks (BATCH), fewer if they are large.
             self.eval_batch_size = max(1, min(BATCH, MAX_EVAL_PIXELS // image_pixels))
             # Pixels of each foreground class in all masks.
             counts = images.masks.flatten().bincount(minlength=images.num_classes)[1:].double()
@@ -316,9 +319,10 @@ class Segment(Task):
         """A plot of test images with true and predicted masks, and a table of metrics by class."""
         from torchcaps.viz.tiles import masks
 
+        # Images at equal distances in the set, one at a time: they may be large.
         examples = images.subset(evenly(torch.arange(len(images)), NUM_EXAMPLES))
         device = device_of(self.model)
-        with evaluating(self):
+        with evaluating(self):  # evaluation mode, no gradients
             probabilities = [
                 self.predict_pixels(image.to(device)) for image in examples.float_images().split(1)
             ]

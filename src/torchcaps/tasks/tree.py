@@ -80,8 +80,8 @@ class TreeEvaluation(Evaluation):
 class Tree(Classify):
     """Classes on every level of a label tree.
 
-    A model with capsules for every level learns a weighted sum of the losses of all levels. Any other
-    classifier of the finest classes is trained as by the base class.
+    A model with capsules for every level learns a weighted sum of the losses of all levels. Any
+    other classifier of the finest classes is trained as by the base class.
 
     Attributes:
         tree: of the classes.

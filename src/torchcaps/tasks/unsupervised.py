@@ -3,8 +3,9 @@
 Adam Kosiorek, Sara Sabour, Yee Whye Teh, Geoffrey Hinton, "Stacked Capsule Autoencoders", NeurIPS
 2019, arXiv 1906.06818, sections 2.3 and 2.4.
 
-In: an `SCAE` model and images without labels. For each image the model gives an `Explanation`, which
-has M part capsules, what each part draws, K object capsules, and two likelihoods. In this file:
+In: an `SCAE` model and images without labels. For each image the model gives an `Explanation`,
+which has M part capsules, what each part draws, K object capsules, and two likelihoods. In this
+file:
 
     a_k   `objects.presence`: how surely object k is in the image, in [0, 1]
     r_km  `posterior`: the probability that object k explains part m; a last column is "no object"
@@ -13,7 +14,7 @@ has M part capsules, what each part draws, K object capsules, and two likelihood
 Out: a loss in training, a weighted sum of terms (`loss_terms`); and metrics of held-out images:
 their log likelihood, which chooses the epoch, and the accuracy of clusters. Labels have no part in
 the loss, nor in that choice. Images are clustered by their objects, and the metrics ask whether
-these clusters are classes.
+these clusters are classes. Steps return `Outputs`, tensors by name.
 """
 
 from typing import Any, NamedTuple
@@ -213,7 +214,7 @@ class Unsupervised(Task):
 
     def report_items(self, evaluation: EvaluationResult, images: ImageSet) -> list[ReportItem]:
         """Figures for a report: templates, test images drawn by their parts, and objects."""
-        with evaluating(self):
+        with evaluating(self):  # evaluation mode, no gradients
             return [
                 _templates_item(self.model),
                 _drawings_item(self.model, first_batch(self, images, MAX_DRAWN_IMAGES).images),
