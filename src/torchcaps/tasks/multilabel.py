@@ -1,4 +1,9 @@
-"""Several classes an image, such as overlapping digits (arXiv 1710.09829, section 6)."""
+"""Training of images that show several classes, such as overlapping digits.
+
+Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules", arXiv 1710.09829,
+section 6. It differs from the task of one class an image (`Classify`) in its targets, 1 for each of
+the k classes of an image, and in its reconstructions, one for each of them.
+"""
 
 from torch import Tensor
 
@@ -15,13 +20,11 @@ from torchcaps.types import Capsules
 
 @register_task("multilabel")
 class Multilabel(Classify):
-    """Several classes an image: a target for each class.
+    """Several classes an image. Each labeled capsule draws what its class looks like alone."""
 
-    Each labeled capsule draws what it stands for alone.
-    """
-
-    label_axes = 2
-    data = "images of several classes each"
+    # Answers to the questions of the base classes:
+    label_axes = 2  # labels are `[n, k]`
+    data = "images of several classes each"  # words of the error for other data
 
     def training_step(self, batch: ImageBatch, fraction_trained: float) -> Outputs:
         if self.spec.logits and not self.spec.multilabel:
@@ -39,6 +42,7 @@ class Multilabel(Classify):
         return multi_hot(labels, num_classes)
 
     def _reconstruction_error(self, capsules: Capsules, batch: ImageBatch) -> Tensor:
+        """Squared error of the drawings of the labeled capsules, beside `singles` of the batch."""
         if batch.singles is None:
             raise ArgumentError(
                 "singles", "expected what each labeled class looks like alone, got none"

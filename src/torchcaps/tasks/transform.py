@@ -1,8 +1,13 @@
-"""Drawing what an image looks like after a known transformation, from pairs of its views.
+"""Training of transforming auto-encoders: draw an image after a known transformation.
 
-Geoffrey Hinton, Alex Krizhevsky, Sida Wang, "Transforming Auto-encoders", ICANN 2011. Labels have
-no part in it. Source AND target are transformed from the original image; where only the target is,
-all sources look alike, and poses need not depend on them.
+Geoffrey Hinton, Alex Krizhevsky, Sida Wang, "Transforming Auto-encoders", ICANN 2011.
+
+In: images without labels. Two random views are made of each image, the source and the target: both
+are transformed from the original image. If the source were the original itself, all sources would
+look alike, and poses need not depend on them. The model sees the source and the transformation that
+leads to the target. Out: the squared error of the target that it draws; and metrics of how well the
+changes of its poses follow the transformations (`tasks.pose_changes`). Steps return `Outputs`,
+tensors by name.
 """
 
 import math
@@ -43,9 +48,10 @@ from torchcaps.words import rounded
 Images = Float[Tensor, "batch channels height width"]
 Matrices = Float[Tensor, "batch 3 3"]
 AXES = ("batch", "channels", "height", "width")
-CHANGES = {"degrees": 20.0, "zoom": 0.15, "shear": 0.1}  # of views beside shifts, for affine poses
+# Largest changes of a view beside its shift, for affine poses; see `transformed_pairs`.
+CHANGES = {"degrees": 20.0, "zoom": 0.15, "shear": 0.1}
 MAX_ZOOM = 0.9
-SEED = 99  # of the pairs that are measured
+SEED = 99  # of the views of test images
 MAX_CAPSULES = 5  # in a prediction
 # In a report: pairs drawn, capsules drawn, units of each, and points.
 MAX_PAIRS = 14
@@ -56,19 +62,24 @@ MAX_POINTS = 2000
 
 @register_task("transform")
 class Transform(Task):
-    """Pairs of views of an image.
+    """Pairs of views of an image: the model draws the second one by the first one.
 
-    The model draws the second view by the first and the transformation between them.
+    Attributes:
+        pose: kind of the model's poses, "translation" or "affine", and so of the transformations.
+        ranges: largest "shift" in pixels, "degrees", "zoom" and "shear" of a view.
+        transforms: other augmentations of the original images.
     """
 
-    # What the capsules are for: to tell what was done. The error of the drawing also falls where
-    # more and more of them draw by heart; and a score of at most 1 can be one to stop at.
+    # Answers to the questions of the base class `Task`:
+    # The metric by which the epoch is chosen: how well poses tell the transformation. The error of
+    # the drawing also falls where more and more capsules learn images by heart, and it has no
+    # largest number, such as 1, at which a training may stop.
     score = "correlation"
-    losses = ("reconstruction",)
-    capabilities = frozenset({"decode", "sweep"})
+    losses = ("reconstruction",)  # names of its losses
+    capabilities = frozenset({"decode", "sweep"})  # drawings of poses, answers to a moving image
     labeled = False
-    clip = 0.0  # the loss is a sum over pixels, and so are its gradients
-    requires = "a model whose poses a known transformation moves"
+    clip = 0.0  # gradients are not clipped: the loss is a sum over pixels, and so are they
+    requires = "a model whose poses a known transformation moves"  # words of the error for others
 
     def __init__(
         self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
@@ -83,21 +94,22 @@ class Transform(Task):
                     name,
                     f"expected 0 for poses that are moved by shifts, got {self.ranges[name]}",
                 )
-        # What is left for an image, before there are two views of it.
+        # The other augmentations change an image before two views are made of it.
         image_settings = replace(settings, **dict.fromkeys(self.ranges, 0))
         self.transforms = Transforms(image_settings, self.config.data.crop)
 
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
+        """Settings of a run that leaves them open."""
         changes = {} if model.pose == "translation" else CHANGES
         return {"lr": 2e-3, "schedule": "cosine", **changes}
 
     def sample_batch(
         self, images: ImageSet, indices: Tensor, generator: Generator
     ) -> TransformedPairs:
-        """Pairs of views.
+        """Pairs of views of the images with these indices.
 
-        Those that are measured are the same whatever other images are in the batch.
+        A test image has the same views whatever other images are in the batch.
         """
         if self.training:
             batch = images.sample_batch(indices, generator=generator)
@@ -112,13 +124,16 @@ class Transform(Task):
         return _make_pairs(originals, self.pose, first, second)
 
     def training_step(self, batch: TransformedPairs, fraction_trained: float) -> Outputs:
+        """Squared error of the drawing, a sum over pixels and a mean over the batch."""
         error = reconstruction_loss(self.model(batch.source, batch.transformation), batch.target)
         return {"loss": error, "reconstruction": error}
 
     def eval_step(self, batch: TransformedPairs) -> Outputs:
+        """Poses, presences and errors of each pair; see `compare_pairs`."""
         return {name: values.float() for name, values in compare_pairs(self.model, batch).items()}
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
+        """The error, and the correlation of estimated and true transformations."""
         estimated = estimated_transformations(outputs)
         return {
             "loss": outputs["error"].double().mean().item(),
