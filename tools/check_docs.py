@@ -18,7 +18,7 @@ from types import ModuleType
 import make_dependencies
 from check_commands import FENCE, unmentioned, wrong_commands, wrong_recipes
 
-WIDTH = 120  # of a line, in characters
+WIDTH = 100  # of a line, in characters
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [
     ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")

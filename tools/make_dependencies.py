@@ -31,13 +31,13 @@ LOWEST_HEAD = """# The lower bounds of pyproject.toml, which `make test-lowest` 
 """
 DOCUMENT_HEAD = """# Dependencies and their licenses
 
-Made by `python tools/make_dependencies.py`, from what the installed packages say of themselves. "Extra" is the word in
-`pip install 'torchcaps[plots]'`. The development tools (extra `dev`) are not part of what users install, and are not
-listed; nor is what torch itself needs.
+Made by `python tools/make_dependencies.py`, from the metadata of the installed packages. "Extra" is
+the word in `pip install 'torchcaps[plots]'`. The development tools (extra `dev`) are not part of
+what users install, and are not listed; nor are the packages that torch itself needs.
 
-`constraints.txt` has the tested versions, which `make install` takes. `constraints-lowest.txt` has the lowest versions
-that `pyproject.toml` allows, which `make test-lowest` tests. Neither `torch` nor the Triton that a torch for GPUs asks
-for has a tested pin: the torch that is there is kept.
+`constraints.txt` has the tested versions, which `make install` takes. `constraints-lowest.txt` has
+the lowest versions that `pyproject.toml` allows, which `make test-lowest` tests. Neither `torch`
+nor the Triton that a torch for GPUs requires has a tested pin: an installed torch is kept.
 """
 
 

@@ -70,14 +70,16 @@ from torchcaps import evaluation, tasks, viz
 
 task, digits = tc.reporting.open_task("runs/capsnet-digits", device="cpu")
 model = task.model
-some = evaluation.example_indices(digits.labels, 2, seed=0)  # two test digits of each class
-images, labels, classes = digits.float_images(some), digits.labels[some], digits.classes
-found = tc.evaluate(model, digits)
+examples = evaluation.example_indices(digits.labels, 2, seed=0)  # two test digits of each class
+images, labels, classes = digits.float_images(examples), digits.labels[examples], digits.classes
+scores = tc.evaluate(model, digits)
 
 
 def epochs(run):
     rows = tc.training.Run(run).epochs
-    return [row | {"train_loss": row["train_margin"]} for row in rows]  # the loss of the classes, as in validation
+    return [
+        row | {"train_loss": row["train_margin"]} for row in rows
+    ]  # the loss of the classes, as in validation
 
 
 def bench(name):
@@ -99,33 +101,38 @@ SECTIONS: dict[str, list[Entry]] = {
     "What a capsule encodes": [
         Entry(
             "reconstructions",
-            "Test digits above what the decoder draws from the sixteen numbers of one capsule each.",
+            "Test digits above their reconstructions, each decoded from the sixteen numbers of one capsule.",
             "two test digits of each class",
             """\
-drawn = evaluation.reconstructions(model, images)
-figure = viz.reconstructions(images, drawn.images, labels, predictions=drawn.predictions, classes=classes)""",
+drawings = evaluation.reconstructions(model, images)
+figure = viz.reconstructions(
+    images, drawings.images, labels, predictions=drawings.predictions, classes=classes
+)""",
             84,
             32,
         ),
         Entry(
             "perturbations",
-            "What a pose dimension stands for: each row moves another one, and draws what comes out.",
+            "The meaning of pose dimensions: each row changes one dimension and shows the decoded images.",
             "a test digit of class 4",
             """\
-moved = evaluation.perturb(model, images[8:9], labels[8:9], steps=5)
-figure = viz.perturbations(moved.reconstructions[0], moved.offsets, title="pose of the capsule of class 4")""",
+sweep = evaluation.perturb(model, images[8:9], labels[8:9], steps=5)
+figure = viz.perturbations(
+    sweep.reconstructions[0], sweep.offsets, title="pose of the capsule of class 4"
+)""",
             72,
             64,
         ),
         Entry(
             "activation_bars",
-            "The lengths of all class capsules under the image they were found in; here the worst "
-            "mistakes.",
+            "The lengths of all class capsules under each image; here the worst mistakes.",
             TEST,
             """\
-worst = evaluation.worst_mistakes(found.activations, found.labels)[:5]
-lengths = found.activations[worst]
-figure = viz.activation_bars(digits.float_images(worst), lengths, found.labels[worst], classes=classes)""",
+worst = evaluation.worst_mistakes(scores.activations, scores.labels)[:5]
+lengths = scores.activations[worst]
+figure = viz.activation_bars(
+    digits.float_images(worst), lengths, scores.labels[worst], classes=classes
+)""",
         ),
     ],
     "What routing does": [
@@ -142,14 +149,14 @@ figure = viz.coupling_map(
         ),
         Entry(
             "diagnosis",
-            "Is the routing doing anything? Couplings, activations, idle capsules, accuracy without it.",
+            "The effect of routing: couplings, activations, idle capsules, and accuracy without it.",
             "128 test digits",
             """\
 figure = viz.diagnosis(evaluation.diagnose(model, digits, count=128))""",
             80,
         ),
     ],
-    "How a training went": [
+    "Course of a training": [
         Entry(
             "curves",
             "Loss and accuracy over epochs, training beside validation.",
@@ -159,62 +166,73 @@ figure = viz.curves(epochs("runs/capsnet-digits"))""",
         ),
         Entry(
             "overlaid_curves",
-            "Several runs, one beside the other.",
+            "Several runs in one figure.",
             "three runs: as above, and a small network with routing and with uniform coupling",
             """\
 names = ("capsnet-digits", "small-dynamic", "small-uniform")
 figure = viz.overlaid_curves({name: epochs(f"runs/{name}") for name in names})""",
         ),
     ],
-    "How good it is": [
+    "Quality of a classifier": [
         Entry(
             "confusion_matrix",
-            "Which classes are taken for which.",
+            "Counts of true against predicted classes.",
             TEST,
             """\
-figure = viz.confusion_matrix(found.confusion, classes)""",
+figure = viz.confusion_matrix(scores.confusion, classes)""",
         ),
         Entry(
             "per_class_bars",
             "Accuracy of each class.",
             TEST,
             """\
-rows = found.per_class
-figure = viz.per_class_bars([row["accuracy"] for row in rows], classes, [row["count"] for row in rows])""",
+rows = scores.per_class
+figure = viz.per_class_bars(
+    [row["accuracy"] for row in rows], classes, [row["count"] for row in rows]
+)""",
         ),
         Entry(
             "calibration",
-            "Whether a length can be read as confidence.",
+            "Whether a length can be read as a confidence.",
             TEST,
             """\
-figure = viz.calibration(found.to_dict()["calibration"])""",
+figure = viz.calibration(scores.to_dict()["calibration"])""",
         ),
         Entry(
             "accuracy_curves",
-            "Accuracy against anything: here the strength of an attack.",
+            "Accuracy against any quantity; here the strength of an attack.",
             "100 test digits, attacked with the gradient's sign",
             """\
 strengths = (0.0, 0.05, 0.1, 0.15, 0.2)
-few = digits.subset(torch.arange(0, 1000, 10))
+subset = digits.subset(torch.arange(0, 1000, 10))
 curves = {}
 for name in ("capsnet-digits", "small-dynamic", "small-uniform"):
     attacked = tc.load(f"runs/{name}")
-    sweep = evaluation.attack_sweep(attacked, few.float_images(), few.labels, strengths, attack="fgsm")
+    sweep = evaluation.attack_sweep(
+        attacked, subset.float_images(), subset.labels, strengths, attack="fgsm"
+    )
     curves[name] = (strengths, [outcome.accuracy for outcome in sweep.outcomes])
-figure = viz.accuracy_curves(curves, xlabel="largest change of a pixel (of 1)", chance=0.1, title="FGSM")""",
+figure = viz.accuracy_curves(
+    curves, xlabel="largest change of a pixel (of 1)", chance=0.1, title="FGSM"
+)""",
         ),
         Entry(
             "affine_curves",
-            "Accuracy on images that are turned, resized or moved, a panel each.",
-            "100 test digits; in training, the networks saw shifts of up to 2 pixels and nothing else",
+            "Accuracy on images that are rotated, resized or moved, with a panel for each change.",
+            "100 test digits; the training images were shifted by up to 2 pixels and not changed otherwise",
             """\
-few = digits.subset(torch.arange(0, 1000, 10))
+subset = digits.subset(torch.arange(0, 1000, 10))
 ranges = {"rotation": range(-60, 61, 20), "scale": range(60, 141, 20), "shift": range(0, 9, 2)}
 sweeps = {
-    name: evaluation.affine_sweep(tc.load(f"runs/{name}"), few.float_images(), few.labels, **ranges).curves
+    name: evaluation.affine_sweep(
+        tc.load(f"runs/{name}"), subset.float_images(), subset.labels, **ranges
+    ).curves
     for name in ("capsnet-digits", "small-dynamic", "small-uniform")
 }
-lines = {name: {kind: (c.amounts, c.accuracy) for kind, c in sweep.items()} for name, sweep in sweeps.items()}
+lines = {
+    name: {kind: (c.amounts, c.accuracy) for kind, c in sweep.items()}
+    for name, sweep in sweeps.items()
+}
 units = {kind: curve.unit for kind, curve in sweeps["capsnet-digits"].items()}
 figure = viz.affine_curves(lines, units=units, chance=0.1)""",
             80,
@@ -223,13 +241,20 @@ figure = viz.affine_curves(lines, units=units, chance=0.1)""",
     "Overlapping digits": [
         Entry(
             "overlaps",
-            "Two digits in one picture, taken apart: one capsule drawn in magenta, the other in green.",
+            "Two digits of one picture, separated: one capsule is drawn in magenta, the other in green.",
             "composites of the embedded test digits",
             """\
 apart, composites = tc.reporting.open_task("runs/capsnet-pairs", data="multi-digits", device="cpu")
-pictures, both = composites.float_images(range(16)), composites.labels[:16]
-drawn = evaluation.match_segments(evaluation.segment(apart, pictures), both)
-figure = viz.overlaps(pictures, drawn.images, both, selected=drawn.selected, lengths=drawn.lengths, classes=classes)""",
+pictures, label_pairs = composites.float_images(range(16)), composites.labels[:16]
+drawings = evaluation.match_segments(evaluation.segment(apart, pictures), label_pairs)
+figure = viz.overlaps(
+    pictures,
+    drawings.images,
+    label_pairs,
+    selected=drawings.selected,
+    lengths=drawings.lengths,
+    classes=classes,
+)""",
             80,
             64,
         ),
@@ -237,21 +262,23 @@ figure = viz.overlaps(pictures, drawn.images, both, selected=drawn.selected, len
     "The transforming auto-encoder": [
         Entry(
             "transformed",
-            "Inputs, what was drawn when told of a shift, and what ought to be drawn.",
+            "Inputs, drawings after a known shift, and targets.",
             "the embedded test digits, shifted by up to 4 pixels each way",
             f"""\
 {TRANSFORMING}with torch.inference_mode():
-    drawn = auto(pairs.source[:10], pairs.transformation[:10])
-figure = viz.transformed(pairs.source[:10], drawn, pairs.target[:10])""",
+    drawings = auto(pairs.source[:10], pairs.transformation[:10])
+figure = viz.transformed(pairs.source[:10], drawings, pairs.target[:10])""",
             84,
             32,
         ),
         Entry(
             "predicted_transformations",
-            "Whether poses change as the images were shifted.",
+            "Whether poses change as much as the images were shifted.",
             "the same",
             """\
-figure = viz.predicted_transformations(known.true, known.predicted, names=known.names, unit="pixels")""",
+figure = viz.predicted_transformations(
+    known.true, known.predicted, names=known.names, unit="pixels"
+)""",
         ),
         Entry(
             "generation_weights",
@@ -265,7 +292,7 @@ figure = viz.generation_weights(auto.strokes()[often, :8], title="what the gener
         ),
         Entry(
             "point_sets",
-            "Sets of points as they lie, in the canonical pose, and as capsules draw them.",
+            "Sets of points in the input pose, in the canonical pose, and as capsules draw them.",
             "four test planes, moved three times",
             """\
 task, planes = tc.reporting.open_task("runs/planes", device="cpu")
@@ -282,7 +309,7 @@ figure = viz.throughput_bars(bench("step"))""",
         ),
         Entry(
             "layer_bars",
-            "The routed layer alone.",
+            "Time of the routed layer alone.",
             BENCH.format("layer"),
             """\
 figure = viz.layer_bars(bench("layer"))""",
@@ -297,7 +324,7 @@ figure = viz.scaling_curves(bench("scaling"))""",
         ),
         Entry(
             "accuracy_against_time",
-            "Test error of systems against minutes of training, a bar from worst to best run.",
+            "Test error of systems against minutes of training; a bar reaches from the worst to the best run.",
             "figures of [results](results.md)",
             """\
 panels = {
@@ -315,7 +342,7 @@ figure = viz.accuracy_against_time(panels)""",
         ),
         Entry(
             "latency_curves",
-            "How long an answer takes.",
+            "Time of an answer.",
             BENCH.format("latency"),
             """\
 figure = viz.latency_curves(bench("latency"))""",
@@ -391,8 +418,8 @@ def draw(main: str, figures: set[str]) -> None:
 
 
 def wrapped(text: str) -> str:
-    """A paragraph in lines of at most 120 characters."""
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+    """A paragraph in lines of at most 100 characters."""
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def page(main: str) -> str:
@@ -402,9 +429,10 @@ def page(main: str) -> str:
         "# Gallery",
         "",
         wrapped(
-            "Every figure of `torchcaps.viz`, with the code that draws it from a real run. `make gallery` writes this "
-            "page and its pictures; it trains runs that are missing. The table says which runs the pictures show; "
-            "accuracies to quote, measured later, are in [results](results.md)."
+            "Every figure of `torchcaps.viz`, with the code that draws it from a real run. "
+            "`make gallery` writes this page and its pictures; it trains runs that are missing. "
+            "The table says which runs the pictures show; for accuracies to quote, which were "
+            "measured later, see [results](results.md)."
         ),
         "",
         "A figure is a `matplotlib.figure.Figure`: a notebook shows it, `figure.savefig(path)` writes it.",
@@ -419,8 +447,8 @@ def page(main: str) -> str:
     lines += [
         "",
         wrapped(
-            "Where `runs/capsnet-pairs` is missing, `make gallery` trains it on pairs of the package's digits, so that "
-            "nothing has to be downloaded; its drawings are rougher then."
+            "If `runs/capsnet-pairs` is missing, `make gallery` trains it on pairs of the package's "
+            "digits, so that nothing has to be downloaded; the drawings are then less exact."
         ),
         "",
         "The code below begins with this:",
