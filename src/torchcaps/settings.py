@@ -47,11 +47,11 @@ class DataSettings(SettingsGroup):
     )
     crop: int | None = setting(
         None,
-        "side of the window that the model sees: anywhere in training, in the middle otherwise",
+        "side of the window that the model gets: at a random place in training, else in the middle",
         low=1,
     )
     epoch_size: int | None = setting(
-        None, "images of an epoch, drawn anew for each; by default all, once", low=1
+        None, "images of an epoch, drawn anew for each epoch; by default every image once", low=1
     )
     holdout: float = setting(
         0.1,
@@ -65,12 +65,12 @@ class DataSettings(SettingsGroup):
 
 @dataclass(frozen=True)
 class TaskSettings(SettingsGroup):
-    """What the model is trained for."""
+    """Task, loss and metrics."""
 
     name: str = setting(
-        "auto", "auto is what the model is made for, and what the data has", name="task"
+        "auto", "auto: the task that the model declares and the data allows", name="task"
     )
-    loss: str = setting("auto", "auto is what the model's paper has")
+    loss: str = setting("auto", "auto: the loss of the model's paper")
     reconstruction: float | None = setting(
         None,
         "weight of the summed squared error of a reconstruction per 784 values of an image; by default 0.0005 "
@@ -78,16 +78,19 @@ class TaskSettings(SettingsGroup):
         low=0,
     )
     label_smoothing: float = setting(
-        0.0, "share of cross-entropy's target that all classes get alike; 0 is off", low=0, high=1
+        0.0,
+        "share of the target of cross-entropy that is divided among all classes; 0 is off",
+        low=0,
+        high=1,
     )
     metrics: tuple[str, ...] = setting(
-        (), "further metrics by name, such as brier_score, where the task gives what they need"
+        (), "further metrics by name, such as brier_score, if the task gives their inputs"
     )
 
 
 @dataclass(frozen=True)
 class OptimizerSettings(SettingsGroup):
-    """How weights change."""
+    """How weights are updated."""
 
     name: str = setting("adam", "adam, adamw, sgd, or a registered one", name="optimizer")
     options: dict[str, Any] = setting(  # noqa: RUF009
@@ -98,12 +101,12 @@ class OptimizerSettings(SettingsGroup):
         "peak learning rate; by default that of the task, 0.001 for classes",
         valid=(lambda lr: lr > 0, "a number above 0"),
     )
-    weight_decay: float = setting(0.0, "of every weight in each step; 0 is off", low=0)
-    momentum: float = setting(0.9, "of sgd; 0 is off", low=0, high=1)
-    nesterov: bool = setting(False, "Nesterov's momentum, of sgd")
+    weight_decay: float = setting(0.0, "decay of every weight in each step; 0 is off", low=0)
+    momentum: float = setting(0.9, "momentum of sgd; 0 is off", low=0, high=1)
+    nesterov: bool = setting(False, "use Nesterov's momentum in sgd")
     clip: float | Literal["auto"] = setting(
         "auto",
-        "largest norm of the gradient; 0 is none, auto is none for the spread loss and 1 for others",
+        "largest norm of the gradient; 0: no limit; auto: no limit for the spread loss, else 1",
         low=0,
     )
 
@@ -122,10 +125,13 @@ class ScheduleSettings(SettingsGroup):
         name="schedule",
     )
     milestones: tuple[int, ...] = setting(
-        (), "epochs after which the rate falls, with the schedule steps"
+        (), "epochs after which the learning rate falls, with the schedule steps"
     )
     decay: float = setting(
-        0.1, "factor by which it falls, with the schedules steps and exponential", low=0, high=1
+        0.1,
+        "factor by which the rate falls, with the schedules steps and exponential",
+        low=0,
+        high=1,
     )
 
 
@@ -160,11 +166,11 @@ def _augmentation_group(augmentations: tuple[Augmentation, ...]) -> type[Any]:
 
 @dataclass(frozen=True)
 class TrainingSettings(SettingsGroup):
-    """How long, where, and what is kept."""
+    """Length of the training, device, and what is stored."""
 
     epochs: int = setting(10, "passes over the training images", low=1)
     batch_size: int | None = setting(
-        None, "images per step; by default 8 to 128, as suits the number of images", low=1
+        None, "images per step; by default 8 to 128, by the number of images", low=1
     )
     stop_at: float | None = setting(
         None,
@@ -172,10 +178,12 @@ class TrainingSettings(SettingsGroup):
         valid=(lambda score: 0 < score <= 1, "a score in (0, 1]"),
     )
     precision: Literal["auto", "fp32", "bf16"] = setting(
-        "auto", "auto is bf16 where the hardware multiplies it"
+        "auto", "auto: bf16 if the hardware has instructions for it, else fp32"
     )
     device: str = setting("auto", "auto, cpu, cuda, cuda:1, ...")
-    seed: int = setting(0, "of weights, order, augmentation and split", low=0, high=LARGEST_SEED)
+    seed: int = setting(
+        0, "seed of weights, order, augmentation and split", low=0, high=LARGEST_SEED
+    )
     checkpoint_every: int = setting(
         100, "steps between checkpoints; there is also one after each epoch", low=1
     )

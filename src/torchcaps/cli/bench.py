@@ -20,25 +20,25 @@ QUICK_REPEATS = 3
 class BenchSettings:
     """What is measured, and how often."""
 
-    model: str | None = None  # Of `torchcaps models`; by default the network of 2017.
+    model: str | None = None  # Name of a model; by default the network of 2017.
     batch: int = 128  # Images, or samples of the layer, at once.
     precision: tuple[Literal["fp32", "bf16"], ...] = ("fp32", "bf16")
-    """One or both; bf16 is autocast."""
+    """fp32, bf16 (autocast), or both."""
     variants: tuple[str, ...] = ()
-    """step, layer: limit, auto, blocked, triton, reference, einsum, compiled, textbook, and for
-    step limit-torch; by default all that can run here."""
-    routers: tuple[str, ...] = ()  # routers: which; by default all.
-    impl: tuple[str, ...] = ("auto",)  # scaling: whose curves.
-    children: int = 1152  # layer, scaling: child capsules (scaling: the middle of the sizes).
+    """For step and layer: limit, auto, blocked, triton, reference, einsum, compiled, textbook, and
+    for step limit-torch; by default all that run on this machine."""
+    routers: tuple[str, ...] = ()  # For routers: their names; by default all.
+    impl: tuple[str, ...] = ("auto",)  # For scaling: implementations.
+    children: int = 1152  # Child capsules, for layer and scaling (its middle size).
     parents: int = 10  # Parent capsules.
     dim: int = 16  # Dimensions of a parent.
     in_dim: int = 8  # Dimensions of a child.
-    iterations: int = 3  # Of the routing.
-    repeats: int = 5  # Runs of each, taking turns; the median counts. For latency 20 times as many.
+    iterations: int = 3  # Iterations of the routing.
+    repeats: int = 5  # Runs of each variant, in turn; 20 times as many for latency.
     quick: bool = False
     """Three repeats, no torch.compile, no memory; a smaller layer and three sizes for scaling."""
     clock: Literal["wall", "cpu"] = "wall"
-    """cpu, with --threads 1: for a machine that others keep busy."""
+    """wall, or cpu for a busy machine (with --threads 1)."""
     threads: int | None = None  # Processor threads; by default torch's choice.
 
 
@@ -54,17 +54,17 @@ def bench(
     plots: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Measure speed and memory on this machine, beside a plain linear layer and textbook code.
+    """Measure speed and memory on this machine, compared with a linear layer and textbook code.
 
     Example: torchcaps bench step --variants limit auto textbook --output step.json
 
     Args:
-        what: step (a training step), layer (routing alone, and the least that it could take),
-            routers (every routing in the same layer), scaling (against each size), latency (answers
-            of a trained network), memory (predicted beside measured), or all.
+        what: step (a training step), layer (routing alone, and a lower limit of its time),
+            routers (every routing in the same layer), scaling (against each size), latency (time of
+            an answer of a trained network), memory (predicted and measured), or all.
         settings: What is measured.
         option: A model's own option, such as channels=64; may be given several times.
-        output: JSON file for the figures and the machine they belong to.
+        output: JSON file for the figures and a description of the machine.
         plots: Folder for pictures.
         json: Print JSON instead of tables.
     """

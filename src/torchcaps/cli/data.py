@@ -79,7 +79,7 @@ def _verify(name: str, root: Path | None, json: bool) -> int:
 def import_weights(
     file: Annotated[Path, tyro.conf.Positional], /, output: Path | None = None
 ) -> int:
-    """Make a model file of published weights of CapsNet or Efficient-CapsNet.
+    """Write a model file from published weights of CapsNet or Efficient-CapsNet.
 
     Example: torchcaps import caps.h5 && torchcaps predict caps.safetensors photo.png
 

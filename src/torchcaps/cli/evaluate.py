@@ -22,16 +22,16 @@ def evaluate(
     output: Path | None = None,
     json: Json = False,
 ) -> int:
-    """Measure a trained model on images that training had no part in, and write plots.
+    """Measure a trained model on images that were not used in training, and write plots.
 
-    Of a classifier: accuracy overall and per class, loss, calibration.
+    For a classifier: accuracy overall and per class, loss, calibration.
 
     Example: torchcaps evaluate runs/capsnet-digits --json
 
     Args:
-        split: Which images.
-        output: Folder for evaluation.json and plots; by default the run folder, or for other data
-            or another split a folder of that name in it.
+        split: Images of the test split or of the training split.
+        output: Folder for evaluation.json and plots; by default the run folder, or, for other data
+            or another split, a folder of that name in it.
     """
     folder = output or tc.reporting.evaluation_folder(run, data, split)
     with counting("evaluating") as progress:
@@ -52,20 +52,20 @@ def predict(
     output: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Say what a trained model makes of image files, or of all images in folders.
+    """Apply a trained model to image files, or to all images in folders.
 
-    A classifier gives the class and its activation, which for capsules is a length and not a
+    For a classifier, print the class and its activation, which for capsules is a length and not a
     probability.
 
     Example: torchcaps predict runs/capsnet-digits photo.png folder/
 
     Args:
-        paths: A run folder or a model.safetensors file, then image files and folders. Images alone
-            go to a network that comes with the package and knows digits.
-        output: Folder for what the model's task draws of each image: masks and overlays of a model
-            of pixels.
-        json: Print JSON: for each image its path, and all that the model's task says; of classes
-            all activations.
+        paths: A run folder or a model.safetensors file, then image files and folders. Without a
+            run, a network for digits that comes with the package is used.
+        output: Folder for pictures of the task for each image, such as masks and overlays of a
+            model that classifies pixels.
+        json: Print JSON: for each image its path and all outputs of the task; for a classifier,
+            the activations of all classes.
     """
     if paths and not _are_images(paths):
         run, *images = paths

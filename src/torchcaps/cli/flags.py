@@ -15,14 +15,14 @@ Run = Annotated[
     Path, tyro.conf.Positional, tyro.conf.arg(help="A run folder, or a model.safetensors file.")
 ]
 _RUN_OR_OURS_HELP = (
-    "A run folder, or a model.safetensors file; without one, a network that comes with the package."
+    "A run folder, or a model.safetensors file; by default a network that comes with the package."
 )
 RunOrOurs = Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(help=_RUN_OR_OURS_HELP)]
 Data = Annotated[
-    str | None, tyro.conf.arg(help="Another data set than the run's own, by name or path.")
+    str | None, tyro.conf.arg(help="Data set, by name or path; by default the run's own.")
 ]
 Root = Annotated[
-    str | None, tyro.conf.arg(help="Folder in which a named data set is looked for first.")
+    str | None, tyro.conf.arg(help="Folder that is searched first for a named data set.")
 ]
 Device = Annotated[str, tyro.conf.arg(help="auto, cpu, cuda, ...")]
 Json = Annotated[bool, tyro.conf.arg(help="Print JSON instead of text.")]

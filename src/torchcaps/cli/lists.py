@@ -26,7 +26,7 @@ def models(pattern: str = "*", json: Json = False) -> int:
 
 
 def recipes(json: Json = False) -> int:
-    """List the recipes: published experiments that one command runs.
+    """List the recipes, each a published experiment that one command runs.
 
     Example: torchcaps recipes
     """
@@ -42,7 +42,7 @@ def recipes(json: Json = False) -> int:
 
 
 def doctor(json: Json = False) -> int:
-    """Say what this machine offers: versions, device, threads, precision, and which kernels run.
+    """Report versions, device, threads, precision, and the kernels that run on this machine.
 
     Example: torchcaps doctor
     """

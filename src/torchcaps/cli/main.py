@@ -43,7 +43,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
 }
 SHARED = ("train", "evaluate", "predict")  # commands whose work several processes share
 
-DESCRIPTION = """Capsule networks: train, evaluate, look inside, predict.
+DESCRIPTION = """Capsule networks: train, evaluate, inspect, predict.
 
 Example: torchcaps train capsnet-digits && torchcaps evaluate runs/capsnet-digits"""
 

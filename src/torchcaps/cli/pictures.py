@@ -22,15 +22,15 @@ def reconstruct(
     seed: int = 0,
     output: Path | None = None,
 ) -> int:
-    """Draw originals over what the decoder makes of their longest capsule.
+    """Draw images above their reconstructions from the longest capsule.
 
     Example: torchcaps reconstruct runs/capsnet-digits --per-class 3
 
     Args:
-        images: Own image file or folder instead of test images; may be given several times.
+        images: Your own image file or folder instead of test images; may be given several times.
         per_class: Test images of each class; at most 80 pairs are drawn, evenly spread.
-        seed: Of their choice.
-        output: The picture; by default plots/reconstructions.png in the run folder, or here.
+        seed: Seed of the choice of test images.
+        output: The picture; by default plots/reconstructions.png in the run folder, or in the current folder.
     """
     check_flag("--per-class", per_class, low=1)
     picture = tc.reporting.reconstruct_run(
@@ -57,18 +57,17 @@ def perturb(
     seed: int = 0,
     output: Path | None = None,
 ) -> int:
-    """Move each pose dimension and decode, to see what it encodes: a grid per class, or own image.
+    """Change each pose dimension and decode, to see what it encodes: a grid for each class or image.
 
     Example: torchcaps perturb runs/capsnet-digits
 
     Args:
-        images: Own image file or folder instead of one test image per class; may be given several
-            times.
-        span: How far each dimension moves either way.
-        steps: Steps from one end to the other; an odd number shows the capsule as it is in the
-            middle.
-        seed: Of the choice of test images.
-        output: Folder of the pictures; by default plots/ in the run folder, or here.
+        images: Your own image file or folder instead of one test image per class; may be given
+            several times.
+        span: Largest change of a dimension in both directions.
+        steps: Number of steps; with an odd number, the middle one is the unchanged capsule.
+        seed: Seed of the choice of test images.
+        output: Folder of the pictures; by default plots/ in the run folder, or in the current folder.
     """
     check_flag("--span", span, low=0)
     check_flag("--steps", steps, low=2)
@@ -98,18 +97,18 @@ def explore(
     device: Device = "auto",
     threads: int = 1,
 ) -> int:
-    """Draw a digit and watch the capsules, in a page that this machine serves. Ctrl-C ends it.
+    """Serve a page on this machine to draw a digit and watch the capsules. Ctrl-C ends it.
 
     Example: torchcaps explore runs/capsnet-digits
 
     Args:
-        other: Another one, to compare with on the same input.
-        data: Another data set than the run's own to choose test images from, by name or path.
-        host: Address to listen on; any but this machine's own asks for the token that the printed
-            address has.
-        port: The first port to try.
-        open: Open the page in the browser.
-        threads: Of torch; one image at a time gains little from more.
+        other: A second run folder or model file, to compare with on the same input.
+        data: Data set, by name or path, to choose test images from; by default the run's own.
+        host: Address to listen on; for any address but this machine's own, requests need the token in
+            the printed address.
+        port: First port to try; the next ones are tried if it is in use.
+        open: Open the page in the browser; --no-open does not.
+        threads: Processor threads; more threads hardly help for one image at a time.
     """
     check_flag("--port", port, low=0, high=65535)
     use_threads(threads)

@@ -19,7 +19,7 @@ def report(
     images: int = 10_000,
     diagnose: int = 64,
 ) -> int:
-    """Write one HTML file about a run, or a comparison of several runs. It works offline.
+    """Write an HTML report of a run, or a comparison of several runs, as one file that works offline.
 
     Example: torchcaps report runs/capsnet-digits
 
@@ -27,7 +27,7 @@ def report(
         runs: Run folders: one for a report, several for a comparison with the first.
         output: The file; by default report.html, or comparison.html, in the first run folder.
         images: Number of evenly spread test images for mistakes and pictures.
-        diagnose: Number of random ones of these for the measures of routing; 0 leaves them out.
+        diagnose: Number of random test images for the measures of routing; 0 leaves them out.
     """
     if not runs:
         raise UsageError("runs: expected one run folder or more, got none")
@@ -61,7 +61,7 @@ def compare(
     threads: Threads = None,
     json: Json = False,
 ) -> int:
-    """Say which of two methods is better, or that they are equal, or that the runs do not decide.
+    """Compare two methods: one is better, they are equally good, or the runs do not decide.
 
     Two runs are compared over images. Several runs of each method, with different seeds, are
     compared over seeds and images.
@@ -120,14 +120,14 @@ def diagnose(
     threads: Threads = None,
     json: Json = False,
 ) -> int:
-    """Measure what the routing of a trained capsule network does, and say what that means.
+    """Measure what the routing of a trained capsule network does, with a verdict for each measure.
 
     Example: torchcaps diagnose runs/capsnet-digits --baseline runs/cnn-digits
 
     Args:
         baseline: Another run folder or model file to compare with, such as a CNN of equal size.
-        images: Random test images to look at.
-        seed: Of their choice.
+        images: Number of random test images.
+        seed: Seed of the choice of test images.
     """
     check_flag("--images", images, low=2)
     use_threads(threads)

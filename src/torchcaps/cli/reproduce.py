@@ -17,7 +17,7 @@ from torchcaps.cli.train import print_above, report_rows
 
 @dataclass(frozen=True)
 class Extent:
-    """How much of it is run."""
+    """How much of the experiment is run."""
 
     budget: Literal["small", "hour", "full"] = "small"
     """small: at most ten minutes on 2 processor cores; hour: at most one; full: as published."""
@@ -38,19 +38,18 @@ def reproduce(
     threads: Threads = None,
     json: Json = False,
 ) -> int:
-    """Run a published experiment and set what it measures beside the published figures.
+    """Run a published experiment and compare its figures with the published ones.
 
-    Finished runs stay, and a stopped run is continued. Without a recipe, list the experiments and
-    their cost.
+    Finished runs are kept, and a stopped run is continued. Without a recipe, list the experiments
+    and their cost.
 
     Example: torchcaps reproduce multimnist --budget small
 
     Args:
         recipe: Name of an experiment, or a .toml file.
         list: List the experiments with their cost.
-        table: Run every recipe whose name begins with field-, and set all systems of the field side
-            by side.
-        extent: How much of it is run.
+        table: Run every recipe whose name begins with field-, and write a table of all systems.
+        extent: How much of the experiment is run.
         output: Folder of all runs and of results.md.
         device: auto, cpu, cuda, ...
     """

@@ -55,8 +55,7 @@ def train(
             it was started with.
         threads: Processor threads; by default torch's choice, or with --resume those that the run
             was started with.
-        keep_memory: Whether freed memory is kept for reuse instead of returned to the system (glibc
-            only).
+        keep_memory: Keep freed memory for reuse instead of returning it to the system (glibc only).
         json: Print the evaluation as JSON.
     """
     from torchcaps.distributed import current
