@@ -1,7 +1,13 @@
 """Self-routing: each child chooses its parents from its own pose, by a small router of its own.
 
 Taeyoung Hahn, Myeongjang Pyeon, Gunhee Kim, "Self-Routing Capsule Networks", NeurIPS 2019. The bias
-of the choice is from the authors' code. Letters: i children, j parents.
+of the choice is from the authors' code.
+
+What comes in: pose u_i and activation a_i of each child i, and its votes V_ij for the pose of each
+parent j. What goes out: pose u_j and activation a_j of each parent, and the couplings c_ij, the
+share of child i that goes to parent j.
+
+Shapes: `...` is the batch and the positions of the parents on a map, D the numbers of a pose.
 """
 
 import torch
@@ -21,43 +27,66 @@ from torchcaps.types import Capsules, LayerSizes, Routed
 class SelfRouting(Router):
     """No agreement and no iterations: each child has a linear classifier of its parents.
 
-        c_i = softmax over parents of  W_route_ij . u_i + b_ij
-        a_j = sum_i c_ij a_i / sum_i a_i
-        u_j = sum_i c_ij a_i V_ij / sum_i c_ij a_i
+        c_i = softmax over parents j of <W_route_ij, u_i> + b_ij          (1)
+        a_j = sum_i c_ij a_i / sum_i a_i                                  (2)
+        u_j = sum_i c_ij a_i V_ij / sum_i c_ij a_i                        (3)
 
     Activations of one position's parents sum to one. Children that are all absent have equal
-    weights. W_route is `choice` `[children, parents, in_dim]`, b is `lean` `[children, parents]`;
-    they start at zero, which is uniform coupling.
+    weights.
+
+    Attributes:
+        choice: W_route, `[children, parents, in_dim]`; 0 at the start, which is uniform coupling.
+        lean: b, `[children, parents]`; 0 at the start.
     """
 
-    activation = "probability"
-    permutation_equivariant = False
-    convention = "type"
-    adds_bias = True
+    activation = "probability"  # of a parent: a number of its own, not the length of its pose
+    permutation_equivariant = False  # parameters belong to places of children and parents
+    convention = "type"  # only the parents of one position compete for a child
+    adds_bias = True  # `route` adds the learned bias of the layer, `votes.bias`
 
     def build_parameters(self, sizes: LayerSizes) -> None:
+        """Start all parameters at 0."""
         self.choice = nn.Parameter(torch.zeros(sizes.children, sizes.parents, sizes.in_dim))
         self.lean = nn.Parameter(torch.zeros(sizes.children, sizes.parents))
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
+        """Couple every child by its own pose.
+
+        Args:
+            votes: of a layer, stored or not, with `pose` u `[..., i, in_dim]` and `activation` a
+                `[..., i]` of the children.
+            parents: not used; they are for routers that start from earlier poses.
+
+        Returns:
+            Pose `[..., j, D]`, activation `[..., j]` and coupling c `[..., i, j]`.
+        """
+        # Equation 1.
         u = clamp_finite(full_precision(votes.pose), factor_limit)
         W_route = votes.per_child(self.choice).to(u)
         b = votes.per_child(self.lean).to(u)
-        c = votes.couple(torch.einsum("...id,ijd->...ij", u, W_route) + b)
+        logits = torch.einsum("...id,ijd->...ij", u, W_route) + b
+        c = votes.couple(logits)
+
+        # Equation 2.
         a = _relative_activation(votes).unsqueeze(-1)
-        weights = c * a
-        mass = weights.sum(dim=-2)  # a_j sum_i a_i
-        phi = weights / mass.unsqueeze(-2).clamp(min=torch.finfo(mass.dtype).tiny)
-        u_j = _weighted_sum(votes, u, phi)
+        weights = c * a  # [..., i, j]
+        weight_sums = weights.sum(dim=-2)  # [..., j]
+        activation = weight_sums / a.sum(dim=-2)
+
+        # Equation 3.
+        smallest = torch.finfo(weight_sums.dtype).tiny
+        relative_weights = weights / weight_sums.unsqueeze(-2).clamp(min=smallest)
+        pose = _weighted_sum(votes, u, relative_weights)
         if votes.bias is not None:
-            u_j = u_j + full_precision(votes.bias)
-        return Routed(u_j, mass / a.sum(dim=-2), c)
+            pose = pose + full_precision(votes.bias)
+        return Routed(pose, activation, c)
 
 
 def _relative_activation(votes: Votes) -> Tensor:
-    """Activations over the largest of their position, whose sums do not vanish.
+    """Activations `[..., i]`, divided by the largest of their position.
 
-    Only their ratios matter. Where all are zero, they become 1 for children that are present.
+    Equations 2 and 3 depend on their ratios alone, and sums of these do not vanish. Where all are
+    zero, they become 1 for children that are present, and 0 for padding.
     """
     a = votes.activation
     mask = votes.mask
@@ -67,23 +96,30 @@ def _relative_activation(votes: Votes) -> Tensor:
     return torch.where(largest > 0, ratio, present)
 
 
-def _weighted_sum(votes: Votes, u: Tensor, phi: Tensor) -> Tensor:
-    """`sum_i phi_ij V_ij`; of linear votes parent by parent, in half the time of storing them."""
+def _weighted_sum(votes: Votes, u: Tensor, weights: Tensor) -> Tensor:
+    """`sum_i weights_ij V_ij`, `[..., j, D]`.
+
+    Of linear votes `V_ij = u_i W_ij` (poses of one row, nothing added) it is computed parent by parent, as one product over children
+    and in_dim: half the time of storing the votes.
+    """
     if not isinstance(votes, ProductVotes) or votes.rows != 1 or votes.shift is not None:
-        return votes.weighted(phi)
-    W = clamp_finite(votes.matrices.to(u), factor_limit)
+        return votes.weighted(weights)
+    W = clamp_finite(votes.matrices.to(u), factor_limit)  # [i, j, in_dim, D]
     poses = []
     for j in range(votes.parents):
-        weighted_u = phi[..., j].unsqueeze(-1) * u
+        weighted_u = weights[..., j].unsqueeze(-1) * u
         poses.append(weighted_u.flatten(-2) @ W[:, j].flatten(0, 1))
     return clamp_finite(torch.stack(poses, dim=-2), factor_limit)
 
 
 class PoseVotes(nn.Module):
-    """`vote_ij = pose_i`, the same for every parent, without matrices: for a layer of choices.
+    """`V_ij = u_i`, the same for every parent, without matrices: children only choose parents.
 
     Args:
         sizes: of the layer.
+
+    Attributes:
+        bias: None; a layer asks for the bias of its votes.
 
     Raises:
         ArgumentError: sizes below 1, or parents of other dimensions than the children.
@@ -106,7 +142,7 @@ class PoseVotes(nn.Module):
 
 
 class _LazyPoseVotes(Votes):
-    """Votes of `PoseVotes`: sums of poses need no votes."""
+    """Votes of `PoseVotes`: weighted sums of poses, without storing a vote for each parent."""
 
     def _compute(self) -> Tensor:
         poses = full_precision(self.pose).unsqueeze(-2)
