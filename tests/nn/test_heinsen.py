@@ -140,6 +140,7 @@ def test_2019_equals_loops(children, iterations):
     with tc.record_routing(layer) as record:
         layer(Capsules(pose, f))
     trace = record[""][0]
+    actual = (trace.pose, trace.extras["logits"], trace.activation, trace.coupling)
     per_child = {name: repeat_rows(array, 5) for name, array in parameters.items()}
     for n in range(2):
         products = np.einsum(
@@ -151,14 +152,8 @@ def test_2019_equals_loops(children, iterations):
         use = per_child["router.beta_use"]
         ignore = per_child["router.beta_ignore"]
         mu, a, R = route_2019(V, f[n].numpy(), use, ignore, iterations)
-        np.testing.assert_allclose(trace.pose[n], mu, atol=1e-8)
-        np.testing.assert_allclose(trace.extras["logits"][n], a, atol=1e-8)
-        np.testing.assert_allclose(
-            trace.activation[n],
-            sigmoid(a),
-            atol=1e-8,
-        )
-        np.testing.assert_allclose(trace.coupling[n], R, atol=1e-8)
+        for tensor, expected in zip(actual, (mu, a, sigmoid(a), R), strict=True):
+            np.testing.assert_allclose(tensor[n], expected, atol=1e-8)
 
 
 def test_credit_is_an_extra_beside_the_couplings():

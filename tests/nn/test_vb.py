@@ -107,19 +107,8 @@ def test_it_equals_loops(covariance, options):
     for b in range(2):
         arrays = votes[b].numpy(), activation[b].numpy()
         pose, active, coupling = route_by_loops(*arrays, **options)
-        np.testing.assert_allclose(
-            routed.pose[b],
-            pose,
-            rtol=1e-7,
-            atol=1e-12,
-        )
-        np.testing.assert_allclose(routed.activation[b].detach(), active, rtol=1e-7)
-        np.testing.assert_allclose(
-            routed.coupling[b],
-            coupling,
-            rtol=1e-6,
-            atol=1e-12,
-        )
+        for actual, expected in zip(routed, (pose, active, coupling), strict=True):
+            np.testing.assert_allclose(actual[b].detach(), expected, rtol=1e-6, atol=1e-12)
 
 
 def test_a_map_equals_loops_over_its_windows():

@@ -171,9 +171,9 @@ class Votes(ABC):
 
         A router that counts children needs it: padding has poses and votes of zeros.
         """
-        activation = self.children.activation
-        mask = self.field.mask(activation.shape[-1])
-        return None if mask is None else mask.to(activation.device)
+        types = self.count // self.field.count(1)
+        mask = self.field.mask(types)
+        return None if mask is None else mask.to(self.children.activation.device)
 
     @property
     def count(self) -> int:
@@ -323,12 +323,6 @@ class DenseVotes(Votes):
     @property
     def activation(self) -> Tensor:
         return full_precision(self.children.activation)
-
-    @property
-    def mask(self) -> Tensor | None:
-        types = self.count // self.field.count(1)
-        mask = self.field.mask(types)
-        return None if mask is None else mask.to(self._votes.device)
 
     @property
     def count(self) -> int:

@@ -99,8 +99,8 @@ def _relative_activation(votes: Votes) -> Tensor:
 def _weighted_sum(votes: Votes, u: Tensor, weights: Tensor) -> Tensor:
     """`sum_i weights_ij V_ij`, `[..., j, D]`.
 
-    Of linear votes `V_ij = u_i W_ij` (poses of one row, nothing added) it is computed parent by parent, as one product over children
-    and in_dim: half the time of storing the votes.
+    Of linear votes `V_ij = u_i W_ij` (poses of one row, nothing added) it is computed parent by
+    parent, as one product over children and in_dim: half the time of storing the votes.
     """
     if not isinstance(votes, ProductVotes) or votes.rows != 1 or votes.shift is not None:
         return votes.weighted(weights)

@@ -96,7 +96,7 @@ class VBRouting(Router):
         self.batch_norm = batch_norm
         self.weighted = weighted
         self.outlier = outlier
-        self.leaky = outlier is not None  # a child's couplings sum to less than one
+        self.leaky = outlier is not None  # a child's couplings then sum to less than one
 
     def build_parameters(self, sizes: LayerSizes) -> None:
         """Make what depends on the number of parents: batch norms (pose, logit), or beta."""
@@ -122,8 +122,9 @@ class VBRouting(Router):
         D = votes.dim
         d = torch.arange(D, device=V.device, dtype=V.dtype)
         a = votes.activation.unsqueeze(-1)  # [..., i, 1]
-        gaussians_class = _DiagonalGaussians if self.covariance == "diagonal" else _FullGaussians
-        X = gaussians_class.prepare(V)
+        is_diagonal = self.covariance == "diagonal"
+        gaussians_class = _DiagonalGaussians if is_diagonal else _FullGaussians
+        X = torch.cat([V, V.square()], dim=-1) if is_diagonal else V
 
         R = votes.couple()  # equal
         for remaining in reversed(range(self.num_iterations)):
@@ -141,13 +142,16 @@ class VBRouting(Router):
             digammas = torch.digamma((nu.unsqueeze(-1) - d) / 2)  # [..., j, D]
             log_det_lambda = digammas.sum(dim=-1) + D * math.log(2) + gaussians.log_det_psi
 
-            # E-step, equations 7 to 9.
+            # E-step, equations 7 to 9, except in the last iteration.
             if remaining:
                 scaled_distance = nu.unsqueeze(-1) * gaussians.squared_distance(X)
                 Q = (D / kappa).unsqueeze(-1) + scaled_distance  # [..., j, i]
                 log_scale = log_pi + 0.5 * (log_det_lambda - D * LOG_2_PI)
-                log_density = log_scale.unsqueeze(-1) - 0.5 * Q
-                R = self._couple(votes, log_density.mT)
+                log_density = (log_scale.unsqueeze(-1) - 0.5 * Q).mT
+                if self.outlier is not None:
+                    log_density = log_density - self.outlier
+                # `leaky` lets one more parent compete, of logit 0: the outlier.
+                R = votes.couple(log_density, leaky=self.leaky)
 
         # Equations 10 and 11.
         H = 0.5 * (D * LOG_2_PI_E - log_det_lambda)
@@ -162,15 +166,6 @@ class VBRouting(Router):
         logit = _normalize(logit_norm, logit, num_axes=1)
         return Routed(pose, torch.sigmoid(logit), R)
 
-    def _couple(self, votes: Votes, log_density: Tensor) -> Tensor:
-        """Equation 9: a softmax of ln p `[..., i, j]`, beside the log density of an outlier.
-
-        `leaky` lets one more parent of logit 0 compete.
-        """
-        if self.outlier is None:
-            return votes.couple(log_density)
-        return votes.couple(log_density - self.outlier, leaky=True)
-
 
 class _DiagonalGaussians:
     """Equations 3 and 4 for every parent, with the diagonal of Psi_j^-1 alone.
@@ -179,7 +174,7 @@ class _DiagonalGaussians:
     Psi_j^-1 = I + sum_i r_ij V_ij V_ij^T - kappa_j m_j m_j^T.
 
     Args:
-        X: votes and their squares, of `prepare`.
+        X: votes and their squares, `[..., j, i, 2 D]`, so that one product sums both.
         r: weights of the votes, `[..., j, i]`.
         kappa: `[..., j]`.
 
@@ -196,11 +191,6 @@ class _DiagonalGaussians:
         scatter = (sums_of_squares - sums * self.m).clamp(min=0)  # below 0 by rounding alone
         self.inverse_psi = 1 + scatter
         self.log_det_psi = -self.inverse_psi.log().sum(dim=-1)
-
-    @staticmethod
-    def prepare(V: Tensor) -> Tensor:
-        """Votes and their squares, `[..., j, i, 2 D]`, so that one product sums both."""
-        return torch.cat([V, V.square()], dim=-1)
 
     def squared_distance(self, X: Tensor) -> Tensor:
         """`(V_ij - m_j)^T Psi_j (V_ij - m_j)`, `[..., j, i]`, expanded to make one product."""
@@ -240,11 +230,6 @@ class _FullGaussians:
         self.cholesky_factor = torch.linalg.cholesky(inverse_psi)
         diagonal = self.cholesky_factor.diagonal(dim1=-2, dim2=-1)
         self.log_det_psi = -2 * diagonal.log().sum(dim=-1)
-
-    @staticmethod
-    def prepare(V: Tensor) -> Tensor:
-        """Votes, `[..., j, i, D]`, as they are."""
-        return V
 
     def squared_distance(self, V: Tensor) -> Tensor:
         """`(V_ij - m_j)^T Psi_j (V_ij - m_j) = |L^-1 (V_ij - m_j)|^2`, `[..., j, i]`."""

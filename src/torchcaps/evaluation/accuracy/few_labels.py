@@ -1,4 +1,8 @@
-"""How few labels are enough? What accuracy over the number of labels says.
+"""How few labels are enough? Two figures of the curve of accuracy over the number of labels.
+
+The curve is two lists: numbers of labeled samples of each class, and the accuracy of a model that
+was trained with so many. `log_area` is a mean accuracy over the curve, `labels_needed` the number
+at which it reaches a target.
 
 `data.few_labels` draws the subsets. Train each model with the same number of UPDATES on every
 subset, not of epochs, and on five seeds or more.
@@ -37,8 +41,8 @@ def log_area(counts: Sequence[int], accuracy: Sequence[float]) -> float:
 def labels_needed(counts: Sequence[int], accuracy: Sequence[float], target: float) -> float | None:
     """Return the samples of each class at which accuracy first reaches a target.
 
-    The curve is straight over log(count). The ratio of two models' figures says how many times
-    more labels one needs.
+    Between two counts the curve is straight over log(count). The ratio of two models' figures says
+    how many times more labels one needs.
 
     Args:
         counts: samples of each class, strictly ascending from 1, two or more.
@@ -54,18 +58,19 @@ def labels_needed(counts: Sequence[int], accuracy: Sequence[float], target: floa
     _check_curve(counts, accuracy)
     if accuracy[0] >= target:
         return float(counts[0])
-    points = pairwise(zip(counts, accuracy, strict=True))
-    for (count, before), (next_count, after) in points:
-        if after >= target:
-            part = (target - before) / (after - before)
-            return float(count * (next_count / count) ** part)
+    segments = pairwise(zip(counts, accuracy, strict=True))
+    for (count, low), (next_count, high) in segments:
+        if high >= target:
+            position = (target - low) / (high - low)  # on the segment, from 0 to 1
+            return float(count * (next_count / count) ** position)
     return None
 
 
 def _check_curve(counts: Sequence[int], accuracy: Sequence[float]) -> None:
+    """Raise ArgumentError for lists that are no curve."""
     check_range("number of counts", len(counts), low=2)
     check_range("counts", counts[0], low=1)
-    if any(after <= before for before, after in pairwise(counts)):
+    if any(next_count <= count for count, next_count in pairwise(counts)):
         raise ArgumentError("counts", f"expected ascending numbers, got {list(counts)}")
     if len(accuracy) != len(counts):
         raise ArgumentError(

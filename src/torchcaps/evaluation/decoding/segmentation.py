@@ -1,5 +1,9 @@
 """Which digit does a pixel belong to? Overlapping digits, decoded one capsule at a time.
 
+`segment` decodes k class capsules of each of n images, one at a time, into k drawings;
+`match_segments` puts two drawings in the order of the true digits; `score_segmentation` compares
+drawings with the true single digits.
+
 Sara Sabour, Nicholas Frosst, Geoffrey Hinton, "Dynamic Routing Between Capsules", NIPS 2017,
 arXiv 1710.09829, section 6 and figure 5. The paper shows pictures; the figures here put numbers to
 them. A pixel with ink of both digits belongs to both.
@@ -96,10 +100,10 @@ def segment(
 
 
 def match_segments(segments: Segments, labels: Int64[Tensor, "n 2"]) -> Segments:
-    """Put two decoded capsules in the order of the labels.
+    """Put the two decoded capsules of each image in the order of the labels.
 
-    A class that is no label takes the place that is left, so that a mistake is compared with the
-    digit it missed.
+    A decoded class that is no label takes the place of the label that was missed, so that a mistake
+    is compared with the digit it missed.
 
     Args:
         segments: two decoded capsules an image.
@@ -114,9 +118,8 @@ def match_segments(segments: Segments, labels: Int64[Tensor, "n 2"]) -> Segments
     check_shape("segments.selected", segments.selected, ("n", "k"), k=2)
     check_shape("labels", labels, ("n", "k"), n=len(segments.selected), k=2)
     labels = labels.cpu()
-    fits = (segments.selected == labels).any(dim=1)
-    fits_reversed = (segments.selected == labels.flip(1)).any(dim=1)
-    is_reversed = fits_reversed & ~fits
+    is_in_order = (segments.selected == labels).any(dim=1)
+    is_reversed = (segments.selected == labels.flip(1)).any(dim=1) & ~is_in_order
     images = torch.where(is_reversed.view(-1, 1, 1, 1, 1), segments.images.flip(1), segments.images)
     selected = torch.where(is_reversed.unsqueeze(1), segments.selected.flip(1), segments.selected)
     return Segments(images, selected, segments.activations)
@@ -158,30 +161,34 @@ def score_segmentation(
 
 
 def _mean_iou(first: Bool[Tensor, "n k *pixels"], second: Bool[Tensor, "n k *pixels"]) -> float:
+    """The mean intersection over union of two masks, 1 where both are empty."""
     intersection = (first & second).flatten(2).sum(dim=2).double()
     union = (first | second).flatten(2).sum(dim=2).double()
     return float(torch.where(union > 0, intersection / union.clamp(min=1), 1.0).mean())
 
 
 def _ink_right(drawings: Drawings, digits: Drawings, threshold: float) -> float | None:
+    """The share of the ink of single digits where the drawing of that digit is the brightest."""
     ink = digits * (digits >= threshold)
     is_of_one_digit = (ink > 0).sum(dim=1, keepdim=True) == 1
     ink = ink * is_of_one_digit
-    # Equally bright drawings decide nothing.
-    is_as_bright = drawings.unsqueeze(1) >= drawings.unsqueeze(2)  # [n, k, k of the other, ...]
+
+    # A drawing is the brightest where only itself is as bright. Equally bright ones decide nothing.
+    is_as_bright = drawings.unsqueeze(1) >= drawings.unsqueeze(2)  # [n, k, k to compare, ...]
     is_brightest = is_as_bright.sum(dim=2) == 1
-    total = float(ink.sum())
-    if not total:
+    total_ink = float(ink.sum())
+    if not total_ink:
         return None
-    right = float((ink * is_brightest).sum())
-    return right / total
+    return float((ink * is_brightest).sum()) / total_ink
 
 
 def _correlation(x: Float[Tensor, "n k pixels"], y: Float[Tensor, "n k pixels"]) -> float | None:
+    """The mean correlation of pictures over their pixels, of those where both vary."""
     x = x - x.mean(dim=2, keepdim=True)
     y = y - y.mean(dim=2, keepdim=True)
-    scale = (x.square().sum(dim=2) * y.square().sum(dim=2)).sqrt()
-    varies = scale > 1e-12
+    norms = (x.square().sum(dim=2) * y.square().sum(dim=2)).sqrt()
+    varies = norms > 1e-12
     if not varies.any():
         return None
-    return float(((x * y).sum(dim=2)[varies] / scale[varies]).mean())
+    correlations = (x * y).sum(dim=2)[varies] / norms[varies]
+    return float(correlations.mean())
