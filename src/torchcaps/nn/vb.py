@@ -69,9 +69,10 @@ class VBRouting(Router):
             matrices.
         batch_norm: batch-normalize poses and the logits of activations, per parent and without
             parameters, as in the authors' code. The mean then takes the place of beta_j.
-        weighted: multiply H_j by N_j, as a comment of that code has it.
-        outlier: log density of one more parent, "none of the above"; None is without. ln 1e-11 =
-            -25.33 has the effect of that code's lower bound of the sum in equation 9.
+        weighted: multiply H_j by N_j in equation 11, as a comment of the authors' code has it.
+        outlier: log density of one more parent, "none of the above", that competes for every child
+            and is left out of the output; None for no such parent. ln 1e-11 = -25.33 has the effect
+            of that code's lower bound of the sum in equation 9.
 
     Raises:
         ArgumentError: an unknown covariance, or iterations out of range.

@@ -76,8 +76,10 @@ class BaseComparison(EvaluationResult):
 
     derived = ("outcome", "verdict")
 
-    # Words of the sentences: "The first {subject} is better {scope}.", "These {evidence_noun} do
-    # not tell the two {subject}s apart. {sample}, only a difference of 3 points is seen."
+    # Words of a subclass for the sentences of `verdict`, such as "model", "images", "on these
+    # images" and "On so many images": "The first {subject} is better {scope}.", "These
+    # {evidence_noun} do not tell the two {subject}s apart. {sample}, only a difference of 3 points
+    # or more is seen."
     subject: ClassVar[str]
     evidence_noun: ClassVar[str]
     scope: ClassVar[str]
@@ -104,7 +106,7 @@ class BaseComparison(EvaluationResult):
 
     @property
     def evidence(self) -> str:
-        """The figures behind the outcome, in words; the p-value is that of the test behind it."""
+        """The difference, its interval and the p-value that decided the outcome, in words."""
         low, high = self.interval
         difference = f"{100 * self.difference:+.2f} points"
         interval = f"95 % from {100 * low:+.2f} to {100 * high:+.2f}"
