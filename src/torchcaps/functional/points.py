@@ -28,7 +28,8 @@ def procrustes(
     finite there, so it is taken from the condition that R is optimal.
 
     Args:
-        source, target: `[batch, points, dim]`, dim 2 or 3; half precision is computed in float32.
+        source: `[batch, points, dim]`, dim 2 or 3; half precision is computed in float32.
+        target: `[batch, points, dim]`, in the order of the source.
 
     Returns:
         R `[batch, dim, dim]` of determinant +1, and t `[batch, dim]`. Where many rotations are
@@ -155,7 +156,8 @@ def _mean_distance(x: Tensor, y: Tensor, nearest: Tensor) -> Tensor:
     """Mean squared distance `[batch]` of each x `[batch, n, dim]` from its nearest y.
 
     Args:
-        x, y: points.
+        x: points `[batch, n, dim]`.
+        y: points `[batch, m, dim]`.
         nearest: index of the nearest y, `[batch, n]`.
     """
     nearest_y = y.gather(1, nearest.unsqueeze(2).expand_as(x))

@@ -27,7 +27,8 @@ def random_logits(
     needs to be stored, and a compiled model may hold them.
 
     Args:
-        children, parents: number of each.
+        children: number of children.
+        parents: number of parents.
         seed: of 32 bits.
         scale: standard deviation, at least 0.
         device: of the logits.
@@ -55,7 +56,21 @@ def random_coupling(
     scale: float = 1.0,
     device: torch.device | str | None = None,
 ) -> Float[Tensor, "children parents"]:
-    """`softmax_j` of `random_logits`, `[children, parents]` in float32; scale 0 is uniform."""
+    """Random couplings: the softmax of `random_logits` over parents.
+
+    Args:
+        children: number of children.
+        parents: number of parents.
+        seed: of 32 bits.
+        scale: standard deviation of the logits, at least 0; 0 is uniform.
+        device: of the couplings.
+
+    Returns:
+        `[children, parents]` in float32, whose rows sum to one.
+
+    Raises:
+        ArgumentError: a seed or scale out of range.
+    """
     return random_logits(children, parents, seed, scale=scale, device=device).softmax(dim=-1)
 
 

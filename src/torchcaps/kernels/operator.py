@@ -119,7 +119,8 @@ def _register_gradient(
     Where the gradient is to be differentiated itself (`create_graph=True`), it is the reference's.
 
     Args:
-        forward, backward: the operators.
+        forward: the operator.
+        backward: the operator of its gradient.
         reference: the same as `forward` in torch operations.
         num_tensors: how many operands are tensors; they come first.
         num_graded: how many outputs have a gradient; they come first.

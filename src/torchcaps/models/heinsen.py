@@ -171,7 +171,15 @@ class MatrixRouting(ConvolutionalModel):
         nn.init.normal_(router.beta_ignore, std=0.01)
 
     def capsules(self, images: Images) -> Capsules:
-        """Class capsules of images: pose `[batch, num_classes, 16]`, a matrix, and activation."""
+        """Class capsules of images.
+
+        Args:
+            images: `[batch, channels, height, width]` in [0, 1].
+
+        Returns:
+            Pose `[batch, num_classes, 16]`, a 4x4 matrix, and activation `[batch, num_classes]` in
+            [0, 1].
+        """
         features = self.features(images)  # [batch, channels, rows, columns]
 
         # Capsules of each position: [batch, rows, columns, parts, 16].

@@ -43,7 +43,8 @@ class use_generator(TorchDispatchMode):
         Args:
             func: overload of an operation, such as `aten.randn.default`.
             types: types of the tensors; not used.
-            args, kwargs: arguments of the operation.
+            args: arguments of the operation.
+            kwargs: named arguments of the operation.
         """
         options = dict(kwargs or {})
         if self.generator is None or torch.Tag.nondeterministic_seeded not in func.tags:

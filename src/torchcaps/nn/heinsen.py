@@ -78,7 +78,11 @@ class Heinsen2022(Router):
         self.iterations = check_iterations(iterations)
 
     def build_parameters(self, sizes: LayerSizes) -> None:
-        """Draw the parameters, with the author's standard deviations."""
+        """Draw the parameters, with the author's standard deviations.
+
+        Args:
+            sizes: numbers of children n and parents m, and the dimensions of their poses, d and h.
+        """
         n, d, m, h = sizes
         self.W_A = nn.Parameter(torch.randn(n, d) * 2 * d**-0.5)
         self.B_A = nn.Parameter(torch.zeros(n))
@@ -188,7 +192,11 @@ class Heinsen2019(Router):
         self.iterations = check_iterations(iterations)
 
     def build_parameters(self, sizes: LayerSizes) -> None:
-        """Start all parameters at 0, as the author does."""
+        """Start all parameters at 0, as the author does.
+
+        Args:
+            sizes: numbers of children n and parents m, and the dimensions of their poses.
+        """
         n, _, m, h = sizes
         self.B = nn.Parameter(torch.zeros(n, m, h))
         self.beta_use = nn.Parameter(torch.zeros(n, m))

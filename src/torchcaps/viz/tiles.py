@@ -81,6 +81,9 @@ def reconstructions(
         predictions: `[n]` predicted classes; a wrong one is named and framed in red.
         classes: names of the classes.
 
+    Returns:
+        A matplotlib figure.
+
     Raises:
         ArgumentError: for shapes that do not fit, or an index that is no class.
     """
@@ -128,6 +131,9 @@ def overlaps(
         selected: `[n, 2]` classes whose capsules were decoded.
         lengths: `[n, 2]` lengths of these capsules, in [0, 1].
         classes: names of the classes.
+
+    Returns:
+        A matplotlib figure.
 
     Raises:
         ArgumentError: for shapes that do not fit, or an index that is no class.
@@ -239,6 +245,9 @@ def coupling_map(
         lengths: `[n]` lengths of their capsules, in [0, 1].
         classes: names of the classes.
 
+    Returns:
+        A matplotlib figure.
+
     Raises:
         ArgumentError: for shapes that do not fit, an index that is no class, or a map that is not
             finite.
@@ -289,6 +298,9 @@ def perturbations(reconstructions: ArrayLike, offsets: ArrayLike, *, title: str 
         reconstructions: `[dims, steps, channels, height, width]` in [0, 1], at most 1024 images.
         offsets: `[steps]`, what is added to the dimension.
         title: title of the figure.
+
+    Returns:
+        A matplotlib figure.
 
     Raises:
         ArgumentError: for shapes that do not fit.

@@ -62,6 +62,9 @@ def affine(
         translate: largest move either way along each axis, as a fraction of its length.
         aspect: largest share of its width that an image loses, at most 0.9.
         generator: draws all amounts uniformly, for each image.
+
+    Returns:
+        The transformed images, of the same shape and type.
     """
     check_shape("images", images, AXES)
     check_range("scale", scale[0], low=1e-3, high=scale[1])

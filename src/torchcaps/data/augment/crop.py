@@ -33,6 +33,13 @@ def center_crop(images: Images, size: int) -> Images:
     """The middle `size` × `size` pixels of each image, a view.
 
     Where the margins cannot be equal, those above and on the left are smaller by a pixel.
+
+    Args:
+        images: `[batch, channels, height, width]`.
+        size: pixels along a side, at most those of the images.
+
+    Returns:
+        `[batch, channels, size, size]`.
     """
     _check_size(images, size)
     height, width = images.shape[2:]

@@ -31,6 +31,9 @@ def random_erasing(images: Images, side: int, *, generator: Generator) -> Images
         images: `[batch, channels, height, width]`.
         side: pixels along a side of the square, 0 for none.
         generator: draws the place of each square uniformly.
+
+    Returns:
+        The changed images, a copy.
     """
     check_shape("images", images, AXES)
     check_range("side", side, low=0, high=min(images.shape[2:]))

@@ -31,6 +31,9 @@ def random_horizontal_flip(
         images: `[batch, channels, height, width]`.
         probability: share of the images that are mirrored, in [0, 1].
         generator: draws which images are mirrored.
+
+    Returns:
+        The images, some of them mirrored.
     """
     check_shape("images", images, AXES)
     check_range("probability", probability, low=0, high=1)

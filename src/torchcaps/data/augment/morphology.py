@@ -38,6 +38,9 @@ def random_morphology(images: Images, share: float, *, generator: Generator) -> 
         images: `[batch, channels, height, width]`.
         share: of the images that are changed, in [0, 1].
         generator: draws which images are changed.
+
+    Returns:
+        The images, some of them changed.
     """
     check_shape("images", images, AXES)
     check_range("share", share, low=0, high=1)

@@ -29,6 +29,9 @@ def shift(images: Images, max_shift: int = 2, *, generator: Generator) -> Images
         images: `[batch, channels, height, width]`.
         max_shift: largest move in pixels, either way along each axis.
         generator: draws both moves of each image uniformly.
+
+    Returns:
+        The moved images, with zeros where nothing was.
     """
     check_shape("images", images, AXES)
     check_range("max_shift", max_shift, low=0)

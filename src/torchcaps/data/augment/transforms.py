@@ -93,6 +93,9 @@ class Transforms:
         """Apply a function (images, generator) to images after all augmentations.
 
         Companions stay as they are.
+
+        Args:
+            function: of images and a generator; it returns as many images of the same size.
         """
 
         def apply(images: Images, _settings: None, generator: Generator) -> Images:

@@ -17,7 +17,16 @@ from torchcaps.types import Routed
 def uniform_routing(votes: AnyVotes, *, bias: Bias = None) -> Routed:
     """Route with equal couplings: `v_j = squash(sum_i u_ij / parents + bias_j)`.
 
-    Arguments, outcome and errors are those of `dynamic_routing`.
+    Args:
+        votes: u, `[batch, *space, children, parents, dim]`, or the votes of a layer.
+        bias: added to the sum of each parent; None for the votes of a layer, which have their own.
+
+    Returns:
+        Routed: pose v `[batch, *space, parents, dim]`, activation |v| `[batch, *space, parents]` in
+        [0, 1), coupling `[batch, *space, children, parents]`.
+
+    Raises:
+        ArgumentError: votes of other axes or not of floating point.
     """
     return _route(as_votes(votes, bias=bias), None)
 
@@ -31,8 +40,18 @@ def random_routing(
     compete.
 
     Args:
-        votes, bias: see `dynamic_routing`.
-        seed, scale: of the couplings; see `random_logits`.
+        votes: u, `[batch, *space, children, parents, dim]`, or the votes of a layer.
+        seed: of the couplings, of 32 bits; see `random_logits`.
+        scale: standard deviation of their logits, at least 0; 0 is uniform.
+        bias: added to the sum of each parent; None for the votes of a layer, which have their own.
+
+    Returns:
+        Routed: pose v `[batch, *space, parents, dim]`, activation |v| `[batch, *space, parents]` in
+        [0, 1), coupling `[batch, *space, children, parents]`.
+
+    Raises:
+        ArgumentError: votes of other axes or not of floating point, or a seed or scale out of
+            range.
     """
     votes = as_votes(votes, bias=bias)
     device = votes.children.activation.device

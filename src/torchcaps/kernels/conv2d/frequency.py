@@ -226,7 +226,9 @@ def convolve_backward(
 
     Args:
         grad_y: gradient of the output, `[b, o, h, w]`.
-        x, weight, plan: as in `convolve`.
+        x: as in `convolve`.
+        weight: as in `convolve`.
+        plan: as in `convolve`.
         needed: whether the gradients of x and of weight are needed.
 
     Returns:
