@@ -174,7 +174,7 @@ def test_votes_are_products_of_poses():
     x = randn(2, 4, 8)
     noise = Noise(randn(2, m), randn(2, 4), randn(2, 4, m))
     with torch.no_grad():
-        capsules.rest.normal_()
+        capsules.output_bias.normal_()
         objects = capsules.decode(x, noise)
     weight = [p.detach().numpy() for p in capsules.weight]
     bias = [p.detach().numpy() for p in capsules.bias]
@@ -186,7 +186,7 @@ def test_votes_are_products_of_poses():
             h = np.maximum(np.append(h, 1) @ extended, 0)
             outputs = h @ weight[3][k]
             dynamic = outputs[: 6 * m].reshape(m, 6)
-            rest = outputs[6 * m :] + capsules.rest[k].detach().numpy()
+            rest = outputs[6 * m :] + capsules.output_bias[k].detach().numpy()
             viewed = pose_matrix(rest[:6])
             np.testing.assert_allclose(full_matrix(objects.pose[b, k]), viewed, atol=1e-9)
             present = sigmoid(rest[6] + float(noise.objects[b, k]))
@@ -275,7 +275,7 @@ def test_gradients_stay_finite_for_extreme_images_and_weights(pixel):
     model = small_scae()
     with torch.no_grad():
         model.part_capsules.head.bias.mul_(1e4)
-        model.object_capsules.rest.fill_(-50.0)
+        model.object_capsules.output_bias.fill_(-50.0)
     explained = model.explain(torch.full((1, 1, 24, 24), pixel))
     likelihood = explained.pixel_log_likelihood + explained.pose_log_likelihood
     (likelihood.sum() + explained.objects.presence.sum()).backward()

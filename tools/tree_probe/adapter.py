@@ -54,7 +54,11 @@ RENAMED_WEIGHTS: dict[str, str] = {
     r"\bpart_capsules\.colour\.": "part_capsules.color.",
     r"\bpart_capsules\.ground\b": "part_capsules.background",
     r"\bpart_capsules\.ground_share\b": "part_capsules.background_logit",
+    r"\bpart_capsules\.place\b": "part_capsules.position_bias",
+    r"\bobject_capsules\.rest\b": "object_capsules.output_bias",
     r"(\bobject_capsules\.blocks\.\d+)\.each\.": r"\1.mlp.",
+    r"(\bobject_capsules\.blocks\.\d+)\.first\.": r"\1.norm1.",
+    r"(\bobject_capsules\.blocks\.\d+)\.second\.": r"\1.norm2.",
     r"(\bobject_capsules\.blocks\.\d+)\.mix\.": r"\1.qkv.",
 }
 

@@ -177,7 +177,7 @@ class PartCapsules(nn.Module):
         pixel_scale: standard deviation of a pixel in (4), at least 0.001.
 
     Attributes:
-        place: learned bias of the encoder's map, for each channel and position.
+        position_bias: learned bias of the encoder's map, `[channels, rows, columns]`.
         head: for each part and position 6 numbers of the pose, 16 of the feature, a logit of
             presence, and a logit of attention.
         template: T_m before gain and sigmoid, `[parts, channels, 11, 11]`; see `templates`.
@@ -209,8 +209,8 @@ class PartCapsules(nn.Module):
             self.encoder.extend([nn.Conv2d(in_channels, channels, KERNEL, stride), nn.ReLU()])
             in_channels = channels
         layers = [(KERNEL, stride) for stride in strides]
-        rows, columns = (side_after(side, layers) for side in img_size)
-        self.place = nn.Parameter(torch.zeros(channels, rows, columns))
+        map_size = [side_after(side, layers) for side in img_size]
+        self.position_bias = nn.Parameter(torch.zeros(channels, *map_size))
         self.head = nn.Conv2d(channels, parts * (POSE_DIM + FEATURE_DIM + 2), 1)
 
         self.template = nn.Parameter(initial_templates(parts, in_chans))
@@ -232,7 +232,7 @@ class PartCapsules(nn.Module):
             images: `[batch, channels, height, width]`.
             noise: on the logits of presence, `[batch, parts]`; None adds none.
         """
-        outputs = self.head(self.encoder(images) + self.place).flatten(2)
+        outputs = self.head(self.encoder(images) + self.position_bias).flatten(2)
         num_parts = len(self.template)
         # [b, m, 6 + 16 + 1 + 1, positions]
         outputs = full_precision(outputs.unflatten(1, (num_parts, -1)))
@@ -312,7 +312,7 @@ class ObjectCapsules(nn.Module):
         seeds: `[objects, units]`.
         weight: of each layer of the small networks, `[objects, inputs, outputs]`.
         bias: of each hidden layer, `[objects, outputs]`.
-        rest: bias of the last layer; its outputs `dynamic` have none, all the rest have one.
+        output_bias: bias of the last layer, for all outputs but the first ones (`dynamic`).
         static: learned numbers that OP_km is made from, `[objects, parts, 6]`.
     """
 
@@ -336,7 +336,7 @@ class ObjectCapsules(nn.Module):
             torch.randn(objects, *shape) * math.sqrt(2 / sum(shape)) for shape in pairwise(widths)
         )
         self.bias = nn.ParameterList(torch.zeros(objects, width) for width in CAPSULE_UNITS)
-        self.rest = nn.Parameter(torch.zeros(objects, num_biased))
+        self.output_bias = nn.Parameter(torch.zeros(objects, num_biased))
         self.static = nn.Parameter(torch.randn(objects, parts, POSE_DIM) * math.sqrt(1 / POSE_DIM))
 
     def forward(
@@ -363,7 +363,7 @@ class ObjectCapsules(nn.Module):
         with without_autocast(x):  # the likelihood is of small differences of poses
             outputs = self._capsule_outputs(full_precision(x))
             dynamic = outputs[..., : m * POSE_DIM].unflatten(-1, (m, POSE_DIM))
-            biased = outputs[..., m * POSE_DIM :] + full_precision(self.rest)
+            biased = outputs[..., m * POSE_DIM :] + full_precision(self.output_bias)
             raw_pose, object_logit, part_logit, raw_spread = biased.split(
                 [POSE_DIM, 1, m, m], dim=-1
             )

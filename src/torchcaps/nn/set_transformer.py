@@ -52,16 +52,16 @@ class SetBlock(nn.Module):
     Attributes:
         qkv: makes a query, a key and a value of each member.
         out: linear map of what the attention collected.
-        first: norm1, a layer norm after the attention.
-        second: norm2, a layer norm after the MLP.
+        norm1: layer norm after the attention.
+        norm2: layer norm after the MLP.
     """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.qkv = nn.Linear(dim, 3 * dim)
         self.out = nn.Linear(dim, dim)
-        self.first = nn.LayerNorm(dim)
-        self.second = nn.LayerNorm(dim)
+        self.norm1 = nn.LayerNorm(dim)
+        self.norm2 = nn.LayerNorm(dim)
         self.mlp = nn.Sequential(
             nn.Linear(dim, 2 * dim),
             nn.ReLU(),
@@ -78,5 +78,5 @@ class SetBlock(nn.Module):
         query, key, value = self.qkv(x).chunk(3, dim=-1)
         attention = self.out(attend(query, key, value, presence_logit))
         presence = presence_logit.sigmoid().unsqueeze(-1)
-        x = self.first((x + attention) * presence.to(x))
-        return self.second(x + self.mlp(x))
+        x = self.norm1((x + attention) * presence.to(x))
+        return self.norm2(x + self.mlp(x))
