@@ -1,11 +1,29 @@
-"""DeepCaps.
+"""DeepCaps: images to class capsules through four cells of convolutional capsules.
 
 Jathushan Rajasegaran, Vinoj Jayasundara, Sandaru Jayasekara, Hirunima Jayasekara, Suranga
 Seneviratne, Ranga Rodrigo, "DeepCaps: Going Deeper with Capsule Networks", CVPR 2019, arXiv
-1904.09546, and the authors' code. Differs from them in: sizes follow the images; convolutions of
-stride 2 are padded on both sides alike; capsules and positions keep their axes before the routed
-skip, where the code mixes them; weights of the class capsules start from this library's rule (see
-CapsuleLinear); the decoder ends in a sigmoid in place of a ReLU, so that images stay in [0, 1].
+1904.09546, and the authors' code.
+
+The stages for images of 64x64 pixels (types of capsules x dimensions of each):
+
+    stem                3x3 convolution, ReLU, batch norm       64x64, 128 channels
+    cell 1              capsules, halves the map                32x32, 32 x 4
+    cell 2              the same                                16x16, 32 x 8
+    cell 3              the same                                8x8, 32 x 8
+    cell 4              the same, its skip is routed            4x4, 32 x 8
+    class capsules      of cells 4 and 3, 512 + 2048 children   10 of 32
+    decoder             of one class capsule                    64x64
+
+A capsule is a vector, its pose; its length says how probable its entity is. A *map* has capsules of
+`types` types at each pixel, as channels `[batch, types * dim, rows, columns]`: `dim` numbers of the
+first type, then of the second. `squash(s) = |s|^2 / (1 + |s|^2) s / |s|` makes lengths below one.
+In *routing* each capsule (child) votes for capsules above it (parents); its votes are weighed by
+couplings, which grow over iterations with the agreement of vote and parent.
+
+Differs from the paper and the code in: sizes follow the images; convolutions of stride 2 are padded
+on both sides alike; capsules and positions keep their axes before the routed skip, where the code
+mixes them; weights of the class capsules start from a normal distribution (see CapsuleLinear), not
+from Glorot's rule; the decoder ends in a sigmoid in place of a ReLU, so that images stay in [0, 1].
 """
 
 from functools import partial
@@ -24,23 +42,23 @@ from torchcaps.nn.map_routing import KernelVotes, MapRouting, global_competition
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
 
 NUM_CELLS = 4  # each halves the map
-SMALLEST = 16  # pixels that leave one position for the last cell
-DECODER_CHANNELS = (16, 64, 32, 16, 8)
-MAX_START = 8  # side of the largest map that the decoder starts from
+MIN_IMG_SIZE = 16  # pixels along a side, of which the last cell leaves one
+DECODER_CHANNELS = (16, 64, 32, 16, 8)  # of the small map, and after each layer but the last
+MAX_START = 8  # largest side of the small map
 MAX_DOUBLINGS = len(DECODER_CHANNELS) - 2
 
 
 class ConvCapsules(nn.Conv2d):
-    """A convolution whose channels at one pixel are grouped into capsules and squashed.
+    """A 3x3 convolution whose channels at a pixel are grouped into capsules and squashed.
 
-    It is one pass of routing, with equal couplings, and has no bias. Where the map below has
-    capsules, its channels are types times dimensions.
+    It stands for one iteration of routing: with equal couplings, the sum of the votes of all
+    capsules in a window is a convolution. It has no bias.
 
     Args:
-        in_channels: of the map below.
-        types: capsules at a pixel.
+        in_channels: channels of the map below, types times dimensions where it has capsules.
+        types: number of capsules at a pixel.
         dim: dimensions of a capsule.
-        stride: of the 3x3 convolution.
+        stride: of the convolution; 2 halves the map.
     """
 
     def __init__(self, in_channels: int, types: int, dim: int, stride: int = 1) -> None:
@@ -50,28 +68,43 @@ class ConvCapsules(nn.Conv2d):
 
     def forward(self, x: FeatureMap) -> FeatureMap:
         s = super().forward(x.to(self.weight.dtype))
-        return squash(s.unflatten(1, (-1, self.dim)), dim=2).flatten(1, 2)
+        s = s.unflatten(1, (-1, self.dim))  # [batch, types, dim, rows, columns]
+        return squash(s, dim=2).flatten(1, 2)
 
 
 class RoutedSkip(RoutedLayer):
-    """3-D convolutional routing on capsules as channels: all child types share the kernel.
+    """The paper's 3-D convolution based dynamic routing, between maps of one size.
+
+    `V_pij` is the vote of child type i for the parent of type j at position p: a 3x3 convolution of
+    the map of type i, whose kernel all child types share (`KernelVotes`).
+
+        b_pij = 0
+        repeat:
+            k_i = softmax of b_i over all positions p and parent types j together
+            S_pj = sum_i k_pij V_pij + B_j
+            v_pj = S_pj n_j / (1 + n_j^2) with n_j^2 = sum_p |S_pj|^2, a squash of the whole map
+            b_pij += <V_pij, v_pj>, except in the last iteration
+
+    `RoutedLayer` runs a router (`MapRouting`, these equations) on votes; its third argument says
+    which parents compete in the softmax.
 
     Args:
         types: capsules at a pixel, of children and parents.
         dim: dimensions of a capsule.
         iterations: of the routing.
-        local: see `DeepCaps`.
+        local: let the parents at one position alone compete, and squash each parent by itself.
     """
 
     def __init__(self, types: int, dim: int, iterations: int, local: bool) -> None:
-        votes = KernelVotes(LayerSizes(types, dim, types, dim))
-        field = per_position if local else global_competition
-        super().__init__(votes, MapRouting(iterations, local=local), field)
+        votes = KernelVotes(LayerSizes(children=types, in_dim=dim, parents=types, dim=dim))
+        competition = per_position if local else global_competition
+        super().__init__(votes, MapRouting(iterations, local=local), competition)
 
-    def channels(self, x: FeatureMap) -> FeatureMap:
+    def route_map(self, x: FeatureMap) -> FeatureMap:
         """Parents as channels of a map, of children as channels of a map."""
         sizes = self.votes.sizes
-        children = x.unflatten(1, (sizes.children, sizes.in_dim)).permute(0, 3, 4, 1, 2)
+        children = x.unflatten(1, (sizes.children, sizes.in_dim))
+        children = children.permute(0, 3, 4, 1, 2)  # [batch, rows, columns, types, dim]
         return self(children).pose.flatten(3).movedim(-1, 1)
 
 
@@ -79,8 +112,8 @@ class CapsuleCell(nn.Module):
     """A layer of capsules that halves the map, two more, and a skip that is added.
 
     Args:
-        in_channels: of the map below.
-        types: capsules at a pixel.
+        in_channels: channels of the map below.
+        types: number of capsules at a pixel.
         dim: dimensions of a capsule.
         skip: a routed layer; by default a layer of capsules.
     """
@@ -97,46 +130,54 @@ class CapsuleCell(nn.Module):
 
     def forward(self, x: FeatureMap) -> FeatureMap:
         x = self.first(x)
-        skip = self.skip.channels(x) if isinstance(self.skip, RoutedSkip) else self.skip(x)
+        skip = self.skip.route_map(x) if isinstance(self.skip, RoutedSkip) else self.skip(x)
         return self.third(self.second(x)) + skip
 
 
 class ClassIndependentDecoder(nn.Module):
     """Draws an image from the pose of one class capsule, without its class.
 
-    Transposed convolutions double a small map. An input is `[batch, classes, dim]`, where all
-    poses but one are zero, and the output `[batch, *image_shape]` in [0, 1].
+    A linear layer makes a small map, transposed convolutions double it up to the size of the image.
 
     Args:
         dim: dimensions of a class capsule.
         image_shape: (channels, height, width).
+
+    Shapes:
+        input `[batch, classes, dim]`, where all poses but one are zero; output
+        `[batch, *image_shape]` in [0, 1].
     """
 
     def __init__(self, dim: int, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
-        channels, *self.size = image_shape
-        doublings = 0
-        while doublings < MAX_DOUBLINGS and max(self.size) > MAX_START << doublings:
-            doublings += 1
-        start = [-(-side >> doublings) for side in self.size]
-        below = DECODER_CHANNELS[0]
-        self.linear = nn.Linear(dim, below * prod(start))
+        image_channels, *self.size = image_shape
+        num_doublings = 0
+        while num_doublings < MAX_DOUBLINGS and max(self.size) > MAX_START << num_doublings:
+            num_doublings += 1
+        # Height and width of the small map; sides are rounded up, and the image is cut to its size.
+        start = [-(-side >> num_doublings) for side in self.size]
+        in_channels = DECODER_CHANNELS[0]
+        self.linear = nn.Linear(dim, in_channels * prod(start))
         self.norm = nn.Sequential(
-            nn.ReLU(), nn.Unflatten(1, (below, *start)), nn.BatchNorm2d(below, momentum=0.2)
+            nn.ReLU(),
+            nn.Unflatten(1, (in_channels, *start)),
+            nn.BatchNorm2d(in_channels, momentum=0.2),
         )
-        strides = [1] + doublings * [2] + [1]
+        # Layers that double the map stand between two that keep its size.
+        strides = [1] + num_doublings * [2] + [1]
+        channels = [*DECODER_CHANNELS[1 : len(strides)], image_channels]
         self.layers = nn.Sequential()
-        for layer, stride in enumerate(strides):
-            is_last = layer == doublings + 1
-            above = channels if is_last else DECODER_CHANNELS[layer + 1]
+        for out_channels, stride in zip(channels, strides, strict=True):
             self.layers.append(
-                nn.ConvTranspose2d(below, above, 3, stride, padding=1, output_padding=stride - 1)
+                nn.ConvTranspose2d(
+                    in_channels, out_channels, 3, stride, padding=1, output_padding=stride - 1
+                )
             )
-            below = above
+            in_channels = out_channels
         self.layers.append(nn.Sigmoid())
 
     def forward(self, masked: Float[Tensor, "batch classes dim"]) -> Images:
-        pose = masked.sum(dim=1).to(self.linear.weight.dtype)
+        pose = masked.sum(dim=1).to(self.linear.weight.dtype)  # the one that is not zero
         images = self.layers(self.norm(self.linear(pose)))
         height, width = self.size
         return images[:, :, :height, :width]
@@ -145,14 +186,15 @@ class ClassIndependentDecoder(nn.Module):
 class DeepCaps(DrawingModel):
     """Convolution -> four cells of capsule layers with skips -> class capsules -> decoder.
 
-    Its outputs are lengths of class capsules, in [0, 1). The decoder is not told the class.
+    Outputs are lengths of class capsules, `[batch, num_classes]` in [0, 1). `DrawingModel` is the
+    base of models whose `reconstruct` draws images by the decoder, which does not see the class.
 
     Args:
         num_classes: number of classes.
         in_chans: channels of the images.
-        img_size: height and width of the images, or one number for both.
-        channels: of the first convolution.
-        types: capsule types in every cell.
+        img_size: height and width of the images, at least 16, or one number for both.
+        channels: channels of the first convolution.
+        types: number of capsules at a pixel, in every cell.
         dims: dimensions of the capsules of each of the four cells; the last two are alike.
         class_dim: dimensions of a class capsule.
         iterations: of both routings, in the last cell's skip and in the class capsules; 1 is equal
@@ -163,7 +205,7 @@ class DeepCaps(DrawingModel):
         decoder: whether to build the decoder.
 
     Raises:
-        ValueError: for other `dims`; see also `ImageModel`.
+        ValueError: for other `dims`, a size below 1, or images that are too small.
     """
 
     def __init__(
@@ -184,7 +226,7 @@ class DeepCaps(DrawingModel):
             num_classes,
             in_chans,
             img_size,
-            SMALLEST,
+            MIN_IMG_SIZE,
             channels=channels,
             types=types,
             class_dim=class_dim,
@@ -206,36 +248,39 @@ class DeepCaps(DrawingModel):
             self.cells.append(CapsuleCell(below, types, dim, skip))
             below = types * dim
 
-        # The capsules of the last two maps vote for the classes.
-        last = prod(-(-side >> NUM_CELLS) for side in self.img_size)
-        second_to_last = prod(-(-side >> NUM_CELLS - 1) for side in self.img_size)
+        # The capsules of cells 3 and 4 vote for the classes. Each halving is rounded up.
+        num_positions_3 = prod(-(-side >> 3) for side in self.img_size)
+        num_positions_4 = prod(-(-side >> 4) for side in self.img_size)
+        # Every child has matrices of its own; routing by agreement (arXiv 1710.09829).
         self.class_capsules = CapsuleLinear(
-            types * (last + second_to_last),
+            types * (num_positions_4 + num_positions_3),
             self.dim,
             num_classes,
             class_dim,
             bias=True,
             iterations=iterations,
         )
-        # Equal biases would leave poses of classes nearly equal.
+        # CapsuleLinear starts with equal biases, which would leave poses of classes nearly equal.
         nn.init.normal_(self.class_capsules.votes.bias, std=0.1)
         self.decoder = None
         if decoder:
             self.decoder = ClassIndependentDecoder(class_dim, self.image_shape)
         self.spec = ModelSpec(
-            pose=True, activation="length", decoder=decoder, smallest=SMALLEST, loss="margin"
+            pose=True, activation="length", decoder=decoder, smallest=MIN_IMG_SIZE, loss="margin"
         )
 
     def capsules(self, images: Images) -> Capsules:
-        x = self.stem(self._prepare(images))  # [batch, 128, 64, 64], for 64x64 images
+        # The shapes are those of images of 64x64 pixels.
+        x = self.stem(self._prepare(images))  # images are checked: [batch, 128, 64, 64]
         maps: list[Tensor] = []
         for cell in self.cells:
-            x = cell(x)  # 32 types of 4, 8, 8 and 8 dims at 32x32, 16x16, 8x8 and 4x4 positions
+            x = cell(x)  # [batch, 128, 32, 32], then [256, 16, 16], [256, 8, 8], [256, 4, 4]
             maps.append(x)
-        children = torch.cat([self._as_children(maps[-1]), self._as_children(maps[-2])], dim=1)
-        return self.class_capsules(children)  # 512 + 2048 of dim 8 vote for 10 of dim 32
+        children = torch.cat([self._as_children(maps[3]), self._as_children(maps[2])], dim=1)
+        return self.class_capsules(children)  # [batch, 512 + 2048, 8] to [batch, 10, 32]
 
     def _as_children(self, x: FeatureMap) -> Float[Tensor, "batch children dim"]:
+        """The capsules of a map, all positions of the first type first."""
         return x.unflatten(1, (-1, self.dim)).movedim(2, -1).flatten(1, 3)
 
 
