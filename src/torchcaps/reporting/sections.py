@@ -161,8 +161,9 @@ def summary(run: EvaluatedRun) -> Section:
         "Time": _describe_time(run),
         "Model kept": f"that of epoch {run.run.best_epoch}, chosen by validation; "
         "test images had no part in it",
-        **_class_figures(run),
     }
+    if run.has_classes:
+        rows |= _multilabel_figures(run) if run.is_multilabel else _single_label_figures(run)
     blocks: list[Block] = [Table("The run", ("What", "Value"), [*rows.items()], WORDS)]
     if not run.has_classes:
         caption = f"Figures on {len(run.images):,} test images"
@@ -213,15 +214,8 @@ def _describe_time(run: EvaluatedRun) -> str:
     return f"about {time} of training steps, without validation, on {machine}"
 
 
-def _class_figures(run: EvaluatedRun) -> dict[str, str]:
-    """Rows of the summary (heading: text) on a task with classes; for other tasks, none."""
-    if not run.has_classes:
-        return {}
-    return _multilabel_figures(run) if run.is_multilabel else _single_label_figures(run)
-
-
 def _multilabel_figures(run: EvaluatedRun) -> dict[str, str]:
-    """Shares of images with all classes found or at least one, and of classes found."""
+    """Rows of the summary: images with all classes found, with at least one; classes found."""
     figures = run.figures
     error = percent(figures["error"])
     deviation = percent(figures["standard_error"])
@@ -234,7 +228,7 @@ def _multilabel_figures(run: EvaluatedRun) -> dict[str, str]:
 
 
 def _single_label_figures(run: EvaluatedRun) -> dict[str, str]:
-    """Accuracy, error and loss of a task whose images show one class each."""
+    """Rows of the summary: accuracy, error and loss where each image shows one class."""
     figures = run.figures
     num_images = figures["num_samples"]
     num_wrong = round(figures["error"] * num_images)

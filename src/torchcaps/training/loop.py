@@ -135,8 +135,13 @@ class Trainer:
         epoch, num_done = divmod(state.step, self.steps_per_epoch)
         timer = EpochTimer()
         for indices in self._epoch_batches(epoch)[num_done:]:
+            # The learning rate of this step, by the schedule.
+            factor = learning_rate_factor(
+                self.config, state.step, self.total_steps, self.task.lr_restarts
+            )
+            lr = set_learning_rate(self.optimizer, factor, state.lr_scale)
+
             # Forward and backward pass of this rank's samples.
-            lr = self._set_learning_rate(state)
             losses = self._forward_backward(indices, state.step)
 
             # Sums over all ranks, and whether a callback of one of them asked to stop.
@@ -157,14 +162,14 @@ class Trainer:
             self._report_step(state.step, means | {"lr": lr})
 
             # The end of the step: a second start, or the end of the epoch; a checkpoint.
+            is_epoch_end = state.step % self.steps_per_epoch == 0
+            is_due = state.step % self.config.training.checkpoint_every == 0
             collapse = detect_collapse(self.task, losses, state, self.total_steps)
             if collapse:
                 state = self._restart(state.step, collapse)
-            elif state.step % self.steps_per_epoch == 0:
+            elif is_epoch_end:
                 self._finish_epoch(state, timer)
-            is_epoch_end = state.step % self.steps_per_epoch == 0
-            is_due = state.step % self.config.training.checkpoint_every == 0
-            if is_epoch_end or should_stop or is_due:
+            if collapse or is_epoch_end or should_stop or is_due:
                 self.logger.save_state(self.task.model, self.optimizer, state)
             if should_stop:
                 raise Interrupted(
@@ -183,13 +188,6 @@ class Trainer:
         order = epoch_permutation(self.config, epoch, len(self.train_images)).to(self.device)
         size = self.config.training.batch_size or 1
         return split_batches(order, size, self.task.spec.smallest_batch)
-
-    def _set_learning_rate(self, state: TrainingState) -> float:
-        """Set and return the learning rate of the next step, which the schedule decides."""
-        factor = learning_rate_factor(
-            self.config, state.step, self.total_steps, self.task.lr_restarts
-        )
-        return set_learning_rate(self.optimizer, factor, state.lr_scale)
 
     def _forward_backward(self, indices: Tensor, step: int) -> dict[str, Tensor]:
         """Compute losses and gradients of this rank's samples of a batch.

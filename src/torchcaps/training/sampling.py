@@ -1,6 +1,8 @@
-"""Every random choice of a training, from (seed, step) or (seed, epoch) alone.
+"""Which images a training takes: the split for validation, the order of an epoch, its batches.
 
-There is no state of random generators to save.
+Every random choice comes from (seed, step) or (seed, epoch) alone, so that there is no state of
+random generators to save. `step_seed` makes such a seed. What is chosen in the same step for
+different purposes has different *streams* of random numbers, whose names go into the seed.
 """
 
 import hashlib
@@ -11,35 +13,42 @@ from torch import Tensor
 from torchcaps.data import ImageSet, few_labels
 from torchcaps.settings import TrainConfig
 
-# Streams of random numbers: what a batch is made of, the order of an epoch, what a model drops out.
-BATCH = "0"
-ORDER = "1"
-DROPOUT = "2"
+# Names of the streams.
+BATCH = "0"  # random changes of the images of a batch
+ORDER = "1"  # the order of the images of an epoch
+DROPOUT = "2"  # what a model drops out
 
 
 def epoch_permutation(config: TrainConfig, epoch: int, num_images: int) -> Tensor:
     """Indices of the images that an epoch takes, in its order.
 
     Args:
-        config: with the seed and `epoch_size`.
-        epoch: counted from 0.
-        num_images: of the training set. An epoch of more takes all of them again.
+        config: has the seed, and `epoch_size`, the number of images of an epoch (None for all).
+        epoch: its number, counted from 0.
+        num_images: number of training images. A longer epoch takes all of them again, in another
+            order.
+
+    Returns:
+        `[epoch_size]` integers.
     """
     generator = torch.Generator().manual_seed(step_seed(config, epoch, ORDER))
-    size = config.data.epoch_size or num_images
-    rounds = []
-    for _ in range(0, size, num_images):
-        rounds.append(torch.randperm(num_images, generator=generator))
-    return torch.cat(rounds)[:size]
+    epoch_size = config.data.epoch_size or num_images
+    permutations = []
+    for _ in range(0, epoch_size, num_images):
+        permutations.append(torch.randperm(num_images, generator=generator))
+    return torch.cat(permutations)[:epoch_size]
 
 
 def split_batches(order: Tensor, batch_size: int, smallest: int = 1) -> list[Tensor]:
-    """The images of an epoch in batches.
+    """Divide the images of an epoch into batches.
 
     Args:
-        order: indices of the images.
-        batch_size: images of a batch.
+        order: `[n]` indices of the images.
+        batch_size: number of images of a batch.
         smallest: a last batch of fewer images joins the one before it.
+
+    Returns:
+        The indices of each batch.
     """
     batches = list(order.split(batch_size))
     if len(batches[-1]) < smallest and len(batches) > 1:
@@ -48,12 +57,12 @@ def split_batches(order: Tensor, batch_size: int, smallest: int = 1) -> list[Ten
 
 
 def step_seed(config: TrainConfig, index: int, stream: str = BATCH) -> int:
-    """A seed of 32 bits for one step or epoch; torch's generator on the CPU looks at no more.
+    """A seed of 32 bits for one step or epoch; torch's generator on the CPU uses no more.
 
     Args:
-        config: with the seed of the run.
-        index: of the step or epoch.
-        stream: what is drawn; see `BATCH`.
+        config: has the seed of the run.
+        index: number of the step or epoch, counted from 0.
+        stream: name of the stream, such as `BATCH`.
     """
     text = f"{config.training.seed} {stream} {index}"
     digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
@@ -61,20 +70,29 @@ def step_seed(config: TrainConfig, index: int, stream: str = BATCH) -> int:
 
 
 def split(images: ImageSet, config: TrainConfig, device: torch.device) -> tuple[ImageSet, ImageSet]:
-    """Images to train on and to validate with, on the device.
+    """Images to train on and images to validate with, on the device.
 
-    The latter are as the model sees them: the middle of each, where there is a crop.
+    Images to validate with are as the model sees them: where the run crops, the middle of each.
+    Images to train on are cropped at random in each step.
+
+    Args:
+        images: all training images.
+        config: has the seed; `holdout`, a share below 1 or a number of images to validate with;
+            `per_class`, the number of images of each class to train on, None for all; and `crop`.
+        device: the device.
 
     Raises:
-        DataError: one of them would be empty.
+        DataError: one of the two sets would be empty.
     """
-    data = config.data
+    settings = config.data
     seed = config.training.seed
-    holdout = int(data.holdout) if data.holdout >= 1 else data.holdout
+    # An int is a number of images, a float a share.
+    holdout = int(settings.holdout) if settings.holdout >= 1 else settings.holdout
     train_images, val_images = images.train_val_split(holdout, seed)
-    if data.per_class is not None:
-        train_images = train_images.subset(few_labels(train_images.labels, data.per_class, seed))
-    return train_images.to(device), cropped(val_images, data.crop).to(device)
+    if settings.per_class is not None:
+        indices = few_labels(train_images.labels, settings.per_class, seed)
+        train_images = train_images.subset(indices)
+    return train_images.to(device), cropped(val_images, settings.crop).to(device)
 
 
 def cropped(images: ImageSet, crop: int | None) -> ImageSet:

@@ -1,4 +1,13 @@
-"""Known transformations: drawings, estimates, and the weights of generation units."""
+"""Figures of models that learn from known transformations of images, such as shifts.
+
+A transforming auto-encoder (Hinton, Krizhevsky, Wang, 2011) sees an image and a shift, and draws the
+shifted image. In each of its capsules some *generation units* draw: the outgoing weights of such a
+unit are an image, which the capsule's output adds times the unit's activation.
+
+Functions take arrays (numpy or torch) and return a matplotlib figure. `pictures` converts images to
+bytes of three colors, `tile_grid` draws them in rows with names on the left, `panels` makes a figure
+of equal axes, `plain` gives axes a title and labels, `short` cuts a name to a number of characters.
+"""
 
 from collections.abc import Sequence
 
@@ -11,17 +20,18 @@ from torchcaps.viz.canvas import BLUE, GRAY, TEXT, Figure, panels, plain
 from torchcaps.viz.images import pictures, pictures_like, tile_grid
 from torchcaps.viz.names import check_length, short, sized_array
 
-# One outlier must not turn all other weights gray: the scale leaves out the largest.
+# Share of the weights within the scale of gray: one outlier must not turn all others gray.
 SCALE_QUANTILE = 0.999
 
 
 def transformed(source: ArrayLike, output: ArrayLike, target: ArrayLike) -> Figure:
-    """Draw inputs above their drawings, above the targets; a column is an image.
+    """Draw a row of inputs, a row of outputs and a row of targets; a column is an image.
 
     Args:
         source: `[n, channels, height, width]` inputs in [0, 1].
-        output: drawings of the same shape; what lies outside [0, 1] is clipped.
-        target: what ought to be drawn, of the same shape.
+        output: images that the model made of them, of the same shape; what lies outside [0, 1] is
+            clipped.
+        target: the transformed inputs, which the model ought to make, of the same shape.
 
     Raises:
         ArgumentError: for shapes that do not fit.
@@ -30,6 +40,7 @@ def transformed(source: ArrayLike, output: ArrayLike, target: ArrayLike) -> Figu
     outputs = pictures_like("output", output, inputs)
     targets = pictures_like("target", target, inputs)
     tiles = np.concatenate([inputs, outputs, targets])
+    # The longer side of an image is 0.8 inches.
     return tile_grid(tiles, ("input", "output", "target"), longest=0.8)
 
 
@@ -40,65 +51,70 @@ def predicted_transformations(
     names: Sequence[str],
     unit: str = "",
 ) -> Figure:
-    """Draw true against predicted numbers of transformations, a panel a number.
+    """Draw predicted against true parameters of transformations, a panel for each parameter.
 
     On the gray line both are equal.
 
     Args:
-        true: `[n, m]` true numbers.
-        predicted: `[n, m]` predicted numbers.
-        names: names of the m numbers, such as dx and dy, 1 to 12.
-        unit: unit of the numbers.
+        true: `[n, m]` true parameters, such as the shift of each image.
+        predicted: `[n, m]` predicted parameters.
+        names: names of the m parameters, such as dx and dy; m is 1 to 12.
+        unit: unit of the parameters.
 
     Raises:
         ArgumentError: for shapes that do not fit.
     """
-    x = np.asarray(true, dtype=np.float64)
-    if x.ndim != 2 or x.size == 0:
-        shape = named_shape(("n", "m"), x.shape)
+    targets = np.asarray(true, dtype=np.float64)
+    if targets.ndim != 2 or targets.size == 0:
+        shape = named_shape(("n", "m"), targets.shape)
         raise ArgumentError("true", f"expected [n, m] with at least one row, got {shape}")
-    count, num_numbers = x.shape
-    y = sized_array("predicted", predicted, n=count, m=num_numbers).astype(np.float64)
-    check_length("names", names, num_numbers)
-    check_range("number of names", num_numbers, high=12)
+    count, num_names = targets.shape
+    estimates = sized_array("predicted", predicted, n=count, m=num_names).astype(np.float64)
+    check_length("names", names, num_names)
+    check_range("number of names", num_names, high=12)
 
-    figure, grid = panels(num_numbers, 3, 3.1, 3.1)
+    # At most three panels in a row, of 3.1 x 3.1 inches.
+    figure, grid = panels(num_names, 3, 3.1, 3.1)
     suffix = f" ({unit})" if unit else ""
-    for axes, name, truth, estimate in zip(grid, names, x.T, y.T, strict=True):
+    for axes, name, x, y in zip(grid, names, targets.T, estimates.T, strict=True):
         title = short(name, 16)
-        if truth.std() > 0 and estimate.std() > 0:
-            title += f": correlation {np.corrcoef(truth, estimate)[0, 1]:.3f}"
+        if x.std() > 0 and y.std() > 0:
+            title += f": correlation {np.corrcoef(x, y)[0, 1]:.3f}"
         plain(axes, title, xlabel="true" + suffix, ylabel="predicted" + suffix)
-        margin = 0.15 * np.ptp(truth) or 1.0
-        limits = (truth.min() - margin, truth.max() + margin)
+
+        # The scale is that of the true parameters; a point may lie outside.
+        margin = 0.15 * np.ptp(x) or 1.0
+        limits = (x.min() - margin, x.max() + margin)
         axes.plot(limits, limits, color=GRAY, lw=1.2, zorder=1)
-        axes.plot(truth, estimate, linestyle="", marker=".", ms=3, alpha=0.4, color=BLUE, zorder=2)
+        axes.plot(x, y, linestyle="", marker=".", ms=3, alpha=0.4, color=BLUE, zorder=2)
         axes.set_xlim(*limits)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
     return figure
 
 
 def generation_weights(weights: ArrayLike, *, title: str = "") -> Figure:
-    """Draw the outgoing weights of generation units, a row a capsule.
+    """Draw the outgoing weights of generation units, a row for each capsule.
 
-    Gray is 0, white adds ink, black removes it.
+    Gray is 0; a white weight makes the pixel brighter, a black one darker.
 
     Args:
-        weights: `[capsules, units, height, width]`, any numbers at one scale; at most 1024 units.
+        weights: `[capsules, units, height, width]`, any numbers, all drawn at one scale; at most
+            1024 units in all.
         title: title of the figure.
 
     Raises:
         ArgumentError: for an array of other axes, or too many units.
     """
-    strokes = np.asarray(weights, dtype=np.float64)
-    if strokes.ndim != 4 or strokes.size == 0:
+    array = np.asarray(weights, dtype=np.float64)
+    if array.ndim != 4 or array.size == 0:
         axes = ("capsules", "units", "height", "width")
-        shape = named_shape(axes, strokes.shape)
+        shape = named_shape(axes, array.shape)
         raise ArgumentError("weights", f"expected [capsules, units, height, width], got {shape}")
-    scale = max(float(np.quantile(np.abs(strokes), SCALE_QUANTILE)), 1e-12)
-    gray = 0.5 + 0.5 * strokes / scale
-    tiles = pictures("weights", gray.reshape(-1, 1, *strokes.shape[2:]))
-    names = [str(capsule + 1) for capsule in range(len(strokes))]
+    scale = max(float(np.quantile(np.abs(array), SCALE_QUANTILE)), 1e-12)
+    # From -scale..scale to 0..1; `pictures` clips the outliers.
+    gray = 0.5 + 0.5 * array / scale
+    tiles = pictures("weights", gray.reshape(-1, 1, *array.shape[2:]))
+    names = [str(capsule + 1) for capsule in range(len(array))]
     figure = tile_grid(tiles, names, title)
     figure.axes[0].set_ylabel("capsule", fontsize=TEXT)
     return figure

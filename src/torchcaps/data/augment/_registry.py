@@ -49,8 +49,7 @@ class Augmentation:
     @property
     def switches(self) -> list[str]:
         """Names of the settings that switch it on."""
-        names = [field.name for field in fields(self.settings)]
-        return [name for name in names if name not in self.parameters]
+        return [field.name for field in fields(self.settings) if field.name not in self.parameters]
 
     def configured(self, group: Any) -> Any | None:
         """Its own settings, out of those of all augmentations; None where they switch it off.
@@ -76,7 +75,7 @@ class Augmentation:
             reason: what cannot be augmented so, which ends "expected 0 for ...".
         """
         for field in fields(self.settings):
-            if field.name not in self.switches:
+            if field.name in self.parameters:
                 continue
             amount = getattr(group, field.name, field.default)
             if amount and amount != field.default:

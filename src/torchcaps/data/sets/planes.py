@@ -1,9 +1,12 @@
-"""Synthetic planes as sets of points: an elliptic fuselage, swept wings and a tail.
+"""Synthetic planes as sets of points, seen from above: an elliptic fuselage, swept wings and a tail.
 
-The nose is to the right.
+The nose is to the right. A plane is first made with a fuselage from x = -1 to x = 1, then every set
+of points is centered and scaled alike (`standardized_points`). The data set "planes" has planes of
+256 points; `make_planes` makes others.
 """
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,69 +14,90 @@ from torchcaps.data._registry import DatasetInfo, ReadRequest, register_dataset
 from torchcaps.data.points import PointSet, standardized_points
 from torchcaps.errors import check_range
 
+Random = np.random.RandomState
 COUNTS = {"train": 512, "test": 64}
 POINTS = 256
-# Ends of uniform distributions, of the wings and of the tail: front of the root, its chord, chord
-# of the tip, span to one side, sweep. The fuselage is from -1 to 1.
+
+
+class Surface(NamedTuple):
+    """Two trapezoids, one on each side of the fuselage: the wings, or the tail."""
+
+    front: float  # x of the front edge, at the fuselage
+    root_chord: float  # length in x at the fuselage
+    tip_chord: float  # length in x at the tip
+    span: float  # length in y of one side
+    sweep: float  # how much smaller x of the front edge is at the tip
+
+    @property
+    def area(self) -> float:
+        """Area of both sides."""
+        return self.span * (self.root_chord + self.tip_chord)
+
+
+# (smallest, largest) of each number of a `Surface`, which is uniform between them.
 WINGS = np.array([(0.2, 0.5), (0.35, 0.6), (0.1, 0.25), (0.6, 1.0), (0.2, 0.6)])
 TAIL = np.array([(-0.75, -0.65), (0.2, 0.3), (0.08, 0.15), (0.25, 0.4), (0.1, 0.25)])
 
 
 def make_planes(count: int, points: int = POINTS, *, seed: int = 0) -> PointSet:
-    """Planes that are the same everywhere for the same seed.
+    """Make random planes, the same on every machine for the same seed.
 
     Args:
-        count: of planes, at least 1.
-        points: of each, at least 2.
+        count: number of planes, at least 1.
+        points: number of points of each plane, at least 2.
         seed: 0 or more.
 
     Returns:
-        Sets of points `[count, 2, points, 1]`.
+        A set whose points are `[count, 2, points, 1]`, x and y.
 
     Raises:
         ValueError: for counts out of range.
     """
     check_range("count", count, low=1)
     check_range("points", points, low=2)
-    random = np.random.RandomState(seed)
+    random = Random(seed)
     planes = np.empty((count, points, 2))
     for plane in planes:
         plane[:] = _make_plane(points, random)
     return PointSet.of(standardized_points("planes", planes), "planes", "plane")
 
 
-def _make_plane(points: int, random: np.random.RandomState) -> np.ndarray:
-    """Points `[points, 2]`, as many on each part as its area asks for."""
-    width = random.uniform(0.08, 0.14)
-    wings = random.uniform(WINGS[:, 0], WINGS[:, 1])
-    tail = random.uniform(TAIL[:, 0], TAIL[:, 1])
-    areas = np.array([np.pi * width, _area(wings), _area(tail)])
-    counts = random.multinomial(points, areas / areas.sum())
-
-    # The fuselage is an ellipse.
-    turn = random.uniform(0, 2 * np.pi, counts[0])
-    radius = np.sqrt(random.uniform(size=counts[0]))
-    x = radius * np.cos(turn)
-    y = width * radius * np.sin(turn)
-    parts = [np.stack([x, y], axis=1)]
-    for surface, count in ((wings, counts[1]), (tail, counts[2])):
-        front, root, tip, span, sweep = surface
-        # Shares of the span and of the chord there, which runs from the front edge backwards.
-        out = random.uniform(size=count)
-        side = random.choice([-1.0, 1.0], size=count)
-        back = random.uniform(size=count)
-        edge = front - sweep * out
-        chord = root + (tip - root) * out
-        x = edge - back * chord
-        y = side * span * out
-        parts.append(np.stack([x, y], axis=1))
+def _make_plane(num_points: int, random: Random) -> np.ndarray:
+    """Points `[num_points, 2]` of one plane, on each part a share by its area."""
+    half_width = random.uniform(0.08, 0.14)
+    wings = Surface(*random.uniform(WINGS[:, 0], WINGS[:, 1]))
+    tail = Surface(*random.uniform(TAIL[:, 0], TAIL[:, 1]))
+    areas = np.array([np.pi * half_width, wings.area, tail.area])
+    counts = random.multinomial(num_points, areas / areas.sum())
+    parts = [
+        _sample_fuselage(half_width, counts[0], random),
+        _sample_surface(wings, counts[1], random),
+        _sample_surface(tail, counts[2], random),
+    ]
     return np.concatenate(parts)
 
 
-def _area(surface: np.ndarray) -> float:
-    """Area of wings or of a tail, both sides, by its five numbers."""
-    _, root, tip, span, _ = surface
-    return float(span * (root + tip))
+def _sample_fuselage(half_width: float, count: int, random: Random) -> np.ndarray:
+    """Uniform points `[count, 2]` in an ellipse, whose half axes are 1 and `half_width`."""
+    angle = random.uniform(0, 2 * np.pi, count)
+    radius = np.sqrt(random.uniform(size=count))
+    x = radius * np.cos(angle)
+    y = half_width * radius * np.sin(angle)
+    return np.stack([x, y], axis=1)
+
+
+def _sample_surface(surface: Surface, count: int, random: Random) -> np.ndarray:
+    """Points `[count, 2]` on both sides of a surface."""
+    span_share = random.uniform(size=count)  # from the fuselage to the tip
+    side = random.choice([-1.0, 1.0], size=count)
+    chord_share = random.uniform(size=count)  # from the front edge backwards
+
+    # The front edge and the chord at that share of the span.
+    edge = surface.front - surface.sweep * span_share
+    chord = surface.root_chord + (surface.tip_chord - surface.root_chord) * span_share
+    x = edge - chord_share * chord
+    y = side * surface.span * span_share
+    return np.stack([x, y], axis=1)
 
 
 INFO = DatasetInfo(
@@ -85,13 +109,14 @@ INFO = DatasetInfo(
     test=COUNTS["test"],
     license="Apache-2.0, made by this package",
     source="torchcaps.data.make_planes",
-    sha256={Path(__file__).name: None},
+    sha256={Path(__file__).name: None},  # its only file is this one
     embedded=Path(__file__).parent,
 )
 
 
 @register_dataset(INFO)
 def _read(folder: Path, request: ReadRequest) -> PointSet | None:
+    """Make the planes of a split; no other folder than this package's own has them."""
     if folder != INFO.embedded:
         return None
     return make_planes(COUNTS[request.split], seed=int(request.split == "test"))
