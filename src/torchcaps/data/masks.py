@@ -183,7 +183,8 @@ def read_masks(root: str | Path, request: ReadRequest) -> MaskedSet:
 
     Args:
         root: the folder.
-        request: as for `read_folder`.
+        request: without a size, all images must have one size. Without channels, they are 1 when
+            every image is gray, otherwise 3.
 
     Returns:
         The images of the split that is requested, with their masks.

@@ -30,7 +30,8 @@ def read_table(path: str | Path, request: ReadRequest) -> ImageSet:
 
     Args:
         path: of the `.csv` file.
-        request: as for `read_folder`.
+        request: without a size, all images must have one size. Without channels, they are 1 when
+            every image is gray, otherwise 3.
 
     Returns:
         The images of the split that is requested.

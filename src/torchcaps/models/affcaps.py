@@ -35,7 +35,8 @@ class AffineCaps(CapsuleLinear):
         in_dim: dimensions of a child.
         out_capsules: K, parents.
         out_dim: dimensions of a parent.
-        routing: see `CapsuleLinear`.
+        routing: name of a router (see `list_routers()`), a router, or a function
+            `(votes, activation) -> Routed`.
         own: children with matrices of their own, which the others repeat in turn: 1, the types of a
             position, or None for all N.
         constant: c, 1 / K being equal couplings.

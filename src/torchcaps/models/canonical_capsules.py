@@ -159,8 +159,9 @@ class CanonicalCapsules(ImageModel):
     """Capsules of a set of points, its canonical pose, and a drawing of the set in that pose.
 
     A set, around 0 and about 1 in size, is an image one pixel wide, whose channels are the
-    coordinates: `[batch, dim, points, 1]`. The drawing, in the canonical pose, is `[batch, dim, m,
-    1]`; m is the largest multiple of the number of capsules that is at most the number of points.
+    coordinates: `[batch, dim, points, 1]`. The drawing, in the canonical pose, is
+    `[batch, dim, m, 1]`; m is the largest multiple of the number of capsules that is at most the
+    number of points.
 
     Args:
         in_chans: coordinates of a point, 2 or 3.

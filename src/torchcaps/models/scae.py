@@ -126,8 +126,8 @@ class Objects(NamedTuple):
         vote: vote_km of (5), `[batch, objects, parts, 6]`.
         spread: s_km, standard deviation of a vote, `[batch, objects, parts]`.
         log_presence: log a_km of (6), `[batch, objects, parts]`.
-        dynamic: what this image adds to the learned numbers that OP_km is made from, `[batch,
-            objects, parts, 6]`; zero for a rigid object.
+        dynamic: what this image adds to the learned numbers that OP_km is made from,
+            `[batch, objects, parts, 6]`; zero for a rigid object.
     """
 
     pose: Tensor
@@ -148,8 +148,8 @@ class Explanation(NamedTuple):
     Attributes:
         parts: part capsules.
         objects: object capsules.
-        drawings: c_m T'_m of (4), what each part draws at each pixel, in [0, 1], `[batch,
-            parts + 1, channels, height, width]`; the last one is the background.
+        drawings: c_m T'_m of (4), what each part draws at each pixel, in [0, 1],
+            `[batch, parts + 1, channels, height, width]`; the last one is the background.
         mixing_logits: A'_m + log d_m of (3), `[batch, parts + 1, 1, height, width]`.
         pixel_log_likelihood: (4), `[batch]`.
         pose_log_likelihood: (8), `[batch]`.
@@ -397,8 +397,8 @@ def pose_likelihood(pose: Tensor, objects: Objects) -> tuple[Tensor, Tensor]:
         objects: the object capsules.
 
     Returns:
-        log p(x_m) of (7), `[batch, parts]`, and the posterior r_km of (10), `[batch, parts,
-        objects + 1]`, whose last column is "no object".
+        log p(x_m) of (7), `[batch, parts]`, and the posterior r_km of (10),
+        `[batch, parts, objects + 1]`, whose last column is "no object".
     """
     spread = objects.spread.unsqueeze(-1)
     error = (pose.unsqueeze(1) - objects.vote) / spread  # [b, k, m, 6]

@@ -194,7 +194,7 @@ class TransformingAutoencoder(ImageModel):
 
         Args:
             capsules: of images.
-            transformation: see `TransformedPairs`.
+            transformation: shifts in pixels `[batch, 2]`, or matrices `[batch, 3, 3]`.
 
         Returns:
             Capsules of the same presence with the moved poses.
@@ -242,7 +242,8 @@ class TransformingAutoencoder(ImageModel):
 
         Args:
             images: `[batch, channels, height, width]` in [0, 1].
-            transformation: see `TransformedPairs`; None draws the images as they are.
+            transformation: shifts in pixels `[batch, 2]`, or matrices `[batch, 3, 3]`; None moves
+                nothing.
 
         Returns:
             `[batch, channels, height, width]`.

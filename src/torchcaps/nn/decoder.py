@@ -38,7 +38,8 @@ class FullyConnectedDecoder(nn.Module):
     Source: arXiv 1710.09829, figure 2.
 
     Args:
-        num_capsules, pose_dim: of the capsules.
+        num_capsules: number of capsules, those at zero included.
+        pose_dim: dimensions of a pose.
         image_shape: channels, height and width of the images.
         hidden: widths of the two hidden layers, by default the paper's.
 

@@ -32,10 +32,12 @@ class CapsuleLinear(RoutedLayer):
     Source: arXiv 1710.09829, equations 1-3.
 
     Args:
-        in_capsules, in_dim: I, number of children, and the dimensions of their poses.
-        out_capsules, out_dim: J, number of parents, and D, the dimensions of their poses.
-        routing: name of a router (see `list_routers()`), a router, or a function `(votes,
-            activation) -> Routed`.
+        in_capsules: I, number of children.
+        in_dim: dimensions of their poses.
+        out_capsules: J, number of parents.
+        out_dim: D, dimensions of their poses.
+        routing: name of a router (see `list_routers()`), a router, or a function
+            `(votes, activation) -> Routed`.
         bias: whether a learned `[J, D]` vector is added to each parent's sum in every iteration
             (0.1 at the start).
         init_std: standard deviation of the weights, above 0. By default `0.4 J / (0.1 sqrt(I D))`,
@@ -90,16 +92,22 @@ class ConvCaps(RoutedLayer):
     The matrices are shared over positions, like the kernel of a convolution.
 
     Args:
-        in_types, out_types: B and C, capsule types of the map and of the parents.
+        in_types: B, capsule types of the map.
+        out_types: C, capsule types of the parents.
         kernel_size: K, at least 1.
         stride: positions from one window to the next, at least 1.
         padding: rows and columns of absent children on each side of the map, below K.
-        routing, bias: see `CapsuleLinear`.
+        routing: name of a router (see `list_routers()`), a router, or a function
+            `(votes, activation) -> Routed`.
         pose_size: P, for poses that are P x P matrices; or (in_dim, out_dim), for vectors.
         convention: which parents compete for a child: "all", "type", "space" or "patch"; see
             `functional.ConvField`. By default as the routing was published: over all windows that
             contain a child for "em" and "dynamic".
-        init_std: see `MatrixVotes` for matrices, `LinearVotes` for vectors.
+        bias: whether a learned vector is added to each parent's sum in every iteration (0.1 at the
+            start).
+        init_std: standard deviation of the weights of vectors, above 0, or of the noise that is
+            added to identity matrices (by default 0.1). For vectors by default such that
+            `|s| = 0.4` under uniform coupling for children of length 0.1; with a bias 0.1.
         **routing_options: of the router of that name, such as `iterations=2`.
 
     Shapes:
@@ -186,14 +194,17 @@ class TransposedConvCaps(ConvCaps):
         kernel_size: K, at least 1.
         stride: positions from one child's window of parents to the next, at least 1.
         padding: rows and columns of parents that are left out on each side, below K.
-        routing: name of a router (see `list_routers()`), a router, or a function `(votes,
-            activation) -> Routed`.
+        routing: name of a router (see `list_routers()`), a router, or a function
+            `(votes, activation) -> Routed`.
         pose_size: P, for poses that are P x P matrices; or (in_dim, out_dim), for vectors.
         convention: which parents compete for a child; see `functional.ConvField`. By default as the
             routing was published.
-        bias: whether a learned vector is added to each parent's sum in every iteration.
-        init_std: see `MatrixVotes` for matrices, `LinearVotes` for vectors.
         **routing_options: of the router of that name, such as `iterations=2`.
+        bias: whether a learned vector is added to each parent's sum in every iteration (0.1 at the
+            start).
+        init_std: standard deviation of the weights of vectors, above 0, or of the noise that is
+            added to identity matrices (by default 0.1). For vectors by default such that
+            `|s| = 0.4` under uniform coupling for children of length 0.1; with a bias 0.1.
 
     Shapes:
         as of `ConvCaps`, with `rows = (height - 1) stride - 2 padding + K`.
@@ -222,12 +233,20 @@ class ClassCaps(RoutedLayer):
     the votes their position.
 
     Args:
-        in_types, classes: D, capsule types of the map, and E.
-        routing, pose_size, bias, init_std: see `ConvCaps`.
+        in_types: D, capsule types of the map.
+        classes: E, number of classes.
+        routing: name of a router (see `list_routers()`), a router, or a function
+            `(votes, activation) -> Routed`.
+        pose_size: P, for poses that are P x P matrices; or (in_dim, out_dim), for vectors.
+        bias: whether a learned vector is added to each parent's sum in every iteration (0.1 at the
+            start).
         centers: (rows, columns): the coordinate of each position of the map, added to two elements
             of the votes; None is without coordinate addition. See `functional.receptive_centers`.
         indices: these two elements of the flat vote; by default the first two of the right-hand
             column of a matrix, as in the paper: (3, 7) of 16; of a vector the first two.
+        init_std: standard deviation of the weights of vectors, above 0, or of the noise that is
+            added to identity matrices (by default 0.1). For vectors by default such that
+            `|s| = 0.4` under uniform coupling for children of length 0.1; with a bias 0.1.
         **routing_options: of the router of that name, such as `iterations=2`.
 
     Shapes:

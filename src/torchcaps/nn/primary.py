@@ -64,8 +64,10 @@ class PrimaryCaps(nn.Module):
 
     Args:
         in_channels: of the image or map.
-        types, dim: capsule types, and the dimensions of a pose.
-        kernel_size, stride: of the convolution.
+        types: number of capsule types.
+        dim: dimensions of a pose.
+        kernel_size: side of the convolution's kernel.
+        stride: stride of the convolution.
         grouping: "position" as above; "flat" makes capsules of `dim` neighbors in a row of one
             channel's map, channel after channel, as one public code does.
 

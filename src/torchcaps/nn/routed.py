@@ -164,8 +164,8 @@ class RoutedLayer(nn.Module):
             parents: of the iteration before, where layers route together.
 
         Returns:
-            Parents: pose `[batch, *positions, parents, dim]` and activation `[batch, *positions,
-            parents]`.
+            Parents: pose `[batch, *positions, parents, dim]` and activation
+            `[batch, *positions, parents]`.
         """
         votes = self.make_votes(children)
         recorder = self.recorder

@@ -329,7 +329,10 @@ class DynamicRouting(Router):
 
     Args:
         iterations: from 1 to 100.
-        leaky, detach, over: see `functional.dynamic_routing`.
+        leaky: let one more parent of logit 0, "none of the above", compete for each child.
+        detach: send the gradient through the last weighted sum alone, not through the coupling.
+        over: axis of the softmax: "parents", or "children", a mistake of public code, for weights
+            that were trained with it.
         impl: "auto", "reference", "blocked" or "triton"; see `torchcaps.ops`.
     """
 
@@ -381,8 +384,9 @@ class RandomRouting(Router):
     Layers of equal sizes and seeds have equal couplings.
 
     Args:
-        seed, scale: of the couplings; see `functional.random_logits`.
-        impl: see `DynamicRouting`.
+        seed: of the couplings, in [0, 2^32).
+        scale: standard deviation of their normal logits, at least 0; 0 is uniform.
+        impl: "auto", "reference", "blocked" or "triton"; see `torchcaps.ops`.
 
     Raises:
         ArgumentError: a seed or scale out of range.

@@ -22,7 +22,7 @@ class LinearVotes(nn.Module):
     Source: arXiv 1710.09829, equation 2.
 
     Args:
-        sizes: of the layer.
+        sizes: numbers of children and parents, and the dimensions of their poses.
         bias: a learned `[parents, dim]` vector that the router adds to each parent's sum (0.1 at
             the start, as in the authors' code).
         init_std: standard deviation of the weights. By default such that uniform coupling gives
@@ -101,10 +101,12 @@ class MatrixVotes(LinearVotes):
     Source: Hinton, Sabour, Frosst, "Matrix capsules with EM routing", ICLR 2018, section 3.
 
     Args:
-        sizes, places: see `LinearVotes`.
+        sizes: numbers of children and parents, and the dimensions of their poses, both P * P.
         bias: a learned `[parents, P * P]` vector for each parent's sum of votes (0.1 at the start).
             A stack of layers without it gives the same activations for poses and their negatives.
         init_std: standard deviation of the noise that is added to identity matrices.
+        places: `[height, width, 1, 1, P * P]`, added to the votes from each position of a map whose
+            positions share the matrices; see `functional.coordinate_addition`.
         identity: start from identity matrices; False is from noise alone, which suits routings that
             normalize poses. Of noise alone, votes of many children cancel, and poses fade from
             layer to layer.
@@ -160,7 +162,7 @@ class FactorizedVotes(nn.Module):
     Heinsen 2022, arXiv 2211.11754.
 
     Args:
-        sizes: of the layer.
+        sizes: numbers of children and parents, and the dimensions of their poses.
         scale: multiplies the poses first; by default 1 / sqrt(children), of those that vote.
 
     Raises:

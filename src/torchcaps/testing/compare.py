@@ -48,7 +48,7 @@ def assert_close(
         actual: a tensor of any shape.
         expected: the tensor to compare with.
         tolerance: largest `relative_rms`.
-        floor: see `relative_rms`.
+        floor: smallest divisor of the relative error.
 
     Raises:
         PropertyError: they differ.
@@ -105,7 +105,7 @@ def assert_same_routing(
         actual: one routing.
         expected: the routing to compare with.
         tolerance: largest relative error that passes; see `assert_close`.
-        floor: see `assert_close`.
+        floor: smallest divisor of the relative error.
 
     Raises:
         PropertyError: they differ.

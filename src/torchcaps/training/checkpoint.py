@@ -293,8 +293,8 @@ def save(model: nn.Module, path: str | Path) -> Path:
 def load(checkpoint_or_run_folder: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
     """A trained model in evaluation mode, on this device.
 
-    The model has `.classes` (names) and `.preprocess` (path, picture or array -> `[channels,
-    height, width]`).
+    The model has `.classes` (names) and `.preprocess` (path, picture or array ->
+    `[channels, height, width]`).
 
     Args:
         checkpoint_or_run_folder: a `.safetensors` file; of a run folder, the best model by

@@ -282,11 +282,11 @@ def make_pairs(
     own. Those of an image are next to each other.
 
     Args:
-        source: as `PairMaker` takes it.
+        source: single images, uint8, of two or more classes.
         per_image: partners of each image, from 1 to half of the images of other classes; 1,000 in
             the paper.
-        max_shift: as `PairMaker` takes it.
-        pad: as `PairMaker` takes it.
+        max_shift: largest move along each axis in whole pixels, 0 or more; 4 in the paper.
+        pad: black pixels added on every side; None is `max_shift`, with which nothing is cut off.
         seed: 0 or more; gives the same set on every machine and version.
         name: by default "multi-" and the source's.
 

@@ -2,8 +2,8 @@
 
 Paik, Kwak, Kim 2019, arXiv 1907.13327: uniform and random couplings often do as well, and
 iterating rarely changes the answer. Gu and Tresp 2020, arXiv 1911.07968, observe no gain either.
-The swap here is at test time only; a network trained without routing (a recipe with `routing =
-"uniform"`) is the harder comparison, and both belong beside every figure.
+The swap here is at test time only; a network trained without routing (a recipe with
+`routing = "uniform"`) is the harder comparison, and both belong beside every figure.
 """
 
 from collections.abc import Callable
