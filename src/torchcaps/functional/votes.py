@@ -147,11 +147,25 @@ class Votes(ABC):
         self.autocast_dtype = autocast_dtype(children.pose)
 
     def bind(self, context: RoutingContext) -> Self:
-        """The same votes for one call of a router."""
+        """The same votes for one call of a router.
+
+        Args:
+            context: what the caller needs of this call, such as fixed couplings.
+
+        Returns:
+            Votes with this context.
+        """
         return self._copy(context=context)
 
     def with_children(self, children: Capsules) -> Self:
-        """The votes of other samples, `[batch, ...]` as `children`; for `recomputable` votes."""
+        """The votes of other samples; for votes that are `recomputable`.
+
+        Args:
+            children: capsules `[batch, *space, types]` of any batch.
+
+        Returns:
+            The votes of these children.
+        """
         return self._copy(children=children)
 
     @property
@@ -185,14 +199,28 @@ class Votes(ABC):
         return self._memoized("dense", lambda: self._clamped(full_precision(self._compute())))
 
     def per_child(self, x: Float[Tensor, " children *rest"]) -> Float[Tensor, " i *rest"]:
-        """Parameters of each child, repeated where several children share them."""
+        """Parameters of each child, repeated where several children share them.
+
+        Args:
+            x: `[children, *rest]`, of the children that have parameters of their own.
+
+        Returns:
+            `[i, *rest]`, of all children of a position.
+        """
         times = self.count // len(x)
         return x if times == 1 else x.repeat(times, *[1] * (x.dim() - 1))
 
     def weighted(
         self, coefficients: Float[Tensor, "batch *positions i j"]
     ) -> Float[Tensor, "batch *positions j d"]:
-        """Each parent's sum of votes with these coefficients, without the bias."""
+        """Each parent's weighted sum of votes, without the bias.
+
+        Args:
+            coefficients: `[batch, *positions, i, j]`, any numbers.
+
+        Returns:
+            `[batch, *positions, j, d]` in float32 or wider.
+        """
         return einsum_fp32("...ij,...ijd->...jd", coefficients, self.dense())
 
     def sum(self) -> Float[Tensor, "batch *positions j d"]:
@@ -203,7 +231,14 @@ class Votes(ABC):
     def agreement(
         self, pose: Float[Tensor, "batch *positions j d"]
     ) -> Float[Tensor, "batch *positions i j"]:
-        """The inner product of each vote with the pose of its parent."""
+        """The inner product of each vote with the pose of its parent.
+
+        Args:
+            pose: of the parents, `[batch, *positions, j, d]`.
+
+        Returns:
+            `[batch, *positions, i, j]` in float32 or wider.
+        """
         return einsum_fp32("...jd,...ijd->...ij", pose, self.dense())
 
     def couple(

@@ -500,7 +500,15 @@ class SCAE(ImageModel):
         self.register_buffer("names", torch.zeros(2, clusters, dtype=torch.int64))
 
     def explain(self, images: Images, noise: Noise | None = None) -> Explanation:
-        """Parts and objects of images, what the parts draw, and the likelihoods."""
+        """Parts and objects of images, what the parts draw, and the likelihoods.
+
+        Args:
+            images: `[batch, channels, height, width]` in [0, 1].
+            noise: added to logits of presence in training; None adds none.
+
+        Returns:
+            Parts, objects, drawings and likelihoods; see `Explanation`.
+        """
         part_noise = None if noise is None else noise.parts
         parts, *pixel_fields = self.explain_pixels(images, part_noise)
         objects, *pose_fields = self._explain_poses(parts, noise)
@@ -510,6 +518,10 @@ class SCAE(ImageModel):
         self, images: Images, noise: Tensor | None = None
     ) -> tuple[Parts, Tensor, Tensor, Tensor]:
         """The first half of `explain`, without objects; the noise is on the parts.
+
+        Args:
+            images: `[batch, channels, height, width]` in [0, 1].
+            noise: added to the logits of the parts' presence, `[batch, parts]`; None adds none.
 
         Returns:
             Fields of `Explanation`: `parts`, `drawings`, `mixing_logits`, `pixel_log_likelihood`.
@@ -524,6 +536,9 @@ class SCAE(ImageModel):
     def explain_poses(self, images: Images) -> tuple[Objects, Tensor]:
         """The second half of `explain`, with part capsules that do not learn.
 
+        Args:
+            images: `[batch, channels, height, width]` in [0, 1].
+
         Returns:
             Fields of `Explanation`: `objects`, `pose_log_likelihood`.
         """
@@ -534,7 +549,15 @@ class SCAE(ImageModel):
         return objects, log_likelihood
 
     def capsules(self, images: Images) -> Capsules:
-        """Object capsules: pose `[batch, objects, 6]`, presence `[batch, objects]` in [0, 1]."""
+        """Object capsules of images.
+
+        Args:
+            images: `[batch, channels, height, width]` in [0, 1].
+
+        Returns:
+            Pose `[batch, objects, 6]`, and the presence as activation, `[batch, objects]` in [0,
+            1].
+        """
         images = self._prepare(images)
         objects = self._encode_objects(self.part_capsules(images))
         return Capsules(objects.pose, objects.presence)
@@ -544,9 +567,12 @@ class SCAE(ImageModel):
         return self.part_capsules.templates().detach()
 
     def opacities(self) -> Tensor:
-        """sigmoid(A_m): where a template covers others, in (0, 1), `[parts, 1, 11, 11]`.
+        """Where a template covers others: sigmoid(A_m).
 
         It is the share (3) of a pixel beside one other part with A = 0 and the same presence.
+
+        Returns:
+            `[parts, 1, 11, 11]` in (0, 1).
         """
         return self.part_capsules.alpha.detach().sigmoid()
 

@@ -46,7 +46,11 @@ class InvertedAttention(Router):
         self.iterations = check_iterations(iterations)
 
     def build_parameters(self, sizes: LayerSizes) -> None:
-        """Make the learned LayerNorm of equation 4; poses of one number have none."""
+        """Make the learned LayerNorm of equation 4; poses of one number have none.
+
+        Args:
+            sizes: numbers of children and parents, and the dimensions of their poses.
+        """
         self.norm = nn.LayerNorm(sizes.dim) if sizes.dim > 1 else nn.Identity()
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:

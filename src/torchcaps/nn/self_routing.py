@@ -45,7 +45,11 @@ class SelfRouting(Router):
     adds_bias = True  # `route` adds the learned bias of the layer, `votes.bias`
 
     def build_parameters(self, sizes: LayerSizes) -> None:
-        """Start all parameters at 0."""
+        """Start all parameters at 0.
+
+        Args:
+            sizes: numbers of children and parents, and the dimensions of their poses.
+        """
         self.choice = nn.Parameter(torch.zeros(sizes.children, sizes.parents, sizes.in_dim))
         self.lean = nn.Parameter(torch.zeros(sizes.children, sizes.parents))
 
@@ -138,6 +142,16 @@ class PoseVotes(nn.Module):
         """There are no parameters."""
 
     def forward(self, children: Capsules, field: Field) -> Votes:
+        """The votes of children, not computed yet: their own poses.
+
+        Args:
+            children: pose `[batch, *space, types, dim]` and activation `[batch, *space, types]`.
+            field: which children vote for which parents.
+
+        Returns:
+            Votes `[batch, *positions, children, parents, dim]`, which a router asks for what it
+            needs.
+        """
         return _LazyPoseVotes(children, field, self.sizes.parents, self.sizes.dim)
 
 

@@ -100,7 +100,11 @@ class VBRouting(Router):
         self.leaky = outlier is not None  # a child's couplings then sum to less than one
 
     def build_parameters(self, sizes: LayerSizes) -> None:
-        """Make what depends on the number of parents: batch norms (pose, logit), or beta."""
+        """Make what depends on the number of parents: batch norms (pose, logit), or beta.
+
+        Args:
+            sizes: numbers of children and parents, and the dimensions of their poses.
+        """
         if self.batch_norm:
             self.norms = nn.ModuleList(_Norm(sizes.parents, affine=False) for _ in range(2))
         else:

@@ -33,6 +33,9 @@ def transformed(source: ArrayLike, output: ArrayLike, target: ArrayLike) -> Figu
             clipped.
         target: the transformed inputs, which the model ought to make, of the same shape.
 
+    Returns:
+        A matplotlib figure.
+
     Raises:
         ArgumentError: for shapes that do not fit.
     """
@@ -60,6 +63,9 @@ def predicted_transformations(
         predicted: `[n, m]` predicted parameters.
         names: names of the m parameters, such as dx and dy; m is 1 to 12.
         unit: unit of the parameters.
+
+    Returns:
+        A matplotlib figure.
 
     Raises:
         ArgumentError: for shapes that do not fit.
@@ -101,6 +107,9 @@ def generation_weights(weights: ArrayLike, *, title: str = "") -> Figure:
         weights: `[capsules, units, height, width]`, any numbers, all drawn at one scale; at most
             1024 units in all.
         title: title of the figure.
+
+    Returns:
+        A matplotlib figure.
 
     Raises:
         ArgumentError: for an array of other axes, or too many units.

@@ -114,8 +114,12 @@ def register_augmentation(
         parameters: settings that only say how, such as a threshold. They switch nothing on or off.
         replace: whether it may take the place of one with this name.
 
+    Returns:
+        The decorator, which returns the function as it is.
+
     Raises:
-        ValueError: the name is taken, or `settings` has a field of another augmentation's.
+        ArgumentError: the name is taken, or `settings` has a field of another augmentation's, or
+            one that is not made by `setting`.
 
     Example:
         >>> @dataclass(frozen=True)

@@ -160,6 +160,13 @@ class Comparison(BaseComparison):
         second: accuracy of the baseline.
         only_first: number of images that only the first gets right.
         only_second: number of images that only the second gets right.
+        difference: accuracy of the first minus that of the second, in [-1, 1].
+        interval: (low, high), of the difference, at 95 %.
+        p_value: p-value of the hypothesis that both are equally good.
+        num_samples: n, number of images.
+        margin: smallest difference that matters.
+        equivalence_p: p-value of the hypothesis that they differ by the margin or more.
+        visible: smallest difference that is seen in 80 % of tries at level 0.05; None: not even 1.
     """
 
     first: float
@@ -221,6 +228,9 @@ def compare_answers(
             99.4 %.
         seed: of the bootstrap.
 
+    Returns:
+        The difference with its interval, p-values and verdict; see `Comparison`.
+
     Raises:
         ArgumentError: for shapes that do not fit, or a margin out of range.
     """
@@ -264,6 +274,13 @@ class RunsComparison(BaseComparison):
         first: accuracy of each run of the method in question, in [0, 1].
         second: accuracy of each run of the baseline.
         paired: whether run k of the first belongs to run k of the second.
+        difference: mean accuracy of the first minus that of the second, in [-1, 1].
+        interval: (low, high), of the difference, at 95 %.
+        p_value: p-value of the hypothesis that both are equally good.
+        num_samples: n, number of images.
+        margin: smallest difference that matters.
+        equivalence_p: p-value of the hypothesis that they differ by the margin or more.
+        visible: smallest difference that is seen in 80 % of tries at level 0.05; None: not even 1.
     """
 
     first: tuple[float, ...]
@@ -312,6 +329,9 @@ def compare_runs(
         margin: the smallest difference in accuracy that matters, in (0, 1); see `compare_answers`.
         resamples: number of simulated errors, at least 1,000.
         seed: of the simulation.
+
+    Returns:
+        The difference with its interval, p-values and verdict; see `RunsComparison`.
 
     Raises:
         ArgumentError: for fewer runs or images, numbers of runs that differ though paired, a margin
@@ -367,8 +387,10 @@ def _simulate_errors(
     """Draw errors of the difference between the mean accuracies, by images and by seeds.
 
     Args:
-        first, second: answers of the runs of both methods, 1 where they are right, else 0.
-        paired, resamples: see `compare_runs`.
+        first: answers of the runs of the method in question, 1 where they are right, else 0.
+        second: answers of the runs of the baseline, likewise.
+        paired: as in `compare_runs`.
+        resamples: as in `compare_runs`.
         rng: source of the draws.
     """
     n = first.shape[1]
