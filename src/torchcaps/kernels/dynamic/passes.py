@@ -4,9 +4,11 @@ Source: Sabour, Frosst, Hinton, "Dynamic Routing Between Capsules", arXiv 1710.0
 After t passes the logits are b_ij = <u_ij, V_j>, where V_j is the sum of the first t parents v_j.
 So the s_j of each pass is all that the backward pass needs:
 
-    forward    c_i = softmax over j of <u_ij, V_j>;  s_j = sum_i c_ij u_ij;  v_j = squash(s_j)
+    forward    c_i = softmax over j of b_ij;  s_j = sum_i c_ij u_ij;  v_j = squash(s_j)
     backward   dL/dc_ij = <u_ij, dL/ds_j>;  dL/db_ij = c_ij (dL/dc_ij - sum_k c_ik dL/dc_ik)
                dL/dV_j = sum_i dL/db_ij u_ij;  dL/du_ij = c_ij dL/ds_j + dL/db_ij V_j
+
+where L is a loss. A vote u_ij = weight_ij pose_i is linear in the pose of child i.
 
 Children of all positions form one batch. Letters: b batch, i children, j parents, d and k
 dimensions of a parent and of a child, t passes.
@@ -72,8 +74,8 @@ class Problem(NamedTuple):
         return 1 if self.detach else 2 * self.iterations - 1
 
 
-class Work(ABC):
-    """An implementation at work on a problem, a block of samples at a time.
+class Passes(ABC):
+    """The passes of routing on a problem, a block of samples at a time; an implementation.
 
     Attributes:
         scale: factor of the gradients of the poses, or None.
@@ -92,17 +94,17 @@ class Work(ABC):
         """Blocks of samples; the other methods work on the last one."""
 
     @abstractmethod
-    def weighted_sums(self, V: Tensor | None, keep: bool) -> Tensor:
-        """s `[b, j, d]` without the bias; `coupling` returns its c if `keep`.
+    def weighted_sums(self, V: Tensor | None, keep_coupling: bool) -> Tensor:
+        """s `[b, j, d]` without the bias; `coupling` returns its c if `keep_coupling`.
 
         Args:
             V: sum of the parents of the passes before, `[b, j, d]`; None in the first pass.
-            keep: whether the coupling is needed.
+            keep_coupling: whether the coupling is needed.
         """
 
     @abstractmethod
     def coupling(self) -> Tensor:
-        """The coupling that was kept, `[b, i, j]`."""
+        """The coupling of the last `weighted_sums`, `[b, i, j]`."""
 
     @abstractmethod
     def pass_backward(
@@ -124,47 +126,47 @@ class Work(ABC):
         """Gradient of the poses, after all passes; that of the weight is added to `grad_weight`."""
 
 
-def make_operator(name: str, implementation: type[Work]) -> Operator:
+def make_operator(name: str, implementation: type[Passes]) -> Operator:
     """Define the operator of an implementation."""
 
-    def forward(x: Problem) -> tuple[Tensor, ...]:
-        work = implementation(x, False)
-        _, _, coupling, s = _shapes(x)
-        last = x.iterations - 1
-        for block in work.blocks():
+    def forward(problem: Problem) -> tuple[Tensor, ...]:
+        passes = implementation(problem, False)
+        _, _, coupling, s = _shapes(problem)
+        last = problem.iterations - 1
+        for block in passes.blocks():
             V = None
-            for t in range(x.iterations):
-                sums = work.weighted_sums(V, keep=x.want_coupling and t == last)
-                s[t, block] = sums if x.bias is None else sums + x.bias
+            for t in range(problem.iterations):
+                sums = passes.weighted_sums(V, keep_coupling=problem.want_coupling and t == last)
+                s[t, block] = sums if problem.bias is None else sums + problem.bias
                 if t < last:
                     v = squash(s[t, block])
                     V = v if V is None else V + v
-            if x.want_coupling:
-                coupling[block] = work.coupling()
+            if problem.want_coupling:
+                coupling[block] = passes.coupling()
         return *squash_with_length(s[-1]), coupling, s
 
     def backward(
-        x: Problem, saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
+        problem: Problem, saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
     ) -> Grads:
         (s,) = saved
         grad_v, grad_length, grad_coupling = grads
-        work = implementation(x, True)
-        grad_pose = s.new_empty(x.pose.shape)
+        passes = implementation(problem, True)
+        grad_pose = s.new_empty(problem.pose.shape)
         grad_bias = s.new_zeros(s.shape[2:])
-        for block in work.blocks():
+        for block in passes.blocks():
             grad_bias += _passes_backward(
-                work,
+                passes,
                 s[:, block],
                 grad_v[block],
                 grad_length[block],
-                grad_coupling[block] if x.want_coupling else None,
+                grad_coupling[block] if problem.want_coupling else None,
             )
-            grad_pose[block] = work.votes_backward()
-        if work.scale is not None:
-            grad_pose = grad_pose * work.scale
-        if x.weight is None or work.grad_weight is None:
+            grad_pose[block] = passes.votes_backward()
+        if passes.scale is not None:
+            grad_pose = grad_pose * passes.scale
+        if problem.weight is None or passes.grad_weight is None:
             return grad_pose, None, grad_bias
-        return grad_pose, work.grad_weight.view(x.weight.shape), grad_bias
+        return grad_pose, passes.grad_weight.view(problem.weight.shape), grad_bias
 
     return define_operator(
         name,
@@ -178,29 +180,33 @@ def make_operator(name: str, implementation: type[Work]) -> Operator:
     )
 
 
-def _reference(x: Problem) -> tuple[Tensor, ...]:
+def _reference(problem: Problem) -> tuple[Tensor, ...]:
     """v, its length and the coupling in torch operations, all votes stored."""
-    votes = x.pose if x.weight is None else linear_votes(x.pose, x.weight)
-    by_position = votes.unflatten(0, (-1, *x.field.positions))
-    dense = DenseVotes(by_position, bias=x.bias, field=x.field)
-    routed = dynamic_routing(dense, x.iterations, leaky=x.leaky, detach=x.detach)
-    coupling: Any = routed.coupling if x.want_coupling else routed.pose.new_empty(0, 1, 1)
+    votes = problem.pose if problem.weight is None else linear_votes(problem.pose, problem.weight)
+    by_position = votes.unflatten(0, (-1, *problem.field.positions))
+    dense = DenseVotes(by_position, bias=problem.bias, field=problem.field)
+    routed = dynamic_routing(dense, problem.iterations, leaky=problem.leaky, detach=problem.detach)
+    coupling: Any = routed.coupling if problem.want_coupling else routed.pose.new_empty(0, 1, 1)
     return routed.pose.flatten(0, -3), routed.activation.flatten(0, -2), coupling.flatten(0, -3)
 
 
-def _shapes(x: Problem) -> tuple[Tensor, ...]:
+def _shapes(problem: Problem) -> tuple[Tensor, ...]:
     """Empty outputs; half precision is computed in float32."""
-    b, i = x.pose.shape[:2]
-    like = x.pose if x.weight is None else x.weight
-    j, d = x.pose.shape[2:] if x.weight is None else x.weight.shape[1:3]
+    b, i = problem.pose.shape[:2]
+    like = problem.pose if problem.weight is None else problem.weight
+    j, d = problem.pose.shape[2:] if problem.weight is None else problem.weight.shape[1:3]
     dtype = torch.float32 if like.dtype in HALF_PRECISION else like.dtype
-    coupling = (b, i, j) if x.want_coupling else (0,)
-    sizes = (b, j, d), (b, j), coupling, (x.iterations, b, j, d)
-    return tuple(like.new_empty(size, dtype=dtype) for size in sizes)
+    sizes = {
+        "v": (b, j, d),
+        "length": (b, j),
+        "coupling": (b, i, j) if problem.want_coupling else (0,),
+        "s": (problem.iterations, b, j, d),
+    }
+    return tuple(like.new_empty(size, dtype=dtype) for size in sizes.values())
 
 
 def _passes_backward(
-    work: Work, s: Tensor, grad_v: Tensor, grad_length: Tensor, grad_coupling: Tensor | None
+    passes: Passes, s: Tensor, grad_v: Tensor, grad_length: Tensor, grad_coupling: Tensor | None
 ) -> Tensor:
     """Passes of a block from the last to the first; returns the gradient of the bias `[j, d]`."""
     last = len(s) - 1
@@ -214,7 +220,7 @@ def _passes_backward(
         grad_s = squash_backward(s[t], grad_parents[t], grad_length if is_last else None)
         grad_bias += grad_s.sum(dim=0)
         V_before = V[t - 1] if t else None
-        grad_V = work.pass_backward(V_before, grad_s, grad_coupling if is_last else None)
+        grad_V = passes.pass_backward(V_before, grad_s, grad_coupling if is_last else None)
         if grad_V is None:  # no earlier pass has a gradient
             break
         grad_parents[:t] += grad_V

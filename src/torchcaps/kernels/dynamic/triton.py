@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchcaps.functional.bounds import clamp_finite, steady_limit
 from torchcaps.functional.votes import ProductVotes, Votes
-from torchcaps.kernels.dynamic.passes import Problem, Work, make_operator, not_linear, route
+from torchcaps.kernels.dynamic.passes import Passes, Problem, make_operator, not_linear, route
 from torchcaps.kernels.registry import Support, fast_path
 from torchcaps.kernels.support import (
     HALF_PRECISION,
@@ -80,15 +80,15 @@ def product_mode(pose: torch.dtype, weight: torch.dtype) -> str:
 def supports(votes: Votes) -> Support:
     """Whether the GPU kernels can route these votes."""
     if not HAS_TRITON:
-        return Support(False, "Triton is not installed")
+        return Support(usable=False, reason="Triton is not installed")
     reason = not_linear(votes)
     if reason is not None or not isinstance(votes, ProductVotes):
-        return Support(False, reason or "the votes are given")
+        return Support(usable=False, reason=reason or "the votes are given")
     weight = votes.weight
     device = weight.device
     is_gpu = device.type == "cuda"
     if not is_gpu and not (device.type == "cpu" and _is_interpreting()):
-        return Support(False, f"weight is on {device}, not on a GPU")
+        return Support(usable=False, reason=f"weight is on {device}, not on a GPU")
 
     dtypes = (torch.float32, *HALF_PRECISION)
     reason = device_mismatch(vote_operands(votes), device)
@@ -97,9 +97,9 @@ def supports(votes: Votes) -> Support:
     reason = reason or _too_large("dim", votes.dim, MAX_DIM)
     reason = reason or _too_large("in_dim", weight.shape[2], MAX_IN_DIM)
     if reason is not None:
-        return Support(False, reason)
+        return Support(usable=False, reason=reason)
     reason = "GPU kernels: products of matrices over many children, no votes"
-    return Support(True, reason, worth_it=is_gpu)
+    return Support(usable=True, reason=reason, worth_it=is_gpu)
 
 
 def _too_large(name: str, size: int, limit: int) -> str | None:
@@ -129,7 +129,7 @@ def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
 _Agreements = tuple[Tensor, Tensor]
 
 
-class _Kernels(Work):
+class _TritonPasses(Passes):
     """All samples at once; poses and weights of any strides, each in float32 or half precision."""
 
     def __init__(self, problem: Problem, backward: bool) -> None:
@@ -149,7 +149,7 @@ class _Kernels(Work):
     def blocks(self) -> Iterator[slice]:
         yield slice(None)
 
-    def weighted_sums(self, V: Tensor | None, keep: bool) -> Tensor:
+    def weighted_sums(self, V: Tensor | None, keep_coupling: bool) -> Tensor:
         self.agreements = None if V is None else self._agreements(V)
         return self._sums(self.agreements)
 
@@ -273,4 +273,4 @@ def _factor(agreements: _Agreements | None) -> int:
     return 0 if agreements is None else len(agreements[0])
 
 
-_dynamic_routing = make_operator("dynamic_routing_triton", _Kernels)
+_dynamic_routing = make_operator("dynamic_routing_triton", _TritonPasses)
