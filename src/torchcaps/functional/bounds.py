@@ -1,4 +1,9 @@
-"""Bounds that keep finite numbers finite, and products that half precision has no room for."""
+"""Bounds that keep finite numbers finite, and products that half precision has no room for.
+
+Routing multiplies votes with each other and with couplings, and gradients do so again. Poses,
+weights and votes are clamped to magnitudes whose products do not overflow: far beyond those of any
+network that trains, so that no bit of ordinary numbers changes.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -8,13 +13,14 @@ from torch import Tensor
 
 from torchcaps.errors import check_floating
 
-ROOM = 2.0**16  # sums of so many of the largest numbers stay finite
+# Number of summands whose sum stays finite, if they are bounded by the largest number over it.
+ROOM = 2.0**16
 
 
 def factor_limit(dtype: torch.dtype) -> float:
     """Largest magnitude of a number that multiplies votes: 2^32 in float32, 2^256 in float64.
 
-    Half precision has the limit of float32.
+    A product of four such numbers is finite. Half precision has the limit of float32.
     """
     return _largest(dtype) ** (1 / 4)
 
@@ -28,12 +34,18 @@ def steady_limit(dtype: torch.dtype) -> float:
 
 
 def _largest(dtype: torch.dtype) -> float:
+    """Largest finite number of a type; that of float32 for half precision."""
     is_half = dtype in (torch.float16, torch.bfloat16)
     return torch.finfo(torch.float32 if is_half else dtype).max
 
 
 def clamp_finite(x: Tensor, limit: Callable[[torch.dtype], float]) -> Tensor:
-    """Clamp numbers to the limit of their type. All numbers of float16 are below every limit."""
+    """Clamp numbers to the limit of their type; all numbers of float16 are below every limit.
+
+    Args:
+        x: numbers.
+        limit: `factor_limit` or `steady_limit`.
+    """
     bound = limit(x.dtype)
     if x.dtype == torch.float16:
         return x
@@ -41,9 +53,14 @@ def clamp_finite(x: Tensor, limit: Callable[[torch.dtype], float]) -> Tensor:
 
 
 def einsum_fp32(equation: str, coefficients: Tensor, votes: Tensor) -> Tensor:
-    """An einsum that stays finite for votes of any size.
+    """Sum votes, weighted by coefficients up to 1, so that the sums stay finite for any votes.
 
     It computes in units of 2^16, which changes no bit of ordinary numbers.
+
+    Args:
+        equation: of `torch.einsum`, for coefficients and votes.
+        coefficients: such as couplings.
+        votes: in float32 or float64.
     """
     bound = torch.finfo(votes.dtype).max / ROOM**2
     return torch.einsum(equation, coefficients / ROOM, votes).clamp(-bound, bound) * ROOM
@@ -55,9 +72,14 @@ def detach_extremes(logits: Tensor) -> Tensor:
 
 
 def einsum_autocast(equation: str, pose: Tensor, weight: Tensor) -> Tensor:
-    """An einsum of poses and weights, computed in the type of the weight or of the autocast.
+    """Multiply poses and weights in the type of the weight or of the autocast.
 
     float16 has no room for the products: they are computed in float32 then.
+
+    Args:
+        equation: of `torch.einsum`, for the pose and the weight.
+        pose: poses of capsules.
+        weight: matrices that make votes of them.
 
     Raises:
         ArgumentError: a tensor is not of floating point.
@@ -65,7 +87,8 @@ def einsum_autocast(equation: str, pose: Tensor, weight: Tensor) -> Tensor:
     check_floating(pose=pose, weight=weight)
     pose = clamp_finite(pose.to(weight.dtype), factor_limit)
     weight = clamp_finite(weight, factor_limit)
-    if torch.float16 not in (weight.dtype, autocast_dtype(weight)):
+    is_float16 = torch.float16 in (weight.dtype, autocast_dtype(weight))
+    if not is_float16:
         return torch.einsum(equation, pose, weight)
     with without_autocast(weight):
         return torch.einsum(equation, pose.float(), weight.float())
@@ -80,7 +103,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[None]:
-    """A block without autocast on this tensor's device: operations keep the types of their inputs."""
+    """Context without autocast on this tensor's device: operations keep the types of inputs."""
     if x.device.type == "meta":
         return nullcontext()
     return torch.autocast(x.device.type, enabled=False)

@@ -1,9 +1,17 @@
 """Fields: which children vote for which parents, and which parents compete for a child.
 
-A child of a convolution feeds the parents of every window that contains it. Its couplings therefore
-sum to one over parent types AND positions; most public code lets only the types of one window
-compete. Letters: n capsule types of the map, K kernel size, i a child of one position of the
-parents, in a window (ky, kx, n), j parent types.
+A field maps children, which stand on a map `[batch, *space, n]` with n capsule types, to the
+positions of parents. `gather` copies the children of each position next to it. In the layout
+`[batch, *positions, i, j]` that results, i is a child of a position and j a type of parent: every
+pair (i, j) of a position has a vote and a coupling.
+
+A child of a convolution feeds the parents of every window that contains it, so it appears in the
+layout once for each of them. In the EM paper all these parents compete: its couplings sum to one
+over parent types AND positions. Most public code lets only the types of one window compete. The
+`convention` of a field says which parents compete.
+
+Letters: n capsule types of the map, K kernel size, i a child of one position of the parents, in a
+window the element (ky, kx, n) of row ky, column kx and type n, j parent types.
 """
 
 from __future__ import annotations
@@ -21,6 +29,7 @@ from torch.nn import functional as F
 
 from torchcaps.errors import check_known, check_positive, check_range
 
+# Which parents compete for a child; see `ConvField`.
 Convention = Literal["all", "type", "space", "patch"]
 CONVENTIONS = get_args(Convention)
 
@@ -60,28 +69,32 @@ class Field(ABC):
 
     @abstractmethod
     def count(self, types: int) -> int:
-        """Number of children of each position, i, of a map with so many capsule types."""
+        """Number of children of each position of the parents.
+
+        Args:
+            types: capsule types of the map, n.
+        """
 
     @abstractmethod
     def gather(self, x: Tensor) -> Tensor:
-        """Numbers of each position's children.
+        """Copy the children of each position of the parents next to each other.
 
         Args:
-            x: numbers of the map, `[batch, *space, n, ...]`.
+            x: numbers of the map's children, `[batch, *space, n, ...]`.
 
         Returns:
-            `[batch, *positions, i, ...]`.
+            Numbers of the positions' children, `[batch, *positions, i, ...]`.
         """
 
     @abstractmethod
     def scatter(self, x: Tensor) -> Tensor:
-        """Sum over positions, the adjoint of `gather`.
+        """Sum over the positions that a child of the map belongs to: the adjoint of `gather`.
 
         Args:
-            x: numbers of each position's children, `[batch, *positions, i]`.
+            x: numbers of the positions' children, `[batch, *positions, i]`.
 
         Returns:
-            `[batch, *space, n]`.
+            Numbers of the map's children, `[batch, *space, n]`.
         """
 
     def mask(self, types: int) -> Tensor | None:
@@ -96,14 +109,14 @@ class Field(ABC):
             reduce: `Tensor.sum` or `Tensor.amax`.
 
         Returns:
-            A tensor that broadcasts against `x`.
+            What each element of `x` competes with, reduced: a tensor that broadcasts against `x`.
         """
         return reduce(x, dim=-1, keepdim=True)
 
     def softmax(
         self, log_weight: Float[Tensor, "batch *positions i j"], leaky: bool = False
     ) -> Tensor:
-        """Softmax over the parents that compete for a child.
+        """Softmax over the parents that compete for a child: `exp(x_j) / sum_k exp(x_k)`.
 
         Args:
             log_weight: logits `[batch, *positions, i, j]`.
@@ -114,13 +127,14 @@ class Field(ABC):
         """
         if self.local and not leaky:
             return log_weight.softmax(dim=-1)
-        high = self.reduce_competing(log_weight.detach(), Tensor.amax)
+        # All in units of the exponential of the largest logit, which then cannot overflow.
+        max_logit = self.reduce_competing(log_weight.detach(), Tensor.amax)
         if leaky:
-            high = high.clamp(min=0.0)
-        weight = (log_weight - high).exp()
+            max_logit = max_logit.clamp(min=0.0)
+        weight = (log_weight - max_logit).exp()
         total = self.reduce_competing(weight, Tensor.sum)
         if leaky:
-            total = total + (-high).exp()
+            total = total + (-max_logit).exp()
         return weight / total
 
     def initial_coupling(self, like: Float[Tensor, "batch *positions i j"]) -> Tensor:
@@ -160,11 +174,20 @@ class DenseField(Field):
 
 
 class Layout(NamedTuple):
-    """Where windows and children stand on the padded map, in its rows or columns."""
+    """Where windows and children stand on the padded map.
 
-    border: int  # rows and columns without children on each side
-    step: int  # from one window to the next
-    spacing: int  # from one position of the map to the next
+    The padded map is the map with its positions `spacing` apart, zeros between them, and a border
+    of zeros.
+
+    Attributes:
+        border: rows and columns without children on each side.
+        step: rows or columns from one window to the next.
+        spacing: rows or columns from one position of the map to the next.
+    """
+
+    border: int
+    step: int
+    spacing: int
 
 
 @dataclass(frozen=True)
@@ -199,6 +222,7 @@ class ConvField(Field):
         check_positive(kernel=self.kernel, stride=self.stride)
         check_range("padding", self.padding, low=0, high=self.kernel - 1)
         border, _, spacing = self.layout
+        # The smallest map whose padded map holds one window.
         smallest = max(1, 1 - (2 * border + 1 - self.kernel) // spacing)
         check_range("height", self.height, low=smallest)
         check_range("width", self.width, low=smallest)
@@ -230,8 +254,11 @@ class ConvField(Field):
     ) -> Float[Tensor, "batch padded1 padded2 *rest"]:
         """The padded map, with zeros where there is no child."""
         border, _, spacing = self.layout
+        if spacing == 1 and border == 0:
+            return x
         if spacing == 1:
-            return F.pad(x, [0, 0] * (x.dim() - 3) + [border] * 4) if border else x
+            num_other_axes = x.dim() - 3
+            return F.pad(x, [0, 0] * num_other_axes + [border] * 4)
         padded = x.new_zeros(len(x), *self.padded, *x.shape[3:])
         self._crop(padded).copy_(x)
         return padded
@@ -249,8 +276,8 @@ class ConvField(Field):
     def mask(self, types: int) -> Tensor | None:
         if self.padded == (self.height, self.width):
             return None
-        present = self.gather(torch.ones(1, self.height, self.width, 1))
-        return present.repeat_interleave(types, dim=-1)
+        is_present = self.gather(torch.ones(1, self.height, self.width, 1))
+        return is_present.repeat_interleave(types, dim=-1)
 
     def reduce_competing(
         self, x: Float[Tensor, "batch rows columns i j"], reduce: Callable[..., Tensor]
@@ -260,11 +287,13 @@ class ConvField(Field):
         if self.convention == "patch":
             return reduce(x, dim=(1, 2, 4), keepdim=True)
 
-        # Reduce over the windows that contain a child, and bring the outcome back to each of them.
+        # Reduce over the windows that contain a child, on the padded map, and copy it back to each.
         fold = self._fold_sum if reduce is Tensor.sum else self._fold_max
         if self.convention == "all":
-            return self._unfold(fold(reduce(x, dim=-1))).unsqueeze(-1)
-        by_type = x.movedim(-1, 1)
+            over_types = reduce(x, dim=-1)  # [batch, rows, columns, i]
+            return self._unfold(fold(over_types)).unsqueeze(-1)
+        # "space": each parent type by itself.
+        by_type = x.movedim(-1, 1)  # [batch, j, rows, columns, i]
         reduced = self._unfold(fold(by_type.flatten(0, 1)))
         return reduced.unflatten(0, by_type.shape[:2]).movedim(1, -1)
 
@@ -293,16 +322,17 @@ class ConvField(Field):
         """Maxima over windows, -infinity where no window reaches, without a gradient."""
         rows, columns = self.positions
         step = self.layout.step
-        x = x.detach().unflatten(3, (self.kernel, self.kernel, -1))
-        maxima = x.new_full((len(x), *self.padded, x.shape[-1]), -torch.inf)
+        windows = x.detach().unflatten(3, (self.kernel, self.kernel, -1))  # [..., ky, kx, n]
+        maxima = windows.new_full((len(windows), *self.padded, windows.shape[-1]), -torch.inf)
         for ky in range(self.kernel):
             for kx in range(self.kernel):
+                # The elements (ky, kx) of all windows, where they stand on the padded map.
                 children = maxima[:, ky::step, kx::step][:, :rows, :columns]
-                children.copy_(torch.maximum(children, x[:, :, :, ky, kx]))
+                children.copy_(torch.maximum(children, windows[:, :, :, ky, kx]))
         return maxima
 
     def _crop(self, x: Tensor) -> Tensor:
-        """The positions of the map, of the padded map; a view."""
+        """The positions of the map out of those of the padded map; a view."""
         border, _, spacing = self.layout
         rows = slice(border, border + (self.height - 1) * spacing + 1, spacing)
         columns = slice(border, border + (self.width - 1) * spacing + 1, spacing)

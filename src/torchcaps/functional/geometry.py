@@ -1,4 +1,4 @@
-"""Matrix poses: votes by matrix products, and coordinate addition.
+"""Votes of matrix poses, coordinate addition, and the receptive fields that it needs.
 
 Source: Hinton, Sabour, Frosst, "Matrix capsules with EM routing", ICLR 2018, section 4. A pose is a
 matrix, 4 x 4 in the paper, stored flat and row-major.
@@ -48,7 +48,8 @@ def coordinate_addition(
 ) -> Float[Tensor, "*batch height width children parents dim"]:
     """Add the position of a child to two elements of its votes.
 
-    Matrices that are shared over positions do not tell it. Source: section 4 of the paper.
+    Votes by matrices that are shared over positions do not depend on the position otherwise.
+    Source: section 4 of the paper.
 
     Args:
         votes: `[batch, height, width, children, parents, dim]`.
@@ -75,19 +76,31 @@ def coordinate_addition(
 
 
 class Slide(NamedTuple):
-    """How a layer slides over a map, down and right; all in positions."""
+    """How the window of a layer slides over a map; positions downwards and to the right.
 
-    kernel: tuple[int, int]  # sides of its window
-    stride: tuple[int, int] = (1, 1)  # from one window to the next
-    padding: tuple[int, int] = (0, 0)  # added on each side
+    Attributes:
+        kernel: height and width of the window.
+        stride: from one window to the next.
+        padding: added to the map on each side.
+    """
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
 
 
 class ReceptiveField(NamedTuple):
-    """The pixels that the positions of a map depend on, along one axis."""
+    """The pixels that the positions of a map depend on, along one axis.
 
-    first: float  # center of the field of the first position; the first pixel is 0
-    step: int  # from one position to the next
-    size: int  # of a field
+    Attributes:
+        first: center of the field of the first position; the first pixel is 0.
+        step: pixels from the field of one position to that of the next.
+        size: pixels of a field.
+    """
+
+    first: float
+    step: int
+    size: int
 
 
 def receptive_field(slides: Sequence[Slide], axis: int = 0) -> ReceptiveField:
@@ -102,6 +115,7 @@ def receptive_field(slides: Sequence[Slide], axis: int = 0) -> ReceptiveField:
     size = 1
     for slide in slides:
         kernel = slide.kernel[axis]
+        # The field of the first position begins `padding` positions before the map.
         first += step * ((kernel - 1) / 2 - slide.padding[axis])
         size += step * (kernel - 1)
         step *= slide.stride[axis]
@@ -131,5 +145,5 @@ def receptive_centers(size: int, layers: Sequence[tuple[int, int]]) -> list[floa
         check_range("size of the map", num_positions, low=kernel)
         num_positions = (num_positions - kernel) // stride + 1
     slides = [Slide((kernel, kernel), (stride, stride)) for kernel, stride in layers]
-    first, step, _ = receptive_field(slides)
-    return [first + step * k - size / 2 for k in range(num_positions)]
+    field = receptive_field(slides)
+    return [field.first + field.step * k - size / 2 for k in range(num_positions)]

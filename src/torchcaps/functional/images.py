@@ -35,14 +35,16 @@ def move_by_matrix(images: Images, matrices: Float[Tensor, "batch 3 3"]) -> Imag
     check_shape("matrices", matrices, axes, batch=len(images), rows=3, columns=3)
     height, width = images.shape[2:]
 
-    # From units of the longer side to the [-1, 1] of affine_grid.
+    # (x, y, 1) times `scale` is in the units of affine_grid, where each axis runs from -1 to 1.
     sides = matrices.new_tensor([width, height, 1.0])
     scale = torch.cat([max(height, width) / sides[:2], sides[2:]])
 
     # Half precision rounds places by a twentieth of a pixel and more.
     with without_autocast(images):
-        backward = torch.linalg.inv(matrices) * scale[:, None] / scale
-        grid = F.affine_grid(backward[:, :2], list(images.shape), align_corners=False)
+        # affine_grid asks where the content of each pixel comes from: the inverse.
+        inverses = torch.linalg.inv(matrices)
+        inverses = inverses * scale[:, None] / scale
+        grid = F.affine_grid(inverses[:, :2], list(images.shape), align_corners=False)
         return F.grid_sample(
             images, grid, mode="bilinear", padding_mode="zeros", align_corners=False
         )
@@ -64,8 +66,9 @@ def shift_matrices(
         ArgumentError: other axes.
     """
     check_shape("shifts", shifts, ("batch", "shift"), shift=2)
-    matrices = torch.eye(3, dtype=shifts.dtype, device=shifts.device).repeat(len(shifts), 1, 1)
-    matrices[:, :2, 2] = shifts * (2 / max(img_size))
+    eye = torch.eye(3, dtype=shifts.dtype, device=shifts.device)
+    matrices = eye.repeat(len(shifts), 1, 1)
+    matrices[:, :2, 2] = shifts * (2 / max(img_size))  # in units of half of the longer side
     return matrices
 
 
@@ -87,7 +90,9 @@ def standardize(images: Images, least: float = 1e-3) -> Images:
     """
     check_shape("images", images, AXES)
     images = full_precision(images)
-    centered = images - images.mean(dim=(1, 2, 3), keepdim=True)
+    mean = images.mean(dim=(1, 2, 3), keepdim=True)
+    centered = images - mean
     # The gradient of a root at zero is infinite: the variance is bounded, not the root.
-    variance = centered.square().mean(dim=(1, 2, 3), keepdim=True).clamp(min=least**2)
+    variance = centered.square().mean(dim=(1, 2, 3), keepdim=True)
+    variance = variance.clamp(min=least**2)
     return centered / variance.sqrt()

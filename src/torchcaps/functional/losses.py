@@ -20,12 +20,14 @@ def margin_loss(
 ) -> Float[Tensor, ""]:
     """Margin loss: `sum_k T_k max(0, m+ - |v_k|)^2 + lambda (1 - T_k) max(0, |v_k| - m-)^2`.
 
+    |v_k| is the length of the capsule of class k, and T_k is 1 if the class is present, else 0.
+
     Source: arXiv 1710.09829, equation 4. Known values with ten classes: 0.81 when every length is 0
     (dead), 3.645 when every length is 1 (saturated), 0.5236 for the best constant length.
 
     Args:
         activation: `[batch, classes]` lengths in [0, 1].
-        labels: `[batch]` class indices, or `[batch, classes]` with 1 for each class that is present.
+        labels: `[batch]` class indices, or `[batch, classes]` with 1 for each present class.
         present: m+, below which the length of a present class is penalized.
         absent: m-, above which the length of an absent class is penalized.
         down_weight: lambda, the weight of absent classes.
@@ -37,16 +39,18 @@ def margin_loss(
         ArgumentError: shapes that do not fit.
     """
     lengths = full_precision(activation)
-    targets = _make_targets(lengths, labels)
-    loss = targets * (present - lengths).clamp(min=0).square()
-    loss = loss + down_weight * (1 - targets) * (lengths - absent).clamp(min=0).square()
+    targets = _make_targets(lengths, labels)  # T
+    too_short = (present - lengths).clamp(min=0)
+    too_long = (lengths - absent).clamp(min=0)
+    loss = targets * too_short.square()
+    loss = loss + down_weight * (1 - targets) * too_long.square()
     return loss.sum(dim=1).mean()
 
 
 def spread_loss(
     activation: Float[Tensor, "batch classes"], labels: Int64[Tensor, " batch"], margin: float
 ) -> Float[Tensor, ""]:
-    """Spread loss: `sum_{k != t} max(0, margin - (a_t - a_k))^2`.
+    """Spread loss: `sum_{k != t} max(0, margin - (a_t - a_k))^2`, t the right class.
 
     Source: Hinton, Sabour, Frosst, "Matrix capsules with EM routing", ICLR 2018, equation 3.
 
@@ -65,8 +69,10 @@ def spread_loss(
     activation = full_precision(activation)
     check_shape("labels", labels, ("batch",), batch=activation.shape[0])
     index = labels.unsqueeze(1)
-    gaps = (margin - (activation.gather(1, index) - activation)).clamp(min=0).square()
-    return gaps.scatter(1, index, 0.0).sum(dim=1).mean()
+    right_activation = activation.gather(1, index)  # a_t
+    gaps = (margin - (right_activation - activation)).clamp(min=0)
+    squares = gaps.square().scatter(1, index, 0.0)  # 0 for the right class
+    return squares.sum(dim=1).mean()
 
 
 def reconstruction_loss(
@@ -77,6 +83,10 @@ def reconstruction_loss(
     Source: arXiv 1710.09829, section 4.1. The paper adds it with weight 0.0005; on 28x28 images
     that is 0.392 times the mean squared error.
 
+    Args:
+        reconstruction: what a decoder returns, `[batch, ...]`.
+        images: of the same shape.
+
     Returns:
         The sum over pixels and channels, mean over the batch.
 
@@ -86,6 +96,7 @@ def reconstruction_loss(
     if reconstruction.shape != images.shape:
         expected = f"expected the images' shape {list(images.shape)}"
         raise ArgumentError("reconstruction", f"{expected}, got {list(reconstruction.shape)}")
+
     difference = full_precision(reconstruction) - full_precision(images)
     return difference.square().flatten(1).sum(dim=1).mean()
 

@@ -75,8 +75,8 @@ def _rotation_3d(covariance: Float[Tensor, "batch 3 3"]) -> Float[Tensor, "batch
     """The best rotation R in space, from M^T.
 
     Its value is `R = U diag(1, 1, det(U V^T)) V^T` of the decomposition `M^T = U S V^T`. At this
-    optimum `P = R^T M^T` is symmetric. Let M change: P is no longer symmetric, and the components of
-    `P - P^T` are a torque. A turn of R by a small vector w takes away the torque
+    optimum `P = R^T M^T` is symmetric. When M changes, P is no longer symmetric, and the components
+    of `P - P^T` are a torque. A turn of R by a small vector w takes away the torque
     `(trace(P) I - P) w`, so R stays optimal if it turns by `w = (trace(P) I - P)^-1 torque`.
     """
     with torch.no_grad():

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from torchcaps.errors import check_floating
 
-# In float32 this bounds the slope of the square root at zero to 1e4, and that of squash to 1e-4.
+# Added to |s|^2. It bounds the slope of the square root at zero to 1e4, and that of squash to 1e-4.
 EPSILON = 1e-8
 
+# Vectors and their lengths, without the axis of the vectors' dimensions.
 PoseAndLength = tuple[Float[Tensor, "*rest"], Float[Tensor, "*reduced"]]
 
 
@@ -40,8 +41,8 @@ def safe_norm(
     s = full_precision(s)
     # Squares of numbers beyond 1e19 overflow float32: divide by the largest one first.
     scale = s.detach().abs().amax(dim, keepdim=True).clamp(min=1.0)
-    squares = (s / scale).square()
-    norm = scale * (squares.sum(dim, keepdim=True) + EPSILON).sqrt()
+    squared_norm = (s / scale).square().sum(dim, keepdim=True)
+    norm = scale * (squared_norm + EPSILON).sqrt()
     if keepdim:
         return norm
     return norm.squeeze(dim)
@@ -69,14 +70,19 @@ def squash(s: Float[Tensor, "*rest"], dim: int = -1) -> Float[Tensor, "*rest"]:
 
 
 def squash_with_length(s: Float[Tensor, "*rest"], dim: int = -1) -> PoseAndLength:
-    """`squash`, and the lengths of its outcome without a second root.
+    """`squash`, and the lengths of the vectors that it returns without a second root.
+
+    Args:
+        s, dim: as in `squash`.
 
     Returns:
         The vectors, and their lengths in [0, 1) without the axis `dim`.
     """
     scaled, norm, inverse_scale = _rescale(s, dim)
+    # |s|^2 / (1 + |s|^2) / |s|, for vectors and norms in units of the scale.
     factor = 1.0 / (inverse_scale * inverse_scale / norm + norm)
-    return scaled * factor, (norm * factor).squeeze(dim)
+    length = norm * factor
+    return scaled * factor, length.squeeze(dim)
 
 
 def steep_squash_with_length(s: Float[Tensor, "*rest"], dim: int = -1) -> PoseAndLength:
@@ -84,6 +90,9 @@ def steep_squash_with_length(s: Float[Tensor, "*rest"], dim: int = -1) -> PoseAn
 
     Source: Efficient-CapsNet, arXiv 2101.12491. Near zero it leaves vectors as they are, so that
     short capsules keep their gradient; `squash` flattens them.
+
+    Args:
+        s, dim: as in `squash`.
 
     Returns:
         The vectors, and their lengths without the axis `dim`: 1e-4 for zeros.
@@ -101,7 +110,8 @@ def steep_squash_with_length(s: Float[Tensor, "*rest"], dim: int = -1) -> PoseAn
 def _rescale(s: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """Vectors in units of their largest number (at least one), where squares do not overflow.
 
-    With r = |s| / scale, the n / (1 + n^2) of squash is 1 / (r + 1 / (scale^2 r)) / scale.
+    With n = |s| and r = n / scale, the factor n / (1 + n^2) by which squash multiplies s is
+    1 / (r + 1 / (scale^2 r)) / scale.
 
     Returns:
         The vectors and their norms r in these units, and 1 / scale.
@@ -111,5 +121,6 @@ def _rescale(s: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     scale = s.detach().abs().amax(dim, keepdim=True).clamp(min=1.0)
     inverse_scale = 1.0 / scale
     scaled = s * inverse_scale
-    norm = (scaled.square().sum(dim, keepdim=True) + EPSILON).sqrt()
+    squared_norm = scaled.square().sum(dim, keepdim=True)
+    norm = (squared_norm + EPSILON).sqrt()
     return scaled, norm, inverse_scale

@@ -114,7 +114,7 @@ def temperatures(iterations: int, inverse_temperature: float | Sequence[float]) 
 def _m_step(
     V: Tensor, r: Tensor, beta_u: Beta, beta_a: Beta, lambda_t: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance `[..., j, h]` of votes weighted by r `[..., i, j]`, and the logit of a_j."""
+    """Mean, variance `[..., j, h]` of votes weighted by r `[..., i, j]`, and the logit of a_j."""
     S = r.sum(dim=-2)
     w = r / (S + EPSILON).unsqueeze(-2)
     mu = torch.einsum("...ij,...ijh->...jh", w, V)

@@ -2,14 +2,14 @@
 
 `passes.py` has the equations, and runs the passes; here is what a pass computes on a block:
 
-    logits b_ij = <u_ij, V_j>     couplings c_i = softmax over j of b_ij     sums s_j = sum_i c_ij u_ij
+    b_ij = <u_ij, V_j>;  c_i = softmax over j of b_ij;  s_j = sum_i c_ij u_ij
 
 where u_ij is the vote of child i for parent j and V_j the sum of the parents of the passes before.
 The votes of a batch are never stored. Those of a block fit in the cache, unless one sample has
 more; the backward pass computes them again.
 
-Letters: b samples at all positions, n those of a block, i children, j parents, d and k dimensions of
-a parent and of a child. A link is a pair of a child and a parent.
+Letters: b samples at all positions, n those of a block, i children, j parents, d and k dimensions
+of a parent and of a child. A link is a pair of a child and a parent.
 """
 
 import math
@@ -85,7 +85,7 @@ class _BlockedPasses(Passes):
 
         dL/du_ij = sum over passes of c_ij dL/ds_j + dL/db_ij V_j
 
-    The backward pass collects factors `[n, j, i]` and vectors `[n, j, d]`, and multiplies them once.
+    The backward pass collects factors `[n, j, i]` and vectors `[n, j, d]`. It multiplies them once.
 
     Attributes:
         pose: poses `[b, i, k]`, or votes `[b, i, j, d]` if there is no weight; bounded.

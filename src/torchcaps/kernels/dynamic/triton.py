@@ -67,8 +67,9 @@ def choose_tile(dim: int, in_dim: int) -> Tile:
 
 
 def product_mode(pose: torch.dtype, weight: torch.dtype) -> str:
-    """How matrices of these types are multiplied: "ieee" float32, or on tensor cores "tf32" or "bf16".
+    """How matrices of these types are multiplied.
 
+    "ieee" is float32; tensor cores multiply in "tf32" or "bf16".
     Numbers in float16 are exact in TF32, which has room for their gradients.
     """
     if torch.bfloat16 in (pose, weight):

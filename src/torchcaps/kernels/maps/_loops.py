@@ -1,8 +1,8 @@
 """Compiled loops of routing by agreement on maps. Needs numba.
 
 Source: Sabour, Frosst, Hinton, "Dynamic Routing Between Capsules", arXiv 1710.09829, procedure 1,
-as in `functional.routing.dynamic`. At each position of a map, children i route to parents j by votes
-u_ij. With V_j, the sum of the v_j of the iterations before:
+as in `functional.routing.dynamic`. At each position of a map, children i route to parents j by
+votes u_ij. With V_j, the sum of the v_j of the iterations before:
 
     c_i = softmax over j of <u_ij, V_j>;  s_j = bias_j + sum_i c_ij u_ij;  v_j = squash(s_j)
 
