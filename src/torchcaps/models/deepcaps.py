@@ -265,13 +265,15 @@ class DeepCaps(DrawingModel):
         self.decoder = None
         if decoder:
             self.decoder = ClassIndependentDecoder(class_dim, self.image_shape)
+        # What tasks and reports may ask of the model.
         self.spec = ModelSpec(
             pose=True, activation="length", decoder=decoder, smallest=MIN_IMG_SIZE, loss="margin"
         )
 
     def capsules(self, images: Images) -> Capsules:
-        # The shapes are those of images of 64x64 pixels.
-        x = self.stem(self._prepare(images))  # images are checked: [batch, 128, 64, 64]
+        """Class capsules: poses `[batch, num_classes, class_dim]`, and their lengths as activations."""
+        # The shapes are those of images of 64x64 pixels. `_prepare` checks the images.
+        x = self.stem(self._prepare(images))  # [batch, 128, 64, 64]
         maps: list[Tensor] = []
         for cell in self.cells:
             x = cell(x)  # [batch, 128, 32, 32], then [256, 16, 16], [256, 8, 8], [256, 4, 4]

@@ -16,10 +16,14 @@ Words:
     score: name of the validation metric by which the best epoch is chosen.
     spec: what a model says that it can do: whether it has poses and a decoder, what its outputs are.
     multilabel: an image shows several classes; a class is "found" if the model predicts it.
+    Evaluation: the figures of a classifier, with the label and the activations (one number for each
+        class) of each image. Its `Calibration` has two `Reliability` tables, which say how often
+        the model is right at each confidence.
     Markup: text that is HTML already; every other string is escaped.
 
-Helpers of `torchcaps.words` write text: `counted(2, "epoch")` is "2 epochs", `in_words("val_loss")`
-is "val loss", `percent(0.5)` is "50.00 %", `setting` writes any value of a configuration.
+Helpers write text: `counted(2, "epoch")` is "2 epochs", `in_words("val_loss")` is "val loss",
+`percent(0.5)` is "50.00 %", `duration` writes seconds, `format_metric` a metric by its name, and
+`setting` any value of a configuration. `name` and `names` make HTML of names in any script.
 """
 
 from collections.abc import Callable
@@ -43,14 +47,14 @@ from torchcaps.training import TrainConfig
 from torchcaps.words import counted, duration, format_metric, in_words, percent, setting
 
 SectionWriter = Callable[[EvaluatedRun], ReportItem | Section | None]
-W = TypeVar("W", bound=SectionWriter)
+W = TypeVar("W", bound=SectionWriter)  # the type of one such function
 SECTIONS: Registry[tuple[tuple[str, ...], SectionWriter]] = Registry("section")
 """Name of a function -> (tasks whose reports have its section, the function); no tasks: all."""
 
 MAX_NAMES = 10  # of classes, in the summary
-# Kinds of a table: whether all columns but the first are set to the right.
-NUMBERS = "figures"
-WORDS = "words"
+# Kinds of a table.
+NUMBERS = "figures"  # all columns but the first are aligned to the right
+WORDS = "words"  # all columns are aligned to the left
 # Meaning of a model's outputs, by the name that its `spec` has for it.
 ACTIVATIONS = {
     "length": "lengths of capsules",

@@ -10,14 +10,17 @@ Words:
     rank: number of this process among the `world_size` processes of the run, which `torchrun`
         starts. Each draws the whole batch, and computes the losses of its *shard*: a part of the
         samples, which may be empty. Then gradients are averaged and losses summed over all ranks.
-    state: what a checkpoint holds beside weights: steps done, the best epoch, and "sums", the losses
-        of the epoch so far, summed over samples, with their "count".
-    row: a dictionary of metrics that the logger stores, of a "kind": "step", "epoch" or "note".
+        `Ranks` has both numbers and these exchanges; `current()` is that of this process.
+    state: what a checkpoint holds beside weights and optimizer: steps done, the best epoch, and
+        "sums", the losses of the epoch so far, summed over samples, with their "count".
+    row: a dictionary of metrics that the logger stores (`log`), of a "kind": "step", "epoch" or
+        "note". A "tick" after each step is passed on to whoever watches (`emit`), and not stored.
     collapse: a sentence on a network that does not learn, such as "every class capsule was dead".
         The training then starts again, once, with a lower learning rate: the *second start*.
+    recovery hint: a sentence for errors on what is left of the training, and what to do.
 
-Every random choice of a step comes from (seed, step) or (seed, epoch) alone, so a checkpoint needs no
-state of random generators, and a run that was killed continues bit for bit.
+Every random choice of a step comes from (seed, step) or (seed, epoch) alone (`step_seed`), so a
+checkpoint needs no state of random generators, and a run that was killed continues bit for bit.
 """
 
 import math
@@ -110,7 +113,7 @@ class Trainer:
         self.callbacks = [*self.callbacks, *named_callbacks]
         # Not .to(memory_format=...), which would change capsule weights of four axes too.
         convert_conv2d_weight_memory_format(self.task, torch.channels_last)
-        sync_batch_norms(self.task.model, self.ranks)
+        sync_batch_norms(self.task.model, self.ranks)  # statistics over the samples of all ranks
         self.training_step = data_parallel(TrainingStep(self.task), self.ranks)
         self.optimizer = create_optimizer(self.task, self.config.optimizer)
 
@@ -132,10 +135,11 @@ class Trainer:
 
         A second start ends the epoch; its state is a new one.
         """
-        epoch, num_done = divmod(state.step, self.steps_per_epoch)
+        epoch, num_steps_done = divmod(state.step, self.steps_per_epoch)
         timer = EpochTimer()
-        for indices in self._epoch_batches(epoch)[num_done:]:
-            # The learning rate of this step, by the schedule.
+        for indices in self._epoch_batches(epoch)[num_steps_done:]:
+            # The learning rate of this step, by the schedule; it may restart at shares of the
+            # training (`lr_restarts`).
             factor = learning_rate_factor(
                 self.config, state.step, self.total_steps, self.task.lr_restarts
             )
@@ -207,6 +211,7 @@ class Trainer:
         # All ranks have to take part in a step: one with an empty shard computes a sample that does
         # not count (`exclude_padding_rows`).
         samples = self.ranks.shard(len(indices)) if num_samples else slice(0, 1)
+        # These samples of every tensor of the batch, which may be nested in tuples.
         shard = tree_map_only(Tensor, lambda tensor: tensor[samples], batch)
 
         self.optimizer.zero_grad(set_to_none=True)
@@ -224,7 +229,7 @@ class Trainer:
         return losses
 
     def _seeded_dropout(self, step: int) -> AbstractContextManager[Any]:
-        """While open, dropout draws from a generator of this step, another one in each process."""
+        """A context in which dropout draws from a generator of this step and rank."""
         if not self.has_dropout:
             return nullcontext()
         rank = self.ranks.rank
@@ -263,6 +268,7 @@ class Trainer:
         check_finite(model, self.logger.recovery_hint)
         outputs = eval_outputs(self.task, self.val_images, precision=self.precision)
         metrics = self.task.compute_metrics(outputs)
+        # Metrics that the configuration names.
         metrics |= extra_metrics(self.config.task.metrics, outputs)
         for name, metric in metrics.items():
             check_number(metric, f"validation {name}", state.step, self.logger)

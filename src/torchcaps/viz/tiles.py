@@ -14,9 +14,10 @@ A *reconstruction* is an image that a model's decoder made from the pose of one 
 
 Helpers: `pictures` converts images, and `pictures_like` also requires the number and size of other
 pictures; `sized_array` and `class_indices` convert an argument and check its shape, which is given
-by axis (`n=...`); `short_names` cuts names to a number of characters. Lengths are in inches:
-`longest` is the longer side of an image, `below` the room for a legend. `TEXT` and `SMALL` are font
-sizes, `BELOW` the options of a legend under all images.
+by axis (`n=...`); `short_names` cuts names to a number of characters; `palette` has a color for
+each class of a mask. `TEXT` and `SMALL` are font sizes, `BELOW` the options of a legend under all
+images. Sizes of a figure are in inches: `longest` is the longer side of an image, `below` the room
+for a legend.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,10 +46,9 @@ CENTERED: dict[str, Any] = {"ha": "center", "fontsize": SMALL}  # options of `Ax
 # Color-blind readers can tell them apart.
 TEXT_COLORS = ("#B000B0", "#007A00")
 
-# Factors of brightness, of the image under two reconstructions and under a map of votes.
-INPUT_BRIGHTNESS = 0.3
-MAP_IMAGE_BRIGHTNESS = 0.6
-MAP_OPACITY = 0.9  # of a map where it is largest
+INPUT_BRIGHTNESS = 0.3  # factor, of an image under its two reconstructions
+MAP_IMAGE_BRIGHTNESS = 0.6  # factor, of an image under its map of votes
+MAP_OPACITY = 0.9  # opacity of a map of votes where its magnitude is largest
 
 Picture = NDArray[np.uint8]
 """One image in three colors, `[height, width, 3]`."""

@@ -6,7 +6,8 @@ finds its own settings there by their names.
 
 A *switch* is a setting that turns its augmentation on, unless it is 0, False or None; another
 setting, such as a threshold, is a *parameter*. A *mask* has a class for each pixel of an image; it
-is changed as a stack of images, one channel for each class.
+is changed as a stack of images, one channel for each class. A *layer* is one of the images that an
+image is composed of, such as one of two overlapping digits.
 """
 
 from __future__ import annotations

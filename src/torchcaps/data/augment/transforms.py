@@ -2,8 +2,9 @@
 
 An `Augmentation` has a function `apply(images, settings, generator)` and says whether pixels of
 other tensors move with those of the image (`moves_pixels`), whether masks may be changed so
-(`fits_masks`), and its place (`order`, the lowest first). Its method `configured` gives its settings,
-or None where they switch it off.
+(`fits_masks`), and its place (`order`, the lowest first). `Augmentation.configured` gives its
+settings, or None where they switch it off; `Augmentation.refuse` raises an error if the settings,
+other than by default, switch it on.
 """
 
 from __future__ import annotations
