@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 
 # Of `make check`: fast tests of the parts that all others stand on.
 CHECK_TESTS = tests/functional tests/published tests/nn tests/properties/test_layers.py \
-  tests/evaluation/accuracy tests/test_imports.py tests/test_api_surface.py tests/test_glossary.py
+  tests/evaluation/accuracy tests/test_imports.py tests/test_api_surface.py tests/test_docstrings.py tests/test_glossary.py
 
 # Of `make faults`: which ones, such as functional/*.
 ONLY ?= *

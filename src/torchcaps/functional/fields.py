@@ -69,10 +69,13 @@ class Field(ABC):
 
     @abstractmethod
     def count(self, types: int) -> int:
-        """Number of children of each position of the parents.
+        """Number of children of each position of the parents, i.
 
         Args:
             types: capsule types of the map, n.
+
+        Returns:
+            The number; each of them may vote for every parent of the position.
         """
 
     @abstractmethod
@@ -98,7 +101,14 @@ class Field(ABC):
         """
 
     def mask(self, types: int) -> Tensor | None:
-        """1 for children on the map, 0 for padding, `[1, *positions, i]`; None without padding."""
+        """Which children are on the map.
+
+        Args:
+            types: capsule types of the map.
+
+        Returns:
+            1 for children on the map and 0 for padding, `[1, *positions, i]`; None without padding.
+        """
         return None
 
     def reduce_competing(self, x: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
@@ -138,7 +148,14 @@ class Field(ABC):
         return weight / total
 
     def initial_coupling(self, like: Float[Tensor, "batch *positions i j"]) -> Tensor:
-        """Couplings without logits, in the shape and type of `like`."""
+        """Couplings without logits: equal over the parents that compete.
+
+        Args:
+            like: gives shape and type, `[batch, *positions, i, j]`.
+
+        Returns:
+            Couplings `[batch, *positions, i, j]`.
+        """
         return self.softmax(torch.zeros_like(like))
 
 
@@ -252,7 +269,14 @@ class ConvField(Field):
     def pad(
         self, x: Float[Tensor, "batch height width *rest"]
     ) -> Float[Tensor, "batch padded1 padded2 *rest"]:
-        """The padded map, with zeros where there is no child."""
+        """The padded map, with zeros where there is no child.
+
+        Args:
+            x: `[batch, height, width, *rest]`, with any further axes.
+
+        Returns:
+            `[batch, *padded, *rest]`.
+        """
         border, _, spacing = self.layout
         if spacing == 1 and border == 0:
             return x
@@ -347,9 +371,16 @@ class ConvTransposeField(ConvField):
     `0 <= y + padding - r * stride < kernel`, as in `torch.nn.functional.conv_transpose2d`; the
     matrices of the window's row ky are those of its row K - 1 - ky there.
 
-    Attributes and errors are those of `ConvField`, but `stride` is from one child's window of
-    parents to the next, and `padding` counts rows and columns of parents that are left out on each
-    side.
+    Attributes:
+        height: rows of the map.
+        width: columns of the map.
+        kernel: side of a window, K.
+        stride: positions from one child's window of parents to the next.
+        padding: rows and columns of parents that are left out on each side, below K.
+        convention: which parents compete for a child; see `ConvField`.
+
+    Raises:
+        ArgumentError: a size out of range.
     """
 
     @property

@@ -70,10 +70,11 @@ def squash(s: Float[Tensor, "*rest"], dim: int = -1) -> Float[Tensor, "*rest"]:
 
 
 def squash_with_length(s: Float[Tensor, "*rest"], dim: int = -1) -> PoseAndLength:
-    """`squash`, and the lengths of the vectors that it returns without a second root.
+    """`squash`, and the lengths of its vectors without a second root.
 
     Args:
-        s, dim: as in `squash`.
+        s: vectors of any length, with any axes.
+        dim: axis of the vectors.
 
     Returns:
         The vectors, and their lengths in [0, 1) without the axis `dim`.
@@ -92,7 +93,8 @@ def steep_squash_with_length(s: Float[Tensor, "*rest"], dim: int = -1) -> PoseAn
     short capsules keep their gradient; `squash` flattens them.
 
     Args:
-        s, dim: as in `squash`.
+        s: vectors of any length, with any axes.
+        dim: axis of the vectors.
 
     Returns:
         The vectors, and their lengths without the axis `dim`: 1e-4 for zeros.

@@ -271,7 +271,14 @@ class DeepCaps(DrawingModel):
         )
 
     def capsules(self, images: Images) -> Capsules:
-        """Class capsules: poses `[batch, num_classes, class_dim]`, and their lengths as activations."""
+        """Class capsules of images.
+
+        Args:
+            images: `[batch, channels, height, width]` in [0, 1].
+
+        Returns:
+            Poses `[batch, num_classes, class_dim]`, and their lengths in [0, 1) as activations.
+        """
         # The shapes are those of images of 64x64 pixels. `_prepare` checks the images.
         x = self.stem(self._prepare(images))  # [batch, 128, 64, 64]
         maps: list[Tensor] = []

@@ -74,6 +74,9 @@ def register_section(*tasks: str) -> Callable[[W], W]:
     Args:
         tasks: names of the tasks whose reports have the section; none for all.
 
+    Returns:
+        The decorator, which returns the function as it is.
+
     Raises:
         ValueError: if another section has the name of the function.
     """
@@ -151,9 +154,9 @@ def lead(run: EvaluatedRun) -> Markup:
 def summary(run: EvaluatedRun) -> Section:
     """What was trained, on which images, how long, and the figures of the test images."""
     model = run.config.model
-    passport = model_info(model.name)  # title and year of the model's paper
+    paper = model_info(model.name)  # its title and year
     rows = {
-        "Model": f"{model.name} ({passport.title}, {passport.year})",
+        "Model": f"{model.name} ({paper.title}, {paper.year})",
         "Its options": setting(model.options) if model.options else "none, so its defaults",
         "Its outputs": _describe_outputs(run),
         "Parameters": f"{parameter_count(run.model):,}",

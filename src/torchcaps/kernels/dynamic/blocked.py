@@ -66,7 +66,9 @@ def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
 
     Args:
         votes: stored or lazy, of any field.
-        iterations, leaky, detach: see `functional.dynamic_routing`.
+        iterations: number of iterations, at least 1.
+        leaky: whether one more parent of logit 0 competes for each child.
+        detach: whether the gradient skips the couplings.
     """
     if not _runs_reference(votes):
         return route(_dynamic_routing, votes, iterations, leaky, detach)

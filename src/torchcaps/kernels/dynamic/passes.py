@@ -253,7 +253,9 @@ def route(
     Args:
         run_operator: of `make_operator`.
         votes: given or linear ones.
-        iterations, leaky, detach: see `functional.dynamic_routing`.
+        iterations: number of iterations, at least 1.
+        leaky: whether one more parent of logit 0 competes for each child.
+        detach: whether the gradient skips the couplings.
         pose_dtype: type that poses are converted to, or None.
     """
     weight = None
@@ -295,7 +297,9 @@ def restore_positions(
     Args:
         votes: that were routed.
         lead: batch and positions.
-        v, length, coupling: `[batch * positions, ...]`. Couplings of absent children become 0.
+        v: poses of the parents, `[batch * positions, j, d]`.
+        length: their lengths, `[batch * positions, j]`.
+        coupling: `[batch * positions, i, j]`; couplings of absent children become 0.
     """
     v = v.unflatten(0, lead)
     length = length.unflatten(0, lead)
