@@ -31,7 +31,7 @@ from torchcaps.distributed import (
 )
 from torchcaps.errors import TrainingError
 from torchcaps.nn.vb import VBRouting
-from torchcaps.tasks.unsupervised import TEMPERATURE, agreement, directions
+from torchcaps.tasks.unsupervised import TEMPERATURE, contrastive_loss, logit_directions
 from torchcaps.types import LayerSizes
 
 WORLDS = [2, pytest.param(3, marks=pytest.mark.slow)]
@@ -229,7 +229,7 @@ def check_agreement(ranks):
             2, count, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(count)
         )
         views, shard = (presence.clone().requires_grad_() for _ in range(2))
-        likeness = directions(views[0]) @ directions(views[1]).mT / TEMPERATURE
+        likeness = logit_directions(views[0]) @ logit_directions(views[1]).mT / TEMPERATURE
         targets = torch.arange(count)
         expected = (
             sum(
@@ -242,7 +242,7 @@ def check_agreement(ranks):
         rows = ranks.shard(count)
         num_rows = rows.stop - rows.start
         with exclude_padding_rows(num_rows):
-            loss = agreement(shard[:, rows if num_rows else slice(0, 1)].flatten(0, 1)) * (
+            loss = contrastive_loss(shard[:, rows if num_rows else slice(0, 1)].flatten(0, 1)) * (
                 num_rows / count
             )
         loss.backward()

@@ -16,7 +16,7 @@ from training.makers import tiny, write_bars
 
 
 class Outcome(NamedTuple):
-    """What a command did."""
+    """Exit status and outputs of a command."""
 
     status: int
     out: str
@@ -26,10 +26,11 @@ class Outcome(NamedTuple):
 @pytest.fixture
 def handlers():
     """Put the handlers of signals back, which a command that a signal ended leaves ignored."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    interrupt = signal.getsignal(signal.SIGINT)
+    terminate = signal.getsignal(signal.SIGTERM)
     yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, terminate)
 
 
 @pytest.fixture
@@ -87,31 +88,35 @@ def start(bars):
 @pytest.fixture
 def small_disk(tmp_path):
     """A function that mounts a disk of a few kilobytes, or mounts it again in another way."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = []
+    folder = tmp_path / "disk"
+    folder.mkdir()
 
     def mount(size, mode="rw"):
-        options = f"size={size},{mode}" + ",remount" * bool(mounted)
-        words = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place]
+        options = f"size={size},{mode}" + ",remount" * folder.is_mount()
+        words = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder]
         try:
             process = subprocess.run(words, capture_output=True, text=True, check=False)
         except (FileNotFoundError, PermissionError) as error:
             pytest.skip(f"a small disk cannot be mounted here ({error})")
         if process.returncode:
             pytest.skip(f"a small disk cannot be mounted here ({process.stderr.strip()})")
-        mounted.append(True)
-        return place
+        return folder
 
     yield mount
-    if mounted:
-        subprocess.run(["umount", place], check=True)
+    if folder.is_mount():
+        subprocess.run(["umount", folder], check=True)
 
 
 def the_sentence(outcome):
-    """The one line that a failed command says, without its beginning."""
+    """The one line that a failed command prints, without its beginning."""
     assert outcome.out == ""
     lines = outcome.err.splitlines()
     assert len(lines) == 1, outcome.err
-    assert lines[0].startswith("torchcaps: error: ")
-    return lines[0].removeprefix("torchcaps: error: ")
+    [line] = lines
+    assert line.startswith("torchcaps: error: ")
+    return line.removeprefix("torchcaps: error: ")
+
+
+def first_words(lines):
+    """The first column of a table of text."""
+    return [line.split()[0] for line in lines]

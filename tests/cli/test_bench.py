@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from checks import column
 from torchcaps.bench import step
 
 from .conftest import the_sentence
@@ -34,12 +35,12 @@ def test_a_table_or_one_json_document(command, words, head):
     assert "processor" in document["machine"]
 
 
-def test_figures_and_plots_go_where_they_are_told(command, tmp_path):
+def test_figures_and_plots_are_written_to_the_named_paths(command, tmp_path):
     words = f"layer {LAYER} --variants limit einsum --output new/layer.json --plots pictures"
     outcome = command("bench", words.split())
     assert outcome.status == 0, outcome.err
     document = json.loads((tmp_path / "new" / "layer.json").read_text())
-    assert [row["variant"] for row in document["layer"]["rows"]] == ["limit", "einsum"]
+    assert column(document["layer"]["rows"], "variant") == ["limit", "einsum"]
     assert (tmp_path / "pictures" / "layer.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from PIL import Image
 
+from checks import column
 from torchcaps.data import load_dataset
 from training.makers import leftovers, write_bars
 
-from .conftest import the_sentence
+from .conftest import first_words, the_sentence
 
 FIGURES = {
     "accuracy",
@@ -39,7 +41,7 @@ class TestEvaluate:
         outcome = command("evaluate", run)
         assert outcome.status == 0
         lines = outcome.out.splitlines()
-        assert [line.split()[0] for line in lines[1:5]] == ["0", "1", "2", "all"]
+        assert first_words(lines[1:5]) == ["0", "1", "2", "all"]
         assert lines[-1].startswith("margin loss ")
         assert lines[-1].endswith(", 12 images")
 
@@ -49,22 +51,19 @@ class TestEvaluate:
         assert document.keys() >= FIGURES
         assert document["accuracy"] + document["error"] == pytest.approx(1)
         assert 0 <= document["accuracy"] <= 1
-        assert document["num_samples"] == sum(row["count"] for row in document["per_class"]) == 12
+        assert document["num_samples"] == sum(column(document["per_class"], "count")) == 12
         assert document == json.loads((run / "evaluation.json").read_text())
 
     def test_the_training_split_goes_into_a_folder_of_its_own(self, command, run):
-        assert (
-            json.loads(command("evaluate", run, "--split", "train", "--json").out)["num_samples"]
-            == 48
-        )
+        outcome = command("evaluate", run, "--split", "train", "--json")
+        assert json.loads(outcome.out)["num_samples"] == 48
         assert (run / "evaluations" / "own-train" / "evaluation.json").exists()
         assert not (run / "evaluation.json").exists()
 
-    def test_other_data_go_into_a_folder_of_their_own_or_where_told(self, command, run, tmp_path):
+    def test_other_data_go_into_a_folder_of_their_own_or_the_output(self, command, run, tmp_path):
         bars = write_bars(tmp_path / "other.npz", count=90, seed=1)
-        assert (
-            json.loads(command("evaluate", run, "--data", bars, "--json").out)["num_samples"] == 18
-        )
+        outcome = command("evaluate", run, "--data", bars, "--json")
+        assert json.loads(outcome.out)["num_samples"] == 18
         assert (run / "evaluations" / "other-test" / "evaluation.json").exists()
         assert command("evaluate", run, "--data", bars, "--output", "there").status == 0
         assert (tmp_path / "there" / "evaluation.json").exists()
@@ -88,10 +87,7 @@ class TestEvaluate:
 
 def test_evaluate_writes_its_plots(command, run):
     assert command("evaluate", run).status == 0
-    assert {path.name for path in (run / "plots").iterdir()} >= {
-        "confusion_matrix.png",
-        "per_class.png",
-    }
+    assert {"confusion_matrix.png", "per_class.png"} <= set(os.listdir(run / "plots"))
     assert leftovers(run) == []
 
 
@@ -100,8 +96,8 @@ class TestPredict:
         single = command("predict", run, photos / "one.png")
         folder = command("predict", run, photos)
         files = command("predict", run, photos / "one.png", photos / "more" / "two.jpg")
-        assert [outcome.status for outcome in (single, folder, files)] == [0, 0, 0]
-        assert [len(outcome.out.splitlines()) for outcome in (single, folder, files)] == [2, 3, 3]
+        assert single.status == folder.status == files.status == 0
+        assert len(folder.out.splitlines()) == 3
         assert folder.out == files.out
         heading, line = single.out.splitlines()
         assert heading.split() == ["image", "class", "activation"]
@@ -120,17 +116,15 @@ class TestPredict:
             assert (row["label"], row["activation"]) == next(iter(row["activations"].items()))
 
     def test_a_model_file_predicts_as_its_run(self, command, run, photos):
-        assert (
-            command("predict", run / "model.safetensors", photos).out
-            == command("predict", run, photos).out
-        )
+        outcome = command("predict", run / "model.safetensors", photos)
+        assert outcome.out == command("predict", run, photos).out
 
     def test_nothing_to_predict_is_a_wrong_command_line(self, command, run):
         outcome = command("predict", run)
         assert outcome.status == 2
         assert outcome.out == ""
 
-    def test_what_is_no_picture_is_named_and_nothing_is_printed(self, command, run, tmp_path):
+    def test_a_file_that_is_no_picture_is_named_in_one_sentence(self, command, run, tmp_path):
         (tmp_path / "bad.png").write_bytes(b"no picture")
         for name in ("absent.png", "bad.png"):
             outcome = command("predict", run, tmp_path / name, "--json")
@@ -141,7 +135,7 @@ class TestPredict:
 class TestDamagedRuns:
     @pytest.fixture(params=["evaluate", "predict", "reconstruct", "perturb"])
     def refused(self, command, request):
-        """Run a command on a path; what came must be one sentence with these words."""
+        """Run a command on a path; its output must be one sentence with these words."""
 
         def check(path, complaint):
             images = ["x.png"] * (request.param == "predict")
@@ -151,13 +145,13 @@ class TestDamagedRuns:
 
         return check
 
-    def test_what_is_no_run_or_model(self, refused, tmp_path):
+    def test_a_path_without_a_run_or_a_model_is_refused(self, refused, tmp_path):
         (tmp_path / "notes.txt").write_text("words")
         refused(tmp_path / "absent", "absent: no such run folder or model file")
         refused(tmp_path, "there is no trained model here")
         refused(tmp_path / "notes.txt", "is no readable checkpoint")
 
-    def test_a_model_that_is_cut_and_the_state_of_a_training(self, refused, run):
+    def test_a_truncated_model_and_the_state_of_a_training_are_refused(self, refused, run):
         refused(run / "checkpoints" / "last.safetensors", "holds the state of a training")
         intact = (run / "model.safetensors").read_bytes()
         (run / "model.safetensors").write_bytes(intact[: len(intact) // 2])
@@ -190,12 +184,13 @@ def test_a_model_of_single_digits_is_measured_on_overlapping_ones(command, tmp_p
 
 def test_pictures_alone_go_to_a_network_of_the_package(command, tmp_path):
     digits = load_dataset("digits", "test")
+    files = ["drawn/0.png", "drawn/1.png", "drawn/2.png", "drawn/3.png"]
     (tmp_path / "drawn").mkdir()
-    for k in range(4):
-        Image.fromarray(digits.images[k, 0].numpy()).save(tmp_path / "drawn" / f"{k}.png")
-    expected = [str(int(label)) for label in digits.labels[:4]]
-    for words in (["drawn"], [f"drawn/{k}.png" for k in range(4)]):
+    for file, pixels in zip(files, digits.images[:4, 0].numpy(), strict=True):
+        Image.fromarray(pixels).save(tmp_path / file)
+    expected = list(map(str, digits.labels[:4].tolist()))
+    for words in (["drawn"], files):
         rows = json.loads(command("predict", words, "--json").out)
-        assert [row["label"] for row in rows] == expected
+        assert column(rows, "label") == expected
     outcome = command("predict", "gone", "drawn/0.png")
     assert (outcome.status, the_sentence(outcome)) == (1, "gone: no such run folder or model file")

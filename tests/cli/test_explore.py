@@ -18,7 +18,7 @@ from .conftest import the_sentence
 
 @pytest.fixture
 def served(monkeypatch):
-    """What the server was started with, in place of serving."""
+    """Arguments of the server, which does not start here."""
     calls = []
 
     def serve(sessions, **options):
@@ -41,16 +41,17 @@ def test_a_run_is_opened_with_its_test_images_and_ctrl_c_is_a_good_end(command, 
 
 def test_two_runs_are_compared(command, trained, served):
     assert command("explore", trained, trained / "model.safetensors").status == 0
-    [(sessions, _)] = served
-    assert [session.name for session in sessions] == ["run", "model.safetensors"]
-    assert "give --data" in sessions[1].note
+    [([run, model_file], _)] = served
+    assert (run.name, model_file.name) == ("run", "model.safetensors")
+    assert "give --data" in model_file.note
 
 
-def test_two_runs_of_one_name_are_told_apart(command, trained, tmp_path, served):
+def test_runs_of_one_name_are_named_by_their_folders(command, trained, tmp_path, served):
     for seed in ("a", "b"):
         shutil.copytree(trained, tmp_path / seed / "seed-0")
     assert command("explore", tmp_path / "a" / "seed-0", tmp_path / "b" / "seed-0").status == 0
-    assert [session.name for session in served[0][0]] == ["a/seed-0", "b/seed-0"]
+    [([a, b], _)] = served
+    assert (a.name, b.name) == ("a/seed-0", "b/seed-0")
 
 
 def test_a_run_without_its_data_is_explored_without_examples(command, run, served):
@@ -70,14 +71,14 @@ def test_a_run_without_its_data_is_explored_without_examples(command, run, serve
         (["nowhere", "--threads", "1000000000"], 2, "--threads: expected between 1 and"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(command, words, status, sentence):
+def test_bad_arguments_are_refused_in_one_sentence(command, words, status, sentence):
     outcome = command("explore", words)
     outcome = outcome._replace(err=outcome.err.removeprefix("reading the model ...\n"))
     assert outcome.status == status
     assert sentence in the_sentence(outcome)
 
 
-def test_given_data_must_be_there(command, trained, served):
+def test_named_data_must_exist(command, trained, served):
     assert command("explore", trained, "--data", "./nothing.npz").status == 1
     assert not served
 
@@ -119,11 +120,10 @@ def test_sigterm_waits_for_no_client_and_for_no_work(trained):
             connection.sendall(request)
             if b"describe" in request:
                 assert b"200 OK" in connection.recv(200)
-        with socket.create_connection(
-            ("127.0.0.1", port), timeout=60
-        ) as last:  # those before it have been read
-            last.sendall(UNDER_WAY[2])
-            assert b"200 OK" in last.recv(200)
+        # Once this one is answered, the requests before it have been read.
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+            connection.sendall(UNDER_WAY[2])
+            assert b"200 OK" in connection.recv(200)
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(3)  # the work takes a minute

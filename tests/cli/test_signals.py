@@ -31,13 +31,17 @@ def test_a_second_signal_of_the_other_kind_acts_at_once_too(capfd):
     assert (caught, stop.value.code) == ([signal.SIGINT], 143)
 
 
+def handlers_now():
+    return list(map(signal.getsignal, SIGNALS))
+
+
 def test_the_former_handlers_come_back():
-    before = [signal.getsignal(number) for number in SIGNALS]
+    before = handlers_now()
     with sigterm_as_exit(), graceful_stop():
         pass
     with pytest.raises(RuntimeError), graceful_stop():
         raise RuntimeError
-    assert [signal.getsignal(number) for number in SIGNALS] == before
+    assert handlers_now() == before
 
 
 def test_once_the_status_is_settled_signals_change_nothing():
@@ -45,7 +49,7 @@ def test_once_the_status_is_settled_signals_change_nothing():
         ignore_signals()
     for number in SIGNALS:
         signal.raise_signal(number)
-    assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_IGN] * 2
+    assert handlers_now() == [signal.SIG_IGN] * 2
 
 
 def test_outside_the_main_thread_nothing_is_changed():

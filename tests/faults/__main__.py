@@ -11,6 +11,7 @@ import json
 import sys
 from collections import Counter
 from fnmatch import fnmatch
+from operator import attrgetter
 from pathlib import Path
 
 from .mutants import package_tests, sample
@@ -59,20 +60,32 @@ def written(options: argparse.Namespace) -> int:
         print(f"--only {options.only}: no fault has such a name", file=sys.stderr)
         return 2
     verdicts = run(faults, min(options.jobs, len(faults)), show)
-    return 0 if summarize(Counter(verdict.verdict for verdict in verdicts)) else 1
+    counts = Counter(map(attrgetter("verdict"), verdicts))
+    return 0 if summarize(counts) else 1
+
+
+def read_verdicts(results: Path) -> dict[str, str]:
+    """Verdicts by the names of their faults."""
+    if not results.is_file():
+        return {}
+    verdicts = {}
+    for line in results.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        verdicts[row["name"]] = row["verdict"]
+    return verdicts
 
 
 def generated(options: argparse.Namespace) -> int:
     """Run a sample of generated faults, without those whose verdict is in the file of results."""
     results: Path = options.results
     results.parent.mkdir(parents=True, exist_ok=True)
-    rows = results.read_text(encoding="utf-8").splitlines() if results.is_file() else []
-    verdict_of = {row["name"]: row["verdict"] for row in map(json.loads, rows)}
+    verdict_of = read_verdicts(results)
     faults = sample(options.packages, options.count, options.seed)
     pending = [fault for fault in faults if fault.name not in verdict_of]
     print(f"{len(faults)} faults, {len(faults) - len(pending)} of them in {results}", flush=True)
 
     def append(verdict: Verdict) -> None:
+        verdict_of[verdict.name] = verdict.verdict
         show(verdict)
         with results.open("a", encoding="utf-8") as file:
             file.write(verdict.to_json() + "\n")
@@ -81,9 +94,9 @@ def generated(options: argparse.Namespace) -> int:
         tests = package_tests(Path(fault.path))
         return () if tests == fault.tests else (tests,)
 
-    verdicts = run(pending, min(options.jobs, max(1, len(pending))), append, further_tests)
-    verdict_of |= {verdict.name: verdict.verdict for verdict in verdicts}
-    summarize(Counter(verdict_of[fault.name] for fault in faults))
+    run(pending, min(options.jobs, max(1, len(pending))), append, further_tests)
+    counts = Counter(verdict_of[fault.name] for fault in faults)
+    summarize(counts)
     return 0
 
 

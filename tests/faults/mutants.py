@@ -3,8 +3,10 @@
 import ast
 import hashlib
 import random
+import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
 
 from .records import Fault
@@ -27,7 +29,7 @@ COMPARISONS = {
 OPERATIONS = {ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*")}
 WORDS = {ast.And: ("and", "or"), ast.Or: ("or", "and")}
 REMOVABLE = (ast.Assign, ast.AugAssign, ast.Expr, ast.Raise)
-# Folders of tests that hold a package to what others make of it.
+# Folders whose tests use a package too.
 FURTHER = {
     "functional": ("ops", "nn", "properties", "published"),
     "kernels": ("ops",),
@@ -36,14 +38,13 @@ FURTHER = {
     "tasks": ("training",),
     "viz": ("reporting",),
 }
-# What only speaks: its words are not what tests hold a program to.
+# Parts of the names of functions that only write messages.
 SPEECH = ("Error", "warn", "print", "say", "emit")
-# Fields of a node that are read and not run.
+# Fields of a node that do not run.
 SILENT = ("annotation", "returns", "decorator_list", "type_params")
 
-Change = tuple[
-    int, int, str, str
-]  # first and last place in the text, what stands there instead, the rule
+# Start and end in the text, the replacement, the rule.
+Change = tuple[int, int, str, str]
 
 
 def mutants(path: Path, root: Path = ROOT) -> list[Fault]:
@@ -60,46 +61,51 @@ def sample(packages: Sequence[str], count: int, seed: int = 0, root: Path = ROOT
     """
     shuffled = []
     for package in packages:
-        place = root / SOURCES / package
-        files = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+        folder = root / SOURCES / package
+        files = sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
         if not files or not files[0].is_file():
             raise ValueError(f"packages: there is no {package!r}")
-        faults = [fault for file in files for fault in mutants(file.relative_to(root), root)]
+        faults: list[Fault] = []
+        for file in files:
+            faults += mutants(file.relative_to(root), root)
         random.Random(f"{seed}/{package}").shuffle(faults)
         by_rule = defaultdict(list)
         for fault in faults:
             by_rule[fault.why.split(": ")[1]].append(fault)
-        shuffled.append(_in_turn([by_rule[rule] for rule in sorted(by_rule)]))
+        shuffled.append(_in_turn(list(map(by_rule.get, sorted(by_rule)))))
     return _in_turn(shuffled)[:count]
 
 
 def _in_turn(groups: Sequence[Sequence[Fault]]) -> list[Fault]:
     """The first of each group, then the second of each, and so on."""
-    rounds = range(max(map(len, groups), default=0))
-    return [group[i] for i in rounds for group in groups if i < len(group)]
+    rounds = chain.from_iterable(zip_longest(*groups))
+    return list(filter(None, rounds))
 
 
 def mirrored(path: Path, root: Path = ROOT) -> tuple[str, ...]:
     """The tests of a source file: those of its name, or else all of its package."""
-    inside = path.relative_to(SOURCES)
-    folders = [TESTS / inside.parent, *(TESTS / parent for parent in inside.parent.parents)]
-    for folder in folders:
-        if folder == TESTS and len(inside.parts) > 1:
+    source = path.relative_to(SOURCES)
+    for parent in source.parents:
+        if parent == Path() and len(source.parts) > 1:
             break
-        named = sorted((root / folder).glob(f"test_{inside.stem.strip('_')}*.py"))
-        if named:
-            return tuple(str(file.relative_to(root)) for file in named)
+        files = sorted((root / TESTS / parent).glob(f"test_{source.stem.strip('_')}*.py"))
+        if files:
+            return _relative(files, root)
     return package_tests(path, root)
 
 
 def package_tests(path: Path, root: Path = ROOT) -> tuple[str, ...]:
     """All tests of a file's package, and of the packages that use it; of a module all at the top."""
     package = path.relative_to(SOURCES).parts[0]
-    names = (package, *FURTHER.get(package, ()))
-    folders = [TESTS / name for name in names if (root / TESTS / name).is_dir()]
-    if folders:
-        return tuple(map(str, folders))
-    return tuple(str(file.relative_to(root)) for file in sorted((root / TESTS).glob("test_*.py")))
+    tests = root / TESTS
+    folders = map(tests.joinpath, (package, *FURTHER.get(package, ())))
+    return _relative(filter(Path.is_dir, folders), root) or _relative(
+        sorted(tests.glob("test_*.py")), root
+    )
+
+
+def _relative(paths: Iterable[Path], root: Path) -> tuple[str, ...]:
+    return tuple(str(path.relative_to(root)) for path in paths)
 
 
 def _fault(path: Path, text: str, change: Change, tests: tuple[str, ...]) -> Fault:
@@ -186,8 +192,9 @@ def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
         inside = in_body or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for name, value in ast.iter_fields(node):
             if name not in SILENT:
-                children = value if isinstance(value, list) else [value]
-                waiting += [(child, inside) for child in children if isinstance(child, ast.AST)]
+                for child in value if isinstance(value, list) else [value]:
+                    if isinstance(child, ast.AST):
+                        waiting.append((child, inside))
 
 
 def _speaks(node: ast.AST) -> bool:
@@ -196,7 +203,7 @@ def _speaks(node: ast.AST) -> bool:
     if not isinstance(node, ast.Call):
         return False
     name = ast.unparse(node.func)
-    return any(word in name for word in SPEECH)
+    return re.search("|".join(SPEECH), name) is not None
 
 
 def _is_needed(statement: ast.stmt) -> bool:
@@ -205,10 +212,14 @@ def _is_needed(statement: ast.stmt) -> bool:
         return isinstance(statement.value, ast.Constant)
     if not isinstance(statement, ast.Assign):
         return False
-    targets = {
-        n.id for target in statement.targets for n in ast.walk(target) if isinstance(n, ast.Name)
-    }
-    read = {n.id for n in ast.walk(statement.value) if isinstance(n, ast.Name)}
-    return not targets & read and not any(
-        isinstance(t, ast.Attribute | ast.Subscript) for t in statement.targets
-    )
+    targets: set[str] = set()
+    for target in statement.targets:
+        if isinstance(target, ast.Attribute | ast.Subscript):
+            return False
+        targets |= _variables(target)
+    return targets.isdisjoint(_variables(statement.value))
+
+
+def _variables(tree: ast.AST) -> set[str]:
+    """Names of the variables in an expression."""
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}

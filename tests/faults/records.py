@@ -42,8 +42,10 @@ class Fault:
             return f"there is no {self.path}"
         if self.inject(source.read_text(encoding="utf-8")) is None:
             return f"its text does not stand exactly once in {self.path}"
-        missing = [test for test in self.tests if not (root / test.partition("::")[0]).exists()]
-        return f"there is no {missing[0]}" if missing else ""
+        for test in self.tests:
+            if not (root / test.partition("::")[0]).exists():
+                return f"there is no {test}"
+        return ""
 
 
 def load(folder: Path = FOLDER) -> list[Fault]:
@@ -54,7 +56,7 @@ def load(folder: Path = FOLDER) -> list[Fault]:
     faults = []
     for file in sorted(folder.glob("*.toml")):
         for name, record in tomllib.loads(file.read_text(encoding="utf-8")).items():
-            tests = tuple(f"tests/{test}" for test in record.pop("tests"))
+            tests = tuple(map("tests/{}".format, record.pop("tests")))
             path = f"src/torchcaps/{record.pop('path')}"
             fault = Fault(f"{file.stem}/{name}", path, tests=tests, **record)
             if not fault.tests or not fault.why or fault.find == fault.replace:

@@ -91,6 +91,6 @@ def run(
                 report(verdict)
 
         with ThreadPoolExecutor(jobs) as pool:
-            for future in [pool.submit(judge_one, fault) for fault in faults]:
-                future.result()
+            for _ in pool.map(judge_one, faults):
+                pass
     return verdicts

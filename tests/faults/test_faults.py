@@ -1,10 +1,13 @@
 """The runner of faults on a package of two functions; the records of faults fit the sources."""
 
 import json
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from checks import column
 
 from .__main__ import main
 from .mutants import mirrored, mutants, sample
@@ -69,7 +72,7 @@ FAULTY = {
 
 
 def pretend(tree: Tree, tests: list[str]) -> Outcome:
-    """What the tests of this checkout come to, without a process."""
+    """The outcome of the tests of this checkout, without a process."""
     assert tests
     namespace: dict[str, Any] = {}
     exec((tree.path / "src/torchcaps/sums.py").read_text(), namespace)
@@ -80,11 +83,12 @@ def pretend(tree: Tree, tests: list[str]) -> Outcome:
 def test_each_fault_is_alone_in_its_copy(root, monkeypatch):
     monkeypatch.setattr(Tree, "run", pretend)
     twice = fault("twice", "value", "values")
-    repeated = fault("again", "start=0", "start=1")
+    repeated = fault("repeated", "start=0", "start=1")
     reported = []
     verdicts = run([*FAULTY.values(), twice, repeated], 2, reported.append, root=root)
     words = {verdict.name: verdict.verdict for verdict in verdicts}
-    assert words == {name: name for name in FAULTY} | {"twice": "stale", "again": "caught"}
+    expected = dict(zip(FAULTY, FAULTY, strict=True))
+    assert words == expected | {"twice": "stale", "repeated": "caught"}
     assert reported == verdicts
     assert (root / "src/torchcaps/sums.py").read_text() == SOURCE
 
@@ -93,9 +97,10 @@ def test_further_tests_run_for_what_survives(root, monkeypatch):
     monkeypatch.setattr(Tree, "run", pretend)
     lazy = fault("lazy", "start + value", "start - value", "tests/test_import.py")
     (root / "tests/test_import.py").touch()
-    (first,) = run([lazy], 1, lambda _: None, root=root)
-    (second,) = run([lazy], 1, lambda _: None, lambda _: [("tests/test_sums.py",)], root=root)
-    assert (first.verdict, second.verdict) == ("survived", "caught")
+    (verdict,) = run([lazy], 1, lambda _: None, root=root)
+    assert verdict.verdict == "survived"
+    (verdict,) = run([lazy], 1, lambda _: None, lambda _: [("tests/test_sums.py",)], root=root)
+    assert verdict.verdict == "caught"
 
 
 @pytest.mark.slow
@@ -109,7 +114,15 @@ def test_tests_run_in_the_copy(root, name):
 
 def test_mutants_of_each_rule(root):
     faults = mutants(Path("src/torchcaps/sums.py"), root)
-    rules = {one.why.split(": ", 1)[1] for one in faults}
+    names = set()
+    rules = set()
+    for mutant in faults:
+        source = mutant.inject(SOURCE)
+        assert source is not None and source != SOURCE
+        compile(source, "sums.py", "exec")
+        names.add(mutant.name)
+        rules.add(mutant.why.split(": ", 1)[1])
+    assert len(names) == len(faults)
     assert rules == {
         "operation: + -> -",
         "statement removed: start = start + value -> pass",
@@ -120,18 +133,17 @@ def test_mutants_of_each_rule(root):
         "not removed: not value > 10 -> (value > 10)",
         'statement removed: raise ValueError("too large") -> pass',
     }
-    assert len({one.name for one in faults}) == len(faults)
-    for one in faults:
-        changed = one.inject(SOURCE)
-        assert changed is not None and changed != SOURCE
-        compile(changed, "sums.py", "exec")
+
+
+def package_of(fault: Fault) -> str:
+    return fault.path.split("/")[2]
 
 
 def test_a_larger_sample_keeps_a_smaller_one():
     small = sample(["functional", "nn"], 4, seed=3)
     large = sample(["functional", "nn"], 9, seed=3)
     assert small == large[:4]
-    assert [one.path.split("/")[2] for one in small] == ["functional", "nn", "functional", "nn"]
+    assert list(map(package_of, small)) == ["functional", "nn", "functional", "nn"]
     with pytest.raises(ValueError, match="nothing"):
         sample(["nothing"], 1)
 
@@ -147,15 +159,13 @@ def test_sources_have_the_tests_of_their_name():
     assert "tests/test_imports.py" in tests("types.py")
 
 
-def test_generated_faults_go_on(tmp_path, monkeypatch, capsys):
-    ran = []
+def test_generated_faults_with_a_verdict_do_not_run_again(tmp_path, monkeypatch, capsys):
+    runs = []
 
     def survive(faults, jobs, report, stages):
-        ran.extend(faults)
-        verdicts = [Verdict(one.name, one.path, "survived", "", 0.0, one.why) for one in faults]
-        for verdict in verdicts:
-            report(verdict)
-        return verdicts
+        for mutant in faults:
+            runs.append(mutant)
+            report(Verdict(mutant.name, mutant.path, "survived", "", 0.0, mutant.why))
 
     monkeypatch.setattr("faults.__main__.run", survive)
     results = tmp_path / "results.jsonl"
@@ -164,19 +174,19 @@ def test_generated_faults_go_on(tmp_path, monkeypatch, capsys):
     results.write_text(json.dumps(row) + "\n")
     arguments = ["generate", "--count", "3", "--packages", "functional", "--results", str(results)]
     assert main(arguments) == 0
-    assert ran == pending
-    assert [json.loads(line)["name"] for line in results.read_text().splitlines()] == [
-        one.name for one in (first, *pending)
-    ]
+    assert runs == pending
+    rows = map(json.loads, results.read_text().splitlines())
+    assert column(rows, "name") == [first.name, pending[0].name, pending[1].name]
     assert "1 caught, 2 survived" in capsys.readouterr().out
 
 
-def test_no_record_is_stale():
-    assert not {record.name: reason for record in FAULTS if (reason := record.stale())}
+@pytest.mark.parametrize("record", FAULTS, ids=attrgetter("name"))
+def test_a_record_is_not_stale(record):
+    assert record.stale() == ""
 
 
 def test_there_are_records_for_each_package():
-    packages = {record.path.split("/")[2] for record in FAULTS}
+    packages = set(map(package_of, FAULTS))
     assert len(FAULTS) >= 58
     assert packages >= {"functional", "nn", "models", "data", "tasks", "training", "evaluation"}
     assert packages >= {"explorer", "cli"}

@@ -83,6 +83,6 @@ class Tree:
             return Outcome("passed", "", seconds)
         if failing is not None:
             return Outcome("failed", failing[1], seconds)
-        last = [line for line in output.splitlines() if line.strip()][-1:]
         status = "failed" if process.returncode == FAILED else "unusable"
-        return Outcome(status, " ".join(last), seconds)
+        last_line = output.rstrip().rpartition("\n")[2]
+        return Outcome(status, last_line, seconds)

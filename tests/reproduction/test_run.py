@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from torch.nn.utils import parameters_to_vector
 
 from torchcaps.errors import RunError, UnknownNameError
 from torchcaps.reporting import api
@@ -39,19 +40,17 @@ def _no_plots():
 
 def test_every_row_and_seed_is_a_run_that_is_measured(experiment):
     folder, recipe, results = experiment
-    assert [(r.row, r.seed) for r in results] == [
-        (row.name, seed) for row in recipe.rows for seed in (0, 1)
-    ]
-    for result in results:
+    capsnet, cnn = recipe.rows
+    expected = [(capsnet.name, 0), (capsnet.name, 1), (cnn.name, 0), (cnn.name, 1)]
+    for result, (name, seed) in zip(results, expected, strict=True):
+        assert (result.row, result.seed) == (name, seed)
         assert 0 <= result.figures["error"] <= 1
         assert result.epochs == 1
         assert result.seconds > 0
-        assert (
-            result.command == f"torchcaps reproduce mine --budget small --seeds {result.seed + 1}"
-        )
+        assert result.command == f"torchcaps reproduce mine --budget small --seeds {seed + 1}"
         run = folder / "mine" / "small" / slug(result.row) / f"seed-{result.seed}"
         model = load(run)
-        assert sum(p.numel() for p in model.parameters()) == result.parameters
+        assert parameters_to_vector(model.parameters()).numel() == result.parameters
         assert Run.open(run).config.training.seed == result.seed
         evaluated = json.loads((run / "evaluation.json").read_text())
         assert evaluated["error"] == result.figures["error"]
@@ -61,13 +60,18 @@ def test_every_row_and_seed_is_a_run_that_is_measured(experiment):
     assert "uniform_at_test_error" not in results[2].figures  # there is no routing in a CNN
 
 
-def test_what_is_done_is_read_and_not_run_again(experiment):
+def times_of_files(folder):
+    """When each file below the folder was written."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_finished_runs_are_read_and_not_repeated(experiment):
     folder, recipe, results = experiment
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    before = times_of_files(folder)
     names = []
     assert reproduce(recipe, output=folder, seeds=2, started=names.append) == results
     assert names == []
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
+    assert times_of_files(folder) == before
     assert sorted(read_results(folder), key=str) == sorted(results, key=str)
 
 
@@ -83,10 +87,8 @@ def test_a_stopped_experiment_goes_on_where_it_was(experiment, tmp_path):
 def test_a_run_of_a_recipe_that_has_changed_is_refused(experiment, tmp_path):
     folder, _, results = experiment
     changed = recipe_of(tmp_path, SINGLE.replace("epoch_size = 64", "epoch_size = 96"))
-    assert reproduce(changed, output=folder) == [
-        results[0],
-        results[2],
-    ]  # what is finished stays what it was
+    # Finished runs stay as they are.
+    assert reproduce(changed, output=folder) == [results[0], results[2]]
     with pytest.raises(Interrupted):
         reproduce(recipe_of(tmp_path), output=tmp_path / "out", should_stop=lambda: True)
     with pytest.raises(
@@ -106,7 +108,7 @@ def test_a_run_with_a_damaged_configuration_is_refused_in_a_sentence(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["batch_size = 32\n", "reconstruction = 0\n"])
-def test_what_is_left_to_rules_is_no_other_setting(tmp_path, line):
+def test_a_setting_that_a_rule_decides_is_not_a_change(tmp_path, line):
     ruled = SINGLE.replace(line, "")
     assert ruled != SINGLE
     with pytest.raises(Interrupted):
@@ -118,12 +120,11 @@ def test_what_is_left_to_rules_is_no_other_setting(tmp_path, line):
 def test_all_images_instead_of_some_is_another_setting(tmp_path):
     with pytest.raises(Interrupted):
         reproduce(recipe_of(tmp_path), output=tmp_path / "out", should_stop=lambda: True)
+    unlimited = recipe_of(tmp_path, SINGLE.replace("epoch_size = 64\n", ""))
     with pytest.raises(
         RunError, match="was started with epoch_size 64, and the recipe has None now"
     ):
-        reproduce(
-            recipe_of(tmp_path, SINGLE.replace("epoch_size = 64\n", "")), output=tmp_path / "out"
-        )
+        reproduce(unlimited, output=tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -134,13 +135,13 @@ def test_all_images_instead_of_some_is_another_setting(tmp_path):
         ({"seeds": 0}, "seeds: expected at least 1, got 0"),
     ],
 )
-def test_what_there_is_not_is_said_before_anything_is_made(tmp_path, arguments, complaint):
+def test_bad_arguments_are_refused_before_a_folder_is_made(tmp_path, arguments, complaint):
     with pytest.raises(ValueError, match=complaint):
         reproduce(recipe_of(tmp_path), output=tmp_path / "out", **arguments)
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_measure_is_said_before_anything_is_made(tmp_path):
+def test_an_unknown_measure_is_refused_before_a_folder_is_made(tmp_path):
     recipe = recipe_of(tmp_path, SINGLE.replace('["ablation"]', '["ablate"]'))
     with pytest.raises(UnknownNameError, match="unknown measure 'ablate'; did you mean 'ablation'"):
         reproduce(recipe, output=tmp_path / "out")
@@ -158,9 +159,10 @@ def test_the_table_has_mean_and_deviation_over_seeds_beside_the_published_figure
     folder, _, results = experiment
     heading, (first, second) = results_table(results)
     line = dict(zip(heading, first, strict=True))
-    errors = [100 * r.figures["error"] for r in results[:2]]
-    mean = sum(errors) / 2
-    deviation = abs(errors[0] - errors[1]) / 2**0.5
+    error0 = 100 * results[0].figures["error"]
+    error1 = 100 * results[1].figures["error"]
+    mean = (error0 + error1) / 2
+    deviation = abs(error0 - error1) / 2**0.5
     assert f"error {mean:.2f} ± {deviation:.2f} %" in line["measured"]
     assert "uniform at test error" in line["measured"]
     assert (line["published"], line["seeds"], line["epochs"]) == ("error 1 %", "2", "1")
@@ -180,10 +182,9 @@ def test_viewpoints_are_compared_at_equal_familiar_accuracy_seed_by_seed(experim
         {"familiar": [0.7, 0.8], "novel": [0.4, 0.6]},
         {"familiar": [0.6, 0.8], "novel": [0.4, 0.55]},
     ]
-    with_curves = [
-        replace(r, figures=r.figures | {"curve": curve})
-        for r, curve in zip(results, curves, strict=True)
-    ]
+    with_curves = []
+    for result, curve in zip(results, curves, strict=True):
+        with_curves.append(replace(result, figures=result.figures | {"curve": curve}))
     [line] = viewpoint_lines(with_curves)
     assert line == (
         "mine, small: at 80.0% on familiar views, 72.5% of novel ones for CapsNet, tiny and 57.5% "
