@@ -21,7 +21,7 @@ Arrays = Iterator[tuple[str, np.ndarray]]
 
 
 class UnreadableFileError(Exception):
-    """What is wrong with a file, as the end of a sentence."""
+    """The fault of a file, as the end of a sentence."""
 
 
 def read_tensors(path: str) -> dict[str, np.ndarray] | str:

@@ -1,4 +1,4 @@
-"""What a trained model is worth, in figures: it draws nothing and writes nothing.
+"""Evaluation of trained models in figures, without plots and files.
 
 Unless said otherwise, `images` are `[n, channels, height, width]` in [0, 1], n at least 1, and
 `labels` `[n]` int64 class indices. A `model` maps `batch_size` images at a time to

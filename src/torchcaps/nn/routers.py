@@ -421,7 +421,7 @@ class RandomRouting(Router):
         return routed._replace(coupling=coupling)
 
     def _can_scale_weights(self, votes: ProductVotes) -> bool:
-        """Whether only the parents of one position compete for a child, and nobody looks on."""
+        """Whether only the parents of one position compete, and no couplings are recorded."""
         return (
             self.impl != "reference"
             and votes.field.local

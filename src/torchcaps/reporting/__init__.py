@@ -1,4 +1,4 @@
-"""What is done with a trained model, and what it is reported in: figures, plots, an HTML page."""
+"""Evaluation of trained models, prediction, and reports: figures, plots, an HTML page."""
 
 from torchcaps.reporting.answers import compare as compare
 from torchcaps.reporting.api import (

@@ -1,4 +1,4 @@
-"""What is measured of a trained model. Each function takes a model or a run."""
+"""Measurements of a trained model. Each function takes a model or a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def evaluate(
     output: str | Path | None = None,
     progress: Progress | None = None,
 ) -> EvaluationResult:
-    """Measure a trained model on images that training had no part in.
+    """Measure a trained model on images that were not used in training.
 
     Args:
         model_or_run: a model; a run, or its folder; or a file of weights.

@@ -116,7 +116,7 @@ def _join_names(run: EvaluatedRun, labels: Tensor) -> str:
 
 @register_section()
 def dimensions(run: EvaluatedRun) -> Section | None:
-    """What each pose dimension of a class capsule encodes, class by class."""
+    """Pictures of what each pose dimension of a class capsule encodes, for each class."""
     if not (run.has_classes and run.task.spec.decoder):
         return None
     from torchcaps import viz
@@ -196,7 +196,7 @@ def maps(run: EvaluatedRun) -> ReportItem | None:
 
 @register_section()
 def routing(run: EvaluatedRun) -> Section | None:
-    """What routing does in this model, in sentences."""
+    """The effect of routing in this model, in sentences."""
     if not (run.num_diagnosed and run.has_classes and run.task.spec.pose):
         return None
     from torchcaps import viz

@@ -64,7 +64,7 @@ class EvaluatedRun:
 
     @property
     def has_classes(self) -> bool:
-        """Whether the task is to tell which classes an image shows."""
+        """Whether the task is to recognize the classes that an image shows."""
         return "classes" in self.task.capabilities
 
     @property
@@ -74,7 +74,7 @@ class EvaluatedRun:
 
     @property
     def has_one_class(self) -> bool:
-        """Whether the task is to tell which one class an image shows, as most measures need."""
+        """Whether the task is to recognize the one class that an image shows; most measures need it."""
         return self.has_classes and not self.is_multilabel
 
     @property

@@ -1,4 +1,4 @@
-"""What a trained model says of pictures."""
+"""Predictions of a trained model for pictures."""
 
 from collections.abc import Iterable
 from itertools import chain, count
@@ -33,7 +33,7 @@ def predict(
     device: str = "auto",
     output: str | Path | None = None,
 ) -> Rows:
-    """What a trained model says of pictures. Several processes share the work.
+    """Predict pictures with a trained model. Several processes share the work.
 
     Args:
         model_or_run: a run, or its folder; a file of weights; or a model with `.preprocess`, as

@@ -1,4 +1,4 @@
-"""What is evaluated: a model, given as a module or by its run, and images for it."""
+"""The model to evaluate, as a module or by its run, and the images for it."""
 
 from __future__ import annotations
 

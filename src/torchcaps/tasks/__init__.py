@@ -1,4 +1,4 @@
-"""What a system is trained for: one file a task, and the registries that find tasks and losses."""
+"""Tasks that a model is trained for, one file each, and the registries of tasks and losses."""
 
 from torchcaps.registry import import_submodules
 from torchcaps.tasks._base import (

@@ -1,4 +1,4 @@
-"""What a system is trained for: the base of tasks, and their registry.
+"""The base of tasks, which a model is trained for, and their registry.
 
 A task is a module around a model. It says which data it takes, makes a batch, gives the loss of a
 batch by named parts, and measures.
@@ -181,7 +181,7 @@ class Task(nn.Module):
         return {name: values.double().mean().item() for name, values in outputs.items()}
 
     def warnings(self, outputs: Outputs) -> list[str]:
-        """What is wrong with the model, a sentence each.
+        """Faults of the model, a sentence each.
 
         Args:
             outputs: of `eval_step` for all held-out images.
@@ -197,7 +197,7 @@ class Task(nn.Module):
         return None
 
     def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> EvaluationResult:
-        """The metrics on test images, which training had no part in."""
+        """The metrics on test images, which were not used in training."""
         outputs = eval_outputs(self, images, progress=progress)
         extra = extra_metrics(self.config.task.metrics, outputs)
         return self.evaluation(outputs, images).with_extra(extra)

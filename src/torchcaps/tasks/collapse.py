@@ -41,7 +41,7 @@ def collapse_state(activation: Float[Tensor, "n classes"]) -> str | None:
 def collapse_warnings(
     activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"], margin: float
 ) -> list[str]:
-    """What is wrong with class capsules on held-out images, one sentence each.
+    """Faults of class capsules on held-out images, one sentence each.
 
     Args:
         activation: their lengths.

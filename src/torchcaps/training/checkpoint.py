@@ -160,7 +160,7 @@ def describe_model(
     preprocess: Preprocess,
     task: str = "classify",
 ) -> dict[str, Any]:
-    """What a checkpoint says of its model: all that `load` needs.
+    """Description of a model in its checkpoint: all that `load` needs.
 
     Args:
         name: of a registered model.

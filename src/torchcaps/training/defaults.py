@@ -1,4 +1,4 @@
-"""What a training chooses where its configuration leaves it open."""
+"""Settings that a training chooses if its configuration leaves them open."""
 
 from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError

@@ -74,7 +74,7 @@ class MemoryLogger:
 
     @property
     def recovery_hint(self) -> str:
-        """What is left of a training that failed, and what to do about it."""
+        """State of a training that failed, and how to continue."""
         return "start again with a lower lr, or with clip"
 
 
@@ -165,7 +165,7 @@ class RunLogger(MemoryLogger):
         return recovery_hint(self.run.checkpoint_path)
 
     def _fingerprint(self) -> dict[str, Any]:
-        """What must be the same when the run is resumed, by name."""
+        """Properties that must be the same when the run is resumed, by name."""
         settings = self.config.flat()
         for name in RESUME_OVERRIDES:
             del settings[name]

@@ -117,7 +117,7 @@ class Run:
 
     @property
     def notes(self) -> list[str]:
-        """What happened beside the epochs, such as a second start, one sentence each."""
+        """Events beside the epochs, such as a second start, one sentence each."""
         return [str(row.get("text")) for row in self.rows if row["kind"] == "note"]
 
     @property
@@ -153,7 +153,7 @@ class Run:
 
     @property
     def figures(self) -> dict[str, Any] | None:
-        """What evaluation.json says of the test images; None before they were evaluated.
+        """Figures of the test images in evaluation.json; None before they were evaluated.
 
         Raises RunError if it is damaged.
         """
@@ -233,7 +233,7 @@ def check_unchanged(saved: TrainConfig, settings: Mapping[str, Any]) -> None:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """What was trained, how far it is, and what came out, in words."""
+    """Model, progress and figures of the run, in words."""
     config = run.config
     epochs = run.epochs
     num_epochs = config.training.epochs

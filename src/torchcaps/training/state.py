@@ -141,7 +141,7 @@ def check_finite(model: nn.Module, hint: str) -> None:
 
 
 def recovery_hint(checkpoint: Path) -> str:
-    """What is left of a training that diverged, and what to do about it."""
+    """State of a training that diverged, and how to continue."""
     advice = "start again with a lower lr, or with clip"
     if checkpoint.exists():
         return f"the last good state is kept in {checkpoint}; {advice}"

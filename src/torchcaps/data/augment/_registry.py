@@ -112,7 +112,8 @@ def register_augmentation(
             with masks: their task refuses the setting, and leaves it out where it is on by default.
         order: its place, the lowest first. The library has shift 10, flip 20, morphology 30, affine
             40, the crop 60, erase 70 and color_jitter 80; after the latter, values may leave [0, 1].
-        parameters: settings that only say how, such as a threshold. They switch nothing on or off.
+        parameters: settings that only modify the change, such as a threshold. They switch nothing
+            on or off.
         replace: whether it may take the place of one with this name.
 
     Returns:

@@ -1,1 +1,1 @@
-"""How often a model is right, and how sure it is."""
+"""Accuracy and calibration of a model."""

@@ -1,4 +1,4 @@
-"""How well numbers that were learned without labels tell classes: by clusters, by a linear map."""
+"""How well features learned without labels separate classes: by clusters, by a linear map."""
 
 import warnings
 

@@ -1,1 +1,1 @@
-"""What the decoder draws from class capsules."""
+"""Images that a decoder draws from class capsules."""

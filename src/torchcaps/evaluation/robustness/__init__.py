@@ -1,1 +1,1 @@
-"""What a model makes of images that were changed, or of a kind it never saw."""
+"""Robustness of a model to changed images, and to images of unknown kinds."""

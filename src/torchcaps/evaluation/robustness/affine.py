@@ -1,4 +1,4 @@
-"""How far may an image be turned, resized, slanted or moved before the answer is lost?
+"""Accuracy against the amount by which images are rotated, resized, sheared or moved.
 
 One parameter at a time, every image by the same amount, so that the curve says what the amount
 does. Compare models of equal accuracy on the images as they are: a better one is better

@@ -1,1 +1,1 @@
-"""What the routing of a model does, and what it is good for."""
+"""Effect and benefit of the routing of a model."""

@@ -1,4 +1,4 @@
-"""What routing is good for: a trained model with its routing taken out, or stopped early.
+"""Benefit of routing: a trained model with its routing removed, or stopped early.
 
 Paik, Kwak, Kim 2019, arXiv 1907.13327: uniform and random couplings often do as well, and
 iterating rarely changes the answer. Gu and Tresp 2020, arXiv 1911.07968, observe no gain either.

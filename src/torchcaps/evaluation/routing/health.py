@@ -1,4 +1,4 @@
-"""Whether capsules live: dead, constant and starved ones, fading activations, blindness to sign.
+"""State of capsules: dead, constant and starved ones, fading activations, blindness to sign.
 
 Sources of the symptoms: Mitterreiter, Koch, Giesen, Laue, AAAI 2023, arXiv 2301.01583 (starved and
 dead capsules); Everett, Mellor, Rice, Rush 2023, arXiv 2305.11178 (activations vanish with depth);

@@ -1,4 +1,4 @@
-"""What goes into and out of every routed layer, over many images; and models with other routers."""
+"""Inputs and outputs of every routed layer over many images; and models with other routers."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
