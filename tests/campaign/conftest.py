@@ -37,7 +37,7 @@ def mark_slow(case):
 def pytest_generate_tests(metafunc):
     if "case" in metafunc.fixturenames:
         file = metafunc.config.getoption("--case")
-        parameters = [mark_slow(case) for case in short_run()] if file is None else read_cases(file)
+        parameters = read_cases(file) if file is not None else list(map(mark_slow, short_run()))
         metafunc.parametrize("case", parameters, ids=None if file is None else title)
 
 
@@ -48,12 +48,11 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session")
 def verdicts(request):
-    """What became of each chosen case, by its title; two processes check them all."""
-    parameters = [
-        item.callspec.params["case"]
-        for item in request.session.items
-        if "case" in item.fixturenames
-    ]
-    campaign = Campaign(iter(parameters))
+    """Verdicts of the selected cases, by title; two processes check them all."""
+    cases = []
+    for item in request.session.items:
+        if "case" in item.fixturenames:
+            cases.append(item.callspec.params["case"])
+    campaign = Campaign(iter(cases))
     campaign.run(2)
     return {title(case): verdict for case, verdict in campaign.verdicts}

@@ -18,6 +18,7 @@ import importlib
 import json
 import pkgutil
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -33,8 +34,8 @@ FIXED = Path(__file__).with_name("cases")
 
 
 def area_names() -> list[str]:
-    """The areas; a name with an underscore before it is found by `area` alone."""
-    names = [module.name for module in pkgutil.iter_modules(areas.__path__)]
+    """The areas, without those whose names begin with an underscore."""
+    names = map(attrgetter("name"), pkgutil.iter_modules(areas.__path__))
     return sorted(name for name in names if not name.startswith("_"))
 
 
@@ -89,7 +90,7 @@ def cases(seed: int, selection: Sequence[str] = ()) -> Iterator[Case]:
 
 
 def fixed(selection: Sequence[str] = ()) -> list[Case]:
-    """The committed cases: what once went wrong."""
+    """The committed cases, which failed once."""
     committed = []
     for file in sorted(FIXED.glob("*.json")):
         committed += read_cases(file)

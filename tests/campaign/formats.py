@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import io
 import pickle
+import struct
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable
 from functools import cache
+from itertools import product, starmap
 
 import numpy as np
 from PIL import Image
@@ -99,29 +101,47 @@ def tarred(members: list[tuple[tarfile.TarInfo, bytes]], mode: str = "w") -> byt
 
 def photos(count: int = 3) -> dict[str, bytes]:
     """Two classes of photographs, by path."""
-    return {
-        f"{name}/{i}.png": photo(seed=10 * c + i)
-        for c, name in enumerate(("cat", "dog"))
-        for i in range(count)
-    }
+    files = {}
+    for i in range(count):
+        files[f"cat/{i}.png"] = photo(seed=i)
+    for i in range(count):
+        files[f"dog/{i}.png"] = photo(seed=10 + i)
+    return files
+
+
+def png_of(header: bytes, pixels: bytes) -> bytes:
+    """A PNG file of a header and compressed pixels, with the right checksums."""
+    file = b"\x89PNG\r\n\x1a\n"
+    for kind, data in ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b"")):
+        checksum = zlib.crc32(kind + data)
+        file += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
+    return file
 
 
 def table(rows: dict[str, bytes]) -> bytes:
     """A CSV of files and labels."""
-    return ("file,label\n" + "".join(f"{name},{name[:3]}\n" for name in rows)).encode()
+    lines = ["file,label"]
+    for name in rows:
+        lines.append(f"{name},{name[:3]}")
+    return ("\n".join(lines) + "\n").encode()
 
 
-def mat(name: str, value: object, *more: tuple[str, object]) -> tuple[bytes, Wrap]:
-    """One variable and how the file of it and of more is made, compressed."""
-    rest = [matrix(*one) for one in more]
+def mat(name: str, value: object, *further: tuple[str, object]) -> tuple[bytes, Wrap]:
+    """One variable, and a function that compresses it and further ones into a file."""
+    matrices = list(starmap(matrix, further))
 
     def wrap(data: bytes) -> bytes:
-        parts = [zlib.compress(part) for part in (data, *rest)]
-        return header() + b"".join(
-            b"\x0f\0\0\0" + len(part).to_bytes(4, "little") + part for part in parts
-        )
+        file = header()
+        for part in map(zlib.compress, (data, *matrices)):
+            file += b"\x0f\0\0\0" + len(part).to_bytes(4, "little") + part
+        return file
 
     return matrix(name, value), wrap
+
+
+def gzipped(files: dict[str, bytes]) -> dict[str, tuple[bytes, Wrap]]:
+    """Files that are compressed one by one."""
+    return {f"{name}.gz": (data, gzip.compress) for name, data in files.items()}
 
 
 @cache
@@ -147,9 +167,7 @@ def _arrays() -> dict[str, Format]:
 
     return {
         "idx": Format("s", idx),
-        "idx.gz": Format(
-            "s", {}, {f"{name}.gz": (data, gzip.compress) for name, data in idx.items()}
-        ),
+        "idx.gz": Format("s", {}, gzipped(idx)),
         "npz": Format("a.npz", {"a.npz": zipped(members)}),
         "npz packed": Format("a.npz", {}, {"a.npz": (members["images.npy"], wrap)}),
         "npz labels": Format(
@@ -172,11 +190,12 @@ def _files() -> dict[str, Format]:
     for kind in KINDS:
         shots = {f"s/{name[:-3]}{kind}": photo(kind, seed=i) for i, name in enumerate(files)}
         formats[f"folder of {kind}"] = Format("s", shots)
-    plain = tarred([member(name, data) for name, data in files.items()])
+    members = list(starmap(member, files.items()))
+    plain = tarred(members)
     formats["tar"] = Format("a.tar", {"a.tar": plain})
     formats["tar.gz"] = Format("a.tar.gz", {}, {"a.tar.gz": (plain, gzip.compress)})
     for ending in ("bz2", "xz"):
-        archive = tarred([member(name, data) for name, data in files.items()], f"w:{ending}")
+        archive = tarred(members, f"w:{ending}")
         formats[f"tar.{ending}"] = Format(f"a.tar.{ending}", {f"a.tar.{ending}": archive})
     return formats
 
@@ -189,7 +208,7 @@ def _published() -> dict[str, Format]:
         b"numpy._core.multiarray", b"numpy.core.multiarray"
     )
     raw = np.hstack([labels[:, None], rows]).tobytes()
-    batches = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    batches = [*map("data_batch_{}".format, range(1, 6)), "test_batch"]
     norb = {}
     for stem in STEMS.values():
         info = np.stack(
@@ -212,17 +231,13 @@ def _published() -> dict[str, Format]:
         "cifar": Format("s", {f"s/{name}": old for name in batches}),
         "cifar binary": Format("s", {f"s/{name}.bin": raw for name in batches}),
         "norb": Format("s", norb),
-        "norb.gz": Format(
-            "s", {}, {f"{name}.gz": (data, gzip.compress) for name, data in norb.items()}
-        ),
+        "norb.gz": Format("s", {}, gzipped(norb)),
         "svhn": Format(
             "s",
             {"s/test_32x32.mat": mat_bytes({"X": digits[1], "y": digits[0]}, packed=False)},
             {"s/train_32x32.mat": svhn[0]},
         ),
-        "svhn labels": Format(
-            "s", {}, {f"s/{split}_32x32.mat": svhn[1] for split in ("train", "test")}
-        ),
+        "svhn labels": Format("s", {}, {"s/train_32x32.mat": svhn[1], "s/test_32x32.mat": svhn[1]}),
         "affnist": Format(
             "s",
             {"s/test_batches/1.mat": mat_bytes({"affNISTdata": views}, packed=False)},
@@ -235,9 +250,12 @@ def _published() -> dict[str, Format]:
 def _gtsrb() -> dict[str, bytes]:
     files = {}
     for label in (0, 3):
-        names = [f"{track:05d}_{frame:05d}.ppm" for track in range(5) for frame in range(2)]
-        rows = "".join(f"{name};10;10;1;1;8;8;{label}\n" for name in names)
-        base = f"s/Final_Training/Images/{label:05d}"
-        files[f"{base}/GT-{label:05d}.csv"] = (COLUMNS + rows).encode()
-        files |= {f"{base}/{name}": b"P6\n8 8\n255\n" + pixels(8, 8, 3).tobytes() for name in names}
+        folder = f"s/Final_Training/Images/{label:05d}"
+        names = list(starmap("{:05d}_{:05d}.ppm".format, product(range(5), range(2))))
+        table = COLUMNS
+        for name in names:
+            table += f"{name};10;10;1;1;8;8;{label}\n"
+        files[f"{folder}/GT-{label:05d}.csv"] = table.encode()
+        for name in names:
+            files[f"{folder}/{name}"] = b"P6\n8 8\n255\n" + pixels(8, 8, 3).tobytes()
     return files

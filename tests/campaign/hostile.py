@@ -20,6 +20,7 @@ from campaign.formats import (
     photo,
     photos,
     pixels,
+    png_of,
     table,
     tarred,
     zipped,
@@ -281,15 +282,13 @@ def tar_bomb(folder: Path) -> Path:
 
 @file
 def tar_of_links(folder: Path) -> Path:
-    kinds = {
-        "a": (tarfile.SYMTYPE, "/etc/passwd"),
-        "b": (tarfile.LNKTYPE, "b.png"),
-        "c": (tarfile.SYMTYPE, "a.png"),
-    }
-    links = [
-        member(f"cat/{name}.png", type=kind, linkname=to) for name, (kind, to) in kinds.items()
-    ]
-    return tar_of(folder, *links, member("dog/../../../up.png", photo()))
+    return tar_of(
+        folder,
+        member("cat/a.png", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+        member("cat/b.png", type=tarfile.LNKTYPE, linkname="b.png"),
+        member("cat/c.png", type=tarfile.SYMTYPE, linkname="a.png"),
+        member("dog/../../../up.png", photo()),
+    )
 
 
 @file
@@ -324,18 +323,10 @@ def cifar_pickle_of_nested_lists(folder: Path) -> Path:
 @file
 def pngs_of_9400_squared(folder: Path) -> Path:
     size = 9400 * (1 + 3 * 9400)
-    raw = zlib_zeros((size >> 20 << 20) + (1 << 20))
-    chunks = [
-        (b"IHDR", struct.pack(">IIBBBBB", 9400, 9400, 8, 2, 0, 0, 0)),
-        (b"IDAT", raw),
-        (b"IEND", b""),
-    ]
-    parts = [
-        struct.pack(">I", len(d)) + kind + d + struct.pack(">I", zlib.crc32(kind + d))
-        for kind, d in chunks
-    ]
+    pixels = zlib_zeros((size >> 20 << 20) + (1 << 20))
+    picture = png_of(struct.pack(">IIBBBBB", 9400, 9400, 8, 2, 0, 0, 0), pixels)
     for name in photos():
-        save(folder / "s" / name, b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+        save(folder / "s" / name, picture)
     return folder / "s"
 
 

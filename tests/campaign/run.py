@@ -92,12 +92,12 @@ class Campaign:
             name = area.replace("~", "all")
             table.append((name, test, f"{count:,}", f"{failures}", f"{seconds:,.0f}"))
         if markdown:
-            lines = [f"| {' | '.join(row)} |" for row in table]
+            lines = list(map("| {} |".format, map(" | ".join, table)))
             lines.insert(1, "| --- | --- | ---: | ---: | ---: |")
             return "\n".join(lines)
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = []
         for row in table:
-            cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
+            cells = map(str.ljust, row, widths)
             lines.append("  ".join(cells).rstrip())
         return "\n".join(lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -106,16 +107,12 @@ def no_side_effects(folder: Path) -> Iterator[None]:
 
 def listing(folder: Path) -> dict[str, tuple[int, ...]]:
     """Type, size and time of every file below a folder."""
-    statuses = {str(path.relative_to(folder)): path.lstat() for path in sorted(folder.rglob("*"))}
-    return {
-        name: (status.st_mode, status.st_size if not path_is_dir(status) else 0, status.st_mtime_ns)
-        for name, status in statuses.items()
-    }
-
-
-def path_is_dir(status: os.stat_result) -> bool:
-    """Whether it is a folder, whose size says nothing."""
-    return bool(status.st_mode & 0o040000)
+    entries = {}
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        size = 0 if stat.S_ISDIR(status.st_mode) else status.st_size  # that of a folder may change
+        entries[str(path.relative_to(folder))] = (status.st_mode, size, status.st_mtime_ns)
+    return entries
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A plug-in, for --import: it notes what each process is given, has batch norm, and makes its data in a file."""
+"""A plug-in, for --import: it records the images of each process, has batch norm, and makes data."""
 
 import hashlib
 import os
@@ -14,22 +14,20 @@ from torchcaps.tasks import Classify, register_task
 from training.makers import write_bars
 
 CLASSES = ("left", "middle", "right")
-seen = []  # of each step a digest for each image
+digests = []  # of each step a digest for each image
 
 
 @register_task("onlooker")
 class Onlooker(Classify):
-    """Classes, with notes."""
+    """Classification that records the images and labels of its steps."""
 
     def training_step(self, batch, share):
-        parts = zip(batch.images, batch.labels, strict=True)
-        seen.append(
-            [
-                hashlib.sha1(x.contiguous().numpy().tobytes()).hexdigest() + str(int(y))
-                for x, y in parts
-            ]
-        )
+        digests.append(list(map(digest, batch.images, batch.labels)))
         return super().training_step(batch, share)
+
+
+def digest(image, label):
+    return hashlib.sha1(image.contiguous().numpy().tobytes()).hexdigest() + str(int(label))
 
 
 class Normed(nn.Module):
@@ -89,16 +87,17 @@ def make_info(name):
 
 
 @data.register_dataset(make_info("made"))
-def read_made(folder, request):
-    """Made when it is first asked for; by whom stands in a file."""
+def read_bars(folder, request):
+    """Made by the first process that reads it, whose rank stands in a file."""
     file = Path(os.environ["MADE"]) / f"{request.split}.npz"
     if not file.exists():
         with open(file.with_suffix(".makers"), "a") as makers:
             makers.write(os.environ.get("RANK", "0"))
-        time.sleep(0.5)  # others would find nothing meanwhile
+        time.sleep(0.5)  # a process that did not wait would find no file
         write_bars(file)
-    with np.load(file) as found:
-        images, labels = torch.from_numpy(found["images"]), torch.from_numpy(found["labels"])
+    with np.load(file) as arrays:
+        images = torch.from_numpy(arrays["images"])
+        labels = torch.from_numpy(arrays["labels"])
     return data.ImageSet(images.unsqueeze(1), labels, CLASSES, "made")
 
 

@@ -25,6 +25,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import torchcaps
+from checks import column
 from torchcaps import plugins
 from torchcaps.cli.main import run_command
 from torchcaps.distributed import current, hard_exit, init
@@ -65,7 +66,7 @@ def record_training(folder, config, *, stop=None, resume=False):
 
     ranks = current()
     steps = []
-    onlooker.seen.clear()
+    onlooker.digests.clear()
     is_last = ranks.rank == ranks.world_size - 1
 
     def emit(row):
@@ -79,7 +80,7 @@ def record_training(folder, config, *, stop=None, resume=False):
         train(config, folder, resume=resume, should_stop=should_stop, emit=emit)
     except Interrupted:
         assert stop is not None
-    digests = ranks.gather(list(onlooker.seen))
+    digests = ranks.gather(list(onlooker.digests))
     return [list(chain.from_iterable(step)) for step in zip(*digests, strict=True)]
 
 
@@ -88,7 +89,7 @@ def capture_command(*words):
     out = StringIO()
     err = StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        status = run_command([str(word) for word in words])
+        status = run_command(list(map(str, words)))
     return status, out.getvalue(), err.getvalue()
 
 
@@ -105,7 +106,7 @@ def stop_and_resume(folder):
     """A run that one process is asked to stop, and that goes on; the step it stopped at."""
     config = make_config(folder / "bars.npz")
     record_training(folder / "stopped", config, stop=STOP)
-    current().broadcast(None)  # the file is whole
+    current().broadcast(None)  # the file is complete
     step = read_rows(folder / "stopped", "step")[-1]["step"]
     record_training(folder / "stopped", config, resume=True)
     return step
@@ -172,7 +173,7 @@ def attempt(function, folder):
 
 
 def work_as_rank(folder):
-    """What a process does that torchrun started."""
+    """Do all work in a process that torchrun started."""
     torch.set_num_threads(1)
     plugins.import_module(str(ONLOOKER))
     with init(os.environ, "cpu") as ranks:
@@ -199,8 +200,8 @@ def launch(*words, world_size=2, cwd, **variables):
     )
 
 
-def own_lines(text):
-    """The lines of torchcaps; torchrun's own have the time in front or are in a frame."""
+def torchcaps_lines(text):
+    """The lines of torchcaps; those of torchrun begin with the time or are in a frame."""
     return [line for line in text.splitlines() if line.startswith(("torchcaps:", "stop", "run: "))]
 
 
@@ -228,13 +229,13 @@ class Launch:
         record_training(folder / "to one", make_config(bars), resume=True)
 
     def outcomes(self, function):
-        """What a function returned, by rank."""
+        """Return values of a function, by rank."""
         file = self.folder / f"{function.__name__}.json"
         assert file.exists(), self.printed
         outcomes = json.loads(file.read_text())
         for outcome in outcomes:
             assert "failed" not in outcome, outcome["failed"]
-        return [outcome["outcome"] for outcome in outcomes]
+        return column(outcomes, "outcome")
 
 
 @pytest.fixture(scope="module", params=WORLD_SIZES)
@@ -244,18 +245,19 @@ def launched(request, tmp_path_factory):
 
 
 def read_rows(run, kind="epoch"):
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return [row for row in rows if row["kind"] == kind]
 
 
 def reproducible_contents(run):
-    """What must come out the same, byte for byte; of the metrics all but the speed."""
+    """Files that are equal byte for byte, and metrics without their speed."""
     rows = read_rows(run) + read_rows(run, "step")
     for row in rows:
         row.pop("images_per_second", None)
         row.pop("ranks", None)
-    files = ("model.safetensors", "checkpoints/last.safetensors")
-    return [(run / file).read_bytes() for file in files], rows
+    model = (run / "model.safetensors").read_bytes()
+    checkpoint = (run / "checkpoints/last.safetensors").read_bytes()
+    return model, checkpoint, rows
 
 
 def assert_weights_near(run, expected_run, tolerance=1e-4):
@@ -310,11 +312,12 @@ def test_weights_and_figures_are_those_of_one_process(launched, model):
 def test_each_process_has_its_share(launched):
     launched.outcomes(train_models)
     for row in read_rows(launched.folder / "capsnet"):
-        counts = [rank["images"] for rank in row["ranks"]]
+        counts = column(row["ranks"], "images")
         assert sum(counts) == row["images"] == 43
         assert len(counts) == launched.world_size
         assert max(counts) - min(counts) <= 7
-        assert all(0 < rank["seconds"] < 60 for rank in row["ranks"])
+        for seconds in column(row["ranks"], "seconds"):
+            assert 0 < seconds < 60
 
 
 def test_a_run_that_was_stopped_ends_in_the_same_bytes(launched):
@@ -355,8 +358,8 @@ def test_evaluation_is_that_of_one_process(launched):
     for rank_status, rank_out, _ in launched.outcomes(evaluate_run):
         assert rank_status == 0
         assert_near(json.loads(rank_out), json.loads(out))
-    written = json.loads((launched.folder / "evaluated" / "evaluation.json").read_text())
-    assert_near(written, json.loads((folder / "evaluation.json").read_text()))
+    evaluation = json.loads((launched.folder / "evaluated" / "evaluation.json").read_text())
+    assert_near(evaluation, json.loads((folder / "evaluation.json").read_text()))
 
 
 def test_predictions_are_those_of_one_process(launched):
@@ -371,8 +374,8 @@ def test_predictions_are_those_of_one_process(launched):
 
 def test_a_batch_smaller_than_the_processes_is_one_sentence(launched):
     outcomes = launched.outcomes(train_on_small_batches)
-    assert [status for status, _, _ in outcomes] == [1] * launched.world_size
-    assert "".join(err for _, _, err in outcomes) == (
+    assert column(outcomes, 0) == [1] * launched.world_size
+    assert "".join(column(outcomes, 2)) == (
         "torchcaps: error: batch_size: expected an image for each of "
         f"{launched.world_size} processes, got 1\n"
     )
@@ -416,7 +419,7 @@ def test_a_run_is_stopped_and_killed_and_goes_on(tmp_path, first_size, world_siz
     process = launch_training(run, world_size=first_size)
     os.killpg(process.pid, signal.SIGINT)  # Ctrl-C
     _, err = process.communicate(timeout=60)
-    stopping, saved = own_lines(err)
+    stopping, saved = torchcaps_lines(err)
     assert stopping == "stopping after this step; the state will be saved"
     assert "the state is saved; continue with: torchcaps train capsnet --output" in saved
 
@@ -424,15 +427,15 @@ def test_a_run_is_stopped_and_killed_and_goes_on(tmp_path, first_size, world_siz
         process = launch_training(run, "--resume", world_size=world_size)
         seconds, err = kill_rank(process, victim)
         assert seconds < 30
-        [sentence] = own_lines(err)
+        [sentence] = torchcaps_lines(err)
         assert "error: a process of this run was lost (" in sentence
         assert "--resume continues" in sentence
 
     status, out, err = capture_command("train", "capsnet", "--output", run, "--resume", "--json")
     assert status == 0, err
     assert json.loads(out)["num_samples"] == 12
-    assert [row["epoch"] for row in read_rows(run)] == list(range(1, NUM_EPOCHS + 1))
-    assert own_lines(err) == []
+    assert column(read_rows(run), "epoch") == list(range(1, NUM_EPOCHS + 1))
+    assert torchcaps_lines(err) == []
     assert leftovers(run) == []
 
 
@@ -453,7 +456,7 @@ def test_an_error_is_printed_once(tmp_path, line):
     process = launch("-m", "torchcaps", *line.split(), cwd=tmp_path)
     _, err = process.communicate(timeout=60)
     assert err.count(sentence) == 1, err
-    assert len(own_lines(err)) == sentence.startswith("torchcaps"), err
+    assert len(torchcaps_lines(err)) == sentence.startswith("torchcaps"), err
     statuses = set(re.findall(r"exitcode *: (-?\d+)", err))
     # torchrun ends the other process by SIGTERM when it is slower.
     assert {str(status)} <= statuses <= {str(status), "143", "-15"}, err

@@ -31,9 +31,9 @@ def test_an_experiment_runs_at_its_small_budget_and_writes_its_rows(name, tmp_pa
     process = run_command("reproduce", name, "--budget", "small", "--json", flags, cwd=tmp_path)
     assert process.returncode == 0, process.stderr
     results = json.loads(process.stdout)
-    assert [entry["row"] for entry in results] == [row.name for row in rows]
-    for entry in results:
-        figures = [entry["figures"].get(name) for name in recipe.figures]
-        assert any(isinstance(figure, float) for figure in figures), entry["row"]
+    for entry, row in zip(results, rows, strict=True):
+        assert entry["row"] == row.name
+        types = map(type, map(entry["figures"].get, recipe.figures))
+        assert float in types, row.name
     table = (tmp_path / "reproductions" / "results.md").read_text()
     assert table.count(f"| {name} |") == len(rows)

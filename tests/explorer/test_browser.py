@@ -356,12 +356,12 @@ def test_what_a_dimension_does_is_shown_as_a_strip(page):
 
 
 def find_pair(reader, labels):
-    """Two examples of different classes, both of which the model itself finds in their overlay."""
+    """Two examples of different classes, which the model recognizes in their overlay."""
     for first in range(len(labels)):
         for second in range(first):
-            both = overlay(reader.example(first)[0], reader.example(second)[0])
+            picture = overlay(reader.example(first)[0], reader.example(second)[0])
             pair = {labels[first], labels[second]}
-            if len(pair) == 2 and set(reader.view("infer").run(both, count=2).shown) == pair:
+            if len(pair) == 2 and set(reader.view("infer").run(picture, count=2).shown) == pair:
                 return first, second
     pytest.fail("the model finds no pair")
 
@@ -395,7 +395,7 @@ def test_without_routing_the_couplings_are_uniform(page):
     def spreads():
         return page.run(SPREADS)
 
-    def shown_map():
+    def selected_map():
         return page.run("return document.querySelector('.steps').dataset.map")
 
     page.open("tab=routing&ex=0")
@@ -406,7 +406,7 @@ def test_without_routing_the_couplings_are_uniform(page):
     last = "document.querySelector('.steps > div:last-child canvas')"
     for kind in ("amount", "agreement", "share"):
         page.choose("map", kind)
-        page.wait(lambda kind=kind: shown_map() == kind)
+        page.wait(lambda kind=kind: selected_map() == kind)
         maps.add(page.run(f"return {last}.toDataURL()"))
     assert len(maps) == 3
     assert "center of the 17 × 17 pixels" in page.text("routing")

@@ -218,12 +218,12 @@ def test_a_connection_that_never_ends_its_request_is_closed(session, monkeypatch
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
-            with socket.create_connection(listening.getsockname(), timeout=30) as half:
-                half.sendall(b"GET / HTTP/1.1\r\nhost: 127")
-                assert half.recv(100) == b""
-            with socket.create_connection(listening.getsockname(), timeout=30) as whole:
-                whole.sendall(b"GET /api/describe HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
-                assert b"200 OK" in whole.recv(100)
+            with socket.create_connection(listening.getsockname(), timeout=30) as connection:
+                connection.sendall(b"GET / HTTP/1.1\r\nhost: 127")
+                assert connection.recv(100) == b""
+            with socket.create_connection(listening.getsockname(), timeout=30) as connection:
+                connection.sendall(b"GET /api/describe HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+                assert b"200 OK" in connection.recv(100)
         finally:
             running.should_exit = True
             thread.join(30)
@@ -232,10 +232,10 @@ def test_a_connection_that_never_ends_its_request_is_closed(session, monkeypatch
 def test_random_bodies_are_answered_without_a_failure(client, picture):
     choice = random.Random(0)
     values = {"image": picture, "label": 0, "values": [0, 1], "poses": [[0.1] * 16], "index": 2}
-    whole = json.dumps(values).encode()
+    valid_body = json.dumps(values).encode()
     for name in ("infer", "pose", "transform", "examples", "routing"):
         for _ in range(20):
-            body = bytearray(whole)
+            body = bytearray(valid_body)
             for _ in range(choice.randint(1, 6)):
                 start = choice.randrange(len(body))
                 body[start : start + choice.randint(0, 40)] = choice.randbytes(

@@ -1,9 +1,10 @@
-"""Looking at a figure without a screen."""
+"""Contents of a figure, read without a screen."""
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 
@@ -13,8 +14,8 @@ def texts(figure: Figure) -> list[Text]:
 
 
 def words(texts) -> list[str]:
-    """What pieces of text say."""
-    return [text.get_text() for text in texts]
+    """The words of pieces of text."""
+    return list(map(Text.get_text, texts))
 
 
 def titles(figure: Figure) -> list[str]:
@@ -29,12 +30,12 @@ def panels(figure: Figure) -> list[Axes]:
 
 def heights(axes: Axes) -> list[float]:
     """The heights of bars."""
-    return [bar.get_height() for bar in axes.patches]
+    return list(map(Rectangle.get_height, axes.patches))
 
 
 def widths(axes: Axes) -> list[float]:
     """The widths of bars, which are the lengths of horizontal ones."""
-    return [bar.get_width() for bar in axes.patches]
+    return list(map(Rectangle.get_width, axes.patches))
 
 
 def assert_nothing_cut(figure: Figure) -> None:

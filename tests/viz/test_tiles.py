@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from matplotlib.text import Text
 
 from evaluation.stubs import refuses
 from torchcaps.viz import coupling_map, overlaps, perturbations, reconstructions
@@ -32,11 +33,11 @@ def test_originals_stand_over_their_reconstructions():
     upper, lower = axes.images[2:4]
     assert np.array_equal(upper.get_array()[..., 0], np.rint(images[1, 0] * 255))
     assert np.array_equal(lower.get_array()[..., 0], np.rint(255 - images[1, 0] * 255))
-    upper_left, upper_right, bottom, top = upper.get_extent()
-    lower_left, lower_right, _, lower_top = lower.get_extent()
-    assert (upper_left, upper_right) == (lower_left, lower_right)
+    left, right, bottom, top = upper.get_extent()
+    *lower_sides, _, lower_top = lower.get_extent()
+    assert lower_sides == [left, right]
     assert bottom < lower_top  # y grows downwards
-    assert (bottom - top) / (upper_right - upper_left) == pytest.approx(6 / 4)
+    assert (bottom - top) / (right - left) == pytest.approx(6 / 4)
 
 
 def test_a_wrong_prediction_is_named_and_framed():
@@ -183,8 +184,8 @@ def test_no_map_is_cut(sizes):
 
 def test_the_class_and_its_length_stand_below_in_red_where_it_is_wrong():
     figure = coupling_map(**mapped() | {"classes": ["a", "b", "c"]})
-    below = [text.get_color() for text in texts(figure) if text.get_text() == "a\n0.50"]
-    assert below == ["black", RED, RED]
+    labels = [text for text in texts(figure) if text.get_text() == "a\n0.50"]
+    assert list(map(Text.get_color, labels)) == ["black", RED, RED]
 
 
 def test_support_is_orange_and_opposition_blue_over_a_gray_image():

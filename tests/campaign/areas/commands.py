@@ -94,9 +94,10 @@ def metrics(folder: Path) -> int:
 def modes(case: Case, folder: Path) -> None:
     """All files of a run can be read by the same people."""
     assert runs.command(*runs.START).status == 0
-    file_modes = {
-        path.stat().st_mode & 0o777 for path in (folder / "run").rglob("*") if path.is_file()
-    }
+    file_modes = set()
+    for path in (folder / "run").rglob("*"):
+        if path.is_file():
+            file_modes.add(path.stat().st_mode & 0o777)
     assert len(file_modes) == 1, f"files of modes {', '.join(sorted(map(oct, file_modes)))}"
 
 

@@ -119,12 +119,12 @@ def finish(folder: Path, words: tuple[str, ...]) -> None:
 
 
 def two(folder: Path, lines: list[tuple[str, ...]], later: float) -> None:
-    """Two processes in one folder: one works, the other is refused in a sentence that names it."""
+    """Two processes in one folder: one works; the second is refused and names the first."""
     processes = []
     for words in lines:
         processes.append(runs.start(folder, *words))
         time.sleep(later)
-    outcomes = [runs.wait_for_end(process) for process in processes]
+    outcomes = list(map(runs.wait_for_end, processes))
     successes = [number for number, outcome in enumerate(outcomes) if outcome.status == 0]
     for outcome in outcomes:
         if outcome.status != 0:
@@ -145,7 +145,7 @@ def two(folder: Path, lines: list[tuple[str, ...]], later: float) -> None:
 
 @cache
 def large() -> tuple[dict[str, Any], float]:
-    """What the run of the published size ends in, and how long it takes."""
+    """Contents of the run of the published size, and the seconds that it takes."""
     with tempfile.TemporaryDirectory() as name:
         started = time.monotonic()
         outcome = runs.wait_for_end(runs.start(Path(name), *LARGE))
@@ -160,7 +160,6 @@ def full_size(case: Case, folder: Path) -> None:
         killed(folder, LARGE, instant, seconds)
     finish(folder, LARGE)
     files = contents(folder / "run")
-    assert [name for name in expected if files[name] != expected[name]] == [], (
-        "other bytes than without a kill"
-    )
+    for name, content in expected.items():
+        assert files[name] == content, f"{name}: other bytes than without a kill"
     assert not leftovers(folder), f"left behind: {leftovers(folder)}"

@@ -17,7 +17,7 @@ import torch
 
 from campaign import mutate
 from campaign.core import Case, dice
-from campaign.formats import KINDS, photo, pixels
+from campaign.formats import KINDS, photo, pixels, png_of
 from campaign.watch import no_side_effects
 from torchcaps import create_model
 from torchcaps.data import ImageSet, Preprocess
@@ -210,19 +210,15 @@ def text(case: Case, random: Random) -> bytes:
     return damage(json.dumps(body()).encode(), random)
 
 
+SIDES = (1, 9400, 60_000, 2**31 - 1)
+
+
 def picture(case: Case, random: Random) -> bytes:
     """An image file, damaged; or one that is far larger than its bytes."""
     if "sides" in case or random.random() < 0.1:
-        width, height = case.get("sides") or (
-            random.choice((1, 9400, 60_000, 2**31 - 1)) for _ in range(2)
-        )
-        head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-        chunks = [(b"IHDR", head), (b"IDAT", zlib.compress(bytes(1 << 20))), (b"IEND", b"")]
-        parts = [
-            struct.pack(">I", len(d)) + kind + d + struct.pack(">I", zlib.crc32(kind + d))
-            for kind, d in chunks
-        ]
-        return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+        sides = case.get("sides") or [random.choice(SIDES), random.choice(SIDES)]
+        header = struct.pack(">IIBBBBB", *sides, 8, 0, 0, 0, 0)
+        return png_of(header, zlib.compress(bytes(1 << 20)))
     if case.get("postscript"):
         return b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
     damage = mutate.BYTES[random.choice(("bit flips", "truncation", "lengths", "splices"))]

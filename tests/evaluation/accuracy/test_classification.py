@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from checks import column
 from torchcaps.evaluation import score
 from torchcaps.functional import margin_loss
 
@@ -106,11 +107,11 @@ def test_the_figures_agree_with_each_other(num_samples, num_classes, seed):
     evaluation = score(activations, labels, ["a class"] * num_classes)
     num_correct = int(evaluation.confusion.diagonal().sum())
     assert int(evaluation.confusion.sum()) == num_samples
-    assert num_correct == sum(row["correct"] for row in evaluation.per_class)
+    assert num_correct == sum(column(evaluation.per_class, "correct"))
     assert evaluation.accuracy == pytest.approx(num_correct / num_samples)
     assert evaluation.accuracy + evaluation.error == pytest.approx(1)
     counts = torch.bincount(labels, minlength=num_classes).tolist()
-    assert [row["count"] for row in evaluation.per_class] == counts
+    assert column(evaluation.per_class, "count") == counts
 
 
 def test_another_number_of_classes_is_refused(pets):

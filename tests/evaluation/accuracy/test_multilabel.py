@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from checks import column
 from torchcaps.evaluation import score_multilabel, top_labels
 
 from ..stubs import refuses
@@ -20,7 +21,7 @@ def test_all_three_figures_by_hand():
     assert scores.per_digit == pytest.approx(5 / 8)
     assert scores.standard_error == pytest.approx((0.5 * 0.5 / 4) ** 0.5)
     assert (scores.num_samples, scores.num_labels) == (4, 2)
-    assert [row[1] for row in scores.table().rows] == ["50.00 %", "75.00 %", "62.50 %"]
+    assert column(scores.table().rows, 1) == ["50.00 %", "75.00 %", "62.50 %"]
 
 
 def test_composites_of_one_digit_count_as_one_draw():

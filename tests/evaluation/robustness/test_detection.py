@@ -50,18 +50,18 @@ def test_auroc_counts_pairs_and_half_of_ties():
     assert auroc(positive, negative) == pytest.approx(expected)
 
 
-def test_false_positives_where_one_known_image_in_twenty_may_be_lost():
-    known = as_images([[k / 20] for k in range(1, 21)])
-    other = as_images([[0.0], [0.075], [0.125], [1.0]])
-    rejection = reject_by_length(PixelReader(1), known, other)
+def test_false_positives_at_a_threshold_that_rejects_one_known_image_in_twenty():
+    known_images = as_images((torch.arange(1, 21).unsqueeze(1) / 20).tolist())
+    unknown_images = as_images([[0.0], [0.075], [0.125], [1.0]])
+    rejection = reject_by_length(PixelReader(1), known_images, unknown_images)
     assert rejection.threshold == pytest.approx(0.1)
     assert rejection.false_positive_rate == 0.5
 
 
 def test_long_capsules_mean_known_images():
-    known = as_images([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]])
-    other = as_images([[0.1, 0.1], [0.3, 0.2]])
-    rejection = reject_by_length(PixelReader(2), known, other)
+    known_images = as_images([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]])
+    unknown_images = as_images([[0.1, 0.1], [0.3, 0.2]])
+    rejection = reject_by_length(PixelReader(2), known_images, unknown_images)
     assert rejection.auroc == 1
     assert rejection.false_positive_rate == 0
     assert rejection.threshold == pytest.approx(0.7)
