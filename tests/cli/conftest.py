@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,11 @@ class Outcome(NamedTuple):
     status: int
     out: str
     err: str
+
+    @property
+    def document(self):
+        """The JSON that the command printed."""
+        return json.loads(self.out)
 
 
 @pytest.fixture

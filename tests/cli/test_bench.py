@@ -29,7 +29,7 @@ def test_a_table_or_one_json_document(command, words, head):
     assert table.status == 0, table.err
     assert head in table.out.splitlines()[0]
     assert "torch " in table.out.splitlines()[-1]
-    document = json.loads(command("bench", name, flags, "--json").out)
+    document = command("bench", name, flags, "--json").document
     assert head in document[name]["rows"][0]
     assert document["settings"]["clock"] == "wall"
     assert "processor" in document["machine"]

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-import json
 import re
 import shutil
 
 import pytest
+
+from training.makers import edit_config, write_bars
 
 from .conftest import the_sentence
 
@@ -12,11 +13,10 @@ from .conftest import the_sentence
 @pytest.fixture
 def runs(run, tmp_path):
     """Copies of a run in the current folder, of two methods and two seeds: a-0, a-1, b-0, b-1."""
-    config = json.loads((run / "config.json").read_text())
     for method in "ab":
         for seed in (0, 1):
             copy = shutil.copytree(run, tmp_path / f"{method}-{seed}")
-            (copy / "config.json").write_text(json.dumps(config | {"seed": seed}))
+            edit_config(copy, seed=seed)
     return tmp_path
 
 
@@ -35,7 +35,7 @@ class TestCompare:
     def test_one_run_each_is_a_comparison_of_two_models(self, command):
         outcome = command("compare", "a-0", "--with", "b-0", "--json")
         assert (outcome.status, outcome.err) == (0, "")
-        document = json.loads(outcome.out)
+        document = outcome.document
         assert document["only_first"] == document["only_second"] == 0
         assert document["outcome"] == "undecided"
         assert "the same answers, right or wrong, on all" in document["verdict"]
@@ -43,13 +43,12 @@ class TestCompare:
 
     def test_runs_are_paired_by_their_seeds(self, command):
         outcome = command("compare", "a-0", "a-1", "--with", "b-1", "b-0", "--paired", "--json")
-        document = json.loads(outcome.out)
+        document = outcome.document
         assert document["paired"] is True
         assert len(document["first"]) == len(document["second"]) == 2
 
     def test_runs_of_other_seeds_are_no_pairs(self, command, runs):
-        config = json.loads((runs / "b-1" / "config.json").read_text())
-        (runs / "b-1" / "config.json").write_text(json.dumps(config | {"seed": 7}))
+        edit_config(runs / "b-1", seed=7)
         outcome = command("compare", "a-0", "a-1", "--with", "b-0", "b-1", "--paired")
         assert outcome.status == 1
         sentence = "paired: expected runs of the same seeds of both methods, got [0, 1] and [0, 7]"
@@ -62,11 +61,8 @@ class TestCompare:
         assert the_sentence(outcome) == sentence
 
     def test_runs_on_other_images_are_refused(self, command, runs, tmp_path):
-        from training.makers import write_bars
-
         bars = write_bars(tmp_path / "other.npz", seed=5)
-        config = json.loads((runs / "b-0" / "config.json").read_text())
-        (runs / "b-0" / "config.json").write_text(json.dumps(config | {"data": str(bars)}))
+        edit_config(runs / "b-0", data=str(bars))
         outcome = command("compare", "a-0", "--with", "b-0")
         assert outcome.status == 1
         assert the_sentence(outcome) == "b-0: was not tested on the same images as a-0"
@@ -111,7 +107,7 @@ def test_a_diagnosis_is_a_sentence_for_each_measure(command, trained):
     outcome = command("diagnose", trained, "--images", 8, "--baseline", trained, "--threads", 1)
     assert (outcome.status, outcome.err) == (0, "")
     lines = outcome.out.splitlines()
-    verdicts = json.loads(command("diagnose", trained, "--images", 8, "--json").out)["verdicts"]
+    verdicts = command("diagnose", trained, "--images", 8, "--json").document["verdicts"]
     assert f"ablation: {verdicts['ablation']}" in lines
     [baseline] = filter(re.compile("baseline: ").match, lines)
     assert "parameters against" in baseline

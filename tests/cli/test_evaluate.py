@@ -47,7 +47,7 @@ class TestEvaluate:
 
     def test_json_is_one_document_equal_to_the_file(self, command, run):
         outcome = command("evaluate", run, "--json")
-        document = json.loads(outcome.out)
+        document = outcome.document
         assert document.keys() >= FIGURES
         assert document["accuracy"] + document["error"] == pytest.approx(1)
         assert 0 <= document["accuracy"] <= 1
@@ -56,14 +56,14 @@ class TestEvaluate:
 
     def test_the_training_split_goes_into_a_folder_of_its_own(self, command, run):
         outcome = command("evaluate", run, "--split", "train", "--json")
-        assert json.loads(outcome.out)["num_samples"] == 48
+        assert outcome.document["num_samples"] == 48
         assert (run / "evaluations" / "own-train" / "evaluation.json").exists()
         assert not (run / "evaluation.json").exists()
 
     def test_other_data_go_into_a_folder_of_their_own_or_the_output(self, command, run, tmp_path):
         bars = write_bars(tmp_path / "other.npz", count=90, seed=1)
         outcome = command("evaluate", run, "--data", bars, "--json")
-        assert json.loads(outcome.out)["num_samples"] == 18
+        assert outcome.document["num_samples"] == 18
         assert (run / "evaluations" / "other-test" / "evaluation.json").exists()
         assert command("evaluate", run, "--data", bars, "--output", "there").status == 0
         assert (tmp_path / "there" / "evaluation.json").exists()
@@ -74,7 +74,7 @@ class TestEvaluate:
         assert refused.status == 1
         assert the_sentence(refused).endswith("give --data")
         outcome = command("evaluate", file, "--data", bars, "--json")
-        assert json.loads(outcome.out) == json.loads(command("evaluate", run, "--json").out)
+        assert outcome.document == command("evaluate", run, "--json").document
 
     def test_data_of_other_classes_are_refused(self, command, run):
         outcome = command("evaluate", run, "--data", "digits")
@@ -107,7 +107,7 @@ class TestPredict:
         assert 0 <= float(activation) <= 1
 
     def test_json_has_the_activations_of_all_classes_longest_first(self, command, run, photos):
-        rows = json.loads(command("predict", run, photos, "--json").out)
+        rows = command("predict", run, photos, "--json").document
         assert len(rows) == 2
         for row in rows:
             lengths = list(row["activations"].values())
@@ -178,7 +178,7 @@ def test_a_model_of_single_digits_is_measured_on_overlapping_ones(command, tmp_p
     assert command("train", "cnn_matched", words.split(), option).status == 0
     outcome = command("evaluate", "run", "--data", "multi-digits", "--json")
     assert outcome.status == 0, outcome.err
-    assert json.loads(outcome.out).keys() >= {"error", "per_digit"}
+    assert outcome.document.keys() >= {"error", "per_digit"}
     assert (tmp_path / "run" / "evaluations" / "multi-digits-test" / "evaluation.json").exists()
 
 
@@ -190,7 +190,7 @@ def test_pictures_alone_go_to_a_network_of_the_package(command, tmp_path):
         Image.fromarray(pixels).save(tmp_path / file)
     expected = list(map(str, digits.labels[:4].tolist()))
     for words in (["drawn"], files):
-        rows = json.loads(command("predict", words, "--json").out)
+        rows = command("predict", words, "--json").document
         assert column(rows, "label") == expected
     outcome = command("predict", "gone", "drawn/0.png")
     assert (outcome.status, the_sentence(outcome)) == (1, "gone: no such run folder or model file")

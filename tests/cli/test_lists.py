@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 
 import pytest
 import torch
@@ -29,17 +28,17 @@ def test_a_list_has_a_line_for_each_name_and_the_same_in_json(command, words, li
     lines = outcome.out.splitlines()
     assert lines[0].startswith(heading)
     assert first_words(lines[1:]) == list_names()
-    assert column(json.loads(command(words, "--json").out), "name") == list_names()
+    assert column(command(words, "--json").document, "name") == list_names()
 
 
 def test_models_are_selected_by_a_wildcard(command):
-    entries = json.loads(command("models", "--pattern", "caps*", "--json").out)
+    entries = command("models", "--pattern", "caps*", "--json").document
     assert column(entries, "name") == fnmatch.filter(list_models(), "caps*")
-    assert json.loads(command("models", "--pattern", "nothing*", "--json").out) == []
+    assert command("models", "--pattern", "nothing*", "--json").document == []
 
 
 def test_a_recipe_in_json_has_its_configuration(command):
-    entries = json.loads(command("recipes", "--json").out)
+    entries = command("recipes", "--json").document
     settings = dict(zip(column(entries, "name"), column(entries, "run"), strict=True))
     digits = settings["capsnet-digits"]
     assert (digits["data"]["name"], digits["model"]["name"]) == ("digits", "capsnet")
@@ -49,7 +48,7 @@ def test_verify_says_ok_for_each_file(command):
     outcome = command("data", "verify", "digits")
     assert outcome.status == 0
     assert "DAMAGED" not in outcome.out
-    checks = json.loads(command("data", "verify", "digits", "--json").out)
+    checks = command("data", "verify", "digits", "--json").document
     assert set(column(checks, "ok")) == {True}
 
 
@@ -99,7 +98,7 @@ def test_fetch_and_verify_need_a_name_that_exists(command, action):
 def test_the_doctor_names_versions_device_threads_and_kernels(command):
     outcome = command("doctor")
     assert outcome.status == 0
-    facts = json.loads(command("doctor", "--json").out)
+    facts = command("doctor", "--json").document
     assert {"torchcaps", "torch", "python", "device", "threads", "precision auto"} <= facts.keys()
     for op in ops.survey(torch.device("cpu")):
         name, reason = facts[f"kernel {op}"].split(": ", 1)

@@ -59,7 +59,7 @@ def test_a_folder_of_class_folders_trains_predicts_and_plots(
     evaluation = json.loads((run / "evaluation.json").read_text())
     # Far above chance, far below what these runs reach.
     assert evaluation["accuracy"] > 0.5 / classes + 0.15
-    rows = json.loads(command("predict", "runs/capsnet-signs", "signs", "--json").out)
+    rows = command("predict", "runs/capsnet-signs", "signs", "--json").document
     assert len(rows) == classes * per_class
     assert set(column(rows, "label")) <= set(model.classes)
     assert command("reconstruct", "runs/capsnet-signs", "--per-class", 1).status == 0

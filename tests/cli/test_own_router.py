@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def test_it_is_measured_by_name(softened, command):
     small = ("--children", "12", "--batch", "4", "--repeats", "1")
     outcome = command("bench", "routers", small, "--routers", "softened", "dynamic", "--json")
     assert outcome.status == 0, outcome.err
-    rows = json.loads(outcome.out)["routers"]["rows"]
+    rows = outcome.document["routers"]["rows"]
     assert column(rows, "variant") == ["softened", "dynamic"]
 
 

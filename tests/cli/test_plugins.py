@@ -107,7 +107,7 @@ def test_it_is_trained_evaluated_and_reported(fresh_command, stripes, tmp_path, 
     assert Run(tmp_path / "run").environment["imports"] == ["stripes.py"]
     outcome = fresh_command("evaluate", "run", "--json", IMPORT)
     assert outcome.status == 0, outcome.err
-    assert json.loads(outcome.out)["num_samples"] == 30
+    assert outcome.document["num_samples"] == 30
     monkeypatch.setattr(sections, "sections_of", lambda run: [sections.summary(run)])
     outcome = fresh_command("report", "run", IMPORT)
     assert outcome.status == 0, outcome.err
@@ -148,7 +148,7 @@ def test_an_experiment_takes_the_recipe_and_its_measure(fresh_command, stripes, 
         "reproduce", "stripes", "--row", "one pass", "--threads", 1, "--json", IMPORT
     )
     assert outcome.status == 0, outcome.err
-    [result] = json.loads(outcome.out)
+    [result] = outcome.document
     assert 0 <= result["figures"]["mirrored_accuracy"] <= 1
     assert (
         result["command"]

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
 
 from torchcaps.reporting import html, sections
+from training.makers import edit_config
 
 from .conftest import the_sentence
 
@@ -60,8 +60,7 @@ def test_a_wrong_command_line_is_2(command, run, words, sentence):
 
 
 def test_a_run_that_is_not_finished_is_1(command, run):
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(config | {"epochs": 9}))
+    edit_config(run, epochs=9)
     outcome = command("report", "run")
     assert outcome.status == 1
     assert the_sentence(outcome) == (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from checks import column
 from reproduction.makers import recipe_of
 from torchcaps.training import list_recipes
@@ -17,7 +15,7 @@ def test_the_list_names_every_recipe_with_its_cost(command):
 
 
 def test_without_a_recipe_the_json_is_a_list_of_them(command):
-    experiments = json.loads(command("reproduce", "--json").out)
+    experiments = command("reproduce", "--json").document
     assert column(experiments, "name") == list_recipes()
     for experiment in experiments:
         assert experiment["budgets"]["small"]
@@ -38,7 +36,7 @@ def test_an_experiment_prints_its_table_and_writes_it(command, tmp_path, no_plot
     repeated = command(words, "--json")
     assert repeated.status == 0
     assert "epoch" not in repeated.err  # it is done
-    [result] = json.loads(repeated.out)
+    [result] = repeated.document
     assert result["row"] == "CapsNet, tiny"
 
 

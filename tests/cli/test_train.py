@@ -32,7 +32,7 @@ def test_training_prints_the_table_and_leaves_the_run(command, start, tmp_path):
 
 def test_json_is_one_document_with_the_run(command, start):
     outcome = command(start, "--json")
-    document = json.loads(outcome.out)
+    document = outcome.document
     assert {"accuracy", "error", "per_class", "num_samples", "run"} <= document.keys()
     assert document["num_samples"] == 12
 

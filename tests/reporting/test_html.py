@@ -33,7 +33,7 @@ from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Multilabel, ReportItem, Task, register_task
 from torchcaps.templates import Picture
 from torchcaps.training import train
-from training.makers import leftovers, tiny, write_bars
+from training.makers import edit_config, leftovers, tiny, write_bars
 
 from .pages import Page
 
@@ -84,11 +84,6 @@ def keys_of(run):
 
 def whole_page(run):
     return page("t", sections.lead(run), sections.sections_of(run), "f")
-
-
-def edit_config(run, **changes):
-    file = run / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from checks import column
 from torchcaps.errors import RunError
 from torchcaps.reporting import api, evaluate
 from torchcaps.training import Run
+from training.makers import edit_config
 
 from .pages import Page
 
@@ -82,8 +83,7 @@ def test_a_folder_without_a_run_is_named(tmp_path):
 
 
 def test_names_are_escaped(run):
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(config | {"data": '<b>&"data"</b>'}))
+    edit_config(run, data='<b>&"data"</b>')
     html = Run(run)._repr_html_()
     assert "<b>" not in html
     assert '<b>&"data"</b>' in Page(html).text

@@ -40,9 +40,8 @@ def test_a_model_and_a_run_are_evaluated_alike(trained, model, bars, images):
 
 
 def test_a_model_alone_has_no_data(model):
-    with pytest.raises(ArgumentError) as error:
+    with pytest.raises(ArgumentError, match="^data: "):
         tc.evaluate(model)
-    assert error.value.argument == "data"
 
 
 def test_a_module_that_declares_nothing_is_a_classifier(images):
@@ -76,9 +75,8 @@ def test_predictions_in_batches_are_those_of_an_evaluation(model, images):
 
 
 def test_pictures_without_a_name_have_no_file_to_write(model, images):
-    with pytest.raises(ArgumentError) as error:
+    with pytest.raises(ArgumentError, match="^output: "):
         tc.predict(model, images.images.numpy(), output="masks")
-    assert error.value.argument == "output"
 
 
 def test_routing_is_diagnosed(trained, model, images):
@@ -129,9 +127,8 @@ def test_evaluations_of_unequal_length_are_refused():
     labels = torch.tensor([0, 1, 0])
     evaluation = score(torch.eye(2)[labels], labels, ("a", "b"))
     shorter = score(torch.eye(2)[labels[:2]], labels[:2], ("a", "b"))
-    with pytest.raises(ArgumentError) as error:
+    with pytest.raises(ArgumentError, match="^second: "):
         tc.compare(evaluation, shorter)
-    assert error.value.argument == "second"
 
 
 def test_a_margin_in_percent_is_a_share_of_the_errors_of_the_baseline():
@@ -146,9 +143,8 @@ def test_a_margin_in_percent_is_a_share_of_the_errors_of_the_baseline():
 @pytest.mark.parametrize("margin", ["10", "x%", "0%", "100%", "5 %%"])
 def test_a_margin_that_is_no_share_is_refused(margin):
     right = answers([1, 0, 1])
-    with pytest.raises(ArgumentError) as error:
+    with pytest.raises(ArgumentError, match="^margin: "):
         tc.compare(right, right, margin=margin)
-    assert error.value.argument == "margin"
 
 
 @pytest.mark.parametrize("argument", ["groups", "adjust"])

@@ -94,9 +94,8 @@ def test_every_task_with_a_registry_takes_further_losses():
             assert "another" in losses
             with pytest.raises(ValueError, match="loss: 'another' is registered already"):
                 register_loss("another", task=task)(lambda *_: 0.0)
-    with pytest.raises(ArgumentError) as caught:
+    with pytest.raises(ArgumentError, match="^task: "):
         register_loss("another", task="transform")
-    assert caught.value.argument == "task"
 
 
 def test_metrics_of_the_settings_are_reported_if_the_task_has_the_outputs_they_need():

@@ -46,7 +46,7 @@ def stop_after(step):
 
 
 def contents(folder):
-    """What must come out the same of a run: files byte for byte, metrics but for the speed."""
+    """The reproducible part of a run: files byte for byte, and metrics without their speed."""
     files = {name: (folder / name).read_bytes() for name in BYTE_FILES}
     rows = []
     for line in (folder / "metrics.jsonl").read_text().splitlines():
@@ -54,6 +54,12 @@ def contents(folder):
         row.pop("images_per_second", None)
         rows.append(row)
     return files | {"metrics": rows}
+
+
+def edit_config(folder, **changes):
+    """Change entries of the configuration of a run."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def leftovers(folder):

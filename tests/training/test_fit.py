@@ -274,9 +274,8 @@ def test_random_numbers_of_a_transform_come_from_the_seed_of_the_training(images
 
 @pytest.mark.parametrize("change", [lambda x: x[:, :, 1:], lambda x: None])
 def test_a_transform_that_changes_the_shape_is_refused(images, change):
-    with pytest.raises(ArgumentError) as raised:
+    with pytest.raises(ArgumentError, match="^transform: "):
         fit(small(), images, transform=change, **SETTINGS)
-    assert raised.value.argument == "transform"
 
 
 @pytest.mark.parametrize(

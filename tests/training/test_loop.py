@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -19,7 +18,7 @@ from torchcaps.training import Interrupted, OptionError, Run, TrainConfig, load,
 from torchcaps.training.checkpoint import load_tensors, save_tensors
 from torchcaps.training.loop import LOG_INTERVAL
 
-from .makers import TINY, contents, leftovers, stop_after, tiny, write_bars
+from .makers import TINY, contents, edit_config, leftovers, stop_after, tiny, write_bars
 
 LAST = "checkpoints/last.safetensors"
 PREVIOUS = "checkpoints/previous.safetensors"
@@ -304,8 +303,7 @@ def test_a_resumed_run_refuses_data_that_changed(tmp_path):
     ],
 )
 def test_a_resumed_run_refuses_a_configuration_that_was_edited(stopped, changes, sentence):
-    config = stopped / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    edit_config(stopped, **changes)
     before = contents(stopped)
     with pytest.raises(RunError) as raised:
         resume(stopped)
@@ -314,8 +312,7 @@ def test_a_resumed_run_refuses_a_configuration_that_was_edited(stopped, changes,
 
 
 def test_a_resumed_run_may_be_elsewhere(stopped, finished):
-    config = stopped / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"root": "elsewhere"}))
+    edit_config(stopped, root="elsewhere")
     resume(stopped)
     assert contents(stopped) == contents(finished)
 

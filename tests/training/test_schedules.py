@@ -122,9 +122,8 @@ def test_every_optimizer_takes_its_settings(name):
 @pytest.mark.parametrize("options", [{"beta": [0.9, 0.99]}, {"betas": [0.9, 1.5]}])
 def test_options_that_an_optimizer_does_not_take_are_refused(options):
     config = TrainConfig.of(lr=0.1, optimizer_options=options)
-    with pytest.raises(ArgumentError) as raised:
+    with pytest.raises(ArgumentError, match="^optimizer_options: "):
         create_optimizer(torch.nn.Linear(3, 1), config.optimizer)
-    assert raised.value.argument == "optimizer_options"
 
 
 def test_an_unknown_optimizer_suggests_the_nearest():
