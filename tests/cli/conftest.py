@@ -15,6 +15,8 @@ from torchcaps.reporting import api
 from torchcaps.training import train
 from training.makers import tiny, write_bars
 
+RESUME = ("train", "capsnet", "--resume", "--keep-memory", "no")
+
 
 class Outcome(NamedTuple):
     """Exit status and outputs of a command."""

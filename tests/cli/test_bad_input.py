@@ -12,7 +12,7 @@ from checks import assert_finite
 from torchcaps.training.checkpoint import load_tensors
 from training.makers import contents
 
-from .conftest import the_sentence
+from .conftest import RESUME, the_sentence
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -153,8 +153,7 @@ def test_a_loss_that_diverges_later_keeps_the_last_finite_state(command, start, 
     checkpoint = tmp_path / "out" / "checkpoints" / "last.safetensors"
     before = checkpoint.read_bytes()
     assert_finite(load_tensors(checkpoint)[0])
-    resume = ("train", "capsnet", "--output", "out", "--resume", "--keep-memory", "no")
-    assert command(resume) == outcome
+    assert command(RESUME, "--output", "out") == outcome
     assert checkpoint.read_bytes() == before
 
 

@@ -22,7 +22,7 @@ def test_notes_go_to_stderr_and_results_to_stdout(capsys):
     assert (json.loads(out), err) == ({"a": 1}, "a note\n")
 
 
-def test_what_is_no_json_is_never_printed_as_such(capsys):
+def test_numbers_that_json_lacks_are_never_printed(capsys):
     with pytest.raises(ValueError, match="JSON"):
         print_json({"a": float("nan")})
     assert capsys.readouterr().out == ""

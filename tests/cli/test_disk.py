@@ -8,7 +8,7 @@ import pytest
 
 from training.makers import contents, leftovers
 
-from .conftest import first_words
+from .conftest import RESUME, first_words
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -64,8 +64,6 @@ def test_a_run_on_a_read_only_disk_is_measured_and_can_be_written_about_elsewher
     outcome = command("evaluate", disk / "run")
     assert f"{disk / 'run'}: cannot be written to (Read-only file system)" in sentence(outcome)
     assert outcome.out == ""
-    resumed = sentence(
-        command("train", "capsnet", "--output", disk / "run", "--resume", "--keep-memory", "no")
-    )
+    resumed = sentence(command(RESUME, "--output", disk / "run"))
     assert "cannot be written (Read-only file system)" in resumed
     assert command("evaluate", disk / "run", "--output", "here").status == 0

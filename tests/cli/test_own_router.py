@@ -29,7 +29,7 @@ def softened(tmp_path, restore):
     return module
 
 
-def test_it_is_trained_read_back_and_evaluated_by_name(softened, command, start, no_plots):
+def test_the_router_is_trained_read_back_and_evaluated_by_name(softened, command, start, no_plots):
     options = "--option routing=softened --option temperature=1.5 --output run"
     outcome = command(start, options.split())
     assert outcome.status == 0, outcome.err
@@ -39,7 +39,7 @@ def test_it_is_trained_read_back_and_evaluated_by_name(softened, command, start,
     assert command("evaluate", "run").status == 0
 
 
-def test_it_is_measured_by_name(softened, command):
+def test_the_router_is_measured_by_name(softened, command):
     small = ("--children", "12", "--batch", "4", "--repeats", "1")
     outcome = command("bench", "routers", small, "--routers", "softened", "dynamic", "--json")
     assert outcome.status == 0, outcome.err

@@ -101,7 +101,7 @@ def test_lists_have_what_the_file_adds(fresh_command, stripes, words, name, modu
     assert name not in fresh_command(words).out.split()
 
 
-def test_it_is_trained_evaluated_and_reported(fresh_command, stripes, tmp_path, monkeypatch):
+def test_a_plugin_is_trained_evaluated_and_reported(fresh_command, stripes, tmp_path, monkeypatch):
     outcome = train(fresh_command, IMPORT)
     assert outcome.status == 0, outcome.err
     assert Run(tmp_path / "run").environment["imports"] == ["stripes.py"]
@@ -185,14 +185,14 @@ def test_a_run_imports_nothing_and_says_what_is_missing(fresh_command, stripes, 
     assert "stripes" not in sys.modules
 
 
-def test_what_a_run_says_is_printed_as_one_plain_line(fresh_command, run):
+def test_imports_of_a_run_are_printed_without_control_characters(fresh_command, run):
     (run / "environment.json").write_text(json.dumps({"imports": ["a\nb\x1b[2J"]}))
     sentence = the_sentence(fresh_command("evaluate", "run", "--data", "nothing"))
     assert "run was started with --import 'a b\\x1b[2J': give" in sentence
 
 
 @pytest.mark.parametrize("imports", [None, "x", [1], {"a": 1}])
-def test_what_a_run_says_of_imports_may_be_anything(fresh_command, run, imports):
+def test_imports_of_a_run_that_are_no_list_of_names_are_ignored(fresh_command, run, imports):
     facts = json.loads((run / "environment.json").read_text())
     (run / "environment.json").write_text(json.dumps(facts | {"imports": imports}))
     assert fresh_command("evaluate", "run", "--data", "nothing").status == 2

@@ -11,7 +11,7 @@ from torchcaps.tasks import Classify
 from torchcaps.training import Run
 from training.makers import contents, leftovers
 
-from .conftest import first_words, the_sentence
+from .conftest import RESUME, first_words, the_sentence
 
 pytestmark = pytest.mark.usefixtures("no_plots")
 
@@ -100,14 +100,14 @@ def test_into_an_existing_run_without_resume_is_refused(command, start, run):
 
 
 def test_a_finished_run_resumes_at_once_and_prints_its_table_again(command, start):
-    first = command(start, "--output", "out")
+    finished = command(start, "--output", "out")
     resumed = command(start, "--output", "out", "--resume")
     assert resumed.status == 0
-    assert resumed.out == first.out
+    assert resumed.out == finished.out
     assert "epoch" not in resumed.err
 
 
-def test_nothing_to_resume_starts(command, start):
+def test_resuming_an_absent_run_starts_it(command, start):
     outcome = command(start, "--output", "out", "--resume")
     assert outcome.status == 0
     assert "out: nothing to resume; starting" in outcome.err
@@ -130,39 +130,39 @@ def test_a_resumed_run_refuses_other_settings(command, run, flags, sentence):
     assert contents(run) == before
 
 
-def test_a_resumed_run_takes_as_many_threads_as_before_and_says_when_told_otherwise(
+def test_a_resumed_run_takes_as_many_threads_as_before_and_warns_of_another_number(
     command, start, monkeypatch
 ):
     threads = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     command(start, "--output", "out")
-    resume = ("train", "capsnet", "--output", "out", "--resume", "--keep-memory", "no")
     threads.clear()
-    assert "--threads" not in command(resume).err
-    started_with = json.loads((Run("out").path / "environment.json").read_text())["threads"]
-    assert started_with in threads
-    err = command(resume, "--threads", started_with + 1).err
-    assert (
-        f"--threads: the run was started with {started_with}; with {started_with + 1} it will not"
-        in err
-    )
+    assert "--threads" not in command(RESUME, "--output", "out").err
+    count = Run("out").environment["threads"]
+    assert count in threads
+    outcome = command(RESUME, "--output", "out", "--threads", count + 1)
+    sentence = f"--threads: the run was started with {count}; with {count + 1} it will not"
+    assert sentence in outcome.err
+
+
+def set_threads(run, threads):
+    environment = Run(run).environment | {"threads": threads}
+    (run / "environment.json").write_text(json.dumps(environment))
 
 
 @pytest.mark.parametrize("threads", [0, True, "two"])
 def test_a_number_of_threads_that_no_machine_has_is_refused(command, run, threads):
-    facts = json.loads((run / "environment.json").read_text())
-    (run / "environment.json").write_text(json.dumps(facts | {"threads": threads}))
+    set_threads(run, threads)
     before = contents(run)
-    outcome = command("train", "capsnet", "--output", run, "--resume", "--keep-memory", "no")
+    outcome = command(RESUME, "--output", run)
     assert outcome.status == 1
     assert the_sentence(outcome).startswith(f"{run / 'environment.json'}: threads: expected ")
     assert contents(run) == before
 
 
 def test_another_number_of_threads_in_the_environment_is_refused(command, run):
-    facts = json.loads((run / "environment.json").read_text())
-    (run / "environment.json").write_text(json.dumps(facts | {"threads": 2}))
-    outcome = command("train", "capsnet", "--output", run, "--resume", "--keep-memory", "no")
+    set_threads(run, 2)
+    outcome = command(RESUME, "--output", run)
     assert outcome.status == 1
     assert "threads was 1 when the run was stopped, and is 2 now" in the_sentence(outcome)
 
@@ -171,77 +171,67 @@ def test_an_environment_that_was_lost_is_written_anew_with_the_threads_of_the_ch
     command, run
 ):
     (run / "environment.json").unlink()
-    assert (
-        command("train", "capsnet", "--output", run, "--resume", "--keep-memory", "no").status == 0
-    )
-    facts = json.loads((run / "environment.json").read_text())
-    assert (facts["threads"], facts["torch"]) == (1, torch.__version__)
+    assert command(RESUME, "--output", run).status == 0
+    environment = Run(run).environment
+    assert (environment["threads"], environment["torch"]) == (1, torch.__version__)
 
 
-def test_a_damaged_checkpoint_is_said_and_the_one_before_it_taken(command, run):
+def test_from_a_damaged_checkpoint_a_run_warns_and_continues_with_the_one_before_it(command, run):
     before = contents(run)
     last = run / "checkpoints" / "last.safetensors"
     last.write_bytes(bytes(len(last.read_bytes())))
-    outcome = command("train", "capsnet", "--output", run, "--resume", "--keep-memory", "no")
+    outcome = command(RESUME, "--output", run)
     assert outcome.status == 0
     assert f"warning: {last}: is no readable checkpoint (" in outcome.err
     assert "; going on from the checkpoint before it, of step " in outcome.err
     assert contents(run) == before
 
 
+@pytest.fixture
+def raise_in_step(monkeypatch):
+    """A function that makes one step of the next trainings raise signals."""
+    training_step = Classify.training_step
+
+    def plant(step, *numbers):
+        steps = iter(range(1, 10_000))
+
+        def interrupted(self, batch, share):
+            if next(steps) == step:
+                for number in numbers:
+                    signal.raise_signal(number)
+            return training_step(self, batch, share)
+
+        monkeypatch.setattr(Classify, "training_step", interrupted)
+
+    return plant
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_after_the_step_and_resume_ends_as_if_there_was_none(
-    command, start, tmp_path, monkeypatch, number
+    command, start, tmp_path, raise_in_step, number
 ):
-    command(start, "--output", "whole")
-    training_step = Classify.training_step
-    count = iter(range(1, 10_000))
-
-    def interrupted(self, batch, share):
-        if next(count) == 4:
-            signal.raise_signal(number)
-        return training_step(self, batch, share)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Classify, "training_step", interrupted)
-        outcome = command(start, "--output", "out of order")
+    command(start, "--output", "uninterrupted")
+    raise_in_step(4, number)
+    outcome = command(start, "--output", "out of order")
     assert outcome.status == 128 + number
     assert outcome.out == ""
     assert "stopped after step 4 of 6; the state is saved" in outcome.err
     assert "continue with: torchcaps train capsnet --output 'out of order' --resume" in outcome.err
-    assert (
-        command(
-            "train", "capsnet", "--output", "out of order", "--resume", "--keep-memory", "no"
-        ).status
-        == 0
-    )
-    assert contents(tmp_path / "out of order") == contents(tmp_path / "whole")
+    assert command(RESUME, "--output", "out of order").status == 0
+    assert contents(tmp_path / "out of order") == contents(tmp_path / "uninterrupted")
 
 
 def test_a_second_signal_ends_at_once_and_the_run_still_resumes(
-    command, start, tmp_path, monkeypatch
+    command, start, tmp_path, raise_in_step
 ):
-    command(start, "--output", "whole")
-    training_step = Classify.training_step
-    count = iter(range(1, 10_000))
-
-    def interrupted(self, batch, share):
-        if next(count) == 2:
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGINT)
-        return training_step(self, batch, share)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Classify, "training_step", interrupted)
-        outcome = command(start, "--output", "out")
+    command(start, "--output", "uninterrupted")
+    raise_in_step(2, signal.SIGINT, signal.SIGINT)
+    outcome = command(start, "--output", "out")
     assert outcome.status == 130
     assert "the state is saved" not in outcome.err
     assert not (tmp_path / "out" / "checkpoints" / "last.safetensors").exists()
-    assert (
-        command("train", "capsnet", "--output", "out", "--resume", "--keep-memory", "no").status
-        == 0
-    )
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert command(RESUME, "--output", "out").status == 0
+    assert contents(tmp_path / "out") == contents(tmp_path / "uninterrupted")
     assert leftovers(tmp_path / "out") == []
 
 

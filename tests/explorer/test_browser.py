@@ -349,7 +349,7 @@ def test_a_walk_ends_at_the_second_pictures_pose(page, reader):
     page.wait(lambda: shows(end))
 
 
-def test_what_a_dimension_does_is_shown_as_a_strip(page):
+def test_the_effect_of_a_dimension_is_shown_as_a_strip(page):
     page.open("ex=0")
     page.select("#pose .slider button")[0].click()
     page.wait(lambda: page.count("#pose .strip canvas") == 11)

@@ -182,7 +182,7 @@ def test_an_image_file_becomes_a_picture_of_the_model(session, color):
     assert red[1:].max() < 60
 
 
-def test_what_is_no_image_is_refused(session):
+def test_bytes_that_are_no_image_are_refused(session):
     tiff = io.BytesIO()
     Image.new("L", (4, 4)).save(tiff, "TIFF")
     files = {b"hello": "not an image", b"": "not an image", encode_image()[:60]: "image"}
@@ -217,7 +217,9 @@ def test_a_picture_is_fitted_to_another_model(color, session, image):
         ("transform", {"values": [400.0]}, "degrees: expected between"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(session, image, view, arguments, problem):
+def test_arguments_that_do_not_fit_are_refused_in_one_sentence(
+    session, image, view, arguments, problem
+):
     if view != "pose":
         arguments = {"image": image} | arguments
     if view == "transform":

@@ -146,7 +146,7 @@ def test_presences_come_with_the_poses_that_are_drawn(spots):
         assert problem.startswith("activations: expected")
 
 
-def test_what_the_task_does_not_offer_is_refused_in_one_sentence(spots, image, picture):
+def test_views_that_the_task_does_not_offer_are_refused_in_one_sentence(spots, image, picture):
     assert spots.view("transform").run(image, Motion(), [0.0, 5.0], 4).pose.shape == (2, 2)
     assert "step by step" in refusal(spots, "routing", image=picture, label=0)
     assert "no routing" in refusal(spots, "infer", image=picture, uniform=True)

@@ -101,7 +101,7 @@ def test_a_full_queue_refuses_newcomers_but_not_those_who_wait_in_it(monkeypatch
     assert passes == ["a", "d"]
 
 
-def test_what_one_pass_can_answer_leaves_the_queue_together(monkeypatch):
+def test_requests_that_one_pass_can_answer_leave_the_queue_together(monkeypatch):
     monkeypatch.setattr(worker, "MAX_BATCH", 3)
     requests = [(str(k), "a", True) for k in range(5)]
     answers, passes = answer_all(Worker(), [*requests, ("x", "b"), ("y", "c", True)])

@@ -193,15 +193,20 @@ def test_axes_are_those_of_full_precision_under_autocast():
         assert principal_axes(points.bfloat16()).dtype == torch.float32
 
 
-def test_what_does_not_fit_gets_one_sentence():
+def test_images_settings_and_models_that_do_not_fit_are_refused():
     model = tc.create_model("canonical_capsules_small", img_size=(8, 1), **MODEL)
     digits = tc.data.load_dataset("digits", "test")
     with pytest.raises(ValueError, match="task: align takes sets of points, got ImageSet"):
         create_task(model, TrainConfig(), digits)
-    for refused in ({"erase": 2}, {"degrees": 10.0}, {"zoom": 0.1}, {"shear": 0.1}, {"shift": 3}):
-        with pytest.raises(ArgumentError) as raised:
-            create_task(model, TrainConfig.of(**refused), point_set())
-        assert {raised.value.argument} == refused.keys()
+    for name, setting in {
+        "erase": 2,
+        "degrees": 10.0,
+        "zoom": 0.1,
+        "shear": 0.1,
+        "shift": 3,
+    }.items():
+        with pytest.raises(ArgumentError, match=f"^{name}: "):
+            create_task(model, TrainConfig.of(**{name: setting}), point_set())
     with pytest.raises(
         ValueError, match="task: align takes a model of sets of points, got CapsNet"
     ):
