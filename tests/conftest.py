@@ -40,7 +40,12 @@ def _seed():
 def restore():
     """Restore registries at the end of a test: `restore(ROUTERS)`."""
     with ExitStack() as stack:
-        yield lambda *registries: [stack.enter_context(each.restored()) for each in registries]
+
+        def restore_later(*registries):
+            for registry in registries:
+                stack.enter_context(registry.restored())
+
+        yield restore_later
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import re
 import signal
 import subprocess
 from typing import NamedTuple
@@ -12,8 +12,7 @@ import torch
 from e2e.commands import SMALL, flatten
 from torchcaps.cli.main import main
 from torchcaps.reporting import api
-from torchcaps.training import train
-from training.makers import tiny, write_bars
+from training.fixtures import bars as bars, run as run, trained as trained
 
 RESUME = ("train", "capsnet", "--resume", "--keep-memory", "no")
 
@@ -67,25 +66,6 @@ def no_plots(monkeypatch):
     monkeypatch.setattr(api, "can_plot", lambda: False)
 
 
-@pytest.fixture(scope="session")
-def bars(tmp_path_factory):
-    return write_bars(tmp_path_factory.mktemp("bars") / "bars.npz")
-
-
-@pytest.fixture(scope="session")
-def trained(bars, tmp_path_factory):
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    train(tiny(bars, epochs=3, lr=0.01), folder)
-    return folder
-
-
-@pytest.fixture
-def run(trained, tmp_path):
-    """A copy of a trained run, to write into."""
-    return shutil.copytree(trained, tmp_path / "run")
-
-
 @pytest.fixture
 def start(bars):
     """The words of a command that trains for a second."""
@@ -123,6 +103,12 @@ def the_sentence(outcome):
     [line] = lines
     assert line.startswith("torchcaps: error: ")
     return line.removeprefix("torchcaps: error: ")
+
+
+def python_block(page):
+    """The first block of Python in a document."""
+    text = page.read_text(encoding="utf-8")
+    return re.search(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL).group(1)
 
 
 def first_words(lines):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,8 @@ import torchcaps as tc
 from checks import column
 from torchcaps.nn import routers as registry
 
+from .conftest import python_block
+
 PAGE = Path(__file__).parents[2] / "docs" / "adding-a-router.md"
 
 
@@ -19,10 +20,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "adding-a-router.md"
 def softened(tmp_path, restore):
     """The file of the page, imported; its name is forgotten afterwards."""
     restore(registry.ROUTERS)
-    first = re.search(
-        r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )
-    (tmp_path / "softened.py").write_text(first.group(1), encoding="utf-8")
+    (tmp_path / "softened.py").write_text(python_block(PAGE), encoding="utf-8")
     spec = importlib.util.spec_from_file_location("softened", tmp_path / "softened.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from contextlib import ExitStack, nullcontext
 from importlib import metadata
@@ -21,7 +20,7 @@ from torchcaps.reporting import sections
 from torchcaps.reproduction import MEASURES
 from torchcaps.training import Run, recipes
 
-from .conftest import the_sentence
+from .conftest import python_block, the_sentence
 
 PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
 REGISTRIES = (
@@ -62,11 +61,8 @@ def fresh_command(command):
 @pytest.fixture
 def stripes(tmp_path):
     """The file of the page."""
-    first = re.search(
-        r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )
     path = tmp_path / "stripes.py"
-    path.write_text(first.group(1), encoding="utf-8")
+    path.write_text(python_block(PAGE), encoding="utf-8")
     return path
 
 

@@ -22,8 +22,8 @@ from torchcaps.cli.main import main
 from torchcaps.data import load_dataset
 from torchcaps.distributed import hard_exit, init
 from torchcaps.explorer import open_session
-from torchcaps.training import Interrupted, TrainConfig, train
-from training.makers import contents, stop_after
+from torchcaps.training import TrainConfig, train
+from training.makers import assert_resumes
 
 pytestmark = pytest.mark.slow
 # These have data and pictures of their own: see tests/tasks.
@@ -68,13 +68,7 @@ def settings(name, **changes):
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_command_takes_every_system(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    config = settings(name)
-    train(config, "run")
-    with pytest.raises(Interrupted):
-        train(config, "stopped", should_stop=stop_after(7))
-    train(config, "stopped", resume=True)
-    assert contents(tmp_path / "run") == contents(tmp_path / "stopped")
-
+    assert_resumes(settings(name), tmp_path, step=7)
     image = load_dataset("digits", "test").images[0, 0]
     Image.fromarray(image.numpy()).save("one.png")
     assert main(["evaluate", "run", "--json"]) == 0

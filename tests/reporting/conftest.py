@@ -1,29 +1,10 @@
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from torchcaps.training import train
-from training.makers import tiny, write_bars
-
-
-@pytest.fixture(scope="session")
-def bars(tmp_path_factory):
-    return write_bars(tmp_path_factory.mktemp("bars") / "bars.npz")
-
-
-@pytest.fixture(scope="session")
-def trained(bars, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    train(tiny(bars, epochs=3, lr=0.01), folder)
-    return folder
-
-
-@pytest.fixture
-def run(trained, tmp_path):
-    """A copy of a trained run, to write into."""
-    return shutil.copytree(trained, tmp_path / "run")
+from training.fixtures import bars as bars, run as run, trained as trained
+from training.makers import tiny
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from torchcaps.tasks.masks import predict_masks, predict_tiles
 from torchcaps.tasks.segment import LOSSES, PixelPrediction
 from torchcaps.training import Interrupted, TrainConfig, train
 from torchcaps.types import ModelMetadata, set_model_metadata
-from training.makers import contents, stop_after
+from training.makers import assert_resumes
 
 TINY = {"segcaps": {"dim": 2}, "unet": {"channels": 2, "levels": 2}}
 
@@ -240,12 +240,7 @@ def test_a_class_that_no_mask_shows_has_a_warning():
 
 @pytest.mark.parametrize("name", ["segcaps", "unet"])
 def test_a_stopped_run_ends_in_the_same_bytes(name, tmp_path):
-    config = config_of(write_folder(tmp_path / "own"), name)
-    train(config, tmp_path / "uninterrupted")
-    with pytest.raises(Interrupted):
-        train(config, tmp_path / "stopped", should_stop=stop_after(2))
-    train(config, tmp_path / "stopped", resume=True)
-    assert contents(tmp_path / "uninterrupted") == contents(tmp_path / "stopped")
+    assert_resumes(config_of(write_folder(tmp_path / "own"), name), tmp_path, step=2)
 
 
 def test_every_command_takes_a_run_of_segmentation(tmp_path, monkeypatch, capsys):

@@ -7,14 +7,13 @@ import os
 
 import numpy as np
 import pytest
-import torch
 
 import torchcaps as tc
 from checks import column
 from torchcaps.errors import TrainingError
 from torchcaps.reporting import evaluate
-from torchcaps.training import Interrupted, TrainConfig, load_recipe, train
-from training.makers import contents, stop_after
+from torchcaps.training import TrainConfig, load_recipe, train
+from training.makers import assert_resumes
 
 MODEL = {"capsules": 2, "recognition": 3, "generation": 3}
 
@@ -44,8 +43,7 @@ def config_of(data, options=None, **changes):
 
 @pytest.mark.parametrize(("pose", "step"), [("translation", 5), ("affine", 3)])
 def test_a_run_can_be_used_and_resumed(noise, tmp_path, pose, step):
-    config = config_of(noise, {"pose": pose}, seed=4)
-    run = train(config, tmp_path / "run")
+    run = assert_resumes(config_of(noise, {"pose": pose}, seed=4), tmp_path, step)
     assert column(run.rows, "epoch") == [1, 2, 3]
     for row in run.rows:
         assert row["score"] == "correlation"
@@ -54,12 +52,6 @@ def test_a_run_can_be_used_and_resumed(noise, tmp_path, pose, step):
     assert (run.config.task.name, run.config.optimizer.clip) == ("transform", 0.0)
     model = tc.load(run.path)
     assert (model.in_chans, model.img_size, model.classes) == (1, (8, 10), ())
-
-    torch.manual_seed(1)
-    with pytest.raises(Interrupted, match=f"stopped after step {step} of 9"):
-        train(config, tmp_path / "stopped", should_stop=stop_after(step))
-    train(TrainConfig(), tmp_path / "stopped", resume=True)
-    assert contents(tmp_path / "stopped") == contents(run.path)
 
 
 def test_a_run_gets_its_figures_and_plots(noise, tmp_path):

@@ -17,8 +17,8 @@ from torchcaps.functional import margin_loss
 from torchcaps.reporting import evaluate
 from torchcaps.tasks import Classify, Tree, check_task, create_task, eval_outputs
 from torchcaps.tasks.tree import level_weights, path_figures
-from torchcaps.training import Interrupted, TrainConfig, load_recipe, train
-from training.makers import contents, stop_after
+from torchcaps.training import TrainConfig, load_recipe, train
+from training.makers import assert_resumes
 
 PATHS = ("a/p/0", "a/p/1", "a/q/2", "b/r/3", "b/r/4")  # 2, 3 and 5 classes
 SMALL = {"channels": (4, 8, 16)}
@@ -193,11 +193,7 @@ def settings(tmp_path, monkeypatch):
 def test_a_stopped_run_ends_in_the_same_bytes(settings, tmp_path, options, loss):
     model_options = settings["model_options"] | options
     config = TrainConfig.of(**settings | {"model_options": model_options, "loss": loss, "seed": 4})
-    train(config, tmp_path / "uninterrupted")
-    with pytest.raises(Interrupted, match="stopped after step 5 of 9"):
-        train(config, tmp_path / "stopped", should_stop=stop_after(5))
-    train(TrainConfig(), tmp_path / "stopped", resume=True)
-    assert contents(tmp_path / "stopped") == contents(tmp_path / "uninterrupted")
+    assert_resumes(config, tmp_path, step=5)
 
 
 def test_a_run_goes_through_the_commands(settings, tmp_path, capsys):

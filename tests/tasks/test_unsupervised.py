@@ -31,8 +31,8 @@ from torchcaps.tasks.unsupervised import (
     logit_directions,
     loss_terms,
 )
-from torchcaps.training import Interrupted, TrainConfig, load_recipe, train
-from training.makers import contents, stop_after
+from torchcaps.training import TrainConfig, load_recipe, train
+from training.makers import assert_resumes
 
 MODEL = {"parts": 3, "objects": 4, "clusters": 2, "channels": 4, "strides": [2, 2, 1], "units": 8}
 
@@ -281,11 +281,7 @@ def test_figures_name_clusters_in_training_alone():
 def test_a_stopped_run_ends_in_the_same_bytes(settings, tmp_path, step, views, names):
     options = {**MODEL, "weights": {"views": views}}
     config = TrainConfig.of(**settings | {"model_options": options})
-    run = train(config, tmp_path / "run")
-    with pytest.raises(Interrupted):
-        train(config, tmp_path / "stopped", should_stop=stop_after(step))
-    train(TrainConfig(), tmp_path / "stopped", resume=True)
-    assert contents(tmp_path / "stopped") == contents(run.path)
+    run = assert_resumes(config, tmp_path, step)
     names = {*names, "val_accuracy_presence", "val_linear_posterior"}
     assert names <= run.rows[-1].keys()
 

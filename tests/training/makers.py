@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
+import torch
 
-from torchcaps.training import TrainConfig
+from torchcaps.training import Interrupted, TrainConfig, train
 
 TINY = {"channels": 8, "primary_types": 2}
 BYTE_FILES = ("model.safetensors", "checkpoints/last.safetensors")
@@ -54,6 +56,20 @@ def contents(folder):
         row.pop("images_per_second", None)
         rows.append(row)
     return files | {"metrics": rows}
+
+
+def assert_resumes(config, folder, step):
+    """A training that stops after `step` and goes on gives the bytes of an uninterrupted run.
+
+    Returns the uninterrupted run.
+    """
+    run = train(config, folder / "run")
+    torch.manual_seed(1)  # the state of the process has no effect
+    with pytest.raises(Interrupted, match=f"stopped after step {step} of "):
+        train(config, folder / "stopped", should_stop=stop_after(step))
+    train(TrainConfig(), folder / "stopped", resume=True)
+    assert contents(folder / "stopped") == contents(run.path), "the resumed run differs"
+    return run
 
 
 def edit_config(folder, **changes):

@@ -18,7 +18,16 @@ from torchcaps.training import Interrupted, OptionError, Run, TrainConfig, load,
 from torchcaps.training.checkpoint import load_tensors, save_tensors
 from torchcaps.training.loop import LOG_INTERVAL
 
-from .makers import TINY, contents, edit_config, leftovers, stop_after, tiny, write_bars
+from .makers import (
+    TINY,
+    assert_resumes,
+    contents,
+    edit_config,
+    leftovers,
+    stop_after,
+    tiny,
+    write_bars,
+)
 
 LAST = "checkpoints/last.safetensors"
 PREVIOUS = "checkpoints/previous.safetensors"
@@ -398,11 +407,7 @@ def test_a_set_of_pairs_trains_and_resumes(tmp_path, monkeypatch, options, recon
     pairs = make_pairs(source, max_shift=1)
     monkeypatch.setattr("torchcaps.training.api.load_dataset", lambda *_, **__: pairs)
     config = tiny("pairs", shift=0, reconstruction=reconstruction, model_options=options)
-    run = train(config, tmp_path / "uninterrupted")
-    with pytest.raises(Interrupted):
-        train(config, tmp_path / "stopped", should_stop=stop_after(2))
-    resume(tmp_path / "stopped")
-    assert contents(tmp_path / "stopped") == contents(run.path)
+    run = assert_resumes(config, tmp_path, step=2)
     assert 0 <= run.rows[-1]["val_accuracy"] <= 1
     assert load(run.path).classes == ("0", "1", "2")
 
