@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from training.makers import contents, leftovers
+from training.makers import contents, count_rows, leftovers
 
 from .commands import PLAIN, SMALL, run_command, start_command, wait_for
 
@@ -39,14 +39,6 @@ def check_resumed(words, expected, cwd):
     assert process.returncode == 0, process.stderr
     assert contents(cwd / "run") == expected
     assert leftovers(cwd) == []
-
-
-def count_rows(run):
-    """Rows of the metrics; -1 before there is a run."""
-    if not (run / "config.json").exists():
-        return -1
-    path = run / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def kill(bars, cwd, num_rows, delay):

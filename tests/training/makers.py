@@ -72,6 +72,14 @@ def assert_resumes(config, folder, step):
     return run
 
 
+def count_rows(run):
+    """Rows of the metrics; -1 before there is a run."""
+    if not (run / "config.json").exists():
+        return -1
+    path = run / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def edit_config(folder, **changes):
     """Change entries of the configuration of a run."""
     file = folder / "config.json"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -43,24 +45,17 @@ def test_the_mean_gradient_of_two_processes_is_that_of_one(trainer, num_images):
     torch.testing.assert_close((gradient0 + gradient1) / 2, expected, rtol=0, atol=tolerance)
 
 
-class MainOfTwo(Ranks):
-    """Rank 0 of two, whose partner sends the same objects, or `reply`."""
-
-    def __init__(self, reply=None):
-        super().__init__(0, 2)
-        object.__setattr__(self, "reply", reply)
-
-    def gather(self, value):
-        return [value, self.reply or value]
-
-    def broadcast(self, value):
-        return value
-
-
 def resume_beside(monkeypatch, bars, folder, reply):
+    """Resume a run as rank 0 of two, whose partner replies with this checksum, or with the same."""
     with pytest.raises(Interrupted):
         train(tiny(bars), folder, should_stop=stop_after(4))
-    monkeypatch.setattr(loggers, "current", lambda: MainOfTwo(reply))
+    ranks = SimpleNamespace(
+        is_main=True,
+        world_size=2,
+        gather=lambda checksum: [checksum, reply or checksum],
+        broadcast=lambda state: state,
+    )
+    monkeypatch.setattr(loggers, "current", lambda: ranks)
     return train(tiny(bars), folder, resume=True)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from campaign import runs
 from campaign.core import Case
-from training.makers import contents, leftovers
+from training.makers import contents, count_rows, leftovers
 
 TESTS = {"killed": 80, "two starts": 15, "two resumes": 15, "full size": 0}
 SECONDS = 120.0
@@ -97,19 +97,11 @@ def killed(
         )
         return
     if "rows" in instant:
-        runs.wait_until(lambda: rows(folder / "run") >= instant["rows"], process)
+        runs.wait_until(lambda: count_rows(folder / "run") >= instant["rows"], process)
     time.sleep(instant.get("delay", instant.get("seconds", seconds * instant.get("share", 0.0))))
     process.kill()
     outcome = runs.wait_for_end(process)
     assert outcome.status in (0, -signal.SIGKILL), f"status {outcome.status}: {outcome.err[-300:]}"
-
-
-def rows(run: Path) -> int:
-    """Rows of the metrics; -1 before there is a run."""
-    if not (run / "config.json").exists():
-        return -1
-    metrics = run / "metrics.jsonl"
-    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
 def finish(folder: Path, words: tuple[str, ...]) -> None:
