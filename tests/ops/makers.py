@@ -13,8 +13,12 @@ from torchcaps.testing.compare import assert_close
 from torchcaps.testing.random import seeded
 from torchcaps.types import Capsules
 
-FAST = {"dynamic": ["blocked"], "em": ["blocked", *(["numba"] if HAS_NUMBA else [])]}
-NAMES = ("pose", "activation", "weight", "beta_u", "beta_a", "shift", "bias")
+FAST = {"dynamic": ["blocked"], "em": ["blocked", "numba"] if HAS_NUMBA else ["blocked"]}
+OUTPUTS = ("pose", "activation", "coupling")
+# Compiled loops are made for each size of matrices and each type of number, which takes ten seconds.
+# Tests of them share these: the first in float64, the second, of the paper, in float32.
+MATRICES = (2, 2, 2)
+PAPER_MATRICES = (4, 4, 4)
 
 
 @dataclass
@@ -26,33 +30,39 @@ class Layer:
     types: int = 6
     parents: int = 4
     matrices: tuple = (1, 3, 5)
-    shift: tuple | None = None  # whether of its own for each child, for each parent
+    shift: tuple | None = None  # whether each child, and each parent, has a shift to itself
     bias: bool = False
     dtype: torch.dtype = torch.float64
     seed: int = 0
     scale: float = 1.0
 
     def tensors(self):
-        """Leaves by name; None for what there is not."""
+        """Leaves by name; None for those that the layer lacks."""
         generator = seeded(self.seed)
+        rows, inner, outer = self.matrices
+        children = self.field.count(self.types)
+        dim = rows * outer
+        space = (self.batch, *map_size(self.field), self.types)
 
         def normal(*size):
             return torch.randn(size, generator=generator, dtype=torch.float64).to(self.dtype)
 
-        rows, inner, outer = self.matrices
-        i, j, dim = self.field.count(self.types), self.parents, rows * outer
-        space = (self.batch, *space_of(self.field), self.types)
-        shift = self.shift and (i if self.shift[0] else 1, j if self.shift[1] else 1, dim)
-        made = (
-            self.scale * normal(*space, rows * inner),
-            torch.rand(space, generator=generator).to(self.dtype),
-            normal(i, j, inner, outer) / inner**0.5,
-            normal(j),
-            normal(j),
-            normal(*shift) if shift else None,
-            normal(j, dim) if self.bias else None,
-        )
-        return {n: x if x is None else x.requires_grad_() for n, x in zip(NAMES, made, strict=True)}
+        operands = {
+            "pose": self.scale * normal(*space, rows * inner),
+            "activation": torch.rand(space, generator=generator),
+            "weight": normal(children, self.parents, inner, outer) / inner**0.5,
+            "beta_u": normal(self.parents),
+            "beta_a": normal(self.parents),
+            "shift": None,
+            "bias": None,
+        }
+        if self.shift is not None:
+            for_each_child, for_each_parent = self.shift
+            size = (children if for_each_child else 1, self.parents if for_each_parent else 1, dim)
+            operands["shift"] = normal(*size)
+        if self.bias:
+            operands["bias"] = normal(self.parents, dim)
+        return as_leaves(operands, self.dtype)
 
     def votes(self, tensors):
         children = Capsules(tensors["pose"], tensors["activation"])
@@ -61,58 +71,75 @@ class Layer:
         )
 
 
-def space_of(where):
-    """Height and width of the map of a field."""
-    return where.space if isinstance(where, DenseField) else (where.height, where.width)
+def map_size(field):
+    """Height and width of the map that a field looks at; empty without a map."""
+    return field.space if isinstance(field, DenseField) else (field.height, field.width)
 
 
-def routed(routing, votes, tensors, impl, **options):
-    """The outcome of a routing by an implementation."""
+def as_leaves(tensors, dtype=None):
+    """Leaves of the same numbers, of another type of number if one is named; None stays None."""
+    leaves = dict.fromkeys(tensors)
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            leaves[name] = tensor.detach().to(dtype or tensor.dtype).requires_grad_()
+    return leaves
+
+
+def route(routing, votes, tensors, impl, **options):
+    """Votes routed by an implementation."""
     if routing == "dynamic":
         return ops.dynamic_routing(votes, impl=impl, **options)
     options = {"inverse_temperature": 0.3} | options
     return ops.em_routing(votes, None, tensors["beta_u"], tensors["beta_a"], impl=impl, **options)
 
 
-def gradients(outcomes, tensors):
-    """Of a loss that weighs every outcome at random, by name."""
-    weighed = [
-        (x.double() * torch.randn(x.shape, generator=seeded(7), dtype=torch.float64)).sum()
-        for x in outcomes
-    ]
-    leaves = {name: x for name, x in tensors.items() if x is not None and x.requires_grad}
-    found = torch.autograd.grad(sum(weighed), list(leaves.values()), allow_unused=True)
-    return {
-        n: torch.zeros_like(x) if g is None else g
-        for (n, x), g in zip(leaves.items(), found, strict=True)
-    }
+def compute_gradients(outputs, tensors):
+    """Gradients, by name, of a loss that weighs every output at random; zeros where it has none."""
+    generator = seeded(7)
+    loss = 0
+    for output in outputs:
+        weights = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+        loss = loss + (output.double() * weights).sum()
+    leaves = {}
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.requires_grad:
+            leaves[name] = tensor
+    gradients = torch.autograd.grad(
+        loss, list(leaves.values()), allow_unused=True, materialize_grads=True
+    )
+    return dict(zip(leaves, gradients, strict=True))
 
 
-def outcome(layer, routing, impl, tensors=None, through=(0, 1, 2), **options):
-    """Poses, activations, couplings, and the gradients of all that went in through some of those, by name."""
+def run_layer(layer, routing, impl, tensors=None, loss_of=OUTPUTS, **options):
+    """Poses, activations, couplings, and the gradients of a loss of some of these outputs, by name."""
     tensors = tensors or layer.tensors()
-    found = routed(routing, layer.votes(tensors), tensors, impl, **options)
-    return found._asdict() | {
-        f"gradient of {name}": grad
-        for name, grad in gradients([found[k] for k in through], tensors).items()
-    }
+    outputs = route(routing, layer.votes(tensors), tensors, impl, **options)._asdict()
+    gradients = compute_gradients([outputs[name] for name in loss_of], tensors)
+    return outputs | {f"gradient of {name}": gradient for name, gradient in gradients.items()}
 
 
 def compare(layer, routing="dynamic", tolerance=1e-9, impls=None, tensors=None, **options):
-    """Hold fast paths that can take these votes against the reference; returns which could."""
-    truth, able = outcome(layer, routing, "reference", tensors, **options), []
+    """Hold fast paths that can take these votes against the reference; their names."""
+    expected = run_layer(layer, routing, "reference", tensors, **options)
+    able = []
     for impl in impls or FAST[routing]:
         try:
-            found = outcome(layer, routing, impl, tensors, **options)
+            outputs = run_layer(layer, routing, impl, tensors, **options)
         except ValueError as error:
             assert f"impl: {impl!r} cannot run {routing}_routing here" in str(error)
             continue
         able.append(impl)
-        for name, right in truth.items():
-            assert found[name].dtype == right.dtype
+        for name, tensor in expected.items():
+            assert outputs[name].dtype == tensor.dtype, f"{impl}: {name}"
             # Gradients that cancel to nearly nothing are held to 1e-15 in all.
-            assert_close(f"{impl}: {name}", found[name], right, tolerance, floor=1e-6)
+            assert_close(f"{impl}: {name}", outputs[name], tensor, tolerance, floor=1e-6)
     return able
+
+
+def assert_all_finite(outputs):
+    """Check outputs by name, such as those of `run_layer`."""
+    for name, tensor in outputs.items():
+        assert tensor.isfinite().all(), f"{name} has a NaN or an infinity"
 
 
 @st.composite
@@ -121,14 +148,18 @@ def fields(draw, conventions=("all", "type", "space", "patch")):
     kind = draw(st.sampled_from(["everything", "map", "windows", "transposed"]))
     if kind == "everything":
         return DenseField()
-    height, width = draw(st.integers(2, 6)), draw(st.integers(2, 6))
+    height = draw(st.integers(2, 6))
+    width = draw(st.integers(2, 6))
     if kind == "map":
         return DenseField(height, width)
-    convention, stride = draw(st.sampled_from(conventions)), draw(st.integers(1, 3))
+
+    convention = draw(st.sampled_from(conventions))
+    stride = draw(st.integers(1, 3))
     kernel = draw(st.integers(1, min(3, height, width)))
     padding = draw(st.integers(0, kernel - 1))
-    if kind == "transposed":
-        side = (1 + draw(st.integers(0, 2)), 1 + draw(st.integers(0, 2)))
-        padding = 0 if min(side) == 1 else min(padding, (kernel - 1) // 2)
-        return ConvTransposeField(*side, kernel, stride, padding, convention)
-    return ConvField(height, width, kernel, stride, padding, convention)
+    if kind == "windows":
+        return ConvField(height, width, kernel, stride, padding, convention)
+    height = draw(st.integers(1, 3))
+    width = draw(st.integers(1, 3))
+    padding = 0 if min(height, width) == 1 else min(padding, (kernel - 1) // 2)
+    return ConvTransposeField(height, width, kernel, stride, padding, convention)

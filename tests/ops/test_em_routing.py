@@ -1,7 +1,9 @@
-"""EM routing: fast paths against the reference, in value and every gradient.
+"""EM routing: fast paths against the reference in float64, in value and every gradient.
 
-Compiled loops are made for each size of matrices and each type of number, which takes seconds: few of them are drawn.
+Routing in float32 is tested in `test_extremes.py`: a file compiles the loops for one type of number.
 """
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,34 +13,31 @@ from torchcaps import ops
 from torchcaps.functional import ConvField, ConvTransposeField, DenseField, ProductVotes
 from torchcaps.functional.votes import RoutingContext
 from torchcaps.kernels import samples
-from torchcaps.testing.compare import assert_close, relative_rms
 from torchcaps.testing.random import random_votes
 from torchcaps.types import Capsules
 
 from . import makers
-from .makers import Layer, compare, fields, outcome
+from .makers import MATRICES, PAPER_MATRICES, Layer, assert_all_finite, compare, fields, run_layer
+from .operator_checks import check_operator, check_second_derivatives
 
 FAST = makers.FAST["em"]
 COMPILED = [impl for impl in FAST if impl == "numba"]
-SHIFTS = st.sampled_from([(0, 0), (0, 1), (1, 0), (1, 1)])
-# Compiled once each: for float64, and for float32.
-MATRICES = (2, 2, 2)
-PAPER_MATRICES = (4, 4, 4)
+LAYER = Layer(ConvField(5, 5, 3), types=2, parents=3, matrices=MATRICES, shift=(1, 1))
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(
-    where=fields(),
+    field=fields(),
     batch=st.integers(0, 18),
     types=st.integers(1, 3),
     parents=st.integers(1, 4),
-    shift=SHIFTS,
+    shift=st.sampled_from([(0, 0), (0, 1), (1, 0), (1, 1)]),
     bias=st.booleans(),
     iterations=st.integers(1, 3),
     seed=st.integers(0, 999),
 )
-def test_any_field(where, batch, types, parents, shift, bias, iterations, seed):
-    layer = Layer(where, batch, types, parents, MATRICES, shift, bias, seed=seed)
+def test_any_field(field, batch, types, parents, shift, bias, iterations, seed):
+    layer = Layer(field, batch, types, parents, MATRICES, shift, bias, seed=seed)
     assert compare(layer, "em", iterations=iterations) == FAST
 
 
@@ -46,91 +45,65 @@ def test_any_field(where, batch, types, parents, shift, bias, iterations, seed):
 @pytest.mark.parametrize("matrices", [(1, 1, 1), (1, 8, 16), (4, 4, 4), (3, 2, 5), (5, 1, 1)])
 @pytest.mark.parametrize("shift", [None, (1, 1)])
 def test_any_matrices(matrices, shift):
-    assert (
-        compare(Layer(ConvField(5, 7, 3, 2), types=2, matrices=matrices, shift=shift), "em") == FAST
-    )
+    layer = Layer(ConvField(5, 7, 3, 2), types=2, matrices=matrices, shift=shift)
+    assert compare(layer, "em") == FAST
 
 
-def test_the_papers_matrices_in_float32():
-    layer = Layer(
-        ConvField(8, 8, 3, 2), 3, 4, 5, PAPER_MATRICES
-    )  # no window reaches the last row and column
-    tensors = layer.tensors()
-    truth = outcome(layer, "em", "reference", tensors)
-    single = {
-        n: None if x is None else x.detach().float().requires_grad_() for n, x in tensors.items()
-    }
-    for impl in FAST:
-        for name, found in outcome(layer, "em", impl, single).items():
-            assert found.dtype == torch.float32
-            assert_close(f"{impl}: {name}", found.double(), truth[name], 1e-5, floor=1e-6)
-
-
-def test_children_of_no_activation_in_float32():
-    """Sums of squares around the mean of all children lost half of the digits of their gradient."""
-    layer = Layer(ConvField(4, 4, 3), 2, 2, 3, PAPER_MATRICES, (1, 1), seed=9)
-    tensors = layer.tensors()
-    few = torch.where(tensors["activation"] < 0.97, 0.0, tensors["activation"])
-    tensors["activation"] = few.detach().requires_grad_()
-    truth = outcome(layer, "em", "reference", tensors)["gradient of activation"]
-    single = {
-        n: None if x is None else x.detach().float().requires_grad_() for n, x in tensors.items()
-    }
-    for impl in FAST:
-        found = outcome(layer, "em", impl, single)["gradient of activation"]
-        assert_close(f"{impl}: gradient of activation", found.double(), truth, 1e-5)
-
-
-@pytest.mark.parametrize("through", [0, 1, 2])
-def test_gradient_through_each_output(through):
-    compare(
-        Layer(ConvField(7, 7, 3, 2), types=2, parents=3, matrices=MATRICES, shift=(1, 1)),
-        "em",
-        through=(through,),
-    )
+@pytest.mark.parametrize("output", makers.OUTPUTS)
+def test_gradient_through_each_output(output):
+    assert compare(LAYER, "em", loss_of=[output]) == FAST
 
 
 @pytest.mark.parametrize("impl", COMPILED)
 def test_numerical_gradient(impl):
-    layer = Layer(ConvField(3, 3, 2), 1, 1, 2, MATRICES, (1, 1))
+    layer = replace(LAYER, field=ConvField(3, 3, 2), batch=1, types=1, parents=2)
     tensors = layer.tensors()
-    given = [x for x in tensors.values() if x is not None]
 
-    def routed(*_):
-        return ops.em_routing(
-            layer.votes(tensors), None, tensors["beta_u"], tensors["beta_a"], 3, 0.3, impl=impl
-        )
+    def call(*_):
+        return makers.route("em", layer.votes(tensors), tensors, impl)
 
-    torch.autograd.gradcheck(routed, given, fast_mode=True)
+    leaves = [tensor for tensor in tensors.values() if tensor is not None]
+    assert torch.autograd.gradcheck(call, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("impl", ["auto", *FAST])
+@pytest.mark.parametrize("field", [DenseField(), ConvField(3, 3, 2, convention="type")])
+def test_second_derivatives(impl, field):
+    names = ("pose", "activation", "weight", "beta_u", "beta_a")
+    check_second_derivatives("em", impl, field, names)
+
+
+@pytest.mark.parametrize("impl", COMPILED)
+@pytest.mark.parametrize("needs_coupling", [False, True])
+def test_schema_fake_and_autograd(impl, needs_coupling):
+    check_operator("em", impl, LAYER, needs_coupling)
 
 
 def test_several_blocks(monkeypatch):
     monkeypatch.setattr(samples, "BLOCK_BYTES", 1)
-    compare(Layer(ConvField(5, 5, 3), 5, 2, 3, MATRICES), "em", impls=["blocked"])
+    layer = replace(LAYER, batch=5)
+    assert compare(layer, "em", impls=["blocked"]) == ["blocked"]
 
 
-def test_betas_and_temperatures_of_any_form():
-    layer = Layer(ConvField(4, 4, 3), types=2, matrices=MATRICES, shift=(1, 1))
-    tensors = layer.tensors()
-    heat = (0.5, 0.1)
-    for beta in (0.3, torch.tensor(0.3, dtype=torch.float64, requires_grad=True)):
-        found = [
-            ops.em_routing(layer.votes(tensors), None, beta, beta, 2, heat, impl=impl)
-            for impl in ("reference", *FAST)
-        ]
-        for other in found[1:]:
-            torch.testing.assert_close(other, found[0])
+@pytest.mark.parametrize(
+    "beta",
+    [0.3, torch.tensor(0.3, dtype=torch.float64, requires_grad=True)],
+    ids=["number", "leaf"],
+)
+def test_betas_without_an_axis_and_a_temperature_for_each_iteration(beta):
+    votes = LAYER.votes(LAYER.tensors())
+    expected = ops.em_routing(votes, None, beta, beta, 2, (0.5, 0.1), impl="reference")
+    for impl in FAST:
+        routed = ops.em_routing(votes, None, beta, beta, 2, (0.5, 0.1), impl=impl)
+        torch.testing.assert_close(routed, expected)
 
 
 def test_inputs_of_any_strides():
-    layer = Layer(
-        ConvField(5, 5, 3), types=2, matrices=MATRICES, shift=(1, 1)
-    )  # as others have: compiled once
-    tensors = layer.tensors()
-    turned = {n: tensors[n].detach().transpose(1, 2) for n in ("pose", "activation")}
-    turned["weight"] = tensors["weight"].detach().transpose(2, 3)
-    assert not any(x.is_contiguous() for x in turned.values())
-    compare(layer, "em", tensors=tensors | {n: x.requires_grad_() for n, x in turned.items()})
+    tensors = LAYER.tensors()
+    for name, axes in (("pose", (1, 2)), ("activation", (1, 2)), ("weight", (2, 3))):
+        tensors[name] = tensors[name].detach().transpose(*axes).requires_grad_()
+        assert not tensors[name].is_contiguous(), name
+    assert compare(LAYER, "em", tensors=tensors) == FAST
 
 
 def test_matrices_that_several_children_share():
@@ -141,117 +114,99 @@ def test_matrices_that_several_children_share():
 
 
 def test_votes_far_from_zero_that_hardly_differ():
-    """Where sums of squares around zero lose their digits: those are made once more, around the mean."""
-    layer = Layer(
-        ConvField(3, 3, 3), types=6, parents=3, matrices=MATRICES, shift=(1, 1), scale=1e-3
-    )
+    """Sums of squares around zero lose their digits there: they are repeated around the mean."""
+    layer = replace(LAYER, field=ConvField(3, 3, 3), types=6, scale=1e-3)
     tensors = layer.tensors()
     tensors["shift"] = (1e-3 * tensors["shift"].detach() + 1e4).requires_grad_()
-    assert outcome(layer, "em", "reference", tensors)["activation"].std() > 0
-    compare(layer, "em", 1e-6, tensors=tensors)
+    assert run_layer(layer, "em", "reference", tensors)["activation"].std() > 0
+    assert compare(layer, "em", 1e-6, tensors=tensors) == FAST
 
 
 @pytest.mark.parametrize("impl", FAST)
 @pytest.mark.parametrize("level", [0.0, 1e-300, 1e-30, 1.0])
-def test_zeros(level, impl):
-    layer = Layer(ConvField(5, 5, 3), types=2, parents=3, matrices=MATRICES, shift=(1, 1))
-    for zero, other in (("pose", "activation"), ("activation", "pose")):
-        tensors = layer.tensors()
-        tensors[zero] = torch.zeros_like(tensors[zero]).requires_grad_()
-        tensors[other] = (level * tensors[other].detach()).requires_grad_()
-        for name, tensor in outcome(layer, "em", impl, tensors).items():
-            assert tensor.isfinite().all(), name
-
-
-@pytest.mark.parametrize("impl", FAST)
-@pytest.mark.parametrize("scale", [1e-30, 1e-6, 1e6, 1e30])
-def test_poses_of_any_size_in_float32(scale, impl):
-    layer = Layer(ConvField(8, 8, 3, 2), 3, 4, 5, (4, 4, 4), dtype=torch.float32, scale=scale)
-    for name, tensor in outcome(layer, "em", impl, inverse_temperature=0.01).items():
-        assert tensor.isfinite().all(), name
-
-
-@pytest.mark.parametrize("impl", FAST)
-def test_half_precision_and_autocast_are_computed_in_float32(impl):
-    layer = Layer(
-        ConvField(5, 5, 3), types=2, matrices=PAPER_MATRICES, shift=(1, 1), dtype=torch.float32
-    )
-    tensors = layer.tensors()
-    half = {
-        n: x if x is None else x.detach().bfloat16().requires_grad_() for n, x in tensors.items()
-    }
-    found, truth = (outcome(layer, "em", name, half)["pose"] for name in (impl, "reference"))
-    assert found.dtype == torch.float32
-    assert relative_rms(found, truth) < 0.05
-    plain = outcome(layer, "em", impl, tensors)
-    with torch.autocast("cpu", torch.bfloat16):
-        cast = outcome(layer, "em", impl, tensors)
-    assert relative_rms(cast["pose"], plain["pose"]) < 0.05
-    assert cast["pose"].dtype == torch.float32
+@pytest.mark.parametrize(
+    ("zero", "scaled"), [("pose", "activation"), ("activation", "pose")], ids=["poses", "absent"]
+)
+def test_zeros(zero, scaled, level, impl):
+    tensors = LAYER.tensors()
+    tensors[zero] = torch.zeros_like(tensors[zero]).requires_grad_()
+    tensors[scaled] = (level * tensors[scaled].detach()).requires_grad_()
+    assert_all_finite(run_layer(LAYER, "em", impl, tensors))
 
 
 @pytest.mark.parametrize("impl", COMPILED)
-def test_samples_do_not_meet(impl):
-    """Each has a lane of its own: the others neither change its outcome nor make it wait for another group."""
-    layer = Layer(ConvField(5, 5, 3), 20, 2, 3, MATRICES, (1, 1))
+@pytest.mark.parametrize("index", [0, 15, 16, 19])
+def test_samples_do_not_meet(index, impl):
+    """Each has a lane: the rest of the batch does not change its outcome."""
+    layer = replace(LAYER, batch=20)
     tensors = layer.tensors()
-    together = outcome(layer, "em", impl, tensors)["pose"]
-    for place in (0, 15, 16, 19):
-        alone = tensors | {n: tensors[n][place : place + 1] for n in ("pose", "activation")}
-        found = ops.em_routing(
-            layer.votes(alone), None, tensors["beta_u"], tensors["beta_a"], 3, 0.3, impl=impl
-        ).pose
-        assert torch.equal(found[0], together[place])
+    in_batch = makers.route("em", layer.votes(tensors), tensors, impl).pose[index]
+    for name in ("pose", "activation"):
+        tensors[name] = tensors[name][index : index + 1]
+    alone = makers.route("em", layer.votes(tensors), tensors, impl).pose[0]
+    assert torch.equal(alone, in_batch)
 
 
 @pytest.mark.parametrize("impl", COMPILED)
 def test_the_number_of_threads_changes_nothing(impl):
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
-            found.append(outcome(Layer(ConvField(5, 5, 3), 50, 2, 3, MATRICES, (1, 1)), "em", impl))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(found[1][name], tensor) for name, tensor in found[0].items())
+    layer = replace(LAYER, batch=50)
+    by_one_thread = run_layer(layer, "em", impl)
+    torch.set_num_threads(3)
+    by_three_threads = run_layer(layer, "em", impl)
+    for name, tensor in by_one_thread.items():
+        assert torch.equal(by_three_threads[name], tensor), name
 
 
 @pytest.mark.parametrize("impl", FAST)
 def test_coupling_on_request(impl):
     layer = Layer(ConvTransposeField(3, 3, 3, 2), types=2, matrices=MATRICES)
-    tensors = layer.tensors()
-    votes = layer.votes(tensors).bind(RoutingContext(needs_coupling=False))
-    assert ops.em_routing(votes, None, 0.0, 0.0, impl=impl).coupling is None
-    found = ops.em_routing(layer.votes(tensors), None, 0.0, 0.0, impl=impl).coupling
-    assert not found[(votes.mask == 0).expand(found.shape[:-1])].any()
+    votes = layer.votes(layer.tensors())
+    without = votes.bind(RoutingContext(needs_coupling=False))
+    assert ops.em_routing(without, None, 0.0, 0.0, impl=impl).coupling is None
+    coupling = ops.em_routing(votes, None, 0.0, 0.0, impl=impl).coupling
+    is_outside = (votes.mask == 0).expand(coupling.shape[:-1])
+    assert not coupling[is_outside].any()
 
 
-def test_what_can_run_and_when_it_is_worth_it():
-    small, large = (Layer(ConvField(3, 3, 3), 1, n, 16, (4, 4, 4)) for n in (0, 8))
-    small, large = (layer.votes(layer.tensors()) for layer in (small, large))
-    assert ops.choose("em_routing", small)[0] == "blocked"
-    assert ops.choose("em_routing", large)[0] == FAST[-1]
+def make_votes(types):
+    """Votes for 16 parents by one window of so many capsule types."""
+    layer = Layer(ConvField(3, 3, 3), 1, types, 16, PAPER_MATRICES)
+    return layer.votes(layer.tensors())
+
+
+def test_compiled_loops_are_chosen_where_there_are_many_weights():
+    assert ops.choose("em_routing", make_votes(0))[0] == "blocked"
+    assert ops.choose("em_routing", make_votes(8))[0] == FAST[-1]
+
+
+def test_weights_count_as_often_as_they_are_used():
     children = Capsules(torch.randn(2, 6, 6, 4, 16), torch.rand(2, 6, 6, 4))
-    shared = ProductVotes(
-        children, ConvField(6, 6, 6), torch.randn(4, 16, 4, 4)
-    )  # 1,024 weights, used 36 times each
-    assert ops.choose("em_routing", shared)[0] == FAST[-1]
-    given = random_votes()
-    assert ops.choose("em_routing", given)[0] == "reference"
+    weight = torch.randn(4, 16, 4, 4)  # 1,024 weights, used 36 times each
+    votes = ProductVotes(children, ConvField(6, 6, 6), weight)
+    assert ops.choose("em_routing", votes)[0] == FAST[-1]
+
+
+def test_given_votes_are_for_the_reference():
+    votes = random_votes()
+    assert ops.choose("em_routing", votes)[0] == "reference"
     for impl in FAST:
         with pytest.raises(ValueError, match="the votes are given, not made of poses and matrices"):
-            ops.em_routing(given, torch.ones(2, 6), 0.0, 0.0, impl=impl)
+            ops.em_routing(votes, torch.ones(2, 6), 0.0, 0.0, impl=impl)
+
+
+def test_an_implementation_that_cannot_run_is_refused():
+    votes = make_votes(8)
     with pytest.raises(
         ValueError, match="impl: 'triton' cannot run em_routing here .it has reference, "
     ):
-        ops.em_routing(large, None, 0.0, 0.0, impl="triton")
-    large = large.bind(RoutingContext(trace=[]))
+        ops.em_routing(votes, None, 0.0, 0.0, impl="triton")
+    traced = votes.bind(RoutingContext(trace=[]))
     with pytest.raises(ValueError, match="the couplings of every iteration are asked for"):
-        ops.em_routing(large, None, 0.0, 0.0, impl="blocked")
+        ops.em_routing(traced, None, 0.0, 0.0, impl="blocked")
 
 
 @pytest.mark.parametrize("impl", COMPILED)
-def test_what_compiled_loops_cannot_take(impl):
+def test_compiled_loops_refuse_large_matrices(impl):
     layer = Layer(matrices=(1, 32, 17))
     with pytest.raises(
         ValueError,
@@ -260,19 +215,25 @@ def test_what_compiled_loops_cannot_take(impl):
         ops.em_routing(layer.votes(layer.tensors()), None, 0.0, 0.0, impl=impl)
 
 
-def test_wrong_arguments():
-    votes, activation = random_votes(), torch.ones(2, 6)
-    for arguments, message in (
+VOTES = random_votes()
+ACTIVATION = torch.ones(2, 6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         (
-            (votes, activation[:1], 0.0, 0.0),
+            (VOTES, ACTIVATION[:1], 0.0, 0.0),
             r"activation: expected the votes' \[2, 6\], got \[1, 6\]",
         ),
-        ((votes, activation, torch.ones(2), 0.0), r"beta_u: expected \[parents=5\]"),
-        ((votes, activation, 0.0, 0.0, 0), "iterations: expected at least 1, got 0"),
+        ((VOTES, ACTIVATION, torch.ones(2), 0.0), r"beta_u: expected \[parents=5\]"),
+        ((VOTES, ACTIVATION, 0.0, 0.0, 0), "iterations: expected at least 1, got 0"),
         (
-            (votes, activation, 0.0, 0.0, 3, (0.1,)),
+            (VOTES, ACTIVATION, 0.0, 0.0, 3, (0.1,)),
             "inverse_temperature: expected a number or 3 of them, got 1",
         ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ops.em_routing(*arguments)
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ops.em_routing(*arguments)
