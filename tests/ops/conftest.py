@@ -1,4 +1,4 @@
-"""Fast paths run where uninitialized memory is NaN: a cell that a kernel leaves unwritten then shows."""
+"""Uninitialized memory is NaN, so that a cell that a kernel leaves unwritten shows."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Layers of lazy votes drawn from a seed, and fast paths held against the reference in value and every gradient."""
+"""Layers of random lazy votes, and fast paths held against the reference in value and gradient."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,15 +15,15 @@ from torchcaps.types import Capsules
 
 FAST = {"dynamic": ["blocked"], "em": ["blocked", "numba"] if HAS_NUMBA else ["blocked"]}
 OUTPUTS = ("pose", "activation", "coupling")
-# Compiled loops are made for each size of matrices and each type of number, which takes ten seconds.
-# Tests of them share these: the first in float64, the second, of the paper, in float32.
+# Loops are compiled for each size of matrices and each type of number, which takes ten seconds.
+# Tests of them share two: these in float64, and those of the paper in float32.
 MATRICES = (2, 2, 2)
 PAPER_MATRICES = (4, 4, 4)
 
 
 @dataclass
 class Layer:
-    """Votes of matrices: poses `[rows, inner]`, weights `[inner, outer]`; a linear layer has one row."""
+    """Votes of poses `[rows, inner]` and weights `[inner, outer]`; a linear layer has one row."""
 
     field: Any = field(default_factory=DenseField)
     batch: int = 3
@@ -111,7 +111,7 @@ def compute_gradients(outputs, tensors):
 
 
 def run_layer(layer, routing, impl, tensors=None, loss_of=OUTPUTS, **options):
-    """Poses, activations, couplings, and the gradients of a loss of some of these outputs, by name."""
+    """Outputs by name, and the gradients of a loss of the outputs in `loss_of`."""
     tensors = tensors or layer.tensors()
     outputs = route(routing, layer.votes(tensors), tensors, impl, **options)._asdict()
     gradients = compute_gradients([outputs[name] for name in loss_of], tensors)

@@ -1,4 +1,4 @@
-"""What every fast path that the factory of operators makes promises: a schema, fake tensors, second derivatives."""
+"""Promises of every fused operator: a schema, fake tensors, second derivatives."""
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ def check_operator(routing, impl, layer, needs_coupling):
 
 
 def check_second_derivatives(routing, impl, field, names):
-    """Check second derivatives by the named operands against finite differences of the first ones."""
+    """Check second derivatives by named operands against differences of first derivatives."""
     types = 3 if isinstance(field, DenseField) else 1
     layer = Layer(field, 2, types, 2, MATRICES, bias="bias" in names)
     tensors = layer.tensors()

@@ -1,4 +1,4 @@
-"""Routing by agreement: fast paths against the reference, in value and in every gradient, through the dispatcher."""
+"""Routing by agreement: fast paths against the reference, in value and in every gradient."""
 
 import pytest
 import torch

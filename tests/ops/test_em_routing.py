@@ -1,6 +1,6 @@
 """EM routing: fast paths against the reference in float64, in value and every gradient.
 
-Routing in float32 is tested in `test_extremes.py`: a file compiles the loops for one type of number.
+`test_extremes.py` tests float32: a file compiles the loops for one type of number.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Finite numbers of any size, and other types of numbers: every implementation, in value and gradient."""
+"""Finite numbers of any size and type: every implementation, in value and gradient."""
 
 import pytest
 import torch

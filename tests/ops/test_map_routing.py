@@ -1,4 +1,4 @@
-"""Routing on maps of votes: compiled loops against the reference, in value and in every gradient."""
+"""Routing on maps of votes: compiled loops against the reference, in value and gradient."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The factory of fused operators, by a small one; and what the fast paths of votes and of convolutions promise."""
+"""The factory of fused operators, by a small one; and what it promises of every fast path."""
 
 from typing import NamedTuple
 
@@ -94,8 +94,8 @@ def test_an_operator_as_pytorch_sees_it():
     )
     schema = str(torch.ops.torchcaps.test_scaled_backward.default._schema)
     assert schema == (
-        "torchcaps::test_scaled_backward(Tensor x, Tensor factor, Tensor? missing, SymInt times, float[] powers, "
-        "Tensor[] kept, Tensor[] grads, bool[] wanted) -> (Tensor, Tensor, Tensor)"
+        "torchcaps::test_scaled_backward(Tensor x, Tensor factor, Tensor? missing, SymInt times, "
+        "float[] powers, Tensor[] kept, Tensor[] grads, bool[] wanted) -> (Tensor, Tensor, Tensor)"
     )
 
 
