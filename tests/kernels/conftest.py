@@ -1,4 +1,4 @@
-"""Kernels run where uninitialized memory is NaN: a cell that they leave unwritten then shows."""
+"""Uninitialized memory is NaN, so that a cell that a kernel leaves unwritten shows."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ import torch
 @pytest.fixture(autouse=True)
 def _uninitialized_memory_is_nan():
     # Products of matrices on a GPU refuse this mode unless the environment is prepared for it.
-    torch.use_deterministic_algorithms(not torch.cuda.is_available())
+    # `use_deterministic_algorithms` would import torch's compiler.
+    torch.set_deterministic_debug_mode("default" if torch.cuda.is_available() else "error")
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
