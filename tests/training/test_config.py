@@ -41,15 +41,9 @@ def test_a_value_out_of_range_is_named_with_what_was_expected(name, value, expec
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "near"),
-    [("precision", "bf32", "bf16")],
-)
-def test_an_unknown_choice_suggests_the_nearest(name, value, near):
-    with pytest.raises(
-        UnknownNameError, match=f"unknown {name} '{value}'; did you mean .*'{near}'"
-    ):
-        TrainConfig.of(**{name: value})
+def test_an_unknown_choice_suggests_the_nearest():
+    with pytest.raises(UnknownNameError, match="unknown precision 'bf32'; did you mean .*'bf16'"):
+        TrainConfig.of(precision="bf32")
 
 
 @pytest.mark.parametrize("values", [[], None, "epochs", 3])
