@@ -50,15 +50,21 @@ BEYOND = {
 
 def settings(name, **changes):
     size = {"img_size": (36, 36)} if name.endswith(("smallnorb", "multimnist", "2019")) else {}
+    model_options = dict(SMALLER.get(name, {}))
+    for name_of_data in ("img_size", "num_classes", "classes"):
+        model_options.pop(name_of_data, None)
     return TrainConfig.of(
         **{
             "model": name,
-            "model_options": SMALLER.get(name, {}),
+            "model_options": model_options,
             "data": "digits",
             "per_class": 5,
             "holdout": 0.2,
+            "epochs": 2,
+            "batch_size": 8,
+            "device": "cpu",
+            "precision": "fp32",
         }
-        | {"epochs": 2, "batch_size": 8, "device": "cpu", "precision": "fp32"}
         | size
         | changes
         | BEYOND.get(name, {}),
@@ -98,19 +104,11 @@ THREE_STEPS = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.003, "epochs": 1, "e
 def by_two(tmp_path_factory):
     """The folder of every system, trained by two processes, and their output."""
     folder = tmp_path_factory.mktemp("by-two")
-    line = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        __file__,
-    ]
+    torchrun = "-m torch.distributed.run --standalone --nproc-per-node=2".split()
+    command = [sys.executable, *torchrun, __file__, folder]
     paths = [str(Path(tc.__file__).parents[1]), str(Path(__file__).parents[1])]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    process = subprocess.run(
-        [*line, str(folder)], check=False, env=environment, capture_output=True, text=True
-    )
+    process = subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
     return folder, process.stdout + process.stderr
 
 
