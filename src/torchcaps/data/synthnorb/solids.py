@@ -224,10 +224,12 @@ def _intersect_ball(start: Tensor, along: Tensor, _: Tensor) -> tuple[Tensor, Te
         start: `[3, solids, rays]`, of the rays in the frames of the solids.
         along: `[3, solids, 1]`, their direction there.
     """
-    square = (along * along).sum(dim=0)
-    middle = -(start * along).sum(dim=0) / square
-    rest = (start * start).sum(dim=0) - 1
-    discriminant = middle * middle - rest / square  # below 0: the ray passes by
+    # A quadratic inequality in t: a t² + 2 b t + c < 0.
+    a = (along * along).sum(dim=0)
+    b = (start * along).sum(dim=0)
+    c = (start * start).sum(dim=0) - 1
+    middle = -b / a
+    discriminant = middle * middle - c / a  # below 0: the ray passes by
     discriminant = discriminant.clamp(min=-1)
     root = discriminant.clamp(min=0).sqrt()
     enter = middle - root
@@ -308,7 +310,8 @@ def _cone_normals(local: Tensor, top: Tensor) -> Tensor:
     zero = torch.zeros_like(x)
     lid = torch.stack([zero, zero, z.sign()], dim=-1)
     distance = local[:, :2].norm(dim=-1)
-    to_mantle = (distance - radius).abs()
+    to_mantle = distance - radius
+    to_mantle = to_mantle.abs()
     to_lid = (1 - z.abs()).abs()
     is_lid = to_lid < to_mantle
     return torch.where(is_lid.unsqueeze(-1), lid, mantle)

@@ -118,10 +118,13 @@ def match_segments(segments: Segments, labels: Int64[Tensor, "n 2"]) -> Segments
     check_shape("segments.selected", segments.selected, ("n", "k"), k=2)
     check_shape("labels", labels, ("n", "k"), n=len(segments.selected), k=2)
     labels = labels.cpu()
-    is_in_order = (segments.selected == labels).any(dim=1)
-    is_reversed = (segments.selected == labels.flip(1)).any(dim=1) & ~is_in_order
-    images = torch.where(is_reversed.view(-1, 1, 1, 1, 1), segments.images.flip(1), segments.images)
-    selected = torch.where(is_reversed.unsqueeze(1), segments.selected.flip(1), segments.selected)
+    images = segments.images
+    selected = segments.selected
+    is_in_order = (selected == labels).any(dim=1)
+    has_match = (selected == labels.flip(1)).any(dim=1)
+    is_reversed = has_match & ~is_in_order
+    images = torch.where(is_reversed.view(-1, 1, 1, 1, 1), images.flip(1), images)
+    selected = torch.where(is_reversed.view(-1, 1), selected.flip(1), selected)
     return Segments(images, selected, segments.activations)
 
 
@@ -164,7 +167,8 @@ def _mean_iou(first: Bool[Tensor, "n k *pixels"], second: Bool[Tensor, "n k *pix
     """The mean intersection over union of two masks, 1 where both are empty."""
     intersection = (first & second).flatten(2).sum(dim=2).double()
     union = (first | second).flatten(2).sum(dim=2).double()
-    return float(torch.where(union > 0, intersection / union.clamp(min=1), 1.0).mean())
+    iou = intersection / union.clamp(min=1)
+    return float(torch.where(union > 0, iou, 1.0).mean())
 
 
 def _ink_right(drawings: Drawings, digits: Drawings, threshold: float) -> float | None:
@@ -186,7 +190,9 @@ def _correlation(x: Float[Tensor, "n k pixels"], y: Float[Tensor, "n k pixels"])
     """The mean correlation of pictures over their pixels, of those where both vary."""
     x = x - x.mean(dim=2, keepdim=True)
     y = y - y.mean(dim=2, keepdim=True)
-    norms = (x.square().sum(dim=2) * y.square().sum(dim=2)).sqrt()
+    x_power = x.square().sum(dim=2)
+    y_power = y.square().sum(dim=2)
+    norms = (x_power * y_power).sqrt()
     varies = norms > 1e-12
     if not varies.any():
         return None
