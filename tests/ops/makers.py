@@ -110,12 +110,17 @@ def compute_gradients(outputs, tensors):
     return dict(zip(leaves, gradients, strict=True))
 
 
+def add_gradients(outputs, tensors, loss_of=OUTPUTS):
+    """Outputs by name, and the gradients of a loss of those in `loss_of`."""
+    gradients = compute_gradients([outputs[name] for name in loss_of], tensors)
+    return outputs | {f"gradient of {name}": gradient for name, gradient in gradients.items()}
+
+
 def run_layer(layer, routing, impl, tensors=None, loss_of=OUTPUTS, **options):
     """Outputs by name, and the gradients of a loss of the outputs in `loss_of`."""
     tensors = tensors or layer.tensors()
     outputs = route(routing, layer.votes(tensors), tensors, impl, **options)._asdict()
-    gradients = compute_gradients([outputs[name] for name in loss_of], tensors)
-    return outputs | {f"gradient of {name}": gradient for name, gradient in gradients.items()}
+    return add_gradients(outputs, tensors, loss_of)
 
 
 def compare(layer, routing="dynamic", tolerance=1e-9, impls=None, tensors=None, **options):

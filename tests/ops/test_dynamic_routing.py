@@ -14,10 +14,10 @@ from torchcaps.testing.random import random_votes, seeded
 from .makers import (
     OUTPUTS,
     Layer,
+    add_gradients,
     as_leaves,
     assert_all_finite,
     compare,
-    compute_gradients,
     fields,
     run_layer,
 )
@@ -64,10 +64,7 @@ def run_votes(votes, has_bias, impl, **options):
         numbers = torch.randn(votes.shape[-2:], generator=seeded(1), dtype=torch.float64)
         leaves["bias"] = numbers.to(votes).requires_grad_()
     routed = ops.dynamic_routing(**leaves, want_coupling=True, impl=impl, **options)
-    return routed._asdict() | {
-        f"gradient of {name}": gradient
-        for name, gradient in compute_gradients(routed, leaves).items()
-    }
+    return add_gradients(routed._asdict(), leaves)
 
 
 def compare_votes(votes, has_bias=True, **options):

@@ -15,7 +15,7 @@ from torchcaps.testing import random_votes, seeded
 from torchcaps.testing.compare import assert_close
 from torchcaps.types import Capsules, LayerSizes
 
-from .makers import OUTPUTS, assert_all_finite, compute_gradients
+from .makers import OUTPUTS, add_gradients, assert_all_finite
 
 pytestmark = pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
 NEVER = 1 << 62
@@ -45,8 +45,7 @@ def run_routing(maps, has_bias=True, use_loops=True, loss_of=OUTPUTS, iterations
         votes = leaves["maps"].permute(0, 4, 5, 1, 2, 3)
         routed = dynamic_routing(DenseVotes(votes, bias=bias), iterations)
     outputs = dict(zip(OUTPUTS, routed, strict=True))
-    gradients = compute_gradients([outputs[name] for name in loss_of], leaves)
-    return outputs | {f"gradient of {name}": gradient for name, gradient in gradients.items()}
+    return add_gradients(outputs, leaves, loss_of)
 
 
 def compare(maps, has_bias=True, tolerance=1e-9, **options):
