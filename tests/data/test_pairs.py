@@ -97,10 +97,10 @@ def test_less_padding_than_shift_cuts_off(source):
 def test_a_batch_depends_on_the_generator_alone(source):
     maker = PairMaker(source)
     base = torch.arange(24)
-    first = maker.sample_batch(base, generator=generator(1))
-    again = maker.sample_batch(base, generator=generator(1))
-    torch.testing.assert_close(first[:3], again[:3], rtol=0, atol=0)
-    assert not torch.equal(first.images, maker.sample_batch(base, generator=generator(2)).images)
+    batch = maker.sample_batch(base, generator=generator(1))
+    repeated = maker.sample_batch(base, generator=generator(1))
+    torch.testing.assert_close(repeated[:3], batch[:3], rtol=0, atol=0)
+    assert not torch.equal(batch.images, maker.sample_batch(base, generator=generator(2)).images)
 
 
 # A set of pairs.
@@ -138,8 +138,8 @@ def test_a_batch_to_train_on_is_drawn_anew(pairs):
     assert batch.images.dtype == batch.singles.dtype == torch.float32
     torch.testing.assert_close(batch.images, batch.singles.sum(dim=1).clamp(max=1))
     assert not torch.equal(batch.images, pairs.float_images(indices))
-    again = pairs.sample_batch(indices, generator=generator())
-    torch.testing.assert_close(batch.images, again.images, rtol=0, atol=0)
+    second_batch = pairs.sample_batch(indices, generator=generator())
+    torch.testing.assert_close(second_batch.images, batch.images, rtol=0, atol=0)
 
 
 def test_a_subset_keeps_its_singles(pairs):
@@ -181,8 +181,8 @@ def test_train_and_val_share_no_single_image():
     assert not train_images & val_images
     for part in (train, val):
         torch.testing.assert_close(part.images, compose(part.singles(range(len(part)))))
-    _, again = pairs.train_val_split(0.2)
-    torch.testing.assert_close(val.images, again.images, rtol=0, atol=0)
+    _, second_val = pairs.train_val_split(0.2)
+    torch.testing.assert_close(second_val.images, val.images, rtol=0, atol=0)
 
 
 def test_groups_of_the_source_are_never_split():

@@ -71,10 +71,10 @@ def test_groups_of_a_class_are_never_split():
     test_members = pairs[test].unique(dim=0)
     assert not {*map(tuple, pairs[train].tolist())} & {*map(tuple, test_members.tolist())}
     assert test_members[:, 0].bincount().tolist() == [3, 3, 3]
-    _, other_seed = stratified_split(labels, 0.3, seed=2, groups=groups)
-    assert not torch.equal(test, other_seed)
-    _, counted = stratified_split(labels, 24, groups=groups)
-    assert len(counted) == 24
+    _, test_of_seed_2 = stratified_split(labels, 0.3, seed=2, groups=groups)
+    assert not torch.equal(test, test_of_seed_2)
+    _, test_of_24 = stratified_split(labels, 24, groups=groups)
+    assert len(test_of_24) == 24
 
 
 def test_a_single_group_cannot_be_split():

@@ -132,14 +132,14 @@ def test_a_shuffled_tree_keeps_the_sizes_of_groups():
 
 def test_a_shuffled_tree_is_drawn_by_the_generator_and_saved_with_the_weights():
     model = small_model(tree="shuffled", generator=seeded(0))
-    same = small_model(tree="shuffled", generator=seeded(0))
-    other = small_model(tree="shuffled", generator=seeded(1))
+    twin = small_model(tree="shuffled", generator=seeded(0))
+    stranger = small_model(tree="shuffled", generator=seeded(1))
     prior = model.state_dict()[FINEST_PRIOR]
-    assert prior.equal(same.state_dict()[FINEST_PRIOR])
-    assert not prior.equal(other.state_dict()[FINEST_PRIOR])
-    other.load_state_dict(model.state_dict())
+    assert prior.equal(twin.state_dict()[FINEST_PRIOR])
+    assert not prior.equal(stranger.state_dict()[FINEST_PRIOR])
+    stranger.load_state_dict(model.state_dict())
     images = torch.rand(3, 1, 12, 9)
-    torch.testing.assert_close(other(images), model(images))
+    torch.testing.assert_close(stranger(images), model(images))
     assert FINEST_PRIOR not in small_model().state_dict()
 
 
