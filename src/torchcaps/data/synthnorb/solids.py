@@ -312,7 +312,8 @@ def _cone_normals(local: Tensor, top: Tensor) -> Tensor:
     distance = local[:, :2].norm(dim=-1)
     to_mantle = distance - radius
     to_mantle = to_mantle.abs()
-    to_lid = (1 - z.abs()).abs()
+    to_lid = 1 - z.abs()
+    to_lid = to_lid.abs()
     is_lid = to_lid < to_mantle
     return torch.where(is_lid.unsqueeze(-1), lid, mantle)
 
