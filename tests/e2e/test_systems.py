@@ -104,7 +104,7 @@ THREE_STEPS = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.003, "epochs": 1, "e
 def by_two(tmp_path_factory):
     """The folder of every system, trained by two processes, and their output."""
     folder = tmp_path_factory.mktemp("by-two")
-    torchrun = "-m torch.distributed.run --standalone --nproc-per-node=2".split()
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [sys.executable, *torchrun, __file__, folder]
     paths = [str(Path(tc.__file__).parents[1]), str(Path(__file__).parents[1])]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
