@@ -1,35 +1,57 @@
 """Kernels of routing by agreement on a GPU. Needs Triton; runs in its interpreter too.
 
-No votes are made. With u_ij = W_ij p_i, all that routing needs of a parent are products of matrices over many children:
+`passes.py` has the equations. In each pass, with u_ij the vote of child i for parent j and V_j the
+sum of the parents of the passes before:
 
-    agreement   <u_ij, x_j> = <W_ij' x_j, p_i>            sum   sum_i f_ij u_ij = sum_i W_ij (f_ij p_i)
-    of weights  sum_b x_j (f_ij p_i)'                     of poses   sum_j f_ij W_ij' x_j
+    b_ij = <u_ij, V_j>;  c_i = softmax over j of b_ij;  s_j = sum_i c_ij u_ij
 
-A program holds BLOCK_B samples and BLOCK_I children, whose poses are the rows of one matrix `[BLOCK_B, BLOCK_I *
-BLOCK_K]`, and goes through parents, or has one: tiles depend on neither the number of parents nor the batch. Between
-kernels there are two numbers for a pair of capsules, `[j, b, i]`. Sums are split among programs and added up by the
-host: no atomics, so a run repeats bit for bit.
+and for its gradient dL/dc_ij = <u_ij, dL/ds_j>, dL/db, and sums with dL/db in the place of c.
 
-MODE says how matrices are multiplied: "ieee" float32, or on tensor cores "tf32" or "bf16". All else is float32.
-Letters: b batch, i children, j parents, d and k dimensions of a parent and of a child.
+No votes are made. With u_ij = W_ij p_i of a weight and the pose of the child, all of this is
+products of matrices over many children, for a parent's vector x_j and factors f_ij:
+
+    agreements           <u_ij, x_j> = <W_ij' x_j, p_i>
+    sums                 sum_i f_ij u_ij = sum_i W_ij (f_ij p_i)
+    gradient of weights  sum_b x_j (f_ij p_i)'
+    gradient of poses    sum_j f_ij W_ij' x_j
+
+A program holds BLOCK_B samples and BLOCK_I children, whose poses are the rows of one matrix
+`[BLOCK_B, BLOCK_I * BLOCK_K]`, and goes through parents, or has one: blocks depend on neither the
+number of parents nor the batch. Between kernels there are two numbers for a pair of capsules,
+`[j, b, i]`. Sums are split among programs and added up by the host: no atomics, so a run repeats
+bit for bit.
+
+    pose [b, i, k]   weight [i, j, d, k]   V, grad_s (dL/ds) [b, j, d]   grad_coupling [j, b, i]
+    agreement [1 or 2, j, b, i]: logits b_ij and, for the gradient, dL/dc_ij
+    child_stats [2 or 3, b, i]: largest b_ij of a child, 1 / sum_j exp(b_ij - largest), and, for the
+        gradient, sum_j c_ij dL/dc_ij
+
+MODE says how matrices are multiplied: "ieee" float32, or on tensor cores "tf32" or "bf16". All else
+is float32. Letters: b batch, i children, j parents, d and k dimensions of a parent and of a child.
+Sizes: DIM and IN_DIM are those of d and k, BLOCK_D and BLOCK_K powers of two that are no smaller.
 """
 
 # mypy: allow-untyped-defs
 import triton
 import triton.language as tl
 
-# FACTOR, what votes are weighed with.
-UNIFORM, COUPLING, GRADIENT = (tl.constexpr(n) for n in range(3))
+# FACTOR says what the factors f_ij are: the same for all, couplings c_ij, or dL/db_ij.
+UNIFORM = tl.constexpr(0)
+COUPLING = tl.constexpr(1)
+GRADIENT = tl.constexpr(2)
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
 @triton.jit
 def _dot(a, b, MODE: tl.constexpr):
-    """Product of matrices, in float32; the interpreter would multiply the bits of bfloat16 as integers."""
+    """Product of matrices, accumulated in float32."""
     if MODE == "bf16":
-        a, b = a.to(tl.bfloat16), b.to(tl.bfloat16)
+        a = a.to(tl.bfloat16)
+        b = b.to(tl.bfloat16)
+        # The interpreter would multiply the bits of bfloat16 as integers.
         if INTERPRETED:
-            a, b = a.to(tl.float32), b.to(tl.float32)
+            a = a.to(tl.float32)
+            b = b.to(tl.float32)
         product = tl.dot(a, b)
     else:
         product = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=MODE)
@@ -37,18 +59,29 @@ def _dot(a, b, MODE: tl.constexpr):
 
 
 @triton.jit
-def _pose_at(
-    rows, batch, first, children, IN_DIM: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr
+def _locate_poses(
+    samples,
+    batch,
+    first,
+    children,
+    IN_DIM: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):
-    """Of poses from child `first` on, `[BLOCK_B, BLOCK_I * BLOCK_K]`: where they are, and which of them exist."""
-    n = tl.arange(0, BLOCK_I * BLOCK_K)
-    i, k = first + n // BLOCK_K, n % BLOCK_K
-    inside = (rows < batch)[:, None] & ((i < children) & (k < IN_DIM))[None, :]
-    return (rows[:, None] * children + i[None, :]) * IN_DIM + k[None, :], inside
+    """Offsets of the poses from child `first` on, and a mask of those that exist.
+
+    Both are `[BLOCK_B, BLOCK_I * BLOCK_K]`.
+    """
+    columns = tl.arange(0, BLOCK_I * BLOCK_K)
+    i = first + columns // BLOCK_K
+    k = columns % BLOCK_K
+    offsets = (samples[:, None] * children + i[None, :]) * IN_DIM + k[None, :]
+    mask = (samples < batch)[:, None] & ((i < children) & (k < IN_DIM))[None, :]
+    return offsets, mask
 
 
 @triton.jit
-def _weight_at(
+def _locate_weights(
     j,
     first,
     children,
@@ -59,40 +92,48 @@ def _weight_at(
     BLOCK_I: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Of the weights of parent j, `[BLOCK_D, BLOCK_I * BLOCK_K]`: where they are, and which of them exist."""
-    n, d = tl.arange(0, BLOCK_I * BLOCK_K), tl.arange(0, BLOCK_D)
-    i, k = (first + n // BLOCK_K).to(tl.int64), n % BLOCK_K
-    inside = (d < DIM)[:, None] & ((i < children) & (k < IN_DIM))[None, :]
-    return ((i * parents + j)[None, :] * DIM + d[:, None]) * IN_DIM + k[None, :], inside
+    """Offsets of the weights of parent j from child `first` on, and a mask of those that exist.
 
-
-@triton.jit
-def _parent_at(j, rows, batch, parents, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Of parent j in `[b, j, d]`, `[BLOCK_B, BLOCK_D]`: where it is, and what of it exists."""
+    Both are `[BLOCK_D, BLOCK_I * BLOCK_K]`.
+    """
+    columns = tl.arange(0, BLOCK_I * BLOCK_K)
     d = tl.arange(0, BLOCK_D)
-    return (rows[:, None] * parents + j) * DIM + d[None, :], (rows < batch)[:, None] & (d < DIM)[
-        None, :
-    ]
+    i = (first + columns // BLOCK_K).to(tl.int64)
+    k = columns % BLOCK_K
+    offsets = ((i * parents + j)[None, :] * DIM + d[:, None]) * IN_DIM + k[None, :]
+    mask = (d < DIM)[:, None] & ((i < children) & (k < IN_DIM))[None, :]
+    return offsets, mask
 
 
 @triton.jit
-def _pair_at(rows, batch, first, children, BLOCK_I: tl.constexpr):
-    """Of `[b, i]`, `[BLOCK_B, BLOCK_I]`: where they are, and which of them exist."""
+def _locate_parent(j, samples, batch, parents, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Offsets of parent j in `[b, j, d]`, and a mask of what exists; `[BLOCK_B, BLOCK_D]`."""
+    d = tl.arange(0, BLOCK_D)
+    offsets = (samples[:, None] * parents + j) * DIM + d[None, :]
+    mask = (samples < batch)[:, None] & (d < DIM)[None, :]
+    return offsets, mask
+
+
+@triton.jit
+def _locate_pairs(samples, batch, first, children, BLOCK_I: tl.constexpr):
+    """Offsets in `[b, i]` from child `first` on, and a mask; both are `[BLOCK_B, BLOCK_I]`."""
     i = first + tl.arange(0, BLOCK_I)
-    return rows[:, None] * children + i[None, :], (rows < batch)[:, None] & (i < children)[None, :]
+    offsets = samples[:, None] * children + i[None, :]
+    mask = (samples < batch)[:, None] & (i < children)[None, :]
+    return offsets, mask
 
 
 @triton.jit
-def _load(x, place):
-    """What is at one of these places; zeros where nothing is."""
-    at, inside = place
-    return tl.load(x + at, inside, 0.0)
+def _load(x, location):
+    """Numbers of a tensor x at a location, (offsets, mask); zeros where the mask is false."""
+    offsets, mask = location
+    return tl.load(x + offsets, mask, 0.0)
 
 
 @triton.jit
-def _scaled(x, by, BLOCK_B: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr):
-    """x `[BLOCK_B, BLOCK_I * BLOCK_K]` times a number for each sample and child."""
-    x = tl.reshape(x, (BLOCK_B, BLOCK_I, BLOCK_K)).to(tl.float32) * by[:, :, None]
+def _scale(x, factor, BLOCK_B: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr):
+    """x `[BLOCK_B, BLOCK_I * BLOCK_K]` times a factor for each sample and child."""
+    x = tl.reshape(x, (BLOCK_B, BLOCK_I, BLOCK_K)).to(tl.float32) * factor[:, :, None]
     return tl.reshape(x, (BLOCK_B, BLOCK_I * BLOCK_K))
 
 
@@ -100,21 +141,28 @@ def _scaled(x, by, BLOCK_B: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.con
 def _agreement(
     p, w, x, MODE: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_K: tl.constexpr
 ):
-    """<vote, x> `[BLOCK_B, BLOCK_I]` for a parent's weights w and vector x."""
+    """<u, x> `[BLOCK_B, BLOCK_I]` for a parent's weights w and vector x, and poses p."""
     return tl.sum(tl.reshape(_dot(x, w, MODE) * p, (BLOCK_B, BLOCK_I, BLOCK_K)), axis=2)
 
 
 @triton.jit
-def _couplings(agreed, stats, j, place, batch, children, parents, GRADIENT_TOO: tl.constexpr):
-    """Coupling with parent j and, if wanted, the gradient of its logit, `[BLOCK_B, BLOCK_I]`; else the coupling twice.
+def _couplings(
+    agreement, child_stats, j, location, batch, children, parents, GRADIENT_TOO: tl.constexpr
+):
+    """Coupling c_ij with parent j and, if GRADIENT_TOO, dL/db_ij; else the coupling twice.
 
-    agreed `[2, j, b, i]` and stats `[3, b, i]` as `agreements` leaves them.
+    Both are `[BLOCK_B, BLOCK_I]`, at a location of `_locate_pairs`.
     """
-    size = batch.to(tl.int64) * children
-    c = tl.exp(_load(agreed + j * size, place) - _load(stats, place)) * _load(stats + size, place)
+    num_pairs = batch.to(tl.int64) * children  # of one parent
+    logit = _load(agreement + j * num_pairs, location)
+    largest = _load(child_stats, location)
+    inverse_total = _load(child_stats + num_pairs, location)
+    c = tl.exp(logit - largest) * inverse_total
     grad = c
     if GRADIENT_TOO:
-        grad = c * (_load(agreed + (parents + j) * size, place) - _load(stats + 2 * size, place))
+        grad_c = _load(agreement + (parents + j) * num_pairs, location)
+        mean = _load(child_stats + 2 * num_pairs, location)
+        grad = c * (grad_c - mean)
     return c, grad
 
 
@@ -122,11 +170,11 @@ def _couplings(agreed, stats, j, place, batch, children, parents, GRADIENT_TOO: 
 def agreements(
     pose,
     weight,
-    reached,
+    V,
     grad_s,
     grad_coupling,
-    agreed,
-    stats,
+    agreement,
+    child_stats,
     batch,
     children,
     parents,
@@ -141,48 +189,54 @@ def agreements(
     BLOCK_I: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Logits, and what makes couplings of them: an online softmax over parents; if leaky, over one more logit, of zero.
+    """Write agreements, and what makes couplings of them: an online softmax over parents.
 
-    agreed `[2, j, b, i]`: logits <u, reached>; if BACKWARD, dL/dcoupling = <u, grad_s>, if OUTER + grad_coupling.
-    stats `[3, b, i]`: the largest logit, 1 / the sum of exponentials; if BACKWARD, sum_j of c dL/dcoupling.
+    If LEAKY, one more logit of zero takes part. If BACKWARD, dL/dc = <u, grad_s>, and the third row
+    of `child_stats`, are written too. If OUTER, grad_coupling is added to dL/dc.
     """
     first = tl.program_id(0) * BLOCK_I
-    rows = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)
-    p = _load(pose, _pose_at(rows, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K)).to(tl.float32)
-    at, inside = _pair_at(rows, batch, first, children, BLOCK_I)
-    size = batch.to(tl.int64) * children
-    high = tl.full((BLOCK_B, BLOCK_I), 0.0 if LEAKY else float("-inf"), tl.float32)
+    samples = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)
+    p = _load(pose, _locate_poses(samples, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K)).to(
+        tl.float32
+    )
+    offsets, mask = _locate_pairs(samples, batch, first, children, BLOCK_I)
+    num_pairs = batch.to(tl.int64) * children  # of one parent
+    # The sums over parents are in units of the exponential of the largest logit so far.
+    largest = tl.full((BLOCK_B, BLOCK_I), 0.0 if LEAKY else float("-inf"), tl.float32)
     total = tl.full((BLOCK_B, BLOCK_I), 1.0 if LEAKY else 0.0, tl.float32)
-    inner = tl.zeros((BLOCK_B, BLOCK_I), tl.float32)
+    grad_total = tl.zeros((BLOCK_B, BLOCK_I), tl.float32)
     for j in range(parents):
         w = _load(
-            weight, _weight_at(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K)
+            weight,
+            _locate_weights(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K),
         )
-        x = _load(reached, _parent_at(j, rows, batch, parents, DIM, BLOCK_D))
+        x = _load(V, _locate_parent(j, samples, batch, parents, DIM, BLOCK_D))
         logit = _agreement(p, w, x, MODE, BLOCK_B, BLOCK_I, BLOCK_K)
-        tl.store(agreed + j * size + at, logit, inside)
-        higher = tl.maximum(high, logit)
-        shrunk, e = tl.exp(high - higher), tl.exp(logit - higher)
-        high, total = higher, total * shrunk + e
+        tl.store(agreement + j * num_pairs + offsets, logit, mask)
+        new_largest = tl.maximum(largest, logit)
+        shrink = tl.exp(largest - new_largest)
+        weight_j = tl.exp(logit - new_largest)
+        largest = new_largest
+        total = total * shrink + weight_j
         if BACKWARD:
-            x = _load(grad_s, _parent_at(j, rows, batch, parents, DIM, BLOCK_D))
+            x = _load(grad_s, _locate_parent(j, samples, batch, parents, DIM, BLOCK_D))
             grad_c = _agreement(p, w, x, MODE, BLOCK_B, BLOCK_I, BLOCK_K)
             if OUTER:
-                grad_c += tl.load(grad_coupling + j * size + at, inside, 0.0)
-            tl.store(agreed + (parents + j) * size + at, grad_c, inside)
-            inner = inner * shrunk + e * grad_c
-    tl.store(stats + at, high, inside)
-    tl.store(stats + size + at, 1.0 / total, inside)
+                grad_c += tl.load(grad_coupling + j * num_pairs + offsets, mask, 0.0)
+            tl.store(agreement + (parents + j) * num_pairs + offsets, grad_c, mask)
+            grad_total = grad_total * shrink + weight_j * grad_c
+    tl.store(child_stats + offsets, largest, mask)
+    tl.store(child_stats + num_pairs + offsets, 1.0 / total, mask)
     if BACKWARD:
-        tl.store(stats + 2 * size + at, inner / total, inside)
+        tl.store(child_stats + 2 * num_pairs + offsets, grad_total / total, mask)
 
 
 @triton.jit(do_not_specialize=["batch", "parents"])
 def sums(
     pose,
     weight,
-    agreed,
-    stats,
+    agreement,
+    child_stats,
     partial,
     batch,
     children,
@@ -197,32 +251,40 @@ def sums(
     BLOCK_I: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """partial `[split, b, j, d]` = sum over the split's children of f u: f 1, the coupling or its logit's gradient."""
-    rows = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)
+    """Write partial `[split, b, j, d]`: sums of f_ij u_ij over `per_split` children.
+
+    If FACTOR is UNIFORM, f_ij is 1.
+    """
+    samples = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)
     j = tl.program_id(2)
     total = tl.zeros((BLOCK_B, BLOCK_D), tl.float32)
     start = tl.program_id(0) * per_split
     for first in range(start, tl.minimum(start + per_split, children), BLOCK_I):
-        p = _load(pose, _pose_at(rows, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K))
+        p = _load(pose, _locate_poses(samples, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K))
         if FACTOR != UNIFORM:
-            pairs = _pair_at(rows, batch, first, children, BLOCK_I)
-            _, f = _couplings(agreed, stats, j, pairs, batch, children, parents, FACTOR == GRADIENT)
-            p = _scaled(p, f, BLOCK_B, BLOCK_I, BLOCK_K)
+            pairs = _locate_pairs(samples, batch, first, children, BLOCK_I)
+            # The coupling, or dL/db.
+            _, f = _couplings(
+                agreement, child_stats, j, pairs, batch, children, parents, FACTOR == GRADIENT
+            )
+            p = _scale(p, f, BLOCK_B, BLOCK_I, BLOCK_K)
         w = _load(
-            weight, _weight_at(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K)
+            weight,
+            _locate_weights(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K),
         )
         total += _dot(p, tl.trans(w), MODE)
-    at, inside = _parent_at(j, rows, batch, parents, DIM, BLOCK_D)
-    tl.store(partial + tl.program_id(0).to(tl.int64) * batch * parents * DIM + at, total, inside)
+    offsets, mask = _locate_parent(j, samples, batch, parents, DIM, BLOCK_D)
+    split = tl.program_id(0).to(tl.int64) * batch * parents * DIM
+    tl.store(partial + split + offsets, total, mask)
 
 
 @triton.jit(do_not_specialize=["batch", "parents"])
 def weight_gradient(
     pose,
-    reached,
+    V,
     grad_s,
-    agreed,
-    stats,
+    agreement,
+    child_stats,
     grad_weight,
     batch,
     children,
@@ -237,33 +299,42 @@ def weight_gradient(
     BLOCK_I: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Add to dL/dW, over all samples, dL/du p': of a pass, dL/du = c grad_s and, if GRADIENT, + dL/dlogit reached."""
-    first, j = tl.program_id(0) * BLOCK_I, tl.program_id(1)
+    """Add to dL/dW, over all samples, dL/du p' of a pass.
+
+    dL/du is c grad_s, with `uniform` for c if FACTOR is UNIFORM, and + dL/db V if it is GRADIENT.
+    """
+    first = tl.program_id(0) * BLOCK_I
+    j = tl.program_id(1)
     total = tl.zeros((BLOCK_D, BLOCK_I * BLOCK_K), tl.float32)
     for start in range(0, batch, BLOCK_B):
-        rows = start + tl.arange(0, BLOCK_B).to(tl.int64)
-        p = _load(pose, _pose_at(rows, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K))
-        x = _load(grad_s, _parent_at(j, rows, batch, parents, DIM, BLOCK_D))
+        samples = start + tl.arange(0, BLOCK_B).to(tl.int64)
+        p = _load(pose, _locate_poses(samples, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K))
+        x = _load(grad_s, _locate_parent(j, samples, batch, parents, DIM, BLOCK_D))
         if FACTOR == UNIFORM:
             total += _dot(tl.trans(x), p, MODE) * uniform
         else:
-            pairs = _pair_at(rows, batch, first, children, BLOCK_I)
-            c, g = _couplings(agreed, stats, j, pairs, batch, children, parents, FACTOR == GRADIENT)
-            total += _dot(tl.trans(x), _scaled(p, c, BLOCK_B, BLOCK_I, BLOCK_K), MODE)
+            pairs = _locate_pairs(samples, batch, first, children, BLOCK_I)
+            c, g = _couplings(
+                agreement, child_stats, j, pairs, batch, children, parents, FACTOR == GRADIENT
+            )
+            total += _dot(tl.trans(x), _scale(p, c, BLOCK_B, BLOCK_I, BLOCK_K), MODE)
             if FACTOR == GRADIENT:
-                x = _load(reached, _parent_at(j, rows, batch, parents, DIM, BLOCK_D))
-                total += _dot(tl.trans(x), _scaled(p, g, BLOCK_B, BLOCK_I, BLOCK_K), MODE)
-    at, inside = _weight_at(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K)
-    tl.store(grad_weight + at, tl.load(grad_weight + at, inside, 0.0) + total, inside)
+                x = _load(V, _locate_parent(j, samples, batch, parents, DIM, BLOCK_D))
+                total += _dot(tl.trans(x), _scale(p, g, BLOCK_B, BLOCK_I, BLOCK_K), MODE)
+    offsets, mask = _locate_weights(
+        j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K
+    )
+    previous = tl.load(grad_weight + offsets, mask, 0.0)
+    tl.store(grad_weight + offsets, previous + total, mask)
 
 
 @triton.jit(do_not_specialize=["batch", "parents"])
 def pose_gradient(
     weight,
-    reached,
+    V,
     grad_s,
-    agreed,
-    stats,
+    agreement,
+    child_stats,
     grad_pose,
     batch,
     children,
@@ -278,23 +349,27 @@ def pose_gradient(
     BLOCK_I: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Add to dL/dp, over all parents, W' dL/du, dL/du as in `weight_gradient`."""
+    """Add to dL/dp, over all parents, W' dL/du, with dL/du as in `weight_gradient`."""
     first = tl.program_id(0) * BLOCK_I
-    rows = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)
-    pairs = _pair_at(rows, batch, first, children, BLOCK_I)
-    to, inside = _pose_at(rows, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K)
+    samples = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)
+    pairs = _locate_pairs(samples, batch, first, children, BLOCK_I)
+    offsets, mask = _locate_poses(samples, batch, first, children, IN_DIM, BLOCK_I, BLOCK_K)
     total = tl.zeros((BLOCK_B, BLOCK_I * BLOCK_K), tl.float32)
     for j in range(parents):
         w = _load(
-            weight, _weight_at(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K)
+            weight,
+            _locate_weights(j, first, children, parents, DIM, IN_DIM, BLOCK_D, BLOCK_I, BLOCK_K),
         )
-        x = _load(grad_s, _parent_at(j, rows, batch, parents, DIM, BLOCK_D))
+        x = _load(grad_s, _locate_parent(j, samples, batch, parents, DIM, BLOCK_D))
         if FACTOR == UNIFORM:
             total += _dot(x, w, MODE) * uniform
         else:
-            c, g = _couplings(agreed, stats, j, pairs, batch, children, parents, FACTOR == GRADIENT)
-            total += _scaled(_dot(x, w, MODE), c, BLOCK_B, BLOCK_I, BLOCK_K)
+            c, g = _couplings(
+                agreement, child_stats, j, pairs, batch, children, parents, FACTOR == GRADIENT
+            )
+            total += _scale(_dot(x, w, MODE), c, BLOCK_B, BLOCK_I, BLOCK_K)
             if FACTOR == GRADIENT:
-                x = _load(reached, _parent_at(j, rows, batch, parents, DIM, BLOCK_D))
-                total += _scaled(_dot(x, w, MODE), g, BLOCK_B, BLOCK_I, BLOCK_K)
-    tl.store(grad_pose + to, tl.load(grad_pose + to, inside, 0.0) + total, inside)
+                x = _load(V, _locate_parent(j, samples, batch, parents, DIM, BLOCK_D))
+                total += _scale(_dot(x, w, MODE), g, BLOCK_B, BLOCK_I, BLOCK_K)
+    previous = tl.load(grad_pose + offsets, mask, 0.0)
+    tl.store(grad_pose + offsets, previous + total, mask)
