@@ -1,11 +1,15 @@
 """EM routing of matrix votes in compiled loops: a vote is computed where it is used, never stored.
 
-Samples are laid out in groups of LANES (see `_loops.py`, which needs numba and is imported at the
-first call). One thread routes a group through all iterations. The backward pass keeps the state of
-every parent after every iteration and computes the couplings again from it.
+Source: Hinton, Sabour, Frosst, "Matrix capsules with EM routing", ICLR 2018, procedure 1. The loops
+and the equations are in `_loops.py`, which needs numba and is imported at the first call. Here are
+the operator and the layout of its arrays: samples come in groups of LANES, which lie next to each
+other in memory, and one thread routes a group through all iterations. The backward pass takes the
+state of every parent after every iteration, which the forward pass saves, and computes the
+couplings again from it.
 
 Letters: b batch, y and x places of the map, n capsule types of the map, w windows, i children of a
-window, j parents of a window, h dimensions of a vote.
+window, j parents of a window, h dimensions of a vote. Poses are matrices [row, inner], weights
+[inner, outer], votes [row, outer], all stored flat, so that h = (row, outer).
 """
 
 from __future__ import annotations
@@ -41,6 +45,8 @@ from torchcaps.types import Capsules, Routed
 MIN_WEIGHTS = 1 << 11
 # Most products of a vote: their loops are unrolled, which takes long to compile.
 MAX_PRODUCTS = 512
+# Row of the logit of the activation in the array `stats` of the loops.
+LOGIT = 2
 
 
 class Problem(NamedTuple):
@@ -105,35 +111,44 @@ class Problem(NamedTuple):
 def supports(votes: Votes) -> Support:
     """Whether the compiled loops can route these votes."""
     if not HAS_NUMBA:
-        return Support(False, NO_NUMBA)
+        return Support(usable=False, reason=NO_NUMBA)
     reason = needs_reference(votes)
     reason = reason or device_mismatch(vote_operands(votes), torch.device("cpu"))
     if reason is not None:
-        return Support(False, reason)
+        return Support(usable=False, reason=reason)
     if not isinstance(votes, ProductVotes):
-        return Support(False, "the votes are given, not made of poses and matrices")
+        return Support(usable=False, reason="the votes are given, not made of poses and matrices")
     if not votes.field.local and padded_windows(votes.field) is None:
         field_name = type(votes.field).__name__
-        return Support(False, f"parents of {field_name} compete in a way of their own")
+        return Support(
+            usable=False, reason=f"parents of {field_name} compete in a way of their own"
+        )
     num_products = votes.children.pose.shape[-1] * votes.weight.shape[-1]
     if num_products > MAX_PRODUCTS:
-        return Support(
-            False, f"a vote takes {num_products} products; the compiled loops take {MAX_PRODUCTS}"
-        )
+        reason = f"a vote takes {num_products} products; the compiled loops take {MAX_PRODUCTS}"
+        return Support(usable=False, reason=reason)
     # Children of a window may share matrices: count those that are used.
     if votes.weight.shape[1:].numel() * votes.count < MIN_WEIGHTS:
         reason = f"fewer than {MIN_WEIGHTS} weights do not pay for compiling loops"
-        return Support(True, reason, worth_it=False)
-    return Support(True, "compiled loops: votes are computed where they are used, never stored")
+        return Support(usable=True, reason=reason, worth_it=False)
+    reason = "compiled loops: votes are computed where they are used, never stored"
+    return Support(usable=True, reason=reason)
 
 
+# Of the implementations of an operation, those of lower rank are tried first.
 @fast_path("em_routing", "numba", supports, rank=10)
 def run(
     votes: Any, *, beta_u: Tensor | float, beta_a: Tensor | float, temperatures: list[float]
 ) -> Routed:
-    """EM routing of products of poses and matrices. The bias is one more shift."""
+    """Route by EM; the implementation "numba" of the operation "em_routing".
+
+    Args:
+        votes: products of poses and matrices (`ProductVotes`). Their bias is one more shift.
+        beta_u, beta_a: costs of the procedure, a number or one per parent.
+        temperatures: inverse temperature of each iteration.
+    """
     weight = full_precision(votes.matrices)
-    lead = votes.activation.shape[:-1]
+    lead = votes.activation.shape[:-1]  # batch and positions of the parents
     field = padded_windows(votes.field)
     if field is None:
         # Children at the positions of their parents: each position is a map of one place.
@@ -163,69 +178,73 @@ def run(
         temperatures=temperatures,
         want_coupling=votes.context.needs_coupling,
     )
-    outputs = [output.flatten(0, 2) for output in _em_routing(problem)[:3]]
+    mean, parent_activation, coupling, *_ = _em_routing(problem)
+    outputs = [output.flatten(0, 2) for output in (mean, parent_activation, coupling)]
     return restore_positions(votes, lead, *outputs)
 
 
-def _shapes(x: Problem) -> tuple[Tensor, ...]:
+def _shapes(problem: Problem) -> tuple[Tensor, ...]:
     """Empty outputs, and the state after every iteration by group; see `_loops.py`."""
-    children, parents = x.weight.shape[:2]
-    batch = len(x.pose)
-    lead = (batch, *x.field.positions)
-    state = (math.ceil(batch / LANES), len(x.temperatures), math.prod(lead[1:]) * parents)
+    children, parents = problem.weight.shape[:2]
+    batch = len(problem.pose)
+    lead = (batch, *problem.field.positions)
+    state = (math.ceil(batch / LANES), len(problem.temperatures), math.prod(lead[1:]) * parents)
+    coupling_lead = lead if problem.want_coupling else (0, 1, 1)
     sizes = {
-        "mean": (*lead, parents, x.dim),
+        "mean": (*lead, parents, problem.dim),
         "activation": (*lead, parents),
-        "coupling": (*lead, children, parents) if x.want_coupling else (0, 1, 1, children, parents),
-        "means": (*state, x.dim, LANES),
-        "variances": (*state, x.dim, LANES),
+        "coupling": (*coupling_lead, children, parents),
+        "means": (*state, problem.dim, LANES),
+        "variances": (*state, problem.dim, LANES),
         "stats": (*state, 3, LANES),
     }
-    return tuple(x.weight.new_empty(size) for size in sizes.values())
+    return tuple(problem.weight.new_empty(size) for size in sizes.values())
 
 
-def _forward(x: Problem) -> tuple[Tensor, ...]:
+def _forward(problem: Problem) -> tuple[Tensor, ...]:
     """The outputs and the states."""
-    x = x.bounded()
-    mean, activation, coupling, means, variances, stats = _shapes(x)
+    problem = problem.bounded()
+    mean, activation, coupling, means, variances, stats = _shapes(problem)
     batch = len(mean)
-    groups = len(means) if x.want_coupling else 0
-    R = means.new_empty(groups, means.shape[2], len(x.weight), LANES)
-    _run_loop("forward_pass", x, means, variances, stats, R)
+    groups = len(means) if problem.want_coupling else 0
+    R = means.new_empty(groups, means.shape[2], len(problem.weight), LANES)  # the last coupling
+    _run_loop("forward_pass", problem, means, variances, stats, R)
 
     mean.copy_(by_sample(means[:, -1], batch).view_as(mean))
-    logit = by_sample(stats[:, -1, :, 2], batch)
+    logit = by_sample(stats[:, -1, :, LOGIT], batch)
     torch.sigmoid(logit.view_as(activation), out=activation)
-    if x.want_coupling:
+    if problem.want_coupling:
         by_parent = by_sample(R, batch).unflatten(1, activation.shape[1:])
         coupling.copy_(by_parent.transpose(-1, -2))
     return mean, activation, coupling, means, variances, stats
 
 
 def _backward(
-    x: Problem, saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
+    problem: Problem, saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
 ) -> Sequence[Tensor]:
-    """Gradients of the operands."""
+    """Gradients of pose, activation, weight, beta_u, beta_a and shift."""
     means, variances, stats = saved
     grad_mean, grad_activation, grad_coupling = grads
-    x = x.bounded()
-    groups, batch = len(means), len(grad_mean)
-    children, parents, inner, outer = x.weight.shape
-    num_places = math.prod(x.activation.shape[1:])
+    problem = problem.bounded()
+    groups = len(means)
+    batch = len(grad_mean)
+    children, parents, inner, outer = problem.weight.shape
+    num_places = math.prod(problem.activation.shape[1:])
 
-    activation = stats[:, -1, :, 2].sigmoid()
+    # d sigmoid(x) / dx = sigmoid(x) (1 - sigmoid(x))
+    activation = stats[:, -1, :, LOGIT].sigmoid()
     grad_logit = by_lane(grad_activation.flatten(1)) * activation * (1 - activation)
-    num_shifts = 0 if x.shift is None else groups
+    num_shifts = 0 if problem.shift is None else groups
     gradients = (
-        means.new_zeros(groups, num_places, x.pose.shape[-1], LANES),
-        means.new_zeros(groups, num_places, LANES),
+        means.new_zeros(groups, num_places, problem.pose.shape[-1], LANES),
+        means.new_zeros(groups, num_places, LANES),  # of activations
         means.new_empty(groups, parents, children, inner, outer),
-        means.new_empty(num_shifts, parents, children, x.dim),
-        means.new_empty(groups, parents, 2, LANES),
+        means.new_empty(num_shifts, parents, children, problem.dim),
+        means.new_empty(groups, parents, 2, LANES),  # of beta_u and beta_a
     )
     _run_loop(
         "backward_pass",
-        x,
+        problem,
         means,
         variances,
         stats,
@@ -237,21 +256,27 @@ def _backward(
     grad_pose, grad_child, grad_weight, grad_shift, grad_betas = gradients
     per_parent = grad_betas.sum(dim=(0, 3))
     return (
-        by_sample(grad_pose, batch).view(x.pose.shape),
-        by_sample(grad_child, batch).view(x.activation.shape),
+        by_sample(grad_pose, batch).view(problem.pose.shape),
+        by_sample(grad_child, batch).view(problem.activation.shape),
         grad_weight.sum(dim=0).transpose(0, 1),
-        per_parent[:, 0] * x.dim,
+        per_parent[:, 0] * problem.dim,
         per_parent[:, 1],
         grad_shift.sum(dim=0).transpose(0, 1),
     )
 
 
-def _reference(x: Problem) -> tuple[Tensor, ...]:
+def _reference(problem: Problem) -> tuple[Tensor, ...]:
     """The outputs in torch operations, all votes stored."""
-    votes = ProductVotes(Capsules(x.pose, x.activation), x.field, x.weight, x.shift)
-    routed: Any = em_routing(votes, None, x.beta_u, x.beta_a, len(x.temperatures), x.temperatures)
+    votes = ProductVotes(
+        Capsules(problem.pose, problem.activation), problem.field, problem.weight, problem.shift
+    )
+    routed: Any = em_routing(
+        votes, None, problem.beta_u, problem.beta_a, len(problem.temperatures), problem.temperatures
+    )
     mean, activation, coupling = routed
-    return mean, activation, coupling if x.want_coupling else activation.new_empty(0)
+    if not problem.want_coupling:
+        coupling = activation.new_empty(0)
+    return mean, activation, coupling
 
 
 _em_routing = define_operator(
@@ -266,28 +291,38 @@ _em_routing = define_operator(
 )
 
 
-def _run_loop(name: str, x: Problem, *arguments: Any) -> None:
-    """Run a loop of `_loops.py` on all groups, by as many threads as torch uses."""
+def _run_loop(name: str, problem: Problem, *arguments: Any) -> None:
+    """Run a loop of `_loops.py` on all groups, by as many threads as torch uses.
+
+    Args:
+        name: "forward_pass" or "backward_pass".
+        problem: the operands, of which a `Layer` is made.
+        arguments: those of the loop after the layer; some are written. The last one of
+            "backward_pass" are its `Gradients`.
+    """
     from torchcaps.kernels.em import _loops  # importing numba takes half a second
 
-    children, parents, inner, outer = x.weight.shape
-    place, competition = _competitions(x)
-    zeros = x.weight.new_zeros(1, *x.field.positions, children, parents)
-    start = x.field.initial_coupling(zeros)[0].transpose(-1, -2).flatten(0, 2)
-    shift = x.weight.new_zeros(1, 1, x.dim) if x.shift is None else x.shift
+    children, parents, inner, outer = problem.weight.shape
+    place, competition = _competitions(problem)
+    zeros = problem.weight.new_zeros(1, *problem.field.positions, children, parents)
+    coupling = problem.field.initial_coupling(zeros)[0]
+    first_coupling = coupling.transpose(-1, -2).flatten(0, 2)  # [w * j, i]
+    shift = problem.shift
+    if shift is None:
+        shift = problem.weight.new_zeros(1, 1, problem.dim)
     operands = (
-        ((0,) * x.rows, (0,) * inner, (0,) * outer),
-        int(competition.max()) + 1,
+        ((0,) * problem.rows, (0,) * inner, (0,) * outer),  # sizes
+        int(competition.max()) + 1,  # num_competitions
         place,
         competition,
-        start,
-        by_lane(x.pose.flatten(1, 3)),
-        by_lane(x.activation.flatten(1)),
-        x.weight.transpose(0, 1),
-        shift.expand(children, parents, x.dim).transpose(0, 1),
-        x.beta_u * x.dim,
-        x.beta_a,
-        x.weight.new_tensor(x.temperatures),
+        first_coupling,
+        by_lane(problem.pose.flatten(1, 3)),
+        by_lane(problem.activation.flatten(1)),
+        problem.weight.transpose(0, 1),
+        shift.expand(children, parents, problem.dim).transpose(0, 1),
+        problem.beta_u * problem.dim,
+        problem.beta_a,
+        problem.weight.new_tensor(problem.temperatures),
     )
     layer = _loops.Layer(*as_arrays(operands))
     arrays = list(as_arrays(arguments))
@@ -296,18 +331,24 @@ def _run_loop(name: str, x: Problem, *arguments: Any) -> None:
     parallel_for(getattr(_loops, name), len(arguments[0]), layer, *arrays)
 
 
-def _competitions(x: Problem) -> tuple[Tensor, Tensor]:
-    """Place of each child and number of the competition for it, both `[w * j, i]`."""
-    children, parents = x.weight.shape[:2]
-    space = x.pose.shape[1:4]
+def _competitions(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Place of each child on the map and number of the competition for it, both `[w * j, i]`.
+
+    Parents with the same number compete for the child; `ConvField` has the conventions.
+    """
+    children, parents = problem.weight.shape[:2]
+    space = problem.pose.shape[1:4]
     num_places = math.prod(space)
     numbers = torch.arange(num_places).view(1, *space)
-    place = x.field.gather(numbers)[0].flatten(0, 1).repeat_interleave(parents, dim=0)
-    if x.convention == "all":
+    place = problem.field.gather(numbers)[0].flatten(0, 1).repeat_interleave(parents, dim=0)
+    child = torch.arange(children)
+    if problem.convention == "all":  # one competition for each child of the map
         return place, place
-    if x.convention == "patch":
-        return place, torch.arange(children).expand_as(place)
-    parent = torch.arange(len(place)).unsqueeze(1)
-    if x.convention == "space":  # each parent type by itself
-        return place, place + parent % parents * num_places
-    return place, parent // parents * children + torch.arange(children)
+    if problem.convention == "patch":  # for each child of a window
+        return place, child.expand_as(place)
+    parent = torch.arange(len(place)).unsqueeze(1)  # w * j
+    if problem.convention == "space":  # for each child of the map and each parent type
+        parent_type = parent % parents
+        return place, place + parent_type * num_places
+    window = parent // parents  # for each window and each of its children
+    return place, window * children + child
