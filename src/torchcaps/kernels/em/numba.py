@@ -144,7 +144,8 @@ def run(
 
     Args:
         votes: products of poses and matrices (`ProductVotes`). Their bias is one more shift.
-        beta_u, beta_a: costs of the procedure, a number or one per parent.
+        beta_u: cost of the procedure, a number or one per parent.
+        beta_a: likewise.
         temperatures: inverse temperature of each iteration.
     """
     weight = full_precision(votes.matrices)
