@@ -8,7 +8,15 @@ from torchcaps.errors import DataError
 from torchcaps.models import CNN
 from torchcaps.tasks import create_task
 from torchcaps.training import TrainConfig
-from torchcaps.training.sampling import cropped, epoch_permutation, split, step_seed
+from torchcaps.training.sampling import (
+    BATCH,
+    DROPOUT,
+    ORDER,
+    cropped,
+    epoch_permutation,
+    split,
+    step_seed,
+)
 
 CPU = torch.device("cpu")
 
@@ -48,6 +56,11 @@ def set_of(labels):
 def numbers_of(images):
     """Numbers of the images of `set_of`."""
     return images.images[:, 0, 0, 0].tolist()
+
+
+def test_augmentation_order_and_dropout_draw_numbers_of_their_own():
+    seeds = [step_seed(TrainConfig.of(seed=1), 3, stream) for stream in (BATCH, ORDER, DROPOUT)]
+    assert len(set(seeds)) == 3
 
 
 def test_every_epoch_takes_every_image_once_in_its_own_order():
