@@ -5,6 +5,7 @@ import torch
 
 import outside.routers  # noqa: F401  it registers "prototype"
 from torchcaps import functional, testing
+from torchcaps.errors import ArgumentError
 from torchcaps.nn import Router, create_router
 from torchcaps.nn.routers import RandomRouting
 from torchcaps.testing import PropertyError, check_router
@@ -127,6 +128,61 @@ class Forgetful(torch.nn.Module):
 def test_checks_catch_mistakes_of_public_code(broken, check, message):
     with pytest.raises(PropertyError, match=message):
         check(broken)
+
+
+def squashed(votes, coupling):
+    return Routed(*functional.squash_with_length(votes.weighted(coupling)), coupling)
+
+
+class OwnSoftmax(Router):
+    """Makes its couplings by itself."""
+
+    def route(self, votes, parents):
+        return squashed(votes, votes.dense().sum(dim=-1).softmax(dim=-1))
+
+
+class TemperedCoupling(Router):
+    """Tempers the couplings, not their logits."""
+
+    def route(self, votes, parents):
+        coupling = votes.couple(votes.dense().sum(dim=-1)).square()
+        return squashed(votes, coupling / coupling.sum(dim=-1, keepdim=True))
+
+
+class EqualCoupling(Router):
+    """Follows every convention."""
+
+    def route(self, votes, parents):
+        return squashed(votes, votes.couple())
+
+
+class BiasNotAdded(EqualCoupling):
+    adds_bias = True
+
+
+class BiasNotDeclared(EqualCoupling):
+    def route(self, votes, parents):
+        coupling = votes.couple()
+        s = votes.weighted(coupling)
+        s = s if votes.bias is None else s + votes.bias
+        return Routed(*functional.squash_with_length(s), coupling)
+
+
+@pytest.mark.parametrize("router", [OwnSoftmax, TemperedCoupling, BiasNotAdded, BiasNotDeclared])
+def test_a_router_that_breaks_a_convention_fails_its_check(router):
+    check_router(EqualCoupling())
+    with pytest.raises(PropertyError):
+        check_router(router())
+
+
+def test_routing_that_returns_a_bare_tuple_is_refused_by_name():
+    class Bare(EqualCoupling):
+        def route(self, votes, parents):
+            return tuple(super().route(votes, parents))
+
+    with pytest.raises(ArgumentError, match="Bare") as raised:
+        Bare()(testing.random_votes(2, 3, 4, 5))
+    assert raised.value.argument == "routing"
 
 
 def test_a_router_without_coupling_is_refused():

@@ -62,7 +62,7 @@ def create_router(routing: Routing, **options: Any) -> Router:
         options: of the router of that name.
 
     Returns:
-        The router; it has no parameters before a layer builds it.
+        The router; parameters that depend on the sizes of a layer come when one builds it.
 
     Raises:
         UnknownNameError: an unknown name.
@@ -216,7 +216,8 @@ class Router(nn.Module):
             Parents and couplings; see `Routed`.
 
         Raises:
-            ArgumentError: votes that do not fit, or a bias that this router does not add.
+            ArgumentError: votes that do not fit, a bias that this router does not add, or a `route`
+                that returns no `Routed`.
             AblationUnsupportedError: an ablation of a router that makes its couplings by itself.
             RuntimeError: a router with parameters that no layer has built.
         """
@@ -237,6 +238,12 @@ class Router(nn.Module):
         votes = votes.bind(context)
         with without_autocast(votes.children.pose):
             routed = self.route(votes, parents)
+        if not isinstance(routed, Routed):
+            name = type(self).__name__
+            kind = type(routed).__name__
+            raise ArgumentError(
+                "routing", f"expected {self.describe()} ({name}) to return Routed, got {kind}"
+            )
         if fixed is not None and not fixed.uses:
             raise AblationUnsupportedError(
                 f"routing: {self.describe()} makes its couplings by itself, so they cannot be "

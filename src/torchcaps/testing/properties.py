@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from torchcaps.errors import AblationUnsupportedError, ArgumentError
-from torchcaps.functional.votes import DenseVotes
+from torchcaps.functional.votes import DenseVotes, FixedCoupling, RoutingContext
 from torchcaps.nn.routed import RoutedLayer
-from torchcaps.nn.routers import Router, Routing, create_router
+from torchcaps.nn.routers import FunctionRouter, Router, Routing, create_router
 from torchcaps.nn.votes import LinearVotes
 from torchcaps.testing.compare import (
     SLACK,
+    PropertyError,
     assert_between,
     assert_close,
     assert_finite,
@@ -94,9 +95,11 @@ def check_permutations(routing: Routing, **options: Any) -> None:
         pose, activation, coupling = routed
         moved = route(inputs._replace(votes=inputs.votes.roll(1, -2)))
         expected = Routed(pose.roll(1, -2), activation.roll(1, -1), coupling.roll(1, -1))
-        assert_same("parents", moved, expected)
+        advice = "if places matter, set permutation_equivariant = False"
+        assert_same(f"{advice}; parents", moved, expected)
         moved = route(_Inputs(*(tensor.roll(1, 3) for tensor in inputs)))
-        assert_same("children", moved, Routed(pose, activation, coupling.roll(1, -2)))
+        expected = Routed(pose, activation, coupling.roll(1, -2))
+        assert_same(f"{advice}; children", moved, expected)
 
 
 def check_batch_independence(routing: Routing, **options: Any) -> None:
@@ -212,9 +215,9 @@ def check_copies(routing: Routing, **options: Any) -> None:
 
 
 def check_ablations(routing: Routing, **options: Any) -> None:
-    """`uniform()` has equal couplings, `random()` the same for every sample.
+    """`uniform()` has equal couplings, `random()` those of its seed, the same for every sample.
 
-    Both leave the router as it is.
+    Both leave the router as it is. A function makes its couplings by itself and has no ablations.
 
     Args:
         routing: name of a router, a router, or a function `(votes, activation) -> Routed`.
@@ -228,18 +231,47 @@ def check_ablations(routing: Routing, **options: Any) -> None:
         try:
             uniform = _route(router.uniform(), inputs).coupling
             random = _route(router.random(3), inputs).coupling
-        except AblationUnsupportedError:
-            return
+        except AblationUnsupportedError as error:
+            if isinstance(router, FunctionRouter):
+                return
+            raise PropertyError(str(error)) from error
         first = uniform[:1, :1, :1].expand_as(uniform)
         assert_close("couplings of uniform()", uniform, first, 1e-6)
         assert_close("couplings of random()", random, random[:1].expand_as(random), 1e-6)
+        if router.normalized and not getattr(router, "leaky", False):
+            context = RoutingContext(fixed=FixedCoupling(3, 1.0, uses=[]))
+            expected = DenseVotes(*inputs).bind(context).couple()
+            assert_close("couplings of random() against its seed", random, expected, 1e-6)
         if router.num_iterations > 1:
             pose = _route(router.with_iterations(1), inputs).pose
             assert_finite("pose of with_iterations(1)", pose)
         assert_same("after its ablations", _route(router, inputs), before)
 
 
+def check_bias(routing: Routing, **options: Any) -> None:
+    """The router adds a bias if, and only if, `adds_bias` says so.
+
+    Args:
+        routing: name of a router, a router, or a function `(votes, activation) -> Routed`.
+        options: of the router of that name, such as `iterations=2`.
+
+    Raises:
+        PropertyError: for a router without this property.
+    """
+    for router, inputs in _make_cases(routing, options):
+        if isinstance(router, FunctionRouter):
+            return
+        without_bias = _route(router, inputs).pose
+        is_declared = router.adds_bias
+        router.adds_bias = True  # otherwise a bias is refused
+        bias = torch.ones(inputs.votes.shape[-2:])
+        pose = router(DenseVotes(*inputs, bias=bias)).pose
+        if torch.equal(pose, without_bias) == is_declared:
+            raise PropertyError(f"adds_bias: declared {is_declared}, which route contradicts")
+
+
 ROUTER_CHECKS = (
+    check_bias,
     check_ranges,
     check_permutations,
     check_batch_independence,
