@@ -346,7 +346,7 @@ def test_a_network_without_capsules_has_no_sections_of_them(bars, tmp_path, no_d
         parts["summary"],
         "probabilities; no capsules; no decoder",
         "trained with the cross entropy loss",
-        "of the activations of test images, whatever the training loss is",
+        f"{evaluated.evaluation.loss:.4f}, mean cross entropy loss of an image",
     )
     assert "The loss is the cross entropy loss" in parts["curves"]
     assert "its largest output" in parts["calibration"]

@@ -1,29 +1,35 @@
 """The sections of the HTML report on one finished run, in their order.
 
-`sections_of` takes an `EvaluatedRun`: the folder of a finished training (`.run`), its configuration
-(`.config`), its best model within its task (`.task`, which holds its loss and its plots), its test
-images, and what was measured on them. It returns `Section`s: the summary, the curves of the
-training, the plots of the task, the sections that were registered, and the configuration. A
-`Section` has a key (its address within the page), a title, and blocks: paragraphs (strings),
-tables, and pictures (plots drawn as SVG, with a text for readers who do not see them).
+`sections_of` takes an `EvaluatedRun`, which every function calls `run`: the folder of a finished
+training (`run.run`, locally `run_folder`), its configuration (`.config`), its best model (`.model`)
+within its task (`.task`, which holds its loss and its plots), its test images (`.images`), and what
+was measured on them. It returns `Section`s: the summary, the curves of the training, the plots of
+the task, the sections that were registered, and the configuration. A `Section` has a key (its
+address within the page), a title, and blocks: paragraphs (strings), tables, and pictures (plots
+drawn as SVG, with a text for readers who do not see them).
 
 Words:
-    figures: numbers that were measured (`EvaluatedRun.figures`, by name). Only
-        `ReportItem.figure`, the plot of a task, is a figure of matplotlib.
-    recorded: the figures of all test images that were written to evaluation.json earlier, or None.
-        The model of a report may have been run over a part of these images alone; then
-        `evaluation`, `images` and `is_correct` are of the part, and `num_images` counts all.
-    score: name of the validation metric by which the best epoch is chosen.
-    spec: what a model says that it can do: whether it has poses and a decoder, what its outputs are.
+    figures: numbers that were measured. `run.figures` has those of all test images by name.
+        Only `ReportItem.figure`, the plot of a task, is a figure of matplotlib.
+    recorded: the figures of all test images, as an earlier evaluation wrote them to
+        evaluation.json; None without such a file, and for a task without classes. Where they are
+        recorded, the report may run the model over a part of the images. `run.images`,
+        `run.evaluation` and `run.is_correct` are of that part; `run.num_images` counts all.
+    is_correct: `[n]` bool, whether the most active class of an image is its label. Of an image with
+        k labels: whether its k most active classes are these.
+    score: the validation metric by which the best epoch is chosen; `run_folder.score` is its name.
+    spec: what a model declares: whether it has poses and a decoder, and what its outputs are.
     multilabel: an image shows several classes; a class is "found" if the model predicts it.
     Evaluation: the figures of a classifier, with the label and the activations (one number for each
         class) of each image. Its `Calibration` has two `Reliability` tables, which say how often
-        the model is right at each confidence.
+        the model is right at each confidence: "normalized" takes the share of the largest
+        activation in the sum for the confidence, "length" the largest activation itself.
     Markup: text that is HTML already; every other string is escaped.
 
 Helpers write text: `counted(2, "epoch")` is "2 epochs", `in_words("val_loss")` is "val loss",
 `percent(0.5)` is "50.00 %", `duration` writes seconds, `format_metric` a metric by its name, and
-`setting` any value of a configuration. `name` and `names` make HTML of names in any script.
+`setting` any value of a configuration. `name_html` and `names_html` make HTML of names in any
+script.
 """
 
 from collections.abc import Callable
@@ -40,7 +46,13 @@ from torchcaps.models._registry import model_info
 from torchcaps.models.notebook import parameter_count
 from torchcaps.registry import Registry
 from torchcaps.reporting.evaluated import EvaluatedRun
-from torchcaps.reporting.markup import Block, Section, Table, name, names
+from torchcaps.reporting.markup import (
+    Block,
+    Section,
+    Table,
+    name as name_html,
+    names as names_html,
+)
 from torchcaps.tasks import ReportItem, create_task
 from torchcaps.templates import picture
 from torchcaps.training import TrainConfig
@@ -52,14 +64,14 @@ SECTIONS: Registry[tuple[tuple[str, ...], SectionWriter]] = Registry("section")
 """Name of a function -> (tasks whose reports have its section, the function); no tasks: all."""
 
 MAX_NAMES = 10  # of classes, in the summary
-# Kinds of a table.
+# Kinds of a table, which are classes of the page's style sheet.
 NUMBERS = "figures"  # all columns but the first are aligned to the right
 WORDS = "words"  # all columns are aligned to the left
-# Meaning of a model's outputs, by the name that its `spec` has for it.
-ACTIVATIONS = {
+# Meaning of a model's outputs, by `spec.activation`.
+OUTPUT_KINDS = {
     "length": "lengths of capsules",
     "probability": "probabilities",
-    "logit": "any numbers",
+    "logit": "logits",
     "none": "numbers without a meaning",
 }
 
@@ -147,7 +159,7 @@ def lead(run: EvaluatedRun) -> Markup:
             "have all their classes found" if run.is_multilabel else "are right",
         )
     return Markup("{} on {}: {}. {}").format(
-        run.config.model.name, name(run.images.name), training, outcome
+        run.config.model.name, name_html(run.images.name), training, outcome
     )
 
 
@@ -174,23 +186,24 @@ def summary(run: EvaluatedRun) -> Section:
     blocks: list[Block] = [Table("The run", ("What", "Value"), [*rows.items()], WORDS)]
     if not run.has_classes:
         caption = f"Figures on {len(run.images):,} test images"
+        # `table()` gives the heads of the columns, and the rows.
         blocks.append(Table(caption, *run.evaluation.table(), NUMBERS))
     return Section("summary", "Summary", [*blocks, *_notes(run)])
 
 
 def _describe_outputs(run: EvaluatedRun) -> str:
-    """Outputs, capsules and decoder of the model, which is why a section may be missing."""
+    """Outputs, capsules and decoder of the model. Sections of parts that it lacks are missing."""
     spec = run.task.spec
     capsules = "capsules with poses" if spec.pose else "no capsules"
     decoder = "a decoder draws images" if spec.decoder else "no decoder, so nothing is drawn"
-    return f"{ACTIVATIONS[spec.activation]}; {capsules}; {decoder}"
+    return f"{OUTPUT_KINDS[spec.activation]}; {capsules}; {decoder}"
 
 
 def _describe_classes(run: EvaluatedRun) -> Markup:
     """Number and names of the classes, of which at most ten are listed."""
     classes = run.images.classes
     ellipsis = ", …" if len(classes) > MAX_NAMES else ""
-    return Markup("{}: {}{}").format(len(classes), names(classes[:MAX_NAMES]), ellipsis)
+    return Markup("{}: {}{}").format(len(classes), names_html(classes[:MAX_NAMES]), ellipsis)
 
 
 def _describe_training(run: EvaluatedRun) -> str:
@@ -222,7 +235,12 @@ def _describe_time(run: EvaluatedRun) -> str:
 
 
 def _multilabel_figures(run: EvaluatedRun) -> dict[str, str]:
-    """Rows of the summary: images with all classes found, with at least one; classes found."""
+    """Rows of the summary where an image shows several classes.
+
+    Of the figures, `exact` is the share of images with all classes found, `almost` that of images
+    with at least one found, and `per_digit` the share of all labels that were found. The classes of
+    this last one need not be digits.
+    """
     figures = run.figures
     error = percent(figures["error"])
     deviation = percent(figures["standard_error"])
@@ -237,21 +255,26 @@ def _multilabel_figures(run: EvaluatedRun) -> dict[str, str]:
 def _single_label_figures(run: EvaluatedRun) -> dict[str, str]:
     """Rows of the summary: accuracy, error and loss where each image shows one class."""
     figures = run.figures
-    num_images = figures["num_samples"]
-    num_wrong = round(figures["error"] * num_images)
+    num_samples = figures["num_samples"]
+    num_wrong = round(figures["error"] * num_samples)
     # Standard error of a share p of n independent images: sqrt(p (1 - p) / n).
-    deviation = percent(sqrt(figures["error"] * figures["accuracy"] / num_images))
+    deviation = percent(sqrt(figures["error"] * figures["accuracy"] / num_samples))
     error = percent(figures["error"])
+    loss_name = in_words(figures["loss_name"])
     return {
-        "Test accuracy": f"{percent(figures['accuracy'])} of {num_images:,} images",
+        "Test accuracy": f"{percent(figures['accuracy'])} of {num_samples:,} images",
         "Test error": f"{error}, {num_wrong:,} images (standard error {deviation})",
-        "Margin loss": f"{figures['loss']:.4f}, of the activations of test images, "
-        "whatever the training loss is",
+        "Test loss": f"{figures['loss']:.4f}, mean {loss_name} loss of an image",
     }
 
 
 def _notes(run: EvaluatedRun) -> list[str]:
-    """A sentence where figures and pictures differ in their images, or in their measurement."""
+    """A note, if the figures were not measured on the images of this report, in this pass.
+
+    Either the figures are of all test images and the report has a part of them, or the recorded
+    accuracy differs from that of this pass. A task without classes has neither: its figures are
+    never the recorded ones, and its images are all of them.
+    """
     if len(run.images) < run.num_images:
         images = f"{len(run.images):,} evenly spread of {run.num_images:,} test images"
         return [f"Mistakes and pictures are those of {images}."]
@@ -270,13 +293,14 @@ def _notes(run: EvaluatedRun) -> list[str]:
 def curves(run: EvaluatedRun) -> Section:
     """Loss and score over epochs, notes such as a second start, and warnings of the epochs."""
     run_folder = run.run
-    score = run_folder.score
+    score_name = run_folder.score
     loss = in_words(run.task.loss)
-    first_score = format_metric(score, run.epochs[0][f"val_{score}"])
-    last_score = format_metric(score, run.epochs[-1][f"val_{score}"])
+    first_score = format_metric(score_name, run.epochs[0][f"val_{score_name}"])
+    last_score = format_metric(score_name, run.epochs[-1][f"val_{score_name}"])
     alt = (
-        f"Curves of loss and score over {len(run.epochs)} epochs. Validation {in_words(score)} "
-        f"goes from {first_score} after the first to {last_score} after the last."
+        f"Curves of loss and score over {len(run.epochs)} epochs. "
+        f"Validation {in_words(score_name)} goes from {first_score} after the first "
+        f"to {last_score} after the last."
     )
     margin = ", whose margin rises during training" if loss == "spread" else ""
     text = (
@@ -292,11 +316,14 @@ def curves(run: EvaluatedRun) -> Section:
 
 def configuration(run: EvaluatedRun) -> Section:
     """All settings, those that are not the default in bold, and the machine."""
-    # The defaults of this model and task; the limit of the gradient is the task's.
+    # A configuration without choices: the task of this model fills it with its own defaults.
+    # `clip`, the largest norm of the gradient, stays "auto" in it; only a training replaces that
+    # by the limit of the task.
     task = create_task(run.model, TrainConfig())
     defaults = task.config.updated(clip=task.clip).flat()
     rows = []
     for key, choice in run.config.flat().items():
+        # None leaves a setting open, which is the same as its default.
         is_default = choice is None or choice == defaults[key]
         style = Markup("{}" if is_default else "<strong>{}</strong>")
         rows.append((key, style.format(setting(choice))))

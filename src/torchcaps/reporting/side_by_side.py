@@ -44,7 +44,7 @@ def _describe_run(run: EvaluatedRun) -> dict[str, str]:
     if run.has_classes:
         scores = {"Test accuracy": percent(run.accuracy), "Test error": percent(metrics["error"])}
         if not run.is_multilabel:
-            scores["Margin loss"] = f"{metrics['loss']:.4f}"
+            scores["Test loss"] = f"{metrics['loss']:.4f}"
             scores["Calibration error"] = percent(metrics["calibration_error"])
     else:
         scores = {label: format_metric(label, metric) for label, metric in numbers(metrics).items()}
