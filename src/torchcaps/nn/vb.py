@@ -7,9 +7,9 @@ What comes in: a vote V_ij, D numbers, of each child i for the pose of each pare
 activation a_i of each child. What goes out: pose m_j and activation a_j of each parent, and the
 couplings R_ij, the share of child i that belongs to parent j.
 
-The parents of one position are a mixture of Gaussians with shares pi, and each has a mean and a
+The parents of one position are a mixture of Gaussians with proportions pi, and each has a mean and a
 precision matrix (inverse covariance) Lambda_j. The priors are constants: Dirichlet(1) of the
-shares, Wishart(I, D + 1) of the precision, Normal(0, Lambda_j^-1) of the mean. So the posteriors
+proportions, Wishart(I, D + 1) of the precision, Normal(0, Lambda_j^-1) of the mean. So the posteriors
 are of the same kinds:
 
     pi ~ Dirichlet(alpha)              alpha_j: concentration
@@ -41,8 +41,8 @@ LOG_2_PI_E = math.log(2 * math.pi * math.e)
 class VBRouting(Router):
     """A mixture of Gaussians with priors on all parameters.
 
-    A parent with few votes keeps its variance. The numbers in brackets are those of the comments
-    in `route`:
+    The variance of a parent with few votes stays near that of its prior. The numbers in brackets
+    are those of the comments in `route`:
 
         R_ij equal
         repeat `iterations` times:
@@ -68,7 +68,8 @@ class VBRouting(Router):
         covariance: "diagonal" keeps the diagonal of Psi_j^-1 alone; "full" takes the time of D x D
             matrices.
         batch_norm: batch-normalize poses and the logits of activations, per parent and without
-            parameters, as in the authors' code. The mean then takes the place of beta_j.
+            parameters, as in the authors' code. The mean that the batch norm subtracts from the
+            logit then takes the place of beta_j.
         weighted: multiply H_j by N_j in equation 11, as a comment of the authors' code has it.
         outlier: log density of one more parent, "none of the above", that competes for every child
             and is left out of the output; None for no such parent. ln 1e-11 = -25.33 has the effect
@@ -120,7 +121,7 @@ class VBRouting(Router):
         Returns:
             Pose m `[..., j, D]`, activation `[..., j]` and coupling R `[..., i, j]`.
         """
-        V = votes.dense()
+        V = votes.dense()  # float32, or float64 for float64 poses, as `full_precision` gives
         if votes.bias is not None:
             V = V + full_precision(votes.bias)
         V = V.transpose(-3, -2)  # [..., j, i, D]: sums over children are then matrix products
@@ -135,7 +136,7 @@ class VBRouting(Router):
         for remaining in reversed(range(self.num_iterations)):
             # M-step, equations 1 to 4.
             r = (R * a).mT  # [..., j, i]
-            N = r.sum(dim=-1)  # [..., j], as all numbers of a parent
+            N = r.sum(dim=-1)  # [..., j], as are alpha, kappa and nu
             alpha = 1 + N
             kappa = 1 + N
             nu = D + 1 + N
@@ -224,8 +225,8 @@ class _FullGaussians:
         self.m = (r.unsqueeze(-2) @ V).squeeze(-2) / kappa.unsqueeze(-1)
         moments = (r.unsqueeze(-1) * V).mT @ V  # sum_i r_ij V_ij V_ij^T
 
-        # Rounding may leave a matrix of large votes with an eigenvalue below zero, by so much of
-        # their squares; the prior I gets this much more.
+        # Of large votes, rounding may leave the scatter with an eigenvalue below zero, down to about
+        # -slack. So slack I is added beside the prior I.
         trace = moments.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
         slack = 4 * V.shape[-1] * torch.finfo(V.dtype).eps * trace
         scatter = moments - kappa[..., None, None] * self.m.unsqueeze(-1) * self.m.unsqueeze(-2)

@@ -202,7 +202,8 @@ class Trainer:
 
         Returns:
             Losses by name, such as "loss", means over the rank's samples; tensors with axes are for
-            `detect_collapse`. The gradients are those of the mean over the whole batch.
+            `detect_collapse`. The gradients are such that their mean over the ranks is the gradient
+            of the mean loss of the whole batch.
         """
         self.task.train()
         generator = torch.Generator().manual_seed(step_seed(self.config, step))
@@ -265,7 +266,10 @@ class Trainer:
         The sums of the state, of which the row has the means, begin anew.
         """
         model = self.task.model
+        epoch_size = self.config.data.epoch_size or len(self.train_images)
+        speed = timer.measure(epoch_size / self.steps_per_epoch, self.ranks)
         check_finite(model, self.logger.recovery_hint)
+        # What `eval_step` gives for every validation image, by name `[images, ...]`.
         outputs = eval_outputs(self.task, self.val_images, precision=self.precision)
         metrics = self.task.compute_metrics(outputs)
         # Metrics that the configuration names.
@@ -285,7 +289,6 @@ class Trainer:
         self.logger.save_model(model, epoch, is_best)
 
         count = state.sums.pop("count")
-        epoch_size = self.config.data.epoch_size or len(self.train_images)
         row = {
             "kind": "epoch",
             "step": state.step,
@@ -297,7 +300,7 @@ class Trainer:
             "best": is_best,
             "warnings": self.task.warnings(outputs),
             "images": count,
-            **timer.measure(epoch_size / self.steps_per_epoch, self.ranks),
+            **speed,
         }
         if state.restart:
             row["restart"] = state.restart
@@ -308,7 +311,10 @@ class Trainer:
 
 
 class EpochTimer:
-    """The time of the steps of an epoch; of a continued epoch, of the steps since then."""
+    """The time of the steps of an epoch, with the checkpoints between them.
+
+    Of an epoch that a resumed run continues, the time since it was resumed.
+    """
 
     def __init__(self) -> None:
         self.start = time.perf_counter()
@@ -362,8 +368,8 @@ def detect_collapse(
 ) -> str:
     """What is wrong with a network that does not learn after 100 steps, or half of all; else "".
 
-    A network that began in this way says nothing of the learning rate, and one that has started
-    again does not do so twice.
+    A network that was like this before its first update is not reported, because a lower learning
+    rate would not help. A training starts again only once.
 
     Args:
         task: judges what its `training_step` returned.

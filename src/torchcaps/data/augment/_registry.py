@@ -23,9 +23,12 @@ from torchcaps.errors import ArgumentError
 from torchcaps.registry import Registry
 
 AXES = ("batch", "channels", "height", "width")
-CROP_ORDER = 60.0  # `Augmentation.order` of the crop, which has no file of its own
+CROP_ORDER = 60.0  # `Augmentation.order` of the crop, which `Transforms` adds without registering
 Change = Callable[[Images, Any, Generator], Images]
-"""(images, settings, generator) -> the images changed, of the same shape and type"""
+"""(images, settings, generator) -> the images changed, of the same shape and type.
+
+The crop alone changes the shape.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,8 @@ class Augmentation:
     Attributes:
         name: its name.
         apply: the function that changes images.
-        settings: dataclass of its settings, whose instances `apply` takes.
+        settings: dataclass of its settings, whose instances `apply` takes; not used of one that is
+            not registered.
         moves_pixels, fits_masks, order, parameters: see `register_augmentation`.
     """
 
@@ -73,7 +77,8 @@ class Augmentation:
 
         Args:
             group: has the settings of all augmentations as attributes.
-            reason: what cannot be augmented so, which ends "expected 0 for ...".
+            reason: kind of data that the augmentation cannot change, such as "sets of points"; the
+                last words of the message "expected 0 for ...".
         """
         for field in fields(self.settings):
             if field.name in self.parameters:
@@ -103,13 +108,14 @@ def register_augmentation(
         name: name of the augmentation.
         settings: a dataclass whose fields are made by `torchcaps.groups.setting`. Each is a
             setting of the group "augmentation" and a flag of `torchcaps train`. The function is
-            called unless all that switch it are 0, False or None.
+            called if one of its switches is on, that is, not 0, False or None.
         moves_pixels: whether masks and single layers of an image are changed as the image is.
             Where it is False, the image alone is changed, and single layers that are targets of a
             reconstruction keep their values.
-        fits_masks: whether masks, a channel for each class, may be changed so; by default, if it
-            moves pixels. One that moves pixels and does not fit masks is never applied to images
-            with masks: their task refuses the setting, and leaves it out where it is on by default.
+        fits_masks: whether the function may also be given masks, a channel for each class. By
+            default the same as `moves_pixels`. One that moves pixels and does not fit masks is
+            never applied to images with masks: `Transforms` refuses the setting, and leaves it out
+            where it is on by default.
         order: its place, the lowest first. The library has shift 10, flip 20, morphology 30, affine
             40, the crop 60, erase 70 and color_jitter 80; after the latter, values may leave [0, 1].
         parameters: settings that only modify the change, such as a threshold. They switch nothing

@@ -44,19 +44,20 @@ def color_jitter(
         generator: draws both uniformly, for each image.
 
     Returns:
-        Floats that may leave [0, 1], which `functional.standardize` corrects.
+        Floats that may leave [0, 1]. Models that standardize each image (zero mean, variance 1)
+        take them; see `functional.standardize`.
     """
     check_shape("images", images, AXES)
     check_range("brightness", brightness, low=0)
     check_range("contrast", contrast[0], low=0, high=contrast[1])
     # Two numbers in [0, 1) for each image, both [batch, 1, 1, 1].
-    added, stretched = torch.rand(
+    brightness_draw, contrast_draw = torch.rand(
         2, len(images), 1, 1, 1, generator=generator, device=generator.device
     ).to(images)
-    images = images + brightness * (2 * added - 1)
+    images = images + brightness * (2 * brightness_draw - 1)
 
     low, high = contrast
-    factor = low + (high - low) * stretched
+    factor = low + (high - low) * contrast_draw
     channel_mean = images.mean(dim=(2, 3), keepdim=True)  # [batch, channels, 1, 1]
     return channel_mean + (images - channel_mean) * factor
 

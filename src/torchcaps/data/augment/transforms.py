@@ -123,7 +123,7 @@ def refuse_augmentations(settings: Any, reason: str) -> None:
 
     Args:
         settings: those of the group "augmentation" (`TrainConfig.augmentation`).
-        reason: what the run is, which ends the message "expected 0 for ...".
+        reason: kind of data of the run; the last words of the message "expected 0 for ...".
 
     Raises:
         ArgumentError: a setting is on and not the default.

@@ -312,13 +312,13 @@ def compare_runs(
 ) -> RunsComparison:
     """Compare two methods by their runs, on the same images in the same order.
 
-    The error of the difference, how far it may be from the truth, is simulated; the interval and
-    the p-values follow from its distribution. It has two sources. Images: they are bootstrapped,
-    for all runs together (and `PSEUDO_COUNT` images are added). Seeds: a normal deviate, whose
-    variance is that of the runs' accuracies, less the part that comes from the images that each
-    run happens to miss (which is in the bootstrap already). The sum is multiplied by a factor that
-    turns a normal into Student's t distribution, with the degrees of freedom of Welch and
-    Satterthwaite for the two sources.
+    The error of the difference, new difference minus observed one if all were repeated, is
+    simulated; the interval and the p-values follow from its distribution. It has two sources.
+    Images: they are bootstrapped, for all runs together (and `PSEUDO_COUNT` images are added).
+    Seeds: a normal deviate, whose variance is that of the runs' accuracies, less the part that
+    comes from the images that each run happens to miss (which is in the bootstrap already). The sum
+    is multiplied by a factor that turns a normal into Student's t distribution, with the degrees of
+    freedom of Welch and Satterthwaite for the two sources.
 
     Args:
         first: `[runs, n]` booleans, whether each run of the method in question is right on each
@@ -360,8 +360,8 @@ def compare_runs(
     low, percentile_20, percentile_80, high = map(float, quantiles)
 
     # An observed difference is seen if it exceeds half the interval. That happens in 80 % of tries
-    # where the true difference exceeds half the interval by the 80th percentile of errors. Both
-    # are means of the two sides.
+    # where the true difference exceeds half the interval by the 80th percentile of errors. As the
+    # distribution need not be symmetric, the percentiles below and above 0 are averaged.
     visible = (high - low) / 2 + (percentile_80 - percentile_20) / 2
     return RunsComparison(
         first=tuple(first_accuracies.tolist()),

@@ -24,11 +24,16 @@ With channels, the products of number k of all spectra, k = 1 ... r, are a produ
     G = C^T dL/dtiles  [r, n, o]
     dL/dwindows = A^T (G_k U_k)     dL/dtaps = B^T (G_k^T V_k)
 
-Names here: `window_spectra` is V, `tap_spectra` U, `output_spectra` S and `grad_spectra` G.
-Of a 9x9 kernel with stride 2, these products are 148 multiplications for each tile of 6x6 outputs
-and phase, where the direct way takes 900. One phase of a block of channels is taken at a time, so
-that it stays in the cache. The backward pass computes V and U again, which is faster than storing
-them.
+Names here: `window_spectra` is V, `tap_spectra` U, `output_spectra` S and `grad_spectra` G. Of a
+9x9 kernel with stride 2, a phase has 5x5 taps, and a tile of 6x6 outputs depends on a window of
+10x10 pixels. A spectrum then has r = 148 numbers: products of complex numbers take three real ones.
+These products are 148 multiplications for each tile and phase, where the direct way takes 6 x 6 x
+25 = 900. One phase of a block of channels is taken at a time, so that it stays in the cache. The
+backward pass computes V and U again, which is faster than storing them.
+
+A `Plan` says how a convolution is cut up: its phases, the sizes of tiles, windows and taps, and the
+numbers of tiles down and across. `covered_size` is the size of all tiles of a sample together,
+which is the output's or larger; `map_size` is the size of the windows together.
 
 Letters of shapes: b samples, n windows of a phase (samples x tiles), c channels of the map, o
 channels of the output, r numbers of a spectrum, h and w height and width.
@@ -83,7 +88,8 @@ class Problem(NamedTuple):
 def supports(x: Tensor, weight: Tensor) -> Support:
     """Whether the operator can take this convolution, and whether it is likely to be faster.
 
-    For shapes where the frequency domain does not pay, the operator itself convolves directly.
+    It takes float32, float64 (`FULL_PRECISION`) and bfloat16. For shapes where the frequency domain
+    does not pay, the operator itself convolves directly.
     """
     reason = device_mismatch({"x": x, "weight": weight}, torch.device("cpu"))
     reason = reason or wrong_dtype("weight", weight, (*FULL_PRECISION, torch.bfloat16))
@@ -94,14 +100,15 @@ def supports(x: Tensor, weight: Tensor) -> Support:
 
     outputs, channels, *kernel_size = weight.shape
     if min(kernel_size) < MIN_KERNEL or min(outputs, channels) < MIN_CHANNELS:
-        limit = f"{MIN_KERNEL}x{MIN_KERNEL} pixels and {MIN_CHANNELS} channels"
+        limit = f"{MIN_KERNEL}x{MIN_KERNEL} pixels or {MIN_CHANNELS} channels"
         reason = f"kernels below {limit} cost less directly"
         return Support(usable=True, reason=reason, worth_it=False)
     reason = "frequency domain: a fraction of the products, in blocks that stay in the cache"
     return Support(usable=True, reason=reason)
 
 
-# Of the implementations of an operation, those of lower rank are tried first.
+# Of the implementations of an operation, those of lower rank are tried first. Every implementation
+# in blocks of torch operations is called "blocked".
 @fast_path("conv2d", "blocked", supports, rank=10)
 def run(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
     """Convolve without padding; the implementation "blocked" of `torchcaps.ops.conv2d`.
@@ -235,9 +242,10 @@ def convolve_backward(
         The gradients of x and of weight; None for one that is not needed.
     """
     parts = _split_samples(len(x), plan)
-    # A gradient whose numbers have one summand each is overwritten, others are sums that start from
-    # zeros. A pixel of the map has one summand if the windows cover the map, each phase has taps
-    # and a phase has one tile; a tap has one if all samples are taken at once.
+    # A gradient is a sum over tiles and parts of the batch, which starts from zeros. Where every
+    # number is written exactly once, it is written over memory that is not initialized. For a pixel
+    # of the map this holds if the windows cover the map, each phase has taps and a phase has one
+    # tile; for a tap, if all samples are taken at once.
     height, width = x.shape[2:]
     is_covered = height <= plan.map_size[0] and width <= plan.map_size[1]
     has_all_phases = len(plan.phases()) == math.prod(plan.stride)
@@ -366,6 +374,7 @@ class _Transforms:
         height, width = self.plan.window_size
         rows, columns = self.plan.num_tiles
         tap_spectra = self.transform_taps(block)
+        # G U has the shape of V, whose buffer is free here.
         products = self._multiply("window spectra", grad_spectra, tap_spectra)
         flat = products.view(self.spectrum_length, -1)
         flat_windows = self._multiply("windows", self.matrices.window_to_spectrum.t(), flat)
@@ -390,6 +399,7 @@ class _Transforms:
         target = grad_weight.permute(0, 2, 3, 1)[:, *block]
         outputs, height, width, _ = target.shape
         window_spectra = self.transform_windows(block)
+        # G^T V has the shape of U, whose buffer is free here.
         products = self._multiply("tap spectra", grad_spectra.transpose(1, 2), window_spectra)
         flat = products.view(self.spectrum_length, -1)
         flat_taps = self._multiply("taps", self._taps_matrix(target).t(), flat)
