@@ -139,7 +139,11 @@ def init(environ: Mapping[str, str], device: str = "auto") -> Iterator[Ranks]:
     backend = _choose_backend(device, int(environ.get("LOCAL_RANK") or 0))
     with lost_rank_errors():
         dist.init_process_group(
-            backend, store=_store, rank=rank, world_size=world_size, timeout=PATIENCE
+            backend,
+            store=_store,
+            rank=rank,
+            world_size=world_size,
+            timeout=PATIENCE,
         )
     yield current()
     dist.destroy_process_group()  # not after an error: it might wait for processes that are gone

@@ -95,7 +95,10 @@ def named_shape(axes: Sequence[str], shape: Sequence[int]) -> str:
 
 
 def check_shape(
-    argument: str, tensor: Tensor | NDArray[Any], axes: Sequence[str], **sizes: int
+    argument: str,
+    tensor: Tensor | NDArray[Any],
+    axes: Sequence[str],
+    **sizes: int,
 ) -> None:
     """Check the shape of a tensor.
 
@@ -126,7 +129,10 @@ def check_floating(**tensors: Tensor | None) -> None:
 
 
 def check_range(
-    argument: str, value: float, low: float | None = None, high: float | None = None
+    argument: str,
+    value: float,
+    low: float | None = None,
+    high: float | None = None,
 ) -> None:
     """Raise ArgumentError unless low <= value <= high; None leaves a side open."""
     if (low is None or value >= low) and (high is None or value <= high):

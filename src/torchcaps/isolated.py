@@ -42,7 +42,11 @@ class IsolatedError(Exception):
 
 
 def call_isolated(
-    function: str, *arguments: Any, max_bytes: int, timeout: float, **options: Any
+    function: str,
+    *arguments: Any,
+    max_bytes: int,
+    timeout: float,
+    **options: Any,
 ) -> Any:
     """Call a function in a process of its own.
 

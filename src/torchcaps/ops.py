@@ -121,7 +121,12 @@ def em_routing(
     path, _ = _choose("em_routing", (votes,), impl)
     if path is None:
         return functional.em_routing(
-            votes, None, beta_u, beta_a, len(inverse_temperatures), inverse_temperatures
+            votes,
+            None,
+            beta_u,
+            beta_a,
+            len(inverse_temperatures),
+            inverse_temperatures,
         )
     return path.run(votes, beta_u=beta_u, beta_a=beta_a, temperatures=inverse_temperatures)
 
@@ -262,7 +267,10 @@ def implementations(op: str) -> list[str]:
 
 
 def _checked_votes(
-    votes: Votes | Tensor, activation: Tensor | None, bias: Tensor | None, want_coupling: bool
+    votes: Votes | Tensor,
+    activation: Tensor | None,
+    bias: Tensor | None,
+    want_coupling: bool,
 ) -> Votes:
     """Votes for one call, with operands that fit each other; a tensor becomes `DenseVotes`."""
     if isinstance(votes, Tensor):

@@ -76,7 +76,12 @@ class Sizes:
             options = {"iterations": self.iterations, **options}
         with use_generator(torch.Generator().manual_seed(0)):
             return CapsuleLinear(
-                self.children, self.in_dim, self.parents, self.dim, routing, **options
+                self.children,
+                self.in_dim,
+                self.parents,
+                self.dim,
+                routing,
+                **options,
             )
 
 
@@ -153,7 +158,10 @@ def benchmark_layers(
 
 
 def _time_passes(
-    passes: Mapping[str, Passes], repeats: int, clock: Clock, log: Log
+    passes: Mapping[str, Passes],
+    repeats: int,
+    clock: Clock,
+    log: Log,
 ) -> dict[str, Row]:
     """A row for each name: milliseconds forward, and forward and backward with quartiles."""
     forward = {name: pair[0] for name, pair in passes.items()}

@@ -118,7 +118,10 @@ def _fake_tensors(model: nn.Module, mode: FakeTensorMode) -> dict[str, Tensor]:
 
 
 def _loss(
-    model: nn.Module, tensors: Mapping[str, Tensor], images: Tensor, tracker: StorageTracker
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    images: Tensor,
+    tracker: StorageTracker,
 ) -> Tensor:
     """The loss of a batch, with these tensors in place of the model's."""
     task = task_of(model)
@@ -132,7 +135,10 @@ def _loss(
 
 
 def _estimate(
-    tracker: StorageTracker, tensors: Mapping[str, Tensor], images: Tensor, on_cpu: bool
+    tracker: StorageTracker,
+    tensors: Mapping[str, Tensor],
+    images: Tensor,
+    on_cpu: bool,
 ) -> MemoryEstimate:
     """The parts of the fullest moment."""
     weights = [tensor for tensor in tensors.values() if isinstance(tensor, nn.Parameter)]
@@ -167,7 +173,10 @@ def peak(workload: dict[str, Any], precision: str) -> dict[str, float]:
 
 
 def benchmark_memory(
-    workload: Workload, batches: Sequence[int], precisions: Sequence[str], log: Log = silent
+    workload: Workload,
+    batches: Sequence[int],
+    precisions: Sequence[str],
+    log: Log = silent,
 ) -> list[Row]:
     """Predict the peak memory of training steps, and measure it in fresh processes.
 

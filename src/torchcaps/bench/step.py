@@ -140,7 +140,10 @@ def _add_memory(rows: list[Row], workload: Workload, log: Log) -> None:
         precision = row["precision"]
         log(f"{precision}, {variant}: memory")
         memory = timing.in_fresh_process(
-            "step", workload=asdict(workload), variant=variant, precision=precision
+            "step",
+            workload=asdict(workload),
+            variant=variant,
+            precision=precision,
         )
         row["peak MiB"] = memory["peak_mib"]
         if variant == TORCH_LIMIT:

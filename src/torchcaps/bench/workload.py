@@ -73,7 +73,10 @@ def task_of(model: nn.Module) -> Task:
 
 
 def training_step(
-    model: nn.Module, images: Tensor, labels: Tensor, precision: str
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    precision: str,
 ) -> Callable[[], None]:
     """A function that makes one training step of a model, in place, with fused Adam.
 

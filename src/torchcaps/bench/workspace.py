@@ -73,7 +73,11 @@ def _frequency(x: Tensor, weight: Tensor, _bias: Tensor | None, stride: Sequence
 
 
 def _frequency_backward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], *rest: Any
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    *rest: Any,
 ) -> int:
     (gradient,) = rest[-2]
     return _frequency(x, weight, bias, stride) + int(gradient.numel() * gradient.element_size())

@@ -139,7 +139,13 @@ def _step(job: _Job) -> dict[str, Any]:
     errors = step.verify_steps(variants, job.workload)
     memory = not job.settings.quick
     rows = step.benchmark_steps(
-        job.workload, variants, job.precisions, job.repeats, memory, job.clock, job.log
+        job.workload,
+        variants,
+        job.precisions,
+        job.repeats,
+        memory,
+        job.clock,
+        job.log,
     )
     return {"rows": rows, "errors": errors}
 
@@ -153,7 +159,13 @@ def _layer(job: _Job) -> dict[str, Any]:
     rates = layer.machine_rates(job.repeats, job.clock)
     memory = not job.settings.quick
     rows = layer.benchmark_layers(
-        job.sizes, variants, job.repeats, memory, rates, job.clock, job.log
+        job.sizes,
+        variants,
+        job.repeats,
+        memory,
+        rates,
+        job.clock,
+        job.log,
     )
     return {"rows": rows, "errors": errors, "rates": rates._asdict()}
 

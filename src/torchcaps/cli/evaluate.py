@@ -36,7 +36,13 @@ def evaluate(
     folder = output or tc.reporting.evaluation_folder(run, data, split)
     with counting("evaluating") as progress:
         evaluation = tc.evaluate(
-            run, data, root=root, split=split, device=device, output=folder, progress=progress
+            run,
+            data,
+            root=root,
+            split=split,
+            device=device,
+            output=folder,
+            progress=progress,
         )
     show(json, evaluation.to_dict(), evaluation.table().lines, evaluation.summary)
     note_without_plots()

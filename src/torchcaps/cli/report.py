@@ -132,7 +132,13 @@ def diagnose(
     check_flag("--images", images, low=2)
     use_threads(threads)
     diagnosis = tc.diagnose(
-        run, data, baseline=baseline, count=images, seed=seed, root=root, device=device
+        run,
+        data,
+        baseline=baseline,
+        count=images,
+        seed=seed,
+        root=root,
+        device=device,
     )
     if json:
         print_json(diagnosis.to_dict())

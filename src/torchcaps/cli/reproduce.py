@@ -92,7 +92,11 @@ def reproduce(
 
 
 def _run(
-    names: Sequence[str], extent: Extent, root: str | None, output: Path, device: str | None
+    names: Sequence[str],
+    extent: Extent,
+    root: str | None,
+    output: Path,
+    device: str | None,
 ) -> list[Any] | int:
     """The results of these recipes, or the status of a command that a signal stopped."""
     from torchcaps.reproduction import reproduce

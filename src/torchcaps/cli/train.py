@@ -77,7 +77,11 @@ def train(
         tc.training.folder.check_new(run)
         # Test images that cannot be read are an error before the training, not after it.
         tc.data.load_dataset(
-            data.name, "test", data.root, img_size=data.img_size, max_bytes=data.max_bytes
+            data.name,
+            "test",
+            data.root,
+            img_size=data.img_size,
+            max_bytes=data.max_bytes,
         )
     if keep_memory == "yes":
         tc.training.keep_memory()
@@ -94,7 +98,10 @@ def train(
 
 
 def _find_folder(
-    config: TrainConfig, recipe_or_model: str, output: Path | None, resume: bool
+    config: TrainConfig,
+    recipe_or_model: str,
+    output: Path | None,
+    resume: bool,
 ) -> tuple[Path, bool]:
     """The run folder, and whether there is a run in it to continue."""
     folder = output

@@ -137,7 +137,11 @@ def register_derived(
 
 
 def register_format(
-    name: str, holds: Callable[[Path], bool], read: FormatReader, *, replace: bool = False
+    name: str,
+    holds: Callable[[Path], bool],
+    read: FormatReader,
+    *,
+    replace: bool = False,
 ) -> None:
     """Let `load_dataset` read a format by path.
 

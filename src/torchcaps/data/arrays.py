@@ -135,7 +135,10 @@ def _npy_arrays(
 
 
 def _index_labels(
-    path: Path, labels: np.ndarray, training_labels: np.ndarray, names: np.ndarray | None
+    path: Path,
+    labels: np.ndarray,
+    training_labels: np.ndarray,
+    names: np.ndarray | None,
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Labels `[n]` as indices of the classes, and the names of the classes."""
     labels = _flatten_labels(path, labels)

@@ -249,7 +249,10 @@ class ImageSet:
 
 
 def check_labels(
-    source: str, labels: Int64[Tensor, " n"], classes: tuple[str, ...], min_classes: int = 2
+    source: str,
+    labels: Int64[Tensor, " n"],
+    classes: tuple[str, ...],
+    min_classes: int = 2,
 ) -> None:
     """Check the names of classes, and that every label is the index of one.
 
@@ -293,7 +296,11 @@ def numbered(source: str, largest: int) -> tuple[str, ...]:
 
 
 def stratified_split(
-    labels: Tensor, fraction_or_count: float, seed: int = 0, *, groups: Tensor | None = None
+    labels: Tensor,
+    fraction_or_count: float,
+    seed: int = 0,
+    *,
+    groups: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Split images in two parts, in the same proportion from every class.
 

@@ -147,7 +147,11 @@ def read_entries(
             channels = 3
         if file in decoded:
             decoded[file] = decode_image(
-                image, request.img_size, request.in_chans, name=label, budget=request.budget
+                image,
+                request.img_size,
+                request.in_chans,
+                name=label,
+                budget=request.budget,
             )
     check_sizes(name, decoded)
     images = [to_channels(decoded[file].unsqueeze(0), channels) for file in split_files]

@@ -84,7 +84,10 @@ def holds_idx(folder: Path) -> bool:
 
 
 def read_idx_set(
-    folder: Path, request: ReadRequest, name: str, classes: tuple[str, ...] | None = None
+    folder: Path,
+    request: ReadRequest,
+    name: str,
+    classes: tuple[str, ...] | None = None,
 ) -> ImageSet:
     """One split of a folder of files named as MNIST's.
 

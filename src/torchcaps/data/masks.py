@@ -254,7 +254,10 @@ def _files_by_stem(folder: Path) -> dict[str, Path]:
 
 
 def _read_pairs(
-    name: str, pairs: Sequence[MaskPair], folder: Path, request: ReadRequest
+    name: str,
+    pairs: Sequence[MaskPair],
+    folder: Path,
+    request: ReadRequest,
 ) -> MaskedSet:
     if not pairs:
         raise DataError(f"{name}: there are no images")

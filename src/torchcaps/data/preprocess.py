@@ -178,7 +178,10 @@ def images_in(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def files_in(
-    paths: Iterable[str | Path], holds: Callable[[str], bool], kind: str, endings: str
+    paths: Iterable[str | Path],
+    holds: Callable[[str], bool],
+    kind: str,
+    endings: str,
 ) -> list[Path]:
     """`images_in` for files of any kind.
 

@@ -81,7 +81,10 @@ def _columns(path: Path, columns: Sequence[str]) -> Sequence[str]:
 
 
 def _entries(
-    path: Path, rows: csv.DictReader[str], file_column: str, levels: list[str]
+    path: Path,
+    rows: csv.DictReader[str],
+    file_column: str,
+    levels: list[str],
 ) -> Iterator[Entry]:
     for row in rows:
         line = f"{path} line {rows.line_num}"

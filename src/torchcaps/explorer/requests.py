@@ -36,7 +36,11 @@ class Request:
         self._shape = sessions[0].shape
 
     def integer(
-        self, name: str, low: int = 0, high: int = 2**31, default: int | None = None
+        self,
+        name: str,
+        low: int = 0,
+        high: int = 2**31,
+        default: int | None = None,
     ) -> int:
         """A whole number.
 
@@ -52,7 +56,11 @@ class Request:
         return number
 
     def numbers(
-        self, name: str, num_axes: int, limit: float, default: float | Sequence[float] = ()
+        self,
+        name: str,
+        num_axes: int,
+        limit: float,
+        default: float | Sequence[float] = (),
     ) -> NDArray[np.float64]:
         """A number, or nested lists of numbers, as an array.
 

@@ -64,7 +64,11 @@ class Session:
     MAX_DECODED: ClassVar = 64  # capsules in one call
 
     def __init__(
-        self, model: nn.Module, name: str, examples: ImageSet | None = None, note: str = ""
+        self,
+        model: nn.Module,
+        name: str,
+        examples: ImageSet | None = None,
+        note: str = "",
     ) -> None:
         task = model if isinstance(model, Task) else create_task(model, TrainConfig(), examples)
         self.task = task

@@ -114,7 +114,11 @@ def pretrained_model(
     has_same_classes = all_sizes["num_classes"] == trained["num_classes"]
     classes = tuple(about["classes"]) if has_same_classes else ()
     metadata = ModelMetadata(
-        classes, preprocess, about["task"], name=name, options=all_sizes | all_options
+        classes,
+        preprocess,
+        about["task"],
+        name=name,
+        options=all_sizes | all_options,
     )
     set_model_metadata(model, metadata)
     return model

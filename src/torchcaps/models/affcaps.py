@@ -72,7 +72,13 @@ class AffineCaps(CapsuleLinear):
             # Votes are independent: as in `LinearVotes`, |s| = 0.4 for children of length 0.1.
             std = 4 / (c * (num_matrices * out_dim) ** 0.5)
         super().__init__(
-            num_matrices, in_dim, out_capsules, out_dim, routing, init_std=std, **options
+            num_matrices,
+            in_dim,
+            out_capsules,
+            out_dim,
+            routing,
+            init_std=std,
+            **options,
         )
         self.in_capsules = in_capsules
         self.expected = {"children": in_capsules}

@@ -141,7 +141,10 @@ def matched_cnn(model: nn.Module, **options: Any) -> CNN:
 
 
 def matched_widths(
-    target: int, num_classes: int, in_chans: int, img_size: tuple[int, int]
+    target: int,
+    num_classes: int,
+    in_chans: int,
+    img_size: tuple[int, int],
 ) -> tuple[int, int, int]:
     """Channels of both convolutions and hidden units of a CNN with about `target` parameters."""
     height, width = img_size

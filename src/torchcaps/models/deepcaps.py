@@ -119,7 +119,11 @@ class CapsuleCell(nn.Module):
     """
 
     def __init__(
-        self, in_channels: int, types: int, dim: int, skip: RoutedSkip | None = None
+        self,
+        in_channels: int,
+        types: int,
+        dim: int,
+        skip: RoutedSkip | None = None,
     ) -> None:
         super().__init__()
         layer = partial(ConvCapsules, types * dim, types, dim)

@@ -109,7 +109,11 @@ class EfficientCapsNet(DrawingModel):
         std = (2 / (num_classes * children * PRIMARY_DIM)) ** 0.5
         layer_options = {"routing": "self_attention", "init_std": std} | layer_options
         self.class_capsules = CapsuleLinear(
-            children, PRIMARY_DIM, num_classes, CLASS_DIM, **layer_options
+            children,
+            PRIMARY_DIM,
+            num_classes,
+            CLASS_DIM,
+            **layer_options,
         )
         self.decoder = None
         if decoder is not False:

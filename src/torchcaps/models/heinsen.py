@@ -152,7 +152,12 @@ class MatrixRouting(ConvolutionalModel):
         iterations: int = 3,
     ) -> None:
         super().__init__(
-            num_classes, in_chans, img_size, channels=channels, strides=strides, parts=parts
+            num_classes,
+            in_chans,
+            img_size,
+            channels=channels,
+            strides=strides,
+            parts=parts,
         )
         if prod(side_after(side, self.windows) for side in self.img_size) == 1:
             self.spec = replace(self.spec, smallest_batch=2)  # batch norm needs two values

@@ -67,7 +67,12 @@ class InvertedAttentionCaps(LogitModel):
         sequential: bool = False,
     ) -> None:
         super().__init__(
-            num_classes, in_chans, img_size, SMALLEST, types=types, pose_size=pose_size
+            num_classes,
+            in_chans,
+            img_size,
+            SMALLEST,
+            types=types,
+            pose_size=pose_size,
         )
         check_iterations(iterations)
         check_known("backbone", backbone, get_args(Backbone))

@@ -56,7 +56,12 @@ class ResidualBlock(nn.Module):
 
 
 def convolution(
-    below: int, above: int, stride: int = 1, *, kernel: int = 3, relu: bool = True
+    below: int,
+    above: int,
+    stride: int = 1,
+    *,
+    kernel: int = 3,
+    relu: bool = True,
 ) -> nn.Sequential:
     """A convolution that keeps the size (divided by the stride), batch norm, and ReLU if asked.
 

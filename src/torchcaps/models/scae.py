@@ -264,7 +264,11 @@ class PartCapsules(nn.Module):
         grid = F.affine_grid(theta, [m * b, 1, h, w], align_corners=True)
         grid = grid.view(m, b * h, w, 2)
         placed = F.grid_sample(
-            layers, grid, mode="bilinear", padding_mode="zeros", align_corners=True
+            layers,
+            grid,
+            mode="bilinear",
+            padding_mode="zeros",
+            align_corners=True,
         )
         placed = placed.unflatten(2, (b, h)).permute(2, 0, 1, 3, 4)  # [b, m, c + 1, h, w]
 
@@ -317,7 +321,12 @@ class ObjectCapsules(nn.Module):
     """
 
     def __init__(
-        self, part_dim: int, parts: int, objects: int, units: int, set_units: int = 16
+        self,
+        part_dim: int,
+        parts: int,
+        objects: int,
+        units: int,
+        set_units: int = 16,
     ) -> None:
         super().__init__()
         self.parts = parts

@@ -206,7 +206,12 @@ class SRCapsNet(ImageModel):
 
 
 def make_routed_layer(
-    routing: CapsuleHead, sizes: LayerSizes, field: Any, *, primary: bool, uniform: bool
+    routing: CapsuleHead,
+    sizes: LayerSizes,
+    field: Any,
+    *,
+    primary: bool,
+    uniform: bool,
 ) -> RoutedLayer:
     """A layer of one of the heads.
 

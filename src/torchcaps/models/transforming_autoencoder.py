@@ -73,7 +73,11 @@ class TransformingAutoencoder(ImageModel):
     """
 
     spec = ModelSpec(
-        pose=True, activation="probability", decoder=True, task="transform", loss="reconstruction"
+        pose=True,
+        activation="probability",
+        decoder=True,
+        task="transform",
+        loss="reconstruction",
     )
 
     def __init__(

@@ -137,11 +137,20 @@ class TreeCapsNet(ImageModel):
             self.level_capsules.append(layer)
         task = "classify" if len(self.sizes) == 1 else "tree"
         self.spec = ModelSpec(
-            pose=True, activation="length", smallest=SMALLEST, task=task, loss="margin"
+            pose=True,
+            activation="length",
+            smallest=SMALLEST,
+            task=task,
+            loss="margin",
         )
 
     def _make_layer(
-        self, level: int, num_primary: int, dim: int, kind: Taxonomy, iterations: int
+        self,
+        level: int,
+        num_primary: int,
+        dim: int,
+        kind: Taxonomy,
+        iterations: int,
     ) -> CapsuleLinear:
         """The capsules of the classes of a level."""
         count = self.sizes[level]

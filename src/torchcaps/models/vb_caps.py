@@ -121,7 +121,13 @@ class VBCaps(ImageModel):
         for above, (kernel, stride) in zip(types, LAYERS, strict=False):
             check_range("types", above, low=1)
             layer = ConvCaps(
-                below, above, kernel, stride, pose_size=POSE, convention=convention, **options
+                below,
+                above,
+                kernel,
+                stride,
+                pose_size=POSE,
+                convention=convention,
+                **options,
             )
             self.conv_capsules.append(with_xavier_weights(layer, kernel**2))
             below = above

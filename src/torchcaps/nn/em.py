@@ -66,7 +66,13 @@ class EMRouting(Router):
         beta_a = full_precision(beta_a) / self.inverse_temperature[-1]
         temperatures = self.inverse_temperature[-self.num_iterations :]
         return ops.em_routing(
-            votes, None, beta_u, beta_a, len(temperatures), temperatures, impl=self.impl
+            votes,
+            None,
+            beta_u,
+            beta_a,
+            len(temperatures),
+            temperatures,
+            impl=self.impl,
         )
 
     def with_iterations(self, iterations: int) -> Router:

@@ -69,7 +69,10 @@ def _takes_generator(operation: Any) -> bool:
 
 
 def _dropout(
-    generator: torch.Generator, x: Tensor, p: float, train: bool | None
+    generator: torch.Generator,
+    x: Tensor,
+    p: float,
+    train: bool | None,
 ) -> tuple[Tensor, Tensor]:
     """`native_dropout` of a GPU, which takes no generator.
 

@@ -74,7 +74,10 @@ class CapsuleLinear(RoutedLayer):
         **routing_options: Any,
     ) -> None:
         check_positive(
-            in_capsules=in_capsules, in_dim=in_dim, out_capsules=out_capsules, out_dim=out_dim
+            in_capsules=in_capsules,
+            in_dim=in_dim,
+            out_capsules=out_capsules,
+            out_dim=out_dim,
         )
         sizes = LayerSizes(in_capsules, in_dim, out_capsules, out_dim)
         votes = LinearVotes(sizes, bias=bias, init_std=init_std)
@@ -146,7 +149,10 @@ class ConvCaps(RoutedLayer):
         **routing_options: Any,
     ) -> None:
         check_positive(
-            in_types=in_types, out_types=out_types, kernel_size=kernel_size, stride=stride
+            in_types=in_types,
+            out_types=out_types,
+            kernel_size=kernel_size,
+            stride=stride,
         )
         check_range("padding", padding, low=0, high=kernel_size - 1)
         router = create_router(routing, **routing_options)
@@ -313,7 +319,10 @@ def _make_sizes(children: int, parents: int, pose_size: PoseSize) -> LayerSizes:
 
 
 def _make_votes(
-    sizes: LayerSizes, pose_size: PoseSize, options: dict[str, Any], windows: float = 1.0
+    sizes: LayerSizes,
+    pose_size: PoseSize,
+    options: dict[str, Any],
+    windows: float = 1.0,
 ) -> LinearVotes:
     """Votes of poses that are matrices, or vectors; options are those of both."""
     if isinstance(pose_size, int):

@@ -417,7 +417,11 @@ class RandomRouting(Router):
 
         # Couplings that multiply the weights leave equal ones to a single operator.
         c = functional.random_coupling(
-            votes.count, votes.parents, self.seed, scale=self.scale, device=votes.weight.device
+            votes.count,
+            votes.parents,
+            self.seed,
+            scale=self.scale,
+            device=votes.weight.device,
         )
         factors = (votes.parents * c).to(votes.weight.dtype)[:, :, None, None]
         weight = votes.matrices * factors

@@ -127,7 +127,11 @@ def dimensions(run: EvaluatedRun) -> Section | None:
     indices = evenly(examples, MAX_GRIDS)
     labels = run.labels[indices, 0]
     perturbed = evaluation.perturb(
-        run.model, run.images.float_images(indices), labels, span=SPAN, steps=NUM_STEPS
+        run.model,
+        run.images.float_images(indices),
+        labels,
+        span=SPAN,
+        steps=NUM_STEPS,
     )
     num_dims = perturbed.reconstructions.shape[1]
     if num_dims * NUM_STEPS > MAX_TILES:

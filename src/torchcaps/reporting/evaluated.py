@@ -196,7 +196,15 @@ def evaluate_run(
     if recorded is not None:
         _check_recorded(run, recorded, evaluation.to_dict())
     return EvaluatedRun(
-        run, config, task, images, evaluation, epochs, num_images, recorded, num_diagnosed
+        run,
+        config,
+        task,
+        images,
+        evaluation,
+        epochs,
+        num_images,
+        recorded,
+        num_diagnosed,
     )
 
 

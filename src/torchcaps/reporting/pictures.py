@@ -120,7 +120,11 @@ def perturb_run(
         one = slice(index, index + 1)
         label = None if examples.labels is None else examples.labels[one]
         perturbed = evaluation.perturb(
-            examples.model, examples.images[one], label, span=span, steps=steps
+            examples.model,
+            examples.images[one],
+            label,
+            span=span,
+            steps=steps,
         )
         figure = viz.perturbations(
             perturbed.reconstructions[0],

@@ -116,7 +116,11 @@ def _default_data(model_or_run: ModelOrRun, config: TrainConfig) -> str:
 
 
 def _load_images(
-    model: Any, data: Data, root: str | None, split: str, max_bytes: int | None
+    model: Any,
+    data: Data,
+    root: str | None,
+    split: str,
+    max_bytes: int | None,
 ) -> ImageSet:
     """Images of the model's size and channels, cropped as in its training."""
     if not isinstance(data, str | Path):

@@ -262,7 +262,12 @@ def attack_success(run: EvaluatedRun) -> Figures:
     figures: Figures = {}
     for name, steps in (("fgsm", 1), ("bim", 10)):
         untargeted = evaluation.bim(
-            model, images, labels, SUCCESS_STRENGTH, steps=steps, loss=_cross_entropy
+            model,
+            images,
+            labels,
+            SUCCESS_STRENGTH,
+            steps=steps,
+            loss=_cross_entropy,
         )
         figures[f"{name}_success"] = 1 - proportion(right_answers(model, untargeted, labels))
         targeted = evaluation.bim(

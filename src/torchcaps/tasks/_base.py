@@ -231,7 +231,10 @@ class Task(nn.Module):
 
 
 def resolve_config(
-    task: type[Task], model: nn.Module, spec: ModelSpec, config: TrainConfig
+    task: type[Task],
+    model: nn.Module,
+    spec: ModelSpec,
+    config: TrainConfig,
 ) -> TrainConfig:
     """The configuration of a run with its task, its loss, and the settings that depend on them.
 

@@ -60,7 +60,10 @@ LOSSES: Registry[Loss] = Registry("loss")
 
 @LOSSES.register()
 def cross_entropy(
-    scores: Scores, targets: Tensor, _fraction_trained: float, settings: TaskSettings
+    scores: Scores,
+    targets: Tensor,
+    _fraction_trained: float,
+    settings: TaskSettings,
 ) -> Tensor:
     """Cross-entropy of a network with logits.
 
@@ -80,7 +83,10 @@ def cross_entropy(
 
 @LOSSES.register()
 def margin(
-    scores: Scores, targets: Tensor, _fraction_trained: float, _settings: TaskSettings
+    scores: Scores,
+    targets: Tensor,
+    _fraction_trained: float,
+    _settings: TaskSettings,
 ) -> Tensor:
     """Margin loss (arXiv 1710.09829, equation 4)."""
     return margin_loss(scores.activation, targets)
@@ -88,7 +94,10 @@ def margin(
 
 @LOSSES.register()
 def two_margins(
-    scores: Scores, targets: Tensor, fraction_trained: float, _settings: TaskSettings
+    scores: Scores,
+    targets: Tensor,
+    fraction_trained: float,
+    _settings: TaskSettings,
 ) -> Tensor:
     """Margin loss that asks for more in the second half of the training (DeepCaps' code)."""
     margins = {} if fraction_trained < 0.5 else HARD
@@ -97,7 +106,10 @@ def two_margins(
 
 @LOSSES.register()
 def spread(
-    scores: Scores, targets: Tensor, fraction_trained: float, _settings: TaskSettings
+    scores: Scores,
+    targets: Tensor,
+    fraction_trained: float,
+    _settings: TaskSettings,
 ) -> Tensor:
     """Spread loss with a margin that rises during training (ICLR 2018, equation 3)."""
     _check_one_class(targets, "spread loss")
@@ -107,7 +119,10 @@ def spread(
 
 @LOSSES.register()
 def likelihood(
-    scores: Scores, targets: Tensor, _fraction_trained: float, settings: TaskSettings
+    scores: Scores,
+    targets: Tensor,
+    _fraction_trained: float,
+    settings: TaskSettings,
 ) -> Tensor:
     """`-log(a_t / sum_j a_j)`: cross-entropy of activations that are taken as probabilities."""
     _check_one_class(targets, "likelihood")
@@ -271,7 +286,11 @@ class Classify(Task):
     def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
         loss = self.compute_metrics(outputs)["loss"]
         return score(
-            outputs["activation"], images.labels, images.classes, loss=loss, loss_name=self.loss
+            outputs["activation"],
+            images.labels,
+            images.classes,
+            loss=loss,
+            loss_name=self.loss,
         )
 
     def report_items(self, evaluation: Any, images: ImageSet) -> list[ReportItem]:

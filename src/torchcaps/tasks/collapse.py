@@ -18,7 +18,10 @@ MAX_NAMES = 5  # of silent classes in a warning
 
 
 def plateau(
-    classes: int, present: float = 0.9, absent: float = 0.1, down_weight: float = 0.5
+    classes: int,
+    present: float = 0.9,
+    absent: float = 0.1,
+    down_weight: float = 0.5,
 ) -> float:
     """Margin loss of the best constant length: no class information.
 

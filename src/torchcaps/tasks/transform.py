@@ -288,7 +288,10 @@ def _make_pairs(images: Images, pose: Pose, first: Matrices, second: Matrices) -
 
 
 def _random_views(
-    images: Images, count: int, ranges: Mapping[str, float], generator: Generator
+    images: Images,
+    count: int,
+    ranges: Mapping[str, float],
+    generator: Generator,
 ) -> tuple[Matrices, Matrices]:
     """Matrices of two views of each of `count` images.
 

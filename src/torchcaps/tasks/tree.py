@@ -201,7 +201,10 @@ class Tree(Classify):
         finest: Any = super().evaluation(outputs, images)
         hierarchy = self._path_figures(outputs)
         return TreeEvaluation(
-            **vars(finest), tree=self.tree, paths=outputs["paths"], hierarchy=hierarchy
+            **vars(finest),
+            tree=self.tree,
+            paths=outputs["paths"],
+            hierarchy=hierarchy,
         )
 
     def report_items(self, evaluation: Any, images: ImageSet) -> list[ReportItem]:

@@ -39,7 +39,11 @@ def relative_rms(actual: Tensor, expected: Tensor, floor: float = 0.0) -> float:
 
 
 def assert_close(
-    name: str, actual: Tensor, expected: Tensor, tolerance: float, floor: float = 0.0
+    name: str,
+    actual: Tensor,
+    expected: Tensor,
+    tolerance: float,
+    floor: float = 0.0,
 ) -> None:
     """Check that two tensors have one shape and are close.
 
@@ -97,7 +101,10 @@ def assert_between(name: str, tensor: Tensor, low: float, high: float, slack: fl
 
 
 def assert_same_routing(
-    actual: Routed, expected: Routed, tolerance: float, floor: float = 0.0
+    actual: Routed,
+    expected: Routed,
+    tolerance: float,
+    floor: float = 0.0,
 ) -> None:
     """Check that two routings have close poses, activations and, where both have one, couplings.
 
@@ -125,7 +132,11 @@ def map_tensors(change: Callable[[Tensor], Tensor], inputs: Any) -> Any:
 
 
 def assert_same(
-    label: str, actual: Any, expected: Any, tolerance: float = EXACT, floor: float = FLOOR
+    label: str,
+    actual: Any,
+    expected: Any,
+    tolerance: float = EXACT,
+    floor: float = FLOOR,
 ) -> None:
     """Raise PropertyError, which begins with the label, unless two outcomes are close."""
     actual_tensors = named_tensors(actual)
@@ -172,7 +183,10 @@ def make_loss(outcome: Any) -> Tensor:
 
 
 def assert_finite_pass(
-    label: str, call: Callable[[Any], Any], inputs: Any, parameters: Iterable[Tensor] = ()
+    label: str,
+    call: Callable[[Any], Any],
+    inputs: Any,
+    parameters: Iterable[Tensor] = (),
 ) -> Any:
     """Raise PropertyError unless an outcome and its gradients are finite; give the outcome."""
     leaves = map_tensors(lambda x: x.detach().clone().requires_grad_(), inputs)

@@ -279,7 +279,11 @@ def _create_trainer(
     data = config.data
     with main_first():
         images = load_dataset(
-            data.name, "train", data.root, img_size=data.img_size, max_bytes=data.max_bytes
+            data.name,
+            "train",
+            data.root,
+            img_size=data.img_size,
+            max_bytes=data.max_bytes,
         )
     train_images, val_images = split(images, config, device)
     description = describe_model(

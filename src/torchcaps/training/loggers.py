@@ -123,7 +123,11 @@ class RunLogger(MemoryLogger):
         state = TrainingState()
         if self.is_main:
             state, note = load_state(
-                self.run.checkpoint_path, model, optimizer, self._fingerprint(), total_steps
+                self.run.checkpoint_path,
+                model,
+                optimizer,
+                self._fingerprint(),
+                total_steps,
             )
             truncate_metrics(self.run, state.step)
             if note:

@@ -60,7 +60,10 @@ def register_schedule(
 
 
 def learning_rate_factor(
-    config: TrainConfig, step: int, total_steps: int, lr_restarts: Sequence[float] = (0.0,)
+    config: TrainConfig,
+    step: int,
+    total_steps: int,
+    lr_restarts: Sequence[float] = (0.0,),
 ) -> float:
     """Factor of the peak learning rate in step `step`, from 0, of `total_steps`.
 

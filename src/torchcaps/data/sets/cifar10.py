@@ -242,5 +242,8 @@ def _read(folder: Path, request: ReadRequest, name: str) -> ImageSet:
 
 
 register_directory_format(
-    INFO, "a folder of CIFAR-10 batches", lambda folder: _find_place(folder) is not None, _read
+    INFO,
+    "a folder of CIFAR-10 batches",
+    lambda folder: _find_place(folder) is not None,
+    _read,
 )

@@ -234,7 +234,10 @@ def _read_row(line: str, folder: Path, row: dict[str, str | None]) -> _Sign:
 
 
 def _read_image(
-    sign: _Sign, size: tuple[int, int], roi: bool, budget: MemoryBudget
+    sign: _Sign,
+    size: tuple[int, int],
+    roi: bool,
+    budget: MemoryBudget,
 ) -> UInt8[Tensor, "1 3 height width"]:
     with read_errors(sign.file):
         budget.add_file(sign.file.stat())
@@ -254,6 +257,10 @@ register_directory_format(
     "a folder of GTSRB",
     lambda folder: _find_base(folder) is not None,
     lambda folder, request, name: read_gtsrb(
-        folder, request.split, img_size=request.img_size or 32, name=name, budget=request.budget
+        folder,
+        request.split,
+        img_size=request.img_size or 32,
+        name=name,
+        budget=request.budget,
     ),
 )

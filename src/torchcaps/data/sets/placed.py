@@ -100,7 +100,11 @@ def place_images(
 
 
 def placed(
-    source: ImageSet, size: int = 40, *, seed: int = 0, name: str | None = None
+    source: ImageSet,
+    size: int = 40,
+    *,
+    seed: int = 0,
+    name: str | None = None,
 ) -> PlacedSet:
     """A set with each image at a random place of a black canvas.
 
@@ -135,7 +139,12 @@ def placed(
 
 
 def affine_copies(
-    source: ImageSet, copies: int = 32, size: int = 40, *, seed: int = 0, name: str | None = None
+    source: ImageSet,
+    copies: int = 32,
+    size: int = 40,
+    *,
+    seed: int = 0,
+    name: str | None = None,
 ) -> ImageSet:
     """Images like affNIST's: turned, sheared and scaled about the center, then placed.
 
@@ -178,7 +187,10 @@ def affine_copies(
 
 
 def _copy_chunk(
-    source: ImageSet, index: Tensor, size: int, random: np.random.RandomState
+    source: ImageSet,
+    index: Tensor,
+    size: int,
+    random: np.random.RandomState,
 ) -> tuple[UInt8[Tensor, "batch 1 size size"], Float[Tensor, "batch 6"]]:
     """Transformed copies of some images.
 

@@ -87,7 +87,10 @@ def _render_scene(
 
 
 def _draw_shape(
-    kind: int, x: Floats, y: Floats, random: np.random.RandomState
+    kind: int,
+    x: Floats,
+    y: Floats,
+    random: np.random.RandomState,
 ) -> NDArray[np.bool_]:
     """Where a shape is; all three kinds of one radius have about the same area.
 

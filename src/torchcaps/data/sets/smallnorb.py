@@ -269,7 +269,11 @@ def register_norb(info: DatasetInfo) -> None:
         if not _holds(folder, info.name):
             return None
         return read_norb(
-            folder, request.split, name=info.name, stem=info.name, budget=request.budget
+            folder,
+            request.split,
+            name=info.name,
+            stem=info.name,
+            budget=request.budget,
         )
 
     num_familiar = info.train // 3
@@ -300,6 +304,9 @@ register_format(
     "a folder of smallNORB's files",
     _holds,
     lambda path, request: read_norb(
-        path, request.split, name=path.resolve().name, budget=request.budget
+        path,
+        request.split,
+        name=path.resolve().name,
+        budget=request.budget,
     ),
 )

@@ -75,7 +75,11 @@ class Transform(View):
         limit = max(high for _, high in Motion.LIMITS.values())
         values = request.numbers("values", 1, limit).tolist()
         sweep = self.run(
-            request.image(), request.motion(), values, request.label(), uniform=request.uniform()
+            request.image(),
+            request.motion(),
+            values,
+            request.label(),
+            uniform=request.uniform(),
         )
         activation, pose = as_lists(sweep.activation), as_lists(sweep.pose)
         return {"values": values, "activation": activation, "pose": pose}
