@@ -142,3 +142,26 @@ def test_a_parameter_switches_nothing_on_and_is_refused_by_nothing():
         with pytest.raises(ArgumentError) as refused:
             transform({"invert": 1}, masks=True)
         assert refused.value.argument == "invert"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda images: None,
+        lambda images: images.numpy(),
+        lambda images: images[..., 1:],
+        lambda images: images / 0,
+    ],
+    ids=["none", "array", "narrower", "nan"],
+)
+@pytest.mark.parametrize("moves_pixels", [False, True])
+def test_an_augmentation_that_returns_no_images_is_named(function, moves_pixels):
+    with AUGMENTATIONS.restored():
+
+        @register_augmentation("broken", TagSettings, moves_pixels=moves_pixels)
+        def change(images, settings, generator):
+            return function(images)
+
+        with pytest.raises(ArgumentError) as raised:
+            transform({"tag": 1.0}, companions=ZEROS)
+    assert raised.value.argument == "broken"

@@ -227,6 +227,21 @@ def test_bad_arguments_are_refused_in_one_sentence(images, model, data, settings
     assert "\n" not in str(raised.value)
 
 
+def test_a_first_loss_of_nan_blames_no_learning_rate(images):
+    class Undefined(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = small()
+
+        def forward(self, images):
+            scores = self.network(images)
+            return scores * float("nan") if self.training else scores
+
+    with pytest.raises(TrainingError, match="before any update") as raised:
+        fit(Undefined(), images, **SETTINGS)
+    assert "lower lr" not in str(raised.value)
+
+
 def test_labels_may_be_an_argument_of_their_own(images):
     paired, _ = fit(small(), (images.images, images.labels), **SETTINGS)
     separate, _ = fit(small(), images.images.numpy(), images.labels.tolist(), **SETTINGS)

@@ -89,14 +89,15 @@ def run_command(
                     commands[name] = importing(command, arguments)
             if called == "train":  # plug-ins may have added settings
                 arguments = fill_bare_flags(arguments)
-            status = tyro.extras.subcommand_cli_from_dict(
-                commands,
-                prog="torchcaps",
-                description=DESCRIPTION,
-                args=arguments,
-                sort_subcommands=False,
-                config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
-            )
+            with _help_named(called):
+                status = tyro.extras.subcommand_cli_from_dict(
+                    commands,
+                    prog="torchcaps",
+                    description=DESCRIPTION,
+                    args=arguments,
+                    sort_subcommands=False,
+                    config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
+                )
             sys.stdout.flush()  # a full disk or a closed pipe shows here, not when Python ends
             return status
     except (UsageError, UnknownNameError) as error:
@@ -119,6 +120,17 @@ def run_command(
         if error.filename is None:
             _without_stdout(status)
         return status
+
+
+@contextmanager
+def _help_named(command: str) -> Iterator[None]:
+    """After an error of the command line, name the help of the command, and `--import`."""
+    try:
+        yield
+    except SystemExit as end:
+        if end.code == 2 and command in COMMANDS:
+            _say(f"see torchcaps {command} --help; an option of a plug-in needs --import MODULE")
+        raise
 
 
 @contextmanager

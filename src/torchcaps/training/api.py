@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from torchcaps.data import ImageSet, load_dataset
 from torchcaps.distributed import current, main_first
-from torchcaps.errors import ArgumentError, TrainingError, named_shape
+from torchcaps.errors import ArgumentError, TrainingError
 from torchcaps.models import model_info
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, create_task
@@ -32,7 +32,6 @@ from torchcaps.training.sampling import cropped, split
 from torchcaps.types import model_metadata, set_model_metadata
 
 Array = ArrayLike | Tensor
-IMAGE_AXES = ("batch", "channels", "height", "width")
 
 
 class Fitted(NamedTuple):
@@ -242,12 +241,7 @@ def _add_transform(task: Task, transform: Callable[[Tensor], Tensor]) -> None:
         devices = [images.device] if images.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(seed)
-            changed = transform(images)
-        if not isinstance(changed, Tensor) or changed.shape != images.shape:
-            expected = named_shape(IMAGE_AXES, images.shape)
-            shape = getattr(changed, "shape", type(changed).__name__)
-            raise ArgumentError("transform", f"expected it to return {expected}, got {shape}")
-        return changed.to(images)
+            return transform(images)
 
     task.transforms.append(apply)
 

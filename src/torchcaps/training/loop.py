@@ -390,5 +390,11 @@ def detect_collapse(
 
 def check_number(number: float, name: str, step: int, logger: MemoryLogger) -> None:
     """Raise TrainingError, which says what to do, unless the number is finite."""
-    if not math.isfinite(number):
-        raise TrainingError(f"the {name} became {number} after step {step}; {logger.recovery_hint}")
+    if math.isfinite(number):
+        return
+    if step == 0:
+        raise TrainingError(
+            f"the first {name} was already {number}, before any update; "
+            "look at the images, the augmentations and the options of the model"
+        )
+    raise TrainingError(f"the {name} became {number} after step {step}; {logger.recovery_hint}")

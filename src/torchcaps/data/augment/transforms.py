@@ -17,12 +17,14 @@ import torch
 from torch import Generator, Tensor
 
 from torchcaps.data.augment._registry import (
+    AXES,
     CROP_ORDER,
     Augmentation,
     Images,
     ordered_augmentations,
 )
 from torchcaps.data.augment.crop import random_crop
+from torchcaps.errors import ArgumentError, named_shape
 
 
 class Transforms:
@@ -39,7 +41,11 @@ class Transforms:
 
     Attributes:
         steps: each augmentation with its settings, in their order.
+        is_checked: whether a batch has been looked at for numbers that are not finite. Only the
+            first one is: on a GPU, each look waits for all work before it.
     """
+
+    is_checked = False
 
     def __init__(self, settings: Any, crop: int | None = None, *, masks: bool = False) -> None:
         self.steps: list[tuple[Augmentation, Any]] = []
@@ -77,18 +83,36 @@ class Transforms:
         Returns:
             The images, in the memory format channels_last, which is fastest for convolutions; and
             the companions, None where there are none.
+
+        Raises:
+            ArgumentError: an augmentation, which it names, returns another shape or, for the first
+                batch, a number that is not finite.
         """
         channels = images.shape[1]
         # What moves together is one tensor, so that it meets the same random numbers.
         pixels = images if companions is None else torch.cat([images, companions], dim=1)
         for augmentation, settings in self.steps:
             if augmentation.moves_pixels or companions is None:
-                pixels = augmentation.apply(pixels, settings, generator)
+                pixels = self._apply(augmentation, pixels, settings, generator)
             else:
-                changed = augmentation.apply(pixels[:, :channels], settings, generator)
+                changed = self._apply(augmentation, pixels[:, :channels], settings, generator)
                 pixels = torch.cat([changed, pixels[:, channels:]], dim=1)
+        self.is_checked = True
         images = pixels[:, :channels].contiguous(memory_format=torch.channels_last)
         return images, None if companions is None else pixels[:, channels:]
+
+    def _apply(
+        self, augmentation: Augmentation, images: Images, settings: Any, generator: Generator
+    ) -> Images:
+        """The images changed by an augmentation; ArgumentError where it returns something else."""
+        changed = augmentation.apply(images, settings, generator)
+        shape = changed.shape if isinstance(changed, Tensor) else type(changed).__name__
+        if shape != images.shape and augmentation.apply is not _crop:
+            expected = named_shape(AXES, images.shape)
+            raise ArgumentError(augmentation.name, f"expected it to return {expected}, got {shape}")
+        if not self.is_checked and not changed.isfinite().all():
+            raise ArgumentError(augmentation.name, "expected it to return finite numbers")
+        return changed.to(images)
 
     def append(self, function: Callable[[Images, Generator], Images]) -> None:
         """Apply a function (images, generator) to images after all augmentations.
