@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,27 @@ def test_a_run_leaves_the_rows_of_its_epochs_and_a_model_that_loads(finished, ba
     assert model.classes == ("0", "1", "2")
     assert model(load_dataset(bars, "test").float_images()).shape == (12, 3)
     assert leftovers(finished) == []
+
+
+def test_the_speed_of_an_epoch_is_that_of_its_steps_without_validation(bars, tmp_path, monkeypatch):
+    seconds = 0.0
+    eval_step = Classify.eval_step
+
+    def slow_eval_step(task, batch):
+        nonlocal seconds
+        seconds += 100
+        return eval_step(task, batch)
+
+    def emit(row):
+        nonlocal seconds
+        if row["kind"] == "tick":  # a step
+            seconds += 1
+
+    monkeypatch.setattr(time, "perf_counter", lambda: seconds)
+    monkeypatch.setattr(Classify, "eval_step", slow_eval_step)
+    train(tiny(bars), tmp_path / "run", emit=emit)
+    for row in Run.open(tmp_path / "run").rows:
+        assert row["images_per_second"] == pytest.approx(row["images"] / 3, abs=0.05)
 
 
 def test_the_stored_model_is_that_of_the_best_epoch(bars, tmp_path):
