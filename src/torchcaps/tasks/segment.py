@@ -11,7 +11,9 @@ class 0, the background; and images with masks, which hold the class of each pix
     `ClassMaps`  a number for each foreground class and pixel, `[batch, classes - 1, height, width]`
 
 Out: a loss in training; and metrics of held-out images: Dice, intersection over union (IoU), and
-the agreement of boundaries. Steps return `Outputs`, tensors by name.
+"boundary", the agreement of boundaries. This is the harmonic mean of two shares: of the pixels on
+predicted boundaries that are near true ones, and the reverse. Near is within 2 pixels to each side
+(`TOLERANCE` in `evaluation.accuracy.pixels`). Steps return `Outputs`, tensors by name.
 
 Symbols of the losses, at one pixel and for one foreground class:
 
@@ -56,10 +58,13 @@ MAX_EVAL_PIXELS = 1 << 18  # of a batch that is not trained with: 16 images of 1
 DICE_SMOOTHING = 1e-5  # added above and below the fraction of soft Dice
 PRESENT = 0.9  # margin loss: p should be at least this where the class is
 ABSENT = 0.1  # margin loss: p should be at most this where it is not
-# The setting `reconstruction` is the weight of a squared error summed over the 784 pixels of a
-# 28x28 image. By default the mean squared error gets the weight 0.1 of SegCaps' code.
-PAPER_PIXELS = 784
-RECONSTRUCTION_WEIGHT = 0.1 / PAPER_PIXELS
+# Weight of the mean squared error of a reconstruction: the default of `--recon_wei` in main.py of
+# SegCaps' code. (Until March 2020 it was 131.072, which is still there in a comment.)
+MEAN_ERROR_WEIGHT = 0.1
+# The setting `reconstruction` has another unit, the same in all tasks: it is the weight of an error
+# summed over the 784 pixels of MNIST's images, as in "Dynamic Routing Between Capsules" (CapsNet,
+# arXiv 1710.09829). Such a sum is 784 times the mean error.
+MNIST_PIXELS = 784
 NUM_EXAMPLES = 10  # test images in a plot
 
 
@@ -68,7 +73,7 @@ class PixelPrediction(NamedTuple):
 
     Attributes:
         probabilities: p, in [0, 1]: lengths of capsules, or probabilities made of logits.
-        logits: that the probabilities are made of; None for a model of lengths.
+        logits: log(p / (1 - p)), positive where p is above 1/2; None for a model of lengths.
     """
 
     probabilities: ClassMaps
@@ -88,9 +93,11 @@ def weighted_cross_entropy(
     """Cross-entropy of a softmax over all classes, a mean over pixels.
 
     The logit of a foreground class is log(p / (1 - p)), that of the background 0. With one
-    foreground class the loss of a pixel is `-w T log p - (1 - T) log(1 - p)`. A softmax makes
-    classes that look alike compete; with a separate loss for each of them all would stay below one
-    half, and a network would predict background everywhere.
+    foreground class the loss of a pixel is `-w T log p - (1 - T) log(1 - p)`.
+
+    In a softmax the classes of a pixel compete. With a separate cross-entropy for each class, p
+    would stay below 1/2 for all of several classes that look alike. The network would then predict
+    background for their pixels.
     """
     logits = prediction.logits
     if logits is None:
@@ -114,11 +121,13 @@ def dice(prediction: PixelPrediction, targets: ClassMaps, _class_weights: Tensor
     """Soft Dice loss `1 - 2 sum(p T) / (sum(p) + sum(T))`, sums over all pixels of the batch.
 
     It is a mean over the foreground classes that the batch shows. In training the batch is that of
-    all processes; else each process has batches of its own.
+    all processes.
     """
     p = prediction.probabilities
     maps = (p * targets, p, targets)
     sums = torch.stack([x.sum(dim=(0, 2, 3)) for x in maps])  # [3, classes - 1]
+    # Without gradients, in evaluation, each process has a number of batches of its own. It would
+    # wait for sums of processes that have no more.
     if sums.requires_grad:
         sums = all_reduce_sum(sums)
     intersection, predicted, true = sums
@@ -152,15 +161,17 @@ def margin(prediction: PixelPrediction, targets: ClassMaps, class_weights: Tenso
 class Segment(Task):
     """A class for each pixel, learned from masks.
 
-    The class of a pixel is the most probable one if its probability is above one half, else it is
-    background. A model with a decoder also learns to draw the image from the capsules of the true
-    class of each pixel, black where the true class is background.
+    The class of a pixel is the most probable one if its p is above 1/2, that is if its logit is
+    positive; else the pixel is background. A model with a decoder also learns to draw the image
+    from the capsules of the true class of each pixel, black where the true class is background.
 
     Attributes:
         spec: `ModelSpec` of the model: whether it has logits and a decoder, and what its outputs
             mean.
         config: settings of the run, with defaults where the run leaves them open.
         loss: name of the loss in `LOSSES`.
+        reconstruction_weight: the setting `reconstruction`, whose unit is explained at
+            `MNIST_PIXELS`; 0 for a model without a decoder.
         class_weights: w, `[classes - 1, 1, 1]`, counted in the images of the task.
         missing_classes: names of the classes that no mask of these images shows.
         num_foreground: number of foreground classes; None for a task without images.
@@ -171,7 +182,8 @@ class Segment(Task):
     score = "dice"  # the metric by which the epoch is chosen
     losses: ClassVar[Registry[Loss]] = LOSSES
     default_spec = ModelSpec(is_dense=True, task="segment")  # of a model that declares nothing
-    capabilities = frozenset({"sweep"})  # the explorer may show a moving image
+    # "sweep": the explorer may run a model on an image that it turns, moves or resizes in steps.
+    capabilities = frozenset({"sweep"})
     is_dense = True  # its models predict each pixel
     data = "images with masks"  # words of the error for other data
 
@@ -190,16 +202,16 @@ class Segment(Task):
             # At most as many images as in other tasks (BATCH), fewer if they are large.
             self.eval_batch_size = max(1, min(BATCH, MAX_EVAL_PIXELS // image_pixels))
             # Pixels of each foreground class in all masks.
-            counts = images.masks.flatten().bincount(minlength=images.num_classes)[1:].double()
-            weights = (images.masks.numel() - counts) / counts.clamp(min=1)
-            self.class_weights = torch.where(counts > 0, weights, 1.0).float().view(-1, 1, 1)
-            missing = (counts == 0).nonzero().flatten().tolist()
+            class_sizes = images.masks.flatten().bincount(minlength=images.num_classes)[1:].double()
+            weights = (images.masks.numel() - class_sizes) / class_sizes.clamp(min=1)
+            self.class_weights = torch.where(class_sizes > 0, weights, 1.0).float().view(-1, 1, 1)
+            missing = (class_sizes == 0).nonzero().flatten().tolist()
             self.missing_classes = [images.classes[1 + k] for k in missing]
 
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
         """Settings of a run that leaves them open."""
-        return {"reconstruction": RECONSTRUCTION_WEIGHT if spec.decoder else 0.0}
+        return {"reconstruction": MEAN_ERROR_WEIGHT / MNIST_PIXELS if spec.decoder else 0.0}
 
     @classmethod
     def supports(cls, images: ImageSet) -> bool:
@@ -207,9 +219,10 @@ class Segment(Task):
         return isinstance(images, MaskedSet)
 
     def sample_batch(self, images: Any, indices: Tensor, generator: Generator) -> ImageBatch:
-        """The images with these indices and their masks; in training both are moved at random.
+        """The images with these indices and their masks; in training both are changed at random.
 
-        A moved pixel is a mixture of several pixels. It takes the class with the largest share.
+        A pixel of a turned or resized mask is a mixture of several pixels. It takes the class with
+        the largest share. What comes from outside of the image is background.
         """
         if not self.training:
             index = indices.to(images.masks.device)
@@ -217,7 +230,7 @@ class Segment(Task):
             return ImageBatch(images.float_images(index), images.labels[index], masks=masks)
         batch = images.sample_batch(indices, generator=generator)
         targets = one_hot_foreground(batch.masks, images.num_classes - 1)
-        # `transforms` are the augmentations of the run. They move the maps with the images.
+        # `transforms` are the augmentations of the run. Those that move pixels move the maps too.
         pixels, shares = self.transforms(batch.images, generator, targets)
         assert shares is not None
         background = 1 - shares.sum(dim=1, keepdim=True)
@@ -230,13 +243,13 @@ class Segment(Task):
 
     def pixel_prediction(self, images: Tensor) -> PixelPrediction:
         """The model's prediction for images, in float32 where the model computes in half."""
-        if self.spec.logits:
+        if self.spec.logits:  # the model has a method that returns logits
             logits = full_precision(self.model.logits(images))
             return PixelPrediction(self.model.probabilities(logits), logits)
-        outputs = full_precision(self.model(images))
-        if self.spec.activation == "logit":
-            return PixelPrediction(outputs.sigmoid(), outputs)
-        return PixelPrediction(outputs)
+        maps = full_precision(self.model(images))
+        if self.spec.activation == "logit":  # its usual outputs are logits
+            return PixelPrediction(maps.sigmoid(), maps)
+        return PixelPrediction(maps)
 
     def compute_loss(self, prediction: PixelPrediction, masks: Masks) -> Tensor:
         """The loss of a batch without the reconstruction, a scalar.
@@ -249,29 +262,43 @@ class Segment(Task):
         return LOSSES[self.loss](prediction, targets, self.class_weights.to(targets.device))
 
     def training_step(self, batch: ImageBatch, fraction_trained: float) -> Outputs:
-        """The loss of a batch, and its terms by name."""
+        """The loss of a batch, and its terms without their weights.
+
+        Args:
+            batch: images and masks.
+            fraction_trained: of the training, in [0, 1]; the losses of this task do not change.
+
+        Returns:
+            "loss": what is minimized, with the reconstruction if it has a weight. By the name of
+            the loss in `LOSSES`: the loss of the masks alone. "reconstruction": mean squared error.
+        """
         masks: Any = batch.masks
         if not self.reconstruction_weight:
-            loss = self.compute_loss(self.pixel_prediction(batch.images), masks)
-            return {"loss": loss, self.loss: loss}
+            mask_loss = self.compute_loss(self.pixel_prediction(batch.images), masks)
+            return {"loss": mask_loss, self.loss: mask_loss}
 
         # Capsules have the pixels as positions: activations `[batch, height, width, classes - 1]`.
+        # They are what `pixel_prediction` takes too: SegCaps, the one dense model with a decoder,
+        # gives lengths, not logits, and computes them in float32.
         capsules = self.model.capsules(batch.images)
         prediction = PixelPrediction(capsules.activation.movedim(-1, 1))
-        loss = self.compute_loss(prediction, masks)
-        reconstruction = full_precision(self.model.reconstruct(capsules, masks))
+        mask_loss = self.compute_loss(prediction, masks)
+        drawings = full_precision(self.model.reconstruct(capsules, masks))
         foreground = batch.images * (masks > 0).unsqueeze(1)
-        error = (reconstruction - foreground).square().mean()
-        total = loss + self.reconstruction_weight * PAPER_PIXELS * error
-        return {"loss": total, self.loss: loss, "reconstruction": error}
+        error = (drawings - foreground).square().mean()
+        total = mask_loss + self.reconstruction_weight * MNIST_PIXELS * error
+        return {"loss": total, self.loss: mask_loss, "reconstruction": error}
 
     def eval_step(self, batch: ImageBatch) -> Outputs:
         """What the metrics are made from, for each image of a batch.
 
         Returns:
-            "counts": the seven numbers of pixels of `PixelCounts`, `[batch, 7, classes - 1]`.
-            "pixel_accuracy": share of pixels with the true class, `[batch]`. "loss": that of the
-            batch, the same for all its images, `[batch]`.
+            "counts": numbers of pixels, `[batch, 7, classes - 1]`, in the order of `PixelCounts`:
+            of the intersection, the predicted and the true mask; of the predicted and the true
+            boundary; of the predicted boundary near the true one, and the reverse.
+            "pixel_accuracy": share of pixels with the true class, `[batch]`.
+            "loss": of the masks of the batch, without reconstruction, the same for all its images,
+            `[batch]`.
         """
         masks: Any = batch.masks
         prediction = self.pixel_prediction(batch.images)
@@ -294,6 +321,7 @@ class Segment(Task):
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
         """Metrics of all images, by what `eval_step` gave: means over the foreground classes."""
         num_classes = 1 + outputs["counts"].shape[2]
+        # Figures by class need names, which the means do not show: numbers will do.
         figures = _mask_figures(outputs, tuple(map(str, range(num_classes))))
         return {
             "loss": outputs["loss"].double().mean().item(),
@@ -317,7 +345,7 @@ class Segment(Task):
 
     def report_items(self, evaluation: EvaluationResult, images: Any) -> list[ReportItem]:
         """A plot of test images with true and predicted masks, and a table of metrics by class."""
-        from torchcaps.viz.tiles import masks
+        from torchcaps.viz import tiles
 
         # Images at equal distances in the set, one at a time: they may be large.
         examples = images.subset(evenly(torch.arange(len(images)), NUM_EXAMPLES))
@@ -335,7 +363,9 @@ class Segment(Task):
                 "Masks",
                 "Above: test images. Middle: with their true masks. Below: with the masks that "
                 "the model finds.",
-                masks(examples.float_images(), examples.masks, predicted, classes=images.classes),
+                tiles.masks(
+                    examples.float_images(), examples.masks, predicted, classes=images.classes
+                ),
                 "Test images, and the same with true and with predicted masks as colors over them.",
                 heads,
                 tuple(rows),
@@ -343,18 +373,18 @@ class Segment(Task):
         ]
 
 
-def _mask_figures(outputs: Outputs, classes: tuple[str, ...]) -> MaskFigures:
+def _mask_figures(outputs: Outputs, class_names: tuple[str, ...]) -> MaskFigures:
     """Metrics of all images together, by what `eval_step` gave.
 
     Args:
         outputs: of all images.
-        classes: names, the background first.
+        class_names: the background first.
     """
     counts = PixelCounts(*outputs["counts"].unbind(dim=1))
-    return mask_figures(counts, outputs["pixel_accuracy"], classes)
+    return mask_figures(counts, outputs["pixel_accuracy"], class_names)
 
 
 def one_hot_foreground(masks: Masks, num_foreground: int) -> ClassMaps:
     """T: 1 where a pixel is of a class, else 0, `[batch, num_foreground, height, width]`."""
-    classes = torch.arange(1, 1 + num_foreground, device=masks.device).view(-1, 1, 1)
-    return (masks.unsqueeze(1) == classes).float()
+    class_indices = torch.arange(1, 1 + num_foreground, device=masks.device).view(-1, 1, 1)
+    return (masks.unsqueeze(1) == class_indices).float()
