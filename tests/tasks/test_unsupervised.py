@@ -179,7 +179,7 @@ def test_clusters_are_those_of_the_directions_that_views_compare():
         "pixels": torch.zeros(4),
         "poses": torch.zeros(4),
         "presence": presence,
-        "posterior": presence,
+        "explained_share": presence,
         "labels": torch.tensor([0, 0, 1, 1]),
     }
     metrics = task.compute_metrics(outputs)
@@ -261,7 +261,7 @@ def test_figures_name_clusters_in_training_alone():
         "pixels": torch.full((8,), 3.0),
         "poses": torch.full((8,), 2.0),
         "presence": presence,
-        "posterior": presence,
+        "explained_share": presence,
         "labels": torch.tensor([1, 1, 0, 0, 1, 0, 1, 0]),
     }
     metrics = task.train().compute_metrics(outputs)

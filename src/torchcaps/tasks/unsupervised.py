@@ -1,20 +1,21 @@
 """Training of stacked capsule auto-encoders: parts draw an image, objects explain the parts.
 
 Adam Kosiorek, Sara Sabour, Yee Whye Teh, Geoffrey Hinton, "Stacked Capsule Autoencoders", NeurIPS
-2019, arXiv 1906.06818, sections 2.3 and 2.4.
+2019, arXiv 1906.06818, sections 2.2 to 2.4.
 
 In: an `SCAE` model and images without labels. For each image the model gives an `Explanation`,
 which has M part capsules, what each part draws, K object capsules, and two likelihoods. In this
 file:
 
     a_k   `objects.presence`: how surely object k is in the image, in [0, 1]
-    r_km  `posterior`: the probability that object k explains part m; a last column is "no object"
-    q_k   mean over m of r_km: the share of the parts that object k explains
+    r_km  `posterior`, `[batch, parts, objects + 1]`: the probability that object k explains part m;
+          a last column is "no object". The tensor has the axis of m before that of k.
+    q_k   `explained_share`, mean over m of r_km: the share of the parts that object k explains
 
-Out: a loss in training, a weighted sum of terms (`loss_terms`); and metrics of held-out images:
-their log likelihood, which chooses the epoch, and the accuracy of clusters. Labels have no part in
-the loss, nor in that choice. Images are clustered by their objects, and the metrics ask whether
-these clusters are classes. Steps return `Outputs`, tensors by name.
+Out: a loss in training, a weighted sum of terms (`loss_terms`); and metrics of held-out images: the
+weighted sum of their two log likelihoods, which chooses the epoch, and the accuracy of clusters.
+Labels have no part in the loss, nor in that choice. Images are clustered by their objects, and the
+metrics ask whether these clusters are classes. Steps return `Outputs`, tensors by name.
 """
 
 from typing import Any, NamedTuple
@@ -42,23 +43,26 @@ from torchcaps.tasks._base import (
     register_task,
 )
 
-# What images are clustered by: q_k ("posterior") or a_k ("presence"). They are rows 0 and 1 of the
-# model's `centers` and `names` of clusters.
-CLUSTERED = ("posterior", "presence")
+# Images are clustered twice: by q_k and by a_k. These clusters are rows 0 and 1 of the model's
+# `centers`, and of its `names`, the class of each cluster. With each row: the end of the names of
+# its metrics, and the output of `eval_step` that has the points.
+CLUSTERED = (("posterior", "explained_share"), ("presence", "presence"))
+PRESENCE_ROW = 1
 SEED = 99  # of k-means
 MIN_SHARE = 1e-8  # smallest number whose logarithm is taken
 LOGIT_EPS = 1e-6  # presences are clamped to [1e-6, 1 - 1e-6] before their logit
-# With two views of each image: share of a training that is for parts, and divisor of the cosines.
-PARTS_FRACTION = 0.75
-TEMPERATURE = 0.1
+# With two views of each image:
+PARTS_FRACTION = 0.75  # share of a training that is for parts alone; the rest is for objects
+TEMPERATURE = 0.1  # divisor of the cosines in the term `views`
 MAX_OBJECTS = 5  # in a prediction
-# In a report: images drawn, images whose objects are counted, objects, images of each, parts.
-MAX_DRAWN_IMAGES = 14
-MAX_IMAGES = 1000
+# In a report:
+MAX_PARTS = 40  # templates
+MAX_DRAWN_IMAGES = 14  # beside the drawings of their parts
+MAX_IMAGES = 1000  # whose objects are counted
 MAX_DRAWN_OBJECTS = 10
-MAX_EXAMPLES = 6
-MAX_PARTS = 40
-MAX_CLASSES = 3  # of an object
+MAX_OBJECT_IMAGES = 6  # for each of these objects
+MAX_CLASSES = 3  # for each of these objects
+PRESENT = 0.5  # an object counts as present in an image if a_k is above this
 
 
 class UnlabeledBatch(NamedTuple):
@@ -67,7 +71,8 @@ class UnlabeledBatch(NamedTuple):
     Attributes:
         images: in [0, 1].
         labels: class of each image; the accuracy of clusters alone reads it.
-        noise: on the model's logits of presence; None outside of training.
+        noise: on the model's logits of presence for `images`, never for `second_view`; None
+            outside of training.
         second_view: each image again, changed at random in another way; None where the loss has no
             term `views`.
     """
@@ -84,15 +89,17 @@ class Unsupervised(Task):
 
     By default parts and objects learn together. Where the model has a weight for the term `views`,
     which the paper has not, three quarters of a training are for parts alone. In the last quarter
-    these stay as they are, and objects learn from two views of each image, changed at random: to
-    explain both, and to be present alike in both, unlike in other images.
+    parts stay as they are, and objects learn from two views of each image, changed at random: to
+    explain both, and to be present alike in both, unlike in other images. Logits of presence have
+    noise in training, but not in this last quarter.
     """
 
     # Answers to the questions of the base class `Task`:
     score = "log_likelihood"  # the metric by which the epoch is chosen
     losses = ("likelihood",)  # names of its losses
     labeled = False
-    clip = 0.0  # gradients are not clipped: the loss is a sum over pixels, and so are they
+    # Gradients are not clipped: the loss is a sum over pixels, so they grow with an image's size.
+    clip = 0.0
     requires = "a model of parts and objects"  # words of the error for other models
 
     def __init__(self, model: Any, config: TrainConfig, images: ImageSet | None = None) -> None:
@@ -109,7 +116,7 @@ class Unsupervised(Task):
     def sample_batch(
         self, images: ImageSet, indices: Tensor, generator: Generator
     ) -> UnlabeledBatch:
-        """The images with these indices; in training changed at random, and with noise."""
+        """The images with these indices; in training changed at random, with noise and views."""
         if not self.training:
             return UnlabeledBatch(images.float_images(indices), images.labels[indices])
         batch = images.sample_batch(indices, generator=generator)
@@ -117,17 +124,23 @@ class Unsupervised(Task):
 
         num_parts = self.model.num_parts
         num_objects = self.model.num_objects
-        shapes = ((num_parts,), (num_objects,), (num_objects, num_parts))
-        noises = []
-        for shape in shapes:
+        shapes = {
+            "parts": (num_parts,),
+            "objects": (num_objects,),
+            "votes": (num_objects, num_parts),
+        }
+        noises = {}
+        for name, shape in shapes.items():
+            # The generator is on the CPU, so that every device gets the same numbers.
             uniform = torch.rand(len(indices), *shape, generator=generator)
-            noises.append(NOISE_RANGE * (uniform.to(first_view.device) - 0.5))
+            # Uniform in [-2, 2]: `NOISE_RANGE` is the width.
+            noises[name] = NOISE_RANGE * (uniform.to(first_view.device) - 0.5)
 
         second_view = None
         if self.uses_views:
             second_batch = images.sample_batch(indices, generator=generator)
             second_view = self.transforms(second_batch.images, generator)[0]
-        return UnlabeledBatch(first_view, batch.labels, Noise(*noises), second_view)
+        return UnlabeledBatch(first_view, batch.labels, Noise(**noises), second_view)
 
     def training_step(self, batch: UnlabeledBatch, fraction_trained: float) -> Outputs:
         """The loss of a batch, and its terms without their weights.
@@ -135,6 +148,10 @@ class Unsupervised(Task):
         Args:
             batch: from `sample_batch`.
             fraction_trained: of the training, in [0, 1].
+
+        Returns:
+            "loss": weighted sum of the terms. Terms by the names of the model's `weights`: those of
+            `loss_terms`, or those of the phase of the training.
         """
         if batch.second_view is None:  # parts and objects together
             explanation = self.model.explain(batch.images, batch.noise)
@@ -142,14 +159,14 @@ class Unsupervised(Task):
                 terms = loss_terms(explanation, self.model.num_clusters)
         elif fraction_trained < PARTS_FRACTION:  # parts alone
             part_noise = None if batch.noise is None else batch.noise.parts
-            *_, log_likelihood = self.model.explain_pixels(batch.images, part_noise)
-            terms = {"pixels": -log_likelihood.mean()}
+            *_, pixel_log_likelihood = self.model.explain_pixels(batch.images, part_noise)
+            terms = {"pixels": -pixel_log_likelihood.mean()}
         else:  # objects alone
             views = torch.cat([batch.images, batch.second_view])
-            objects, log_likelihood = self.model.explain_poses(views)
+            objects, pose_log_likelihood = self.model.explain_poses(views)
             with without_autocast(views):
                 terms = {
-                    "poses": -log_likelihood.mean(),
+                    "poses": -pose_log_likelihood.mean(),
                     "dynamic": dynamic_penalty(objects),
                     "views": contrastive_loss(objects.presence),
                 }
@@ -157,39 +174,50 @@ class Unsupervised(Task):
         return {"loss": sum(weighted), **terms}
 
     def eval_step(self, batch: UnlabeledBatch) -> Outputs:
-        """Minus the likelihoods `[batch]`, labels, and a_k and q_k `[batch, objects]`."""
+        """What the metrics are made from, for each image of a batch.
+
+        Returns:
+            "pixels", "poses": minus the log likelihoods of the image and of its parts' poses,
+            `[batch]`. "labels": `[batch]`. "presence", "explained_share": a_k and q_k,
+            `[batch, objects]`.
+        """
         explanation: Explanation = self.model.explain(batch.images)
         return {
             "pixels": -explanation.pixel_log_likelihood,
             "poses": -explanation.pose_log_likelihood,
             "labels": batch.labels,
             "presence": explanation.objects.presence,
-            "posterior": explained_share(explanation),
+            "explained_share": explained_share(explanation),
         }
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
-        """Likelihoods, and the accuracy of clusters.
+        """Minus log likelihoods, and the accuracy of clusters.
 
-        In training mode, clusters are computed from these images and kept with the model. Each is
-        named after one class, so that as many images as possible are right. Else the clusters and
-        names of the model are applied.
+        The training loop calls this in training mode after each epoch, for the validation images.
+        Their clusters are then written to the model, so that each epoch's checkpoint has clusters
+        that suit its weights. Each gets one class, so that as many images as possible are right.
+        In evaluation mode, as for test images, the clusters of the model are applied.
 
         Args:
             outputs: of `eval_step` for all images.
 
         Returns:
+            "pixels", "poses": minus the log likelihoods, means over images.
+            "loss": weighted sum of these two terms alone, with the weights of the training.
+            "log_likelihood": minus this loss.
             "accuracy_...": share of images in a cluster of their class. "linear_...": accuracy of a
-            linear classifier. Both by `posterior` and by `presence`.
+            linear classifier, which is fitted on every second of these images and measured on the
+            others, both ways. The names end in "posterior" for q_k, in "presence" for a_k.
         """
         labels = outputs["labels"]
-        pixels = float(outputs["pixels"].double().mean())
-        poses = float(outputs["poses"].double().mean())
-        loss = self.model.weights["pixels"] * pixels + self.model.weights["poses"] * poses
-        metrics = {"loss": loss, "log_likelihood": -loss, "pixels": pixels, "poses": poses}
+        pixel_loss = float(outputs["pixels"].double().mean())
+        pose_loss = float(outputs["poses"].double().mean())
+        loss = self.model.weights["pixels"] * pixel_loss + self.model.weights["poses"] * pose_loss
+        metrics = {"loss": loss, "log_likelihood": -loss, "pixels": pixel_loss, "poses": pose_loss}
         generator = Generator().manual_seed(SEED)
-        for row, name in enumerate(CLUSTERED):
-            points = outputs[name]
-            if name == "presence":
+        for row, (name, output_name) in enumerate(CLUSTERED):
+            points = outputs[output_name]
+            if row == PRESENCE_ROW:
                 points = self._presence_points(points)
             if self.training:
                 centers = kmeans(points, self.model.num_clusters, generator=generator)
@@ -198,7 +226,8 @@ class Unsupervised(Task):
                     nearest(points, centers), labels, len(centers)
                 )
             clusters = nearest(points, self.model.centers[row].cpu())
-            is_right = self.model.names[row].cpu()[clusters] == labels
+            cluster_classes = self.model.names[row].cpu()
+            is_right = cluster_classes[clusters] == labels
             metrics[f"accuracy_{name}"] = float(is_right.double().mean())
             metrics[f"linear_{name}"] = linear_accuracy(points, labels)
         return metrics
@@ -225,16 +254,15 @@ class Unsupervised(Task):
     def predict(self, images: Tensor) -> list[dict[str, Any]]:
         """Of each image its cluster, the class of this cluster, and its most present objects."""
         presences = self.model(images).float().cpu()
-        presence_row = CLUSTERED.index("presence")
-        centers = self.model.centers[presence_row].cpu()
+        centers = self.model.centers[PRESENCE_ROW].cpu()
         clusters = nearest(self._presence_points(presences), centers)
-        rows = []
+        predictions = []
         for presence, cluster in zip(presences, clusters.tolist(), strict=True):
             order = presence.argsort(descending=True, stable=True)[:MAX_OBJECTS].tolist()
-            objects = [{"object": k, "presence": float(presence[k])} for k in order]
-            label = int(self.model.names[presence_row, cluster])
-            rows.append({"cluster": cluster, "class": label, "objects": objects})
-        return rows
+            top_objects = [{"object": k, "presence": float(presence[k])} for k in order]
+            label = int(self.model.names[PRESENCE_ROW, cluster])
+            predictions.append({"cluster": cluster, "class": label, "objects": top_objects})
+        return predictions
 
 
 def _templates_item(model: Any) -> ReportItem:
@@ -262,7 +290,7 @@ def _drawings_item(model: Any, images: Tensor) -> ReportItem:
     palette = F.pad(palette, (0, 0, 0, 1), value=1.0)
     colors = palette.to(layers)[explanation.posterior.argmax(dim=-1)]  # [b, m, 3]
     brightness = layers[:, :-1].mean(dim=2)  # [b, m, h, w], without the background
-    rows = {
+    pictures = {
         "image": images.cpu(),
         "drawn": layers.sum(dim=1).cpu(),
         "by object": torch.einsum("bmhw,bmc->bchw", brightness, colors).cpu(),
@@ -272,7 +300,7 @@ def _drawings_item(model: Any, images: Tensor) -> ReportItem:
         "Images by their parts",
         "Test images, what their parts draw together, and the same with a color for each object: "
         "that of the object which explains a part best. White parts are explained by none.",
-        image_rows(rows),
+        image_rows(pictures),
         f"{len(images)} test images above what is drawn of them, and the same in colors of "
         "objects.",
     )
@@ -283,26 +311,26 @@ def _objects_item(task: Unsupervised, images: ImageSet) -> ReportItem:
 
     outputs = eval_outputs(task, images, alone=True)  # one process draws
     presence = outputs["presence"]  # [n, objects]
-    num_examples = min(MAX_EXAMPLES, len(images))
+    num_images = min(MAX_OBJECT_IMAGES, len(images))
     order = presence.mean(dim=0).argsort(descending=True, stable=True)
     pictures = {}
     table = []
     for k in order[:MAX_DRAWN_OBJECTS].tolist():
         # Images in which object k is most present, each beside the parts that it explains.
         ranking = presence[:, k].argsort(descending=True, stable=True)
-        examples = images.float_images(ranking[:num_examples]).to(device_of(task.model))
-        explanation = task.model.explain(examples)
-        posterior = explanation.posterior[..., k, None, None, None]  # [n, m, 1, 1, 1]
+        top_images = images.float_images(ranking[:num_images]).to(device_of(task.model))
+        explanation = task.model.explain(top_images)
+        posterior = explanation.posterior[..., k, None, None, None]  # r_km, [n, m, 1, 1, 1]
         drawings = (image_layers(explanation)[:, :-1] * posterior).sum(dim=1)
-        pictures[str(k)] = torch.stack([examples, drawings], dim=1).flatten(0, 1).cpu()
+        pictures[str(k)] = torch.stack([top_images, drawings], dim=1).flatten(0, 1).cpu()
 
-        counts = outputs["labels"][presence[:, k] > 0.5].bincount()
-        classes = counts.argsort(descending=True)[:MAX_CLASSES].tolist()
+        counts = outputs["labels"][presence[:, k] > PRESENT].bincount()
+        top_labels = counts.argsort(descending=True)[:MAX_CLASSES].tolist()
         row = (
             str(k),
             f"{float(presence[:, k].mean()):.3f}",
-            f"{float(outputs['posterior'][:, k].mean()):.3f}",
-            ", ".join(images.classes[label] for label in classes),
+            f"{float(outputs['explained_share'][:, k].mean()):.3f}",
+            ", ".join(images.classes[label] for label in top_labels),
         )
         table.append(row)
     return ReportItem(
@@ -311,7 +339,7 @@ def _objects_item(task: Unsupervised, images: ImageSet) -> ReportItem:
         "A row for each of the objects most often present: the images in which it is most present, "
         "each beside those of its parts that this object explains.",
         image_rows(pictures),
-        f"For {len(pictures)} objects, {num_examples} images and what the object explains of them.",
+        f"For {len(pictures)} objects, {num_images} images and what the object explains of them.",
         ("Object", "Mean presence", "Share of the parts", "Classes in which it is most often"),
         tuple(table),
     )
@@ -330,15 +358,15 @@ def explained_share(explanation: Explanation) -> Float[Tensor, "batch objects"]:
     return explanation.posterior[..., :-1].mean(dim=1)
 
 
-def loss_terms(explanation: Explanation, num_classes: int) -> Outputs:
-    """The terms of the loss of a batch without their weights, scalars (sections 2.3 and 2.4).
+def loss_terms(explanation: Explanation, num_clusters: int) -> Outputs:
+    """The terms of the loss of a batch without their weights, scalars (sections 2.2 to 2.4).
 
-    With the symbols of the top of this file, B images, K objects, C classes, and H the entropy of
+    With the symbols of the top of this file, B images, K objects, C clusters, and H the entropy of
     shares that are first divided by their sum:
 
         pixels    = -mean over images of log p(image)
         poses     = -mean over images of log p(poses of the parts)
-        dynamic   = mean over images of |deformations of objects|^2 / 2
+        dynamic   = mean over images of |deformations|^2 / 2, see `dynamic_penalty`
         within    = mean over images of H(q)             small: few objects explain an image
         between   = -H(sum over images of q)             small: all objects are used
         objects   = mean over images of (sum_k a_k - K / C)^2
@@ -346,30 +374,34 @@ def loss_terms(explanation: Explanation, num_classes: int) -> Outputs:
 
     Args:
         explanation: of this process's images; sums over images are over those of all processes.
-        num_classes: C, how many classes there are, or clusters to look for.
+        num_clusters: C, number of clusters to look for; in the paper the number of classes.
 
     Returns:
         Terms by the names of the model's `weights`.
     """
     q = explained_share(explanation)
     a = explanation.objects.presence
-    batch, objects = a.shape
+    num_images, num_objects = a.shape
     # Sums over the batch of all processes: of q, of a, and the number of images.
-    sums = torch.cat([q.sum(dim=0), a.sum(dim=0), q.new_tensor([batch])])
-    total_q, total_a, count = all_reduce_sum(sums).split([objects, objects, 1])
+    sums = torch.cat([q.sum(dim=0), a.sum(dim=0), q.new_tensor([num_images])])
+    total_q, total_a, total_images = all_reduce_sum(sums).split([num_objects, num_objects, 1])
     return {
         "pixels": -explanation.pixel_log_likelihood.mean(),
         "poses": -explanation.pose_log_likelihood.mean(),
         "dynamic": dynamic_penalty(explanation.objects),
         "within": entropy(q).mean(),
         "between": -entropy(total_q),
-        "objects": (a.sum(dim=1) - objects / num_classes).square().mean(),
-        "examples": (total_a - count / num_classes).square().mean(),
+        "objects": (a.sum(dim=1) - num_objects / num_clusters).square().mean(),
+        "examples": (total_a - total_images / num_clusters).square().mean(),
     }
 
 
 def dynamic_penalty(objects: Objects) -> Float[Tensor, ""]:
-    """Half the sum of squares of the deformations of an image's objects, a mean over images."""
+    """Half the sum of squares of the deformations of an image's objects, a mean over images.
+
+    A deformation (`Objects.dynamic`) is what an image adds to the learned numbers that say where a
+    part is within an object.
+    """
     return 0.5 * objects.dynamic.square().sum() / len(objects.dynamic)
 
 
@@ -405,6 +437,6 @@ def _info_nce(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def entropy(shares: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
-    """The entropy, in nats, of shares that need not add up to one; zero for none."""
+    """The entropy, in nats, of shares, which are first divided by their sum; 0 if all are 0."""
     p = shares / shares.sum(dim=-1, keepdim=True).clamp(min=MIN_SHARE)
     return -(p * p.clamp(min=MIN_SHARE).log()).sum(dim=-1)
