@@ -1,9 +1,12 @@
-"""Exact tests of two models on the same images.
+"""Exact tests of two models on the same test set.
 
-Which is better, whether they are equally good, and which difference so many images can show. All
-follow from three counts: the images that only the first model gets right, those that only the
-second does, and n. The sums run over all samples that are at all likely: m of n images are
-discordant (one model is right, the other wrong), and the first is right on k of these m.
+Three questions: which model is better, whether the two are equally good within a margin, and which
+difference a test set of n images can show. The answers need three counts: the images that only the
+first model gets right, those that only the second model gets right, and n.
+
+An image is discordant if one model is right and the other wrong. Of n images, m are discordant, and
+the first model is right on k of these m. So (m, k) describes a test set of n images. Power and
+equivalence are sums over the likely (m, k).
 """
 
 import math
@@ -17,17 +20,18 @@ LEVEL = 0.05
 POWER = 0.8
 MARGIN = 0.01
 
-NUM_DEVIATIONS = 6  # standard deviations on either side of the mean that a sum covers
-MAX_TERMS = 256  # more numbers m than these are thinned out evenly
-NUM_SHARES = 25  # shares of discordant images at which the equivalence test looks for its worst
-EXCLUDED = 0.001  # probability of the shares that it leaves out
+NUM_DEVIATIONS = 6  # a sum over m covers so many standard deviations on either side of its mean
+MAX_TERMS = 256  # a sum over more m than these skips some, evenly
+NUM_SHARES = 25  # the equivalence test takes the largest p-value over so many discordant shares
+EXCLUDED = 0.001  # bound of the error from implausible discordant shares that it leaves out
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
     """Return the two-sided p-value of McNemar's exact test.
 
-    It is the probability of so uneven a split if each discordant image is a toss of a coin: only
-    images that one model gets right and the other wrong say which is better. Quinn McNemar, "Note
+    Only discordant images, which one model gets right and the other wrong, say which is better. The
+    p-value is the probability that they split so unevenly or more, if each is the toss of a fair
+    coin. Quinn McNemar, "Note
     on the sampling error of the difference between correlated proportions", Psychometrika 1947.
 
     Args:
@@ -49,10 +53,10 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
 
 def mcnemar_power(difference: float, num_samples: int, discordant: float) -> float:
-    """Return how often `mcnemar` at level 0.05 sees a true difference.
+    """Return the power of `mcnemar` at level 0.05: how often it detects a true difference.
 
-    The sum is exact up to about 300 expected discordant images. Beyond, it takes every second of
-    their numbers, or every so many.
+    The sum over m leaves out improbable m. Beyond about 300 expected discordant images, it also
+    takes only every second m, or every third, and so on.
 
     Args:
         difference: true difference of the accuracies, in [-1, 1].
@@ -60,7 +64,7 @@ def mcnemar_power(difference: float, num_samples: int, discordant: float) -> flo
         discordant: true share of discordant images, from |difference| to 1.
 
     Returns:
-        Share of samples on which the difference is seen, in [0, 1].
+        Share of test sets on which the difference is detected, in [0, 1].
 
     Raises:
         ArgumentError: for arguments out of range.
@@ -71,8 +75,8 @@ def mcnemar_power(difference: float, num_samples: int, discordant: float) -> flo
     check_range("difference", difference, low=-1, high=1)
     check_range("discordant", discordant, low=abs(difference), high=1)
     first_share = (1 + difference / discordant) / 2 if discordant else 0.5
-    m, probability = _probable_sizes(num_samples, discordant)
-    # The largest smaller part of m that is below the level; -1 where none is.
+    m, probability = _probable_discordant(num_samples, discordant)
+    # The test rejects where k or m - k is at most `critical`; -1 where it never does.
     critical = binom.ppf(LEVEL / 2, m, 0.5) - 1
     lower_tail = binom.cdf(critical, m, first_share)
     upper_tail = binom.sf(m - critical - 1, m, first_share)
@@ -80,10 +84,10 @@ def mcnemar_power(difference: float, num_samples: int, discordant: float) -> flo
 
 
 def smallest_visible(num_samples: int, discordant: float) -> float | None:
-    """Return the smallest true difference that `mcnemar` at level 0.05 sees on 80 % of samples.
+    """Return the smallest true difference that `mcnemar` detects with a power of 80 %, at level 0.05.
 
-    A difference cannot be larger than the share of discordant images. For larger differences, that
-    share is the difference itself.
+    A difference cannot be larger than the share of discordant images. Where a difference is larger
+    than `discordant`, the share is taken to be the difference itself.
 
     Args:
         num_samples: number of images, at least 1.
@@ -91,7 +95,7 @@ def smallest_visible(num_samples: int, discordant: float) -> float | None:
 
     Returns:
         A difference in accuracy in (0, 1], to a millionth; None where not even a difference of 1
-        would be seen (fewer than 6 images).
+        would be detected (fewer than 6 images).
 
     Raises:
         ArgumentError: for arguments out of range.
@@ -125,24 +129,30 @@ def equivalence_test(
 ) -> float:
     """Return the p-value of the hypothesis that the accuracies differ by the margin or more.
 
-    A small one says that both models are equally good. There are two one-sided tests, of which the
-    larger p-value counts. Samples are ordered by the score of Tango, "Equivalence test and
-    confidence interval for the difference in proportions for the paired-sample design", Statistics
-    in Medicine 1998. The p-value is exact and unconditional as in Hsueh, Liu, Chen, "Unconditional
-    exact tests for equivalence or noninferiority for paired binary endpoints", Biometrics 2001:
-    the largest over the share of discordant images, which is not known. Shares that the sample
-    contradicts (together less than 0.1 %, which is added) are left out, after Berger, Boos, "P
-    values maximized over a confidence set for the nuisance parameter", JASA 1994.
+    A small p-value says that both models are equally good within the margin. Of two one-sided
+    tests, one for each sign of the difference, the larger p-value counts. By symmetry, it is that
+    of the model with fewer images that it alone gets right, so only this one is computed.
+
+    Test sets are ordered by the score of Tango, "Equivalence test and confidence interval for the
+    difference in proportions for the paired-sample design", Statistics in Medicine 1998. The
+    p-value is unconditional as in Hsueh, Liu, Chen, "Unconditional exact tests for equivalence or
+    noninferiority for paired binary endpoints", Biometrics 2001: the largest over the share of
+    discordant images, which is not known. Shares that the observed one contradicts are left out,
+    and 0.1 % is added for them, after Berger, Boos, "P values maximized over a confidence set for
+    the nuisance parameter", JASA 1994.
+
+    The p-value is exact but for two approximations: the maximum is that of 25 shares, and each sum
+    over m leaves out improbable m and, above 256 of them, skips some evenly.
 
     Args:
         only_first: number of images that only the first model gets right.
         only_second: number of images that only the second model gets right.
-        num_samples: number of images, at least the sum of these, and 1.
+        num_samples: number of images, at least 1 and at least the sum of the two counts.
         margin: smallest difference in accuracy that matters, in (0, 1).
 
     Returns:
         A number in (0, 1]. Without discordant images it is about (1 - margin)^n: 301 images are
-        enough for one point.
+        enough for a margin of one percentage point at level 0.05.
 
     Raises:
         ArgumentError: for arguments out of range.
@@ -154,19 +164,21 @@ def equivalence_test(
     num_discordant = only_first + only_second
     check_range("num_samples", num_samples, low=max(1, num_discordant))
     check_margin(margin)
-    k = min(only_first, only_second)  # the side on which it is harder to reject
-    observed = _score(np.array(num_discordant), np.array(k), num_samples, margin) - 1e-9
+    k = min(only_first, only_second)  # of the one-sided test with the larger p-value
+    # Less a little, so that rounding does not exclude test sets of an equal score.
+    observed_score = _score(np.array(num_discordant), np.array(k), num_samples, margin) - 1e-9
     largest = 0.0
     for discordant in _plausible_shares(num_discordant / num_samples, num_samples, margin):
-        m, probability = _probable_sizes(num_samples, discordant)
-        # The smallest k of each m whose score is as large, by bisection.
+        m, probability = _probable_discordant(num_samples, discordant)
+        # The smallest k of each m whose score is at least the observed one, by bisection.
         low = np.zeros_like(m)
         high = m + 1
         while (low < high).any():
             middle = (low + high) // 2
-            is_extreme = _score(m, middle, num_samples, margin) >= observed
+            is_extreme = _score(m, middle, num_samples, margin) >= observed_score
             low = np.where(is_extreme, low, middle + 1)
             high = np.where(is_extreme, middle, high)
+        # The first model is right on this share of discordant images if it is worse by the margin.
         first_share = max(0.0, 1 - margin / discordant) / 2
         p_value = float(probability @ binom.sf(low - 1, m, first_share))
         largest = max(largest, p_value)
@@ -191,40 +203,51 @@ def _score(
     n: int,
     margin: float,
 ) -> Float[np.ndarray, "*sizes"]:
-    """Return how far the first model is above second - margin, in standard deviations.
+    """Return Tango's score of k of m discordant images, of n: (2 k - m + n margin) / deviation.
 
-    The deviations are those under the hypothesis of just this margin.
+    It is how far the first model is above the second less the margin. The deviation is the standard
+    deviation of 2 k - m if the first model is worse by just the margin.
     """
-    # q is the most likely share of images that only the second gets right, if that of the first
-    # is q - margin.
-    w = m * (1 + margin) + 2 * margin * (n - k)
-    root = np.sqrt((w**2 - 8 * n * margin * (1 + margin) * (m - k)).clip(min=0))
-    q = (w + root) / (4 * n)
+    # If the share of images that only the second model gets right is q, that of the first is
+    # q - margin. The most likely q is the larger root of
+    #     2 n q^2 - linear q + margin (1 + margin) (m - k) = 0.
+    linear = m * (1 + margin) + 2 * margin * (n - k)
+    discriminant = linear**2 - 8 * n * margin * (1 + margin) * (m - k)
+    q = (linear + np.sqrt(discriminant.clip(min=0))) / (4 * n)
     variance = n * (2 * q - margin * (1 + margin))
     return np.asarray((2 * k - m + n * margin) / np.sqrt(variance.clip(min=1e-12)))
 
 
-def _plausible_shares(observed: float, n: int, margin: float) -> list[float]:
-    """Return shares of discordant images, from the margin to 1, that fit the observed one."""
+def _plausible_shares(observed_share: float, n: int, margin: float) -> list[float]:
+    """Return shares of discordant images, from the margin to 1, that fit the observed one.
+
+    The list is empty where none fits: far fewer images are discordant than the margin.
+    """
     from scipy.special import rel_entr
 
-    # Chernoff's bound: beyond log(2 / EXCLUDED), such a sample has a probability below EXCLUDED.
+    # Chernoff's bound: if n times the divergence is beyond log(2 / EXCLUDED), an observed share so
+    # far from the true one, on either side, has a probability below EXCLUDED.
     shares = np.linspace(margin, 1, 20_001).clip(max=1 - 1e-12)
-    divergence = rel_entr(observed, shares) + rel_entr(1 - observed, 1 - shares)
+    divergence = rel_entr(observed_share, shares)
+    divergence += rel_entr(1 - observed_share, 1 - shares)
     plausible = shares[n * divergence <= math.log(2 / EXCLUDED)]
     if not len(plausible):
         return []
     return np.linspace(plausible[0], plausible[-1], NUM_SHARES).tolist()
 
 
-def _probable_sizes(
+def _probable_discordant(
     n: int,
     discordant: float,
 ) -> tuple[Int64[np.ndarray, " sizes"], Float[np.ndarray, " sizes"]]:
-    """Return likely numbers m of discordant images among n, and the probability of each."""
+    """Return likely counts m of discordant images among n, and their probabilities (of sum 1).
+
+    discordant: true share of discordant images.
+    """
     from scipy.stats import binom
 
     mean = n * discordant
+    # 20 more, for small n, where a binomial distribution is far from a normal one.
     distance = NUM_DEVIATIONS * math.sqrt(n * discordant * (1 - discordant)) + 20
     first = max(0, math.floor(mean - distance))
     last = min(n, math.ceil(mean + distance))
