@@ -388,6 +388,15 @@ def pairs_run(finished, bars):
     )
 
 
+def test_the_other_of_a_mistake_is_a_wrong_class(pairs_run, monkeypatch):
+    activations = torch.full((len(pairs_run.images), 3), 0.9)
+    activations.scatter_(
+        1, pairs_run.labels, torch.tensor([[0.8, 0.1]]).expand(len(activations), 2)
+    )
+    monkeypatch.setattr(type(pairs_run), "activations", activations)
+    assert {row[2:] for row in classes.mistakes(pairs_run).rows} == {("0.100", "0.900")}
+
+
 def test_images_of_two_classes_are_scored_by_both(pairs_run, no_drawing):
     share_correct = float(pairs_run.is_correct.double().mean())
     assert pairs_run.accuracy == pytest.approx(share_correct) == pairs_run.evaluation.exact

@@ -51,10 +51,16 @@ def test_a_model_keeps_its_color_where_another_is_missing():
     assert legend(figure) == ["a", "b"]
 
 
+def test_a_model_may_be_called_chance():
+    figure = accuracy_curves({"chance": CURVE}, xlabel="eps", chance=0.1)
+    model, guess = figure.legends[0].get_lines()
+    assert (model.get_linestyle(), guess.get_linestyle()) == ("-", "--")
+
+
 def test_arguments_that_do_not_fit():
     with refuses("number of models: expected between 1 and 6, got 0"):
         accuracy_curves({}, xlabel="eps")
-    with refuses("expected as many amounts as accuracies for 'a'"):
+    with refuses("curve of 'a': expected as many amounts as accuracies"):
         accuracy_curves({"a": (np.arange(3), np.arange(2))}, xlabel="eps")
     with refuses("number of transformations: expected between 1 and 8, got 0"):
         affine_curves({"a": {}}, units={})

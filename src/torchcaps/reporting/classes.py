@@ -1,4 +1,12 @@
-"""Sections of the report on a run that tells classes apart."""
+"""Sections of the report on a run that tells classes apart.
+
+`@register_section()` puts the section that a function returns into the reports of all tasks, in the
+order of registration; None leaves it out. A `ReportItem` is a text with at most one figure and one
+table; a `Section` holds any sequence of texts, tables and pictures.
+
+`run.labels` is `[images, k]`: each test image shows k classes, and k is 1 unless it is
+multi-label. `run.activations` is `[images, classes]`, in [0, 1].
+"""
 
 import torch
 from torch import Tensor
@@ -16,10 +24,12 @@ from torchcaps.words import percent
 MAX_MISTAKES = 12
 MAX_GRIDS = 10
 MAX_MAPS = 20
-SPAN = 0.25  # of perturbations
-NUM_STEPS = 5
-MAX_TILES = 1024  # of a grid
+SPAN = 0.25  # largest offset of a pose dimension, in the units of the pose
+NUM_STEPS = 5  # offsets of each dimension, from -SPAN to SPAN
+MAX_TILES = 1024  # pictures in a grid
 
+# Questions that the measures of `evaluation.diagnose` answer, by the names of the measures. A
+# measure that is not here stands under its own name.
 QUESTIONS = {
     "ablation": "With and without its routing",
     "iterations": "What the iterations do",
@@ -42,6 +52,7 @@ def found_by_class(run: EvaluatedRun) -> ReportItem | None:
     labels = run.labels
     num_labels = labels.shape[1]
     predicted = evaluation.top_labels(run.activations, num_labels)
+    # Which labels [images, k] are among the predicted classes.
     is_hit = (labels.unsqueeze(2) == predicted.unsqueeze(1)).any(dim=2)
     rows = []
     for index, name in enumerate(run.images.classes):
@@ -54,39 +65,45 @@ def found_by_class(run: EvaluatedRun) -> ReportItem | None:
         f"How often a class that is in an image is among its {num_labels} most active ones, in "
         f"{len(run.images):,} test images."
     )
+    # "Number" is the index of the class.
     heads = ("Class", "Number", "Found", "Right", "Images")
     return ReportItem("classes", "Class by class", text, heads=heads, rows=tuple(rows))
 
 
 @register_section()
 def mistakes(run: EvaluatedRun) -> ReportItem | None:
-    """The wrong answers that the model was surest of."""
+    """The wrong answers that the model was surest of.
+
+    Of an image of several classes the table gives the least active true class, and the most active
+    wrong one among its predicted classes.
+    """
     if not run.has_classes:
         return None
     from torchcaps import viz
 
     title = "Worst mistakes"
     mistaken = evaluation.worst_mistakes(run.activations, run.labels)
-    sample = f"{len(run.images):,} test images looked at"
+    examined = f"{len(run.images):,} test images looked at"
     if not len(mistaken):
-        return ReportItem("mistakes", title, f"None: all of the {sample} are right.")
+        return ReportItem("mistakes", title, f"None: all of the {examined} are right.")
 
     worst = mistaken[:MAX_MISTAKES]
     labels = run.labels[worst]
     activations = run.activations[worst]
     predicted = evaluation.top_labels(activations, labels.shape[1])
     rows = []
-    for true, answer, lengths in zip(labels, predicted, activations, strict=True):
+    for true, answer, activation in zip(labels, predicted, activations, strict=True):
+        wrong = answer[~torch.isin(answer, true)]
         row = (
             _join_names(run, true),
             _join_names(run, answer),
-            f"{float(lengths[true].min()):.3f}",
-            f"{float(lengths[answer].min()):.3f}",
+            f"{float(activation[true].min()):.3f}",
+            f"{float(activation[wrong].max()):.3f}",
         )
         rows.append(row)
     kind = "length" if run.task.spec.activation == "length" else "activation"
     text = (
-        f"{len(mistaken):,} of the {sample} are wrong. These {len(worst)} are those where the "
+        f"{len(mistaken):,} of the {examined} are wrong. These {len(worst)} are those where the "
         f"{kind} of a wrong class exceeds that of the true one by most. The bars are {kind}s."
     )
     alt = (
@@ -116,14 +133,15 @@ def _join_names(run: EvaluatedRun, labels: Tensor) -> str:
 
 @register_section()
 def dimensions(run: EvaluatedRun) -> Section | None:
-    """Pictures of what each pose dimension of a class capsule encodes, for each class."""
+    """Pictures of what each pose dimension of a class capsule encodes, for up to 10 classes."""
     if not (run.has_classes and run.task.spec.decoder):
         return None
     from torchcaps import viz
 
     title = "What pose dimensions encode"
     classes = run.images.classes
-    examples = example_indices(run.labels[:, 0], 1, 0)
+    # A random image of each class.
+    examples = example_indices(run.labels[:, 0], per_class=1, seed=0)
     indices = evenly(examples, MAX_GRIDS)
     labels = run.labels[indices, 0]
     perturbed = evaluation.perturb(
@@ -133,6 +151,7 @@ def dimensions(run: EvaluatedRun) -> Section | None:
         span=SPAN,
         steps=NUM_STEPS,
     )
+    # Reconstructions are [images, dims, steps, channels, height, width].
     num_dims = perturbed.reconstructions.shape[1]
     if num_dims * NUM_STEPS > MAX_TILES:
         return Section("dimensions", title, [f"{num_dims} dimensions are too many to draw."])
@@ -157,33 +176,39 @@ def dimensions(run: EvaluatedRun) -> Section | None:
 
 @register_section()
 def maps(run: EvaluatedRun) -> ReportItem | None:
-    """Where on the image the votes for the winning class come from."""
+    """Where on the image the votes for the winning class come from.
+
+    Only for models whose class capsules have poses (`spec.pose`).
+    """
     if not (run.has_classes and run.task.spec.pose):
         return None
     from torchcaps import viz
 
     title = "Where the votes come from"
     classes = run.images.classes
+    # Half of the largest number, so that few classes do not fill the figure.
     per_class = max(1, MAX_MAPS // (2 * len(classes)))
-    indices = evenly(example_indices(run.labels[:, 0], per_class, 0), MAX_MAPS)
+    examples = example_indices(run.labels[:, 0], per_class=per_class, seed=0)
+    indices = evenly(examples, MAX_MAPS)
     labels = run.labels[indices]
     images = run.images.float_images(indices)
     try:
-        votes = evaluation.coupling_maps(run.model, images)
+        support = evaluation.coupling_maps(run.model, images)
     except ValueError as error:
         return ReportItem("maps", title, f"They cannot be drawn for this model: {error}.")
 
-    winner = votes.selected.unsqueeze(1)
+    winner = support.selected.unsqueeze(1)  # [images, 1], the most active class
     is_right = (labels == winner).any(dim=1)
+    # A winner that is any of the true classes counts as right: it stands in for the label.
     figure = viz.coupling_map(
         images,
-        votes.maps,
-        torch.where(is_right, votes.selected, labels[:, 0]),
-        selected=votes.selected,
-        lengths=votes.activations.gather(1, winner).squeeze(1),
+        support.maps,
+        torch.where(is_right, support.selected, labels[:, 0]),
+        selected=support.selected,
+        lengths=support.activations.gather(1, winner).squeeze(1),
         classes=viz.names.drawable(classes),
     )
-    num_rows, num_columns = votes.positions.shape[1:]
+    num_rows, num_columns = support.positions.shape[1:]  # [images, rows, columns]
     times = "\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}"
     text = (
         "For the class capsule that wins: what each capsule below gives to it, coupling × strength "
@@ -200,17 +225,22 @@ def maps(run: EvaluatedRun) -> ReportItem | None:
 
 @register_section()
 def routing(run: EvaluatedRun) -> Section | None:
-    """The effect of routing in this model, in sentences."""
+    """The effect of routing in this model, in sentences.
+
+    Left out where `run.num_diagnosed`, the number of test images to measure it on, is 0.
+    """
     if not (run.num_diagnosed and run.has_classes and run.task.spec.pose):
         return None
     from torchcaps import viz
 
+    refusal = "It cannot be measured for this run: {}."
+    if run.is_multilabel:
+        reason = "its measures need one class an image"
+        return Section("routing", "Routing", [refusal.format(reason)])
     try:
-        if run.is_multilabel:
-            raise ValueError("its measures need one class an image")
         diagnosis = evaluation.diagnose(run.model, run.images, count=run.num_diagnosed, seed=0)
     except ValueError as error:
-        return Section("routing", "Routing", [f"It cannot be measured for this run: {error}."])
+        return Section("routing", "Routing", [refusal.format(error)])
     text = (
         f"Measured on {diagnosis.num_samples} test images, {percent(diagnosis.accuracy)} of which "
         "are right. So few images tell large effects from none, not small ones. How each figure "
@@ -227,7 +257,9 @@ def routing(run: EvaluatedRun) -> Section | None:
 
 def _tabulate_verdicts(diagnosis: Diagnosis) -> list[Table]:
     """Every measure with its sentence, for the whole model and then layer by layer."""
+    # Rows of the tables by the name of the layer, "" for the whole model.
     parts: dict[str, list[tuple[str, str]]] = {}
+    # A key is "measure" or "layer: measure".
     for key, sentence in diagnosis.verdicts().items():
         layer, _, measure = key.rpartition(": ")
         question = QUESTIONS.get(measure, measure)
@@ -235,5 +267,5 @@ def _tabulate_verdicts(diagnosis: Diagnosis) -> list[Table]:
     tables = []
     for layer, rows in parts.items():
         caption = f"Layer {layer}" if layer else "The whole model"
-        tables.append(Table(caption, ("Question", "Answer"), rows, "words"))
+        tables.append(Table(caption, ("Question", "Answer"), rows, kind="words"))
     return tables

@@ -1,6 +1,11 @@
-"""Accuracy against anything: the strength of an attack, an angle, the number of labels."""
+"""Accuracy against the amount of a change: an angle, the strength of an attack, a number of labels.
+
+A transformation is here whatever changes by an amount. Affine transformations of images (rotation,
+scale, shear, shift) are the usual ones, and `affine_curves` is named after them.
+"""
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,7 +19,7 @@ MAX_MODELS = len(STYLES)
 MAX_TRANSFORMATIONS = 8
 
 Curve = tuple[ArrayLike, ArrayLike]
-"""Amounts, and accuracies in [0, 1]."""
+"""Amounts `[n]`, and accuracies `[n]` in [0, 1]; n is at least 1."""
 
 
 def accuracy_curves(
@@ -24,10 +29,11 @@ def accuracy_curves(
     chance: float | None = None,
     title: str = "",
 ) -> Figure:
-    """Draw accuracy in percent against what was changed, a line a model.
+    """Draw accuracy in percent against the amount of one change, one line per model.
 
     Args:
-        curves: amounts and accuracies by the name of the model, 1 to 6; the amounts in any order.
+        curves: amounts and accuracies by the name of the model, for 1 to 6 models; the amounts in
+            any order.
         xlabel: what was changed.
         chance: accuracy of a guess, drawn as a dashed line.
         title: title of the panel.
@@ -36,8 +42,10 @@ def accuracy_curves(
         A matplotlib figure.
 
     Raises:
-        ArgumentError: for no curve or too many, or lists that do not fit.
+        ArgumentError: for no curve or more than 6, or a curve that is not two lists of one length,
+            at least 1.
     """
+    # The change is the only transformation, so that its name becomes the label of the axis.
     models = {name: {xlabel: curve} for name, curve in curves.items()}
     figure = affine_curves(models, units={}, chance=chance)
     figure.axes[0].set_title(short(title, 70), fontsize=TEXT, loc="left")
@@ -50,7 +58,7 @@ def affine_curves(
     units: Mapping[str, str],
     chance: float | None = None,
 ) -> Figure:
-    """Draw accuracy in percent, a panel a transformation and a line a model.
+    """Draw accuracy in percent, one panel per transformation and one line per model.
 
     Args:
         models: model -> transformation -> amounts and accuracies; 1 to 6 models and 1 to 8
@@ -62,28 +70,33 @@ def affine_curves(
         A matplotlib figure.
 
     Raises:
-        ArgumentError: for no model or too many, or lists that do not fit.
+        ArgumentError: for no model or more than 6, no transformation or more than 8, or a curve
+            that is not two lists of one length, at least 1.
     """
     check_range("number of models", len(models), low=1, high=MAX_MODELS)
-    kinds = list(dict.fromkeys(kind for curves in models.values() for kind in curves))
-    check_range("number of transformations", len(kinds), low=1, high=MAX_TRANSFORMATIONS)
-    num_columns = min(len(kinds), 4)
+    transformations = list(dict.fromkeys(chain.from_iterable(models.values())))
+    check_range("number of transformations", len(transformations), low=1, high=MAX_TRANSFORMATIONS)
+    # Sizes in inches.
+    num_columns = min(len(transformations), 4)
     width = 3.3 if num_columns > 1 else 4.6
+    # ceil((models + 1) / columns) rows: the models and the line of chance, with or without it.
     legend_height = 0.2 + 0.2 * (len(models) // num_columns)
-    figure, grid = panels(len(kinds), num_columns, width, 3.0, legend_height)
+    figure, all_axes = panels(len(transformations), num_columns, width, 3.0, legend_height)
 
-    entries: dict[str, Any] = {}
-    for axes, kind in zip(grid, kinds, strict=True):
+    # Lines of the legend by label and line style: a model may be called "chance" too.
+    entries: dict[tuple[str, str], Any] = {}
+    for axes, transformation in zip(all_axes, transformations, strict=True):
         for (name, curves), style in zip(models.items(), STYLES, strict=False):
-            if kind in curves:
-                line(axes, *_ascending(name, curves[kind]), style, name)
+            if transformation in curves:
+                line(axes, *_ascending(name, curves[transformation]), style, name)
         if chance is not None:
             axes.axhline(100 * chance, color=GRAY, ls="--", lw=1.2, zorder=0, label="chance")
-        unit = f" ({units[kind]})" if kind in units else ""
-        plain(axes, xlabel=kind + unit, ylabel="accuracy (%)", grid=True)
+        unit = f" ({units[transformation]})" if transformation in units else ""
+        plain(axes, xlabel=transformation + unit, ylabel="accuracy (%)", grid=True)
         axes.set_ylim(-2, 102)
-        entries |= {str(curve.get_label()): curve for curve in axes.lines}
-    names = short_names(list(entries), 40)
+        for plotted in axes.lines:
+            entries[str(plotted.get_label()), plotted.get_linestyle()] = plotted
+    names = short_names([label for label, _ in entries], 40)
     figure.legend(entries.values(), names, ncols=num_columns, **BELOW)
     return figure
 
@@ -95,7 +108,8 @@ def _ascending(name: str, curve: Curve) -> tuple[NDArray[np.float64], NDArray[np
     if amounts.ndim != 1 or amounts.shape != accuracies.shape or not amounts.size:
         shapes = f"{amounts.shape} and {accuracies.shape}"
         raise ArgumentError(
-            "curves", f"expected as many amounts as accuracies for {name!r}, got {shapes}"
+            f"curve of {name!r}",
+            f"expected as many amounts as accuracies, in two lists of at least one, got {shapes}",
         )
     order = np.argsort(amounts, kind="stable")
     return amounts[order], 100 * accuracies[order]
