@@ -42,11 +42,11 @@ class ShiftNorm(nn.BatchNorm1d):
         self.register_buffer("weight", torch.ones(channels), persistent=False)
 
     def _check_input_dim(self, input: Tensor) -> None:
-        """A map has two axes more."""
+        """Any number of axes after the channels; the base class takes one at most."""
 
 
 class HomogeneousCaps(nn.Module):
-    """`y_kd = ReLU(BN(sum_n x_nd W_knd))`: dimension d of parent k sees only that of the children.
+    """`y_kd = ReLU(BN(sum_n x_nd W_knd))`: dimension d of parent k sees dimension d of the children.
 
     `weight` is `[parents, children, dim]`. The statistics of a dimension are those of the batch and
     of all parents.
@@ -55,7 +55,7 @@ class HomogeneousCaps(nn.Module):
         children: number of children.
         dim: dimensions of children and parents.
         parents: number of parents.
-        momentum: of the batch norm.
+        momentum: share of each batch in the running statistics.
 
     Example:
         >>> HomogeneousCaps(children=484, dim=64, parents=10)(torch.rand(2, 64, 484)).shape
@@ -75,25 +75,28 @@ class HomogeneousCaps(nn.Module):
 class HVC(LogitModel):
     """Convolutions 3x3, homogeneous capsules after some of them, and a sum over these branches.
 
-    The lengths of a branch's class capsules are weighted and normed before the sum. A capsule is
-    the vector of channels at one position; the pose of a class capsule is that of all branches in a
-    row.
+    A branch gives one capsule per class, made from the capsules below it: the vectors of channels
+    at the positions of a map. The lengths of a branch's class capsules are multiplied by the weight
+    of the branch, pass a batch norm, and are summed over branches to logits; activations are their
+    softmax. The pose of a class capsule is its vectors in all branches, concatenated.
 
     Args:
         num_classes: number of classes.
         in_chans: channels of the images.
         img_size: height and width of the images, or one number for both.
-        convolutions: their number; the first has 32 channels, each other one 16 more than the one
-            before.
-        branches: the convolutions, counted from 1, after which there are class capsules. For
-            smallNORB the authors take 11 convolutions and branches 5, 8, 11.
+        convolutions: number of convolutions, at least 1. The first has 32 channels, every later one
+            16 more than the one before it.
+        branches: numbers of the convolutions, counted from 1 and rising, after which there are
+            class capsules. For smallNORB the authors take 11 convolutions and branches 5, 8, 11.
         merge: weights of the branches: "fixed" at one, or learned from "ones" or from "random"
-            numbers (their standard deviation is 0.05). The batch norm after them cancels all but
-            their sign, almost.
+            numbers of standard deviation 0.05. The batch norm after the weights almost cancels
+            their magnitudes; only their signs matter.
         momentum: share of each batch in the running statistics; 0.0003 in the authors' code.
 
     Raises:
-        ValueError: for other branches; see also `ImageModel`.
+        ArgumentError: for branches that do not rise from 1 to `convolutions` at most, images
+            smaller than `2 convolutions + 1` pixels, or a size below 1.
+        UnknownNameError: for an unknown `merge`.
     """
 
     def __init__(
@@ -107,7 +110,9 @@ class HVC(LogitModel):
         merge: Merge = "ones",
         momentum: float = 0.1,
     ) -> None:
+        # Side of the smallest image, in pixels: every convolution takes two off.
         smallest = 2 * convolutions + 1
+        # The base class checks that `convolutions` is at least 1, as every size given by name.
         super().__init__(num_classes, in_chans, img_size, smallest, convolutions=convolutions)
         are_rising = list(branches) == sorted(set(branches))
         if not branches or not are_rising or branches[0] < 1 or branches[-1] > convolutions:
@@ -118,21 +123,22 @@ class HVC(LogitModel):
         check_known("merge", merge, get_args(Merge))
         self.branches = tuple(branches)
 
-        channels = [in_chans] + [32 + 16 * k for k in range(convolutions)]
+        channels = [in_chans] + [32 + 16 * index for index in range(convolutions)]
         self.convolutions = nn.ModuleList()
         for below, above in pairwise(channels):
             conv = nn.Conv2d(below, above, 3, bias=False)
             self.convolutions.append(nn.Sequential(conv, ShiftNorm(above, momentum), nn.ReLU()))
+        # After all convolutions are made: their default initialization draws random numbers too.
         for weight in self.convolutions.parameters():
             if weight.dim() == 4:
                 nn.init.normal_(weight, std=STD)
 
         height, width = self.img_size
         self.class_capsules = nn.ModuleList()
-        for k in branches:
-            positions = (height - 2 * k) * (width - 2 * k)
+        for number in branches:
+            positions = (height - 2 * number) * (width - 2 * number)
             self.class_capsules.append(
-                HomogeneousCaps(positions, channels[k], num_classes, momentum=momentum)
+                HomogeneousCaps(positions, channels[number], num_classes, momentum=momentum)
             )
         self.weights = None
         if merge != "fixed":
@@ -143,7 +149,7 @@ class HVC(LogitModel):
         # Batch norm needs two values of each channel.
         has_one_value = num_classes == 1 or self.img_size == (smallest, smallest)
         self.spec = ModelSpec(
-            pose=True,
+            pose=True,  # class capsules have poses
             activation="probability",
             logits=True,
             smallest=smallest,
@@ -169,17 +175,18 @@ class HVC(LogitModel):
         return branches
 
     def merge_branches(self, branches: list[ClassCapsules]) -> Classes:
-        """The sum over branches of the weighted and normed lengths: any numbers.
+        """Logits: the sum over branches of weighted lengths after batch norm.
 
         Args:
             branches: class capsules of each branch, `[batch, dim, classes]`.
 
         Returns:
-            `[batch, classes]`.
+            Logits `[batch, classes]`, any numbers.
         """
         lengths = torch.stack([safe_norm(y, dim=1) for y in branches], dim=1)
         if self.weights is not None:
             lengths = lengths * self.weights.unsqueeze(1)  # [batch, branches, classes]
+        # Lengths of half precision capsules are float32, but batch norm takes the type of its bias.
         return self.norm(lengths.to(self.norm.bias.dtype)).sum(dim=1)
 
     def logits(self, images: Images) -> Classes:
@@ -188,6 +195,7 @@ class HVC(LogitModel):
     def capsules(self, images: Images) -> Capsules:
         branches = self.branch_capsules(images)
         pose = full_precision(torch.cat(branches, dim=1)).mT
+        # Softmax over classes.
         return Capsules(pose, self.probabilities(self.merge_branches(branches)))
 
 
