@@ -3,15 +3,23 @@
 Weiwei Sun and others, "Canonical Capsules: Self-Supervised Capsules in Canonical Pose", NeurIPS
 2021, arXiv 2012.04718; the six losses with the weights of the authors' code.
 
-In: sets of points x_n, each moved twice at random. A moved set is a view of the set. The model's
-`align` gives for a view an `Aligned`, with these fields:
+In: sets of points x_n. A rigid motion of a set makes a view of it: two random views of each set in
+training, eight views by motions of a fixed seed in tests. The model's `align` gives for a batch of
+views an `Aligned`, with these fields:
 
-    A_nk        `attention`: the share of point n that capsule k has
-    theta_k     `keypoints`: mean place of the points of capsule k, weighted by A_nk
-    beta_k      `descriptors`: mean features of these points
-    theta^_k    `canonical`: where the keypoint should be in the canonical pose
-    R, t        `rotation`, `translation`: the motion of the view to its canonical pose
-    R x_n + t   `upright`: the points in the canonical pose
+    A_nk        `attention`, [batch, points, capsules]: share of point n that capsule k has
+    theta_k     `keypoints`, [batch, capsules, dim]: mean place of the points of capsule k,
+                weighted by A_nk
+    beta_k      `descriptors`, [batch, capsules, channels]: mean features of these points
+    theta^_k    `canonical`, [batch, capsules, dim]: where the keypoint should be in the
+                canonical pose
+    R, t        `rotation`, [batch, dim, dim], and `translation`, [batch, dim]: the motion of the
+                view to its canonical pose
+    R x_n + t   `upright`, [batch, points, dim]: the points in the canonical pose
+
+The model's `described` gives the keypoints and descriptors of the points in the canonical pose, and
+its decoder, `draw`, makes of these a drawing: points [batch, capsules, m, dim], m of each capsule,
+that should cover the set in its canonical pose.
 
 Out: a loss in training, a weighted sum of six losses (`capsule_losses`, and the Chamfer distance of
 a set and its drawing); and metrics of test sets: above all their steadiness, that is whether all
@@ -61,13 +69,16 @@ NUM_VIEWS = 8  # of each test set
 SEED = 99  # of the motions of test sets
 NUM_EXAMPLES = 4  # sets in a plot
 NUM_EXAMPLE_VIEWS = 3  # of each of them
-MIN_LENGTH = 0.01  # resultant lengths are clamped: the deviation of opposite rotations is infinite
+# Least resultant length in the spread, which is infinite for rotations that cancel each other.
+MIN_LENGTH = 0.01
 EVAL_BATCH = 32  # sets in a batch that is not trained with
 MIN_MASS = 1e-3  # least divisor: a capsule may have no points
 
 
 class Motions(NamedTuple):
     """Sets of points and rigid motions of each: `x -> rotation x + shift`.
+
+    A shift is of the data, to a view; `Aligned.translation` is of the model, to the canonical pose.
 
     Attributes:
         points: one pixel wide, their coordinates as channels.
@@ -80,8 +91,8 @@ class Motions(NamedTuple):
     shift: Float[Tensor, "batch views dim"]
 
     def view(self, index: int) -> Float[Tensor, "batch dim points 1"]:
-        """The sets after one of their motions."""
-        with without_autocast(self.points):
+        """The sets after one of their motions, by its index."""
+        with without_autocast(self.points):  # on the device of the points
             turned = self.rotation[:, index] @ self.points.squeeze(3)
             return (turned + self.shift[:, index].unsqueeze(2)).unsqueeze(3)
 
@@ -129,12 +140,16 @@ class Align(Task):
         return Motions(points, rotation.to(points), shift.to(points))
 
     def training_step(self, batch: Motions, fraction_trained: float) -> Outputs:
-        """The loss of a batch, and the six losses without their weights."""
+        """The loss of a batch, and the six losses without their weights.
+
+        `fraction_trained`, the share of training that is done, has no effect here.
+        """
         return {name: losses.mean() for name, losses in self._losses_by_set(batch).items()}
 
     def _losses_by_set(self, batch: Motions) -> Outputs:
         """The weighted sum "loss" and the six losses of each set, `[batch]`, by two views."""
         aligned = self.model.align(torch.cat([batch.view(0), batch.view(1)]))
+        # The Chamfer distance is that of the first view alone: the first half of every field.
         first_views = Aligned(*(field[: len(batch.points)] for field in aligned))
         terms = capsule_losses(aligned, batch) | {"chamfer": self._chamfer(first_views)}
         weights = LOSSES[self.loss]
@@ -147,7 +162,7 @@ class Align(Task):
         return chamfer_distance(aligned.upright, drawing.flatten(1, 2))
 
     def eval_step(self, batch: Motions) -> Outputs:
-        """What the metrics are made from, for each set of a batch.
+        """Tensors that the metrics are computed from, for each set of a batch.
 
         Rotations are of the set as it was before its motions: R of a view times the rotation of its
         motion. They are equal for all views if the canonical pose is. A mean of rotations is in
@@ -164,9 +179,9 @@ class Align(Task):
         canonical_rotations = []
         axes_rotations = []
         keypoints = []
-        for k in range(batch.shift.shape[1]):
-            points = batch.view(k)
-            rotation = batch.rotation[:, k]
+        for index in range(batch.shift.shape[1]):
+            points = batch.view(index)
+            rotation = batch.rotation[:, index]
             aligned = self.model.align(points)
             chamfer.append(self._chamfer(aligned))
             axes = principal_axes(points.squeeze(3).mT)
@@ -174,7 +189,8 @@ class Align(Task):
                 canonical_rotations.append(aligned.rotation @ rotation)
                 axes_rotations.append(axes @ rotation)
                 # Keypoints moved back: the inverse motion is x -> rotation^T (x - shift).
-                keypoints.append((aligned.keypoints - batch.shift[:, k].unsqueeze(1)) @ rotation)
+                shift = batch.shift[:, index].unsqueeze(1)
+                keypoints.append((aligned.keypoints - shift) @ rotation)
 
         centered_points = batch.points.squeeze(3) - batch.points.mean(dim=2)
         unmoved = torch.stack(keypoints, dim=1)  # [batch, views, capsules, dim]
@@ -189,18 +205,21 @@ class Align(Task):
         }
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
-        """Metrics of test sets under eight fixed motions each, by what `eval_step` gave.
+        """Metrics of test sets under eight fixed motions each, from the tensors of `eval_step`.
 
         Returns:
-            "chamfer": distance of set and drawing in the canonical pose. "explained": 1 minus its
-            share of twice the mean squared distance from the center. "steadiness": resultant
-            length, in [0, 1], of the canonical rotations of one set; "spread": its circular
-            standard deviation, `sqrt(-2 ln length)`, in degrees, at most 174; both are means over
-            sets. "agreement": the length for the mean rotations of all sets, which says something
-            where the sets are in one pose. "equivariance": root mean square distance of keypoints,
-            moved back, from their mean. "axes_...": the same of alignment by principal axes, for
-            comparison.
+            "loss": mean weighted loss of the first two views. "chamfer": distance of set and
+            drawing in the canonical pose. "explained": 1 minus the ratio of the Chamfer distance to
+            twice the mean squared distance of points from their center; twice, because the Chamfer
+            distance adds both directions. "steadiness": resultant length, in [0, 1], of the
+            canonical rotations of one set; "spread": its circular standard deviation,
+            `sqrt(-2 ln length)`, in degrees, at most 174; both are means over sets. "agreement":
+            the length for the mean rotations of all sets, which says something where the sets are
+            in one pose. "equivariance": root mean square distance of keypoints, moved back, from
+            their mean. "axes_steadiness", "axes_spread", "axes_agreement": those of alignment by
+            principal axes, for comparison.
         """
+        # Means over sets, by name.
         mean = super().compute_metrics(outputs)
         metrics = {
             "loss": mean["loss"],
@@ -217,7 +236,7 @@ class Align(Task):
         return metrics
 
     def report_items(self, evaluation: EvaluationResult, images: ImageSet) -> list[ReportItem]:
-        """A plot of some views of test sets, colored by capsule."""
+        """A plot of some views of test sets, colored by capsule; `evaluation` is not needed."""
         from torchcaps import viz
 
         rows: dict[str, list[tuple[Tensor, Tensor]]] = {
@@ -227,8 +246,8 @@ class Align(Task):
         }
         with evaluating(self):
             batch = first_batch(self, images, NUM_EXAMPLES)
-            for view in range(NUM_EXAMPLE_VIEWS):
-                points = batch.view(view)
+            for index in range(NUM_EXAMPLE_VIEWS):
+                points = batch.view(index)
                 aligned = self.model.align(points)
                 drawing = self.model.draw(*self.model.described(aligned)).cpu()
                 capsules = aligned.attention.argmax(dim=2).cpu()
@@ -239,28 +258,34 @@ class Align(Task):
                     rows["as it is drawn"].append((drawing[i].flatten(0, 1), parts))
         return [
             ReportItem(
-                "capsules",
-                "The capsules",
-                f"{len(batch.points)} test sets, after each of {NUM_EXAMPLE_VIEWS} motions; a "
+                key="capsules",
+                title="The capsules",
+                about=f"{len(batch.points)} test sets, after each of {NUM_EXAMPLE_VIEWS} motions; a "
                 "color is a capsule. The canonical pose should be the same for all motions, and "
                 "parts should keep their colors. Of three coordinates two show.",
-                viz.point_sets(rows),
-                "Sets of points colored by capsule, as they are moved, in the canonical pose, and "
+                figure=viz.point_sets(rows),
+                alt="Sets of points colored by capsule, as they are moved, in the canonical pose, and "
                 "as they are drawn.",
             )
         ]
 
     @torch.inference_mode()
     def predict(self, images: Tensor) -> list[dict[str, Any]]:
-        """Of each set the motion to its canonical pose, its keypoints, the capsule of each point.
+        """The canonical pose of each set, and its parts.
 
         Args:
             images: sets of points `[batch, dim, points, 1]`.
+
+        Returns:
+            For each set, numbers and nested lists: "rotation" and "translation", the motion to the
+            canonical pose; "points" in that pose; "keypoints" of the set as it is; "capsule", the
+            index of the capsule of each point; "chamfer", the distance of set and drawing; and in
+            the plane "angle", of the rotation, in degrees.
         """
         aligned = self.model.align(images)
         columns = {
             "chamfer": self._chamfer(aligned),
-            "rotation": aligned.rotation.double(),
+            "rotation": aligned.rotation,
             "translation": aligned.translation,
             "keypoints": aligned.keypoints,
             "capsule": aligned.attention.argmax(dim=2),
@@ -269,7 +294,7 @@ class Align(Task):
         rows = []
         for i in range(len(images)):
             row = {name: values[i].tolist() for name, values in columns.items()}
-            if self.model.in_chans == 2:  # of a rotation of the plane, in degrees
+            if self.model.in_chans == 2:
                 angle = math.degrees(math.atan2(row["rotation"][1][0], row["rotation"][0][0]))
                 row = {"angle": angle} | row
             rows.append(row)
@@ -309,14 +334,14 @@ def capsule_losses(aligned: Aligned, batch: Motions) -> Outputs:
         norms = norms + keypoints.square().sum(dim=2).unsqueeze(1)
         squared_distances = (norms - 2 * points @ keypoints.mT).clamp(min=0)
         mass = aligned.attention.sum(dim=1)  # number of points of each capsule
-        variance = (aligned.attention * squared_distances).sum(dim=1) / mass.clamp(min=MIN_MASS)
-    canonical = (upright_keypoints - aligned.canonical).square().sum(dim=2).mean(dim=1)
+        spread = (aligned.attention * squared_distances).sum(dim=1) / mass.clamp(min=MIN_MASS)
+    errors = (upright_keypoints - aligned.canonical).square().sum(dim=2).mean(dim=1)
     return {
         "equivariance": (expected - second).square().sum(dim=2).mean(dim=1),
         "invariance": (first_descriptors - second_descriptors).square().mean(dim=(1, 2)),
-        "localization": _mean_of_views(variance.sum(dim=1)),
+        "localization": _mean_of_views(spread.sum(dim=1)),
         "equilibrium": _mean_of_views(mass.var(dim=1)),
-        "canonical": _mean_of_views(canonical),
+        "canonical": _mean_of_views(errors),
     }
 
 
@@ -340,11 +365,11 @@ def resultant_lengths(
         The length of each set, and that of all sets, each of which counts with the rotation that is
         nearest to its mean.
     """
-    u, lengths, v = torch.linalg.svd(mean_rotations.double())
+    u, lengths, vt = torch.linalg.svd(mean_rotations.double())
     # The nearest rotation: singular values become 1, the last one -1 where all 1 would reflect.
     signs = torch.ones_like(lengths)
-    signs[:, -1] = torch.linalg.det(u @ v)
-    nearest = (u * signs.unsqueeze(1)) @ v
+    signs[:, -1] = torch.linalg.det(u @ vt)
+    nearest = (u * signs.unsqueeze(1)) @ vt
     agreement = torch.linalg.svdvals(nearest.mean(dim=0)).mean()
     return lengths.mean(dim=1), agreement.item()
 
@@ -353,7 +378,7 @@ def principal_axes(points: Float[Tensor, "batch points dim"]) -> Float[Tensor, "
     """Rotations that bring the longest axis of each set to the first coordinate, and so on.
 
     The rows of a rotation are the axes, eigenvectors of the scatter matrix. The sign of an axis is
-    arbitrary, but that of the last one, which makes the determinant +1.
+    arbitrary, except that of the last axis, which makes the determinant +1.
     """
     points = full_precision(points)
     centered = points - points.mean(dim=1, keepdim=True)
@@ -382,7 +407,8 @@ def random_motions(count: int, views: int, dim: int, generator: Generator) -> tu
         sin = angle.sin()
         rotation = torch.stack([cos, -sin, sin, cos], dim=2).unflatten(2, (2, 2))
     else:
-        # Quaternions w + xi + yj + zk of length 1: R = I + 2 (w C + C C), C the cross product's.
+        # Quaternions w + xi + yj + zk of length 1: R = I + 2 (w C + C C), C the matrix of
+        # the cross product with (x, y, z).
         normal = torch.randn(count, views, 4, generator=generator, device=device)
         w, x, y, z = F.normalize(normal, dim=2).unbind(dim=2)
         zero = torch.zeros_like(w)

@@ -84,7 +84,7 @@ def affine_curves(
     figure, all_axes = panels(len(transformations), num_columns, width, 3.0, legend_height)
 
     # Lines of the legend by label and line style: a model may be called "chance" too.
-    entries: dict[tuple[str, str], Any] = {}
+    entries: dict[tuple[str, Any], Any] = {}
     for axes, transformation in zip(all_axes, transformations, strict=True):
         for (name, curves), style in zip(models.items(), STYLES, strict=False):
             if transformation in curves:
