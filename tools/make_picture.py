@@ -25,7 +25,7 @@ import torchcaps as tc
 from torchcaps import evaluation
 from torchcaps.viz.canvas import BLUE, GRAY, ORANGE
 from torchcaps.viz.images import pictures
-from torchcaps.viz.tiles import colored, overlaid
+from torchcaps.viz.tiles import overlay_reconstructions, overlay_support
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "torchcaps.png"
 WIDTH, HEIGHT, DPI = 8.5, 4.27, 200  # inches; a README shows it 850 pixels wide
@@ -85,13 +85,13 @@ def look(run: str, pairs: str) -> Contents:
         lengths=capsules.activation[0].numpy(),
         pose=capsules.pose[0, winner].numpy(),
         reconstruction=pictures("drawn", reconstruction)[0],
-        votes=overlaid(pictures("image", image)[0], maps.maps[0].numpy()),
+        votes=overlay_support(pictures("image", image)[0], maps.maps[0].numpy()),
         sweeps={
             name: (d + 1, pictures("moved", swept[d]))
             for name, d in telling(swept[:, :, 0]).items()
         },
         composite=composite_image,
-        segments=colored(composite_image, layers),
+        segments=overlay_reconstructions(composite_image, layers),
         labels=(int(labels[0, 0]), int(labels[0, 1])),
     )
 

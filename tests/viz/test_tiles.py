@@ -6,7 +6,7 @@ from matplotlib.text import Text
 from evaluation.stubs import refuses
 from torchcaps.viz import coupling_map, overlaps, perturbations, reconstructions
 from torchcaps.viz.canvas import RED
-from torchcaps.viz.tiles import overlaid
+from torchcaps.viz.tiles import Pair, draw_pairs, masks, overlay_support
 
 from .drawing import assert_nothing_cut, long_names, numbered, texts, words
 
@@ -93,6 +93,7 @@ def test_pairs_of_any_shape_and_number_are_not_cut(count, shape):
         ({"labels": [0]}, "labels: expected .n=2., got .n=1."),
         ({"labels": [0, 1]}, "labels: expected class indices from 0 to 0, got 1"),
         ({"images": gray(2)[0]}, r"images: expected \[n, channels, height, width\]"),
+        ({"images": gray(2)[:0]}, "images: expected .* with at least one image, got .n=0"),
     ],
 )
 def test_pairs_that_do_not_fit(changes, message):
@@ -105,6 +106,23 @@ def test_pairs_that_do_not_fit(changes, message):
     }
     with refuses(message):
         reconstructions(**arguments | changes)
+
+
+def test_text_stands_below_all_lines_of_the_text_before():
+    image = np.zeros((4, 4, 3), np.uint8)
+    texts_below = [("a\nb", RED), ("c", RED), ("d", RED)]
+    [axes] = draw_pairs([Pair(image, image, "", texts_below)], "", max_columns=1).axes
+    heights = np.diff([text.get_position()[1] for text in axes.texts[1:]])
+    assert heights == pytest.approx([0.3, 0.15])
+
+
+@pytest.mark.parametrize("argument", ["true", "predicted"])
+@pytest.mark.parametrize("index", [-1, 2])
+def test_masks_refuse_an_index_that_is_no_class(argument, index):
+    indices = dict.fromkeys(("true", "predicted"), np.ones((1, 4, 6), int))
+    indices[argument] = np.full((1, 4, 6), index)
+    with refuses(f"{argument}: expected class indices from 0 to 1, got {index}"):
+        masks(np.zeros((1, 1, 4, 6)), **indices, classes=["background", "cell"])
 
 
 def composites(count, shape=(1, 36, 36), classes=DIGITS):
@@ -190,11 +208,11 @@ def test_the_class_and_its_length_stand_below_in_red_where_it_is_wrong():
 
 def test_support_is_orange_and_opposition_blue_over_a_gray_image():
     image = np.full((1, 3, 3), 200, np.uint8)
-    support, nothing, opposition = overlaid(image, np.array([[2.0, 0.0, -2.0]]))[0].tolist()
+    support, nothing, opposition = overlay_support(image, np.array([[2.0, 0.0, -2.0]]))[0].tolist()
     assert support[0] > support[1] > support[2]
     assert opposition[2] > opposition[1] > opposition[0]
     assert nothing == [120, 120, 120]
-    assert (overlaid(image, np.zeros((1, 3))) == 120).all()
+    assert (overlay_support(image, np.zeros((1, 3))) == 120).all()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -138,7 +138,7 @@ def write_mask(path: Path, mask: NDArray[np.uint8], num_classes: int) -> None:
 
 
 def overlaid(
-    image: NDArray[np.uint8], mask: NDArray[np.uint8], num_classes: int
+    image: NDArray[np.uint8], mask: NDArray[np.integer[Any]], num_classes: int
 ) -> NDArray[np.uint8]:
     """An image with the colors of its mask over it, and lines where one class ends.
 

@@ -1,23 +1,25 @@
-"""Figures of images beside each other: reconstructions, overlapping digits, masks, vote maps.
+"""Figures of images beside each other: reconstructions, overlapping digits, masks, maps of support.
 
-Each public function takes arrays (numpy or torch) of n images and returns a matplotlib figure. It
-first converts images to *pictures*: bytes of three colors, `[n, height, width, 3]`. Then it arranges
-them in one of two layouts:
+Six functions take arrays (numpy or torch) of n images and return a matplotlib figure:
+`reconstructions`, `overlaps`, `masks`, `coupling_map`, `perturbations` and `image_rows`. They first
+convert images to *pictures*: bytes of three colors, `[n, height, width, 3]`. Then they arrange them
+in one of two layouts:
 
-- `draw_pairs`: *pairs*, an image over another one, with text above and below. All pairs share one
-  axes, whose unit is the inch (unless the figure had to be made smaller) and whose y grows downwards.
+- `draw_pairs`: *pairs*, an image over another one, with text above the upper and below the lower
+  image. One matplotlib axes holds all pairs. Its unit is the inch, its y grows downwards. (A figure
+  that would be too large is made smaller; then the unit is less than an inch.)
 - `tile_grid`: rows of equal *tiles*, each row with a name on its left. Tile k of a row spans x from
   k to k + 1, and row r spans y from r to r + 1.
 
 A *reconstruction* is an image that a model's decoder made from the pose of one class capsule. The
-*length* of a capsule is that of its pose vector, and says how probable its class is.
+*length* of a capsule is the length of its pose vector. It says how probable the capsule's class is.
 
-Helpers: `pictures` converts images, and `pictures_like` also requires the number and size of other
-pictures; `sized_array` and `class_indices` convert an argument and check its shape, which is given
-by axis (`n=...`); `short_names` cuts names to a number of characters; `palette` has a color for
-each class of a mask. `TEXT` and `SMALL` are font sizes, `BELOW` the options of a legend under all
-images. Sizes of a figure are in inches: `longest` is the longer side of an image, `below` the room
-for a legend.
+Helpers: `pictures` converts images, and refuses none and more than 1024; `pictures_like` also
+requires the number and size of other pictures; `sized_array` and `class_indices` convert an argument
+and check its shape, which is given by axis (`n=...`); `short_names` cuts names to a number of
+characters; `palette` has a color for each class of a mask. `TEXT` and `SMALL` are font sizes,
+`BELOW` the options of a legend under all images. Sizes of a figure are in inches: `longest` is the
+longer side of an image, and `below`, an argument of `tile_grid`, the room for a legend.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,28 +41,31 @@ LINE_HEIGHT = 0.15
 MIN_CELL_WIDTH = 0.98  # room for the name of a class
 GAP = 0.06  # between images, and around a cell
 TEXT_GAP = 0.04  # between an image and its text
+MIN_WIDTH = 5.2  # of all columns, room for the title
+MARGIN = 0.2  # width beside all columns
+TITLE_HEIGHT = 0.5
 
 CENTERED: dict[str, Any] = {"ha": "center", "fontsize": SMALL}  # options of `Axes.text`
 
-# Dark magenta and green: colors of the text on the first and second of two overlapping digits.
-# Color-blind readers can tell them apart.
+# Dark magenta and green: colors of the text about the first and the second reconstruction of an
+# image with two digits. Color-blind readers can tell them apart.
 TEXT_COLORS = ("#B000B0", "#007A00")
 
 INPUT_BRIGHTNESS = 0.3  # factor, of an image under its two reconstructions
-MAP_IMAGE_BRIGHTNESS = 0.6  # factor, of an image under its map of votes
-MAP_OPACITY = 0.9  # opacity of a map of votes where its magnitude is largest
+MAP_IMAGE_BRIGHTNESS = 0.6  # factor, of an image under its map of support
+MAP_OPACITY = 0.9  # opacity of a map of support where its magnitude is largest
 
 Picture = NDArray[np.uint8]
 """One image in three colors, `[height, width, 3]`."""
 
 
 class Pair(NamedTuple):
-    """An image over another of its size, with text above and below."""
+    """An image over another of its size, with text above and below the two."""
 
     upper: Picture
     lower: Picture
     text_above: str
-    lines_below: Sequence[tuple[str, str]] = ()  # (text, color) of each
+    texts_below: Sequence[tuple[str, str]] = ()  # (text, color) of each, from the top down
     is_wrong: bool = False  # then the text above and a frame of the lower image are red
 
 
@@ -122,13 +127,14 @@ def overlaps(
     The first reconstruction is magenta, the second green, and where both are bright it is white, as
     in figure 5 of arXiv 1710.09829; of each the first channel is used. The labels stand above a
     pair. The decoded classes stand below it with the lengths of their capsules, and with a star
-    where the class is none of the two labels.
+    where the class is neither of the two labels.
 
     Args:
         images: `[n, channels, height, width]` inputs in [0, 1].
-        drawings: `[n, 2, channels, height, width]` reconstructions in [0, 1].
-        labels: `[n, 2]` true classes.
-        selected: `[n, 2]` classes whose capsules were decoded.
+        drawings: `[n, 2, channels, height, width]` the two reconstructions of each image, in [0, 1];
+            index 0 is drawn in magenta, 1 in green.
+        labels: `[n, 2]` true classes, in any order.
+        selected: `[n, 2]` classes whose capsules were decoded, in the order of `drawings`.
         lengths: `[n, 2]` lengths of these capsules, in [0, 1].
         classes: names of the classes.
 
@@ -140,38 +146,40 @@ def overlaps(
     """
     inputs = pictures("images", images)
     count, height, width, _ = inputs.shape
-    sizes = {"n": count, "k": 2}
-    drawn = np.asarray(drawings)
-    axes = ("n", "k", "channels", "height", "width")
-    check_shape("drawings", drawn, axes, **sizes, height=height, width=width)
-    flat = pictures("drawings", drawn.reshape(-1, *drawn.shape[2:]))
-    reconstructions = flat[..., 0].reshape(count, 2, height, width)
+    sizes = {"n": count, "k": 2}  # k: the two digits of an image
+    decoded = np.asarray(drawings)
+    decoded_axes = ("n", "k", "channels", "height", "width")
+    check_shape("drawings", decoded, decoded_axes, **sizes, height=height, width=width)
+    flat = pictures("drawings", decoded.reshape(-1, *decoded.shape[2:]))
+    gray_pairs = flat[..., 0].reshape(count, 2, height, width)
     true = class_indices("labels", labels, len(classes), **sizes)
-    decoded = class_indices("selected", selected, len(classes), **sizes)
+    decoded_classes = class_indices("selected", selected, len(classes), **sizes)
     capsule_lengths = sized_array("lengths", lengths, **sizes)
     names = short_names(classes, 10)
 
     pairs = []
     for index, image in enumerate(inputs):
-        above = " + ".join(names[label] for label in true[index])
-        below = []
+        text_above = " + ".join(names[label] for label in true[index])
+        texts_below = []
         for k, color in enumerate(TEXT_COLORS):
-            label = decoded[index, k]
-            star = "" if label in true[index] else "*"
-            below.append((f"{star}{names[label]}  {capsule_lengths[index, k]:.2f}", color))
-        pairs.append(Pair(image, colored(image, reconstructions[index]), above, below))
-    title = "above: input; below: decoded alone, magenta and green; *: no label"
+            decoded_class = decoded_classes[index, k]
+            star = "" if decoded_class in true[index] else "*"
+            text = f"{star}{names[decoded_class]}  {capsule_lengths[index, k]:.2f}"
+            texts_below.append((text, color))
+        overlay = overlay_reconstructions(image, gray_pairs[index])
+        pairs.append(Pair(image, overlay, text_above, texts_below))
+    title = "above: input; below: decoded alone, magenta and green; *: wrong class"
     return draw_pairs(pairs, title, max_columns=8, longest=1.15)
 
 
-def colored(image: Picture, reconstructions: NDArray[np.uint8]) -> Picture:
+def overlay_reconstructions(image: Picture, gray_pair: NDArray[np.uint8]) -> Picture:
     """Draw two gray images in magenta and green over a dark input.
 
     Args:
         image: the input.
-        reconstructions: `[2, height, width]`.
+        gray_pair: `[2, height, width]`, of which the first is drawn in magenta.
     """
-    first, second = reconstructions
+    first, second = gray_pair
     background = (image * INPUT_BRIGHTNESS).astype(np.uint8)
     # Magenta is red and blue.
     return np.maximum(background, np.stack([first, second, first], axis=-1))
@@ -194,20 +202,25 @@ def masks(
         predicted: `[n, height, width]` predicted class of each pixel.
         classes: names of the classes, the background first; the legend has those that appear.
 
+    Returns:
+        A matplotlib figure.
+
     Raises:
-        ArgumentError: for shapes that do not fit.
+        ArgumentError: for shapes that do not fit, or an index that is no class.
     """
     inputs = pictures("images", images)
     count, height, width, _ = inputs.shape
+    sizes = {"n": count, "height": height, "width": width}
     rows = [inputs]
     present = set[int]()
-    for argument, labels in (("true", true), ("predicted", predicted)):
-        indices = sized_array(argument, labels, n=count, height=height, width=width)
-        indices = indices.astype(np.uint8)
-        present.update(indices.ravel().tolist())
+    for argument, indices in (("true", true), ("predicted", predicted)):
+        pixel_classes = class_indices(argument, indices, len(classes), **sizes)
+        pixel_classes = pixel_classes.astype(np.int64)  # masks may be boolean
+        present.update(pixel_classes.ravel().tolist())
         overlays = []
-        for image, mask in zip(inputs, indices, strict=True):
-            overlays.append(overlay_mask(image.transpose(2, 0, 1), mask, len(classes)))
+        for image, mask in zip(inputs, pixel_classes, strict=True):
+            channels_first = image.transpose(2, 0, 1)
+            overlays.append(overlay_mask(channels_first, mask, len(classes)))
         rows.append(np.stack(overlays))
     figure = tile_grid(np.concatenate(rows), ["image", "true", "found"], longest=1.1, below=0.4)
 
@@ -230,11 +243,12 @@ def coupling_map(
     lengths: ArrayLike,
     classes: Sequence[str],
 ) -> Figure:
-    """Draw images over the same with a map of votes.
+    """Draw images over the same with a map of support.
 
-    A map says how much each place of an image votes for a class: orange votes for it, blue against
-    it. Each map has its own scale, from zero to its largest magnitude. The class and the length of
-    its capsule stand below, in red where the class is not the true one.
+    A map says how much each place of an image supports a class: its votes, weighted by their
+    couplings, along the pose of the class capsule. Orange votes for the class, blue against it. Each
+    map has its own scale, from zero to its largest magnitude. The class and the length of its
+    capsule stand below, in red where the class is not the true one.
 
     Args:
         images: `[n, channels, height, width]` in [0, 1].
@@ -254,48 +268,50 @@ def coupling_map(
     """
     inputs = pictures("images", images)
     count, height, width, _ = inputs.shape
-    votes = sized_array("maps", maps, n=count, height=height, width=width).astype(np.float64)
-    if not np.isfinite(votes).all():
+    support = sized_array("maps", maps, n=count, height=height, width=width).astype(np.float64)
+    if not np.isfinite(support).all():
         raise ArgumentError("maps", "expected finite numbers, got NaN or infinity")
     true = class_indices("labels", labels, len(classes), n=count)
-    voted = class_indices("selected", selected, len(classes), n=count)
+    map_classes = class_indices("selected", selected, len(classes), n=count)
     capsule_lengths = sized_array("lengths", lengths, n=count)
     names = short_names(classes, 13)
 
     pairs = []
     for index, image in enumerate(inputs):
-        label = voted[index]
-        color = "black" if label == true[index] else RED
-        below = [(f"{names[label]}\n{capsule_lengths[index]:.2f}", color)]
-        pairs.append(Pair(image, overlaid(image, votes[index]), names[true[index]], below))
+        map_class = map_classes[index]
+        color = "black" if map_class == true[index] else RED
+        texts_below = [(f"{names[map_class]}\n{capsule_lengths[index]:.2f}", color)]
+        overlay = overlay_support(image, support[index])
+        pairs.append(Pair(image, overlay, names[true[index]], texts_below))
     title = "orange: votes for the class below; blue: against it"
     return draw_pairs(pairs, title, max_columns=10)
 
 
-def overlaid(image: Picture, votes: NDArray[np.float64]) -> Picture:
-    """Draw a map of votes in orange and blue over an image in dark gray.
+def overlay_support(image: Picture, support: NDArray[np.float64]) -> Picture:
+    """Draw a map of support in orange and blue over an image in dark gray.
 
     Args:
         image: the image.
-        votes: `[height, width]`, above 0 for the class and below 0 against it.
+        support: `[height, width]`, above 0 for the class and below 0 against it.
     """
-    magnitude = np.abs(votes)[..., None]
+    magnitude = np.abs(support)[..., None]
     largest = magnitude.max()
     alpha = magnitude / largest if largest > 0 else np.zeros_like(magnitude)
-    color = np.where(votes[..., None] >= 0, to_rgb(ORANGE), to_rgb(BLUE)) * 255
+    color = np.where(support[..., None] >= 0, to_rgb(ORANGE), to_rgb(BLUE)) * 255
     gray = MAP_IMAGE_BRIGHTNESS * image.mean(axis=-1, keepdims=True)
     mixed = gray * (1 - MAP_OPACITY * alpha) + MAP_OPACITY * alpha * color
     return (mixed + 0.5).clip(0, 255).astype(np.uint8)
 
 
 def perturbations(reconstructions: ArrayLike, offsets: ArrayLike, *, title: str = "") -> Figure:
-    """Draw reconstructions of one image while one dimension of a pose after the other changes.
+    """Draw reconstructions of one image from its pose with one changed dimension.
 
     A row is a dimension of the pose (named from 1), a column an offset that is added to it. The
     column of offset 0 is framed.
 
     Args:
-        reconstructions: `[dims, steps, channels, height, width]` in [0, 1], at most 1024 images.
+        reconstructions: `[dims, steps, channels, height, width]` in [0, 1]; at most 1024 images,
+            `dims * steps`.
         offsets: `[steps]`, what is added to the dimension.
         title: title of the figure.
 
@@ -314,13 +330,13 @@ def perturbations(reconstructions: ArrayLike, offsets: ArrayLike, *, title: str 
     figure = tile_grid(tiles, [str(dim + 1) for dim in range(num_dims)], title, below=0.9)
 
     axes = figure.axes[0]
-    labels = [_signed(offset) for offset in steps]
+    tick_labels = [_signed(offset) for offset in steps]
     rotation = 90 if num_steps > 14 else 0
-    axes.set_xticks(np.arange(num_steps) + 0.5, labels, rotation=rotation)
+    axes.set_xticks(np.arange(num_steps) + 0.5, tick_labels, rotation=rotation)
     axes.set_xlabel("added to the dimension", fontsize=TEXT)
     axes.set_ylabel("pose dimension", fontsize=TEXT)
-    if "0" in labels:
-        axes.add_patch(_frame(labels.index("0"), 0, 1, num_dims, BLUE))
+    if "0" in tick_labels:
+        axes.add_patch(_frame(tick_labels.index("0"), 0, 1, num_dims, BLUE))
     return figure
 
 
@@ -330,6 +346,9 @@ def image_rows(rows: Mapping[str, ArrayLike], *, title: str = "") -> Figure:
     Args:
         rows: name -> `[n, channels, height, width]` in [0, 1]; all of one number and size.
         title: title of the figure.
+
+    Returns:
+        A matplotlib figure.
 
     Raises:
         ArgumentError: for no row, or rows that do not fit each other.
@@ -355,6 +374,9 @@ def draw_pairs(
         title: title of the figure.
         max_columns: largest number of pairs in a row.
         longest: length of the longer side of an image, in inches.
+
+    Returns:
+        A matplotlib figure.
     """
     num_columns = min(max_columns, len(pairs))
     num_rows = -(-len(pairs) // num_columns)  # rounded up
@@ -364,16 +386,17 @@ def draw_pairs(
     num_lines_above = 0
     num_lines_below = 0
     for pair in pairs:
-        num_lines_above = max(num_lines_above, pair.text_above.count("\n") + 1)
-        below = "".join(f"{text}\n" for text, _ in pair.lines_below)
-        num_lines_below = max(num_lines_below, below.count("\n"))
+        num_lines_above = max(num_lines_above, _count_lines(pair.text_above))
+        pair_lines_below = sum(_count_lines(text) for text, _ in pair.texts_below)
+        num_lines_below = max(num_lines_below, pair_lines_below)
     above_height = LINE_HEIGHT * num_lines_above + GAP
     below_height = LINE_HEIGHT * num_lines_below + GAP
     cell_height = above_height + 2 * height + GAP + below_height
     # Narrow images stand apart, so that their names do not touch.
     cell_width = max(width, MIN_CELL_WIDTH) + 2 * GAP
 
-    figure = new_figure(max(num_columns * cell_width, 5.2) + 0.2, num_rows * cell_height + 0.5)
+    figure_width = max(num_columns * cell_width, MIN_WIDTH) + MARGIN
+    figure = new_figure(figure_width, num_rows * cell_height + TITLE_HEIGHT)
     axes: Axes = figure.subplots()
     for index, pair in enumerate(pairs):
         row, column = divmod(index, num_columns)
@@ -411,11 +434,16 @@ def _draw_pair(
 
     color = RED if pair.is_wrong else "black"
     axes.text(x_center, y_top - TEXT_GAP, pair.text_above, va="bottom", color=color, **CENTERED)
-    for row, (text, text_color) in enumerate(pair.lines_below):
-        y = y_lower + height + TEXT_GAP + row * LINE_HEIGHT
-        axes.text(x_center, y, text, va="top", color=text_color, **CENTERED)
+    y_text = y_lower + height + TEXT_GAP
+    for text, text_color in pair.texts_below:
+        axes.text(x_center, y_text, text, va="top", color=text_color, **CENTERED)
+        y_text += LINE_HEIGHT * _count_lines(text)
     if pair.is_wrong:
         axes.add_patch(_frame(x_left, y_lower, width, height, RED))
+
+
+def _count_lines(text: str) -> int:
+    return text.count("\n") + 1
 
 
 def _frame(x_left: float, y_top: float, width: float, height: float, color: str) -> Rectangle:
