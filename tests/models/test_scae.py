@@ -148,7 +148,7 @@ def test_parts_are_a_mixture_of_votes():
         pose=affine_pose(randn(2, 4, 6)),
         vote=affine_pose(randn(2, 4, 3, 6)),
         spread=randn(2, 4, 3).exp(),
-        log_presence=-randn(2, 4, 3).exp(),
+        log_vote_presence=-randn(2, 4, 3).exp(),
         dynamic=randn(2, 4, 3, 6),
     )
     likelihood, posterior = pose_likelihood(pose, objects)
@@ -160,12 +160,12 @@ def test_parts_are_a_mixture_of_votes():
                 vote = objects.vote[b, k, m].numpy()
                 spread = float(objects.spread[b, k, m])
                 log_density = log_normal(pose[b, m].numpy(), vote, spread).sum()
-                log_weight = float(objects.log_presence[b, k, m])
+                log_weight = float(objects.log_vote_presence[b, k, m])
                 joint.append(math.exp(log_weight + log_density))
             joint.append(math.exp(2 * (-2 * math.log(10))))  # none of them
             assert float(likelihood[b, m]) == pytest.approx(math.log(sum(joint)))
             np.testing.assert_allclose(posterior[b, m], np.array(joint) / sum(joint))
-    np.testing.assert_allclose(objects.presence, objects.log_presence.exp().amax(dim=-1))
+    np.testing.assert_allclose(objects.presence, objects.log_vote_presence.exp().amax(dim=-1))
 
 
 def test_votes_are_products_of_poses():
@@ -195,7 +195,7 @@ def test_votes_are_products_of_poses():
                 vote = full_matrix(objects.vote[b, k, part])
                 np.testing.assert_allclose(vote, viewed @ relation, atol=1e-9)
                 in_object = sigmoid(rest[7 + part] + float(noise.votes[b, k, part]))
-                weight_of_vote = float(objects.log_presence[b, k, part].exp())
+                weight_of_vote = float(objects.log_vote_presence[b, k, part].exp())
                 assert weight_of_vote == pytest.approx(present * in_object)
                 spread = math.log1p(math.exp(rest[7 + m + part] + 0.5)) + 0.01
                 assert float(objects.spread[b, k, part]) == pytest.approx(spread)

@@ -82,7 +82,7 @@ def test_the_loss_is_that_of_the_paper():
         explained = task.model.explain(batch.images, None)
         parts = loss_terms(explained, 2)
     q = explained.posterior.numpy()[:, :3, :4].sum(axis=1) / 3
-    a = explained.objects.log_presence.exp().numpy().max(axis=2)
+    a = explained.objects.log_vote_presence.exp().numpy().max(axis=2)
     assert q.shape == a.shape == (5, 4)
     np.testing.assert_allclose(explained_share(explained), q)
 

@@ -16,14 +16,17 @@ The stages for images of 64x64 pixels (types of capsules x dimensions of each):
 
 A capsule is a vector, its pose; its length says how probable its entity is. A *map* has capsules of
 `types` types at each pixel, as channels `[batch, types * dim, rows, columns]`: `dim` numbers of the
-first type, then of the second. `squash(s) = |s|^2 / (1 + |s|^2) s / |s|` makes lengths below one.
+first type, then of the second. `squash(s) = |s|^2 / (1 + |s|^2) s / |s|` makes lengths below one;
+the output of a cell is a sum of two squashed maps, with lengths below two.
 In *routing* each capsule (child) votes for capsules above it (parents); its votes are weighed by
 couplings, which grow over iterations with the agreement of vote and parent.
 
-Differs from the paper and the code in: sizes follow the images; convolutions of stride 2 are padded
-on both sides alike; capsules and positions keep their axes before the routed skip, where the code
-mixes them; weights of the class capsules start from a normal distribution (see CapsuleLinear), not
-from Glorot's rule; the decoder ends in a sigmoid in place of a ReLU, so that images stay in [0, 1].
+Differs from the paper and the code in: the sizes of maps and of the decoder follow those of the
+images; convolutions of stride 2 are padded by one pixel on every side; capsules and positions keep
+their axes before the routed skip, where the code mixes them; weights of the class
+capsules start from a normal distribution (see CapsuleLinear), not from Glorot's rule; the decoder
+ends in a sigmoid in place of a ReLU, so that images stay in [0, 1]. The decoder's batch norm has
+momentum 0.2, as in the code (0.8 in the convention of Keras).
 """
 
 from functools import partial
@@ -41,11 +44,11 @@ from torchcaps.nn import CapsuleLinear, RoutedLayer
 from torchcaps.nn.map_routing import KernelVotes, MapRouting, global_competition, per_position
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
 
-NUM_CELLS = 4  # each halves the map
+NUM_CELLS = 4  # each halves the map; odd sides are rounded up
 MIN_IMG_SIZE = 16  # pixels along a side, of which the last cell leaves one
 DECODER_CHANNELS = (16, 64, 32, 16, 8)  # of the small map, and after each layer but the last
-MAX_START = 8  # largest side of the small map
-MAX_DOUBLINGS = len(DECODER_CHANNELS) - 2
+MAX_START = 8  # side of the small map up to which no more doublings are added
+MAX_DOUBLINGS = len(DECODER_CHANNELS) - 2  # above 64 pixels the small map exceeds MAX_START
 
 
 class ConvCapsules(nn.Conv2d):
@@ -109,13 +112,13 @@ class RoutedSkip(RoutedLayer):
 
 
 class CapsuleCell(nn.Module):
-    """A layer of capsules that halves the map, two more, and a skip that is added.
+    """A layer of capsules that halves the map, two more, and a skip from the first that is added.
 
     Args:
         in_channels: channels of the map below.
         types: number of capsules at a pixel.
         dim: dimensions of a capsule.
-        skip: a routed layer; by default a layer of capsules.
+        skip: the module on the skip, a routed layer; by default a layer of capsules.
     """
 
     def __init__(
@@ -142,6 +145,7 @@ class ClassIndependentDecoder(nn.Module):
     """Draws an image from the pose of one class capsule, without its class.
 
     A linear layer makes a small map, transposed convolutions double it up to the size of the image.
+    As in the authors' code there is no nonlinearity between them.
 
     Args:
         dim: dimensions of a class capsule.
@@ -156,7 +160,7 @@ class ClassIndependentDecoder(nn.Module):
         super().__init__()
         image_channels, *self.size = image_shape
         num_doublings = 0
-        while num_doublings < MAX_DOUBLINGS and max(self.size) > MAX_START << num_doublings:
+        while num_doublings < MAX_DOUBLINGS and max(self.size) > (MAX_START << num_doublings):
             num_doublings += 1
         # Height and width of the small map; sides are rounded up, and the image is cut to its size.
         start = [-(-side >> num_doublings) for side in self.size]

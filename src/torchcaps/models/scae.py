@@ -12,10 +12,13 @@ Part capsules (section 2.2 of the paper). An encoder gives each part m a pose x_
 and a feature vector z_m. A part has a learned small image, its template T_m, and a learned map of
 logits A_m (the paper's alpha channel), which says where the template covers other parts:
 
-    (1)  c_m = MLP(z_m)                                    color, a factor of the template
+    (1)  c_m = sigmoid(MLP(z_m))                           color, a factor of the template
     (2)  T'_m, A'_m = T_m, A_m placed on the image by x_m
     (3)  p(m) = softmax over m of (A'_m + log d_m)         at each pixel
     (4)  log p(image) = sum over pixels, channels of log sum_m p(m) N(y; c_m T'_m, pixel_scale)
+
+In (3) and (4) the background is one more layer beside the parts: a learned gray value in place of
+c_m T'_m, and a learned logit in place of A'_m + log d_m, both the same at each pixel.
 
 Object capsules (section 2.3). A set transformer looks at all parts. It gives each object k a pose
 OV_k ("object-viewer"), and for each part m the pose of this part within the object, OP_km
@@ -30,12 +33,17 @@ OV_k ("object-viewer"), and for each part m the pose of this part within the obj
 
 N(y; mean, standard deviation) is the normal density; y is one channel of a pixel. The 10^-4 is for
 parts that no object explains. As in the authors' code the weights of (7) do not sum to 1. A pose is
-an affine map, six numbers: the upper two rows of a 3x3 matrix, row by row. `affine_pose` makes it
-of six raw numbers, which are unbounded. `full_precision` turns half precision into float32.
+an affine map, six numbers: the upper two rows of a 3x3 matrix, row by row. It acts on coordinates
+in which a template and an image each reach from -1 to 1. The density of a pose is the product
+of the densities of its six numbers, all with the same s_km. `affine_pose` makes a pose of six raw
+numbers, which are unbounded. `full_precision` turns half precision into float32.
 
-Differs from the authors' code in: attention adds the log of a part's presence to its logits, in
-place of a mask that soft presences make all or nothing; no noise without training; likelihoods in
-float32; templates start around 1/2 and learn ten times as fast.
+In (8) the parts are targets: x_m and d_m get no gradient. Objects see poses, presences and
+templates without gradient as well; (8) teaches the encoder through the features z_m alone.
+
+Differs from the authors' code in: attention adds log d_m to its logits (`attend` computes it from
+the logit of d_m), in place of a mask that soft presences make all or nothing; noise in training
+alone; likelihoods in float32; templates start around 1/2, and a gain makes them learn faster.
 
 Letters in comments: b batch, m parts, k objects, c channels, h height, w width.
 """
@@ -63,7 +71,7 @@ from torchcaps.types import Capsules, ModelSpec
 POSE_DIM = 6
 FEATURE_DIM = 16
 TEMPLATE_SIDE = 11  # pixels
-TEMPLATE_GAIN = 10.0  # factor of the templates' parameters: they learn as fast as other weights
+TEMPLATE_GAIN = 10.0  # factor of the templates' parameters, so that a step moves a template more
 TEMPLATE_RANGE = 0.2  # these parameters start in [-0.2, 0.2], pixels in sigmoid of [-2, 2]
 COLOR_UNITS = 32  # hidden units of the MLP (1)
 KERNEL = 3  # side of the encoder's convolutions
@@ -76,7 +84,7 @@ MIN_SPREAD = 0.01  # added after it
 LOG_NO_OBJECT = -4 * math.log(10)  # log of the 10^-4 of (7)
 NOISE_RANGE = 4.0  # width of the uniform noise on logits of presence in training
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-# Weights of the terms of the loss, as with MNIST. `tasks.unsupervised.loss_terms` defines them, and
+# Weights of the terms of the loss, for MNIST. `tasks.unsupervised.loss_terms` defines them, and
 # `tasks.unsupervised.contrastive_loss` the term `views`, which the paper does not have.
 WEIGHTS = {
     "pixels": 1.0,  # minus (4)
@@ -125,7 +133,7 @@ class Objects(NamedTuple):
         pose: OV_k, `[batch, objects, 6]`.
         vote: vote_km of (5), `[batch, objects, parts, 6]`.
         spread: s_km, standard deviation of a vote, `[batch, objects, parts]`.
-        log_presence: log a_km of (6), `[batch, objects, parts]`.
+        log_vote_presence: log a_km of (6), `[batch, objects, parts]`.
         dynamic: what this image adds to the learned numbers that OP_km is made from,
             `[batch, objects, parts, 6]`; zero for a rigid object.
     """
@@ -133,13 +141,13 @@ class Objects(NamedTuple):
     pose: Tensor
     vote: Tensor
     spread: Tensor
-    log_presence: Tensor
+    log_vote_presence: Tensor
     dynamic: Tensor
 
     @property
     def presence(self) -> Tensor:
         """a_k of (9), in [0, 1], `[batch, objects]`."""
-        return self.log_presence.amax(dim=-1).exp()
+        return self.log_vote_presence.amax(dim=-1).exp()
 
 
 class Explanation(NamedTuple):
@@ -149,8 +157,9 @@ class Explanation(NamedTuple):
         parts: part capsules.
         objects: object capsules.
         drawings: c_m T'_m of (4), what each part draws at each pixel, in [0, 1],
-            `[batch, parts + 1, channels, height, width]`; the last one is the background.
-        mixing_logits: A'_m + log d_m of (3), `[batch, parts + 1, 1, height, width]`.
+            `[batch, parts + 1, channels, height, width]`; the last one is the gray background.
+        mixing_logits: A'_m + log d_m of (3), before the softmax, and the background's logit,
+            `[batch, parts + 1, 1, height, width]`.
         pixel_log_likelihood: (4), `[batch]`.
         pose_log_likelihood: (8), `[batch]`.
         posterior: r_km of (10), `[batch, parts, objects + 1]`; the last one is "no object".
@@ -246,7 +255,7 @@ class PartCapsules(nn.Module):
         return Parts(affine_pose(raw_pose), presence_logit, feature)
 
     def draw(self, parts: Parts) -> tuple[Tensor, Tensor]:
-        """Draw each part, and the background, on a canvas of its own: (1) to (3).
+        """Draw each part, and the background, on a canvas of its own: (1), (2), logits of (3).
 
         Returns:
             The fields `drawings` and `mixing_logits` of `Explanation`.
@@ -313,6 +322,10 @@ class ObjectCapsules(nn.Module):
         set_units: width of the blocks of the set transformer.
 
     Attributes:
+        embed: linear, from the description of a part to `set_units` numbers.
+        blocks: the blocks of self-attention.
+        widen: linear, from `set_units` to `units` numbers of each part.
+        key, value: linear, of the attention of the seeds.
         seeds: `[objects, units]`.
         weight: of each layer of the small networks, `[objects, inputs, outputs]`.
         bias: of each hidden layer, `[objects, outputs]`.
@@ -383,9 +396,9 @@ class ObjectCapsules(nn.Module):
             object_viewer = affine_pose(raw_pose)  # OV_k
             object_part = affine_pose(dynamic + full_precision(self.static))  # OP_km
             vote = composed(object_viewer.unsqueeze(2), object_part)  # (5)
-            log_presence = F.logsigmoid(object_logit) + F.logsigmoid(part_logit)  # (6)
+            log_vote_presence = F.logsigmoid(object_logit) + F.logsigmoid(part_logit)  # (6)
             spread = F.softplus(raw_spread + SPREAD_SHIFT) + MIN_SPREAD  # s_km
-        return Objects(object_viewer, vote, spread, log_presence, dynamic)
+        return Objects(object_viewer, vote, spread, log_vote_presence, dynamic)
 
     def _capsule_outputs(self, x: Tensor) -> Tensor:
         """The small network of each object, with ReLU after its first and third layer."""
@@ -412,7 +425,7 @@ def pose_likelihood(pose: Tensor, objects: Objects) -> tuple[Tensor, Tensor]:
     spread = objects.spread.unsqueeze(-1)
     error = (pose.unsqueeze(1) - objects.vote) / spread  # [b, k, m, 6]
     log_density = (-0.5 * error.square() - spread.log() - HALF_LOG_2PI).sum(dim=-1)  # [b, k, m]
-    log_joint = (objects.log_presence + log_density).mT
+    log_joint = (objects.log_vote_presence + log_density).mT
     log_joint = F.pad(log_joint, (0, 1), value=LOG_NO_OBJECT)  # [b, m, k + 1]
     return log_joint.logsumexp(dim=-1), log_joint.softmax(dim=-1)
 
@@ -438,25 +451,28 @@ class SCAE(ImageModel):
     Args:
         in_chans: channels of the images.
         img_size: height and width of the images, or one number for both.
-        parts: part capsules; 40 in the paper's experiment with MNIST.
-        objects: object capsules; 32 there.
+        parts: number of part capsules; 40 in the paper for MNIST, as are the numbers below.
+        objects: number of object capsules; 32 in the paper.
         clusters: number of clusters that images are divided into after the training, by their
             objects; as many as there are classes.
-        units: width of the learned seeds that collect what parts say; 256 there.
-        set_units: width of the set transformer that looks at parts; 16 there.
+        units: width of the learned seeds that collect what parts say; 256 in the paper.
+        set_units: width of the set transformer that looks at parts; 16 in the paper.
         weights: of terms of the loss, those that differ from `WEIGHTS`. With `views` above 0 parts
             and objects learn one after the other; see `tasks.unsupervised.Unsupervised`.
-        part_options: of `PartCapsules`: `channels`, 128 there; `strides`; and `pixel_scale`, 1
-            there, with which a training takes many times longer.
+        part_options: of `PartCapsules`: `channels`, 128 in the paper; `strides`; `pixel_scale`, 1
+            in the paper, with which a training takes many times longer.
 
     Raises:
-        ValueError: for weights that are none, see `check_weights`; see also `ImageModel`.
+        ValueError: for weights that are not numbers of at least 0 under names of `WEIGHTS`, for
+            strides, `channels` or other sizes below 1, for images that are too small, and for a
+            `pixel_scale` below 0.001.
 
     Attributes:
-        spec: what the library may ask of this model, and for which task it is.
+        spec: what the library may ask of this model (poses, presences as probabilities, images
+            from `smallest` pixels a side), and its task and loss.
         centers: `[2, clusters, objects]`, of clusters of images by posteriors and by presences;
             zeros until `tasks.unsupervised` has found them.
-        names: the class that each of these clusters stands for, `[2, clusters]`.
+        names: number of the class that each of these clusters stands for, `[2, clusters]`.
     """
 
     def __init__(
@@ -564,15 +580,15 @@ class SCAE(ImageModel):
             images: `[batch, channels, height, width]` in [0, 1].
 
         Returns:
-            Pose `[batch, objects, 6]`, and the presence as activation, `[batch, objects]` in [0,
-            1].
+            Pose `[batch, objects, 6]`; as activation the presence a_k in [0, 1],
+            `[batch, objects]`.
         """
         images = self._prepare(images)
         objects = self._encode_objects(self.part_capsules(images))
         return Capsules(objects.pose, objects.presence)
 
     def templates(self) -> Tensor:
-        """T_m, the learned templates, in (0, 1), `[parts, channels, 11, 11]`."""
+        """T_m, the learned templates, without gradient, in (0, 1), `[parts, channels, 11, 11]`."""
         return self.part_capsules.templates().detach()
 
     def opacities(self) -> Tensor:
@@ -602,7 +618,7 @@ class SCAE(ImageModel):
     def _encode_objects(self, parts: Parts, noise: Noise | None = None) -> Objects:
         """Objects of parts; the gradient flows back through the features of the parts alone."""
         presence_logit = parts.presence_logit.detach()
-        absence = (-presence_logit).sigmoid().unsqueeze(-1)  # 1 - d_m
+        absence = (-presence_logit).sigmoid().unsqueeze(-1)  # 1 - d_m, as in the authors' code
         templates = self.templates().flatten(1).expand(len(absence), -1, -1)
         descriptions = torch.cat([parts.pose.detach(), absence, parts.feature, templates], dim=-1)
         return self.object_capsules(descriptions, presence_logit, noise)

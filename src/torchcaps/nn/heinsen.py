@@ -6,11 +6,12 @@ Franz A. Heinsen, "An Algorithm for Routing Vectors in Sequences", 2022, arXiv 2
 
 What comes in: the pose and activation of each child i, and its votes V_ij for the pose of each
 parent j. What goes out: poses and activations of the parents, and couplings R_ij, the share of
-child i that parent j uses. Both routings weigh a net benefit `beta_use` of what a parent uses of
-each child against a net cost `beta_ignore` of what it ignores.
+child i that parent j uses. Both routings weigh a benefit `beta_use` of what a parent uses of each
+child against a cost `beta_ignore` of what it ignores.
 
 Shapes: `...` is the batch and the positions of the parents on a map; n children i with poses of d
-numbers, m parents j with poses (and votes) of h numbers.
+numbers, m parents j with poses (and votes) of h numbers. On a map, n counts types of children: the
+children of one type at several positions share its parameters, and i runs over all of them.
 
 A layer that is built for n = 1 takes any number of children: they share its parameters, which have
 one row instead of n.
@@ -42,17 +43,18 @@ class Heinsen2022(Router):
     Source: arXiv 2211.11754, algorithm 1. The numbers in brackets are those of the comments in
     `route`; * multiplies element by element:
 
-        f_i = sigmoid(<x_i / sqrt(n), W_A_i> + B_A_i), the share of child i that is activated  (1)
+        f_i = sigmoid(<x_i / sqrt(N), W_A_i> + B_A_i) a_i, how far child i is activated        (1)
         R_ij = 1 / m
         repeat `iterations` times:
             phi_ij = beta_use_ij f_i R_ij - beta_ignore_ij (f_i - f_i R_ij), the credit        (2)
-            y_j = normalize(sum_i phi_ij V_ij)                                                 (3)
+            y_j = normalize(sum_i phi_ij V_ij + bias_j)                                        (3)
             p_j = (y_j W_G1) * W_G2_j + B_G2_j, the prediction of parent j for its children    (4)
             S_ij = <x_i, p_j> W_S_ij + B_S_ij, its agreement with child i                      (5)
             R_i = softmax over parents of log sigmoid(S_ij)                                    (6)
 
-    Equations 4 to 6 are left out of the last iteration. x_i is the pose of child i, y_j that of
-    parent j. `normalize` gives each y_j mean 0 and variance 1.
+    The last iteration ends with equation 3. N is the number of all children i, `votes.count`; x_i
+    is the pose of child i, a_i its activation, y_j the pose of parent j. bias_j is the bias of the layer, `votes.bias` `[m, h]`, if it has one.
+    `normalize` gives each y_j mean 0 and variance 1; for h = 1 it does nothing.
 
     With `FactorizedVotes` no vote is ever stored. The activation of a child is 1, or 0 for padding;
     that of a parent is 1.
@@ -78,7 +80,7 @@ class Heinsen2022(Router):
         self.iterations = check_iterations(iterations)
 
     def build_parameters(self, sizes: LayerSizes) -> None:
-        """Draw the parameters, with the author's standard deviations.
+        """Draw the parameters, with the author's standard deviations; the layer calls this.
 
         Args:
             sizes: numbers of children n and parents m, and the dimensions of their poses, d and h.
@@ -139,7 +141,7 @@ class Heinsen2022(Router):
 
 
 def _beta(votes: Votes, x: Tensor, beta: nn.Linear | nn.Parameter) -> Tensor:
-    """The benefit of using or ignoring each child for each parent, `[..., i, j]`."""
+    """`beta_use` or `beta_ignore` of each child and parent, `[..., i, j]`, from its parameter."""
     if isinstance(beta, nn.Linear):
         return F.linear(x, full_precision(beta.weight), full_precision(beta.bias))
     return _per_child(votes, beta)
@@ -234,16 +236,16 @@ class Heinsen2019(Router):
             D = f * R
             a = (beta_use * D - beta_ignore * (f - D)).sum(dim=-2)
 
-            # Equation 3; the weights of a parent sum to (almost) one over its children.
+            # Equation 3; the weights of a parent sum to one, but for EPSILON, over its children.
             weights = D / (D.sum(dim=-2, keepdim=True) + EPSILON)
             mu = torch.einsum("...ij,...ijh->...jh", weights, V)
             squares = (V - mu.unsqueeze(-3)).square()
             var = torch.einsum("...ij,...ijh->...jh", weights, squares) + EPSILON
 
             # Logits of equation 4, up to a constant: log N sums over the h dimensions.
-            log_std = 0.5 * var.log().sum(dim=-1).unsqueeze(-2)
+            half_log_det = 0.5 * var.log().sum(dim=-1).unsqueeze(-2)
             distance = (squares / (2 * var.unsqueeze(-3))).sum(dim=-1)
-            log_density = -distance - log_std
+            log_density = -distance - half_log_det
             logits = F.logsigmoid(a).unsqueeze(-2) + log_density
         return mu, a, R
 
@@ -254,8 +256,9 @@ class RoutingHead(nn.Module):
     Args:
         dim: of the feature vectors, and of the capsules between them and the classes.
         classes: at least 1. The pose of a class is its logit, one number.
-        hidden: number of capsules of each layer before the classes.
-        length: of the sequences; None for any, whose vectors then share the parameters of one.
+        hidden: number of capsules of each layer between the features and the classes.
+        length: number of vectors in a sequence; None takes sequences of any length, whose vectors
+            share one child's parameters.
         iterations: of the routing.
 
     Shapes:
@@ -263,7 +266,7 @@ class RoutingHead(nn.Module):
         True for vectors that are present; output logits `[batch, classes]`.
 
     Raises:
-        ArgumentError: sizes below 1, or features of another shape.
+        ArgumentError: sizes below 1, iterations outside 1 to 100, or features of another shape.
 
     Example:
         >>> RoutingHead(768, 10)(torch.randn(2, 197, 768)).shape
@@ -285,7 +288,7 @@ class RoutingHead(nn.Module):
         self.length = length
         self.norm = nn.LayerNorm(dim)
 
-        # Children, their dimensions, parents and their dimensions, of each layer.
+        # Each layer's children are the parents of the layer before.
         counts = (length or 1, *hidden)
         sizes = [LayerSizes(n, dim, m, dim) for n, m in pairwise(counts)]
         sizes.append(LayerSizes(counts[-1], dim, classes, 1))
