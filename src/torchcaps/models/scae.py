@@ -610,9 +610,9 @@ class SCAE(ImageModel):
         """
         objects = self._encode_objects(parts, noise)
         with without_autocast(parts.pose):
-            log_density, posterior = pose_likelihood(parts.pose.detach(), objects)  # (7), (10)
+            part_log_density, posterior = pose_likelihood(parts.pose.detach(), objects)  # (7), (10)
             presence = parts.presence_logit.detach().sigmoid()
-            log_likelihood = (presence * log_density).sum(dim=1)  # (8)
+            log_likelihood = (presence * part_log_density).sum(dim=1)  # (8)
         return objects, log_likelihood, posterior
 
     def _encode_objects(self, parts: Parts, noise: Noise | None = None) -> Objects:

@@ -47,14 +47,15 @@ class Heinsen2022(Router):
         R_ij = 1 / m
         repeat `iterations` times:
             phi_ij = beta_use_ij f_i R_ij - beta_ignore_ij (f_i - f_i R_ij), the credit        (2)
-            y_j = normalize(sum_i phi_ij V_ij + bias_j)                                        (3)
+            y_j = normalize(bias_j + sum_i phi_ij V_ij)                                        (3)
             p_j = (y_j W_G1) * W_G2_j + B_G2_j, the prediction of parent j for its children    (4)
             S_ij = <x_i, p_j> W_S_ij + B_S_ij, its agreement with child i                      (5)
             R_i = softmax over parents of log sigmoid(S_ij)                                    (6)
 
     The last iteration ends with equation 3. N is the number of all children i, `votes.count`; x_i
-    is the pose of child i, a_i its activation, y_j the pose of parent j. bias_j is the bias of the layer, `votes.bias` `[m, h]`, if it has one.
-    `normalize` gives each y_j mean 0 and variance 1; for h = 1 it does nothing.
+    is the pose of child i, a_i its activation, y_j the pose of parent j. bias_j is the bias of the
+    layer, `votes.bias` `[m, h]`, if it has one. `normalize` gives each y_j mean 0 and variance 1;
+    for h = 1 it does nothing.
 
     With `FactorizedVotes` no vote is ever stored. The activation of a child is 1, or 0 for padding;
     that of a parent is 1.
