@@ -18,14 +18,15 @@ A capsule is a vector, its pose; its length says how probable its entity is. A *
 `types` types at each pixel, as channels `[batch, types * dim, rows, columns]`: `dim` numbers of the
 first type, then of the second. `squash(s) = |s|^2 / (1 + |s|^2) s / |s|` makes lengths below one;
 the output of a cell is a sum of two squashed maps, with lengths below two. In *routing* each
-capsule (child) votes for capsules above it (parents); its votes are weighed by couplings, which grow over iterations with the agreement of vote and parent.
+capsule (child) votes for capsules above it (parents); its votes are weighed by couplings, which
+grow over iterations with the agreement of vote and parent.
 
 Differs from the paper and the code in: the sizes of maps and of the decoder follow those of the
 images; convolutions of stride 2 are padded by one pixel on every side; capsules and positions keep
-their axes before the routed skip, where the code mixes them; weights of the class capsules start from a
-normal distribution (see CapsuleLinear), not from Glorot's rule; the decoder ends in a sigmoid in
-place of a ReLU, so that images stay in [0, 1]. The decoder's batch norm has momentum 0.2, as in the
-code (0.8 in the convention of Keras).
+their axes before the routed skip, where the code mixes them; weights of the class capsules start
+from a normal distribution (see CapsuleLinear), not from Glorot's rule; the decoder ends in a
+sigmoid in place of a ReLU, so that images stay in [0, 1]. The decoder's batch norm has momentum
+0.2, as in the code (0.8 in the convention of Keras).
 """
 
 from functools import partial
