@@ -25,8 +25,7 @@ Differs from the paper and the code in: the sizes of maps and of the decoder fol
 images; convolutions of stride 2 are padded by one pixel on every side; capsules and positions keep
 their axes before the routed skip, where the code mixes them; weights of the class capsules start
 from a normal distribution (see CapsuleLinear), not from Glorot's rule; the decoder ends in a
-sigmoid in place of a ReLU, so that images stay in [0, 1]. The decoder's batch norm has momentum
-0.2, as in the code (0.8 in the convention of Keras).
+sigmoid in place of a ReLU, so that images stay in [0, 1].
 """
 
 from functools import partial
@@ -169,7 +168,7 @@ class ClassIndependentDecoder(nn.Module):
         self.norm = nn.Sequential(
             nn.ReLU(),
             nn.Unflatten(1, (in_channels, *start)),
-            nn.BatchNorm2d(in_channels, momentum=0.2),
+            nn.BatchNorm2d(in_channels, momentum=0.2),  # 0.8 in the code, by Keras's convention
         )
         # Layers that double the map stand between two that keep its size.
         strides = [1] + num_doublings * [2] + [1]
