@@ -128,7 +128,8 @@ def test_two_processes_train_a_system_as_one_does(name, by_two, tmp_path):
     # Names of clusters depend on ten images.
     weights.pop("names", None)
     expected.pop("names", None)
-    tolerance = 1e-2 if has_dropout(tc.load(folder / name)) else 1e-4
+    # Three steps of EM routing enlarge a change of the gradient by 1e-6 to 1e-4 of a weight.
+    tolerance = 1e-2 if has_dropout(tc.load(folder / name)) else 1e-3
     torch.testing.assert_close(weights, expected, atol=tolerance, rtol=1e-3)
 
 
