@@ -264,15 +264,7 @@ class Votes(ABC):
         like = self._zeros() if logits is None else logits
         if self.context.fixed is not None:
             logits = self.context.fixed.make_logits(like)
-        if over == "children":
-            logits = torch.zeros_like(like) if logits is None else logits
-            coupling = logits.softmax(dim=-2)
-        elif logits is None and not leaky:
-            coupling = self.field.initial_coupling(like)
-        else:
-            logits = torch.zeros_like(like) if logits is None else logits
-            coupling = self.field.softmax(logits, leaky)
-
+        coupling = couplings_of(logits, like, self.field, leaky=leaky, over=over)
         mask = self.mask
         if mask is not None:
             coupling = coupling * mask.to(coupling).unsqueeze(-1)
@@ -312,6 +304,30 @@ class Votes(ABC):
     @abstractmethod
     def _compute(self) -> Tensor:
         """Votes `[batch, *positions, i, j, d]`."""
+
+
+def couplings_of(
+    logits: Float[Tensor, "batch *positions i j"] | None,
+    like: Float[Tensor, "batch *positions i j"],
+    field: Field,
+    *,
+    leaky: bool,
+    over: Over,
+) -> Float[Tensor, "batch *positions i j"]:
+    """A softmax of logits over the parents that compete for a child, or over children.
+
+    Args:
+        logits: `[batch, *positions, i, j]`; None for equal ones.
+        like: a tensor of their shape.
+        field: says which parents compete.
+        leaky: let one more parent of logit 0 compete; not used over children.
+        over: "parents", or "children": those of one parent at one position.
+    """
+    if logits is None and over == "parents" and not leaky:
+        return field.initial_coupling(like)
+    if logits is None:
+        logits = torch.zeros_like(like)
+    return field.softmax(logits, leaky) if over == "parents" else logits.softmax(dim=-2)
 
 
 class DenseVotes(Votes):

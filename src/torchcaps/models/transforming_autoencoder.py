@@ -65,8 +65,7 @@ class TransformingAutoencoder(ImageModel):
         pose: "translation": (x, y) in pixels, to which a shift is added; "affine": a 3x3 matrix A,
             flat and row-major, which a transformation T turns into T A.
         constrained: of affine poses six numbers are recognized, and the last row is (0, 0, 1).
-        bounded: the image is the sigmoid of the sum, in (0, 1); else it is around [0, 1], and
-            nothing bounds it.
+        bounded: the image is the sigmoid of the sum, in (0, 1); else the sum, without bounds.
 
     Raises:
         ValueError: for constrained translations; see also `ImageModel`.
@@ -148,10 +147,7 @@ class TransformingAutoencoder(ImageModel):
         nn.init.normal_(self.weight["generate"], std=SLOPE / pixel)
         self.bias["place"].copy_(start[: self.bias["place"].shape[1]])
 
-        weight = self.weight["generate"]  # [k, d, g]
-        centers = torch.empty_like(weight).uniform_(-REACH * pixel, REACH * pixel)
-        centers += start.to(weight).unsqueeze(-1)
-        self.bias["generate"].copy_(-(weight * centers).sum(dim=1))
+        self.bias["generate"].copy_(centered_bias(self.weight["generate"], start, REACH * pixel))
 
     def notebook_stages(self) -> list[Stage]:
         units = "sigmoid units"
@@ -182,16 +178,12 @@ class TransformingAutoencoder(ImageModel):
         h = h.sigmoid()
         with without_autocast(x):  # half precision would round away small differences of places
             h = h.to(self.weight["place"].dtype)
-            pose = self._map("place", h)
-            presence = self._map("gate", h).sigmoid()
+            pose = affine_maps(h, self.weight["place"], self.bias["place"])
+            presence = affine_maps(h, self.weight["gate"], self.bias["gate"]).sigmoid()
         if self.constrained:
             last_row = pose.new_tensor([0.0, 0.0, 1.0]).expand(*pose.shape[:2], 3)
             pose = torch.cat([pose, last_row], dim=-1)
         return Capsules(pose, presence.squeeze(-1))
-
-    def _map(self, name: str, x: Float[Tensor, "batch capsules inputs"]) -> Tensor:
-        """Each capsule's own affine map of its numbers."""
-        return torch.einsum("bki,kio->bko", x, self.weight[name]) + self.bias[name]
 
     def move(self, capsules: Capsules, transformation: Tensor) -> Capsules:
         """Transform the poses of capsules: `pose + shift`, or `T A`.
@@ -204,16 +196,8 @@ class TransformingAutoencoder(ImageModel):
             Capsules of the same presence with the moved poses.
         """
         pose, presence = capsules
-        axes = {"batch": len(pose), "shift": 2}
-        if self.pose == "affine":
-            axes = {"batch": len(pose), "rows": 3, "columns": 3}
-        check_shape("transformation", transformation, list(axes), **axes)
-        transformation = transformation.unsqueeze(1)
-        if self.pose == "translation":
-            return Capsules(pose + transformation, presence)
-        with without_autocast(pose):
-            matrices = transformation @ pose.unflatten(-1, (3, 3))
-        return Capsules(matrices.flatten(-2), presence)
+        move_poses = shift_poses if self.pose == "translation" else transform_poses
+        return Capsules(move_poses(pose, transformation), presence)
 
     def reconstruct(
         self, capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None
@@ -233,7 +217,7 @@ class TransformingAutoencoder(ImageModel):
         if labels is not None:
             presence = presence * F.one_hot(labels, self.num_capsules)
         with without_autocast(pose):
-            g = self._map("generate", pose).sigmoid()
+            g = affine_maps(pose, self.weight["generate"], self.bias["generate"]).sigmoid()
             base = presence @ self.bias["draw"]
         contributions = presence.unsqueeze(-1) * g
         images = torch.einsum("bkg,kgp->bp", contributions, self.weight["draw"]) + base
@@ -261,6 +245,52 @@ class TransformingAutoencoder(ImageModel):
         """What each generation unit adds to the drawing, a mean over the channels: any numbers."""
         weight = self.weight["draw"].detach()
         return weight.unflatten(-1, self.image_shape).mean(dim=2)
+
+
+def affine_maps(
+    x: Float[Tensor, "batch capsules inputs"],
+    weight: Float[Tensor, "capsules inputs outputs"],
+    bias: Float[Tensor, "capsules outputs"],
+) -> Float[Tensor, "batch capsules outputs"]:
+    """Each capsule's own affine map of its numbers."""
+    return torch.einsum("bki,kio->bko", x, weight) + bias
+
+
+def centered_bias(
+    weight: Float[Tensor, "capsules dim units"], start: Float[Tensor, " dim"], reach: float
+) -> Float[Tensor, "capsules units"]:
+    """Biases for which generation units are 1/2 at poses around a start.
+
+    Args:
+        weight: of the generation units, `[capsules, dim, units]`.
+        start: the pose `[dim]` that these poses lie around.
+        reach: largest distance from it along each dimension, drawn uniformly.
+
+    Returns:
+        `[capsules, units]`.
+    """
+    centers = torch.empty_like(weight).uniform_(-reach, reach)
+    centers += start.to(weight).unsqueeze(-1)
+    return -(weight * centers).sum(dim=1)
+
+
+def shift_poses(
+    pose: Float[Tensor, "batch capsules 2"], shift: Float[Tensor, "batch 2"]
+) -> Float[Tensor, "batch capsules 2"]:
+    """`pose + shift`."""
+    check_shape("transformation", shift, ("batch", "shift"), batch=len(pose), shift=2)
+    return pose + shift.unsqueeze(1)
+
+
+def transform_poses(
+    pose: Float[Tensor, "batch capsules 9"], matrix: Float[Tensor, "batch 3 3"]
+) -> Float[Tensor, "batch capsules 9"]:
+    """`T A` for a transformation T of each image and poses A, flat and row-major."""
+    axes = {"batch": len(pose), "rows": 3, "columns": 3}
+    check_shape("transformation", matrix, list(axes), **axes)
+    with without_autocast(pose):
+        matrices = matrix.unsqueeze(1) @ pose.unflatten(-1, (3, 3))
+    return matrices.flatten(-2)
 
 
 # The auto-encoder of 2011 with 60 recognition units for the paper's 10, which are few to tell a

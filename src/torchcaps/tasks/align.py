@@ -107,9 +107,8 @@ class Align(Task):
     """
 
     # Answers to the questions of the base class `Task`:
-    score = (
-        "steadiness"  # the metric by which the epoch is chosen: a drawing may be good in any pose
-    )
+    # The metric by which the epoch is chosen. A drawing may be good in any pose.
+    score = "steadiness"
     losses: ClassVar[Registry[Mapping[str, float]]] = LOSSES
     labeled = False
     augments = False  # there are no augmentations but the motions

@@ -27,6 +27,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from torchcaps.data import ImageBatch, ImageSet, MaskedSet
@@ -172,7 +173,7 @@ class Segment(Task):
         loss: name of the loss in `LOSSES`.
         reconstruction_weight: the setting `reconstruction`, whose unit is explained at
             `MNIST_PIXELS`; 0 for a model without a decoder.
-        class_weights: w, `[classes - 1, 1, 1]`, counted in the images of the task.
+        class_weights: w, `[classes - 1, 1, 1]`, by `weigh_classes`; 1 for a task without images.
         missing_classes: names of the classes that no mask of these images shows.
         num_foreground: number of foreground classes; None for a task without images.
         eval_batch_size: images of a batch that is not trained with.
@@ -201,12 +202,7 @@ class Segment(Task):
             image_pixels = images.masks[0].numel()
             # At most as many images as in other tasks (BATCH), fewer if they are large.
             self.eval_batch_size = max(1, min(BATCH, MAX_EVAL_PIXELS // image_pixels))
-            # Pixels of each foreground class in all masks.
-            class_sizes = images.masks.flatten().bincount(minlength=images.num_classes)[1:].double()
-            weights = (images.masks.numel() - class_sizes) / class_sizes.clamp(min=1)
-            self.class_weights = torch.where(class_sizes > 0, weights, 1.0).float().view(-1, 1, 1)
-            missing = (class_sizes == 0).nonzero().flatten().tolist()
-            self.missing_classes = [images.classes[1 + k] for k in missing]
+            self.class_weights, self.missing_classes = weigh_classes(images)
 
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
@@ -347,30 +343,47 @@ class Segment(Task):
         """A plot of test images with true and predicted masks, and a table of metrics by class."""
         from torchcaps.viz import tiles
 
-        # Images at equal distances in the set, one at a time: they may be large.
-        examples = images.subset(evenly(torch.arange(len(images)), NUM_EXAMPLES))
-        device = device_of(self.model)
-        with evaluating(self):  # evaluation mode, no gradients
-            probabilities = [
-                self.predict_pixels(image.to(device)) for image in examples.float_images().split(1)
-            ]
-        predicted = masks_from_probabilities(torch.cat(probabilities)).cpu()
-        examples = examples.to("cpu")
+        examples, predicted = predict_examples(self, images)
         heads, rows = evaluation.table()
-        return [
-            ReportItem(
-                "masks",
-                "Masks",
-                "Above: test images. Middle: with their true masks. Below: with the masks that "
-                "the model finds.",
-                tiles.masks(
-                    examples.float_images(), examples.masks, predicted, classes=images.classes
-                ),
-                "Test images, and the same with true and with predicted masks as colors over them.",
-                heads,
-                tuple(rows),
-            )
-        ]
+        figure = tiles.masks(
+            examples.float_images(), examples.masks, predicted, classes=images.classes
+        )
+        item = ReportItem(
+            key="masks",
+            title="Masks",
+            about="Above: test images. Middle: with their true masks. Below: with the masks that "
+            "the model finds.",
+            figure=figure,
+            alt="Test images, and the same with true and predicted masks as colors over them.",
+            heads=heads,
+            rows=tuple(rows),
+        )
+        return [item]
+
+
+def weigh_classes(images: MaskedSet) -> tuple[Float[Tensor, "foreground 1 1"], list[str]]:
+    """The weights w of the foreground classes, and the names of the classes that no mask shows.
+
+    The weight of a class is the number of other pixels for each of its pixels, and 1 for a class
+    that no mask shows.
+    """
+    class_sizes = images.masks.flatten().bincount(minlength=images.num_classes)[1:].double()
+    weights = (images.masks.numel() - class_sizes) / class_sizes.clamp(min=1)
+    weights = torch.where(class_sizes > 0, weights, 1.0).float().view(-1, 1, 1)
+    missing = (class_sizes == 0).nonzero().flatten().tolist()
+    return weights, [images.classes[1 + k] for k in missing]
+
+
+def predict_examples(task: Segment, images: Any) -> tuple[Any, Masks]:
+    """Images at equal distances in a set, and their predicted masks, on the CPU."""
+    examples = images.subset(evenly(torch.arange(len(images)), NUM_EXAMPLES))
+    device = device_of(task.model)
+    probabilities = []
+    with evaluating(task):  # evaluation mode, no gradients
+        for image in examples.float_images().split(1):  # one at a time: they may be large
+            probabilities.append(task.predict_pixels(image.to(device)))
+    predicted = masks_from_probabilities(torch.cat(probabilities)).cpu()
+    return examples.to("cpu"), predicted
 
 
 def _mask_figures(outputs: Outputs, class_names: tuple[str, ...]) -> MaskFigures:

@@ -25,7 +25,7 @@ checkpoint needs no state of random generators, and a run that was killed contin
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -55,11 +55,12 @@ from torchcaps.training.loggers import MemoryLogger
 from torchcaps.training.optimizers import create_optimizer
 from torchcaps.training.sampling import DROPOUT, epoch_permutation, split_batches, step_seed
 from torchcaps.training.schedules import learning_rate_factor, set_learning_rate
-from torchcaps.training.state import TrainingState, check_finite
+from torchcaps.training.state import TrainingState, check_finite, mean_losses
 
 LOG_INTERVAL = 20  # steps between rows of kind "step"
 PROBE_STEP = 100  # number of steps done when a network that does not learn starts again
 RESTART_LR_SCALE = 0.1  # factor of the learning rate of the second start
+SECOND_START = "the training starts again, once, with a tenth of the learning rate"
 
 
 class Interrupted(Exception):
@@ -153,8 +154,7 @@ class Trainer:
             num_samples = self.ranks.shard_size(len(indices))
             sums, should_stop = sum_losses(losses, num_samples, should_stop, self.ranks)
             state.add_losses(sums)
-            count = sums.pop("count")
-            means = {name: total / count for name, total in sums.items()}
+            means = mean_losses(sums)
             check_number(means["loss"], "loss", state.step, self.logger)
 
             # The update. `clip` is the largest norm of the gradient, 0 for any.
@@ -184,11 +184,7 @@ class Trainer:
         return state
 
     def _epoch_batches(self, epoch: int) -> list[Tensor]:
-        """Indices `[samples]` of the images of each step.
-
-        Args:
-            epoch: its number, counted from 0.
-        """
+        """Indices `[samples]` of the images of each step of an epoch, which counts from 0."""
         order = epoch_permutation(self.config, epoch, len(self.train_images)).to(self.device)
         size = self.config.training.batch_size or 1
         return split_batches(order, size, self.task.spec.smallest_batch)
@@ -208,19 +204,18 @@ class Trainer:
         self.task.train()
         generator = torch.Generator().manual_seed(step_seed(self.config, step))
         batch = self.task.sample_batch(self.train_images, indices, generator)
+        shard = take_shard(batch, len(indices), self.ranks)
         num_samples = self.ranks.shard_size(len(indices))
-        # All ranks have to take part in a step: one with an empty shard computes a sample that does
-        # not count (`exclude_padding_rows`).
-        samples = self.ranks.shard(len(indices)) if num_samples else slice(0, 1)
-        # These samples of every tensor of the batch, which may be nested in tuples.
-        shard = tree_map_only(Tensor, lambda tensor: tensor[samples], batch)
 
         self.optimizer.zero_grad(set_to_none=True)
         # Casts are not cached: torch keeps them for all threads together.
         autocast = torch.autocast(
             self.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False
         )
-        with self._seeded_dropout(step), autocast, exclude_padding_rows(num_samples):
+        dropout: AbstractContextManager[Any] = nullcontext()
+        if self.has_dropout:
+            dropout = seed_dropout(self.config, step, self.ranks.rank, self.device)
+        with dropout, autocast, exclude_padding_rows(num_samples):
             losses = self.training_step(shard, step / self.total_steps)
         loss = losses["loss"]
         if self.ranks.world_size > 1:
@@ -229,31 +224,16 @@ class Trainer:
         loss.backward()
         return losses
 
-    def _seeded_dropout(self, step: int) -> AbstractContextManager[Any]:
-        """A context in which dropout draws from a generator of this step and rank."""
-        if not self.has_dropout:
-            return nullcontext()
-        rank = self.ranks.rank
-        stream = f"{DROPOUT}.{rank}" if rank else DROPOUT
-        seed = step_seed(self.config, step, stream)
-        return use_generator(torch.Generator(self.device).manual_seed(seed))
-
     def _report_step(self, step: int, losses: dict[str, float]) -> None:
-        """Tell callbacks and logger of the losses after `step` steps; the logger stores some."""
+        """Tell callbacks and logger of the losses after `step` steps."""
         for callback in self.callbacks:
             callback.on_step(self.task.model, {"step": step, **losses})
-        loss = losses["loss"]
-        self.logger.emit({"kind": "tick", "step": step, "steps": self.total_steps, "loss": loss})
-        if step % LOG_INTERVAL == 0:
-            self.logger.log({"kind": "step", "step": step, **losses})
+        log_step(self.logger, step, self.total_steps, losses)
 
     def _restart(self, step: int, collapse: str) -> TrainingState:
         """Put weights, optimizer and metrics back to the start; the new state has a lower rate."""
         lr = (self.config.optimizer.lr or 0.0) * RESTART_LR_SCALE
-        reason = (
-            f"{collapse} after step {step}; the training starts again, once, "
-            f"with a tenth of the learning rate ({lr:g})"
-        )
+        reason = f"{collapse} after step {step}; {SECOND_START} ({lr:g})"
         self.task.model.load_state_dict(self.initial_weights())
         self.optimizer = create_optimizer(self.task, self.config.optimizer)
         self.logger.clear()
@@ -277,29 +257,20 @@ class Trainer:
         for name, metric in metrics.items():
             check_number(metric, f"validation {name}", state.step, self.logger)
 
-        # The best epoch has the highest score; of equal ones that with the lowest loss.
         epoch = state.step // self.steps_per_epoch
-        score = metrics[self.task.score]
-        loss = metrics["loss"]
-        is_best = (score, -loss) > (state.best_score, -state.best_loss)
-        if is_best:
-            state.best_score = score
-            state.best_loss = loss
-            state.best_epoch = epoch
+        is_best = state.update_best(metrics[self.task.score], metrics["loss"], epoch)
         self.logger.save_model(model, epoch, is_best)
-
-        count = state.sums.pop("count")
         row = {
             "kind": "epoch",
             "step": state.step,
             "epoch": epoch,
             "epochs": self.config.training.epochs,
-            **{f"train_{name}": total / count for name, total in state.sums.items()},
-            **{f"val_{name}": metric for name, metric in metrics.items()},
+            **add_prefix("train_", mean_losses(state.sums)),
+            **add_prefix("val_", metrics),
             "score": self.task.score,
             "best": is_best,
             "warnings": self.task.warnings(outputs),
-            "images": count,
+            "images": state.sums["count"],
             **speed,
         }
         if state.restart:
@@ -308,6 +279,58 @@ class Trainer:
         self.logger.log(row)
         for callback in self.callbacks:
             callback.on_epoch(model, row)
+
+
+def take_shard(batch: Any, batch_size: int, ranks: Ranks) -> Any:
+    """This rank's samples of every tensor of a batch, which may be nested in tuples.
+
+    All ranks have to take part in a step: one with an empty shard gets a sample that does not count
+    (`exclude_padding_rows`).
+
+    Args:
+        batch: of all ranks together.
+        batch_size: its number of samples.
+        ranks: the processes.
+    """
+    samples = ranks.shard(batch_size) if ranks.shard_size(batch_size) else slice(0, 1)
+    return tree_map_only(Tensor, lambda tensor: tensor[samples], batch)
+
+
+def log_step(
+    logger: MemoryLogger, step: int, total_steps: int, losses: Mapping[str, float]
+) -> None:
+    """Report a step, and store some of the steps.
+
+    Args:
+        logger: of the training.
+        step: number of steps done.
+        total_steps: of the whole training.
+        losses: of this step, by name, with the learning rate as "lr".
+    """
+    logger.emit({"kind": "tick", "step": step, "steps": total_steps, "loss": losses["loss"]})
+    if step % LOG_INTERVAL == 0:
+        logger.log({"kind": "step", "step": step, **losses})
+
+
+def seed_dropout(
+    config: TrainConfig, step: int, rank: int, device: torch.device
+) -> AbstractContextManager[Any]:
+    """A context in which dropout draws from a generator of this step and rank.
+
+    Args:
+        config: has the seed of the run.
+        step: its number, counted from 0.
+        rank: number of this process.
+        device: of the training.
+    """
+    stream = f"{DROPOUT}.{rank}" if rank else DROPOUT
+    seed = step_seed(config, step, stream)
+    return use_generator(torch.Generator(device).manual_seed(seed))
+
+
+def add_prefix(prefix: str, figures: Mapping[str, float]) -> dict[str, float]:
+    """The same figures under longer names."""
+    return {prefix + name: figure for name, figure in figures.items()}
 
 
 class EpochTimer:

@@ -46,6 +46,24 @@ class TrainingState:
         for name, total in sums.items():
             self.sums[name] = self.sums.get(name, 0.0) + total
 
+    def update_best(self, score: float, loss: float, epoch: int) -> bool:
+        """Note an epoch if it is the best one: of the highest score, then of the lowest loss.
+
+        Args:
+            score: validation score of the epoch.
+            loss: its validation loss.
+            epoch: its number, counted from 1.
+
+        Returns:
+            Whether it is the best one so far.
+        """
+        is_best = (score, -loss) > (self.best_score, -self.best_loss)
+        if is_best:
+            self.best_score = score
+            self.best_loss = loss
+            self.best_epoch = epoch
+        return is_best
+
     def check(self, total_steps: int) -> None:
         """Raise ValueError for the first value that no training of `total_steps` steps has."""
         if self.sums and not {"loss", "count"} <= self.sums.keys():
@@ -58,6 +76,11 @@ class TrainingState:
                 raise ValueError(f"{name}: expected {wording}, got {value!r}")
         if not 0 <= self.step <= total_steps:
             raise ValueError(f"step: expected 0 to {total_steps}, got {self.step}")
+
+
+def mean_losses(sums: dict[str, float]) -> dict[str, float]:
+    """Means of summed losses over the "count" of their images."""
+    return {name: total / sums["count"] for name, total in sums.items() if name != "count"}
 
 
 def save_state(
