@@ -30,7 +30,8 @@ def reconstruct(
         images: Your own image file or folder instead of test images; may be given several times.
         per_class: Test images of each class; at most 80 pairs are drawn, evenly spread.
         seed: Seed of the choice of test images.
-        output: The picture; by default plots/reconstructions.png in the run folder, or in the current folder.
+        output: The picture; by default plots/reconstructions.png in the run folder, or in the
+            current folder.
     """
     check_flag("--per-class", per_class, low=1)
     picture = tc.reporting.reconstruct_run(
@@ -57,7 +58,7 @@ def perturb(
     seed: int = 0,
     output: Path | None = None,
 ) -> int:
-    """Change each pose dimension and decode, to see what it encodes: a grid for each class or image.
+    """Change each pose dimension and decode, to see what it encodes: a grid a class or image.
 
     Example: torchcaps perturb runs/capsnet-digits
 
@@ -67,7 +68,8 @@ def perturb(
         span: Largest change of a dimension in both directions.
         steps: Number of steps; with an odd number, the middle one is the unchanged capsule.
         seed: Seed of the choice of test images.
-        output: Folder of the pictures; by default plots/ in the run folder, or in the current folder.
+        output: Folder of the pictures; by default plots/ in the run folder, or in the current
+            folder.
     """
     check_flag("--span", span, low=0)
     check_flag("--steps", steps, low=2)

@@ -151,8 +151,8 @@ class PartCapsules(nn.Module):
         """Draw each part, and the background, on a canvas of its own: (1), (2), logits of (3).
 
         Returns:
-            What each part draws, `[batch, parts + 1, channels, height, width]`, the background last; and
-            the logits of (3), `[batch, parts + 1, 1, height, width]`.
+            What each part draws, `[batch, parts + 1, channels, height, width]`, the background last;
+            and the logits of (3), `[batch, parts + 1, 1, height, width]`.
         """
         pose, presence_logit, feature = parts
         b, m = presence_logit.shape

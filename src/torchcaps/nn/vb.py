@@ -7,10 +7,10 @@ What comes in: a vote V_ij, D numbers, of each child i for the pose of each pare
 activation a_i of each child. What goes out: pose m_j and activation a_j of each parent, and the
 couplings R_ij, the share of child i that belongs to parent j.
 
-The parents of one position are a mixture of Gaussians with proportions pi, and each has a mean and a
-precision matrix (inverse covariance) Lambda_j. The priors are constants: Dirichlet(1) of the
-proportions, Wishart(I, D + 1) of the precision, Normal(0, Lambda_j^-1) of the mean. So the posteriors
-are of the same kinds:
+The parents of one position are a mixture of Gaussians with proportions pi, and each has a mean and
+a precision matrix (inverse covariance) Lambda_j. The priors are constants: Dirichlet(1) of the
+proportions, Wishart(I, D + 1) of the precision, Normal(0, Lambda_j^-1) of the mean. So the
+posteriors are of the same kinds:
 
     pi ~ Dirichlet(alpha)              alpha_j: concentration
     Lambda_j ~ Wishart(Psi_j, nu_j)    Psi_j: scale matrix; nu_j: degrees of freedom

@@ -1,7 +1,7 @@
 """The augmentation "flip": images mirrored left to right.
 
-Masks of the images are mirrored with them (`moves_pixels=True`). `FlipSettings` has the setting of a
-run that switches it on.
+Masks of the images are mirrored with them (`moves_pixels=True`). `FlipSettings` has the setting of
+a run that switches it on.
 """
 
 from dataclasses import dataclass
