@@ -11,7 +11,7 @@ def column(rows, name):
 def assert_finite(tensors):
     """Every number of every tensor is finite; the tensors are in a dictionary by name."""
     for name, tensor in tensors.items():
-        assert tensor.isfinite().all(), name
+        assert tensor.isfinite().all(), f"{name} has a NaN or an infinity"
 
 
 def assert_equal(actual, expected):

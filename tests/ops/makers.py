@@ -141,12 +141,6 @@ def compare(layer, routing="dynamic", tolerance=1e-9, impls=None, tensors=None, 
     return able
 
 
-def assert_all_finite(outputs):
-    """Check outputs by name, such as those of `run_layer`."""
-    for name, tensor in outputs.items():
-        assert tensor.isfinite().all(), f"{name} has a NaN or an infinity"
-
-
 @st.composite
 def fields(draw, conventions=("all", "type", "space", "patch")):
     """A field of any kind, on a small map."""

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from checks import assert_finite
 from torchcaps import functional, ops
 from torchcaps.functional import ConvField
 from torchcaps.functional.bounds import clamp_finite, factor_limit, steady_limit
@@ -17,7 +18,6 @@ from .makers import (
     Layer,
     add_gradients,
     as_leaves,
-    assert_all_finite,
     run_layer,
 )
 
@@ -31,7 +31,7 @@ SCALES = (1e7, 1e10, 1e15, 1e19, 1e25, 1e30, LARGEST)
 def assert_finite_pass(routed, leaves):
     """Check the outputs, and the gradients of leaves by name."""
     outputs = named_tensors(routed)
-    assert_all_finite(add_gradients(outputs, leaves, outputs))
+    assert_finite(add_gradients(outputs, leaves, outputs))
 
 
 def uniform_leaf(*shape, scale, seed):
@@ -75,9 +75,9 @@ def test_linear_layers_of_any_size(routing, impl, scale):
         layer = Layer(matrices=matrices, dtype=torch.float32, seed=seed)
         tensors = layer.tensors()
         tensors["pose"] = uniform_leaf(*tensors["pose"].shape, scale=scale, seed=seed)
-        assert_all_finite(run_layer(layer, routing, impl, tensors))
+        assert_finite(run_layer(layer, routing, impl, tensors))
         tensors["weight"] = uniform_leaf(*tensors["weight"].shape, scale=scale, seed=seed)
-        assert_all_finite(run_layer(layer, routing, impl, tensors))
+        assert_finite(run_layer(layer, routing, impl, tensors))
 
 
 def add_outliers(tensors, scale, seed):
@@ -99,14 +99,14 @@ def test_windows_of_any_size(convention, routing, impl):
     for seed, scale in enumerate(SCALES):
         layer = Layer(field, 2, 2, 3, PAPER_MATRICES, shift, dtype=torch.float32, seed=seed)
         tensors = add_outliers(layer.tensors(), scale, seed)
-        assert_all_finite(run_layer(layer, routing, impl, tensors))
+        assert_finite(run_layer(layer, routing, impl, tensors))
 
 
 @pytest.mark.parametrize("impl", FAST["em"])
 @pytest.mark.parametrize("scale", [1e-30, 1e-6, 1e6, 1e30])
 def test_em_of_poses_of_any_size(scale, impl):
     layer = Layer(ConvField(8, 8, 3, 2), 3, 4, 5, PAPER_MATRICES, dtype=torch.float32, scale=scale)
-    assert_all_finite(run_layer(layer, "em", impl, inverse_temperature=0.01))
+    assert_finite(run_layer(layer, "em", impl, inverse_temperature=0.01))
 
 
 @pytest.mark.parametrize("impl", FAST["em"])

@@ -2,7 +2,7 @@
 
 Rodney LaLonde, Ulas Bagci, "Capsules for Object Segmentation" (SegCaps), MIDL 2018, arXiv
 1804.04241; the losses are those of the authors' code, which knows one class beside the background.
-There the soft Dice takes logits for probabilities; here it takes probabilities.
+Theirs computes soft Dice from logits, as if they were probabilities; here it gets probabilities.
 
 In: a model that gives a map of probabilities for each foreground class, that is for each class but
 class 0, the background; and images with masks, which hold the class of each pixel:
@@ -121,8 +121,8 @@ def cross_entropy(prediction: PixelPrediction, targets: ClassMaps, class_weights
 def dice(prediction: PixelPrediction, targets: ClassMaps, _class_weights: Tensor) -> Tensor:
     """Soft Dice loss `1 - 2 sum(p T) / (sum(p) + sum(T))`, sums over all pixels of the batch.
 
-    It is a mean over the foreground classes that the batch shows. In training the batch is that of
-    all processes.
+    `DICE_SMOOTHING` is added above and below. The loss is a mean over the foreground classes that
+    the batch shows. In training the batch is that of all processes.
     """
     p = prediction.probabilities
     maps = (p * targets, p, targets)
@@ -266,7 +266,7 @@ class Segment(Task):
 
         Returns:
             "loss": what is minimized, with the reconstruction if it has a weight. By the name of
-            the loss in `LOSSES`: the loss of the masks alone. "reconstruction": mean squared error.
+            the loss in `LOSSES`: that of the masks. "reconstruction", if weighted: mean error.
         """
         masks: Any = batch.masks
         if not self.reconstruction_weight:
@@ -315,7 +315,7 @@ class Segment(Task):
         }
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
-        """Metrics of all images, by what `eval_step` gave: means over the foreground classes."""
+        """Metrics of all images, by what `eval_step` gave: "loss", and means over classes."""
         num_classes = 1 + outputs["counts"].shape[2]
         # Figures by class need names, which the means do not show: numbers will do.
         figures = _mask_figures(outputs, tuple(map(str, range(num_classes))))
