@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import traceback
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from io import StringIO
 from itertools import chain
 from pathlib import Path
@@ -28,7 +28,10 @@ import torchcaps
 from checks import column
 from torchcaps import plugins
 from torchcaps.cli.main import run_command
+from torchcaps.data._registry import DATASETS
 from torchcaps.distributed import current, hard_exit, init
+from torchcaps.models._registry import MODELS as REGISTERED_MODELS
+from torchcaps.tasks._base import TASKS
 from torchcaps.training import Interrupted, TrainConfig, train
 from training.makers import TINY, leftovers, write_bars
 
@@ -240,7 +243,11 @@ class Launch:
 
 @pytest.fixture(scope="module", params=WORLD_SIZES)
 def launched(request, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as monkeypatch:
+    registries = (TASKS, REGISTERED_MODELS, DATASETS)
+    with pytest.MonkeyPatch.context() as monkeypatch, ExitStack() as restored:
+        for registry in registries:
+            restored.enter_context(registry.restored())
+        monkeypatch.delitem(sys.modules, "onlooker", raising=False)
         yield Launch(request.param, tmp_path_factory.mktemp("launched"), monkeypatch)
 
 

@@ -11,7 +11,16 @@ import torchcaps as tc
 from torchcaps.data import ImageSet, Preprocess
 from torchcaps.errors import ArgumentError, UnknownNameError
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks import Task, list_metrics, register_loss, register_metric
+from torchcaps.tasks import (
+    Classify,
+    Task,
+    list_metrics,
+    register_loss,
+    register_metric,
+    register_task,
+    task_class,
+)
+from torchcaps.tasks._base import TASKS
 from torchcaps.tasks.metrics import METRICS, extra_metrics
 from torchcaps.types import model_metadata
 
@@ -77,6 +86,16 @@ def test_a_training_changes_no_attribute_of_a_module(tmp_path):
     (row,) = tc.predict(model, [file])
     assert set(row["activations"]) == {"cat", "dog"}
     assert sum(row["activations"].values()) == pytest.approx(1)  # its outputs are logits
+
+
+def test_auto_never_takes_a_subclass_that_does_not_ask_for_it():
+    images = ImageSet(torch.rand(4, 1, 8, 8), torch.arange(4) % 2, ("cat", "dog"), "pets")
+    with TASKS.restored():
+        register_task("variant")(type("Variant", (Classify,), {}))
+        assert task_class("auto", nn.Identity(), images) is Classify
+        asking = type("Asking", (Classify,), {"model_tasks": ("classify",)})
+        register_task("asking")(asking)
+        assert task_class("auto", nn.Identity(), images) is asking
 
 
 def test_a_task_writes_nothing_into_a_module():

@@ -93,7 +93,8 @@ class Task(nn.Module):
     losses: ClassVar[Collection[str]] = ()
     # What a model is taken for that declares nothing.
     default_spec: ClassVar[ModelSpec] = ModelSpec()
-    # Tasks of models for which "auto" means this one; by default its own name alone.
+    # Tasks of models for which "auto" means this one; by default its own name alone. A subclass
+    # does not inherit them: "auto" never takes a plug-in's task that does not ask for it.
     model_tasks: ClassVar[Collection[str]] = ()
     # What may be asked of it: "classes", "decode", "routing", "sweep".
     capabilities: ClassVar[frozenset[str]] = frozenset()
@@ -338,7 +339,8 @@ def task_class(name: str, model: nn.Module, images: ImageSet | None = None) -> t
         return default
     # Of two that match, the one registered last is the more special one.
     for task in reversed([*TASKS.values()]):
-        if spec.task in (task.model_tasks or (task.name,)) and task.supports(images):
+        model_tasks = vars(task).get("model_tasks") or (task.name,)
+        if spec.task in model_tasks and task.supports(images):
             return task
     return default
 
