@@ -175,6 +175,8 @@ def report_rows(bar: Progress) -> Callable[[dict[str, Any]], None]:
             print_above(bar, _epoch_line(row))
         elif row["kind"] == "note":
             print_above(bar, f"warning: {row['text']}")
+        elif row["kind"] == "message":
+            print_above(bar, row["text"])
 
     return emit
 

@@ -37,7 +37,8 @@ class MemoryLogger:
     Args:
         emit: is given each row of the metrics; after each step {"kind": "tick", "step", "steps",
             "loss"}; {"kind": "note", "step", "text"} when the training goes on from an older
-            checkpoint than the newest, or starts again.
+            checkpoint than the newest, or starts again; {"kind": "message", "text"} for a sentence
+            to be shown that is not kept, see `message`.
 
     Attributes:
         rows: of the metrics.
@@ -57,6 +58,10 @@ class MemoryLogger:
         """Keep a row of the metrics."""
         self.rows.append(row)
         self.emit(row)
+
+    def message(self, text: str) -> None:
+        """Show a sentence, such as what is trained on what; it is not kept."""
+        self.emit({"kind": "message", "text": text})
 
     def save_model(self, model: nn.Module, epoch: int, is_best: bool) -> None:
         """Keep the model of an epoch that has ended, counted from 1."""
