@@ -23,6 +23,7 @@ class Multilabel(Classify):
     """Several classes an image. Each labeled capsule draws what its class looks like alone."""
 
     # Answers to the questions of the base classes:
+    model_tasks = ("classify",)  # models for which "auto" is this task, where the labels suit
     label_axes = 2  # labels are `[n, k]`
     data = "images of several classes each"  # words of the error for other data
 

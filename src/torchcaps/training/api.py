@@ -20,6 +20,7 @@ from torchcaps.models import model_info
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, create_task
 from torchcaps.training import folder
+from torchcaps.training.batches import SetBatches
 from torchcaps.training.callbacks import Callback, FunctionCallback
 from torchcaps.training.checkpoint import build_model, describe_model
 from torchcaps.training.defaults import complete_config
@@ -118,10 +119,11 @@ def fit(
             name: tensor.detach().clone() for name, tensor in model.state_dict().items()
         }
         logger = MemoryLogger(emit)
+        config = complete_config(task, len(train_images))
         Trainer(
             task,
-            complete_config(task, len(train_images)),
-            train_images,
+            config,
+            SetBatches(train_images, config, task.spec.smallest_batch),
             val_images,
             logger,
             initial_weights=lambda: initial_weights,
@@ -305,7 +307,7 @@ def _create_trainer(
     return Trainer(
         task,
         config,
-        train_images,
+        SetBatches(train_images, config, task.spec.smallest_batch),
         val_images,
         RunLogger(run, config, description, train_images, val_images, emit),
         initial_weights=build_weights,

@@ -45,15 +45,17 @@ from torchcaps.distributed import (
     sync_batch_norms,
 )
 from torchcaps.errors import TrainingError
+from torchcaps.evaluation.forward import device_of
 from torchcaps.nn import use_generator
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, eval_outputs
 from torchcaps.tasks.metrics import extra_metrics
+from torchcaps.training.batches import BatchSource
 from torchcaps.training.callbacks import CALLBACKS, Callback
 from torchcaps.training.device import resolve_precision
 from torchcaps.training.loggers import MemoryLogger
 from torchcaps.training.optimizers import create_optimizer
-from torchcaps.training.sampling import DROPOUT, epoch_permutation, split_batches, step_seed
+from torchcaps.training.sampling import DROPOUT, step_seed
 from torchcaps.training.schedules import learning_rate_factor, set_learning_rate
 from torchcaps.training.state import TrainingState, check_finite, mean_losses
 
@@ -81,12 +83,12 @@ class TrainingStep(nn.Module):
 
 @dataclass
 class Trainer:
-    """One training of a task, on the device of its images.
+    """One training of a task, on the device of its model.
 
     Attributes:
         task: the model with its losses and metrics.
         config: complete: the task and the number of images have filled the settings left open.
-        train_images: images to train on.
+        batches: the images of each step.
         val_images: images to choose the best epoch by.
         logger: stores rows of metrics, the state, and the best model.
         initial_weights: returns the weights that the training began with, for the second start.
@@ -96,7 +98,7 @@ class Trainer:
 
     task: Task
     config: TrainConfig
-    train_images: ImageSet
+    batches: BatchSource
     val_images: ImageSet
     logger: MemoryLogger
     initial_weights: Callable[[], dict[str, Tensor]]
@@ -105,10 +107,10 @@ class Trainer:
     def __post_init__(self) -> None:
         settings = self.config.training
         self.ranks = current()
-        self.device = self.train_images.images.device
+        self.device = device_of(self.task.model)
         self.precision = resolve_precision(settings.precision, self.device)  # "fp32" or "bf16"
         self.has_dropout = any(isinstance(layer, _DropoutNd) for layer in self.task.modules())
-        self.steps_per_epoch = len(self._epoch_batches(0))
+        self.steps_per_epoch = self.batches.steps(0)
         self.total_steps = settings.epochs * self.steps_per_epoch
         named_callbacks = [CALLBACKS[name]() for name in settings.callbacks]
         self.callbacks = [*self.callbacks, *named_callbacks]
@@ -138,7 +140,7 @@ class Trainer:
         """
         epoch, num_steps_done = divmod(state.step, self.steps_per_epoch)
         timer = EpochTimer()
-        for indices in self._epoch_batches(epoch)[num_steps_done:]:
+        for images, indices in self.batches.epoch(epoch, num_steps_done):
             # The learning rate of this step, by the schedule; it may restart at shares of the
             # training (`lr_restarts`).
             factor = learning_rate_factor(
@@ -147,7 +149,7 @@ class Trainer:
             lr = set_learning_rate(self.optimizer, factor, state.lr_scale)
 
             # Forward and backward pass of this rank's samples.
-            losses = self._forward_backward(indices, state.step)
+            losses = self._forward_backward(images, indices, state.step)
 
             # Sums over all ranks, and whether a callback of one of them asked to stop.
             should_stop = any(callback.should_stop() for callback in self.callbacks)
@@ -183,16 +185,11 @@ class Trainer:
                 break
         return state
 
-    def _epoch_batches(self, epoch: int) -> list[Tensor]:
-        """Indices `[samples]` of the images of each step of an epoch, which counts from 0."""
-        order = epoch_permutation(self.config, epoch, len(self.train_images)).to(self.device)
-        size = self.config.training.batch_size or 1
-        return split_batches(order, size, self.task.spec.smallest_batch)
-
-    def _forward_backward(self, indices: Tensor, step: int) -> dict[str, Tensor]:
+    def _forward_backward(self, images: ImageSet, indices: Tensor, step: int) -> dict[str, Tensor]:
         """Compute losses and gradients of this rank's samples of a batch.
 
         Args:
+            images: that hold those of the batch.
             indices: `[samples]` of the images of the whole batch.
             step: its number, counted from 0.
 
@@ -203,7 +200,7 @@ class Trainer:
         """
         self.task.train()
         generator = torch.Generator().manual_seed(step_seed(self.config, step))
-        batch = self.task.sample_batch(self.train_images, indices, generator)
+        batch = self.task.sample_batch(images, indices, generator)
         shard = take_shard(batch, len(indices), self.ranks)
         num_samples = self.ranks.shard_size(len(indices))
 
@@ -246,8 +243,7 @@ class Trainer:
         The sums of the state, of which the row has the means, begin anew.
         """
         model = self.task.model
-        epoch_size = self.config.data.epoch_size or len(self.train_images)
-        speed = timer.measure(epoch_size / self.steps_per_epoch, self.ranks)
+        speed = timer.measure(state.sums["count"] / self.steps_per_epoch, self.ranks)
         check_finite(model, self.logger.recovery_hint)
         # What `eval_step` gives for every validation image, by name `[images, ...]`.
         outputs = eval_outputs(self.task, self.val_images, precision=self.precision)
