@@ -59,6 +59,7 @@ class ImageSet:
         factors: what else is known of each image, by name: `[n]` numbers such as "azimuth" or
             "track".
         group: a factor. Images of a class with equal values stay together in `train_val_split`.
+        notes: sentences about what was read and what was left out.
         preprocess: what prediction does to one of the inputs of a model trained on this.
         min_classes: the least number of classes of a set of this type.
         label_shape: axes of the labels of one image.
@@ -74,6 +75,7 @@ class ImageSet:
     name: str
     factors: Mapping[str, Shaped[Tensor, " n"]] = field(default_factory=dict)
     group: str | None = None
+    notes: tuple[str, ...] = ()
     preprocess: ClassVar[type[Preprocess]] = Preprocess
     min_classes: ClassVar[int] = 2
     label_shape: ClassVar[tuple[int, ...]] = ()

@@ -8,10 +8,12 @@ trained on it.
 import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Int64
 from torch import Tensor
 
 from torchcaps.data._registry import ReadRequest
@@ -31,11 +33,14 @@ class Entry(NamedTuple):
         file: a path, or a name in an archive.
         label: name of its class.
         split: "train" or "test"; None where the files state no split.
+        group: name of the object that the image shows, such as a track of frames; None where the
+            images are independent.
     """
 
     file: str
     label: str
     split: str | None = None
+    group: str | None = None
 
 
 def plain_or_packed(folder: Path, pattern: str) -> Path | None:
@@ -100,6 +105,73 @@ def in_split(name: str, splits: Sequence[str | None], labels: Tensor, split: str
     return indices
 
 
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """The image files of one split and what is known of each, before they are decoded.
+
+    Attributes:
+        name: name of the set.
+        files: paths, or names in an archive, in the order of the images of the set.
+        labels: indices into `classes`, `[n]`.
+        classes: names of the classes.
+        all_files: the files of all splits, in the order in which they are best read. A color image
+            among them makes the whole set color.
+        factors: what else is known of each image, by name.
+        group: a factor; images with equal values stay together in a split.
+        notes: sentences about what was read and what was left out.
+        prefix: text before a file in errors.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    labels: Int64[Tensor, " n"]
+    classes: tuple[str, ...]
+    all_files: tuple[str, ...]
+    factors: Mapping[str, Int64[Tensor, " n"]]
+    group: str | None
+    notes: tuple[str, ...]
+    prefix: str
+
+
+def list_entries(
+    name: str, entries: Sequence[Entry], request: ReadRequest, prefix: str = ""
+) -> Listing:
+    """The images of one split, in the order of their classes and files.
+
+    Args:
+        name: name of the set.
+        entries: its files, in the order in which they are best read.
+        request: which split.
+        prefix: text before a file in errors.
+
+    Raises:
+        DataError: a class less than two, or a test class without training images.
+    """
+    ordered = sorted(entries, key=lambda e: (natural_key(e.label), natural_key(e.file)))
+    classes = tuple(dict.fromkeys(e.label for e in ordered if e.split != "test"))
+    if len(classes) < 2:
+        raise DataError(
+            f"{name}: expected at least two classes to train on, got {', '.join(classes) or 'none'}"
+        )
+    class_index = dict(zip(classes, range(len(classes)), strict=True))
+    for entry in ordered:
+        if entry.label not in class_index:
+            raise DataError(f"{name}: test class {entry.label!r} is not among the training classes")
+    labels = torch.tensor([class_index[entry.label] for entry in ordered])
+    indices = in_split(name, [entry.split for entry in ordered], labels, request.split)
+    return Listing(
+        name,
+        tuple(ordered[index].file for index in indices),
+        labels[indices],
+        classes,
+        tuple(dict.fromkeys(entry.file for entry in entries)),
+        factors={},
+        group=None,
+        notes=(),
+        prefix=prefix,
+    )
+
+
 def read_entries(
     name: str,
     entries: Sequence[Entry],
@@ -120,42 +192,37 @@ def read_entries(
         DataError: a class less than two, a test class without training images, an unreadable image,
             or mixed sizes.
     """
-    ordered = sorted(entries, key=lambda e: (natural_key(e.label), natural_key(e.file)))
-    classes = tuple(dict.fromkeys(e.label for e in ordered if e.split != "test"))
-    if len(classes) < 2:
-        raise DataError(
-            f"{name}: expected at least two classes to train on, got {', '.join(classes) or 'none'}"
-        )
-    class_index = dict(zip(classes, range(len(classes)), strict=True))
-    for entry in ordered:
-        if entry.label not in class_index:
-            raise DataError(f"{name}: test class {entry.label!r} is not among the training classes")
-    labels = torch.tensor([class_index[entry.label] for entry in ordered])
-    indices = in_split(name, [entry.split for entry in ordered], labels, request.split)
-    split_files = [ordered[index].file for index in indices]
-
-    decoded = dict.fromkeys(split_files, torch.empty(0))
+    listing = list_entries(name, entries, request, prefix)
+    decoded = dict.fromkeys(listing.files, torch.empty(0))
     channels = request.in_chans or 1
-    for file in dict.fromkeys(entry.file for entry in entries):
+    for file in listing.all_files:
         # One color image decides the channels of both splits: until one is found, every header
         # counts.
         is_undecided = request.in_chans is None and channels == 1
         if not is_undecided and file not in decoded:
             continue
-        image, label = open_image(file), f"{prefix}{file}"
-        if is_undecided and not is_gray(image, label):
+        image, image_name = open_image(file), f"{prefix}{file}"
+        if is_undecided and not is_gray(image, image_name):
             channels = 3
         if file in decoded:
             decoded[file] = decode_image(
                 image,
                 request.img_size,
                 request.in_chans,
-                name=label,
+                name=image_name,
                 budget=request.budget,
             )
     check_sizes(name, decoded)
-    images = [to_channels(decoded[file].unsqueeze(0), channels) for file in split_files]
-    return ImageSet(torch.cat(images), labels[indices], classes, name)
+    images = [to_channels(decoded[file].unsqueeze(0), channels) for file in listing.files]
+    return ImageSet(
+        torch.cat(images),
+        listing.labels,
+        listing.classes,
+        name,
+        listing.factors,
+        listing.group,
+        listing.notes,
+    )
 
 
 def check_sizes(name: str, images: Mapping[str, Tensor]) -> None:

@@ -60,6 +60,7 @@ class MaskedSet(ImageSet):
         name: name of the set in tables and reports.
         factors: further numbers of each image by name, each `[n]`.
         group: a factor; images with equal values stay together in `train_val_split`.
+        notes: sentences about what was read and what was left out.
     """
 
     masks: UInt8[Tensor, "n height width"] = field(kw_only=True)

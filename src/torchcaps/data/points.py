@@ -86,6 +86,7 @@ class PointSet(ImageSet):
         name: name of the set in tables and reports.
         factors: further numbers of each set of points by name, each `[n]`.
         group: a factor; sets of points with equal values stay together in `train_val_split`.
+        notes: sentences about what was read and what was left out.
     """
 
     preprocess: ClassVar[type[Preprocess]] = PointPreprocess

@@ -173,6 +173,7 @@ class PairSet(ImageSet):
         name: name of the set in tables and reports.
         factors: further numbers of each composite by name, each `[n]`.
         group: a factor; composites with equal values stay together in a split.
+        notes: sentences about what was read and what was left out.
     """
 
     maker: PairMaker = field(kw_only=True)
@@ -321,6 +322,7 @@ def make_pairs(
         maker.source.labels[pairs],
         source.classes,
         name or f"multi-{source.name}",
+        notes=source.notes,
         maker=maker,
         chosen=pairs,
         moves=moves,

@@ -46,6 +46,7 @@ class PlacedSet(ImageSet):
         name: name of the set in tables and reports.
         factors: further numbers of each image by name, each `[n]`; among them "top" and "left".
         group: a factor; images of a class with equal values stay together in `train_val_split`.
+        notes: sentences about what was read and what was left out.
     """
 
     content: tuple[int, int] = (0, 0)
@@ -133,6 +134,7 @@ def placed(
         name or f"placed-{source.name}",
         {**source.factors, "top": tops, "left": lefts},
         source.group,
+        source.notes,
         content=source.img_size,
         canvas=size,
     )
