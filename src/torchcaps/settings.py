@@ -42,6 +42,16 @@ class DataSettings(SettingsGroup):
         "memory that its files may expand to; by default 256 MiB, or 32 times their size on disk",
         low=1,
     )
+    storage: Literal["auto", "memory", "disk"] = setting(
+        "auto",
+        "memory decodes image files once and keeps them; disk decodes them when they are needed; auto: "
+        "disk where they would take more than 1 GiB or a quarter of the memory",
+    )
+    workers: int | None = setting(
+        None,
+        "processes that decode images on disk; by default the cores less one, at most 8",
+        low=0,
+    )
     img_size: tuple[int, int] | int | None = setting(
         None, "height and width to which images are resized, or one for both"
     )

@@ -10,11 +10,14 @@ import torch
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 
-from torchcaps.data import decode_image
+from torchcaps.data import decode_image, images
 from torchcaps.data.images import is_gray
+from torchcaps.data.pixels import fit_images
 from torchcaps.errors import DataError
 
 from .makers import picture
+
+PIXEL = torch.zeros(3, 1, 1, dtype=torch.uint8)
 
 
 def encoded(image, kind="PNG", **options):
@@ -200,3 +203,52 @@ def test_a_decompression_bomb_is_refused(side):
     bomb = small[:12] + header + checksum + small[33:]
     with pytest.raises(DataError, match=r"bomb\.png: more than [0-9,]+ pixels, refused"):
         decode_image(bomb, name="bomb.png")
+
+
+# Decoding at a smaller size.
+
+
+def smooth_picture(height, width):
+    """A color picture whose details are larger than a pixel, as those of photos are."""
+    noise = np.random.default_rng(0).integers(0, 256, (height // 16, width // 16, 3), np.uint8)
+    return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def decode_fully(contents, size):
+    """The pixels of a file that is decoded at its own size, then resized."""
+    return fit_images(decode_image(contents).unsqueeze(0), size, None)[0].float()
+
+
+@pytest.mark.parametrize("size", [(30, 40), (60, 20), (16, 16)])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_jpeg_decoded_smaller_is_close_to_the_whole_one(size, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    contents = encoded(smooth_picture(480, 640), "JPEG", quality=90, exif=exif)
+    difference = decode_image(contents, size).float() - decode_fully(contents, size)
+    assert 0 < difference.abs().mean() < 1
+    assert difference.abs().max() < 10
+
+
+def test_a_jpeg_is_decoded_at_twice_its_target_or_more(monkeypatch):
+    contents = encoded(smooth_picture(480, 640), "JPEG")
+    sizes = []
+    monkeypatch.setattr(
+        images, "_decode_upright", lambda image, channels: sizes.append(image.size) or PIXEL
+    )
+    for side in (500, 121, 120, 61, 60, 8):
+        decode_image(contents, side)
+    assert sizes == [(640, 480), (640, 480), (320, 240), (320, 240), (160, 120), (80, 60)]
+
+
+def test_a_jpeg_that_is_not_resized_much_and_other_formats_are_decoded_whole():
+    image = smooth_picture(96, 128)
+    for contents in (encoded(image, "JPEG"), encoded(image, "PNG"), encoded(image, "WEBP")):
+        size = 60 if contents[:2] == b"\xff\xd8" else 10
+        assert torch.equal(decode_image(contents, size).float(), decode_fully(contents, size))
+
+
+def test_an_open_image_of_the_caller_stays_as_it_is():
+    opened = Image.open(io.BytesIO(encoded(smooth_picture(480, 640), "JPEG")))
+    decode_image(opened, 8)
+    assert opened.size == (640, 480)

@@ -82,6 +82,7 @@ def train(
             data.root,
             img_size=data.img_size,
             max_bytes=data.max_bytes,
+            storage=data.storage,
         )
     if keep_memory == "yes":
         tc.training.keep_memory()

@@ -28,6 +28,7 @@ from torchcaps.data.augment.shift import shift
 from torchcaps.data.budget import MemoryBudget
 from torchcaps.data.dataset import ImageBatch, ImageSet, few_labels, stratified_split
 from torchcaps.data.entries import LabelTree, label_tree
+from torchcaps.data.files import ImageFiles
 from torchcaps.data.folder import read_folder, read_tar
 from torchcaps.data.idx import read_idx
 from torchcaps.data.images import decode_image
@@ -63,6 +64,7 @@ __all__ = [
     "DatasetInfo",
     "FileCheck",
     "ImageBatch",
+    "ImageFiles",
     "ImageSet",
     "LabelTree",
     "MaskedSet",

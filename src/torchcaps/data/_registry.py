@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace as with_changes
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torchcaps.data.budget import MemoryBudget
 from torchcaps.data.dataset import ImageSet
@@ -12,6 +12,7 @@ from torchcaps.registry import Registry
 
 Files = Mapping[str, str | None]
 """File name to SHA-256 of its decompressed bytes; None where no such digest is published."""
+Storage = Literal["auto", "memory", "disk"]
 FetchProgress = Callable[[str, int, int | None], None]
 """(what, bytes or images so far, how many in all, or None where that is not known)"""
 
@@ -77,12 +78,18 @@ class ReadRequest:
         img_size: (height, width), or one side of a square; None keeps the images' size.
         in_chans: 1 or 3; None keeps the images' channels.
         budget: memory that the set may take. Use a new request for every set.
+        storage: whether image files are decoded at once and kept in "memory", or stay on "disk"
+            until they are needed; "auto" chooses by their size. A reader of other data may ignore
+            it.
+        workers: processes that decode images on disk; None chooses, see `ImageFiles`.
     """
 
     split: str
     img_size: Size = None
     in_chans: int | None = None
     budget: MemoryBudget = field(default_factory=MemoryBudget)
+    storage: Storage = "memory"
+    workers: int | None = None
 
 
 DatasetReader = Callable[[Path, ReadRequest], ImageSet | None]

@@ -19,6 +19,7 @@ from torch import Tensor
 from torchcaps.data._registry import ReadRequest
 from torchcaps.data.budget import MemoryBudget, open_reader
 from torchcaps.data.dataset import ImageSet, default_split
+from torchcaps.data.files import image_files, stays_on_disk
 from torchcaps.data.images import ImageSource, decode_image, is_gray, natural_key
 from torchcaps.data.pixels import to_channels
 from torchcaps.errors import DataError
@@ -178,8 +179,9 @@ def read_entries(
     request: ReadRequest,
     open_image: Callable[[str], ImageSource] = str,
     prefix: str = "",
+    can_seek: bool = True,
 ) -> ImageSet:
-    """Read the images of one split.
+    """Read the images of one split, or leave them on disk; see `files.stays_on_disk`.
 
     Args:
         name: name of the set.
@@ -187,12 +189,15 @@ def read_entries(
         request: which split, at which size.
         open_image: the image of an entry's file; by default the file is a path.
         prefix: text before a file in errors.
+        can_seek: whether `open_image` opens files in any order, also later and in other processes.
 
     Raises:
         DataError: a class less than two, a test class without training images, an unreadable image,
             or mixed sizes.
     """
     listing = list_entries(name, entries, request, prefix)
+    if can_seek and stays_on_disk(listing, request, open_image):
+        return image_files(listing, request, open_image)
     decoded = dict.fromkeys(listing.files, torch.empty(0))
     channels = request.in_chans or 1
     for file in listing.all_files:

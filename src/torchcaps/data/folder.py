@@ -137,7 +137,7 @@ def read_tar(path: str | Path, request: ReadRequest) -> ImageSet:
             return stream.read() if stream else b""
 
         entries = _member_entries(path, members)
-        return read_entries(name, entries, request, read_member, prefix=f"{path}:")
+        return read_entries(name, entries, request, read_member, prefix=f"{path}:", can_seek=False)
 
 
 register_format(

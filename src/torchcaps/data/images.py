@@ -32,6 +32,7 @@ FORMATS = {
 }
 SUFFIXES = frozenset(chain.from_iterable(FORMATS.values()))
 STRIP = 1 << 20  # pixels converted at a time
+DRAFT_FACTOR = 2  # times the target size, at which a JPEG is decoded at least
 
 ImageSource = str | Path | bytes | Image.Image
 
@@ -48,7 +49,8 @@ def decode_image(
 
     The EXIF orientation is applied. Transparency is composited on black. Palettes, CMYK and other
     color spaces become RGB. 16-bit gray is scaled so that 65535 becomes 255. Of an animation the
-    first frame is read.
+    first frame is read. A JPEG file that is to be resized is decoded at 1/2, 1/4 or 1/8 of its size
+    where that is at least twice the target, which saves time and memory.
 
     Args:
         source: a path, the bytes of a file, or a Pillow image.
@@ -77,6 +79,8 @@ def decode_image(
             budget.reserve("the set", channels * height * width)
         if isinstance(source, Image.Image):
             image = ImageOps.exif_transpose(image)  # a copy
+        elif img_size is not None:
+            _draft(image, max(height, width))
         pixels = _decode_upright(image, channels)
     return fit_images(pixels.unsqueeze(0), img_size, None)[0]
 
@@ -157,6 +161,15 @@ def _problem(error: Exception, name: str) -> str:
             return f"more than {Image.MAX_IMAGE_PIXELS:,} pixels, refused"
         case _:
             return f"unreadable image ({str(error) or type(error).__name__})"
+
+
+def _draft(image: Image.Image, side: int) -> None:
+    """Let a JPEG decode itself smaller, at twice `side` or more; other formats stay as they are.
+
+    At twice the target, the antialiased resize that follows averages the same frequencies.
+    """
+    draft_side = DRAFT_FACTOR * side  # both ways: an EXIF orientation may exchange them
+    image.draft(None, (draft_side, draft_side))
 
 
 def _decode_upright(image: Image.Image, channels: int) -> UInt8[Tensor, "channels height width"]:

@@ -6,12 +6,14 @@ from torchcaps.data._registry import (
     DATASETS,
     FORMATS,
     ReadRequest,
+    Storage,
     base_info,
     dataset_reader,
     list_datasets,
 )
 from torchcaps.data.budget import MemoryBudget, read_errors
 from torchcaps.data.dataset import ImageSet
+from torchcaps.data.files import ImageFiles
 from torchcaps.data.folder import read_folder
 from torchcaps.data.pixels import Size
 from torchcaps.errors import DataError, DatasetNotFoundError
@@ -28,8 +30,10 @@ def load_dataset(
     in_chans: int | None = None,
     cache_dir: str | Path | None = None,
     max_bytes: int | None = None,
+    storage: Storage = "memory",
+    workers: int | None = None,
 ) -> ImageSet:
-    """Load one split of a data set, whole, into memory. Never downloads.
+    """Load one split of a data set. Never downloads.
 
     Args:
         name_or_path: a name of `list_datasets()`, or the path of a folder of class folders or of
@@ -46,10 +50,14 @@ def load_dataset(
         cache_dir: the cache folder; None is `default_cache_dir()`.
         max_bytes: memory that the files may expand to, at least 1; None is 256 MiB, or 32 times
             what they take on disk where that is more.
+        storage: "memory" decodes all images at once. "disk" leaves image files where they are: the
+            set is an `ImageFiles`, which decodes them when they are needed. "auto" does so where
+            they would take more than 1 GiB, a quarter of the machine's memory, or `max_bytes`.
+        workers: processes that decode images on disk; 0 for none, None chooses.
 
     Returns:
-        The images of the split, of the type of the set: an `ImageSet`, or `MaskedSet`, `PairSet`,
-        `PlacedSet` or `PointSet`.
+        The images of the split, of the type of the set: an `ImageSet`, or `ImageFiles`,
+        `MaskedSet`, `PairSet`, `PlacedSet` or `PointSet`.
 
     Raises:
         DataError: absent (with every place that was searched), damaged, unusable, or larger than
@@ -64,7 +72,8 @@ def load_dataset(
     if split not in SPLITS:
         raise DataError(f"split: expected 'train' or 'test', got {split!r}")
     text = str(name_or_path)
-    request = ReadRequest(split, img_size, in_chans, MemoryBudget(max_bytes))
+    budget = MemoryBudget(max_bytes)
+    request = ReadRequest(split, img_size, in_chans, budget, storage, workers)
     with read_errors(text):
         if text in list_datasets():
             images = _read_named(text, places(text, root, cache_dir), request)
@@ -74,7 +83,12 @@ def load_dataset(
             raise DataError(f"{text}: no such file or folder, and no data set of this name")
         else:
             raise DATASETS.unknown(text)
-        return images.resized(img_size, in_chans)
+    if storage == "disk" and not isinstance(images, ImageFiles):
+        raise DataError(
+            f"{text}: cannot stay on disk, because it is no set of image files in folders, a table "
+            "or plain .tar shards; use the storage auto or memory"
+        )
+    return images.resized(img_size, in_chans)
 
 
 def _read_named(name: str, folders: list[Path], request: ReadRequest) -> ImageSet:

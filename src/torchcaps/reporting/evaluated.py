@@ -142,6 +142,8 @@ class EvaluatedRun:
             settings.root,
             img_size=settings.img_size,
             max_bytes=settings.max_bytes,
+            storage=settings.storage,
+            workers=settings.workers,
         )
         return split(images, self.config, torch.device("cpu"))[1]
 

@@ -135,6 +135,7 @@ def _load_images(
             img_size=sizes.img_size,
             in_chans=sizes.in_chans,
             max_bytes=max_bytes,
+            storage="auto",
         )
     return images if preprocess is None else cropped(images, preprocess.crop)
 

@@ -16,6 +16,7 @@ from torch import Generator, Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from torchcaps.data import ImageSet, Transforms, refuse_augmentations
+from torchcaps.data.files import stream
 from torchcaps.distributed import Ranks, current
 from torchcaps.errors import ArgumentError, UnknownNameError
 from torchcaps.evaluation.base import EvaluationResult, MetricResult, Progress
@@ -279,9 +280,11 @@ def eval_outputs(
     device = device_of(task.model)
     parts = []
     with evaluating(task), autocast(device, precision):
-        for indices in shard.split(task.eval_batch_size):
+        batches = shard.split(task.eval_batch_size)
+        batch_sets = stream(images, [indices.to(images.images.device) for indices in batches])
+        for indices, (batch_set, positions) in zip(batches, batch_sets, strict=True):
             generator = Generator().manual_seed(int(indices[0]))
-            batch = task.sample_batch(images, indices.to(images.images.device), generator)
+            batch = task.sample_batch(batch_set, positions, generator)
             batch = tree_map_only(Tensor, lambda x: x.to(device), batch)
             parts.append(task.eval_step(batch))
             if progress is not None:

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from torchcaps.data import ImageSet, load_dataset
+from torchcaps.data import ImageFiles, ImageSet, load_dataset
+from torchcaps.data.files import default_workers
 from torchcaps.distributed import current, main_first
 from torchcaps.errors import ArgumentError, TrainingError
 from torchcaps.models import model_info
@@ -161,7 +162,7 @@ def train(
     Args:
         recipe_or_config: what to run: name of a recipe or of a model, path of a `.toml` file, or a
             configuration. With `resume`, the folder's own configuration is used, and of this one
-            only a device other than "auto", a root and max_bytes.
+            only a device other than "auto", a root, max_bytes and workers.
         output: the run folder; must not hold a run, unless `resume`. By default the next free name
             below `runs`; with `resume` the newest that is taken.
         resume: continue the run in `output`, bit for bit on the same machine with the same number
@@ -195,7 +196,10 @@ def train(
         check_unchanged(saved, settings)
         device = None if config.training.device == "auto" else config.training.device
         config = saved.updated(
-            device=device, root=config.data.root, max_bytes=config.data.max_bytes
+            device=device,
+            root=config.data.root,
+            max_bytes=config.data.max_bytes,
+            workers=config.data.workers,
         )
     elif ranks.is_main:
         folder.check_new(run)
@@ -273,6 +277,7 @@ def _create_trainer(
     """The training of a run: data read, model built."""
     device = resolve_device(config.training.device)
     data = config.data
+    workers = default_workers(current().world_size) if data.workers is None else data.workers
     with main_first():
         images = load_dataset(
             data.name,
@@ -280,6 +285,8 @@ def _create_trainer(
             data.root,
             img_size=data.img_size,
             max_bytes=data.max_bytes,
+            storage=data.storage,
+            workers=workers,
         )
     train_images, val_images = split(images, config, device)
     description = describe_model(
@@ -303,7 +310,9 @@ def _create_trainer(
         description["classes"] = []  # a model without classes
         task = build_task()
     description["task"] = task.name
-    config = complete_config(task, len(train_images))
+    # A resumed run reads the images as the first start did, also on a machine of other memory.
+    storage = "disk" if isinstance(images, ImageFiles) else "memory"
+    config = complete_config(task, len(train_images)).updated(storage=storage)
     return Trainer(
         task,
         config,

@@ -11,6 +11,8 @@ from typing import Protocol
 from torch import Tensor
 
 from torchcaps.data import ImageSet
+from torchcaps.data.files import stream
+from torchcaps.distributed import current
 from torchcaps.settings import TrainConfig
 from torchcaps.training.sampling import epoch_permutation, split_batches
 
@@ -57,8 +59,7 @@ class SetBatches:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[tuple[ImageSet, Tensor]]:
         """The set and the indices of each step; see `BatchSource`."""
-        for indices in self._indices(number)[start:]:
-            yield self.images, indices
+        return stream(self.images, self._indices(number)[start:], current().shard)
 
     def _indices(self, epoch: int) -> list[Tensor]:
         """Indices `[samples]` of the images of each step of an epoch."""

@@ -23,7 +23,7 @@ METRICS_FILE = "metrics.jsonl"
 EVALUATION_FILE = "evaluation.json"
 MAX_METRICS = 3  # in the line on the test images
 # Settings that may be given anew when a run is resumed.
-RESUME_OVERRIDES = ("device", "root", "max_bytes")
+RESUME_OVERRIDES = ("device", "root", "max_bytes", "workers")
 
 
 class Run:

@@ -1,0 +1,399 @@
+"""Images that stay in their files and are decoded when they are needed, by processes of their own.
+
+`ImageFiles` is an `ImageSet` whose `images` are `EncodedImages` in place of a tensor. All that an
+`ImageSet` does works on it: subsets and splits decode nothing, `float_images` decodes what it
+returns. `stream` serves the batches of a training or an evaluation, a small `ImageSet` each, so
+that memory does not grow with the number of images.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from torchcaps.data._registry import ReadRequest
+from torchcaps.data.augment.crop import center_crop
+from torchcaps.data.dataset import ImageSet
+from torchcaps.data.images import ImageSource, decode_image, is_gray, opened
+from torchcaps.data.pixels import Size, size_pair, to_float
+from torchcaps.errors import DataError, check_range
+
+if TYPE_CHECKING:
+    from torchcaps.data.entries import Listing
+
+MAX_WORKERS = 8  # that a machine of many cores gets by default
+MAX_DECODED_BYTES = 1 << 30  # of images that are kept in memory by default
+MEMORY_SHARE = 4  # and at most the 4th part of what the machine has
+SAMPLED_FILES = 256  # whose contents are in a fingerprint
+SAMPLED_BYTES = 64 << 10  # of each of them
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedImages:
+    """Images as they lie in files, in place of a tensor uint8 `[n, channels, height, width]`.
+
+    Attributes:
+        files: `[n]` paths, or names that `open_image` takes, as bytes: one block of memory, which
+            processes share.
+        in_chans: 1 or 3.
+        img_size: (height, width), before a crop.
+        is_resized: whether images are resized to `img_size`; else they must have it.
+        crop: side of the square that is cut out of the middle; None for the whole image.
+        open_image: from a name to what `decode_image` takes; a function that can be pickled.
+        device: where decoded images go.
+    """
+
+    files: np.ndarray
+    in_chans: int
+    img_size: tuple[int, int]
+    is_resized: bool
+    crop: int | None = None
+    open_image: Callable[[str], ImageSource] = str
+    device: torch.device | str = "cpu"
+    dtype: ClassVar[torch.dtype] = torch.uint8
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of all images together, decoded."""
+        size = self.img_size if self.crop is None else (self.crop, self.crop)
+        return torch.Size((len(self), self.in_chans, *size))
+
+    def __getitem__(self, indices: Tensor) -> Self:
+        return replace(self, files=self.files[indices.cpu().numpy()])
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same images, which are decoded to another device."""
+        return replace(self, device=device)
+
+    def decode(self) -> UInt8[Tensor, "n channels height width"]:
+        """The pixels of all images, on the device.
+
+        Raises:
+            DataError: a file is unreadable, or its image of another size.
+        """
+        pixels = torch.empty(self.shape, dtype=self.dtype)
+        for index, file in enumerate(self.files.tolist()):
+            pixels[index] = self._decode_file(os.fsdecode(file))
+        return pixels.to(self.device)
+
+    def _decode_file(self, file: str) -> UInt8[Tensor, "channels height width"]:
+        target = self.img_size if self.is_resized else None
+        image = decode_image(self.open_image(file), target, self.in_chans, name=file)
+        height, width = image.shape[1:]
+        if (height, width) != self.img_size:
+            raise DataError(
+                f"{file}: expected an image of {self.img_size[0]} × {self.img_size[1]} (height × "
+                f"width), as the first one of the set is, got {height} × {width}; "
+                "give img_size (--img-size) to resize them all"
+            )
+        return image if self.crop is None else center_crop(image[None], self.crop)[0]
+
+    def fingerprint(self) -> UInt8[Tensor, " 32"]:
+        """A digest that differs where the files do, without reading all of them.
+
+        It is made of the names of all files below the folder that they share, so that a set may be
+        moved, and of their sizes; and of the first 64 KiB of 256 files that are evenly spread.
+        """
+        files = [os.fsdecode(file) for file in self.files.tolist()]
+        folder = os.path.dirname(os.path.commonpath([min(files), max(files)]))
+        digest = hashlib.sha256()
+        for file in files:
+            size = os.path.getsize(file) if self.open_image is str else 0  # else it is in the name
+            digest.update(os.fsencode(f"{file.removeprefix(folder)} {size}\n"))
+        num_sampled = min(len(files), SAMPLED_FILES)
+        for index in np.linspace(0, len(files) - 1, num_sampled).astype(int):
+            digest.update(_read_start(self.open_image(files[index])))
+        return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+
+
+def _read_start(source: ImageSource) -> bytes:
+    """The first bytes of an image file."""
+    if isinstance(source, bytes):
+        return source[:SAMPLED_BYTES]
+    with open(str(source), "rb") as file:
+        return file.read(SAMPLED_BYTES)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ImageFiles(ImageSet):
+    """Images with their labels, decoded from their files when they are needed.
+
+    Attributes:
+        images: the files, in place of a tensor.
+        labels: indices into `classes`.
+        classes: names of the classes, in the order of the labels.
+        name: name of the set in tables and reports.
+        factors: what else is known of each image, by name.
+        group: a factor; images with equal values stay together in a split.
+        notes: sentences about what was read and what was left out.
+        workers: processes that decode batches; 0 for this process, None for one less than the
+            cores of this process, at most 8.
+    """
+
+    images: EncodedImages  # type: ignore[assignment]
+    workers: int | None = None
+
+    def resized(self, img_size: Size, in_chans: int | None) -> Self:
+        """The set with images of another size and number of channels.
+
+        Args:
+            img_size: (height, width), or one side of a square; None keeps the size.
+            in_chans: 1 or 3; None keeps the channels.
+
+        Returns:
+            The resized set.
+
+        Raises:
+            DataError: another size for images that are cropped.
+        """
+        images = self.images
+        if in_chans is not None:
+            images = replace(images, in_chans=in_chans)
+        if img_size is None or size_pair(img_size) == self.img_size:
+            return replace(self, images=images)
+        if images.crop is not None:
+            raise DataError(f"img_size: expected to be set before the crop, got {img_size}")
+        resized = replace(images, img_size=size_pair(img_size), is_resized=True)
+        return replace(self, images=resized)
+
+    def cropped(self, side: int) -> Self:
+        """The set with the middle of every image.
+
+        Args:
+            side: pixels along a side of the square that is kept.
+
+        Returns:
+            The cropped set.
+        """
+        check_range("crop", side, low=1, high=min(self.img_size))
+        return replace(self, images=replace(self.images, crop=side))
+
+    def float_images(
+        self, indices: Tensor | Sequence[int] | None = None
+    ) -> Float[Tensor, "m channels height width"]:
+        """The images at `indices`, decoded by this process, as float32 in [0, 1].
+
+        Args:
+            indices: `[m]` integers; None takes all images.
+
+        Returns:
+            `[m, channels, height, width]`.
+        """
+        images = self.images if indices is None else self.images[self._index(indices)]
+        return to_float(images.decode())
+
+    def _decoded(self, indices: Tensor, pixels: Tensor) -> ImageSet:
+        """An `ImageSet` of the images at `indices`, whose pixels are these."""
+        batch = self.subset(indices)
+        return ImageSet(
+            pixels.to(self.images.device),
+            batch.labels,
+            batch.classes,
+            batch.name,
+            batch.factors,
+            batch.group,
+        )
+
+
+def stream(
+    images: ImageSet,
+    batches: Sequence[Tensor],
+    needed: Callable[[int], slice] = slice,
+) -> Iterator[tuple[ImageSet, Tensor]]:
+    """Batches of a set, of which no more than a few are in memory at a time.
+
+    A set in memory is passed on as it is. Of `ImageFiles` each batch becomes a set of its own.
+    The values are the same with any number of workers.
+
+    Args:
+        images: the set.
+        batches: indices `[samples]` of the images of each batch.
+        needed: from the size of a batch to the images of it that are decoded; the others are black.
+
+    Returns:
+        For each batch a set, and the indices `[samples]` of its images in that set.
+
+    Raises:
+        DataError: an unreadable file, or a process that decodes images was ended.
+    """
+    if not isinstance(images, ImageFiles):
+        for indices in batches:
+            yield images, indices
+        return
+
+    parts = [indices[needed(len(indices))] for indices in batches]
+    for indices, rows in zip(batches, _decode_batches(images, parts), strict=True):
+        pixels = torch.zeros(len(indices), *rows.shape[1:], dtype=rows.dtype)
+        pixels[needed(len(indices))] = rows
+        yield images._decoded(indices, pixels), torch.arange(len(indices), device=indices.device)
+
+
+def _decode_batches(images: ImageFiles, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The pixels of each batch, uint8 `[samples, channels, height, width]` on the CPU."""
+    workers = default_workers() if images.workers is None else images.workers
+    loader = DataLoader(
+        _DecodedBatches(images.images.to("cpu")),
+        batch_sampler=[indices.tolist() for indices in batches],
+        num_workers=min(workers, len(batches) - 1),
+        collate_fn=_unchanged,
+        worker_init_fn=_start_worker,
+        generator=torch.Generator(),  # else torch's global generator would be advanced
+    )
+    iterator = iter(loader)
+    try:
+        for _ in batches:
+            try:
+                pixels, problem = next(iterator)
+            except RuntimeError as error:  # torch raises no class of its own
+                raise DataError(
+                    f"{images.name}: a process that decodes images was ended ({error}); where "
+                    "memory is exhausted, use fewer workers (--workers), or 0"
+                ) from error
+            if problem:
+                raise DataError(problem)
+            yield torch.from_numpy(pixels)
+    finally:
+        del iterator  # ends the workers
+
+
+def default_workers(num_ranks: int = 1) -> int:
+    """Processes that decode images where nobody says how many: the cores less one, at most 8.
+
+    Args:
+        num_ranks: processes of the run, which share the cores.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(MAX_WORKERS, max(1, (cores or 1) // num_ranks - 1))
+
+
+class _DecodedBatches(Dataset[Any]):
+    """What a `DataLoader` reads from; an index is a list, the images of a batch."""
+
+    def __init__(self, images: EncodedImages) -> None:
+        self.images = images
+
+    def __getitems__(self, indices: list[int]) -> tuple[np.ndarray | None, str]:
+        """Pixels, and an error in words: an exception would come back with its traceback.
+
+        Arrays pass through a pipe, tensors through shared memory, of which containers have little.
+        """
+        try:
+            images = self.images[torch.tensor(indices, dtype=torch.int64)]
+            return images.decode().numpy(), ""
+        except DataError as error:
+            return None, str(error)
+
+
+def _unchanged(batch: Any) -> Any:
+    """A batch as it was decoded; in place of torch's function that stacks samples."""
+    return batch
+
+
+def _start_worker(_worker: int) -> None:
+    """Leave Ctrl-C to the main process, and end at once when that is killed.
+
+    A worker holds what its parent held when it began, such as the lock of a run folder.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def stays_on_disk(
+    listing: Listing, request: ReadRequest, open_image: Callable[[str], ImageSource]
+) -> bool:
+    """Whether images are too many to be decoded whole into memory, or are not to be.
+
+    Args:
+        listing: of the images.
+        request: has the `storage`, the size, and the bytes that are allowed, if a number is set.
+        open_image: the image of a file.
+    """
+    if request.storage != "auto":
+        return request.storage == "disk"
+    limit = request.budget.max_bytes or _memory_limit()
+    return _decoded_bytes(listing, request, open_image) > limit
+
+
+def _memory_limit() -> int:
+    """Bytes of decoded images that are kept in memory unless a run says otherwise."""
+    if not hasattr(os, "sysconf"):
+        return MAX_DECODED_BYTES
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(MAX_DECODED_BYTES, machine // MEMORY_SHARE)
+
+
+def _decoded_bytes(
+    listing: Listing, request: ReadRequest, open_image: Callable[[str], ImageSource]
+) -> int:
+    """Bytes of all images decoded, if they are like the first; 0 where that cannot be read."""
+    file = listing.files[0]
+    try:
+        with opened(open_image(file), file) as image:
+            width, height = image.size
+            channels = request.in_chans or len(image.getbands())
+    except DataError:
+        return 0
+    if request.img_size is not None:
+        height, width = size_pair(request.img_size)
+    return len(listing.files) * min(channels, 3) * height * width
+
+
+def image_files(
+    listing: Listing, request: ReadRequest, open_image: Callable[[str], ImageSource]
+) -> ImageFiles:
+    """The images of a listing, which stay in their files.
+
+    Args:
+        listing: of the images.
+        request: their size, channels and workers. Without a size the first image gives it; without
+            channels, they are 1 when every image is gray, otherwise 3.
+        open_image: the image of a file; a function that can be pickled.
+
+    Raises:
+        DataError: an unreadable image among those that were looked at.
+    """
+    in_chans = request.in_chans
+    if in_chans is None:
+        is_all_gray = all(is_gray(open_image(file), file) for file in listing.all_files)
+        in_chans = 1 if is_all_gray else 3
+    first = decode_image(open_image(listing.files[0]), request.img_size, in_chans)
+    height, width = first.shape[1:]
+    images = EncodedImages(
+        np.array([os.fsencode(file) for file in listing.files]),
+        in_chans,
+        (height, width),
+        is_resized=request.img_size is not None,
+        open_image=open_image,
+    )
+    megabytes = images.shape.numel() / 1e6
+    note = (
+        f"{listing.name}: {len(images):,} images stay on disk and are decoded when they are "
+        f"needed; in memory (--storage memory) they would take {megabytes:,.0f} MB"
+    )
+    return ImageFiles(
+        images,
+        listing.labels,
+        listing.classes,
+        listing.name,
+        listing.factors,
+        listing.group,
+        (*listing.notes, note),
+        workers=request.workers,
+    )

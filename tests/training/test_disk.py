@@ -1,0 +1,128 @@
+"""Training on images that stay on disk: the same bits as in memory, with any number of workers."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+import torchcaps as tc
+from data.makers import picture
+from torchcaps.data import files, load_dataset
+from torchcaps.errors import DataError, RunError
+from torchcaps.training import Interrupted, TrainConfig, train
+
+from .makers import TINY, assert_resumes, contents, stop_after, tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """36 pictures of two classes, of which 28 are for training."""
+    root = tmp_path_factory.mktemp("disk") / "own"
+    for label in ("cat", "dog"):
+        (root / label).mkdir(parents=True)
+        for index in range(18):
+            image = picture((30, 40), seed=index if label == "cat" else 100 + index)
+            image.save(root / label / f"{index}.jpg")
+    return root
+
+
+@pytest.fixture(scope="module")
+def expected(folder, tmp_path_factory):
+    """What the training in memory ends in."""
+    run = train(config_of(folder, storage="memory"), tmp_path_factory.mktemp("memory") / "run")
+    return contents(run.path)
+
+
+def config_of(folder, **changes):
+    settings = {"img_size": 18, "batch_size": 9, "workers": 0, "storage": "disk"}
+    return tiny(folder, **(settings | changes))
+
+
+def without_description(files_of_run):
+    """Weights and metrics; the description of a checkpoint names the storage."""
+    return {name: files_of_run[name] for name in ("model.safetensors", "metrics")}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_on_disk_it_trains_to_the_same_bits_as_in_memory(folder, expected, tmp_path, workers):
+    run = train(config_of(folder, workers=workers), tmp_path / "run")
+    assert without_description(contents(run.path)) == without_description(expected)
+
+
+def test_a_crop_of_images_on_disk_gives_the_same_bits_as_in_memory(folder, tmp_path):
+    runs = {}
+    for storage in ("memory", "disk"):
+        config = config_of(folder, storage=storage, img_size=20, crop=18, epochs=1)
+        runs[storage] = without_description(contents(train(config, tmp_path / storage).path))
+    assert runs["disk"] == runs["memory"]
+
+
+def test_stopped_and_resumed_it_ends_in_the_same_bits(folder, tmp_path):
+    assert_resumes(config_of(folder, workers=1), tmp_path, step=4)
+
+
+def test_a_run_is_resumed_with_another_number_of_workers(folder, expected, tmp_path):
+    with pytest.raises(Interrupted):
+        train(config_of(folder), tmp_path / "run", should_stop=stop_after(1))
+    run = train(TrainConfig(), tmp_path / "run", resume=True, workers=2)
+    assert without_description(contents(run.path)) == without_description(expected)
+
+
+def test_a_run_remembers_that_its_images_stay_on_disk(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_DECODED_BYTES", 1)
+    with pytest.raises(Interrupted):
+        train(config_of(folder, storage="auto"), tmp_path / "run", should_stop=stop_after(1))
+    monkeypatch.undo()
+    run = train(TrainConfig(), tmp_path / "run", resume=True)
+    assert run.config.data.storage == "disk"
+    assert run.is_finished
+
+
+def test_files_that_changed_are_refused_when_the_run_goes_on(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "own")
+    with pytest.raises(Interrupted):
+        train(config_of(copy), tmp_path / "run", should_stop=stop_after(1))
+    with open(copy / "cat" / "0.jpg", "ab") as file:
+        file.write(b"\0")
+    with pytest.raises(RunError, match="checksum of images and labels was"):
+        train(TrainConfig(), tmp_path / "run", resume=True)
+
+
+def test_a_damaged_file_ends_the_training_with_its_name(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "own")
+    (copy / "dog" / "7.jpg").write_bytes(b"damaged")
+    with pytest.raises(DataError, match=r"dog/7\.jpg: not an image"):
+        train(config_of(copy, workers=1), tmp_path / "run")
+
+
+def test_evaluation_and_report_decode_a_batch_at_a_time(folder, tmp_path, monkeypatch):
+    run = train(config_of(folder, epochs=1), tmp_path / "run")
+    expected_evaluation = tc.evaluate(run)
+    monkeypatch.setattr(files, "MAX_DECODED_BYTES", 1)
+    monkeypatch.setattr(files, "default_workers", lambda: 0)
+    monkeypatch.setattr(tc.tasks.Task, "eval_batch_size", 3)
+    sizes = []
+    decode = files.EncodedImages.decode
+    monkeypatch.setattr(
+        files.EncodedImages, "decode", lambda images: sizes.append(len(images)) or decode(images)
+    )
+    evaluation = tc.evaluate(run)
+    assert evaluation.predictions.tolist() == expected_evaluation.predictions.tolist()
+    assert evaluation.loss == pytest.approx(expected_evaluation.loss, rel=1e-5)
+    assert sizes == [3, 3, 2]
+    assert tc.report(run).exists()
+
+
+def test_fit_takes_images_on_disk(folder):
+    settings = {"epochs": 1, "batch_size": 9}
+    histories = []
+    for storage in ("memory", "disk"):
+        torch.manual_seed(0)
+        model = tc.create_model("capsnet", num_classes=2, in_chans=3, img_size=18, **TINY)
+        images = load_dataset(folder, img_size=18, storage=storage, workers=0)
+        histories.append(tc.fit(model, images, **settings).history)
+    for history in histories:
+        history[0].pop("images_per_second")
+    assert histories[0] == histories[1]
