@@ -117,6 +117,7 @@ class Reader:
         path: the file's path.
         file: the file itself, not decompressed.
         budget: memory of this file, which also counts in that of its set.
+        is_packed: whether it is decompressed.
     """
 
     def __init__(self, path: Path, file: io.BufferedReader, budget: MemoryBudget | None) -> None:
@@ -128,12 +129,12 @@ class Reader:
         self._size = stat.st_size
         self._farthest = 0
         self._stream: IO[bytes] = file
-        self._is_packed = False
+        self.is_packed = False
         start = file.peek(8)
         for magic, unpack in DECOMPRESSORS.items():
             if start.startswith(magic):
                 self._stream = unpack(file)
-                self._is_packed = True
+                self.is_packed = True
 
     def reserve(self, num_bytes: int) -> None:
         """Count bytes of memory before they are allocated; DataError for too many."""
@@ -166,7 +167,7 @@ class Reader:
         return self._stream.tell()
 
     def _pass(self, position: int) -> None:
-        if self._is_packed and position > self._farthest:
+        if self.is_packed and position > self._farthest:
             self.reserve(position - self._farthest)
             self._farthest = position
 
@@ -187,7 +188,7 @@ class Reader:
             DataError: fewer bytes follow, or more.
         """
         contents = bytearray()
-        num_bytes = count if self._is_packed else self._size - self.tell()
+        num_bytes = count if self.is_packed else self._size - self.tell()
         if num_bytes == count:
             self.reserve(count)
             while piece := self._take(min(CHUNK, count - len(contents))):

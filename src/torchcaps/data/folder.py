@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from torchcaps.data._registry import ReadRequest, register_format
-from torchcaps.data.budget import Reader, open_reader, read_errors
+from torchcaps.data.budget import open_reader, read_errors
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import SEPARATOR, Entry, check_tree, read_entries
 from torchcaps.data.images import SUFFIXES, image_files, is_image_name, natural_key
+from torchcaps.data.tar_members import archive_members, locate, read_member
 from torchcaps.errors import DataError
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 SPLIT_FOLDERS = {"train", "test"}
-MEMBER_BYTES = 2048  # memory that the description of a member takes
 
 
 def read_folder(root: str | Path, request: ReadRequest) -> ImageSet:
@@ -128,16 +128,20 @@ def read_tar(path: str | Path, request: ReadRequest) -> ImageSet:
         tarfile.open(fileobj=cast(Any, reader), mode="r:") as archive,
     ):
         members = {}
-        for member in _members(reader, archive):
+        for member in archive_members(reader, archive):
             if member.isfile() and _is_image(member.name):
                 members[member.name] = member
 
-        def read_member(file: str) -> bytes:
+        def read_next(file: str) -> bytes:
             stream = archive.extractfile(members[file])
             return stream.read() if stream else b""
 
         entries = _member_entries(path, members)
-        return read_entries(name, entries, request, read_member, prefix=f"{path}:", can_seek=False)
+        if request.storage == "memory" or reader.is_packed:
+            prefix = f"{path}:"
+            return read_entries(name, entries, request, read_next, prefix, can_seek=False)
+        located = [entry._replace(file=locate(path, members[entry.file])) for entry in entries]
+        return read_entries(name, located, request, read_member)
 
 
 register_format(
@@ -145,24 +149,6 @@ register_format(
     lambda path: path.name.lower().endswith(ARCHIVES) and not path.is_dir(),
     read_tar,
 )
-
-
-def _members(reader: Reader, archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    # tarfile itself follows a negative size backwards forever, and fills the holes of a sparse
-    # file.
-    offset = -1
-    for member in archive:
-        reader.reserve(MEMBER_BYTES)
-        if archive.offset <= offset or member.size < 0:
-            raise DataError(
-                f"{reader.path}: damaged archive, the size of {member.name} is negative"
-            )
-        if member.issparse():
-            raise DataError(
-                f"{reader.path}: {member.name} is a sparse file, which is not read from an archive"
-            )
-        offset = archive.offset
-        yield member
 
 
 def _is_image(member: str) -> bool:

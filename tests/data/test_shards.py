@@ -1,0 +1,160 @@
+"""Shards in webdataset's layout, and other plain archives that stay on disk."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+
+import pytest
+import torch
+
+from torchcaps.data import ImageFiles, files, load_dataset, tar_members
+from torchcaps.data.shards import is_sharded
+from torchcaps.errors import DataError
+
+from .makers import picture, write_folder
+
+
+def encoded(index):
+    stream = io.BytesIO()
+    picture((12, 10), seed=index).save(stream, "JPEG")
+    return stream.getvalue()
+
+
+def write_shard(path, members):
+    """An archive of these contents by name, in this order."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def samples(indices, label_ending="cls"):
+    """Images of the classes 2 and 10 with their labels."""
+    members = {}
+    for index in indices:
+        label = ("10", "2")[index % 2]
+        members[f"./part/{index:04}.jpg"] = encoded(index)
+        text = json.dumps({"label": int(label)}) if label_ending == "json" else f"{label}\n"
+        members[f"./part/{index:04}.{label_ending}"] = text.encode()
+    return members
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """A folder of three shards with 12 images."""
+    root = tmp_path / "own"
+    for number in range(3):
+        ending = "json" if number == 2 else "cls"
+        write_shard(
+            root / f"shard-{number}.tar", samples(range(4 * number, 4 * number + 4), ending)
+        )
+    return root
+
+
+@pytest.fixture
+def twin(tmp_path):
+    """The same images and classes as files in folders."""
+    root = tmp_path / "twin"
+    for index in range(12):
+        folder = root / ("10", "2")[index % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{index:04}.jpg").write_bytes(encoded(index))
+    return root
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_shards_read_as_the_folder_of_their_images(shards, twin, split):
+    expected = load_dataset(twin, split, img_size=8)
+    assert expected.classes == ("2", "10")
+    for storage in ("memory", "disk"):
+        images = load_dataset(shards, split, img_size=8, storage=storage, workers=0)
+        assert isinstance(images, ImageFiles) is (storage == "disk")
+        assert (images.classes, images.name) == (expected.classes, "own")
+        assert torch.equal(images.labels, expected.labels)
+        assert torch.equal(images.float_images(), expected.float_images())
+
+
+def test_folders_of_shards_are_the_splits(tmp_path):
+    for split, indices in (("train", range(5)), ("test", range(5, 8))):
+        write_shard(tmp_path / "own" / split / "a.tar", samples(indices))
+    assert len(load_dataset(tmp_path / "own", "train")) == 5
+    assert len(load_dataset(tmp_path / "own", "test")) == 3
+
+
+def test_a_single_shard_is_a_set(shards):
+    shard = shards / "shard-1.tar"
+    assert len(load_dataset(shard)) + len(load_dataset(shard, "test")) == 4
+
+
+def test_batches_of_shards_are_the_same_with_workers(shards, monkeypatch):
+    monkeypatch.setattr(tar_members, "MAX_OPEN", 2)  # fewer than there are shards
+    images = load_dataset(shards, img_size=8, storage="disk", workers=2)
+    expected = images.float_images()  # this process has the archives open when the others start
+    batches = [torch.tensor([index, (5 * index + 3) % 8]) for index in range(8)]
+    for indices, (batch, positions) in zip(batches, files.stream(images, batches), strict=True):
+        assert torch.equal(batch.float_images(positions), expected[indices])
+
+
+@pytest.mark.parametrize("storage", ["memory", "auto", "disk"])
+def test_a_plain_archive_of_class_folders_reads_as_its_folder(tmp_path, storage):
+    root = write_folder(tmp_path / "own")
+    with tarfile.open(tmp_path / "own.tar", "w") as archive:
+        archive.add(root, arcname=".")
+    images = load_dataset(tmp_path / "own.tar", storage=storage)
+    assert isinstance(images, ImageFiles) is (storage == "disk")
+    assert torch.equal(images.float_images(), load_dataset(root).float_images())
+
+
+def test_a_compressed_archive_cannot_stay_on_disk(tmp_path):
+    root = write_folder(tmp_path / "own")
+    with tarfile.open(tmp_path / "own.tar.gz", "w:gz") as archive:
+        archive.add(root, arcname=".")
+    assert len(load_dataset(tmp_path / "own.tar.gz", storage="auto")) == 8
+    with pytest.raises(DataError, match=r"own\.tar\.gz: cannot stay on disk"):
+        load_dataset(tmp_path / "own.tar.gz", storage="disk")
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"b.jpg": encoded(0)}, r"a\.tar:b: expected its label in b\.cls or b\.json"),
+        ({"b.jpg": encoded(0), "b.cls": b" "}, r"a\.tar:b\.cls: the label is empty"),
+        ({"b.jpg": encoded(0), "b.json": b"[1]"}, "expected a JSON object with one of label"),
+        ({"b.jpg": encoded(0), "b.json": b"{}"}, "expected a JSON object with one of label"),
+        ({"b.jpg": encoded(0), "b.cls": b"x" * 70_000}, "expected at most 65,536 bytes of a label"),
+        ({"b.jpg": b"junk", "b.cls": b"10"}, r"a\.tar:b\.jpg@\d+\+4: not an image"),
+    ],
+)
+def test_a_faulty_sample_is_named(tmp_path, members, message):
+    write_shard(tmp_path / "own" / "a.tar", samples(range(6)) | members)
+    with pytest.raises(DataError, match=message):
+        load_dataset(tmp_path / "own", "train")
+        load_dataset(tmp_path / "own", "test")
+
+
+def test_an_archive_that_became_shorter_or_vanished_is_named(shards):
+    images = load_dataset(shards, img_size=8, storage="disk", workers=0)
+    shard = shards / "shard-1.tar"
+    shard.write_bytes(shard.read_bytes()[:2000])
+    with pytest.raises(DataError, match=r"shard-1\.tar:.* truncated archive"):
+        images.float_images()
+    tar_members._archives.descriptors.clear()
+    shard.unlink()
+    with pytest.raises(DataError, match=r"shard-1\.tar: cannot be read \(No such file"):
+        images.float_images()
+
+
+def test_other_folders_and_archives_are_no_shards(tmp_path):
+    folders = write_folder(tmp_path / "own")
+    with tarfile.open(tmp_path / "own.tar", "w") as archive:
+        archive.add(folders, arcname=".")
+    (tmp_path / "damaged.tar").write_bytes(b"damaged")
+    for path in (folders, tmp_path / "own.tar", tmp_path / "damaged.tar", tmp_path):
+        assert not is_sharded(path)
+    (tmp_path / "empty").mkdir()
+    assert not is_sharded(tmp_path / "empty")
