@@ -72,8 +72,16 @@ def test_a_run_is_resumed_with_another_number_of_workers(folder, expected, tmp_p
 
 def test_a_run_remembers_that_its_images_stay_on_disk(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MAX_DECODED_BYTES", 1)
+    rows = []
     with pytest.raises(Interrupted):
-        train(config_of(folder, storage="auto"), tmp_path / "run", should_stop=stop_after(1))
+        train(
+            config_of(folder, storage="auto"),
+            tmp_path / "run",
+            should_stop=stop_after(1),
+            emit=rows.append,
+        )
+    (message,) = (row["text"] for row in rows if row["kind"] == "message")
+    assert message.startswith("own: 28 images stay on disk")
     monkeypatch.undo()
     run = train(TrainConfig(), tmp_path / "run", resume=True)
     assert run.config.data.storage == "disk"
@@ -97,7 +105,7 @@ def test_a_damaged_file_ends_the_training_with_its_name(folder, tmp_path):
         train(config_of(copy, workers=1), tmp_path / "run")
 
 
-def test_evaluation_and_report_decode_a_batch_at_a_time(folder, tmp_path, monkeypatch):
+def test_evaluation_decodes_a_batch_at_a_time(folder, tmp_path, monkeypatch):
     run = train(config_of(folder, epochs=1), tmp_path / "run")
     expected_evaluation = tc.evaluate(run)
     monkeypatch.setattr(files, "MAX_DECODED_BYTES", 1)
@@ -112,7 +120,13 @@ def test_evaluation_and_report_decode_a_batch_at_a_time(folder, tmp_path, monkey
     assert evaluation.predictions.tolist() == expected_evaluation.predictions.tolist()
     assert evaluation.loss == pytest.approx(expected_evaluation.loss, rel=1e-5)
     assert sizes == [3, 3, 2]
-    assert tc.report(run).exists()
+
+
+@pytest.mark.slow
+def test_a_report_is_made_of_images_on_disk(folder, tmp_path, monkeypatch):
+    run = train(config_of(folder, epochs=1), tmp_path / "run")
+    monkeypatch.setattr(files, "MAX_DECODED_BYTES", 1)
+    assert "8 test images" in tc.report(run).read_text()
 
 
 def test_fit_takes_images_on_disk(folder):

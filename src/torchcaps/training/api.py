@@ -120,6 +120,8 @@ def fit(
             name: tensor.detach().clone() for name, tensor in model.state_dict().items()
         }
         logger = MemoryLogger(emit)
+        for note in images.notes:
+            logger.message(note)
         config = complete_config(task, len(train_images))
         Trainer(
             task,
@@ -313,12 +315,15 @@ def _create_trainer(
     # A resumed run reads the images as the first start did, also on a machine of other memory.
     storage = "disk" if isinstance(images, ImageFiles) else "memory"
     config = complete_config(task, len(train_images)).updated(storage=storage)
+    logger = RunLogger(run, config, description, train_images, val_images, emit)
+    for note in images.notes:
+        logger.message(note)
     return Trainer(
         task,
         config,
         SetBatches(train_images, config, task.spec.smallest_batch),
         val_images,
-        RunLogger(run, config, description, train_images, val_images, emit),
+        logger,
         initial_weights=build_weights,
         callbacks=[callback],
     )
