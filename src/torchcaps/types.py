@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -146,7 +146,8 @@ class ModelMetadata:
         task: name of the task it was trained for; "auto" is the one that the model declares.
         spec: the specification that a module without one was trained with.
         name: under which `create_model` built it; empty for other modules.
-        options: that `create_model` built it with, sizes among them.
+        options: that it was built with; by `create_model`, sizes are among them.
+        builder: the function of the user that built it from these options, if one is known.
     """
 
     classes: tuple[str, ...] = ()
@@ -155,6 +156,7 @@ class ModelMetadata:
     spec: ModelSpec | None = None
     name: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    builder: Callable[..., nn.Module] | None = None
 
 
 def model_metadata(model: nn.Module) -> ModelMetadata:

@@ -308,12 +308,8 @@ def test_a_fitted_model_is_saved_with_classes_and_preprocessing(bars, tmp_path):
 def test_a_model_that_cannot_be_built_again_is_not_saved(tmp_path):
     changed = tc.create_model("capsnet", **TINY)
     changed.conv = torch.nn.Conv2d(1, 4, 9)
-    for model, path, argument in (
-        (torch.nn.Linear(2, 2), "model.safetensors", "model"),
-        (changed, "model.safetensors", "model"),
-        (tc.create_model("capsnet", **TINY), "model.pt", "path"),
-    ):
+    for model in (torch.nn.Linear(2, 2), changed):
         with pytest.raises(ArgumentError) as raised:
-            tc.save(model, tmp_path / path)
-        assert raised.value.argument == argument
+            tc.save(model, tmp_path / "model")
+        assert raised.value.argument == "model"
     assert list(tmp_path.iterdir()) == []

@@ -110,7 +110,7 @@ def pretrained_model(
             )
 
     model = build(**all_sizes, **all_options)
-    model.load_state_dict(fitting_weights(model.state_dict(), weights), strict=False)
+    take_weights(model, weights)
     has_same_classes = all_sizes["num_classes"] == trained["num_classes"]
     classes = tuple(about["classes"]) if has_same_classes else ()
     metadata = ModelMetadata(
@@ -133,6 +133,21 @@ def fitting_weights(
         for key, tensor in weights.items()
         if key in state and state[key].shape == tensor.shape
     }
+
+
+def take_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
+    """Load the weights whose names and shapes are those of a model; its others stay as they are.
+
+    Args:
+        model: which is changed.
+        weights: by name, such as those of a model with other classes.
+
+    Returns:
+        Names of the weights that were loaded.
+    """
+    fitting = fitting_weights(model.state_dict(), weights)
+    model.load_state_dict(fitting, strict=False)
+    return [*fitting]
 
 
 def read_description(path: Path) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, create_task, task_class
 from torchcaps.training import Run, load
 from torchcaps.training.api import as_set
-from torchcaps.training.checkpoint import read_header
+from torchcaps.training.checkpoint import MODEL_FILE, read_header
 from torchcaps.training.device import resolve_device
+from torchcaps.training.run import is_run
 from torchcaps.training.sampling import cropped
 from torchcaps.types import model_metadata
 
@@ -71,7 +72,7 @@ def open_task(
         config = TrainConfig.of(task=metadata.task)
     else:
         path = path_of(model_or_run)
-        config = Run.open(path).config if path.is_dir() else TrainConfig()
+        config = Run.open(path).config if is_run(path) else TrainConfig.of(task=metadata.task)
 
     max_bytes = None
     if data is None:
@@ -105,9 +106,10 @@ def _default_data(model_or_run: ModelOrRun, config: TrainConfig) -> str:
     if isinstance(model_or_run, nn.Module):
         raise ArgumentError("data", "expected a data set for a model without a run, got None")
     path = path_of(model_or_run)
-    if path.is_dir():
+    if is_run(path):
         return config.data.name
-    name = read_header(path)[1].get("weights", {}).get("shown")
+    file = path / MODEL_FILE if path.is_dir() else path
+    name = read_header(file)[1].get("weights", {}).get("shown")
     if name is None:
         raise RunError(
             f"{path}: a model file does not say what data it was trained on; give --data"

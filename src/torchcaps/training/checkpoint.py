@@ -7,9 +7,9 @@ The metadata holds a description, the number of the format, and a checksum (CRC-
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,32 @@ from torch import Tensor, nn
 
 from torchcaps.data import Preprocess
 from torchcaps.data.pixels import size_pair
-from torchcaps.errors import ArgumentError, RunError, TrainingError, check_regular, one_line
+from torchcaps.errors import (
+    ArgumentError,
+    RunError,
+    TrainingError,
+    check_range,
+    check_regular,
+    one_line,
+)
 from torchcaps.models import create_model, model_info
-from torchcaps.training.files import atomic
-from torchcaps.types import model_metadata, set_model_metadata, spec_of
+from torchcaps.models._pretrained import take_weights
+from torchcaps.nn import use_generator
+from torchcaps.training.builders import (
+    Builder,
+    build_by,
+    builder_name,
+    find_builder,
+    is_builder_name,
+)
+from torchcaps.training.files import CONFIG_FILE, atomic, make_folder
+from torchcaps.types import (
+    ModelMetadata,
+    ModelSpec,
+    model_metadata,
+    set_model_metadata,
+    spec_of,
+)
 
 FORMAT = 1  # of run folders and checkpoints; another one is refused
 MODEL_FILE = "model.safetensors"
@@ -173,14 +195,19 @@ def describe_model(
     return model | {"classes": list(classes), "preprocess": preprocess.to_dict()}
 
 
-def build_model(description: dict[str, Any], generator: torch.Generator | None = None) -> nn.Module:
+def build_model(
+    description: dict[str, Any],
+    generator: torch.Generator | None = None,
+    builder: Builder | None = None,
+) -> nn.Module:
     """A fresh model of a description.
 
     It has `.classes` (names), `.preprocess` (what `predict` applies) and `.task`.
 
     Args:
-        description: as `describe_model` gives it.
+        description: as `describe_model` gives it, or `save` of a model of the user's own.
         generator: draws the weights; None is torch's own.
+        builder: of a model that the description names by a function; see `find_builder`.
 
     Raises:
         OptionError: an option that the model does not take.
@@ -195,13 +222,16 @@ def build_model(description: dict[str, Any], generator: torch.Generator | None =
     name = description["model"]
     options = description["options"]
     classes = tuple(map(str, description["classes"]))
-    preprocess = Preprocess.from_dict(description["preprocess"])
-    sizes: dict[str, Any] = {"in_chans": preprocess.in_chans, "img_size": preprocess.model_size}
-    if model_info(name).named:
-        sizes["classes"] = classes
-    sizes["num_classes"] = len(classes)
+    preprocess = None
+    if builder is None or description["preprocess"] is not None:
+        preprocess = Preprocess.from_dict(description["preprocess"])
     try:
-        model = create_model(name, generator=generator, **sizes, **options)
+        if builder is not None:
+            with use_generator(generator):
+                model = build_by(builder, options)
+        else:
+            sizes = _model_sizes(name, classes, preprocess)
+            model = create_model(name, generator=generator, **sizes, **options)
     except TypeError as error:
         wording = ", ".join(f"{option}={value!r}" for option, value in options.items())
         reason = str(error).splitlines()[0]
@@ -212,8 +242,31 @@ def build_model(description: dict[str, Any], generator: torch.Generator | None =
         preprocess=preprocess,
         task=description.get("task", spec_of(model).task),
     )
+    if builder is not None:
+        metadata = replace(metadata, spec=_read_spec(description), builder=builder, options=options)
     set_model_metadata(model, metadata)
     return model
+
+
+def _model_sizes(name: str, classes: tuple[str, ...], preprocess: Any) -> dict[str, Any]:
+    """Arguments of `create_model` for these classes and what preprocessing makes."""
+    sizes = {"in_chans": preprocess.in_chans, "img_size": preprocess.model_size}
+    if model_info(name).named:
+        sizes["classes"] = classes
+    sizes["num_classes"] = len(classes)
+    return sizes
+
+
+def _read_spec(description: Mapping[str, Any]) -> ModelSpec | None:
+    """The specification in a description, if any; ValueError for a value of another type."""
+    if description.get("spec") is None:
+        return None
+    spec = ModelSpec(**description["spec"])
+    for field, default in vars(ModelSpec()).items():
+        value = getattr(spec, field)
+        if type(value) is not type(default):
+            raise ValueError(f"spec: {field}: expected {type(default).__name__}, got {value!r}")
+    return spec
 
 
 def check_fit(tensors: Mapping[str, Tensor], model: nn.Module) -> None:
@@ -246,92 +299,192 @@ def check_numbers(state: Mapping[str, Tensor]) -> None:
             raise ValueError(f"{name} holds infinite numbers or NaN")
 
 
-def save(model: nn.Module, path: str | Path) -> Path:
-    """Write a model as one file, which `load` reads back with its classes and preprocessing.
+def save(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    builder: Builder | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a model, which `load` reads back with its classes and preprocessing.
 
     Args:
-        model: built by `create_model` or `load`, trained or not.
-        path: of the file; its ending is `.safetensors`.
+        model: built by `create_model` or `load`, trained or not; or any module with its `builder`.
+        path: of a folder, which is made where it is missing; or of a file whose ending is
+            `.safetensors`.
+        builder: the function or class that builds a module of your own, at the top level of a
+            module that another process can import. The file holds its name, never its code.
+        options: of the builder by name, plain values that JSON has.
 
     Returns:
         The path.
 
     Raises:
-        ArgumentError: for another ending, or a model that was not built so, or was changed since.
+        ArgumentError: for a model without a builder, one that was changed since it was built, a
+            builder that has no name, or options that are no JSON.
+        RunError: the path is the folder of a run, or the folder cannot be made.
         TrainingError: when the file cannot be written.
+
+    Example:
+        >>> tc.save(model, "models/cats")
+        >>> tc.save(my_model, "models/mine", builder=MyNetwork, options={"num_classes": 4})
     """
     path = Path(path)
+    file = path if path.suffix == ".safetensors" else path / MODEL_FILE
+    if (file.parent / CONFIG_FILE).exists() and file.name == MODEL_FILE:
+        raise RunError(f"{path}: is the folder of a run; name another path")
     metadata = model_metadata(model)
-    if path.suffix != ".safetensors":
-        raise ArgumentError("path", f"expected a file ending in .safetensors, got {path.name}")
-    if not metadata.name:
-        raise ArgumentError(
-            "model",
-            f"expected one that create_model or load has built, got {type(model).__name__}; "
-            "keep its state_dict instead",
-        )
-    options = dict(metadata.options)
-    preprocess = Preprocess(size_pair(options.pop("img_size")), options.pop("in_chans"))
-    numbers = map(str, range(options.pop("num_classes", 0)))
-    options.pop("classes", None)
-    description = describe_model(
-        metadata.name,
-        options,
-        metadata.classes or tuple(numbers),
-        metadata.preprocess or preprocess,
-        spec_of(model).task if metadata.task == "auto" else metadata.task,
-    )
+    if builder is not None:
+        metadata = replace(metadata, builder=builder, options=options or {})
+    elif options is not None:
+        raise ArgumentError("options", "expected a builder beside them, got none")
+
+    description = _describe(model, metadata)
     try:
-        with torch.device("meta"):
-            check_fit(model.state_dict(), build_model(description))
+        if metadata.builder is None:
+            with torch.device("meta"):
+                copy = build_model(description)
+        else:
+            copy = build_model(description, torch.Generator(), metadata.builder)
+        check_fit(model.state_dict(), copy)
     except (ValueError, TypeError) as error:
         raise ArgumentError("model", f"cannot be built again for `load` ({error})") from error
-    save_tensors(path, model.state_dict(), description)
+    make_folder(file.parent)
+    save_tensors(file, model.state_dict(), description)
     return path
 
 
-def load(checkpoint_or_run_folder: str | Path, *, device: str | torch.device = "cpu") -> nn.Module:
+def _describe(model: nn.Module, metadata: ModelMetadata) -> dict[str, Any]:
+    """The description of a model, from what is known of how it was built."""
+    options = dict(metadata.options)
+    preprocess = metadata.preprocess
+    classes = metadata.classes
+    if metadata.builder is not None:
+        name = builder_name(metadata.builder)
+        if not isinstance(preprocess, Preprocess):
+            preprocess = None
+    elif metadata.name:
+        name = metadata.name
+        sizes = Preprocess(size_pair(options.pop("img_size")), options.pop("in_chans"))
+        preprocess = preprocess or sizes
+        # Classes beyond those of the data that a model was fitted to are named by their numbers.
+        numbers = range(len(classes), options.pop("num_classes", 0))
+        classes = (*classes, *map(str, numbers))
+        options.pop("classes", None)
+    else:
+        raise ArgumentError(
+            "model",
+            f"expected one that create_model or load has built, got {type(model).__name__}; "
+            "give the function that builds it: save(model, path, builder=..., options={...})",
+        )
+    task = spec_of(model).task if metadata.task == "auto" else metadata.task
+    description = {
+        "model": name,
+        "options": _plain_options(options),
+        "task": task,
+        "classes": list(classes),
+        "preprocess": preprocess and preprocess.to_dict(),
+    }
+    if metadata.builder is not None and metadata.spec is not None:
+        description["spec"] = asdict(metadata.spec)
+    layout = _channels_last_names(model)
+    if layout:
+        description["channels_last"] = layout
+    return description
+
+
+def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as a file holds them; ArgumentError where it cannot."""
+    try:
+        return dict(json.loads(json.dumps(options, allow_nan=False)))
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            "options", f"expected plain values that a file can hold ({one_line(str(error))})"
+        ) from error
+
+
+def load(
+    checkpoint_or_run_folder: str | Path,
+    num_classes: int | None = None,
+    *,
+    builder: Builder | None = None,
+    device: str | torch.device = "cpu",
+) -> nn.Module:
     """A trained model in evaluation mode, on this device.
 
     The model has `.classes` (names) and `.preprocess` (path, picture or array ->
     `[channels, height, width]`).
 
     Args:
-        checkpoint_or_run_folder: a `.safetensors` file; of a run folder, the best model by
-            validation is taken.
+        checkpoint_or_run_folder: a `.safetensors` file, or a folder that `save` has written; of a
+            run folder, the best model by validation is taken.
+        num_classes: of the model, by default that of the file. With another one, the layers that
+            depend on it start anew, and the classes are named by their numbers. A builder of your
+            own needs an option of this name.
+        builder: the function that the file names, of a model that was saved with one. A file never
+            causes an import or a call by itself.
         device: of the model.
 
     Returns:
         The model on `device`, in evaluation mode.
 
     Raises:
-        RunError: the path is absent, damaged, or holds no model.
+        RunError: the path is absent, damaged, holds no model, or names a builder that was neither
+            given nor imported by `--import`.
+        ArgumentError: a `num_classes` that the model does not take.
 
     Example:
         >>> model = tc.load("runs/capsnet-digits")
+        >>> new_model = tc.load("runs/capsnet-digits", num_classes=4)
     """
-    path = Path(checkpoint_or_run_folder)
-    if not path.exists():
-        raise RunError(f"{path}: no such run folder or model file")
-    if path.is_dir():
-        path = path / MODEL_FILE
-        if not path.exists():
-            raise RunError(
-                f"{path}: there is no trained model here; "
-                "was training stopped before its first epoch ended?"
-            )
+    path = _model_file(Path(checkpoint_or_run_folder))
     shapes, description = read_header(path)
     if "model" not in description:
         raise RunError(
             f"{path}: holds the state of a training, not a model; load {MODEL_FILE} of that run"
         )
+    if not is_builder_name(str(description["model"])):
+        builder = None
+    elif builder is None:
+        builder = find_builder(path, description["model"])
+    model = _load_model(path, shapes, description, builder)
+    if num_classes is not None:
+        model = _with_classes(model, num_classes, description)
+    return model.to(device).eval()
+
+
+def _model_file(path: Path) -> Path:
+    """The file of a model at a path, which may be that of its folder."""
+    if not path.exists():
+        raise RunError(f"{path}: no such run folder or model file")
+    if not path.is_dir():
+        return path
+    path = path / MODEL_FILE
+    if not path.exists():
+        raise RunError(
+            f"{path}: there is no trained model here; "
+            "was training stopped before its first epoch ended?"
+        )
+    return path
+
+
+def _load_model(
+    path: Path,
+    shapes: Mapping[str, Tensor],
+    description: dict[str, Any],
+    builder: Builder | None,
+) -> nn.Module:
+    """The model of a file with this header; RunError where the two do not fit."""
     try:
-        with torch.device("meta"):  # the tensors are compared before they or the model take memory
-            check_fit(shapes, build_model(description))
+        if builder is None:
+            with torch.device("meta"):  # compared before the tensors or the model take memory
+                check_fit(shapes, build_model(description))
         # Its weights are replaced below; the caller's generator is untouched.
-        model = build_model(description, torch.Generator())
+        model = build_model(description, torch.Generator(), builder)
+        check_fit(shapes, model)
         model.load_state_dict(load_tensors(path)[0])
         check_numbers(model.state_dict())
+        _set_channels_last(model, description.get("channels_last", []))
     except RunError:
         raise
     except Exception as error:  # a builder can fail in any way at what another hand wrote
@@ -339,4 +492,53 @@ def load(checkpoint_or_run_folder: str | Path, *, device: str | torch.device = "
         if isinstance(error, KeyError):
             reason = f"{error} is missing"
         raise RunError(f"{path}: its weights do not fit the model it names ({reason})") from error
-    return model.to(device).eval()
+    return model
+
+
+def _with_classes(model: nn.Module, num_classes: int, description: dict[str, Any]) -> nn.Module:
+    """A model for this number of classes, with those weights that do not depend on it."""
+    check_range("num_classes", num_classes, low=1)
+    builder = model_metadata(model).builder
+    options = description["options"]
+    if builder is None:
+        current_number = len(description["classes"])
+        takes_classes = model_info(description["model"]).num_classes > 0
+    else:
+        current_number = options.get("num_classes")
+        takes_classes = "num_classes" in options
+        options = options | {"num_classes": num_classes}
+    if not takes_classes:
+        raise ArgumentError("num_classes", f"{description['model']} has no such option")
+    if num_classes == current_number:
+        return model
+
+    numbers = [str(number) for number in range(num_classes)]
+    changes = {"classes": numbers, "options": options}
+    resized = build_model(description | changes, builder=builder)
+    take_weights(resized, model.state_dict())
+    _set_channels_last(resized, _channels_last_names(model))
+    return resized
+
+
+def _channels_last_names(model: nn.Module) -> list[str]:
+    """Weights that lie in channels-last order, in which training leaves convolutions.
+
+    The order decides how a convolution is computed, and so the last bits of the outputs.
+    """
+    names = []
+    for name, weight in model.state_dict().items():
+        if weight.dim() == 4:
+            # Of one channel, a weight counts as contiguous in both orders; strides tell them apart.
+            ordinary = torch.empty(weight.shape, device="meta")
+            channels_last = ordinary.clone(memory_format=torch.channels_last)
+            if weight.stride() == channels_last.stride() != ordinary.stride():
+                names.append(name)
+    return names
+
+
+def _set_channels_last(model: nn.Module, names: Iterable[str]) -> None:
+    """Lay these weights of four axes in channels-last order."""
+    names = set(names)
+    for name, weight in model.state_dict(keep_vars=True).items():
+        if name in names:
+            weight.data = weight.data.clone(memory_format=torch.channels_last)

@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 
 from torchcaps.errors import RunError, TrainingError
 
+CONFIG_FILE = "config.json"  # makes a folder a run
 LOCK_FILE = ".lock"
 _counter = itertools.count()
 

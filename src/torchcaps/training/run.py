@@ -12,12 +12,12 @@ from torchcaps.errors import ArgumentError, RunError, read_text
 from torchcaps.settings import TrainConfig
 from torchcaps.templates import picture, render
 from torchcaps.training.checkpoint import FORMAT, LAST_FILE, MODEL_FILE, PREVIOUS_FILE
+from torchcaps.training.files import CONFIG_FILE as CONFIG_FILE
 from torchcaps.words import duration, format_metric, in_words, numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CONFIG_FILE = "config.json"
 ENVIRONMENT_FILE = "environment.json"
 METRICS_FILE = "metrics.jsonl"
 EVALUATION_FILE = "evaluation.json"
