@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torchcaps.models import create_model, list_models
     from torchcaps.nn import record_routing, set_impl
     from torchcaps.reporting import compare, diagnose, evaluate, predict, report
-    from torchcaps.reproduction import reproduce
+    from torchcaps.reproduction import cross_validate, reproduce
     from torchcaps.training import fit, load, save, train
     from torchcaps.types import Capsules, ModelSpec, Routed
 
@@ -41,6 +41,7 @@ _HOMES = {
     "ModelSpec": "types",
     "Routed": "types",
     "create_model": "models",
+    "cross_validate": "reproduction",
     "estimate_memory": "bench",
     "explore": "explorer",
     "reproduce": "reproduction",
@@ -66,6 +67,7 @@ __all__ = [
     "bench",
     "compare",
     "create_model",
+    "cross_validate",
     "data",
     "diagnose",
     "estimate_memory",

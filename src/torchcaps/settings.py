@@ -71,6 +71,12 @@ class DataSettings(SettingsGroup):
     per_class: int | None = setting(
         None, "labeled images of each class to train with; by default all", low=1
     )
+    folds: int | None = setting(
+        None,
+        "train once for each of so many parts of the training images, tested on that part",
+        low=2,
+    )
+    fold: int | None = setting(None, "with folds: train for this one alone, counted from 1", low=1)
 
 
 @dataclass(frozen=True)

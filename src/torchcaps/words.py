@@ -5,6 +5,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+MAX_NAMES = 10  # in a list of names
+
 
 def percent(share: float | None) -> str:
     """`99.43 %` for 0.9943; a dash for None."""
@@ -54,6 +56,12 @@ def duration(seconds: float) -> str:
 def counted(number: int, noun: str) -> str:
     """`1 epoch`, `2 epochs`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def join_names(names: Sequence[str]) -> str:
+    """`a, b, c`; of more than ten names, `and 3 more` in place of the rest."""
+    rest = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + rest
 
 
 def unique_suffixes(paths: Sequence[str | Path]) -> list[str]:

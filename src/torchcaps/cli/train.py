@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -63,6 +64,12 @@ def train(
     use_threads(threads)
     ranks = current()
     config = resolve(recipe_or_model, settings, option)
+    if keep_memory == "yes":
+        tc.training.keep_memory()
+    if config.data.folds is not None and config.data.fold is None:
+        if output is None:
+            output = tc.training.default_folder(config, recipe_or_model, resume)
+        return _cross_validate(config, parse_settings(settings), output, resume, json)
     folder, resume = ranks.broadcast(_find_folder(config, recipe_or_model, output, resume))
     run = tc.training.Run(folder)
     data = config.data
@@ -75,26 +82,42 @@ def train(
         _use_threads_of(run, threads)
     elif ranks.is_main:
         tc.training.folder.check_new(run)
-        # Test images that cannot be read are an error before the training, not after it.
-        tc.data.load_dataset(
-            data.name,
-            "test",
-            data.root,
-            img_size=data.img_size,
-            max_bytes=data.max_bytes,
-            storage=data.storage,
-        )
-    if keep_memory == "yes":
-        tc.training.keep_memory()
+        if data.folds is None:
+            # Test images that cannot be read are an error before the training, not after it.
+            tc.data.load_dataset(
+                data.name,
+                "test",
+                data.root,
+                img_size=data.img_size,
+                max_bytes=data.max_bytes,
+                storage=data.storage,
+            )
 
     with hinted(folder):
-        status = _train(config, folder, resume)
+        status = _train(config, folder, resume, tc.training.train)
     if status:
         return status
     evaluation = tc.evaluate(run, root=data.root, device=config.training.device, output=run.path)
     document = evaluation.to_dict() | {"run": str(folder)}
     show(json, document, evaluation.table().lines, f"run folder: {folder}")
     note_without_plots()
+    return 0
+
+
+def _cross_validate(
+    config: TrainConfig,
+    changes: dict[str, Any],
+    folder: Path,
+    resume: bool,
+    json: bool,
+) -> int:
+    """Train and measure all folds, and print their means and deviations."""
+    with hinted(folder / "fold-1"):
+        status = _train(config, folder, resume, partial(tc.cross_validate, **changes))
+    if status:
+        return status
+    outcome = tc.reproduction.CrossValidation.read(folder)
+    show(json, outcome.to_dict(), outcome.table().lines, outcome.summary)
     return 0
 
 
@@ -132,15 +155,27 @@ def _use_threads_of(run: tc.training.Run, threads: int | None) -> None:
         )
 
 
-def _train(config: TrainConfig, folder: Path, resume: bool) -> int:
-    """Train with a bar and a line per epoch; 130 or 143 when a signal stopped it."""
+def _train(
+    config: TrainConfig,
+    folder: Path,
+    resume: bool,
+    training: Callable[..., Any],
+) -> int:
+    """Train with a bar and a line per epoch; 130 or 143 when a signal stopped it.
+
+    Args:
+        config: of the training.
+        folder: of the run, or of the cross-validation.
+        resume: continue what is in the folder.
+        training: `train` or `cross_validate`.
+    """
     from torchcaps.distributed import current
 
     ranks = current()
     rank = ranks.rank if ranks.world_size > 1 else None
     with progress_bar("training") as bar, graceful_stop(rank) as caught:
         try:
-            tc.training.train(
+            training(
                 config,
                 folder,
                 resume=resume,
@@ -151,6 +186,8 @@ def _train(config: TrainConfig, folder: Path, resume: bool) -> int:
             ignore_signals()
             output = shlex.quote(str(folder))
             command = f"torchcaps train {config.model.name} --output {output} --resume"
+            if config.data.folds is not None and config.data.fold is None:
+                command += f" --folds {config.data.folds}"
             note(f"{stop}; continue with: {command}{plugins.flags()}")
             number = caught[0] if caught else signal.SIGINT  # another process may have got it
             return 128 + number
@@ -200,5 +237,5 @@ def _epoch_line(row: dict[str, Any]) -> str:
 
 def _format_metric(name: str, metric: float) -> str:
     """`accuracy 97.10%`, `loss 0.0453`."""
-    number = f"{metric:.2%}" if name == "accuracy" else f"{metric:.4f}"
+    number = f"{metric:.2%}" if name.endswith("accuracy") else f"{metric:.4f}"
     return f"{name.replace('_', ' ')} {number}"

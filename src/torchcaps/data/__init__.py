@@ -30,6 +30,7 @@ from torchcaps.data.dataset import ImageBatch, ImageSet, few_labels, stratified_
 from torchcaps.data.entries import LabelTree, label_tree
 from torchcaps.data.files import ImageFiles
 from torchcaps.data.folder import read_folder, read_tar
+from torchcaps.data.folds import stratified_folds
 from torchcaps.data.idx import read_idx
 from torchcaps.data.images import decode_image
 from torchcaps.data.load import default_cache_dir, load_dataset
@@ -125,6 +126,7 @@ __all__ = [
     "render_synthnorb",
     "shift",
     "split_views",
+    "stratified_folds",
     "stratified_split",
     "verify_dataset",
 ]

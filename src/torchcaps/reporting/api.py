@@ -40,7 +40,8 @@ def evaluate(
     Args:
         model_or_run: a model; a run, or its folder; or a file of weights.
         data: an `ImageSet`, (images, labels), or the name or path of a data set; by default the one
-            that the run was trained on.
+            that the run was trained on. Its classes are matched with the model's by name. Those
+            without images have no accuracy.
         root: where a named set is looked for first.
         split: "test" or "train", of a named set.
         device: "auto" leaves a model where it is.
@@ -53,9 +54,10 @@ def evaluate(
         and confusions; of any task `to_dict()`, `summary` and `table()`.
 
     Raises:
-        RunError: for no run, data whose classes are not the model's, or, before anything is
-            measured, an output folder that cannot be written to.
-        DataError: if the data cannot be read.
+        RunError: for no run, or, before anything is measured, an output folder that cannot be
+            written to.
+        DataError: if the data cannot be read, or has images of a class that the model does not
+            know.
         ArgumentError: for a model without data, or data that its task does not take.
 
     Example:

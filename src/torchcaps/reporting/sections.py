@@ -56,7 +56,16 @@ from torchcaps.reporting.markup import (
 from torchcaps.tasks import ReportItem, create_task
 from torchcaps.templates import picture
 from torchcaps.training import TrainConfig
-from torchcaps.words import counted, duration, format_metric, in_words, percent, setting
+from torchcaps.words import (
+    counted,
+    duration,
+    format_metric,
+    in_words,
+    join_names,
+    percent,
+    rounded,
+    setting,
+)
 
 SectionWriter = Callable[[EvaluatedRun], ReportItem | Section | None]
 W = TypeVar("W", bound=SectionWriter)  # the type of one such function
@@ -253,7 +262,7 @@ def _multilabel_figures(run: EvaluatedRun) -> dict[str, str]:
 
 
 def _single_label_figures(run: EvaluatedRun) -> dict[str, str]:
-    """Rows of the summary: accuracy, error and loss where each image shows one class."""
+    """Rows of the summary where each image shows one class: accuracy, error, loss, means of classes."""
     figures = run.figures
     num_samples = figures["num_samples"]
     num_wrong = round(figures["error"] * num_samples)
@@ -261,11 +270,16 @@ def _single_label_figures(run: EvaluatedRun) -> dict[str, str]:
     deviation = percent(sqrt(figures["error"] * figures["accuracy"] / num_samples))
     error = percent(figures["error"])
     loss_name = in_words(figures["loss_name"])
-    return {
+    rows = {
         "Test accuracy": f"{percent(figures['accuracy'])} of {num_samples:,} images",
         "Test error": f"{error}, {num_wrong:,} images (standard error {deviation})",
         "Test loss": f"{figures['loss']:.4f}, mean {loss_name} loss of an image",
+        "Means of classes": f"accuracy {percent(figures['balanced_accuracy'])} (balanced), "
+        f"F1 {rounded(figures['macro_f1'])}, AUROC {rounded(figures['auroc'])}",
     }
+    if figures["never_predicted"]:
+        rows["Never predicted"] = join_names(figures["never_predicted"])
+    return rows
 
 
 def _notes(run: EvaluatedRun) -> list[str]:

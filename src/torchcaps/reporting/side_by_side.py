@@ -12,7 +12,7 @@ from torchcaps.reporting.answers import have_same_images
 from torchcaps.reporting.evaluated import EvaluatedRun
 from torchcaps.reporting.markup import Block, Section, Table, name
 from torchcaps.templates import picture
-from torchcaps.words import duration, format_metric, in_words, numbers, percent, setting
+from torchcaps.words import duration, format_metric, in_words, numbers, percent, rounded, setting
 
 Runs = Mapping[str, EvaluatedRun]
 
@@ -44,6 +44,9 @@ def _describe_run(run: EvaluatedRun) -> dict[str, str]:
     if run.has_classes:
         scores = {"Test accuracy": percent(run.accuracy), "Test error": percent(metrics["error"])}
         if not run.is_multilabel:
+            scores["Balanced accuracy"] = percent(metrics["balanced_accuracy"])
+            scores["Macro F1"] = rounded(metrics["macro_f1"])
+            scores["AUROC"] = rounded(metrics["auroc"])
             scores["Test loss"] = f"{metrics['loss']:.4f}"
             scores["Calibration error"] = percent(metrics["calibration_error"])
     else:

@@ -19,14 +19,13 @@ from torchcaps.training.api import as_set
 from torchcaps.training.checkpoint import MODEL_FILE, read_header
 from torchcaps.training.device import resolve_device
 from torchcaps.training.run import is_run
-from torchcaps.training.sampling import cropped
+from torchcaps.training.sampling import cropped, inside_fold, outside_fold
 from torchcaps.types import model_metadata
 
 ModelOrRun = nn.Module | Run | str | Path
 """A model; a run, or its folder; or a file of weights."""
 Data = ImageSet | tuple[ArrayLike | Tensor, ArrayLike | Tensor] | str | Path
 """Images with labels; or the name or path of a data set."""
-MAX_CLASSES = 5  # that an error lists
 
 
 def load_model(model_or_run: ModelOrRun, device: str = "auto") -> Any:
@@ -53,7 +52,8 @@ def open_task(
 
     Args:
         model_or_run: a model; a run, or its folder; or a file of weights.
-        data: by default the data set that the run was trained on; a model has none.
+        data: by default the data set that the run was trained on; a model has none. Its classes are
+            matched with the model's by name; some of them may be absent.
         root: where a named set is looked for first.
         split: "test" or "train", of a named set.
         device: "auto" leaves a model where it is.
@@ -62,8 +62,8 @@ def open_task(
         The task, which holds the model, and the set of images.
 
     Raises:
-        RunError: for no such run, or data whose classes are not the model's.
-        DataError: if the data cannot be read.
+        RunError: for no such run.
+        DataError: if the data cannot be read, or has images of a class that the model does not know.
         ArgumentError: for a model without data, or data that its task does not take.
     """
     model = load_model(model_or_run, device)
@@ -75,25 +75,25 @@ def open_task(
         config = Run.open(path).config if is_run(path) else TrainConfig.of(task=metadata.task)
 
     max_bytes = None
+    has_fold = data is None and config.data.folds is not None
     if data is None:
         data = _default_data(model_or_run, config)
         root = root or config.data.root
         max_bytes = config.data.max_bytes
-    images = _load_images(model, data, root, split, max_bytes)
+    # The test images of a fold are training images of the data set.
+    images = _load_images(model, data, root, "train" if has_fold else split, max_bytes)
+    if has_fold:
+        select = inside_fold if split == "test" else outside_fold
+        images = select(images, config)
     if not isinstance(data, ImageSet | str | Path) and len(images.classes) <= len(metadata.classes):
         images = replace(images, classes=metadata.classes)  # arrays do not name their classes
 
+    if task_class(config.task.name, model, images).labeled and metadata.classes:
+        images = images.with_classes(metadata.classes)
     # Such as overlapping digits, for a model of single ones.
     if not task_class(config.task.name, model, images).supports(images):
         config = config.updated(task="auto")
-    task = create_task(model, config, images)
-    if task.labeled and metadata.classes and images.classes != metadata.classes:
-        name = data if isinstance(data, str | Path) else images.name
-        raise RunError(
-            f"{name}: its {_list_classes(images.classes)} are not "
-            f"the model's {_list_classes(metadata.classes, noun='')}"
-        )
-    return task, images
+    return create_task(model, config, images), images
 
 
 def path_of(run: Run | str | Path) -> Path:
@@ -140,10 +140,3 @@ def _load_images(
             storage="auto",
         )
     return images if preprocess is None else cropped(images, preprocess.crop)
-
-
-def _list_classes(classes: tuple[str, ...], noun: str = " classes") -> str:
-    """`10 classes (0, 1, 2, 3, 4, ...)`."""
-    listed = ", ".join(classes[:MAX_CLASSES])
-    rest = ", ..." if len(classes) > MAX_CLASSES else ""
-    return f"{len(classes)}{noun} ({listed}{rest})"

@@ -1,5 +1,9 @@
 """Published experiments, run and set beside their published figures."""
 
+from torchcaps.reproduction.folds import (
+    CrossValidation as CrossValidation,
+    cross_validate as cross_validate,
+)
 from torchcaps.reproduction.measures import (
     MEASURES as MEASURES,
     register_measure as register_measure,

@@ -88,7 +88,9 @@ class Task(nn.Module):
 
     name: ClassVar[str]  # set when it is registered
     # Metric on held-out images by which the epoch is chosen; more is better.
-    score: ClassVar[str] = "accuracy"
+    score: str = "accuracy"
+    # Why it is another one than that of the class, a sentence.
+    score_reason: str = ""
     # Names that the setting `loss` may have; the first one is taken where neither run nor model
     # says. A task of one loss needs none: it is then called "loss".
     losses: ClassVar[Collection[str]] = ()
@@ -182,11 +184,12 @@ class Task(nn.Module):
         """
         return {name: values.double().mean().item() for name, values in outputs.items()}
 
-    def warnings(self, outputs: Outputs) -> list[str]:
+    def warnings(self, outputs: Outputs, fraction_trained: float) -> list[str]:
         """Faults of the model, a sentence each.
 
         Args:
             outputs: of `eval_step` for all held-out images.
+            fraction_trained: of the training, in [0, 1].
         """
         return []
 

@@ -93,6 +93,26 @@ def brier_score(
 
 
 @register_metric()
+def balanced_accuracy(
+    activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"]
+) -> Float[Tensor, ""]:
+    """Mean accuracy of the classes that are shown, however many images each of them has.
+
+    Args:
+        activation: of every class.
+        labels: one class an image, or k classes, which are right if they are among the k most
+            active ones.
+    """
+    classes = labels.view(len(labels), -1)  # [n, k]
+    predicted = activation.topk(classes.shape[1], dim=1).indices
+    is_right = (predicted.unsqueeze(1) == classes.unsqueeze(2)).any(dim=2)  # [n, k]
+    num_shown = classes.flatten().bincount(minlength=activation.shape[1])
+    num_right = classes[is_right].bincount(minlength=activation.shape[1])
+    recalls = num_right.double() / num_shown
+    return recalls[num_shown > 0].mean()
+
+
+@register_metric()
 def top5_accuracy(
     activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"]
 ) -> Float[Tensor, ""]:

@@ -13,7 +13,7 @@ from torchcaps.evaluation import (
 )
 from torchcaps.tasks._base import ReportItem
 from torchcaps.types import ModelSpec, spec_of
-from torchcaps.words import percent
+from torchcaps.words import join_names, percent, rounded
 
 EXAMPLES = 12
 PAIRS = 40
@@ -110,11 +110,15 @@ def by_class(evaluation: Evaluation) -> ReportItem:
         row = per_class[k]
         accuracy = percent(row["accuracy"])
         numbers = (f"{row['correct']:,}", f"{row['count']:,}")
-        rows.append((row["name"], str(k), accuracy, *numbers, percent(row["precision"])))
+        ranks = (rounded(row["f1"]), rounded(row["auroc"]))
+        rows.append((row["name"], str(k), accuracy, *numbers, percent(row["precision"]), *ranks))
     text = (
         "Accuracy is the share of the images of a class that are recognized; precision is the "
-        "share of the images taken for it that are of it."
+        "share of the images taken for it that are of it; F1 is their harmonic mean. AUROC is the "
+        "probability that an image of the class has a larger activation of it than another image."
     )
+    if evaluation.never_predicted:
+        text += f" No image was taken for: {join_names(evaluation.never_predicted)}."
     if len(rows) < len(per_class):
         text += f" Listed are the {len(rows)} least accurate of {len(per_class)} classes."
     return ReportItem(
@@ -123,7 +127,7 @@ def by_class(evaluation: Evaluation) -> ReportItem:
         text,
         viz.per_class_bars(accuracies, viz.names.drawable(evaluation.classes), counts),
         "A bar for the accuracy of each class.",
-        ("Class", "Number", "Accuracy", "Right", "Images", "Precision"),
+        ("Class", "Number", "Accuracy", "Right", "Images", "Precision", "F1", "AUROC"),
         tuple(rows),
     )
 

@@ -326,7 +326,7 @@ class Segment(Task):
             "boundary": figures.boundary,
         }
 
-    def warnings(self, outputs: Outputs) -> list[str]:
+    def warnings(self, outputs: Outputs, fraction_trained: float) -> list[str]:
         """Sentences about classes without a mask, and about a model that finds no class."""
         sentences = [
             f"no mask to train with shows the class {name!r}" for name in self.missing_classes

@@ -67,7 +67,7 @@ class TreeEvaluation(Evaluation):
         for level, (size, count) in enumerate(zip(self.tree.sizes, num_right, strict=True), 1):
             accuracy = percent(count / self.num_samples)
             name = f"level {level}: {size} classes"
-            levels.append((name, accuracy, str(count), str(self.num_samples), ""))
+            levels.append((name, accuracy, str(count), str(self.num_samples), "", "", ""))
         return TextTable(heads, [*levels, *rows])
 
     @property

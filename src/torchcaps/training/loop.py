@@ -130,6 +130,8 @@ class Trainer:
         stop_at = self.config.training.stop_at
         target_score = math.inf if stop_at is None else stop_at
         state = self.logger.restore(self.task.model, self.optimizer, self.total_steps)
+        if self.task.score_reason:
+            self.logger.message(self.task.score_reason)
         while state.step < self.total_steps and state.best_score < target_score:
             state = self._run_epoch(state)
 
@@ -265,7 +267,7 @@ class Trainer:
             **add_prefix("val_", metrics),
             "score": self.task.score,
             "best": is_best,
-            "warnings": self.task.warnings(outputs),
+            "warnings": self.task.warnings(outputs, state.step / self.total_steps),
             "images": state.sums["count"],
             **speed,
         }

@@ -10,7 +10,8 @@ import hashlib
 import torch
 from torch import Tensor
 
-from torchcaps.data import ImageSet, few_labels
+from torchcaps.data import ImageSet, few_labels, stratified_folds
+from torchcaps.errors import ArgumentError, check_range
 from torchcaps.settings import TrainConfig
 
 # Names of the streams.
@@ -69,6 +70,38 @@ def step_seed(config: TrainConfig, index: int, stream: str = BATCH) -> int:
     return int.from_bytes(digest, "big")
 
 
+def outside_fold(images: ImageSet, config: TrainConfig) -> ImageSet:
+    """The training images of a run: all but those of its fold, or all where it has none."""
+    if config.data.folds is None and config.data.fold is None:
+        return images
+    return images.subset((~_is_in_fold(images, config)).nonzero().flatten())
+
+
+def inside_fold(images: ImageSet, config: TrainConfig) -> ImageSet:
+    """Of all training images those of the fold of a run, which it is tested on."""
+    return images.subset(_is_in_fold(images, config).nonzero().flatten())
+
+
+def _is_in_fold(images: ImageSet, config: TrainConfig) -> Tensor:
+    """Whether each image is in the fold that the settings name.
+
+    Raises:
+        ArgumentError: only one of the settings is there, or there is no such fold.
+    """
+    settings = config.data
+    if settings.folds is None:
+        raise ArgumentError("fold", f"expected the number of folds beside it, got {settings.fold}")
+    if settings.fold is None:
+        raise ArgumentError(
+            "folds", "expected the number of one fold beside it (fold), or cross_validate for all"
+        )
+    check_range("fold", settings.fold, low=1, high=settings.folds)
+    groups = None if images.group is None else images.factors[images.group]
+    labels = images.labels.view(len(images), -1)[:, 0]
+    folds = stratified_folds(labels, settings.folds, config.training.seed, groups=groups)
+    return folds == settings.fold - 1
+
+
 def split(images: ImageSet, config: TrainConfig, device: torch.device) -> tuple[ImageSet, ImageSet]:
     """Images to train on and images to validate with, on the device.
 
@@ -76,7 +109,7 @@ def split(images: ImageSet, config: TrainConfig, device: torch.device) -> tuple[
     Images to train on are cropped at random in each step.
 
     Args:
-        images: all training images.
+        images: all training images. Those of the fold of the run are left out.
         config: has the seed; `holdout`, a share below 1 or a number of images to validate with;
             `per_class`, the number of images of each class to train on, None for all; and `crop`.
         device: the device.
@@ -88,7 +121,7 @@ def split(images: ImageSet, config: TrainConfig, device: torch.device) -> tuple[
     seed = config.training.seed
     # An int is a number of images, a float a share.
     holdout = int(settings.holdout) if settings.holdout >= 1 else settings.holdout
-    train_images, val_images = images.train_val_split(holdout, seed)
+    train_images, val_images = outside_fold(images, config).train_val_split(holdout, seed)
     if settings.per_class is not None:
         indices = few_labels(train_images.labels, settings.per_class, seed)
         train_images = train_images.subset(indices)

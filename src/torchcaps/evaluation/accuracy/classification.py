@@ -1,4 +1,9 @@
-"""Accuracy, by class and overall, and everything else that the same activations tell."""
+"""Accuracy, by class and overall, and everything else that the same activations tell.
+
+Where classes differ much in their number of images, accuracy is that of the large ones. Balanced
+accuracy, macro F1 and AUROC are means over classes, defined as in scikit-learn
+(`balanced_accuracy_score`, `f1_score(average="macro")`, `roc_auc_score(multi_class="ovr")`).
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,8 +25,11 @@ from torchcaps.evaluation.base import (
     check_lengths,
 )
 from torchcaps.evaluation.forward import proportion
+from torchcaps.evaluation.robustness.detection import auroc
 from torchcaps.functional import margin_loss
-from torchcaps.words import in_words, percent
+from torchcaps.words import in_words, join_names, percent, rounded
+
+MEAN_OF_CLASSES = "mean of classes"  # row of a table
 
 
 class ClassAccuracy(TypedDict):
@@ -33,6 +41,10 @@ class ClassAccuracy(TypedDict):
         correct: number of its samples that were recognized.
         count: number of its samples.
         precision: share of the samples taken for it that are of it.
+        f1: harmonic mean of accuracy and precision; 0 where one of them is 0, and None where no
+            sample is of the class or taken for it.
+        auroc: probability that its activation is larger for one of its samples than for a sample of
+            another class (ties count half); None without samples of both kinds.
     """
 
     name: str
@@ -40,6 +52,8 @@ class ClassAccuracy(TypedDict):
     correct: int
     count: int
     precision: float | None
+    f1: float | None
+    auroc: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +100,10 @@ class Evaluation(EvaluationResult):
         return {
             "accuracy": self.accuracy,
             "error": self.error,
+            "balanced_accuracy": self.balanced_accuracy,
+            "macro_f1": self.macro_f1,
+            "auroc": self.auroc,
+            "never_predicted": self.never_predicted,
             "per_class": self.per_class,
             "num_samples": self.num_samples,
             "confusion_matrix": self.confusion.tolist(),
@@ -98,22 +116,52 @@ class Evaluation(EvaluationResult):
         }
 
     @property
+    def balanced_accuracy(self) -> float:
+        """Mean accuracy of the classes that have samples, in [0, 1]."""
+        return _mean_of_classes([row["accuracy"] for row in self.per_class]) or 0.0
+
+    @property
+    def macro_f1(self) -> float:
+        """Mean F1 of the classes that have samples or were predicted, in [0, 1]."""
+        return _mean_of_classes([row["f1"] for row in self.per_class]) or 0.0
+
+    @property
+    def auroc(self) -> float | None:
+        """Mean AUROC of each class against all others, in [0, 1]; None where one class is there."""
+        return _mean_of_classes([row["auroc"] for row in self.per_class])
+
+    @property
+    def never_predicted(self) -> list[str]:
+        """Names of the classes that have samples, of which no sample of any class was taken for."""
+        num_predicted = self.confusion.sum(dim=0).tolist()
+        rows = zip(self.per_class, num_predicted, strict=True)
+        return [row["name"] for row, number in rows if row["count"] and not number]
+
+    @property
     def summary(self) -> str:
         """One line."""
         loss = f"{in_words(self.loss_name)} loss {self.loss:.4f}"
         calibration = f"calibration error {self.calibration.length.error:.4f}"
-        return f"{loss}, {calibration}, {self.num_samples} images{self.extra_words}"
+        line = f"{loss}, {calibration}, {self.num_samples} images{self.extra_words}"
+        if self.never_predicted:
+            line += f"; never predicted: {join_names(self.never_predicted)}"
+        return line
 
     def table(self) -> TextTable:
-        """A row for each class, and a row for all of them."""
+        """A row for each class, one for their means, and one for all samples."""
         rows = []
         for row in self.per_class:
             accuracy = percent(row["accuracy"])
+            counts = (str(row["correct"]), str(row["count"]))
             precision = percent(row["precision"])
-            rows.append((row["name"], accuracy, str(row["correct"]), str(row["count"]), precision))
-        num_correct = int(self.confusion.trace())
-        rows.append(("all", percent(self.accuracy), str(num_correct), str(self.num_samples), ""))
-        return TextTable(("class", "accuracy", "correct", "count", "precision"), rows)
+            ranks = (rounded(row["f1"]), rounded(row["auroc"]))
+            rows.append((row["name"], accuracy, *counts, precision, *ranks))
+        means = (percent(self.balanced_accuracy), "", "", "")
+        rows.append((MEAN_OF_CLASSES, *means, rounded(self.macro_f1), rounded(self.auroc)))
+        num_correct = str(int(self.confusion.trace()))
+        rows.append(("all", percent(self.accuracy), num_correct, str(self.num_samples), "", "", ""))
+        heads = ("class", "accuracy", "correct", "count", "precision", "F1", "AUROC")
+        return TextTable(heads, rows)
 
 
 def score(
@@ -157,7 +205,7 @@ def score(
         loss_name=loss_name,
         num_samples=len(labels),
         classes=names,
-        per_class=_per_class(confusion, names),
+        per_class=_per_class(confusion, activations, labels, names),
         confusion=confusion,
         calibration=calibration(activations, labels),
         labels=labels,
@@ -223,21 +271,41 @@ def example_indices(labels: Labels, per_class: int, seed: int) -> Int64[Tensor, 
     return torch.cat(examples)
 
 
-def _per_class(confusion: Tensor, names: Sequence[str]) -> list[ClassAccuracy]:
-    correct = confusion.diagonal().tolist()
-    count = confusion.sum(dim=1).tolist()
+def _per_class(
+    confusion: Tensor,
+    activations: Activations,
+    labels: Labels,
+    names: Sequence[str],
+) -> list[ClassAccuracy]:
+    num_correct = confusion.diagonal().tolist()
+    num_samples = confusion.sum(dim=1).tolist()
     num_predicted = confusion.sum(dim=0).tolist()
-    return [
-        ClassAccuracy(
+    rows = []
+    for label, name in enumerate(names):
+        correct = num_correct[label]
+        count = num_samples[label]
+        is_class = labels == label
+        area = None
+        if 0 < count < len(labels):
+            area = auroc(activations[is_class, label], activations[~is_class, label])
+        row = ClassAccuracy(
             name=name,
-            accuracy=_share(correct[label], count[label]),
-            correct=correct[label],
-            count=count[label],
-            precision=_share(correct[label], num_predicted[label]),
+            accuracy=_share(correct, count),
+            correct=correct,
+            count=count,
+            precision=_share(correct, num_predicted[label]),
+            f1=_share(2 * correct, count + num_predicted[label]),
+            auroc=area,
         )
-        for label, name in enumerate(names)
-    ]
+        rows.append(row)
+    return rows
 
 
 def _share(part: int, total: int) -> float | None:
     return part / total if total else None
+
+
+def _mean_of_classes(figures: Sequence[float | None]) -> float | None:
+    """Mean of the classes that have the figure; None where none has it."""
+    numbers = [figure for figure in figures if figure is not None]
+    return sum(numbers) / len(numbers) if numbers else None

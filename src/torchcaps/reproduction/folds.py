@@ -1,0 +1,215 @@
+"""Cross-validation: a training for each fold of the training images, tested on that fold.
+
+Of the images outside the fold, the part `holdout` chooses the epoch, as in any training: the images
+of the fold are read once, at the end. The test images of the data set have no part in it.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from torchcaps.distributed import current
+from torchcaps.errors import RunError, read_text
+from torchcaps.evaluation.base import TextTable
+from torchcaps.reporting import evaluate
+from torchcaps.reproduction.table import over_seeds
+from torchcaps.settings import TrainConfig
+from torchcaps.training import Run, default_folder, resolve_recipe, train
+from torchcaps.training.files import make_folder, write_json
+from torchcaps.training.run import RESUME_OVERRIDES, check_unchanged, is_run
+from torchcaps.words import in_words
+
+FOLDS_FILE = "folds.json"
+DEFAULT_FOLDS = 5
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """What the trainings of all folds measured, each on its own fold.
+
+    Attributes:
+        config: of the trainings, without the number of a fold.
+        runs: the run folder of each fold.
+        figures: numbers by name for each fold. A figure that a fold does not have, such as the
+            AUROC where it shows one class only, is missing in it.
+        num_samples: number of images of each fold.
+    """
+
+    config: dict[str, Any]
+    runs: list[str]
+    figures: list[Figures]
+    num_samples: list[int]
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "CrossValidation":
+        """A cross-validation that is finished.
+
+        Args:
+            folder: of the cross-validation.
+
+        Returns:
+            What its folds measured.
+
+        Raises:
+            RunError: it is not there, not finished or not readable.
+        """
+        file = Path(folder) / FOLDS_FILE
+        content = _read(file)
+        try:
+            return cls(
+                content["config"], content["runs"], content["figures"], content["num_samples"]
+            )
+        except KeyError as error:
+            raise RunError(
+                f"{file}: the cross-validation is not finished; continue it with resume"
+            ) from error
+
+    @property
+    def by_figure(self) -> dict[str, list[float]]:
+        """The numbers of all folds that have the figure, by its name."""
+        columns: dict[str, list[float]] = {}
+        for row in self.figures:
+            for name, number in row.items():
+                columns.setdefault(name, []).append(number)
+        return columns
+
+    @property
+    def mean(self) -> Figures:
+        """Mean of each figure over folds."""
+        return {name: mean(column) for name, column in self.by_figure.items()}
+
+    @property
+    def std(self) -> Figures:
+        """Standard deviation of each figure over folds (of a sample, n - 1)."""
+        return {name: stdev(column) for name, column in self.by_figure.items() if len(column) > 1}
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        return f"{len(self.runs)} folds of {min(self.num_samples):,} to {max(self.num_samples):,} images"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Means, deviations and the figures of each fold, ready for JSON."""
+        return {"mean": self.mean, "std": self.std, **asdict(self)}
+
+    def table(self) -> TextTable:
+        """A row for each figure: mean ± standard deviation, the lowest and the highest fold."""
+        rows = []
+        for name, column in self.by_figure.items():
+            lowest = over_seeds(name, [min(column)])
+            highest = over_seeds(name, [max(column)])
+            rows.append((in_words(name), over_seeds(name, column), lowest, highest))
+        return TextTable(("figure", "mean ± std over folds", "lowest", "highest"), rows)
+
+
+def cross_validate(
+    recipe_or_config: str | Path | TrainConfig,
+    output: str | Path | None = None,
+    resume: bool = False,
+    *,
+    emit: Callable[[dict[str, Any]], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    **settings: Any,
+) -> CrossValidation:
+    """Train once for each fold of the training images, and measure each model on its fold.
+
+    Every class has its share of each fold, and images of one group are in one fold.
+
+    Args:
+        recipe_or_config: what to run; see `train`. With `resume`, the settings of the folder count.
+        output: its folder; the run folders are `fold-1`, `fold-2`, ... in it. By default the next
+            free name below `runs`; with `resume` the newest that is taken.
+        resume: continue the cross-validation in `output`. Folds that are done are not repeated.
+        emit: is given each row of the metrics of each fold; see `train`.
+        should_stop: see `train`.
+        settings: of the runs, by name, such as `folds=5`, which is the default; they take
+            precedence.
+
+    Returns:
+        The figures of all folds, with `.mean`, `.std` and `.table()`; also in `folds.json`.
+
+    Raises:
+        RunError: for a folder that cannot be used.
+        DataError, ValueError, TrainingError, Interrupted: see `train`.
+
+    Example:
+        >>> tc.cross_validate("capsnet", data="photos/", img_size=32, folds=5).mean["accuracy"]
+        0.93
+    """
+    ranks = current()
+    config = resolve_recipe(recipe_or_config).updated(**settings).filled({"folds": DEFAULT_FOLDS})
+    if output is None:
+        output = ranks.broadcast(default_folder(config, recipe_or_config, resume))
+    folder = Path(output)
+    config = ranks.broadcast(_open(folder, config, settings, resume) if ranks.is_main else config)
+    runs = []
+    documents = []
+    for fold in range(1, int(config.data.folds or 0) + 1):
+        run = Run(folder / f"fold-{fold}")
+        if emit is not None:
+            emit({"kind": "message", "text": f"fold {fold} of {config.data.folds}"})
+        document = ranks.broadcast(run.figures if ranks.is_main else None)
+        if document is None:
+            fold_config = config.updated(fold=fold)
+            is_started = ranks.broadcast(is_run(run.path))
+            train(fold_config, run.path, is_started, emit=emit, should_stop=should_stop)
+            evaluation = evaluate(
+                run, root=config.data.root, device=config.training.device, output=run.path
+            )
+            document = evaluation.to_dict()
+        runs.append(str(run.path))
+        documents.append(document)
+    outcome = CrossValidation(
+        config.to_dict(),
+        runs,
+        [_numbers(document) for document in documents],
+        [int(document["num_samples"]) for document in documents],
+    )
+    if ranks.is_main:
+        write_json(folder / FOLDS_FILE, outcome.to_dict())
+    return outcome
+
+
+def _open(folder: Path, config: TrainConfig, settings: dict[str, Any], resume: bool) -> TrainConfig:
+    """The settings of a cross-validation: those of its folder, or new ones, which are written."""
+    file = folder / FOLDS_FILE
+    is_started = file.exists() and is_run(folder / "fold-1")
+    if is_run(folder) or (is_started and not resume):
+        raise RunError(
+            f"{folder}: there is a run or a cross-validation here already; "
+            "continue it with --resume, or name another --output"
+        )
+    if is_started:
+        saved = TrainConfig.from_dict(_read(file)["config"])
+        check_unchanged(saved, settings)
+        changes = {name: config.flat()[name] for name in RESUME_OVERRIDES}
+        if changes["device"] == "auto":
+            del changes["device"]
+        return saved.updated(**changes)
+    make_folder(folder)
+    write_json(file, {"config": config.to_dict()})
+    return config
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The content of `folds.json`. Raises RunError if it is not readable."""
+    try:
+        content = json.loads(read_text(file))
+        if not (isinstance(content, dict) and isinstance(content.get("config"), dict)):
+            raise ValueError("it has no configuration")
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{file}: is no readable cross-validation ({error})") from error
+    return content
+
+
+def _numbers(document: dict[str, Any]) -> Figures:
+    """The single numbers of an evaluation, by name, without the number of images."""
+    numbers = {}
+    for name, figure in document.items():
+        if isinstance(figure, int | float) and name != "num_samples":
+            numbers[name] = float(figure)
+    return numbers
