@@ -41,7 +41,7 @@ class TestEvaluate:
         outcome = command("evaluate", run)
         assert outcome.status == 0
         lines = outcome.out.splitlines()
-        assert first_words(lines[1:5]) == ["0", "1", "2", "all"]
+        assert first_words(lines[1:6]) == ["0", "1", "2", "mean", "all"]
         assert lines[-1].startswith("margin loss ")
         assert lines[-1].endswith(", 12 images")
 
@@ -80,7 +80,8 @@ class TestEvaluate:
         outcome = command("evaluate", run, "--data", "digits")
         assert outcome.status == 1
         assert the_sentence(outcome) == (
-            "digits: its 10 classes (0, 1, 2, 3, 4, ...) are not the model's 3 (0, 1, 2)"
+            "digits: there are images of 3, 4, 5, 6, 7, 8, 9, which the model does not know; "
+            "its 3 classes are 0, 1, 2"
         )
         assert not (run / "evaluations").exists()
 

@@ -20,8 +20,9 @@ def test_training_prints_the_table_and_leaves_the_run(command, start, tmp_path):
     outcome = command(start)
     assert outcome.status == 0
     lines = outcome.out.splitlines()
-    assert lines[0].split() == ["class", "accuracy", "correct", "count", "precision"]
-    assert first_words(lines[1:5]) == ["0", "1", "2", "all"]
+    heads = ["class", "accuracy", "correct", "count", "precision", "F1", "AUROC"]
+    assert lines[0].split() == heads
+    assert first_words(lines[1:6]) == ["0", "1", "2", "mean", "all"]
     assert lines[-1] == "run folder: runs/capsnet-bars"
     assert "epoch 1/2" in outcome.err
     assert "epoch 2/2" in outcome.err
@@ -291,3 +292,39 @@ def test_a_recipe_file_that_is_not_there_is_1(command, tmp_path):
     outcome = command("train", "absent.toml")
     assert outcome.status == 1
     assert the_sentence(outcome) == "recipe absent.toml: cannot be read (No such file or directory)"
+
+
+def test_folds_print_means_and_deviations(command, start, tmp_path):
+    outcome = command(start, "--folds", 3, "--epochs", 1)
+    assert outcome.status == 0, outcome.err
+    lines = outcome.out.splitlines()
+    assert lines[0].split() == ["figure", "mean", "±", "std", "over", "folds", "lowest", "highest"]
+    assert lines[1].startswith("accuracy") and "±" in lines[1]
+    assert lines[-1] == "3 folds of 16 images in runs/capsnet-bars"
+    assert "fold 3 of 3" in outcome.err
+    folder = tmp_path / "runs" / "capsnet-bars"
+    for fold in ("fold-1", "fold-2", "fold-3"):
+        assert (folder / fold / "evaluation.json").exists()
+    again = command("train", "capsnet", "--folds", 3, "--output", folder, "--resume", "--json")
+    assert again.document["mean"] == json.loads((folder / "folds.json").read_text())["mean"]
+    assert "epoch" not in again.err
+    refused = command(start, "--folds", 3, "--output", folder)
+    assert refused.status == 1
+    assert "there is a run or a cross-validation here already" in the_sentence(refused)
+
+
+def test_stopped_folds_are_continued_by_the_command_that_is_printed(command, start, monkeypatch):
+    classify_step = Classify.training_step
+
+    def stop_once(task, *arguments):
+        monkeypatch.setattr(Classify, "training_step", classify_step)
+        os.kill(os.getpid(), signal.SIGINT)
+        return classify_step(task, *arguments)
+
+    monkeypatch.setattr(Classify, "training_step", stop_once)
+    stopped = command(start, "--folds", 3, "--epochs", 1, "--output", "cv")
+    assert stopped.status == 130
+    [line] = [line for line in stopped.err.splitlines() if "continue with" in line]
+    words = line.partition("continue with: torchcaps ")[2].split()
+    assert words[-5:] == ["--output", "cv", "--resume", "--folds", "3"]
+    assert command(words).status == 0

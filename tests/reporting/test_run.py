@@ -3,11 +3,13 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from PIL import Image
 
 from checks import column
 from torchcaps import viz
-from torchcaps.errors import RunError
+from torchcaps.data import ImageSet, MaskedSet, match_classes
+from torchcaps.errors import DataError, RunError
 from torchcaps.reporting import api, evaluate, evaluation_folder, open_task
 from torchcaps.training import Run
 from training.makers import leftovers, write_bars
@@ -34,21 +36,46 @@ def test_other_images_are_brought_to_the_models_size_and_channels(run, tmp_path)
     assert images.images.shape[1:] == (1, 18, 20)
 
 
-@pytest.mark.parametrize("classes", [2, 4])
-def test_other_classes_are_refused_with_both_sides_named(run, tmp_path, classes):
-    bars = write_bars(tmp_path / "other.npz", classes=classes)
-    with pytest.raises(RunError) as raised:
-        open_task(run, data=str(bars))
-    names = ", ".join(map(str, range(classes)))
-    sentence = f"{bars}: its {classes} classes ({names}) are not the model's 3 (0, 1, 2)"
-    assert str(raised.value) == sentence
+def test_data_with_some_of_the_classes_in_another_order_are_matched_by_name(run):
+    data = ImageSet(
+        torch.zeros(6, 1, 18, 20), torch.tensor([0, 0, 0, 1, 1, 1]), ("2", "0"), "two classes"
+    )
+    _, images = open_task(run, data=data)
+    assert images.classes == ("0", "1", "2")
+    assert images.labels.tolist() == [2, 2, 2, 0, 0, 0]
+    evaluation = evaluate(run, data)
+    accuracies = column(evaluation.per_class, "accuracy")
+    assert accuracies[1] is None
+    assert sorted(accuracies[::2]) in ([0, 0], [0, 1])  # equal images have equal answers
+    assert evaluation.to_dict()["per_class"][1]["accuracy"] is None
+    assert evaluation.balanced_accuracy == sum(accuracies[::2]) / 2
 
 
-def test_many_classes_are_not_all_listed(run):
-    with pytest.raises(
-        RunError, match=r"digits: its 10 classes \(0, 1, 2, 3, 4, \.\.\.\) are not the model's 3"
-    ):
-        open_task(run, data="digits")
+def test_images_of_classes_that_the_model_does_not_know_are_refused_by_name(run):
+    labels = torch.tensor([0, 1, 2, 0])
+    data = ImageSet(torch.zeros(4, 1, 18, 20), labels, ("0", "owl", "yak", "emu"), "animals")
+    with pytest.raises(DataError) as raised:
+        open_task(run, data=data)
+    assert str(raised.value) == (
+        "animals: there are images of owl, yak, which the model does not know; "
+        "its 3 classes are 0, 1, 2"
+    )
+
+
+def test_a_class_without_images_need_not_be_known(run):
+    data = ImageSet(torch.zeros(2, 1, 18, 20), torch.tensor([1, 1]), ("owl", "2"), "one of two")
+    assert open_task(run, data=data)[1].labels.tolist() == [2, 2]
+
+
+def test_masks_are_matched_with_their_labels():
+    masks = torch.tensor([[[0, 1], [2, 2]]], dtype=torch.uint8)
+    images = MaskedSet.of(torch.zeros(1, 1, 2, 2), masks, ("ground", "cat", "dog"), "masks")
+    matched = match_classes(images, ("ground", "dog", "owl", "cat"))
+    assert matched.masks.tolist() == [[[0, 3], [1, 1]]]
+    assert matched.masks.dtype == torch.uint8
+    assert matched.labels.tolist() == [1]
+    with pytest.raises(DataError, match="masks: there are images of cat, which"):
+        match_classes(images, ("ground", "dog"))
 
 
 def test_a_model_file_needs_the_name_of_its_data(run, bars):

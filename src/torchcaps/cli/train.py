@@ -117,7 +117,7 @@ def _cross_validate(
     if status:
         return status
     outcome = tc.reproduction.CrossValidation.read(folder)
-    show(json, outcome.to_dict(), outcome.table().lines, outcome.summary)
+    show(json, outcome.to_dict(), outcome.table().lines, f"{outcome.summary} in {folder}")
     return 0
 
 

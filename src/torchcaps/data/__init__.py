@@ -26,6 +26,7 @@ from torchcaps.data.augment.flip import random_horizontal_flip
 from torchcaps.data.augment.morphology import random_morphology
 from torchcaps.data.augment.shift import shift
 from torchcaps.data.budget import MemoryBudget
+from torchcaps.data.classes import match_classes
 from torchcaps.data.dataset import ImageBatch, ImageSet, few_labels, stratified_split
 from torchcaps.data.entries import LabelTree, label_tree
 from torchcaps.data.files import ImageFiles
@@ -96,6 +97,7 @@ __all__ = [
     "load_dataset",
     "make_pairs",
     "make_planes",
+    "match_classes",
     "multi_hot",
     "placed",
     "random_crop",

@@ -25,7 +25,6 @@ from torchcaps.errors import (
     check_shape,
     named_shape,
 )
-from torchcaps.words import join_names
 
 AXES = ("n", "channels", "height", "width")
 MAX_CLASSES = 10_000
@@ -191,21 +190,6 @@ class ImageSet:
         tensors = {name: getattr(self, name)[index] for name in self.per_image}
         return replace(self, factors=factors, **tensors)
 
-    def with_classes(self, classes: tuple[str, ...]) -> Self:
-        """The set with the classes of a model, matched by name.
-
-        Args:
-            classes: their names, in the order of the new labels. Some may have no images here.
-
-        Returns:
-            The set with labels that are indices into `classes`.
-
-        Raises:
-            DataError: images are of a class that is not among these.
-        """
-        labels = match_classes(self.name, self.labels, self.classes, classes)
-        return replace(self, labels=labels, classes=classes)
-
     def train_val_split(self, fraction_or_count: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
         """Training and validation images, by `stratified_split`: no `group` is on both sides.
 
@@ -292,38 +276,6 @@ def check_labels(
             f"{source}: label {int(labels[image])} of image {image} lies outside the {count} "
             f"classes (0 to {count - 1})"
         )
-
-
-def match_classes(
-    source: str,
-    labels: Shaped[Tensor, "*shape"],
-    classes: tuple[str, ...],
-    new_classes: tuple[str, ...],
-) -> Shaped[Tensor, "*shape"]:
-    """Labels as indices into other classes, matched by name.
-
-    Args:
-        source: name of the set, for errors.
-        labels: indices into `classes`, of any integer type.
-        classes: names of the classes.
-        new_classes: names of the classes of the new labels.
-
-    Returns:
-        Labels of the same shape and type.
-
-    Raises:
-        DataError: a label is of a class that is not among the new ones.
-    """
-    positions = {name: index for index, name in enumerate(new_classes)}
-    table = torch.tensor([positions.get(name, -1) for name in classes], device=labels.device)
-    present = labels.unique().tolist()
-    unknown = [classes[index] for index in present if classes[index] not in positions]
-    if unknown:
-        raise DataError(
-            f"{source}: there are images of {join_names(unknown)}, which the model does not know; "
-            f"its {len(new_classes)} classes are {join_names(new_classes)}"
-        )
-    return table[labels.long()].to(labels.dtype)
 
 
 def check_count(source: str, num_classes: int) -> None:

@@ -21,7 +21,7 @@ from torch import Generator, Tensor
 from torchcaps.data._registry import ReadRequest, register_format
 from torchcaps.data.augment.crop import center_crop
 from torchcaps.data.budget import MemoryBudget, open_reader, read_errors
-from torchcaps.data.dataset import ImageBatch, ImageSet, match_classes
+from torchcaps.data.dataset import ImageBatch, ImageSet
 from torchcaps.data.entries import check_sizes, in_split, row_split
 from torchcaps.data.folder import split_folders
 from torchcaps.data.images import decode_image, image_files, is_gray, natural_key, opened
@@ -99,11 +99,6 @@ class MaskedSet(ImageSet):
     def resized(self, img_size: Size, in_chans: int | None) -> Self:
         images = fit_images(self.images, img_size, in_chans)
         return replace(self, images=images, masks=_resize_masks(self.masks, images.shape[2:]))
-
-    def with_classes(self, classes: tuple[str, ...]) -> Self:
-        masks = match_classes(self.name, self.masks, self.classes, classes)
-        labels = match_classes(self.name, self.labels, self.classes, classes)
-        return replace(self, labels=labels, masks=masks, classes=classes)
 
     def cropped(self, side: int) -> Self:
         masks = center_crop(self.masks.unsqueeze(1), side).squeeze(1).contiguous()

@@ -108,7 +108,9 @@ def curves(runs: Runs) -> Section:
     """Validation loss and score of all runs in one picture."""
     from torchcaps import viz
 
-    score = next(iter(runs.values())).run.score
+    scores = {run.run.score for run in runs.values()}
+    # Runs with classes of different sizes may differ in it; all of them have an accuracy.
+    score = scores.pop() if len(scores) == 1 else "accuracy"
     epochs = {key: run.epochs for key, run in runs.items()}
     ends = [
         f"{key} ends at {format_metric(score, rows[-1][f'val_{score}'])}"

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from torchcaps.data import ImageSet, load_dataset
+from torchcaps.data import ImageSet, load_dataset, match_classes
 from torchcaps.distributed import main_first
 from torchcaps.errors import ArgumentError, RunError
 from torchcaps.settings import TrainConfig
@@ -89,7 +89,7 @@ def open_task(
         images = replace(images, classes=metadata.classes)  # arrays do not name their classes
 
     if task_class(config.task.name, model, images).labeled and metadata.classes:
-        images = images.with_classes(metadata.classes)
+        images = match_classes(images, metadata.classes)
     # Such as overlapping digits, for a model of single ones.
     if not task_class(config.task.name, model, images).supports(images):
         config = config.updated(task="auto")

@@ -90,7 +90,10 @@ class CrossValidation:
     @property
     def summary(self) -> str:
         """One line."""
-        return f"{len(self.runs)} folds of {min(self.num_samples):,} to {max(self.num_samples):,} images"
+        smallest = min(self.num_samples)
+        largest = max(self.num_samples)
+        size = f"{largest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
+        return f"{len(self.runs)} folds of {size} images"
 
     def to_dict(self) -> dict[str, Any]:
         """Means, deviations and the figures of each fold, ready for JSON."""

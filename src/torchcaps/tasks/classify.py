@@ -22,10 +22,10 @@ from torchcaps.registry import Registry
 from torchcaps.settings import TaskSettings, TrainConfig
 from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, Task, register_task
 from torchcaps.tasks.collapse import collapse_state, collapse_warnings
+from torchcaps.tasks.imbalance import imbalance, unpredicted_warnings
 from torchcaps.tasks.metrics import balanced_accuracy
 from torchcaps.tasks.report_items import classified
 from torchcaps.types import Capsules, ModelSpec, model_metadata
-from torchcaps.words import join_names
 
 # The weight of the reconstruction in "Dynamic Routing Between Capsules" (arXiv 1710.09829), for a
 # squared error summed over the 784 pixels of MNIST. Larger images get a smaller weight a pixel, so
@@ -34,9 +34,6 @@ PAPER_PIXELS = 784
 PAPER_WEIGHT = 0.0005
 MARGINS = ("margin", "two_margins")  # losses that a reconstruction goes with by default
 HARD = {"present": 0.95, "absent": 0.05, "down_weight": 0.8}  # of the margin loss
-# Largest number of training images of a class, over the smallest, up to which the epoch is chosen by
-# plain accuracy.
-MAX_IMBALANCE = 3
 # Margins at the start and at the end; a large one from the start leaves many capsules dead.
 FIRST_MARGIN = 0.2
 LAST_MARGIN = 0.9
@@ -166,7 +163,9 @@ class Classify(Task):
         self.num_classes = 0 if images is None else images.num_classes
         self.classes = () if images is None else images.classes
         if images is not None and self.score == "accuracy" and self.label_axes == 1:
-            self._choose_score(images)
+            self.score_reason = imbalance(images)
+        if self.score_reason:
+            self.score = "balanced_accuracy"
         weight = self.config.task.reconstruction or 0.0
         if weight and not self.spec.decoder and self.loss in MARGINS:
             raise ArgumentError(
@@ -176,20 +175,6 @@ class Classify(Task):
         # Largest norm of the gradient, 0 for any. Other losses start with large gradients, which
         # Adam remembers for a thousand steps.
         self.clip = 0.0 if self.loss == "spread" else 1.0
-
-    def _choose_score(self, images: ImageSet) -> None:
-        """Take balanced accuracy where classes differ much in their number of images."""
-        counts = images.labels.bincount()
-        smallest = int(counts[counts > 0].min())
-        largest = int(counts.max())
-        if largest > MAX_IMBALANCE * smallest:
-            small = images.classes[counts.tolist().index(smallest)]
-            large = images.classes[counts.tolist().index(largest)]
-            self.score = "balanced_accuracy"
-            self.score_reason = (
-                f"classes have from {smallest:,} ({small}) to {largest:,} ({large}) images: the "
-                "epoch is chosen by balanced accuracy, the mean accuracy of the classes"
-            )
 
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
@@ -301,25 +286,9 @@ class Classify(Task):
         loss = margin_loss(activation, self._targets(labels, activation.shape[1])).item()
         sentences = collapse_warnings(activation, labels, loss)
         # A small class may need half of the training until it is predicted.
-        if fraction_trained > 0.5 and not sentences:
-            sentences = self._unpredicted_warnings(activation, labels)
+        if fraction_trained > 0.5:
+            sentences += unpredicted_warnings(activation, labels, self.classes)
         return sentences
-
-    def _unpredicted_warnings(self, activation: Tensor, labels: Tensor) -> list[str]:
-        """A sentence about classes that have held-out images and that no image is taken for."""
-        num_classes = activation.shape[1]
-        shown = labels.view(len(labels), -1)
-        predicted = activation.topk(shown.shape[1], dim=1).indices
-        num_shown = shown.flatten().bincount(minlength=num_classes)
-        num_predicted = predicted.flatten().bincount(minlength=num_classes)
-        unpredicted = ((num_shown > 0) & (num_predicted == 0)).nonzero().flatten().tolist()
-        if not unpredicted:
-            return []
-        names = join_names([self.classes[index] for index in unpredicted])
-        return [
-            f"no held-out image was taken for: {names}; train longer, or let small classes count "
-            "more (class_weights, balance)"
-        ]
 
     def detect_collapse(self, losses: Outputs) -> str | None:
         """A sentence where all class capsules are dead or saturated, so that training restarts."""

@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 from checks import column
 from torchcaps.evaluation import score
 from torchcaps.functional import margin_loss
+from torchcaps.tasks.metrics import balanced_accuracy
 
 from ..stubs import PixelReader, StubData, data_of, evaluate, refuses
 
@@ -40,11 +41,12 @@ def test_figures_worked_out_by_hand(pets):
         [0, 0, 0, 0],
     ]
     assert evaluation.predictions.tolist() == [0, 0, 1, 1, 2, 2]
+    # AUROC of dogs: 0.9 is above 0.1, 0.7, 0.6 and 0.1 of the others; 0.4 is above two of them.
     assert list(map(list, map(dict.values, evaluation.per_class))) == [
-        ["cat", 2 / 3, 2, 3, 1.0],
-        ["dog", 1 / 2, 1, 2, 1 / 2],
-        ["owl", 1.0, 1, 1, 1 / 2],
-        ["yak", None, 0, 0, None],
+        ["cat", 2 / 3, 2, 3, 1.0, 4 / 5, 1.0],
+        ["dog", 1 / 2, 1, 2, 1 / 2, 2 / 4, 6 / 8],
+        ["owl", 1.0, 1, 1, 1 / 2, 2 / 3, 1.0],
+        ["yak", None, 0, 0, None, None, None],
     ]
     # Margin loss: 0; 0.1^2 + 0.6^2 / 2; 0.6^2 + 0.5^2 / 2; 0; 0.5^2 + 0.4^2 / 2; 0.
     assert evaluation.loss == pytest.approx((0.19 + 0.485 + 0.33) / 6)
@@ -77,6 +79,10 @@ def test_to_dict_is_json_with_the_keys_that_users_rely_on(pets):
     assert set(document) == {
         "accuracy",
         "error",
+        "balanced_accuracy",
+        "macro_f1",
+        "auroc",
+        "never_predicted",
         "per_class",
         "num_samples",
         "confusion_matrix",
@@ -91,11 +97,62 @@ def test_to_dict_is_json_with_the_keys_that_users_rely_on(pets):
     assert sum(document["calibration"]["length"]["count"]) == 6
 
 
-def test_the_table_has_a_row_for_each_class_and_one_for_all(pets):
+def test_the_table_has_a_row_for_each_class_one_for_their_means_and_one_for_all(pets):
     rows = evaluate(PixelReader(4), pets).table().rows
-    assert rows[0] == ("cat", "66.67 %", "2", "3", "100.00 %")
-    assert rows[3] == ("yak", "-", "0", "0", "-")
-    assert rows[4] == ("all", "66.67 %", "4", "6", "")
+    assert rows[0] == ("cat", "66.67 %", "2", "3", "100.00 %", "0.8000", "1.0000")
+    assert rows[3] == ("yak", "-", "0", "0", "-", "-", "-")
+    assert rows[4] == ("mean of classes", "72.22 %", "", "", "", "0.6556", "0.9167")
+    assert rows[5] == ("all", "66.67 %", "4", "6", "", "", "")
+
+
+def test_means_of_classes_leave_out_classes_without_samples(pets):
+    evaluation = evaluate(PixelReader(4), pets)
+    assert evaluation.balanced_accuracy == pytest.approx((2 / 3 + 1 / 2 + 1) / 3)
+    assert evaluation.macro_f1 == pytest.approx((4 / 5 + 1 / 2 + 2 / 3) / 3)
+    assert evaluation.auroc == pytest.approx((1 + 6 / 8 + 1) / 3)
+    assert evaluation.never_predicted == []
+
+
+def test_f1_counts_a_class_without_samples_that_was_predicted(pets):
+    pets.images[5, 0, 0] = torch.tensor([0.1, 0.1, 0.2, 0.9])  # the owl is taken for a yak
+    evaluation = evaluate(PixelReader(4), pets)
+    assert column(evaluation.per_class, "f1") == [4 / 5, 2 / 4, 0.0, 0.0]
+    assert evaluation.macro_f1 == pytest.approx((4 / 5 + 2 / 4) / 4)
+    assert evaluation.balanced_accuracy == pytest.approx((2 / 3 + 1 / 2) / 3)
+
+
+def test_equal_activations_count_half_in_the_area_under_the_curve():
+    activations = torch.tensor([[0.5, 0.2], [0.5, 0.5], [0.7, 0.5], [0.3, 0.9]])
+    evaluation = score(activations, torch.tensor([0, 0, 1, 1]), ("cat", "dog"))
+    # Cats 0.5 and 0.5 against dogs 0.7 and 0.3; dogs 0.5 and 0.9 against cats 0.2 and 0.5.
+    assert column(evaluation.per_class, "auroc") == [2 / 4, (1 + 0.5 + 1 + 1) / 4]
+    assert evaluation.auroc == pytest.approx((0.5 + 0.875) / 2)
+    constant = score(torch.full((4, 2), 0.4), torch.tensor([0, 1, 1, 1]), ("cat", "dog"))
+    assert constant.auroc == 0.5
+
+
+def test_one_class_alone_has_no_area_under_the_curve():
+    evaluation = score(
+        torch.tensor([[0.9, 0.2], [0.1, 0.3]]), torch.zeros(2).long(), ("cat", "dog")
+    )
+    assert evaluation.auroc is None
+    assert evaluation.balanced_accuracy == evaluation.accuracy == 0.5
+    assert evaluation.macro_f1 == pytest.approx((2 / 3 + 0) / 2)
+    assert evaluation.table().rows[-2][-1] == "-"
+
+
+def test_classes_with_samples_that_are_never_predicted_are_named():
+    """1,000, 60 and 8 images, and a model that takes all of them for the first class."""
+    labels = torch.tensor([0] * 1000 + [1] * 60 + [2] * 8)
+    activations = torch.tensor([0.9, 0.2, 0.1, 0.0]).expand(len(labels), 4)
+    evaluation = score(activations, labels, CLASSES)
+    assert evaluation.accuracy == pytest.approx(1000 / 1068)
+    assert evaluation.balanced_accuracy == pytest.approx(1 / 3)
+    assert evaluation.macro_f1 == pytest.approx(2000 / 2068 / 3)
+    assert evaluation.auroc == 0.5
+    assert evaluation.never_predicted == ["dog", "owl"]
+    assert evaluation.summary.endswith("1068 images; never predicted: dog, owl")
+    assert evaluation.to_dict()["never_predicted"] == ["dog", "owl"]
 
 
 @settings(max_examples=20, deadline=None)
@@ -112,6 +169,10 @@ def test_the_figures_agree_with_each_other(num_samples, num_classes, seed):
     assert evaluation.accuracy + evaluation.error == pytest.approx(1)
     counts = torch.bincount(labels, minlength=num_classes).tolist()
     assert column(evaluation.per_class, "count") == counts
+    metric = balanced_accuracy(activations, labels)
+    assert evaluation.balanced_accuracy == pytest.approx(float(metric))
+    if len(set(labels.tolist())) > 1:
+        assert 0 <= evaluation.auroc <= 1
 
 
 def test_another_number_of_classes_is_refused(pets):
