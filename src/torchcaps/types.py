@@ -118,6 +118,9 @@ class ModelSpec:
         is_dense: its outputs are of each pixel: `[batch, classes - 1, height, width]`, a map for
             each class but the first one, which is the background; `capsules(images)` then has the
             pixels as positions.
+        draw_size: height and width of what `draw(capsules, labels)` draws, where that is smaller
+            than the images: `reconstruct` enlarges it, and losses compare it. None is the size of
+            the images.
         smallest: side of the smallest image it takes, in pixels.
         smallest_batch: images of the smallest batch that it can be trained with.
         task: default task, a name of `tasks.list_tasks()`.
@@ -130,6 +133,7 @@ class ModelSpec:
     logits: bool = False
     multilabel: bool = False
     is_dense: bool = False
+    draw_size: tuple[int, int] | None = None
     smallest: int = 1
     smallest_batch: int = 1
     task: str = "classify"

@@ -131,6 +131,68 @@ def test_a_model_without_decoder_reconstructs_nothing():
         model.reconstruct(capsules)
 
 
+MAKE_DRAWINGS = ("decoder", "weight.generate", "weight.draw", "bias.generate", "bias.draw")
+
+
+def drawing_names():
+    """Models with a decoder."""
+    names = []
+    for name in tc.list_models():
+        with torch.device("meta"):
+            model = tc.create_model(name)
+        if model.spec.decoder:
+            names.append(name)
+    return names
+
+
+def count_parameters(name, **options):
+    """Numbers of parameters of a model's decoder and of its rest, and the model on "meta"."""
+    with torch.device("meta"):
+        model = tc.create_model(name, **options)
+    in_decoder = 0
+    for parameter_name, parameter in model.named_parameters():
+        if parameter_name.startswith(MAKE_DRAWINGS):
+            in_decoder += parameter.numel()
+    total = sum(parameter.numel() for parameter in model.parameters())
+    return in_decoder, total - in_decoder, model
+
+
+@pytest.mark.parametrize("name", drawing_names())
+def test_a_decoder_of_large_images_is_small(name):
+    published, _, model = count_parameters(name)
+    assert model.spec.draw_size is None
+    in_decoder, others, large = count_parameters(name, img_size=224, in_chans=3)
+    assert 0 < in_decoder <= max(0.3 * others, published)
+    spectral, others, _ = count_parameters(name, img_size=32, in_chans=200)
+    assert spectral <= max(0.3 * others, 2 * published, 2 * 200 * 1025)
+    if model.spec.is_dense:
+        return
+    capsules = large.capsules(torch.rand(1, *large.image_shape, device="meta"))
+    assert large.draw(capsules).shape[2:] == large.draw_size
+    assert large.reconstruct(capsules).shape[2:] == large.img_size == (224, 224)
+
+
+@pytest.mark.parametrize("decoder", [False, None])
+@pytest.mark.parametrize("name", drawing_names())
+def test_every_decoder_can_be_left_out(name, decoder):
+    in_decoder, _, model = count_parameters(name, decoder=decoder)
+    assert in_decoder == 0
+    assert not model.spec.decoder
+    with pytest.raises(ValueError, match="reconstruct: this model has no decoder"):
+        model.reconstruct(None)
+
+
+def test_a_drawing_is_enlarged():
+    model = small_capsnet(img_size=72)
+    assert model.draw_size == (28, 28)
+    capsules = model.capsules(torch.rand(2, 1, 72, 72))
+    drawings = model.draw(capsules)
+    assert drawings.shape == (2, 1, 28, 28)
+    enlarged = model.reconstruct(capsules)
+    expected = torch.nn.functional.interpolate(drawings, (72, 72), mode="bilinear")
+    torch.testing.assert_close(enlarged, expected)
+
+
 @pytest.mark.parametrize(
     "img_size",
     [

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from torchcaps import create_model
 from torchcaps.data import ImageBatch, ImageSet
@@ -61,6 +62,18 @@ def test_the_total_is_the_margin_plus_the_weighted_error_of_the_labeled_capsules
         outputs["loss"], outputs["margin"] + 0.0005 * error
     )  # 28 x 28 is the paper's size
     torch.testing.assert_close(outputs["activation"], capsules.activation)
+
+
+def test_a_drawing_of_less_than_the_images_is_compared_at_its_size():
+    model = model_of(72)
+    assert model.draw_size == (28, 28)
+    images = images_of(72)
+    outputs = losses(model, images, LABELS, reconstruction=0.0005)
+    capsules = model.capsules(images)
+    targets = F.interpolate(images, (28, 28), mode="bilinear", antialias=True)
+    error = reconstruction_loss(model.draw(capsules, LABELS), targets)
+    torch.testing.assert_close(outputs["reconstruction"], error)
+    torch.testing.assert_close(outputs["loss"], outputs["margin"] + 0.0005 * error)
 
 
 def test_training_masks_by_the_label_and_not_by_the_longest_capsule():

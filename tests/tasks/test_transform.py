@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import torchcaps as tc
 from checks import assert_equal, column
@@ -55,6 +56,25 @@ def small(pose="translation", size=12, seed=0, **settings):
     torch.manual_seed(seed)
     model = TransformingAutoencoder(1, size, pose=pose, **SMALL)
     return create_task(model, TrainConfig.of(**settings)).eval()
+
+
+def test_a_drawing_of_less_than_the_images_is_compared_at_its_size():
+    images = torch.rand(2, 1, 72, 72, generator=generator())
+    model = TransformingAutoencoder(1, 72, capsules=2, recognition=1, generation=40)
+    task = create_task(model, TrainConfig()).train()
+    pairs = transformed_pairs(images, generator=generator())
+    drawings = model.draw(model.move(model.capsules(pairs.source), pairs.transformation))
+    size = model.draw_size
+    assert size < (72, 72)
+    targets = F.interpolate(pairs.target, size, mode="bilinear", antialias=True)
+    error = (drawings - targets).square().sum(dim=(1, 2, 3)).mean()
+    torch.testing.assert_close(task.training_step(pairs, 0.0)["loss"], error)
+
+
+def test_a_model_without_decoder_is_not_trained_to_draw():
+    model = TransformingAutoencoder(1, 12, decoder=False, **SMALL)
+    with pytest.raises(ValueError, match="decoder: this task trains a model to draw"):
+        create_task(model, TrainConfig())
 
 
 def brightest(image):

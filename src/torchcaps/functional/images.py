@@ -1,4 +1,4 @@
-"""Images moved by matrices, and images with mean 0 and standard deviation 1."""
+"""Images moved by matrices, at a smaller size, and with mean 0 and standard deviation 1."""
 
 import torch
 import torch.nn.functional as F
@@ -70,6 +70,24 @@ def shift_matrices(
     matrices = eye.repeat(len(shifts), 1, 1)
     matrices[:, :2, 2] = shifts * (2 / max(img_size))  # in units of half of the longer side
     return matrices
+
+
+def shrink(images: Images, size: tuple[int, int]) -> Images:
+    """Images at a smaller size, bilinear with antialiasing.
+
+    Args:
+        images: `[batch, channels, height, width]`.
+        size: height and width, at most those of the images.
+
+    Returns:
+        Images `[batch, channels, *size]`, in full precision.
+
+    Raises:
+        ArgumentError: other axes.
+    """
+    check_shape("images", images, AXES)
+    with without_autocast(images):
+        return F.interpolate(full_precision(images), size, mode="bilinear", antialias=True)
 
 
 def standardize(images: Images, least: float = 1e-3) -> Images:

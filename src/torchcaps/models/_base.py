@@ -1,12 +1,13 @@
 """What models of images share: their sizes, the check of their images, their table."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from torchcaps.errors import ArgumentError, check_floating, check_positive, check_shape
 from torchcaps.functional import standardize
@@ -14,6 +15,7 @@ from torchcaps.functional.bounds import clamp_finite, steady_limit
 from torchcaps.functional.squash import full_precision
 from torchcaps.models.notebook import Stage, measured_stages, model_card
 from torchcaps.nn import mask_capsules
+from torchcaps.nn.decoder import ImageShape, draw_shape
 from torchcaps.types import Capsules, ModelSpec
 
 ImageSize = int | tuple[int, int]  # height and width in pixels, or one number for both
@@ -44,6 +46,20 @@ def side_before(side: int, windows: Sequence[tuple[int, int]]) -> int:
     for kernel, stride in reversed(windows):
         side = (side - 1) * stride + kernel
     return side
+
+
+def enlarge(drawings: Images, img_size: tuple[int, int]) -> Images:
+    """Drawings at the size of the images, by bilinear interpolation where theirs is smaller."""
+    if drawings.shape[2:] == img_size:
+        return drawings
+    return F.interpolate(drawings, img_size, mode="bilinear")
+
+
+def no_decoder() -> ArgumentError:
+    """The error of a drawing by a model that has no decoder although it could have one."""
+    return ArgumentError(
+        "reconstruct", "this model has no decoder (it was built with decoder=False)"
+    )
 
 
 def check_dtype(argument: str, tensor: Tensor, module: nn.Module) -> None:
@@ -148,9 +164,19 @@ class ImageModel(nn.Module, ABC):
 
 
 class DrawingModel(ImageModel):
-    """Base of networks with a decoder of masked poses, unless they are built without one."""
+    """Base of networks with a decoder of masked poses, unless they are built without one.
+
+    Attributes:
+        decoder: the decoder, or None.
+        draw_size: height and width of what the decoder draws, at most those of the images.
+    """
 
     decoder: nn.Module | None
+    spec: ModelSpec
+
+    @property
+    def draw_size(self) -> tuple[int, int]:
+        return self.spec.draw_size or self.img_size
 
     def reconstruct(
         self, capsules: Capsules, labels: Int64[Tensor, " batch *place"] | None = None
@@ -162,20 +188,33 @@ class DrawingModel(ImageModel):
             labels: class of each image; by default that of the most active capsule.
 
         Returns:
-            Images in [0, 1].
+            Images in [0, 1], of the model's `img_size`.
 
         Raises:
             ValueError: if the model was built without a decoder.
         """
+        return enlarge(self.draw(capsules, labels), self.img_size)
+
+    def draw(self, capsules: Capsules, labels: Tensor | None = None) -> Images:
+        """The same drawings as the decoder makes them, of the size `draw_size`."""
         if self.decoder is None:
-            raise ArgumentError(
-                "reconstruct", "this model has no decoder (it was built with decoder=False)"
-            )
+            raise no_decoder()
         return self.decoder(self.masked(capsules, labels))
 
     def masked(self, capsules: Capsules, labels: Tensor | None) -> Tensor:
         """The input of the decoder: poses of which all but one are zero."""
         return mask_capsules(capsules, labels)
+
+    def _build_decoder(
+        self,
+        build: Callable[[ImageShape], nn.Module],
+        published_shape: ImageShape,
+    ) -> tuple[int, int] | None:
+        """Add the decoder, after all other modules, and return what `spec.draw_size` is."""
+        num_other_parameters = sum(weight.numel() for weight in self.parameters())
+        shape = draw_shape(build, self.image_shape, published_shape, num_other_parameters)
+        self.decoder = build(shape)
+        return None if shape == self.image_shape else shape[1:]
 
 
 class LogitModel(ImageModel):

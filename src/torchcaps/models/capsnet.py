@@ -6,6 +6,7 @@ this library's rule (see CapsuleLinear).
 """
 
 from copy import deepcopy
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -39,8 +40,8 @@ class CapsNet(DrawingModel):
         class_dim: dimensions of a class capsule, and of those between.
         between: capsules of each layer between primary and class capsules; the paper has none.
         grouping: of channels to primary capsules; see `PrimaryCaps`.
-        decoder: whether to build the decoder; or the widths of its two hidden layers, in place of
-            512 and 1024.
+        decoder: whether to build the decoder (False or None: no); or the widths of its two hidden
+            layers, in place of 512 and 1024. It draws large images smaller; see `draw_size`.
         layer_options: of `CapsuleLinear`, such as `routing` and `iterations`. Its `bias`, that of
             the authors' code, is there by default from eleven classes on: the many absent classes
             push every length to zero before the right ones rise, and without a bias nothing wakes
@@ -61,7 +62,7 @@ class CapsNet(DrawingModel):
         class_dim: int = 16,
         between: tuple[int, ...] = (),
         grouping: Grouping = "position",
-        decoder: bool | tuple[int, int] = True,
+        decoder: bool | tuple[int, int] | None = True,
         **layer_options: Any,
     ) -> None:
         super().__init__(
@@ -99,10 +100,12 @@ class CapsNet(DrawingModel):
         self.class_capsules = self.layer(below, dim, num_classes, class_dim, **layer_options)
 
         self.decoder = None
+        draw_size = None
         if decoder:
             hidden = (512, 1024) if isinstance(decoder, bool) else decoder
-            self.decoder = FullyConnectedDecoder(
-                num_classes, class_dim, self.image_shape, hidden=hidden
+            draw_size = self._build_decoder(
+                partial(FullyConnectedDecoder, num_classes, class_dim, hidden=hidden),
+                FullyConnectedDecoder.published_shape,
             )
         if impl != "auto":
             set_impl(self, impl)
@@ -110,6 +113,7 @@ class CapsNet(DrawingModel):
             pose=True,
             activation=self.class_capsules.router.activation,
             decoder=bool(decoder),
+            draw_size=draw_size,
             smallest=SMALLEST,
             loss="margin",
         )

@@ -44,6 +44,7 @@ from torchcaps.nn.map_routing import KernelVotes, MapRouting, global_competition
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
 
 NUM_CELLS = 4  # each halves the map; odd sides are rounded up
+PUBLISHED_SHAPE = (3, 64, 64)  # channels, height and width of the authors' images
 MIN_IMG_SIZE = 16  # pixels along a side, of which the last cell leaves one
 DECODER_CHANNELS = (16, 64, 32, 16, 8)  # of the small map, and after each layer but the last
 MAX_START = 8  # side of the small map up to which no more doublings are added
@@ -209,7 +210,8 @@ class DeepCaps(DrawingModel):
         local: in the last cell let the parents of one position alone compete, and squash each
             parent by itself. The authors' code has all positions compete for a child type, and
             squashes a parent type's whole map at once.
-        decoder: whether to build the decoder.
+        decoder: whether to build the decoder; None is False. It draws large images smaller; see
+            `draw_size`.
 
     Raises:
         ValueError: for other `dims`, a size below 1, or images that are too small.
@@ -227,7 +229,7 @@ class DeepCaps(DrawingModel):
         class_dim: int = 32,
         iterations: int = 3,
         local: bool = False,
-        decoder: bool = True,
+        decoder: bool | None = True,
     ) -> None:
         super().__init__(
             num_classes,
@@ -270,11 +272,19 @@ class DeepCaps(DrawingModel):
         # CapsuleLinear starts with equal biases, which would leave poses of classes nearly equal.
         nn.init.normal_(self.class_capsules.votes.bias, std=0.1)
         self.decoder = None
+        draw_size = None
         if decoder:
-            self.decoder = ClassIndependentDecoder(class_dim, self.image_shape)
+            draw_size = self._build_decoder(
+                partial(ClassIndependentDecoder, class_dim), PUBLISHED_SHAPE
+            )
         # What tasks and reports may ask of the model.
         self.spec = ModelSpec(
-            pose=True, activation="length", decoder=decoder, smallest=MIN_IMG_SIZE, loss="margin"
+            pose=True,
+            activation="length",
+            decoder=bool(decoder),
+            draw_size=draw_size,
+            smallest=MIN_IMG_SIZE,
+            loss="margin",
         )
 
     def capsules(self, images: Images) -> Capsules:

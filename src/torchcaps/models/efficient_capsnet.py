@@ -9,6 +9,7 @@ their start).
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 from torch import nn
@@ -32,7 +33,7 @@ MULTIMNIST = ((5, 1), (3, 1), (3, 2), (3, 2))
 SMALLEST_MAP = 2  # rows and columns of the last map: norms need more than one value
 NORM_OPTIONS = {"eps": 1e-3}  # as Keras has it
 UNTRUNCATED = 0.87962566  # standard deviation of normal numbers that are cut off at 2 of theirs
-DECODERS: dict[str, type[nn.Module]] = {
+DECODERS: dict[str, type[FullyConnectedDecoder | UpsamplingDecoder]] = {
     "dense": FullyConnectedDecoder,
     "upsampling": UpsamplingDecoder,
 }
@@ -58,7 +59,7 @@ class EfficientCapsNet(DrawingModel):
             the share of a batch in the running statistics (0.1; 0.01 in the authors' code).
         slope: of the activation below zero; 0 is ReLU.
         decoder: "dense" is CapsNet's, "upsampling" the one for smallNORB; True is "dense", False
-            none.
+            or None none. It draws large images smaller; see `draw_size`.
         layer_options: of `CapsuleLinear`, such as `scale=8.0`; `routing` is "self_attention" unless
             given.
 
@@ -78,7 +79,7 @@ class EfficientCapsNet(DrawingModel):
         norm_first: bool = False,
         norm_options: Mapping[str, Any] | None = None,
         slope: float = 0.0,
-        decoder: bool | str = True,
+        decoder: bool | str | None = True,
         **layer_options: Any,
     ) -> None:
         sizes = complete_stem(stem)
@@ -116,14 +117,19 @@ class EfficientCapsNet(DrawingModel):
             **layer_options,
         )
         self.decoder = None
-        if decoder is not False:
-            kind = "dense" if decoder is True else decoder
+        draw_size = None
+        if decoder not in (False, None):
+            kind = "dense" if decoder is True else str(decoder)
             check_known("decoder", kind, DECODERS)
-            self.decoder = DECODERS[kind](num_classes, CLASS_DIM, self.image_shape)
+            decoder_class = DECODERS[kind]
+            draw_size = self._build_decoder(
+                partial(decoder_class, num_classes, CLASS_DIM), decoder_class.published_shape
+            )
         self.spec = ModelSpec(
             pose=True,
             activation=self.class_capsules.router.activation,
             decoder=self.decoder is not None,
+            draw_size=draw_size,
             smallest=smallest,
             loss="margin",
         )

@@ -39,7 +39,7 @@ class SegCaps(DrawingModel):
             many.
         iterations: of routing where the size of the map changes, from 1; 1 is equal couplings.
         same_size: the same where it stays; None is as many. The paper's R1 has 1 there.
-        decoder: whether to build the decoder.
+        decoder: whether to build the decoder; None is False.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SegCaps(DrawingModel):
         dim: int = 16,
         iterations: int = 3,
         same_size: int | None = None,
-        decoder: bool = True,
+        decoder: bool | None = True,
     ) -> None:
         super().__init__(num_classes, in_chans, img_size, dim=dim)
         check_range("num_classes", num_classes, low=2)
@@ -89,7 +89,7 @@ class SegCaps(DrawingModel):
         self.spec = ModelSpec(
             pose=True,
             activation="length",
-            decoder=decoder,
+            decoder=bool(decoder),
             is_dense=True,
             task="segment",
             loss="weighted_cross_entropy",

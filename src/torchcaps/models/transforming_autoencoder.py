@@ -10,6 +10,7 @@ numbers of a pose.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -19,12 +20,20 @@ from torch.nn import functional as F
 
 from torchcaps.errors import ArgumentError, check_known, check_shape
 from torchcaps.functional.bounds import without_autocast
-from torchcaps.models._base import ImageModel, Images, ImageSize
+from torchcaps.models._base import ImageModel, Images, ImageSize, enlarge, no_decoder
 from torchcaps.models._registry import ModelInfo, register_model
-from torchcaps.models.notebook import Stage, capsules_in_words, stages_by_name, times
+from torchcaps.models.notebook import (
+    Stage,
+    capsules_in_words,
+    parameter_count,
+    stages_by_name,
+    times,
+)
+from torchcaps.nn.decoder import ImageShape, draw_shape
 from torchcaps.types import Capsules, ModelSpec
 
 Pose = Literal["translation", "affine"]
+PUBLISHED_SHAPE = (1, 28, 28)  # channels, height and width of the paper's images
 REACH = 4.0  # pixels from the center over which generation units start spread out
 SLOPE = 1 / 3  # per pixel, of their inputs
 
@@ -66,18 +75,15 @@ class TransformingAutoencoder(ImageModel):
             flat and row-major, which a transformation T turns into T A.
         constrained: of affine poses six numbers are recognized, and the last row is (0, 0, 1).
         bounded: the image is the sigmoid of the sum, in (0, 1); else the sum, without bounds.
+        decoder: whether there are generation units, which draw. They are needed to train; None is
+            False. They draw large images smaller; see `draw_size`.
+
+    Attributes:
+        draw_size: height and width of what the generation units draw, at most those of the images.
 
     Raises:
         ValueError: for constrained translations; see also `ImageModel`.
     """
-
-    spec = ModelSpec(
-        pose=True,
-        activation="probability",
-        decoder=True,
-        task="transform",
-        loss="reconstruction",
-    )
 
     def __init__(
         self,
@@ -90,6 +96,7 @@ class TransformingAutoencoder(ImageModel):
         pose: Pose = "translation",
         constrained: bool = False,
         bounded: bool = False,
+        decoder: bool | None = True,
     ) -> None:
         super().__init__(
             None,
@@ -108,19 +115,39 @@ class TransformingAutoencoder(ImageModel):
         self.bounded = bounded
         self.pose_dim = 2 if pose == "translation" else 9
 
-        pixels = in_chans * math.prod(self.img_size)
-        shapes = {
-            "recognize": (pixels, recognition),  # R
+        maps = {
+            "recognize": (math.prod(self.image_shape), recognition),  # R
             "place": (recognition, 6 if constrained else self.pose_dim),  # A
             "gate": (recognition, 1),  # w
-            "generate": (self.pose_dim, generation),  # G
-            "draw": (generation, pixels),  # O
         }
-        self.weight = nn.ParameterDict(
-            {name: torch.empty(capsules, *shape) for name, shape in shapes.items()}
-        )
-        self.bias = nn.ParameterDict(
-            {name: torch.empty(capsules, width) for name, (_, width) in shapes.items()}
+
+        def generation_maps(shape: ImageShape) -> dict[str, tuple[int, int]]:
+            """Inputs and outputs of G and of O, of a drawing of this shape."""
+            return {
+                "generate": (self.pose_dim, generation),  # G
+                "draw": (generation, math.prod(shape)),  # O
+            }
+
+        self.draw_shape = self.image_shape
+        if decoder:
+            num_others = parameter_count(affine_parameters(capsules, maps))
+            self.draw_shape = draw_shape(
+                lambda shape: affine_parameters(capsules, generation_maps(shape)),
+                self.image_shape,
+                PUBLISHED_SHAPE,
+                num_others,
+            )
+            maps |= generation_maps(self.draw_shape)
+        parameters = affine_parameters(capsules, maps)
+        self.weight = parameters["weight"]
+        self.bias = parameters["bias"]
+        self.spec = ModelSpec(
+            pose=True,
+            activation="probability",
+            decoder=bool(decoder),
+            draw_size=self.draw_shape[1:] if self.draw_shape != self.image_shape else None,
+            task="transform",
+            loss="reconstruction",
         )
         self.reset_parameters()
 
@@ -131,11 +158,11 @@ class TransformingAutoencoder(ImageModel):
         Presences start near 1/2, and generation units tile the middle of the canvas.
         """
         for name in ("recognize", "gate", "draw"):
-            fan_sum = sum(self.weight[name].shape[1:])
-            bound = math.sqrt(3.0) * math.sqrt(2.0 / fan_sum)  # Glorot's, of each matrix
-            nn.init.uniform_(self.weight[name], -bound, bound)
-            nn.init.zeros_(self.bias[name])
-        self.weight["draw"].mul_(0.1)  # thirty capsules at once must not drown the image
+            if name in self.weight:
+                fan_sum = sum(self.weight[name].shape[1:])
+                bound = math.sqrt(3.0) * math.sqrt(2.0 / fan_sum)  # Glorot's, of each matrix
+                nn.init.uniform_(self.weight[name], -bound, bound)
+                nn.init.zeros_(self.bias[name])
 
         # In units of the pose; an affine pose starts at the identity.
         pixel = 1.0
@@ -144,23 +171,26 @@ class TransformingAutoencoder(ImageModel):
             pixel = 2 / max(self.img_size)
             start = torch.eye(3).flatten()
         nn.init.normal_(self.weight["place"], std=pixel)
-        nn.init.normal_(self.weight["generate"], std=SLOPE / pixel)
         self.bias["place"].copy_(start[: self.bias["place"].shape[1]])
-
-        self.bias["generate"].copy_(centered_bias(self.weight["generate"], start, REACH * pixel))
+        if self.spec.decoder:
+            self.weight["draw"].mul_(0.1)  # thirty capsules at once must not drown the image
+            generate = self.weight["generate"]
+            nn.init.normal_(generate, std=SLOPE / pixel)
+            self.bias["generate"].copy_(centered_bias(generate, start, REACH * pixel))
 
     def notebook_stages(self) -> list[Stage]:
         units = "sigmoid units"
         count, _, recognition = self.weight["recognize"].shape
-        generation = self.weight["generate"].shape[2]
         drawing = "sum over capsules, then sigmoid" if self.bounded else "sum over capsules"
         rows = {
             "recognize": (units, capsules_in_words((count, recognition), "units")),
             "gate": (units, f"{count} presences"),
             "place": (f"poses ({self.pose})", capsules_in_words((count, self.pose_dim))),
-            "generate": (units, capsules_in_words((count, generation), "units")),
-            "draw": (drawing, times(self.image_shape)),
         }
+        if self.spec.decoder:
+            generation = self.weight["generate"].shape[2]
+            rows["generate"] = (units, capsules_in_words((count, generation), "units"))
+            rows["draw"] = (drawing, times(self.draw_shape))
         return stages_by_name(self, rows)
 
     def capsules(self, images: Images) -> Capsules:
@@ -210,7 +240,16 @@ class TransformingAutoencoder(ImageModel):
 
         Returns:
             `[batch, channels, height, width]`.
+
+        Raises:
+            ValueError: if the model was built without a decoder.
         """
+        return enlarge(self.draw(capsules, labels), self.img_size)
+
+    def draw(self, capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None) -> Images:
+        """The same drawings at the size that the generation units draw, `draw_size`."""
+        if not self.spec.decoder:
+            raise no_decoder()
         pose, presence = capsules
         sizes = {"batch": len(pose), "capsules": self.num_capsules, "dim": self.pose_dim}
         check_shape("capsules", pose, list(sizes), **sizes)
@@ -223,7 +262,7 @@ class TransformingAutoencoder(ImageModel):
         images = torch.einsum("bkg,kgp->bp", contributions, self.weight["draw"]) + base
         if self.bounded:
             images = images.sigmoid()
-        return images.unflatten(1, self.image_shape)
+        return images.unflatten(1, self.draw_shape)
 
     def forward(self, images: Images, transformation: Tensor | None = None) -> Images:
         """Draw images as they look after a transformation.
@@ -244,7 +283,25 @@ class TransformingAutoencoder(ImageModel):
     def strokes(self) -> Float[Tensor, "capsules units height width"]:
         """What each generation unit adds to the drawing, a mean over the channels: any numbers."""
         weight = self.weight["draw"].detach()
-        return weight.unflatten(-1, self.image_shape).mean(dim=2)
+        return weight.unflatten(-1, self.draw_shape).mean(dim=2)
+
+
+def affine_parameters(capsules: int, maps: Mapping[str, tuple[int, int]]) -> nn.ModuleDict:
+    """Empty parameters of affine maps, those of each capsule its own.
+
+    Args:
+        capsules: their number.
+        maps: numbers of inputs and outputs of each map, by name.
+
+    Returns:
+        "weight" `[capsules, inputs, outputs]` and "bias" `[capsules, outputs]` of each map by name.
+    """
+    weight = nn.ParameterDict()
+    bias = nn.ParameterDict()
+    for name, (num_inputs, num_outputs) in maps.items():
+        weight[name] = torch.empty(capsules, num_inputs, num_outputs)
+        bias[name] = torch.empty(capsules, num_outputs)
+    return nn.ModuleDict({"weight": weight, "bias": bias})
 
 
 def affine_maps(

@@ -1,7 +1,10 @@
-"""Decoders: from class capsules back to an image."""
+"""Decoders: from class capsules back to an image, and the size at which they draw."""
 
 import math
+from bisect import bisect_right
+from collections.abc import Callable
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int64
@@ -9,6 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchcaps.types import Capsules
+
+ImageShape = tuple[int, int, int]  # channels, height, width
+FULL_VALUES = 4096  # of an image, height x width x channels, that are drawn at any cost
+MAX_SHARE = 0.3  # parameters of a decoder of larger images, over those of the rest of its network
+# Where one pixel of many channels takes more: parameters over those for this pixel.
+MAX_GROWTH = 1.1
 
 
 def mask_capsules(
@@ -32,6 +41,53 @@ def mask_capsules(
     return pose * mask.unsqueeze(-1)
 
 
+def draw_shape(
+    build: Callable[[ImageShape], nn.Module],
+    image_shape: ImageShape,
+    published_shape: ImageShape,
+    num_other_parameters: int,
+) -> ImageShape:
+    """Channels, height and width at which a decoder draws images.
+
+    Images of at most 4,096 values are drawn at their own size. For larger ones the decoder has at
+    most 0.3 times the parameters of the rest of the network, or those that it has at its published
+    size if they are more: where the size of the images would take more, it draws the largest size
+    of about the same proportions that does not, at least one pixel. Where channels
+    alone take more, size adds at most a tenth to what one pixel takes.
+
+    Args:
+        build: makes the decoder that draws images of a shape. It is called on the device "meta",
+            to count parameters.
+        image_shape: channels, height and width of the images.
+        published_shape: the same of the images that the decoder was published for.
+        num_other_parameters: of the rest of the network.
+
+    Returns:
+        Channels, height and width.
+    """
+    channels, height, width = image_shape
+    longest = max(height, width)
+
+    def count(shape: ImageShape) -> int:
+        """Number of parameters of the decoder that draws this shape."""
+        with torch.device("meta"):
+            decoder = build(shape)
+        return sum(weight.numel() for weight in decoder.parameters())
+
+    def shape(side: int) -> ImageShape:
+        """The shape of drawings with this longer side."""
+        return channels, max(1, height * side // longest), max(1, width * side // longest)
+
+    if math.prod(image_shape) <= FULL_VALUES:
+        return image_shape
+    limit = max(MAX_SHARE * num_other_parameters, count(published_shape))
+    smallest = count(shape(1))
+    if smallest > limit:  # the channels alone take more
+        limit = MAX_GROWTH * smallest
+    num_fitting = bisect_right(range(1, longest + 1), limit, key=lambda side: count(shape(side)))
+    return shape(max(1, num_fitting))
+
+
 class FullyConnectedDecoder(nn.Module):
     """Three linear layers: ReLU, ReLU, sigmoid.
 
@@ -40,8 +96,11 @@ class FullyConnectedDecoder(nn.Module):
     Args:
         num_capsules: number of capsules, those at zero included.
         pose_dim: dimensions of a pose.
-        image_shape: channels, height and width of the images.
+        image_shape: channels, height and width of the images that it draws.
         hidden: widths of the two hidden layers, by default the paper's.
+
+    Attributes:
+        published_shape: of the paper's images.
 
     Shapes:
         masked poses `[batch, num_capsules, pose_dim]` -> images `[batch, *image_shape]` in [0, 1].
@@ -51,11 +110,13 @@ class FullyConnectedDecoder(nn.Module):
         >>> images = decoder(mask_capsules(capsules, labels))
     """
 
+    published_shape: ClassVar[ImageShape] = (1, 28, 28)
+
     def __init__(
         self,
         num_capsules: int,
         pose_dim: int,
-        image_shape: tuple[int, int, int],
+        image_shape: ImageShape,
         *,
         hidden: tuple[int, int] = (512, 1024),
     ) -> None:
@@ -81,10 +142,13 @@ class FullyConnectedDecoder(nn.Module):
 class UpsamplingDecoder(nn.Module):
     """A small map that is enlarged twofold three times, each time with a 3x3 convolution.
 
-    One more convolution draws the image. Arguments and shapes are those of `FullyConnectedDecoder`.
+    One more convolution draws the image. Arguments, attributes and shapes are those of
+    `FullyConnectedDecoder`.
     """
 
-    def __init__(self, num_capsules: int, pose_dim: int, image_shape: tuple[int, int, int]) -> None:
+    published_shape: ClassVar[ImageShape] = (2, 48, 48)
+
+    def __init__(self, num_capsules: int, pose_dim: int, image_shape: ImageShape) -> None:
         super().__init__()
         channels, *self.size = image_shape
         # A side of n becomes 8 n - 16: at least that of the image.

@@ -5,6 +5,7 @@ for each class. Out: a loss in training, to which the error of a reconstruction 
 metrics of held-out images. Steps return `Outputs`, tensors by name.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,6 +18,7 @@ from torchcaps.data import ImageBatch, ImageSet, multi_hot
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import score
 from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
+from torchcaps.functional.images import shrink
 from torchcaps.functional.squash import full_precision
 from torchcaps.registry import Registry
 from torchcaps.settings import TaskSettings, TrainConfig
@@ -244,7 +246,10 @@ class Classify(Task):
         losses = {"loss": loss, self.loss: loss}
         if self.reconstruction_weight and scores.capsules is not None:
             error = self._reconstruction_error(scores.capsules, batch)
-            weight = self.reconstruction_weight * PAPER_PIXELS / batch.images[0].numel()
+            num_values = batch.images.shape[1] * math.prod(
+                self.spec.draw_size or batch.images.shape[2:]
+            )
+            weight = self.reconstruction_weight * PAPER_PIXELS / num_values
             losses["reconstruction"] = error
             losses["loss"] = loss + weight * error
         losses["accuracy"] = is_correct(scores.activation, batch.labels).double().mean()
@@ -252,7 +257,17 @@ class Classify(Task):
 
     def _reconstruction_error(self, capsules: Capsules, batch: ImageBatch) -> Tensor:
         """Squared error of what the labeled capsule draws, summed over pixels, mean over images."""
-        return reconstruction_loss(self.model.reconstruct(capsules, batch.labels), batch.images)
+        return self._drawing_error(capsules, batch.labels, batch.images)
+
+    def _drawing_error(self, capsules: Capsules, labels: Tensor, targets: Tensor) -> Tensor:
+        """The same of drawings of these labels beside targets `[batch, channels, height, width]`.
+
+        A model that draws smaller images is compared at the size at which it draws.
+        """
+        if self.spec.draw_size is None:
+            return reconstruction_loss(self.model.reconstruct(capsules, labels), targets)
+        drawings = self.model.draw(capsules, labels)
+        return reconstruction_loss(drawings, shrink(targets, self.spec.draw_size))
 
     def eval_step(self, batch: ImageBatch) -> Outputs:
         """Activations and logits `[batch, classes]`, and labels."""

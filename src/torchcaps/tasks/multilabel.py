@@ -10,7 +10,6 @@ from torch import Tensor
 from torchcaps.data import ImageSet, multi_hot
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import score_multilabel
-from torchcaps.functional import reconstruction_loss
 from torchcaps.functional.squash import full_precision
 from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, register_task
 from torchcaps.tasks.classify import Classify, ImageBatch
@@ -50,8 +49,7 @@ class Multilabel(Classify):
             )
         error = capsules.pose.new_zeros(())
         for labels, targets in zip(batch.labels.T, batch.singles.unbind(dim=1), strict=True):
-            drawing = self.model.reconstruct(capsules, labels)
-            error = error + reconstruction_loss(drawing, targets)
+            error = error + self._drawing_error(capsules, labels, targets)
         return error
 
     def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:

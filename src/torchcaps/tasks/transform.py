@@ -24,6 +24,7 @@ from torchcaps.errors import ArgumentError, check_known, check_range, check_shap
 from torchcaps.evaluation.forward import evaluating
 from torchcaps.functional import move_by_matrix, reconstruction_loss
 from torchcaps.functional.bounds import without_autocast
+from torchcaps.functional.images import shrink
 from torchcaps.models import TransformedPairs
 from torchcaps.models.transforming_autoencoder import Pose
 from torchcaps.settings import TrainConfig
@@ -85,6 +86,10 @@ class Transform(Task):
         self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
     ) -> None:
         super().__init__(model, config, images)
+        if not self.spec.decoder:
+            raise ArgumentError(
+                "decoder", "this task trains a model to draw, and it has no decoder"
+            )
         self.pose: Pose = self.model.pose
         settings = self.config.augmentation
         self.ranges = {name: getattr(settings, name) for name in ("shift", *CHANGES)}
@@ -125,7 +130,13 @@ class Transform(Task):
 
     def training_step(self, batch: TransformedPairs, fraction_trained: float) -> Outputs:
         """Squared error of the drawing, a sum over pixels and a mean over the batch."""
-        error = reconstruction_loss(self.model(batch.source, batch.transformation), batch.target)
+        if self.spec.draw_size is None:
+            drawings = self.model(batch.source, batch.transformation)
+            error = reconstruction_loss(drawings, batch.target)
+        else:  # compared at the size at which the model draws
+            capsules = self.model.capsules(batch.source)
+            drawings = self.model.draw(self.model.move(capsules, batch.transformation))
+            error = reconstruction_loss(drawings, shrink(batch.target, self.spec.draw_size))
         return {"loss": error, "reconstruction": error}
 
     def eval_step(self, batch: TransformedPairs) -> Outputs:
