@@ -1,7 +1,8 @@
 """What models of images share: their sizes, the check of their images, their table."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -15,7 +16,7 @@ from torchcaps.functional.bounds import clamp_finite, steady_limit
 from torchcaps.functional.squash import full_precision
 from torchcaps.models.notebook import Stage, measured_stages, model_card
 from torchcaps.nn import mask_capsules
-from torchcaps.nn.decoder import ImageShape, draw_shape
+from torchcaps.nn.decoder import draw_shape
 from torchcaps.types import Capsules, ModelSpec
 
 ImageSize = int | tuple[int, int]  # height and width in pixels, or one number for both
@@ -98,6 +99,7 @@ class ImageModel(nn.Module, ABC):
     """
 
     num_classes: int
+    spec: ModelSpec
     # Give every image mean 0 and standard deviation 1 first, as for smallNORB.
     standardized = False
 
@@ -140,6 +142,11 @@ class ImageModel(nn.Module, ABC):
         """Raise ValueError: this model has no decoder."""
         raise ArgumentError("reconstruct", f"{type(self).__name__} has no decoder")
 
+    @property
+    def draw_size(self) -> tuple[int, int]:
+        """Height and width of what a decoder draws, at most those of the images."""
+        return self.spec.draw_size or self.img_size
+
     def notebook_stages(self) -> list[Stage]:
         """The rows of the model's table in a notebook."""
         return measured_stages(self)
@@ -168,15 +175,9 @@ class DrawingModel(ImageModel):
 
     Attributes:
         decoder: the decoder, or None.
-        draw_size: height and width of what the decoder draws, at most those of the images.
     """
 
     decoder: nn.Module | None
-    spec: ModelSpec
-
-    @property
-    def draw_size(self) -> tuple[int, int]:
-        return self.spec.draw_size or self.img_size
 
     def reconstruct(
         self, capsules: Capsules, labels: Int64[Tensor, " batch *place"] | None = None
@@ -196,7 +197,18 @@ class DrawingModel(ImageModel):
         return enlarge(self.draw(capsules, labels), self.img_size)
 
     def draw(self, capsules: Capsules, labels: Tensor | None = None) -> Images:
-        """The same drawings as the decoder makes them, of the size `draw_size`."""
+        """Draw images at the size of the decoder's drawings, `draw_size`.
+
+        Args:
+            capsules: class capsules.
+            labels: class of each image; by default that of the most active capsule.
+
+        Returns:
+            Images in [0, 1].
+
+        Raises:
+            ValueError: if the model was built without a decoder.
+        """
         if self.decoder is None:
             raise no_decoder()
         return self.decoder(self.masked(capsules, labels))
@@ -205,14 +217,21 @@ class DrawingModel(ImageModel):
         """The input of the decoder: poses of which all but one are zero."""
         return mask_capsules(capsules, labels)
 
-    def _build_decoder(
-        self,
-        build: Callable[[ImageShape], nn.Module],
-        published_shape: ImageShape,
+    def _add_decoder(
+        self, decoder_class: Any, *sizes: int, **options: Any
     ) -> tuple[int, int] | None:
-        """Add the decoder, after all other modules, and return what `spec.draw_size` is."""
+        """Build the decoder, after all other modules, and return what `spec.draw_size` is.
+
+        Args:
+            decoder_class: has a `published_shape`; see `FullyConnectedDecoder`.
+            sizes: its arguments before the shape of the images.
+            options: its other arguments.
+        """
+        build = partial(decoder_class, *sizes, **options)
         num_other_parameters = sum(weight.numel() for weight in self.parameters())
-        shape = draw_shape(build, self.image_shape, published_shape, num_other_parameters)
+        shape = draw_shape(
+            build, self.image_shape, decoder_class.published_shape, num_other_parameters
+        )
         self.decoder = build(shape)
         return None if shape == self.image_shape else shape[1:]
 

@@ -6,7 +6,6 @@ this library's rule (see CapsuleLinear).
 """
 
 from copy import deepcopy
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -88,8 +87,7 @@ class CapsNet(DrawingModel):
         if layer_options.get("bias") is None:
             layer_options["bias"] = num_classes > MAX_CLASSES_WITHOUT_BIAS
 
-        positions = prod((side - SMALLEST) // STRIDE + 1 for side in self.img_size)
-        below = positions * primary_types
+        below = primary_types * prod((side - SMALLEST) // STRIDE + 1 for side in self.img_size)
         dim = primary_dim
         layers = []
         for count in between:
@@ -103,9 +101,8 @@ class CapsNet(DrawingModel):
         draw_size = None
         if decoder:
             hidden = (512, 1024) if isinstance(decoder, bool) else decoder
-            draw_size = self._build_decoder(
-                partial(FullyConnectedDecoder, num_classes, class_dim, hidden=hidden),
-                FullyConnectedDecoder.published_shape,
+            draw_size = self._add_decoder(
+                FullyConnectedDecoder, num_classes, class_dim, hidden=hidden
             )
         if impl != "auto":
             set_impl(self, impl)

@@ -30,6 +30,7 @@ sigmoid in place of a ReLU, so that images stay in [0, 1].
 
 from functools import partial
 from math import prod
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -40,11 +41,11 @@ from torchcaps.functional import squash
 from torchcaps.models._base import DrawingModel, FeatureMap, Images, ImageSize
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn import CapsuleLinear, RoutedLayer
+from torchcaps.nn.decoder import ImageShape
 from torchcaps.nn.map_routing import KernelVotes, MapRouting, global_competition, per_position
 from torchcaps.types import Capsules, LayerSizes, ModelSpec
 
 NUM_CELLS = 4  # each halves the map; odd sides are rounded up
-PUBLISHED_SHAPE = (3, 64, 64)  # channels, height and width of the authors' images
 MIN_IMG_SIZE = 16  # pixels along a side, of which the last cell leaves one
 DECODER_CHANNELS = (16, 64, 32, 16, 8)  # of the small map, and after each layer but the last
 MAX_START = 8  # side of the small map up to which no more doublings are added
@@ -156,7 +157,9 @@ class ClassIndependentDecoder(nn.Module):
         `[batch, *image_shape]` in [0, 1].
     """
 
-    def __init__(self, dim: int, image_shape: tuple[int, int, int]) -> None:
+    published_shape: ClassVar[ImageShape] = (3, 64, 64)  # of the authors' images
+
+    def __init__(self, dim: int, image_shape: ImageShape) -> None:
         super().__init__()
         image_channels, *self.size = image_shape
         num_doublings = 0
@@ -189,6 +192,15 @@ class ClassIndependentDecoder(nn.Module):
         images = self.layers(self.norm(self.linear(pose)))
         height, width = self.size
         return images[:, :, :height, :width]
+
+
+def check_dims(dims: tuple[int, ...]) -> None:
+    """Raise ArgumentError unless these are dimensions of the capsules of four cells."""
+    if len(dims) != NUM_CELLS or min(dims) < 1 or dims[-1] != dims[-2]:
+        raise ArgumentError(
+            "dims",
+            f"expected {NUM_CELLS} numbers of at least 1, the last two alike, got {list(dims)}",
+        )
 
 
 class DeepCaps(DrawingModel):
@@ -240,11 +252,7 @@ class DeepCaps(DrawingModel):
             types=types,
             class_dim=class_dim,
         )
-        if len(dims) != NUM_CELLS or min(dims) < 1 or dims[-1] != dims[-2]:
-            raise ArgumentError(
-                "dims",
-                f"expected {NUM_CELLS} numbers of at least 1, the last two alike, got {list(dims)}",
-            )
+        check_dims(dims)
         self.dim = dims[-1]
         self.stem = nn.Sequential(
             nn.Conv2d(in_chans, channels, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(channels)
@@ -274,9 +282,7 @@ class DeepCaps(DrawingModel):
         self.decoder = None
         draw_size = None
         if decoder:
-            draw_size = self._build_decoder(
-                partial(ClassIndependentDecoder, class_dim), PUBLISHED_SHAPE
-            )
+            draw_size = self._add_decoder(ClassIndependentDecoder, class_dim)
         # What tasks and reports may ask of the model.
         self.spec = ModelSpec(
             pose=True,

@@ -9,7 +9,6 @@ their start).
 """
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Literal
 
 from torch import nn
@@ -97,10 +96,7 @@ class EfficientCapsNet(DrawingModel):
             after = [activation, make_norm(norm, above, options)]
             if norm_first:
                 after.reverse()
-            conv = nn.Conv2d(below, above, kernel, stride, padding)
-            std = (2 / (below * kernel**2)) ** 0.5 / UNTRUNCATED  # as Keras' "he_normal"
-            nn.init.trunc_normal_(conv.weight, std=std, a=-2 * std, b=2 * std)
-            self.stem.append(conv)
+            self.stem.append(he_normal_conv(below, above, kernel, stride, padding))
             self.stem.extend(after)
             below = above
 
@@ -121,10 +117,7 @@ class EfficientCapsNet(DrawingModel):
         if decoder not in (False, None):
             kind = "dense" if decoder is True else str(decoder)
             check_known("decoder", kind, DECODERS)
-            decoder_class = DECODERS[kind]
-            draw_size = self._build_decoder(
-                partial(decoder_class, num_classes, CLASS_DIM), decoder_class.published_shape
-            )
+            draw_size = self._add_decoder(DECODERS[kind], num_classes, CLASS_DIM)
         self.spec = ModelSpec(
             pose=True,
             activation=self.class_capsules.router.activation,
@@ -164,6 +157,14 @@ def complete_stem(stem: tuple[tuple[int, ...], ...]) -> list[tuple[int, int, int
             "stem", f"expected a multiple of {PRIMARY_DIM} as the last channels, got {stem}"
         )
     return sizes
+
+
+def he_normal_conv(below: int, above: int, kernel: int, stride: int, padding: int) -> nn.Conv2d:
+    """A convolution whose weights start as Keras' "he_normal"."""
+    conv = nn.Conv2d(below, above, kernel, stride, padding)
+    std = (2 / (below * kernel**2)) ** 0.5 / UNTRUNCATED
+    nn.init.trunc_normal_(conv.weight, std=std, a=-2 * std, b=2 * std)
+    return conv
 
 
 def make_norm(name: str, channels: int, options: dict[str, Any]) -> nn.Module:

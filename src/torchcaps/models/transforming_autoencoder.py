@@ -20,15 +20,9 @@ from torch.nn import functional as F
 
 from torchcaps.errors import ArgumentError, check_known, check_shape
 from torchcaps.functional.bounds import without_autocast
-from torchcaps.models._base import ImageModel, Images, ImageSize, enlarge, no_decoder
+from torchcaps.models._base import DrawingModel, Images, ImageSize, no_decoder
 from torchcaps.models._registry import ModelInfo, register_model
-from torchcaps.models.notebook import (
-    Stage,
-    capsules_in_words,
-    parameter_count,
-    stages_by_name,
-    times,
-)
+from torchcaps.models.notebook import Stage, capsules_in_words, stages_by_name, times
 from torchcaps.nn.decoder import ImageShape, draw_shape
 from torchcaps.types import Capsules, ModelSpec
 
@@ -54,7 +48,7 @@ class TransformedPairs(NamedTuple):
     transformation: Tensor
 
 
-class TransformingAutoencoder(ImageModel):
+class TransformingAutoencoder(DrawingModel):
     """Capsules that recognize a pose and a presence, transform the pose, and draw.
 
     Each capsule k, with weights of its own:
@@ -75,11 +69,7 @@ class TransformingAutoencoder(ImageModel):
             flat and row-major, which a transformation T turns into T A.
         constrained: of affine poses six numbers are recognized, and the last row is (0, 0, 1).
         bounded: the image is the sigmoid of the sum, in (0, 1); else the sum, without bounds.
-        decoder: whether there are generation units, which draw. They are needed to train; None is
-            False. They draw large images smaller; see `draw_size`.
-
-    Attributes:
-        draw_size: height and width of what the generation units draw, at most those of the images.
+        decoder: whether there are generation units, which training needs; None is False.
 
     Raises:
         ValueError: for constrained translations; see also `ImageModel`.
@@ -114,38 +104,21 @@ class TransformingAutoencoder(ImageModel):
         self.constrained = constrained
         self.bounded = bounded
         self.pose_dim = 2 if pose == "translation" else 9
-
         maps = {
             "recognize": (math.prod(self.image_shape), recognition),  # R
             "place": (recognition, 6 if constrained else self.pose_dim),  # A
             "gate": (recognition, 1),  # w
         }
-
-        def generation_maps(shape: ImageShape) -> dict[str, tuple[int, int]]:
-            """Inputs and outputs of G and of O, of a drawing of this shape."""
-            return {
-                "generate": (self.pose_dim, generation),  # G
-                "draw": (generation, math.prod(shape)),  # O
-            }
-
-        self.draw_shape = self.image_shape
+        shape = self.image_shape
         if decoder:
-            num_others = parameter_count(affine_parameters(capsules, maps))
-            self.draw_shape = draw_shape(
-                lambda shape: affine_parameters(capsules, generation_maps(shape)),
-                self.image_shape,
-                PUBLISHED_SHAPE,
-                num_others,
-            )
-            maps |= generation_maps(self.draw_shape)
-        parameters = affine_parameters(capsules, maps)
-        self.weight = parameters["weight"]
-        self.bias = parameters["bias"]
+            shape = drawn_shape(capsules, maps, (self.pose_dim, generation), self.image_shape)
+            maps |= generation_maps(self.pose_dim, generation, shape)
+        self.weight, self.bias = affine_parameters(capsules, maps)
         self.spec = ModelSpec(
             pose=True,
             activation="probability",
             decoder=bool(decoder),
-            draw_size=self.draw_shape[1:] if self.draw_shape != self.image_shape else None,
+            draw_size=None if shape == self.image_shape else shape[1:],
             task="transform",
             loss="reconstruction",
         )
@@ -159,10 +132,7 @@ class TransformingAutoencoder(ImageModel):
         """
         for name in ("recognize", "gate", "draw"):
             if name in self.weight:
-                fan_sum = sum(self.weight[name].shape[1:])
-                bound = math.sqrt(3.0) * math.sqrt(2.0 / fan_sum)  # Glorot's, of each matrix
-                nn.init.uniform_(self.weight[name], -bound, bound)
-                nn.init.zeros_(self.bias[name])
+                reset_map(self.weight[name], self.bias[name])
 
         # In units of the pose; an affine pose starts at the identity.
         pixel = 1.0
@@ -181,7 +151,6 @@ class TransformingAutoencoder(ImageModel):
     def notebook_stages(self) -> list[Stage]:
         units = "sigmoid units"
         count, _, recognition = self.weight["recognize"].shape
-        drawing = "sum over capsules, then sigmoid" if self.bounded else "sum over capsules"
         rows = {
             "recognize": (units, capsules_in_words((count, recognition), "units")),
             "gate": (units, f"{count} presences"),
@@ -190,7 +159,8 @@ class TransformingAutoencoder(ImageModel):
         if self.spec.decoder:
             generation = self.weight["generate"].shape[2]
             rows["generate"] = (units, capsules_in_words((count, generation), "units"))
-            rows["draw"] = (drawing, times(self.draw_shape))
+            drawing = "sum over capsules, then sigmoid" if self.bounded else "sum over capsules"
+            rows["draw"] = (drawing, times((self.in_chans, *self.draw_size)))
         return stages_by_name(self, rows)
 
     def capsules(self, images: Images) -> Capsules:
@@ -229,9 +199,7 @@ class TransformingAutoencoder(ImageModel):
         move_poses = shift_poses if self.pose == "translation" else transform_poses
         return Capsules(move_poses(pose, transformation), presence)
 
-    def reconstruct(
-        self, capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None
-    ) -> Images:
+    def draw(self, capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None) -> Images:
         """Draw the image of all capsules, or of one capsule of each image.
 
         Args:
@@ -239,15 +207,11 @@ class TransformingAutoencoder(ImageModel):
             labels: numbers of capsules, `[batch]`; the others of that image are left out.
 
         Returns:
-            `[batch, channels, height, width]`.
+            `[batch, channels, *draw_size]`; `reconstruct` enlarges it to the size of the images.
 
         Raises:
             ValueError: if the model was built without a decoder.
         """
-        return enlarge(self.draw(capsules, labels), self.img_size)
-
-    def draw(self, capsules: Capsules, labels: Int64[Tensor, " batch"] | None = None) -> Images:
-        """The same drawings at the size that the generation units draw, `draw_size`."""
         if not self.spec.decoder:
             raise no_decoder()
         pose, presence = capsules
@@ -262,7 +226,7 @@ class TransformingAutoencoder(ImageModel):
         images = torch.einsum("bkg,kgp->bp", contributions, self.weight["draw"]) + base
         if self.bounded:
             images = images.sigmoid()
-        return images.unflatten(1, self.draw_shape)
+        return images.unflatten(1, (self.in_chans, *self.draw_size))
 
     def forward(self, images: Images, transformation: Tensor | None = None) -> Images:
         """Draw images as they look after a transformation.
@@ -283,25 +247,67 @@ class TransformingAutoencoder(ImageModel):
     def strokes(self) -> Float[Tensor, "capsules units height width"]:
         """What each generation unit adds to the drawing, a mean over the channels: any numbers."""
         weight = self.weight["draw"].detach()
-        return weight.unflatten(-1, self.draw_shape).mean(dim=2)
+        return weight.unflatten(-1, (self.in_chans, *self.draw_size)).mean(dim=2)
 
 
-def affine_parameters(capsules: int, maps: Mapping[str, tuple[int, int]]) -> nn.ModuleDict:
-    """Empty parameters of affine maps, those of each capsule its own.
+def drawn_shape(
+    capsules: int,
+    maps: Mapping[str, tuple[int, int]],
+    generation_size: tuple[int, int],
+    image_shape: ImageShape,
+) -> ImageShape:
+    """The shape at which generation units draw; see `nn.decoder.draw_shape`.
+
+    Args:
+        capsules: their number.
+        maps: inputs and outputs of the maps that recognize, by name.
+        generation_size: inputs and number of the generation units of a capsule.
+        image_shape: channels, height and width of the images.
+    """
+
+    def build(shape: ImageShape) -> nn.Module:
+        parameters = affine_parameters(capsules, generation_maps(*generation_size, shape))
+        return nn.ModuleList(parameters)
+
+    num_others = capsules * sum((inputs + 1) * outputs for inputs, outputs in maps.values())
+    return draw_shape(build, image_shape, PUBLISHED_SHAPE, num_others)
+
+
+def generation_maps(
+    pose_dim: int, generation: int, shape: ImageShape
+) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of the maps that draw an image of this shape."""
+    return {
+        "generate": (pose_dim, generation),  # G
+        "draw": (generation, math.prod(shape)),  # O
+    }
+
+
+def affine_parameters(
+    capsules: int, maps: Mapping[str, tuple[int, int]]
+) -> tuple[nn.ParameterDict, nn.ParameterDict]:
+    """Parameters without values of affine maps, of which each capsule has its own.
 
     Args:
         capsules: their number.
         maps: numbers of inputs and outputs of each map, by name.
 
     Returns:
-        "weight" `[capsules, inputs, outputs]` and "bias" `[capsules, outputs]` of each map by name.
+        Weights `[capsules, inputs, outputs]` and biases `[capsules, outputs]`, by name.
     """
     weight = nn.ParameterDict()
     bias = nn.ParameterDict()
     for name, (num_inputs, num_outputs) in maps.items():
         weight[name] = torch.empty(capsules, num_inputs, num_outputs)
         bias[name] = torch.empty(capsules, num_outputs)
-    return nn.ModuleDict({"weight": weight, "bias": bias})
+    return weight, bias
+
+
+def reset_map(weight: Tensor, bias: Tensor) -> None:
+    """Draw the weights of a map of each capsule by Glorot's rule; its biases are zero."""
+    bound = math.sqrt(3.0) * math.sqrt(2.0 / sum(weight.shape[1:]))
+    nn.init.uniform_(weight, -bound, bound)
+    nn.init.zeros_(bias)
 
 
 def affine_maps(

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from torchcaps.types import Capsules
 
 ImageShape = tuple[int, int, int]  # channels, height, width
-FULL_VALUES = 4096  # of an image, height x width x channels, that are drawn at any cost
+FULL_VALUES = 4096  # height x width x channels of an image that is drawn at its size in any case
 MAX_SHARE = 0.3  # parameters of a decoder of larger images, over those of the rest of its network
-# Where one pixel of many channels takes more: parameters over those for this pixel.
+# The same over those for one pixel, where its channels alone take more.
 MAX_GROWTH = 1.1
 
 
@@ -52,8 +52,8 @@ def draw_shape(
     Images of at most 4,096 values are drawn at their own size. For larger ones the decoder has at
     most 0.3 times the parameters of the rest of the network, or those that it has at its published
     size if they are more: where the size of the images would take more, it draws the largest size
-    of about the same proportions that does not, at least one pixel. Where channels
-    alone take more, size adds at most a tenth to what one pixel takes.
+    of about the same proportions that does not, at least one pixel. Where the channels of one pixel
+    alone take more, the limit is a tenth above that.
 
     Args:
         build: makes the decoder that draws images of a shape. It is called on the device "meta",

@@ -246,9 +246,8 @@ class Classify(Task):
         losses = {"loss": loss, self.loss: loss}
         if self.reconstruction_weight and scores.capsules is not None:
             error = self._reconstruction_error(scores.capsules, batch)
-            num_values = batch.images.shape[1] * math.prod(
-                self.spec.draw_size or batch.images.shape[2:]
-            )
+            _, channels, *img_size = batch.images.shape
+            num_values = channels * math.prod(self.spec.draw_size or img_size)
             weight = self.reconstruction_weight * PAPER_PIXELS / num_values
             losses["reconstruction"] = error
             losses["loss"] = loss + weight * error
