@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import tyro
 
@@ -27,6 +28,17 @@ Root = Annotated[
 Device = Annotated[str, tyro.conf.arg(help="auto, cpu, cuda, ...")]
 Json = Annotated[bool, tyro.conf.arg(help="Print JSON instead of text.")]
 Threads = Annotated[int | None, tyro.conf.arg(help="Processor threads; by default torch's choice.")]
+
+
+def format_type(hint: Any) -> str:
+    """What a value of a type looks like in the help: `INT`, `auto|fp32` for words."""
+    if hint is NoneType:
+        return ""
+    if get_origin(hint) is Literal:
+        return "|".join(map(str, get_args(hint)))
+    if get_origin(hint) in (Union, UnionType):
+        return "|".join(filter(None, map(format_type, get_args(hint))))
+    return "PATH" if hint is Path else str(hint.__name__).upper()
 
 
 def find_values(flag: str, arguments: Sequence[str]) -> list[str]:

@@ -1,12 +1,10 @@
 """The flag `--import` of the commands, and the modules that runs were started with."""
 
-import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import tyro
 
@@ -14,7 +12,6 @@ import torchcaps as tc
 from torchcaps import plugins
 from torchcaps.cli.console import UsageError, note
 from torchcaps.cli.flags import find_values
-from torchcaps.cli.settings import settings_class
 from torchcaps.errors import TorchcapsError, UnknownNameError, one_line
 
 HELP = (
@@ -28,14 +25,10 @@ Modules = Annotated[
 ]
 
 
-def importing(command: Callable[..., int], arguments: Sequence[str]) -> Callable[..., int]:
-    """The command with the flag `--import` beside its own.
-
-    Plug-ins and the modules that the command line names are imported first, because they may add
-    flags.
+def import_modules(arguments: Sequence[str]) -> None:
+    """Import plug-ins and the modules that a command line names; they may add flags.
 
     Args:
-        command: a function whose signature is its flags.
         arguments: the command line.
 
     Raises:
@@ -47,37 +40,6 @@ def importing(command: Callable[..., int], arguments: Sequence[str]) -> Callable
             plugins.import_module(name)
         except ModuleNotFoundError as error:
             raise UsageError(f"--import {error}") from error
-
-    @wraps(command)
-    def run(*positional: Any, modules: tuple[str, ...] = (), **flags: Any) -> int:
-        del modules  # they are imported already
-        with hinted(*positional, *flags.values()):
-            return command(*positional, **flags)
-
-    signature = inspect.signature(command)
-    flag = inspect.Parameter(
-        "modules", inspect.Parameter.KEYWORD_ONLY, default=(), annotation=Modules
-    )
-    parameters = [*signature.parameters.values(), flag]
-    vars(run)["__signature__"] = signature.replace(parameters=parameters)
-    run.__annotations__ = get_type_hints(command, include_extras=True) | {"modules": Modules}
-    if run.__annotations__.get("settings") is Any:
-        run.__annotations__["settings"] = settings_class()
-    del run.__wrapped__  # whose own flags tyro would look at
-    return run
-
-
-def described(command: Callable[..., int]) -> Callable[[], int]:
-    """A command that is not called: the first line of its help.
-
-    It has no flags, which would have to import torch.
-    """
-
-    def run() -> int:
-        raise AssertionError("the command that is called has flags")
-
-    run.__doc__ = command.__doc__
-    return run
 
 
 @contextmanager

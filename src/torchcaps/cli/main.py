@@ -13,16 +13,15 @@ from contextlib import (
 )
 from itertools import pairwise
 
-import tyro
-
+import torchcaps as tc
 from torchcaps.cli import bench, data, evaluate, lists, pictures, report, reproduce, train
-from torchcaps.cli.console import UsageError
+from torchcaps.cli.console import UsageError, usage
 from torchcaps.cli.flags import find_values
-from torchcaps.cli.imports import described, importing
-from torchcaps.cli.settings import fill_bare_flags
+from torchcaps.cli.names import check_name
+from torchcaps.cli.parser import parse
 from torchcaps.cli.signals import ignore_signals, sigterm_as_exit
 
-# A function's signature is its flags, beside `--import`, and its docstring is its help.
+# A function's signature is its flags, beside `--import` and `--threads`; its docstring is its help.
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train.train,
     "evaluate": evaluate.evaluate,
@@ -80,24 +79,14 @@ def run_command(
 
     try:
         _check_words(arguments)
+        if "--version" in arguments[:1]:
+            print(f"torchcaps {tc.__version__}")
+            return 0
+        with usage():
+            check_name(arguments)
         with sigterm_as_exit(), context:
-            called = "".join(arguments[:1])
-            commands: dict[str, Callable[..., int]] = {}
-            for name, command in COMMANDS.items():
-                commands[name] = described(command)
-                if name == called:
-                    commands[name] = importing(command, arguments)
-            if called == "train":  # plug-ins may have added settings
-                arguments = fill_bare_flags(arguments)
-            with _help_named(called):
-                status = tyro.extras.subcommand_cli_from_dict(
-                    commands,
-                    prog="torchcaps",
-                    description=DESCRIPTION,
-                    args=arguments,
-                    sort_subcommands=False,
-                    config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
-                )
+            call = parse(COMMANDS, arguments, DESCRIPTION)
+            status = call()
             sys.stdout.flush()  # a full disk or a closed pipe shows here, not when Python ends
             return status
     except (UsageError, UnknownNameError) as error:
@@ -120,17 +109,6 @@ def run_command(
         if error.filename is None:
             _without_stdout(status)
         return status
-
-
-@contextmanager
-def _help_named(command: str) -> Iterator[None]:
-    """After an error of the command line, name the help of the command, and `--import`."""
-    try:
-        yield
-    except SystemExit as end:
-        if end.code == 2 and command in COMMANDS:
-            _say(f"see torchcaps {command} --help; an option of a plug-in needs --import MODULE")
-        raise
 
 
 @contextmanager

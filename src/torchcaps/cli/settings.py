@@ -6,15 +6,16 @@ The flags are derived from the settings themselves.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import field, make_dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Optional, get_args, get_origin
 
 import tyro
 
 import torchcaps as tc
 from torchcaps.cli.console import UsageError, usage
+from torchcaps.cli.flags import format_type
 from torchcaps.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -23,89 +24,127 @@ if TYPE_CHECKING:
 # What a value looks like that is one word of the command line, so that the next word is no part of
 # it; by type.
 METAVARS: dict[Any, str] = {
-    bool: "true|false",
     tuple[int, ...]: "10,20,...",
     tuple[str, ...]: "NAME,...",
-    dict[str, Any]: "NAME=VALUE,...",
 }
 SIZE_METAVAR = "32|32x48"  # of a size, which is a number or a pair
 WITHOUT_FLAG = ("model", "model_options")
-Settings = Any  # what `settings_class` makes
+# Settings in the short help, `--help`; `--help-all` has all of them.
+COMMON = frozenset(
+    {
+        "data",
+        "img_size",
+        "skip_damaged",
+        "init",
+        "backbone",
+        "loss",
+        "class_weights",
+        "balance",
+        "optimizer",
+        "lr",
+        "freeze",
+        "shift",
+        "flip",
+        "epochs",
+        "batch_size",
+        "patience",
+        "precision",
+        "device",
+        "seed",
+    }
+)
+Settings = Mapping[str, Any]  # the settings that a command line names
 
 
-def settings_class() -> type[Any]:
-    """What a command line may change of a recipe: a field for each setting, None without a flag."""
+def settings_class(short_help: bool = False) -> type[Any]:
+    """What a command line may change of a recipe: a field for each setting, with its default.
+
+    Args:
+        short_help: leave out all settings but the common ones, and all of their descriptions but
+            the first clause.
+    """
     from torchcaps.data.augment import ordered_augmentations
-    from torchcaps.settings import known_settings
+    from torchcaps.settings import TrainConfig, known_settings
 
     augmentations = ordered_augmentations()
     switches = {name for augmentation in augmentations for name in augmentation.switches}
+    defaults = TrainConfig().flat()
     flags = []
     for name, setting in known_settings().items():
-        has_off = name in switches and setting.type is not bool
-        if name not in WITHOUT_FLAG:
-            flags.append(_flag(name, setting.about + "; 0 is off" * has_off, setting.type))
+        if name in WITHOUT_FLAG or (short_help and name not in COMMON):
+            continue
+        about = setting.about
+        if short_help:
+            about = about.partition(";")[0]
+        elif name in switches and setting.type is not bool:
+            about += "; 0 is off"
+        flags.append(_flag(name, about, setting.type, defaults[name]))
     return make_dataclass("Settings", flags, frozen=True)
 
 
-def _flag(name: str, description: str, kind: Any) -> tuple[str, Any, Any]:
+def _flag(name: str, about: str, kind: Any, default: Any) -> tuple[str, Any, Any]:
     """Name, annotation and default of a field for tyro."""
-    sentence = description[0].upper() + description[1:].removesuffix(".") + "."
+    starts_with_value = re.match(r"\w+[:,]", about)
+    sentence = about if starts_with_value else about[0].upper() + about[1:]
+    hint = "" if default is None or default in ("", (), {}) or isinstance(default, bool) else f"(default: {default})"
     metavar = _metavar(kind)
     if metavar:
-        kind = str
-    elif get_origin(kind) is Literal:
-        kind = Literal[tuple(str(choice) for choice in get_args(kind))]
-    flag_help = tyro.conf.arg(help=sentence, metavar=metavar)
-    return name, Annotated[Optional[kind], flag_help], field(default=None)  # noqa: UP045 (a value)
+        kind = Optional[str]  # noqa: UP045 (a value)
+        default = None
+    elif kind is not bool:
+        metavar = format_type(kind)
+    argument = tyro.conf.arg(help=sentence.removesuffix(".") + ".", metavar=metavar, help_behavior_hint=hint)
+    return name, Annotated[kind, argument], field(default=default)
 
 
 def _metavar(kind: Any) -> str | None:
     """What a value looks like that `_parse` reads; None where tyro reads it."""
     if tuple[int, int] in get_args(kind):
         return SIZE_METAVAR
+    if get_origin(kind) is dict:
+        return "NAME=VALUE,..."
     return METAVARS.get(kind)
 
 
 def _parse(name: str, word: Any, kind: Any) -> Any:
     """The value of a setting that a word of the command line stands for."""
     metavar = _metavar(kind)
-    if metavar is None or word is None:
+    if metavar is None:
         return word
     parts = word.split("x" if metavar == SIZE_METAVAR else ",")
-    if kind == dict[str, Any]:
+    if get_origin(kind) is dict:
         return parse_options(parts)
     if kind == tuple[str, ...]:
         return tuple(parts)
-    if kind is bool and word.lower() in ("true", "false"):
-        return word.lower() == "true"
-    if kind is bool or not all(part.isdecimal() for part in parts):
+    if not all(part.isdecimal() for part in parts):
         raise ArgumentError(name, f"expected {metavar}, got {word}")
     numbers = tuple(int(part) for part in parts)
     return numbers[0] if len(numbers) == 1 and metavar == SIZE_METAVAR else numbers
 
 
-def fill_bare_flags(arguments: Sequence[str]) -> list[str]:
-    """The command line with "true" after every bare flag of a setting that is true or false."""
-    from torchcaps.settings import known_settings
+def named_settings(settings: Any, arguments: Sequence[str]) -> Settings:
+    """The settings that a command line names.
 
-    flags = {f"--{name}" for name, setting in known_settings().items() if setting.type is bool}
-    filled = []
-    for word, next_word in pairwise([*arguments, ""]):
-        filled.append(word)
-        is_bare = next_word.lower() not in ("true", "false")
-        if word[:2] + word[2:].replace("-", "_") in flags and is_bare:
-            filled.append("true")
-    return filled
+    Args:
+        settings: of `settings_class`, with defaults for the others.
+        arguments: the command line.
+    """
+    flags = {word.partition("=")[0] for word in arguments if word.startswith("--")}
+    names = {flag.removeprefix("--").replace("-", "_") for flag in flags}
+    return {
+        name: word
+        for name, word in vars(settings).items()
+        if name in names or f"no_{name}" in names
+    }
 
 
 def parse_settings(settings: Settings) -> dict[str, Any]:
-    """The settings that a command line names; None for the others."""
+    """Values of the settings that a command line names."""
     from torchcaps.settings import known_settings
 
-    kinds = {name: setting.type for name, setting in known_settings().items()}
+    known = known_settings()
     with usage():
-        return {name: _parse(name, word, kinds[name]) for name, word in vars(settings).items()}
+        return {name: _parse(name, word, known[name].type) for name, word in settings.items()}
 
 
 def resolve(recipe_or_model: str, settings: Settings, option: tuple[str, ...]) -> TrainConfig:
@@ -113,7 +152,7 @@ def resolve(recipe_or_model: str, settings: Settings, option: tuple[str, ...]) -
 
     Args:
         recipe_or_model: a name, or the path of a `.toml` file.
-        settings: of `settings_class`; None for settings that are not named.
+        settings: those that the command line names, see `named_settings`.
         option: options of the model, "name=value" each.
 
     Raises:

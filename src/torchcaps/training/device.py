@@ -6,7 +6,12 @@ from torchcaps.errors import RunError
 
 
 def resolve_device(name: str) -> torch.device:
-    """A usable device; "auto" is a GPU where there is one. RunError for one that is not here."""
+    """A usable device; "auto" is a GPU where there is one, and "1" is "cuda:1".
+
+    Raises RunError for one that is not here.
+    """
+    if name.isdecimal():
+        name = f"cuda:{name}"
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
