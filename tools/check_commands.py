@@ -6,8 +6,7 @@ import re
 import shlex
 import tempfile
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from inspect import signature
+from contextlib import redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -98,6 +97,7 @@ def _wrong(words: list[str], is_complete: bool) -> Iterator[str]:
 
 def _wrong_command(name: str, arguments: list[str], is_complete: bool) -> Iterator[str]:
     from torchcaps.cli.main import COMMANDS
+    from torchcaps.cli.parser import parse
 
     command_text = f"`torchcaps {shlex.join([name, *arguments])}`"
     if name not in COMMANDS:
@@ -109,54 +109,30 @@ def _wrong_command(name: str, arguments: list[str], is_complete: bool) -> Iterat
     ):  # a plug-in of the page, which is no file here
         is_complete = False
     if not is_complete or any(re.search(r"\$|…|\.\.\.", word) for word in arguments):
-        _, help_text = _parsed(name, ["--help"])
+        help_text = _help(name)
         for flag in (word.partition("=")[0] for word in arguments if re.match("--[a-z]", word)):
             if not re.search(rf"{re.escape(flag)}(?![\w-])", help_text):
                 yield f"{command_text}: there is no flag {flag}"
         return
-    values, message = _parsed(name, arguments)
-    if values is None:
-        yield f"{command_text}: {message}"
-        return
     try:
-        for fault in _wrong_values(name, values):
+        call = parse(COMMANDS, [name, *arguments], "")
+        for fault in _wrong_values(name, [*call.positional, *call.flags.values()]):
             yield f"{command_text}: {fault}"
+    except SystemExit:  # after help
+        pass
     except Exception as error:
         yield f"{command_text}: {error}"
 
 
-def _parsed(name: str, arguments: list[str]) -> tuple[list[Any] | None, str]:
-    """What the command would be called with, in the order of its arguments, or else what was printed."""
-    import tyro
-
-    from torchcaps.cli.imports import importing
+def _help(name: str) -> str:
+    """The whole help of a command."""
     from torchcaps.cli.main import COMMANDS
-    from torchcaps.cli.settings import fill_bare_flags
+    from torchcaps.cli.parser import HELP_ALL, parse
 
-    run = importing(COMMANDS[name], arguments)
-    if name == "train":
-        arguments = fill_bare_flags(arguments)
-    calls = []
-
-    def record(*values: object, **flags: object) -> int:
-        calls.append([*values, *flags.values()])
-        return 0
-
-    record.__doc__ = run.__doc__
-    record.__annotations__ = run.__annotations__
-    vars(record)["__signature__"] = signature(run)
     printed = StringIO()
-    with redirect_stderr(printed), redirect_stdout(printed):
-        try:
-            tyro.cli(
-                record,
-                args=arguments,
-                prog=f"torchcaps {name}",
-                config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
-            )
-        except SystemExit:
-            return None, " ".join(re.sub("[│╭╮╰╯─]", " ", printed.getvalue()).split())
-    return calls[0], ""
+    with redirect_stdout(printed), suppress(SystemExit):
+        parse(COMMANDS, [name, HELP_ALL], "")
+    return printed.getvalue()
 
 
 def _wrong_values(name: str, values: list[Any]) -> Iterator[str]:

@@ -31,12 +31,12 @@ SETTINGS: dict[str, Any] = {
     "reconstruction": 0.0,
 }
 _START = (
-    "train capsnet --data bars.npz --output run --keep-memory no --threads 1 --seed 3 --epochs 3 "
+    "train capsnet --data bars.npz --output run --no-keep-memory --threads 1 --seed 3 --epochs 3 "
     "--batch-size 16 --holdout 6.0 --checkpoint-every 2 --reconstruction 0.0 "
     "--option channels=8 --option primary_types=2 --option decoder=false"
 )
 START = tuple(_START.split())
-RESUME = ("train", "capsnet", "--output", "run", "--resume", "--keep-memory", "no")
+RESUME = ("train", "capsnet", "--output", "run", "--resume", "--no-keep-memory")
 Files = dict[str, bytes]
 
 

@@ -14,7 +14,7 @@ from torchcaps.cli.main import main
 from torchcaps.reporting import api
 from training.fixtures import bars as bars, run as run, trained as trained
 
-RESUME = ("train", "capsnet", "--resume", "--keep-memory", "no")
+RESUME = ("train", "capsnet", "--resume", "--no-keep-memory")
 
 
 class Outcome(NamedTuple):
@@ -69,7 +69,7 @@ def no_plots(monkeypatch):
 @pytest.fixture
 def start(bars):
     """The words of a command that trains for a second."""
-    flags = "--epochs 2 --batch-size 16 --holdout 6 --keep-memory no --threads 1"
+    flags = "--epochs 2 --batch-size 16 --holdout 6 --no-keep-memory --threads 1"
     return ("train", "capsnet", "--data", bars, *flags.split(), *SMALL)
 
 

@@ -46,7 +46,7 @@ def test_a_folder_of_class_folders_trains_predicts_and_plots(
 ):
     write_signs(tmp_path / "signs", classes, per_class, size, color)
     small = "--option channels=16 --option primary_types=4 --lr 0.003 --epochs 8 --batch-size 16"
-    flags = "--threads 1 --keep-memory no --shift 0"
+    flags = "--threads 1 --no-keep-memory --shift 0"
     trained = command(["train", "capsnet", "--data", "signs"], small.split(), flags.split())
     assert trained.status == 0, trained.err
     run = tmp_path / "runs" / "capsnet-signs"

@@ -80,7 +80,7 @@ def entry_points(monkeypatch):
 
 
 def train(fresh_command, *words):
-    flags = "--epochs 1 --keep-memory no --threads 1 --output run"
+    flags = "--epochs 1 --no-keep-memory --threads 1 --output run"
     return fresh_command("train", "stripes", flags.split(), words)
 
 
@@ -112,7 +112,7 @@ def test_a_plugin_is_trained_evaluated_and_reported(fresh_command, stripes, tmp_
 
 @pytest.mark.parametrize("words", [("stripesnet",), ("capsnet", "--option", "routing=one-pass")])
 def test_a_run_goes_on_with_the_module(fresh_command, stripes, monkeypatch, words):
-    start = ("train", words, "--epochs", 1, "--holdout", 6, "--keep-memory", "no")
+    start = ("train", words, "--epochs", 1, "--holdout", 6, "--no-keep-memory")
     with monkeypatch.context() as patch:
         patch.setattr(
             "torchcaps.cli.train.graceful_stop", lambda patient: nullcontext([15])

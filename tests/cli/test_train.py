@@ -47,8 +47,7 @@ def test_the_flags_reach_the_configuration(command, start, tmp_path):
         "paper",
         "--milestones",
         "1,2",
-        "--keep-epochs",
-        "FALSE",
+        "--no-keep-epochs",
         "--flip",
     ]
     after = "--clip 2.5 --img-size 20x18 --option iterations=2 --option bias=True --nesterov"
@@ -76,7 +75,7 @@ def test_a_recipe_file_trains_and_names_the_folder(command, start, bars, tmp_pat
         "epochs = 1\nholdout = 6\nbatch_size = 16\n"
         "[run.model_options]\nchannels = 8\nprimary_types = 2\n"
     )
-    outcome = command("train", "mine.toml", "--keep-memory", "no", "--threads", 1)
+    outcome = command("train", "mine.toml", "--no-keep-memory", "--threads", 1)
     assert outcome.status == 0
     assert outcome.out.endswith("run folder: runs/mine-bars\n")
 
@@ -242,7 +241,7 @@ def test_a_second_signal_ends_at_once_and_the_run_still_resumes(
         (("--epochs", 0), "epochs: expected at least 1, got 0"),
         (("--img-size", "5x"), "img_size: expected 32|32x48, got 5x"),
         (("--milestones", "1,a"), "milestones: expected 10,20,..., got 1,a"),
-        (("--flip=yes",), "flip: expected true|false, got yes"),
+        (("--flip=yes",), "--flip: expected no value, got yes; its opposite is --no-flip"),
         (("--threads", 0), "--threads: expected between 1 and 256, got 0"),
         (("--output", ""), "--output: expected a value, got an empty word"),
         (("--option", "iterations"), "--option: expected name=value, got 'iterations'"),

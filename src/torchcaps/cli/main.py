@@ -85,8 +85,7 @@ def run_command(
         with usage():
             check_name(arguments)
         with sigterm_as_exit(), context:
-            call = parse(COMMANDS, arguments, DESCRIPTION)
-            status = call()
+            status = parse(COMMANDS, arguments, DESCRIPTION).run()
             sys.stdout.flush()  # a full disk or a closed pipe shows here, not when Python ends
             return status
     except (UsageError, UnknownNameError) as error:

@@ -5,7 +5,7 @@
 
 import json
 from collections.abc import Sequence
-from importlib.metadata import entry_points
+from importlib import metadata
 from pathlib import Path
 
 from torchcaps.errors import ArgumentError, UnknownNameError
@@ -28,10 +28,11 @@ def check_name(arguments: Sequence[str]) -> None:
     """
     kinds = NAMED.get("".join(arguments[:1]), ())
     name = "".join(arguments[1:2])
-    has_plugins = any(word.startswith("--import") for word in arguments) or entry_points(
-        group=GROUP
-    )
-    if not kinds or has_plugins or not name or name.startswith("-") or name.endswith(".toml"):
+    if not kinds or not name or name.startswith("-") or name.endswith(".toml"):
+        return
+    # A module, a plug-in or a run that goes on may have other names.
+    is_open = any(word.startswith(("--import", "--resume")) for word in arguments)
+    if is_open or metadata.entry_points(group=GROUP):
         return
     by_kind = json.loads(FILE.read_text(encoding="utf-8"))
     known = [known_name for kind in kinds for known_name in by_kind[kind]]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
+from itertools import takewhile
 from types import NoneType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -21,7 +22,7 @@ from torchcaps.cli.settings import Settings, named_settings, settings_class
 
 Command = Callable[..., int]
 HELP_ALL = "--help-all"
-HELP = ("-h", "--help", HELP_ALL)
+HELP_FLAGS = frozenset({"-h", "--help"})
 # Flags of other tools and libraries, and what they are called here.
 SYNONYMS = {
     "--batch": "--batch-size",
@@ -36,9 +37,26 @@ SYNONYMS = {
 NUMBERS = {"int()": "a whole number", "to float": "a number"}
 
 
-def parse(
-    commands: Mapping[str, Command], arguments: Sequence[str], description: str
-) -> Callable[[], int]:
+class Call(NamedTuple):
+    """A command with its arguments.
+
+    Attributes:
+        command: returns the exit status.
+        positional: arguments by position.
+        flags: arguments by name.
+    """
+
+    command: Command
+    positional: tuple[Any, ...]
+    flags: dict[str, Any]
+
+    def run(self) -> int:
+        """Run the command; its exit status."""
+        with hinted(*self.positional, *self.flags.values()):
+            return self.command(*self.positional, **self.flags)
+
+
+def parse(commands: Mapping[str, Command], arguments: Sequence[str], description: str) -> Call:
     """The call that a command line asks for.
 
     Args:
@@ -47,7 +65,7 @@ def parse(
         description: of the program, for its help.
 
     Returns:
-        A function without arguments that runs the command and returns its exit status.
+        The command with its arguments, which is not run yet.
 
     Raises:
         UsageError: the command line is wrong.
@@ -60,7 +78,8 @@ def parse(
         functions[key] = _described(command)
     if name in commands:
         import_modules(arguments)
-        signature = _signature(commands[name], is_short=not {HELP_ALL}.intersection(words))
+        is_short = not HELP_FLAGS.isdisjoint(words)
+        signature = _signature(commands[name], is_short)
         words = _known_words(name, signature, words)
         functions[name] = _deferred(commands[name], signature, words)
     box = io.StringIO()
@@ -110,14 +129,15 @@ def _signature(command: Command, is_short: bool) -> inspect.Signature:
         is_short: leave rare settings out of the help. Without help all are parsed.
     """
     hints = get_type_hints(command, include_extras=True)
+    if hints.get("settings") == Settings:
+        hints["settings"] = settings_class(is_short)
     parameters = dict(inspect.signature(command).parameters)
+    flags = _flags(hints)
     for name, hint, default in (("threads", Threads, None), ("modules", Modules, ())):
-        if name not in parameters:
+        if f"--{name}" not in flags:
             hints[name] = hint
             kind = inspect.Parameter.KEYWORD_ONLY
             parameters[name] = inspect.Parameter(name, kind, default=default)
-    if hints.get("settings") == Settings:
-        hints["settings"] = settings_class(is_short)
     return inspect.Signature(
         [
             parameter.replace(annotation=_readable(hints[name], parameter.default))
@@ -149,45 +169,47 @@ def _known_words(name: str, signature: inspect.Signature, words: Sequence[str]) 
     """The words with flags by their names here.
 
     Raises:
-        UsageError: a flag that the command does not have.
+        UsageError: a flag that the command does not have, or a value for one that takes none.
     """
-    flags = _flags(signature)
+    flags = _flags({key: one.annotation for key, one in signature.parameters.items()})
     known_words = []
     for word in words:
-        flag, equals, value = word.partition("=")
-        spelled = flag.replace("_", "-")
-        if word.startswith("--") and spelled not in flags and word != "--":
-            spelled = SYNONYMS.get(spelled, "")
-            if spelled not in flags:
-                hint = _suggestion(flag, flags)
-                raise UsageError(
-                    f"unknown flag {flag}{hint}; see torchcaps {name} --help; "
-                    "a flag of a plug-in needs --import MODULE"
-                )
-        if word == HELP_ALL:
-            spelled = "--help"
-        known_words.append(spelled + equals + value if word.startswith("--") else word)
+        if not word.startswith("--") or word == "--":
+            known_words.append(word)
+            continue
+        written, equals, value = word.partition("=")
+        flag = written.replace("_", "-")
+        if flag not in flags:
+            flag = SYNONYMS.get(flag, "")
+        if flag not in flags:
+            raise UsageError(
+                f"unknown flag {written}{_suggestion(written, flags)}; "
+                f"see torchcaps {name} --help; a flag of a plug-in needs --import MODULE"
+            )
+        if equals and flags[flag] is bool:
+            opposite = flag.replace("--", "--no-", 1)
+            raise UsageError(f"{flag}: expected no value, got {value}; its opposite is {opposite}")
+        known_words.append("--help" if flag == HELP_ALL else flag + equals + value)
     return known_words
 
 
-def _flags(signature: inspect.Signature) -> set[str]:
-    """Every flag of a command."""
-    names = {*HELP}
-    for parameter in signature.parameters.values():
-        hint = parameter.annotation
-        marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-        kind = get_args(hint)[0] if marks else hint
-        members = {parameter.name: kind}
+def _flags(hints: Mapping[str, Any]) -> dict[str, Any]:
+    """The type of every flag of a command, by the types of its parameters."""
+    flags: dict[str, Any] = dict.fromkeys((*HELP_FLAGS, HELP_ALL), bool)
+    for name, hint in hints.items():
+        kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         if is_dataclass(kind):
-            members = {member.name: member.type for member in fields(kind)}
-        for member in members:
-            renamed = [mark.name for mark in marks if getattr(mark, "name", None)]
-            flag = "".join(renamed[-1:] or [member]).replace("_", "-")
-            names |= {f"--{flag}", f"--no-{flag}"}
-    return names
+            flags |= _flags({member.name: member.type for member in fields(kind)})
+            continue
+        own_names = [mark.name for mark in marks if getattr(mark, "name", None)]
+        flag = "".join(own_names[-1:] or [name]).replace("_", "-")
+        flags[f"--{flag}"] = kind
+        if kind is bool:
+            flags[f"--no-{flag}"] = kind
+    return flags
 
 
-def _suggestion(name: str, known: Sequence[str] | set[str] | Mapping[str, Any]) -> str:
+def _suggestion(name: str, known: Iterable[str]) -> str:
     """`; did you mean --epochs?`, or nothing."""
     similar = get_close_matches(name, sorted(known), n=1, cutoff=0.5)
     return f"; did you mean {similar[0]}?" if similar else ""
@@ -195,23 +217,19 @@ def _suggestion(name: str, known: Sequence[str] | set[str] | Mapping[str, Any]) 
 
 def _deferred(
     command: Command, signature: inspect.Signature, words: Sequence[str]
-) -> Callable[..., Callable[[], int]]:
+) -> Callable[..., Call]:
     """A function for tyro that returns the call of the command, so that parsing ends before it."""
-    own_names = inspect.signature(command).parameters
-    has_settings = get_type_hints(command).get("settings") == Settings
+    hints = get_type_hints(command, include_extras=True)
+    has_settings = hints.get("settings") == Settings
+    has_threads = "--threads" in _flags(hints)
 
-    def make_call(*positional: Any, **flags: Any) -> Callable[[], int]:
-        if "threads" not in own_names:
+    def make_call(*positional: Any, **flags: Any) -> Call:
+        if not has_threads:
             use_threads(flags.pop("threads"))
         if has_settings:
             flags["settings"] = named_settings(flags["settings"], words)
         del flags["modules"]  # they are imported already
-
-        def call() -> int:
-            with hinted(*positional, *flags.values()):
-                return command(*positional, **flags)
-
-        return call
+        return Call(command, positional, flags)
 
     make_call.__doc__ = _unwrap(inspect.getdoc(command) or "")
     make_call.__annotations__ = {
@@ -228,8 +246,9 @@ def _unwrap(docstring: str) -> str:
 
 def _problem(box: str) -> str:
     """What tyro says in the box about an error, on one line."""
-    lines = [line.strip("│╭╮╰╯─ ") for line in box.splitlines()[1:]]
-    text = " ".join(lines[: lines.index("")] if "" in lines else lines)
+    lines = [line.strip("│|+ ") for line in box.splitlines()[1:]]
+    paragraph = takewhile(lambda line: not re.fullmatch("[-─╰╯]+", line), lines)
+    text = " ".join(paragraph)
     if match := re.match(r"Error parsing (\S+): (.*)'(.*)'", text):
         flag, reason, word = match.groups()
         expected = [kind for part, kind in NUMBERS.items() if part in reason]

@@ -86,14 +86,20 @@ def _flag(name: str, about: str, kind: Any, default: Any) -> tuple[str, Any, Any
     """Name, annotation and default of a field for tyro."""
     starts_with_value = re.match(r"\w+[:,]", about)
     sentence = about if starts_with_value else about[0].upper() + about[1:]
-    hint = "" if default is None or default in ("", (), {}) or isinstance(default, bool) else f"(default: {default})"
+    hint = (
+        ""
+        if default is None or default in ("", (), {}) or isinstance(default, bool)
+        else f"(default: {default})"
+    )
     metavar = _metavar(kind)
     if metavar:
         kind = Optional[str]  # noqa: UP045 (a value)
         default = None
     elif kind is not bool:
         metavar = format_type(kind)
-    argument = tyro.conf.arg(help=sentence.removesuffix(".") + ".", metavar=metavar, help_behavior_hint=hint)
+    argument = tyro.conf.arg(
+        help=sentence.removesuffix(".") + ".", metavar=metavar, help_behavior_hint=hint
+    )
     return name, Annotated[kind, argument], field(default=default)
 
 

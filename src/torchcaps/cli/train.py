@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.progress import Progress
@@ -39,7 +39,7 @@ def train(
     output: Path | None = None,
     resume: bool = False,
     threads: int | None = None,
-    keep_memory: Literal["yes", "no"] = "yes",
+    keep_memory: bool = True,
     json: bool = False,
 ) -> int:
     """Train a model, evaluate it on the test images, and leave a run folder.
@@ -64,7 +64,7 @@ def train(
     use_threads(threads)
     ranks = current()
     config = resolve(recipe_or_model, settings, option)
-    if keep_memory == "yes":
+    if keep_memory:
         tc.training.keep_memory()
     if config.data.folds is not None and config.data.fold is None:
         if output is None:

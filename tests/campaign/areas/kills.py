@@ -22,7 +22,7 @@ NUM_CHANGES = 60  # of files, in a whole run: more or less
 NUM_LARGE_CHANGES = 70
 # Of the published size, on the images of the package; 8 steps, each with a checkpoint of 100 MB.
 _LARGE = (
-    "train capsnet --data digits --output run --keep-memory no --threads 1 --epochs 2 "
+    "train capsnet --data digits --output run --no-keep-memory --threads 1 --epochs 2 "
     "--epoch-size 128 --batch-size 32 --holdout 100 --checkpoint-every 1"
 )
 LARGE = tuple(_LARGE.split())
