@@ -9,6 +9,7 @@ import tyro
 
 import torchcaps as tc
 from torchcaps.cli.console import UsageError, note, print_json, print_table, progress_bar, usage
+from torchcaps.cli.flags import Threads
 from torchcaps.cli.settings import parse_options
 from torchcaps.errors import check_range
 
@@ -18,34 +19,34 @@ QUICK_REPEATS = 3
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """What is measured, and how often."""
+    """Sizes and repeats."""
 
-    model: str | None = None  # Name of a model; by default the network of 2017.
+    model: str = "capsnet"  # Name of a model.
     batch: int = 128  # Images, or samples of the layer, at once.
     precision: tuple[Literal["fp32", "bf16"], ...] = ("fp32", "bf16")
     """fp32, bf16 (autocast), or both."""
     variants: tuple[str, ...] = ()
-    """For step and layer: limit, auto, blocked, triton, reference, einsum, compiled, textbook, and
-    for step limit-torch; by default all that run on this machine."""
-    routers: tuple[str, ...] = ()  # For routers: their names; by default all.
-    impl: tuple[str, ...] = ("auto",)  # For scaling: implementations.
-    children: int = 1152  # Child capsules, for layer and scaling (its middle size).
+    """Of step and layer: auto, limit, triton, textbook, ...; by default those of this machine."""
+    routers: tuple[str, ...] = ()  # Of routers: their names.
+    impl: tuple[str, ...] = ("auto",)  # Of scaling: implementations.
+    children: int = 1152  # Child capsules of layer and scaling.
     parents: int = 10  # Parent capsules.
     dim: int = 16  # Dimensions of a parent.
     in_dim: int = 8  # Dimensions of a child.
     iterations: int = 3  # Iterations of the routing.
-    repeats: int = 5  # Runs of each variant, in turn; 20 times as many for latency.
-    quick: bool = False
-    """Three repeats, no torch.compile, no memory; a smaller layer and three sizes for scaling."""
+    repeats: int = 5  # Runs of each variant.
+    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Three repeats, smaller sizes, no torch.compile and no memory."""
     clock: Literal["wall", "cpu"] = "wall"
-    """wall, or cpu for a busy machine (with --threads 1)."""
-    threads: int | None = None  # Processor threads; by default torch's choice.
+    """wall, or cpu for a busy machine."""
+    threads: Threads = None
 
 
 def bench(
     what: Annotated[
         Literal["step", "layer", "routers", "scaling", "latency", "memory", "all"],
         tyro.conf.Positional,
+        tyro.conf.arg(metavar="[WHAT]"),
     ] = "step",
     /,
     settings: BenchSettings = BenchSettings(),
@@ -59,10 +60,8 @@ def bench(
     Example: torchcaps bench step --variants limit auto textbook --output step.json
 
     Args:
-        what: step (a training step), layer (routing alone, and a lower limit of its time),
-            routers (every routing in the same layer), scaling (against each size), latency (time of
-            an answer of a trained network), memory (predicted and measured), or all.
-        settings: What is measured.
+        what: step (a training step), layer (routing alone), routers (every routing in one
+            layer), scaling (against each size), latency (of a trained network), memory, or all.
         option: A model's own option, such as channels=64; may be given several times.
         output: JSON file for the figures and a description of the machine.
         plots: Folder for pictures.
@@ -118,7 +117,7 @@ class _Job:
         self.precisions = tuple(dict.fromkeys(settings.precision))
         names = tc.bench.Sizes.__dataclass_fields__
         self.sizes = tc.bench.Sizes(**{name: getattr(settings, name) for name in names})
-        model = settings.model or tc.training.TrainConfig().model.name
+        model = settings.model
         self.workload = tc.bench.Workload(model, parse_options(option), settings.batch)
         try:
             self.workload.build()

@@ -1,13 +1,16 @@
 """Printing: results to stdout, progress to stderr, one JSON document where it is asked for."""
 
 import json
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -16,8 +19,14 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
+from rich.text import Text
 
 import torchcaps as tc
+
+LINE_WIDTH = 80  # of tables
+GAP = 2  # between columns
+MAX_WIDTH = 100_000  # of a table with words that are longer
 
 
 class UsageError(Exception):
@@ -50,14 +59,47 @@ def print_json(document: Any) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Rows of text in aligned columns, a heading first; all but the first column to the right."""
-    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells: list[str] = []
-        for text, width in zip(row, widths, strict=True):
-            blank = " " * (width - cell_len(text))
-            cells.append(blank + text if cells else text + blank)
-        print("  ".join(cells).rstrip())
+    """Print rows of text in aligned columns, a heading first, in lines of `LINE_WIDTH` columns.
+
+    Numbers are aligned to the right. Where a row is too long, headings are broken between words,
+    and the column with the longest text is wrapped. A word is never cut.
+    """
+    columns = [*zip(*rows, strict=True)]
+    widths = [max(map(cell_len, column)) for column in columns]
+    is_long = sum(widths) + GAP * (len(widths) - 1) > LINE_WIDTH
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+    for (heading, *cells), width in zip(columns, widths, strict=True):
+        is_broken = is_long and cell_len(heading) > max(map(cell_len, cells))
+        table.add_column(
+            Text(heading.replace(" ", "\n") if is_broken else heading),
+            justify="right" if _are_numbers(cells) else "left",
+            no_wrap=width < max(widths),
+        )
+    for row in rows[1:]:
+        table.add_row(*map(Text, row))
+    console = Console(width=MAX_WIDTH, color_system=None)
+    console.width = max(LINE_WIDTH, Measurement.get(console, console.options, table).minimum)
+    with console.capture() as capture:
+        console.print(table)
+    for line in capture.get().splitlines():
+        print(line.rstrip())
+
+
+def _are_numbers(cells: Sequence[str]) -> bool:
+    """Whether cells begin with a digit or a sign, or have no letters."""
+    return all(re.match(r"[^\w]*(\d|$)", cell) for cell in cells)
+
+
+def print_wrapped(text: str, indent: int = 0) -> None:
+    """Print text in lines of `LINE_WIDTH` columns; all but the first are indented further."""
+    lines = textwrap.wrap(
+        text,
+        LINE_WIDTH,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + 4),
+        break_long_words=False,
+    )
+    print("\n".join(lines))
 
 
 def show(as_json: bool, document: Any, rows: Sequence[Sequence[str]], below: str = "") -> None:

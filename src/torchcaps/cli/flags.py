@@ -12,6 +12,7 @@ import torchcaps as tc
 from torchcaps.cli.console import usage
 from torchcaps.errors import check_range
 
+RARE = "rare"  # mark of a flag that is in the whole help alone
 Run = Annotated[
     Path, tyro.conf.Positional, tyro.conf.arg(help="A run folder, or a model.safetensors file.")
 ]
@@ -27,7 +28,12 @@ Root = Annotated[
 ]
 Device = Annotated[str, tyro.conf.arg(help="auto, cpu, cuda, ...")]
 Json = Annotated[bool, tyro.conf.arg(help="Print JSON instead of text.")]
-Threads = Annotated[int | None, tyro.conf.arg(help="Processor threads; by default torch's choice.")]
+Threads = Annotated[
+    int | None,
+    tyro.conf.arg(
+        help="Processor threads; by default torch's choice.", metavar="INT", help_behavior_hint=""
+    ),
+]
 
 
 def format_type(hint: Any) -> str:

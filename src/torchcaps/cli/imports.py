@@ -11,7 +11,7 @@ import tyro
 import torchcaps as tc
 from torchcaps import plugins
 from torchcaps.cli.console import UsageError, note
-from torchcaps.cli.flags import find_values
+from torchcaps.cli.flags import RARE, find_values
 from torchcaps.errors import TorchcapsError, UnknownNameError, one_line
 
 HELP = (
@@ -20,6 +20,7 @@ HELP = (
 )
 Modules = Annotated[
     tuple[str, ...],
+    RARE,
     tyro.conf.UseAppendAction,
     tyro.conf.arg(name="import", metavar="MODULE", help=HELP),
 ]

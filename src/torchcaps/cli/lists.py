@@ -3,12 +3,12 @@
 from dataclasses import asdict
 
 import torchcaps as tc
-from torchcaps.cli.console import print_json, show
+from torchcaps.cli.console import show
 from torchcaps.cli.flags import Json
 
 
 def models(pattern: str = "*", json: Json = False) -> int:
-    """List the models, with their papers.
+    """List the models, with their papers; `--json` adds their published figures.
 
     Example: torchcaps models --pattern "caps*"
 
@@ -16,11 +16,11 @@ def models(pattern: str = "*", json: Json = False) -> int:
         pattern: Wildcard for names.
     """
     document = []
-    rows = [("model", "year", "parameters", "paper", "published")]
+    rows = [("model", "year", "parameters", "paper")]
     for name in tc.list_models(pattern):
         info = tc.models.model_info(name)
         document.append({"name": name} | asdict(info))
-        rows.append((name, str(info.year), f"{info.parameters:,}", info.title, info.published))
+        rows.append((name, str(info.year), f"{info.parameters:,}", info.title))
     show(json, document, rows)
     return 0
 
@@ -31,12 +31,12 @@ def recipes(json: Json = False) -> int:
     Example: torchcaps recipes
     """
     document = []
-    rows = [("recipe", "first row", "data", "title")]
+    rows = [("recipe", "data", "title")]
     for name in tc.training.list_recipes():
         recipe = tc.training.load_recipe(name)
         facts = {"name": name, "title": recipe.title, "published": recipe.published}
         document.append(facts | {"run": recipe.config.to_dict()})
-        rows.append((name, recipe.rows[0].name, recipe.config.data.name, recipe.title))
+        rows.append((name, recipe.config.data.name, recipe.title))
     show(json, document, rows)
     return 0
 
@@ -55,10 +55,8 @@ def doctor(json: Json = False) -> int:
         facts[f"kernel {operator}"] = f"{implementation}: {reason}"
     for package in ("matplotlib", "numba", "triton"):
         facts[package] = environment.package_version(package)
-    if json:
-        print_json(facts)
-        return 0
-    width = max(map(len, facts))
+    rows = [("fact", "value")]
     for name, fact in facts.items():
-        print(f"{name.ljust(width)}  {fact}")
+        rows.append((name, str(fact)))
+    show(json, facts, rows)
     return 0

@@ -5,18 +5,19 @@ from __future__ import annotations
 import inspect
 import io
 import re
+import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
-from itertools import takewhile
 from types import NoneType
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import tyro
 
-from torchcaps.cli.console import UsageError
-from torchcaps.cli.flags import Threads, format_type, use_threads
+from torchcaps.cli.console import LINE_WIDTH, UsageError
+from torchcaps.cli.flags import RARE, Threads, format_type, use_threads
 from torchcaps.cli.imports import Modules, hinted, import_modules
 from torchcaps.cli.settings import Settings, named_settings, settings_class
 
@@ -33,6 +34,7 @@ SYNONYMS = {
     "--num-workers": "--workers",
     "--wd": "--weight-decay",
 }
+WITHOUT_THREADS = ("models", "recipes", "data", "import", "doctor")  # commands that compute nothing
 # What tyro's sentence about a number says, and what was expected.
 NUMBERS = {"int()": "a whole number", "to float": "a number"}
 
@@ -79,12 +81,12 @@ def parse(commands: Mapping[str, Command], arguments: Sequence[str], description
     if name in commands:
         import_modules(arguments)
         is_short = not HELP_FLAGS.isdisjoint(words)
-        signature = _signature(commands[name], is_short)
+        signature = _signature(name, commands[name], is_short)
         words = _known_words(name, signature, words)
         functions[name] = _deferred(commands[name], signature, words)
-    box = io.StringIO()
+    printed = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding)  # tyro looks at it
     try:
-        with redirect_stderr(box):
+        with redirect_stdout(printed), redirect_stderr(printed):
             return tyro.extras.subcommand_cli_from_dict(
                 functions,
                 prog="torchcaps",
@@ -94,15 +96,23 @@ def parse(commands: Mapping[str, Command], arguments: Sequence[str], description
                 config=(tyro.conf.OmitArgPrefixes,),
             )
     except SystemExit as end:
-        if end.code != 2:
+        printed.seek(0)
+        if not end.code:
+            _print_help(printed.read())
             raise
-        problem = _problem(box.getvalue())
+        problem = _problem(printed.read())
         if not name:
             problem = "expected a command"
         elif name not in commands:
             problem = f"unknown command {name!r}{_suggestion(name, commands)}"
         help_flag = f"{name} --help" if name in commands else "--help"
         raise UsageError(f"{problem}; see torchcaps {help_flag}") from None
+
+
+def _print_help(text: str) -> None:
+    """Print help of tyro, which does not wrap what stands outside of its boxes."""
+    for line in text.splitlines():
+        print(textwrap.fill(line, LINE_WIDTH, subsequent_indent="    " * ("usage" in line)))
 
 
 def _described(command: Command) -> Callable[[], int]:
@@ -118,32 +128,33 @@ def _described(command: Command) -> Callable[[], int]:
     return run
 
 
-def _signature(command: Command, is_short: bool) -> inspect.Signature:
+def _signature(name: str, command: Command, is_short: bool) -> inspect.Signature:
     """The parameters of a command as tyro gets them.
 
-    They have `--import`, and `--threads` unless the command has none of its own. Types and defaults
-    are such that the help reads well.
+    They have `--import`, and `--threads` where something is computed. Types and defaults are such
+    that the help reads well.
 
     Args:
-        command: the function.
-        is_short: leave rare settings out of the help. Without help all are parsed.
+        name: of the command.
+        command: its function.
+        is_short: leave rare flags out, for a short help.
     """
     hints = get_type_hints(command, include_extras=True)
     if hints.get("settings") == Settings:
         hints["settings"] = settings_class(is_short)
     parameters = dict(inspect.signature(command).parameters)
     flags = _flags(hints)
-    for name, hint, default in (("threads", Threads, None), ("modules", Modules, ())):
-        if f"--{name}" not in flags:
-            hints[name] = hint
-            kind = inspect.Parameter.KEYWORD_ONLY
-            parameters[name] = inspect.Parameter(name, kind, default=default)
-    return inspect.Signature(
-        [
-            parameter.replace(annotation=_readable(hints[name], parameter.default))
-            for name, parameter in parameters.items()
-        ]
-    )
+    shared = {"threads": (Threads, None), "modules": (Modules, ())}
+    if "--threads" in flags or name in WITHOUT_THREADS:
+        del shared["threads"]
+    for key, (hint, default) in shared.items():
+        hints[key] = hint
+        parameters[key] = inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default)
+    readable = []
+    for key, parameter in parameters.items():
+        if not (is_short and RARE in get_args(hints[key])):
+            readable.append(parameter.replace(annotation=_readable(hints[key], parameter.default)))
+    return inspect.Signature(readable)
 
 
 def _readable(hint: Any, default: Any) -> Any:
@@ -221,10 +232,10 @@ def _deferred(
     """A function for tyro that returns the call of the command, so that parsing ends before it."""
     hints = get_type_hints(command, include_extras=True)
     has_settings = hints.get("settings") == Settings
-    has_threads = "--threads" in _flags(hints)
+    own_flags = _flags(hints)
 
     def make_call(*positional: Any, **flags: Any) -> Call:
-        if not has_threads:
+        if "threads" in flags and "--threads" not in own_flags:
             use_threads(flags.pop("threads"))
         if has_settings:
             flags["settings"] = named_settings(flags["settings"], words)
@@ -246,14 +257,18 @@ def _unwrap(docstring: str) -> str:
 
 def _problem(box: str) -> str:
     """What tyro says in the box about an error, on one line."""
-    lines = [line.strip("│|+ ") for line in box.splitlines()[1:]]
-    paragraph = takewhile(lambda line: not re.fullmatch("[-─╰╯]+", line), lines)
-    text = " ".join(paragraph)
+    lines = [line.strip("│|+ ") for line in box.splitlines()[1:]]  # below the title
+    paragraphs = re.split("\n?[-─╰╯]{3,}\n?", "\n".join(lines))
+    text = " ".join(next(filter(None, paragraphs), "").split())
     if match := re.match(r"Error parsing (\S+): (.*)'(.*)'", text):
         flag, reason, word = match.groups()
         expected = [kind for part, kind in NUMBERS.items() if part in reason]
         if expected:
             return f"{flag}: expected {expected[0]}, got {word!r}"
+    if match := re.match(r"invalid choice ('.*') for argument '(\S+)'.*\('(.*)'\)", text):
+        word, flag, choices = match.groups()
+        *others, last = choices.split("', '")
+        return f"{flag}: expected {', '.join(others)} or {last}, got {word}"
     if match := re.match(r"Missing from [^:]*: (\S+)", text):
         return f"expected {match[1]}"
     return text[:1].lower() + text[1:].rstrip(".")

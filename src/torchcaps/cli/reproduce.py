@@ -9,7 +9,14 @@ from typing import Annotated, Any, Literal
 import tyro
 
 import torchcaps as tc
-from torchcaps.cli.console import UsageError, note, print_json, print_table, progress_bar
+from torchcaps.cli.console import (
+    UsageError,
+    note,
+    print_json,
+    print_table,
+    print_wrapped,
+    progress_bar,
+)
 from torchcaps.cli.flags import Json, Root, Threads, check_flag, use_threads
 from torchcaps.cli.signals import graceful_stop, ignore_signals
 from torchcaps.cli.train import print_above, report_rows
@@ -141,8 +148,8 @@ def _list(json: bool) -> int:
         print_json(experiments)
         return 0
     for experiment in experiments:
-        print(f"{experiment['name']}: {experiment['title']}")
-        print(f"    published: {experiment['published']}")
+        print_wrapped(f"{experiment['name']}: {experiment['title']}")
+        print_wrapped(f"published: {experiment['published']}", indent=4)
         for budget, cost in experiment["budgets"].items():
-            print(f"    {budget}: {cost}")
+            print_wrapped(f"{budget}: {cost}", indent=4)
     return 0

@@ -35,19 +35,13 @@ COMMON = frozenset(
         "data",
         "img_size",
         "skip_damaged",
+        "balance",
         "init",
         "backbone",
-        "loss",
-        "class_weights",
-        "balance",
-        "optimizer",
-        "lr",
         "freeze",
-        "shift",
-        "flip",
+        "lr",
         "epochs",
         "batch_size",
-        "patience",
         "precision",
         "device",
         "seed",
@@ -170,6 +164,24 @@ def resolve(recipe_or_model: str, settings: Settings, option: tuple[str, ...]) -
     options = config.model.options | parse_options(option)
     with usage():
         return config.updated(**changes, model_options=options)
+
+
+def format_recipe(config: TrainConfig, title: str) -> str:
+    """A recipe that runs a configuration, the text of a `.toml` file.
+
+    Args:
+        config: of the run.
+        title: of the recipe.
+    """
+    lines = [f"title = {json.dumps(title)}", 'published = "none"', "", "[run]"]
+    options = []
+    for name, value in config.flat().items():
+        if isinstance(value, dict) and value:
+            options += ["", f"[run.{name}]"]
+            options += [f"{key} = {json.dumps(option)}" for key, option in value.items()]
+        elif value is not None and value != {}:
+            lines.append(f"{name} = {json.dumps(value)}")
+    return "\n".join([*lines, *options])
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, Any]:

@@ -22,9 +22,15 @@ from torchcaps.cli.console import (
     show,
     usage,
 )
-from torchcaps.cli.flags import use_threads
+from torchcaps.cli.flags import RARE, use_threads
 from torchcaps.cli.imports import hinted
-from torchcaps.cli.settings import Settings, parse_options, parse_settings, resolve
+from torchcaps.cli.settings import (
+    Settings,
+    format_recipe,
+    parse_options,
+    parse_settings,
+    resolve,
+)
 from torchcaps.cli.signals import graceful_stop, ignore_signals
 
 if TYPE_CHECKING:
@@ -32,24 +38,26 @@ if TYPE_CHECKING:
 
 
 def train(
-    recipe_or_model: Annotated[str, tyro.conf.Positional],
+    recipe_or_model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")],
     /,
     settings: Settings,
     option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
     output: Path | None = None,
     resume: bool = False,
     threads: int | None = None,
-    keep_memory: bool = True,
+    keep_memory: Annotated[bool, RARE] = True,
     json: bool = False,
+    print_config: Annotated[bool, RARE] = False,
 ) -> int:
     """Train a model, evaluate it on the test images, and leave a run folder.
+
+    This help has the common settings; --help-all has every one.
 
     Example: torchcaps train capsnet --data digits --epochs 3
 
     Args:
         recipe_or_model: A recipe (`torchcaps recipes`), a .toml file, or a model
             (`torchcaps models`).
-        settings: Changes to the recipe.
         option: A model's own option, such as iterations=2; may be given several times.
         output: Run folder; by default the next free name under runs/.
         resume: Continue the run in --output (by default the newest of this name) with the settings
@@ -58,12 +66,16 @@ def train(
             was started with.
         keep_memory: Keep freed memory for reuse instead of returning it to the system (glibc only).
         json: Print the evaluation as JSON.
+        print_config: Print all settings as a recipe, and train nothing.
     """
     from torchcaps.distributed import current
 
     use_threads(threads)
     ranks = current()
     config = resolve(recipe_or_model, settings, option)
+    if print_config:
+        print(format_recipe(config, f"{config.model.name} on {config.data.name}"))
+        return 0
     if keep_memory:
         tc.training.keep_memory()
     if config.data.folds is not None and config.data.fold is None:

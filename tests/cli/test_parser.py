@@ -1,0 +1,122 @@
+"""Flags, help and errors of the command line."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from rich.cells import cell_len
+
+from torchcaps.cli.main import COMMANDS
+from torchcaps.settings import TrainConfig, known_settings
+from torchcaps.training import load_recipe
+
+from .conftest import the_sentence
+
+
+def help_of(command, monkeypatch, *words):
+    monkeypatch.setenv("COLUMNS", "80")
+    outcome = command(words)
+    assert (outcome.status, outcome.err) == (0, "")
+    return outcome.out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_a_screen_and_says_no_python(command, monkeypatch, name):
+    lines = help_of(command, monkeypatch, name, "--help").splitlines()
+    assert len(lines) <= 50
+    assert max(map(cell_len, lines)) <= 80
+    assert not re.search(r"None|\(default: (False|True)\)", "\n".join(lines))
+
+
+def test_the_whole_help_has_every_setting_with_its_default(command, monkeypatch):
+    text = help_of(command, monkeypatch, "train", "--help-all")
+    flags = {name.replace("_", "-") for name in known_settings()} - {"model", "model-options"}
+    for flag in flags:
+        assert re.search(rf"--{flag}\b", text), flag
+    assert re.search(r"--epochs INT.*\(default: 10\)", text)
+    assert "--flip, --no-flip" in text
+    assert "--precision auto|fp32|bf16" in text
+
+
+def test_the_short_help_leaves_rare_settings_out(command, monkeypatch):
+    text = help_of(command, monkeypatch, "train", "--help")
+    assert "--epochs" in text
+    assert "--optimizer-options" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--epoch", "3"], "unknown flag --epoch; did you mean --epochs?"),
+        (["--epochs", "x"], "--epochs: expected a whole number, got 'x'"),
+        (["--lr", "fast"], "--lr: expected a number, got 'fast'"),
+        (["--precision", "fp8"], "--precision: expected auto, fp32 or bf16, got 'fp8'"),
+        (["--epochs"], "missing value for argument '--epochs'"),
+        (["more"], "unrecognized options: more"),
+        (["--no-flip=1"], "--no-flip: expected no value"),
+        (["--img-size", "32", "--crop", "40x40"], "--crop: expected a whole number"),
+    ],
+)
+def test_a_wrong_flag_is_one_sentence_with_the_right_one(command, words, sentence):
+    outcome = command("train", "capsnet", words)
+    assert outcome.status == 2
+    assert the_sentence(outcome).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "expected a command"),
+        (["trian"], "unknown command 'trian'; did you mean train?"),
+        (["train"], "expected NAME"),
+    ],
+)
+def test_a_missing_word_is_named(command, words, sentence):
+    outcome = command(words)
+    assert outcome.status == 2
+    assert the_sentence(outcome).startswith(sentence)
+
+
+def config_of(command, tmp_path, *words):
+    """The configuration that a command line stands for."""
+    outcome = command("train", words, "--print-config")
+    assert outcome.status == 0, outcome.err
+    file = tmp_path / "printed.toml"
+    file.write_text(outcome.out)
+    return load_recipe(file).config
+
+
+def test_names_of_other_tools_are_understood(command, tmp_path):
+    words = "--batch 16 --imgsz 32x48 --learning-rate 0.1 --num_epochs 3 --wd 0.5"
+    config = config_of(command, tmp_path, "capsnet", words.split())
+    expected = TrainConfig.of(
+        model="capsnet", batch_size=16, img_size=(32, 48), lr=0.1, epochs=3, weight_decay=0.5
+    )
+    assert config == expected
+
+
+def test_a_printed_configuration_is_a_recipe_of_the_same_run(command, tmp_path):
+    words = "capsnet-digits --no-flip --seed 4 --option iterations=2 --option grouping=strided"
+    config = config_of(command, tmp_path, words.split())
+    recipe = load_recipe("capsnet-digits").config
+    options = recipe.model.options | {"iterations": 2, "grouping": "strided"}
+    assert config == recipe.updated(seed=4, flip=False, model_options=options)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_size_is_one_word_so_that_the_name_may_follow(command, tmp_path):
+    config = config_of(command, tmp_path, "--img-size", "32", "capsnet")
+    assert (config.model.name, config.data.img_size) == ("capsnet", (32, 32))
+
+
+def test_the_version_is_printed(command):
+    outcome = command("--version")
+    assert (outcome.status, outcome.out) == (0, "torchcaps 0.1.0\n")
+
+
+@pytest.mark.parametrize(
+    "words", [["models"], ["recipes"], ["data", "list"], ["doctor"], ["reproduce", "--list"]]
+)
+def test_tables_fit_a_screen(command, words):
+    assert max(map(cell_len, command(words).out.splitlines())) <= 80
