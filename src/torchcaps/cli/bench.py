@@ -33,9 +33,11 @@ class BenchSettings:
     parents: int = 10  # Parent capsules.
     dim: int = 16  # Dimensions of a parent.
     in_dim: int = 8  # Dimensions of a child.
-    iterations: int = 3  # Iterations of the routing.
+    iterations: int = 3  # Of the routing.
     repeats: int = 5  # Runs of each variant.
-    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")] = (
+        False
+    )
     """Three repeats, smaller sizes, no torch.compile and no memory."""
     clock: Literal["wall", "cpu"] = "wall"
     """wall, or cpu for a busy machine."""
@@ -55,7 +57,7 @@ def bench(
     plots: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Measure speed and memory on this machine, compared with a linear layer and textbook code.
+    """Measure speed and memory, beside a linear layer and textbook code.
 
     Example: torchcaps bench step --variants limit auto textbook --output step.json
 

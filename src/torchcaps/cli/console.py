@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -26,7 +25,6 @@ import torchcaps as tc
 
 LINE_WIDTH = 80  # of tables
 GAP = 2  # between columns
-MAX_WIDTH = 100_000  # of a table with words that are longer
 
 
 class UsageError(Exception):
@@ -62,23 +60,26 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     """Print rows of text in aligned columns, a heading first, in lines of `LINE_WIDTH` columns.
 
     Numbers are aligned to the right. Where a row is too long, headings are broken between words,
-    and the column with the longest text is wrapped. A word is never cut.
+    and the text of one column is wrapped. A word is never cut: with a long path, lines are longer.
     """
     columns = [*zip(*rows, strict=True)]
     widths = [max(map(cell_len, column)) for column in columns]
-    is_long = sum(widths) + GAP * (len(widths) - 1) > LINE_WIDTH
+    longest_words = [max(map(cell_len, " ".join(column).split()), default=0) for column in columns]
+    savings = [width - word for width, word in zip(widths, longest_words, strict=True)]
+    wrapped = savings.index(max(savings))
+    full_width = sum(widths) + GAP * (len(widths) - 1)
+    can_fit = full_width - savings[wrapped] <= LINE_WIDTH
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
-    for (heading, *cells), width in zip(columns, widths, strict=True):
-        is_broken = is_long and cell_len(heading) > max(map(cell_len, cells))
+    for index, (heading, *cells) in enumerate(columns):
+        is_broken = full_width > LINE_WIDTH and cell_len(heading) > max(map(cell_len, cells))
         table.add_column(
             Text(heading.replace(" ", "\n") if is_broken else heading),
             justify="right" if _are_numbers(cells) else "left",
-            no_wrap=width < max(widths),
+            no_wrap=not can_fit or index != wrapped,
         )
     for row in rows[1:]:
         table.add_row(*map(Text, row))
-    console = Console(width=MAX_WIDTH, color_system=None)
-    console.width = max(LINE_WIDTH, Measurement.get(console, console.options, table).minimum)
+    console = Console(width=LINE_WIDTH if can_fit else full_width, color_system=None)
     with console.capture() as capture:
         console.print(table)
     for line in capture.get().splitlines():

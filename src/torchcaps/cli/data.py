@@ -42,11 +42,11 @@ def _list(json: bool) -> int:
     """Print the named data sets."""
     keys = ("name", "title", "classes", "image_shape", "train", "test", "license", "source")
     document = []
-    rows = [("data set", "image", "train", "test", "classes", "title")]
+    rows = [("data set", "image", "images", "classes", "title")]
     for name in tc.data.list_datasets():
         info = tc.data.dataset_info(name)
         shape = "×".join(map(str, info.image_shape))
-        counts = (f"{info.train:,}", f"{info.test:,}", str(len(info.classes)))
+        counts = (f"{info.train + info.test:,}", str(len(info.classes)))
         rows.append((name, shape, *counts, info.title))
         document.append({key: getattr(info, key) for key in keys})
     show(json, document, rows)
