@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torchcaps.explorer import explore
     from torchcaps.models import create_model, list_models
     from torchcaps.nn import record_routing, set_impl
-    from torchcaps.reporting import compare, diagnose, evaluate, predict, report
+    from torchcaps.reporting import Predictor, compare, diagnose, evaluate, predict, report
     from torchcaps.reproduction import cross_validate, reproduce
     from torchcaps.training import fit, load, save, train
     from torchcaps.types import Capsules, ModelSpec, Routed
@@ -39,6 +39,7 @@ _HOMES = {
     "Capsules": "types",
     "MemoryEstimate": "bench",
     "ModelSpec": "types",
+    "Predictor": "reporting",
     "Routed": "types",
     "create_model": "models",
     "cross_validate": "reproduction",
@@ -62,6 +63,7 @@ __all__ = [
     "Capsules",
     "MemoryEstimate",
     "ModelSpec",
+    "Predictor",
     "Routed",
     "__version__",
     "bench",

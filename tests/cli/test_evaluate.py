@@ -4,10 +4,8 @@ import json
 import os
 
 import pytest
-from PIL import Image
 
 from checks import column
-from torchcaps.data import load_dataset
 from training.makers import leftovers, write_bars
 
 from .conftest import first_words, the_sentence
@@ -21,18 +19,6 @@ FIGURES = {
     "loss",
     "calibration_error",
 }
-
-
-@pytest.fixture
-def photos(bars, tmp_path):
-    """Two bright bars as pictures of other sizes and colors, in a folder."""
-    images = load_dataset(bars, "test").images
-    (tmp_path / "photos" / "more").mkdir(parents=True)
-    Image.fromarray(images[0, 0].numpy()).save(tmp_path / "photos" / "one.png")
-    Image.fromarray(images[1, 0].numpy()).convert("RGB").resize((60, 54)).save(
-        tmp_path / "photos" / "more" / "two.jpg"
-    )
-    return tmp_path / "photos"
 
 
 @pytest.mark.usefixtures("no_plots")
@@ -92,47 +78,6 @@ def test_evaluate_writes_its_plots(command, run):
     assert leftovers(run) == []
 
 
-class TestPredict:
-    def test_one_file_many_and_a_folder(self, command, run, photos):
-        single = command("predict", run, photos / "one.png")
-        folder = command("predict", run, photos)
-        files = command("predict", run, photos / "one.png", photos / "more" / "two.jpg")
-        assert single.status == folder.status == files.status == 0
-        assert len(folder.out.splitlines()) == 3
-        assert folder.out == files.out
-        heading, line = single.out.splitlines()
-        assert heading.split() == ["image", "class", "activation"]
-        path, label, activation = line.split()
-        assert path == str(photos / "one.png")
-        assert label in ("0", "1", "2")
-        assert 0 <= float(activation) <= 1
-
-    def test_json_has_the_activations_of_all_classes_longest_first(self, command, run, photos):
-        rows = command("predict", run, photos, "--json").document
-        assert len(rows) == 2
-        for row in rows:
-            lengths = list(row["activations"].values())
-            assert set(row["activations"]) == {"0", "1", "2"}
-            assert lengths == sorted(lengths, reverse=True)
-            assert (row["label"], row["activation"]) == next(iter(row["activations"].items()))
-
-    def test_a_model_file_predicts_as_its_run(self, command, run, photos):
-        outcome = command("predict", run / "model.safetensors", photos)
-        assert outcome.out == command("predict", run, photos).out
-
-    def test_nothing_to_predict_is_a_wrong_command_line(self, command, run):
-        outcome = command("predict", run)
-        assert outcome.status == 2
-        assert outcome.out == ""
-
-    def test_a_file_that_is_no_picture_is_named_in_one_sentence(self, command, run, tmp_path):
-        (tmp_path / "bad.png").write_bytes(b"no picture")
-        for name in ("absent.png", "bad.png"):
-            outcome = command("predict", run, tmp_path / name, "--json")
-            assert outcome.status == 1
-            assert the_sentence(outcome).startswith(f"{tmp_path / name}: ")
-
-
 class TestDamagedRuns:
     @pytest.fixture(params=["evaluate", "predict", "reconstruct", "perturb"])
     def refused(self, command, request):
@@ -181,17 +126,3 @@ def test_a_model_of_single_digits_is_measured_on_overlapping_ones(command, tmp_p
     assert outcome.status == 0, outcome.err
     assert outcome.document.keys() >= {"error", "per_digit"}
     assert (tmp_path / "run" / "evaluations" / "multi-digits-test" / "evaluation.json").exists()
-
-
-def test_pictures_alone_go_to_a_network_of_the_package(command, tmp_path):
-    digits = load_dataset("digits", "test")
-    files = ["drawn/0.png", "drawn/1.png", "drawn/2.png", "drawn/3.png"]
-    (tmp_path / "drawn").mkdir()
-    for file, pixels in zip(files, digits.images[:4, 0].numpy(), strict=True):
-        Image.fromarray(pixels).save(tmp_path / file)
-    expected = list(map(str, digits.labels[:4].tolist()))
-    for words in (["drawn"], files):
-        rows = command("predict", words, "--json").document
-        assert column(rows, "label") == expected
-    outcome = command("predict", "gone", "drawn/0.png")
-    assert (outcome.status, the_sentence(outcome)) == (1, "gone: no such run folder or model file")

@@ -1,6 +1,7 @@
 """Sets of points: files of one's own, the planes, what is refused, what prediction does."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torchcaps.data import (
     load_dataset,
     make_planes,
 )
+from torchcaps.data.inputs import list_inputs
 from torchcaps.data.points import RADIUS, PointPreprocess, standardized_points
 from torchcaps.errors import DataError
 
@@ -183,8 +185,9 @@ def test_prediction_takes_files_and_arrays(tmp_path):
     np.savez(tmp_path / "one.npz", points=SETS[0])
     (tmp_path / "one.csv").write_text("x,y\n" + "".join(f"{x},{y}\n" for x, y in SETS[0].tolist()))
     expected = standardized_points("x", SETS[:1])[0]
-    files = preprocess.files([tmp_path])
-    assert [file.name for file in files] == ["one.csv", "one.npz"]
+    (tmp_path / "photo.png").write_bytes(b"")
+    files = [source for _, source in list_inputs(tmp_path, preprocess)]
+    assert [Path(file).name for file in files] == ["one.csv", "one.npz"]
     for points in (*files, SETS[0], torch.from_numpy(SETS[0])):
         torch.testing.assert_close(preprocess(points), expected)
 
@@ -200,12 +203,9 @@ def test_prediction_refuses_in_one_sentence(tmp_path):
         (tmp_path / "none.csv", "No such file"),
         (SETS[0, :5], "expected 6 points in 2 dimensions, got 5 points in 2 dimensions each"),
         (3, "expected a file, an array or a tensor, got int"),
+        (tmp_path / "photo.png", "photo.png: cannot be read as an .npz of plain arrays"),
     ):
         with pytest.raises(DataError, match=message):
             preprocess(points)
-    with pytest.raises(
-        DataError, match="not a file of points by its name; expected an ending such as .csv or .npz"
-    ):
-        preprocess.files([tmp_path / "photo.png"])
     with pytest.raises(DataError, match="expected img_size"):
         Preprocess.from_dict({"img_size": [6, 1], "in_chans": 2, "kind": "sounds"})

@@ -139,8 +139,8 @@ def progress_bar(title: str) -> Iterator[Progress]:
 
 
 @contextmanager
-def counting(title: str) -> Iterator[Callable[[int, int], None]]:
-    """The bar as a function of the number that is done and the number of all."""
+def counting(title: str) -> Iterator[Callable[[int, int | None], None]]:
+    """The bar as a function of the number that is done and the number of all, if it is known."""
     with progress_bar(title) as bar:
         task = bar.add_task("")
         yield lambda done, total: bar.update(task, completed=done, total=total)

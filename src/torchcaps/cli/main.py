@@ -14,7 +14,7 @@ from contextlib import (
 from itertools import pairwise
 
 import torchcaps as tc
-from torchcaps.cli import bench, data, evaluate, lists, pictures, report, reproduce, train
+from torchcaps.cli import bench, data, evaluate, lists, pictures, predict, report, reproduce, train
 from torchcaps.cli.console import UsageError, usage
 from torchcaps.cli.flags import find_values
 from torchcaps.cli.names import check_name
@@ -25,7 +25,7 @@ from torchcaps.cli.signals import ignore_signals, sigterm_as_exit
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train.train,
     "evaluate": evaluate.evaluate,
-    "predict": evaluate.predict,
+    "predict": predict.predict,
     "reconstruct": pictures.reconstruct,
     "perturb": pictures.perturb,
     "compare": report.compare,

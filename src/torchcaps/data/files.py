@@ -13,9 +13,9 @@ import hashlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -247,27 +247,52 @@ def stream(
 def _decode_batches(images: ImageFiles, batches: Sequence[Tensor]) -> Iterator[Tensor]:
     """The pixels of each batch, uint8 `[samples, channels, height, width]` on the CPU."""
     workers = default_workers() if images.workers is None else images.workers
+    indices = [indices.tolist() for indices in batches]
+    dataset = _DecodedBatches(images.images.to("cpu"))
+    workers = min(workers, len(batches) - 1)
+    for pixels, problem in decode_batches(dataset, indices, workers, images.name):
+        if problem:
+            raise DataError(problem)
+        yield torch.from_numpy(pixels)
+
+
+def decode_batches(
+    dataset: Dataset[Any], batches: Iterable[list[Any]], workers: int, name: str
+) -> Iterator[Any]:
+    """What a data set gives for each batch, in order; a few batches are decoded ahead.
+
+    Args:
+        dataset: its `__getitems__` takes a batch, and returns what can be pickled.
+        batches: of any number.
+        workers: processes that decode; 0 for this process.
+        name: of the images, for errors.
+
+    Raises:
+        DataError: a process that decodes images was ended.
+    """
     loader = DataLoader(
-        _DecodedBatches(images.images.to("cpu")),
-        batch_sampler=[indices.tolist() for indices in batches],
-        num_workers=min(workers, len(batches) - 1),
+        dataset,
+        batch_sampler=cast(Any, batches),
+        num_workers=workers,
         collate_fn=_unchanged,
         worker_init_fn=_start_worker,
         generator=torch.Generator(),  # else torch's global generator would be advanced
     )
     iterator = iter(loader)
     try:
-        for _ in batches:
+        while True:
             try:
-                pixels, problem = next(iterator)
+                decoded = next(iterator)
+            except StopIteration:
+                return
             except RuntimeError as error:  # torch raises no class of its own
+                if not workers:
+                    raise
                 raise DataError(
-                    f"{images.name}: a process that decodes images was ended ({error}); where "
+                    f"{name}: a process that decodes images was ended ({error}); where "
                     "memory is exhausted, use fewer workers (--workers), or 0"
                 ) from error
-            if problem:
-                raise DataError(problem)
-            yield torch.from_numpy(pixels)
+            yield decoded
     finally:
         del iterator  # ends the workers
 

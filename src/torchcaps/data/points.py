@@ -5,7 +5,6 @@ They are read from `.npz` or `.csv`.
 
 import csv
 import zipfile
-from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
@@ -22,7 +21,7 @@ from torchcaps.data.budget import MemoryBudget, read_errors
 from torchcaps.data.dataset import ImageSet, default_split
 from torchcaps.data.entries import csv_rows, row_split
 from torchcaps.data.pixels import Size, size_pair
-from torchcaps.data.preprocess import Picture, Preprocess, files_in
+from torchcaps.data.preprocess import Picture, Preprocess
 
 # Its format is registered first: of two that hold a path, the last one reads it.
 from torchcaps.data.table import FLAT_COLUMNS
@@ -41,18 +40,16 @@ class PointPreprocess(Preprocess, kind="points"):
     `img_size` is (points, 1), and `in_chans` the number of coordinates. There is no crop.
     """
 
-    def files(self, paths: Iterable[str | Path]) -> list[Path]:
-        def is_point_file(name: str) -> bool:
-            return Path(name).suffix.lower() in SUFFIXES
+    def is_input(self, name: str) -> bool:
+        return Path(name).suffix.lower() in SUFFIXES
 
-        return files_in(paths, is_point_file, "a file of points", ".csv or .npz")
-
-    def __call__(self, image: Picture) -> Tensor:
+    def __call__(self, image: Picture | bytes, name: str | None = None) -> Tensor:
         """One set as the model takes it, float32 `[coordinates, points, 1]`.
 
         Args:
             image: a `.csv` with the columns x, y and perhaps z, an `.npz` with one set in `points`,
                 or an array or tensor `[points, coordinates]`.
+            name: what errors call the set; None takes the path.
 
         Raises:
             DataError: unreadable, of several sets, or of another size than the model takes.

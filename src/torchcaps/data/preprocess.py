@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -71,16 +71,16 @@ class Preprocess:
         """(height, width) of what the model gets."""
         return self.img_size if self.crop is None else (self.crop, self.crop)
 
-    def files(self, paths: Iterable[str | Path]) -> list[Path]:
-        """The files that paths name, and those in folders; see `images_in`.
+    def is_input(self, name: str) -> bool:
+        """Whether a file in a folder is one to predict, by its name.
 
         Args:
-            paths: of files and folders.
+            name: of the file, without its folders.
 
         Returns:
-            Paths of the files, each once.
+            Whether it is.
         """
-        return images_in(paths)
+        return is_image_name(name)
 
     def finish(
         self, images: Float[Tensor, "batch channels height width"]
@@ -95,12 +95,15 @@ class Preprocess:
         """
         return images if self.crop is None else center_crop(images, self.crop)
 
-    def __call__(self, image: Picture) -> Float[Tensor, "channels height width"]:
+    def __call__(
+        self, image: Picture | bytes, name: str | None = None
+    ) -> Float[Tensor, "channels height width"]:
         """One image as the model takes it, float32 `[channels, *model_size]`, in [0, 1].
 
         Args:
-            image: a path; a Pillow image; or an array or tensor of one image, as `read_arrays`
-                takes them.
+            image: a path; the bytes of a file; a Pillow image; or an array or tensor of one image,
+                as `read_arrays` takes them.
+            name: what errors call the image; None takes the path.
 
         Raises:
             DataError: unreadable, of an unclear layout, or out of range.
@@ -114,7 +117,7 @@ class Preprocess:
             images = array_images("image", array[None])
             pixels = fit_images(images, self.img_size, self.in_chans)
         else:
-            pixels = decode_image(image, self.img_size, self.in_chans).unsqueeze(0)
+            pixels = decode_image(image, self.img_size, self.in_chans, name=name).unsqueeze(0)
         return self.finish(to_float(pixels.clone()))[0]
 
     def to_dict(self) -> dict[str, Any]:
@@ -174,45 +177,28 @@ def images_in(paths: Iterable[str | Path]) -> list[Path]:
         DataError: a path does not exist, a file is no image by its ending, or a folder holds no
             image.
     """
-    return files_in(paths, is_image_name, "an image", ".png or .jpg")
-
-
-def files_in(
-    paths: Iterable[str | Path],
-    holds: Callable[[str], bool],
-    kind: str,
-    endings: str,
-) -> list[Path]:
-    """`images_in` for files of any kind.
-
-    Args:
-        paths: files and folders.
-        holds: whether a file with this name is of the kind.
-        kind: what errors call such a file, with an article.
-        endings: file endings for errors.
-    """
     files: set[Path] = set()
     for path in map(Path, paths):
         with read_errors(path):
             if not path.exists():
                 raise DataError(f"{path}: no such file or folder")
             if path.is_dir():
-                inside = set(_visible_files(path, holds))
+                inside = set(_visible_images(path))
                 if not inside:
-                    raise DataError(f"{path}: no {kind.split(maxsplit=1)[1]} in this folder")
+                    raise DataError(f"{path}: no image in this folder")
                 files |= inside
                 continue
             check_regular(path)
-            if not holds(path.name):
+            if not is_image_name(path.name):
                 raise DataError(
-                    f"{path}: not {kind} by its name; expected an ending such as {endings}"
+                    f"{path}: not an image by its name; expected an ending such as .png or .jpg"
                 )
             files.add(path)
     return sorted(files, key=lambda path: natural_key(str(path)))
 
 
-def _visible_files(folder: Path, holds: Callable[[str], bool]) -> Iterator[Path]:
+def _visible_images(folder: Path) -> Iterator[Path]:
     for file in folder.rglob("*"):
         is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-        if not is_hidden and holds(file.name) and file.is_file():
+        if not is_hidden and is_image_name(file.name) and file.is_file():
             yield file

@@ -25,6 +25,7 @@ from torchcaps.evaluation.accuracy.multilabel import (
     score_multilabel,
     top_labels,
 )
+from torchcaps.evaluation.accuracy.temperature import HeldOutCalibration, calibrate
 from torchcaps.evaluation.comparison.compare import (
     Comparison,
     RunsComparison,
@@ -134,6 +135,7 @@ __all__ = [
     "Diagnosis",
     "Equivariance",
     "Evaluation",
+    "HeldOutCalibration",
     "IterationDynamics",
     "LayerDiagnosis",
     "MaskingCheck",
@@ -158,6 +160,7 @@ __all__ = [
     "attack_sweep",
     "auroc",
     "bim",
+    "calibrate",
     "calibration",
     "capsule_activity",
     "carlini_wagner",

@@ -1,5 +1,6 @@
 """Evaluation of trained models, prediction, and reports: figures, plots, an HTML page."""
 
+from torchcaps.reporting import row_files as row_files
 from torchcaps.reporting.answers import compare as compare
 from torchcaps.reporting.api import (
     can_plot as can_plot,
@@ -14,6 +15,6 @@ from torchcaps.reporting.pictures import (
     perturb_run as perturb_run,
     reconstruct_run as reconstruct_run,
 )
-from torchcaps.reporting.prediction import predict as predict
+from torchcaps.reporting.prediction import Predictor as Predictor, predict as predict
 from torchcaps.reporting.sections import register_section as register_section
 from torchcaps.reporting.subject import open_task as open_task

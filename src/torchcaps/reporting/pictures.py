@@ -13,7 +13,7 @@ from torchcaps.data import images_in
 from torchcaps.errors import RunError
 from torchcaps.evaluation import example_indices
 from torchcaps.reporting.api import PLOTS, evaluation_folder, save_figure
-from torchcaps.reporting.prediction import unique_names
+from torchcaps.reporting.prediction import UniqueNames
 from torchcaps.reporting.subject import open_task
 from torchcaps.tasks.report_items import evenly
 from torchcaps.training import load
@@ -168,4 +168,5 @@ def _check_decoder(run: str | Path, model: Any) -> Any:
 
 def _file_names(names: Iterable[str]) -> list[str]:
     """Names of classes or files as parts of file names, each different."""
-    return unique_names(re.sub(r"[^\w-]", "_", name) for name in names)
+    unique_name = UniqueNames()
+    return [unique_name(re.sub(r"[^\w-]", "_", name)) for name in names]

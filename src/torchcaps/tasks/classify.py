@@ -327,12 +327,13 @@ class Classify(Task):
     @torch.inference_mode()
     def predict(self, images: Tensor) -> list[dict[str, Any]]:
         classes = model_metadata(self.model).classes
+        activation = self.scores(images).activation.float().cpu()
+        sorted_activation, order = activation.sort(dim=1, descending=True, stable=True)
         rows = []
-        for activation in self.scores(images).activation.float():
-            order = activation.argsort(descending=True).tolist()
-            ranked = {classes[k]: float(activation[k]) for k in order}
-            label = classes[order[0]]
-            rows.append({"label": label, "activation": ranked[label], "activations": ranked})
+        for values, indices in zip(sorted_activation.tolist(), order.tolist(), strict=True):
+            names = [classes[index] for index in indices]
+            ranked = dict(zip(names, values, strict=True))
+            rows.append({"label": names[0], "activation": values[0], "activations": ranked})
         return rows
 
 

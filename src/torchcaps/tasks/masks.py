@@ -5,7 +5,7 @@ method `predict_pixels` takes images `[batch, channels, height, width]` in [0, 1
 `ClassMaps`: probabilities of each foreground class, that is each class but the background.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from jaxtyping import Float, Int64
 from PIL import Image
 from torch import Tensor
 
-from torchcaps.data import Preprocess, decode_image
+from torchcaps.data import Preprocess
 from torchcaps.data.masks import overlaid, write_mask
 from torchcaps.data.pixels import to_float
 from torchcaps.evaluation.forward import device_of
@@ -35,30 +35,29 @@ def masks_from_probabilities(probabilities: ClassMaps) -> Masks:
 
 def predict_masks(
     task: Any,
-    files: Sequence[Path],
+    images: Iterable[Tensor],
     names: Sequence[str],
     preprocess: Preprocess,
     output: Path | None,
 ) -> list[dict[str, Any]]:
-    """Predict the masks of image files.
+    """Predict the masks of images.
 
     Args:
         task: a dense one.
-        files: of images, of any size.
+        images: `[channels, height, width]` each, uint8 in 0..255, of any size.
         names: of the files written for them.
         preprocess: how images are brought to the model's size and range.
         output: folder for `NAME_mask.png` and `NAME_overlay.png` of each image's own size; None
             writes nothing.
 
     Returns:
-        For each file: "shares" of its pixels by the name of their class; "label", the class with
+        For each image: "shares" of its pixels by the name of their class; "label", the class with
         the most pixels, which is the background only where there is no other; the "share" of this
         class; and the files written, "mask" and "overlay".
     """
     classes = model_metadata(task.model).classes
     rows = []
-    for file, name in zip(files, names, strict=True):
-        image = decode_image(file, None, preprocess.in_chans)
+    for image, name in zip(images, names, strict=True):
         mask = predict_mask(task, image, preprocess).numpy()
 
         shares = np.bincount(mask.flatten(), minlength=len(classes)) / mask.size

@@ -22,6 +22,7 @@ from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, create_task
 from torchcaps.training import folder
 from torchcaps.training.batches import SetBatches
+from torchcaps.training.calibration import write_calibration
 from torchcaps.training.callbacks import Callback, FunctionCallback
 from torchcaps.training.checkpoint import build_model, describe_model
 from torchcaps.training.defaults import complete_config
@@ -29,7 +30,7 @@ from torchcaps.training.device import resolve_device
 from torchcaps.training.loggers import MemoryLogger, Row, RunLogger
 from torchcaps.training.loop import Trainer
 from torchcaps.training.recipes import default_folder, resolve_recipe
-from torchcaps.training.run import Run, check_unchanged
+from torchcaps.training.run import CALIBRATION_FILE, Run, check_unchanged
 from torchcaps.training.sampling import cropped, split
 from torchcaps.types import model_metadata, set_model_metadata
 
@@ -213,7 +214,11 @@ def train(
                 if ranks.is_main:
                     hold = folder.resume(run) if resume else folder.create(run, trainer.config)
                     stack.enter_context(hold)
+            if ranks.is_main:  # that of an older model, where a finished run goes on
+                (run.path / CALIBRATION_FILE).unlink(missing_ok=True)
             trainer.run()
+            if ranks.is_main:
+                write_calibration(run, trainer.task, trainer.val_images)
     return run
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 ENVIRONMENT_FILE = "environment.json"
 METRICS_FILE = "metrics.jsonl"
 EVALUATION_FILE = "evaluation.json"
+CALIBRATION_FILE = "calibration.json"
 MAX_METRICS = 3  # in the line on the test images
 # Settings that may be given anew when a run is resumed.
 RESUME_OVERRIDES = ("device", "root", "max_bytes", "workers")

@@ -1,0 +1,162 @@
+"""What there is to predict, one input at a time: files, folders, patterns, archives, pictures.
+
+Nothing is decoded here. Memory does not grow with the number of inputs, but for the names of the
+files in one folder, or of one pattern.
+"""
+
+import glob
+import os
+import tarfile
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from torch import Tensor
+
+from torchcaps.data.budget import open_reader, read_errors
+from torchcaps.data.folder import ARCHIVES
+from torchcaps.data.images import natural_key
+from torchcaps.data.preprocess import Picture, Preprocess
+from torchcaps.data.tar_members import archive_members
+from torchcaps.errors import DataError
+
+MAX_MEMBER = 256 << 20  # bytes of a file in an archive
+BATCH_AXES = 4  # of an array of several images
+
+
+class Input(NamedTuple):
+    """One input.
+
+    Attributes:
+        name: path of its file, or `ARCHIVE:MEMBER`; None for a picture in memory.
+        source: the path, the bytes of a file in an archive, a picture, or the error of what could
+            not be listed.
+    """
+
+    name: str | None
+    source: Picture | bytes | DataError
+
+
+def list_inputs(inputs: Any, preprocess: Preprocess) -> Iterator[Input]:
+    """Each input by itself, in order.
+
+    Files in a folder come in natural order ("2" before "10"), at every depth; hidden files and
+    folders are skipped. So are files that are no images by their names, unless they are named
+    themselves.
+
+    Args:
+        inputs: paths of files, folders and tar archives, and patterns such as "photos/**/*.jpg",
+            which stand for files; Pillow images; arrays or tensors of one image, or of several
+            `[n, channels, height, width]`. One of these, or an iterable of them.
+        preprocess: says which files of a folder, archive or pattern are inputs.
+
+    Yields:
+        The inputs. What is not there, or holds nothing, is an input whose source is a DataError.
+    """
+    is_batch = isinstance(inputs, np.ndarray | Tensor) and inputs.ndim == BATCH_AXES
+    if isinstance(inputs, Picture) and not is_batch:
+        inputs = [inputs]
+    for element in inputs:
+        if isinstance(element, str | Path):
+            yield from _list_path(str(element), preprocess)
+        elif isinstance(element, np.ndarray | Tensor) and element.ndim == BATCH_AXES:
+            for image in element:
+                yield Input(None, image)
+        else:
+            yield Input(None, element)
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a path is that of a tar archive, by its ending."""
+    return path.name.lower().endswith(ARCHIVES) and not path.is_dir()
+
+
+def batched(inputs: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """Divide an iterable into lists.
+
+    Args:
+        inputs: of any length.
+        size: of a list; the last one may be shorter.
+    """
+    iterator = iter(inputs)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+def _list_path(text: str, preprocess: Preprocess) -> Iterator[Input]:
+    """The inputs that a path or a pattern stands for."""
+    path = Path(text)
+    try:
+        with read_errors(text):
+            if path.is_dir():
+                yield from _at_least_one(_walk(path, preprocess), f"{text}: no image in it")
+            elif path.exists() and is_archive(path):
+                yield from _at_least_one(_members(path, preprocess), f"{text}: no image in it")
+            elif path.exists():
+                yield Input(text, text)
+            elif glob.has_magic(text):
+                yield from _at_least_one(_matches(text, preprocess), f"{text}: no image matches")
+            else:
+                raise DataError(f"{text}: no such file or folder")
+    except DataError as error:
+        yield Input(text, error)
+
+
+def _walk(folder: Path, preprocess: Preprocess) -> Iterator[Input]:
+    """The files in a folder at every depth. Links to folders are not followed: they may loop."""
+    try:
+        with read_errors(folder):
+            names = sorted(os.listdir(folder), key=natural_key)
+    except DataError as error:
+        yield Input(str(folder), error)
+        return
+    for name in names:
+        path = folder / name
+        if name.startswith("."):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            yield from _walk(path, preprocess)
+        elif preprocess.is_input(name):
+            yield Input(str(path), str(path))
+
+
+def _members(path: Path, preprocess: Preprocess) -> Iterator[Input]:
+    """The files in an archive, plain or compressed, in its order."""
+    with (
+        open_reader(path, None, "damaged or truncated archive") as reader,
+        tarfile.open(fileobj=cast(Any, reader), mode="r:") as archive,
+    ):
+        for member in archive_members(reader, archive):
+            if member.isfile() and _is_visible_input(member.name, preprocess):
+                name = f"{path}:{member.name}"
+                if member.size > MAX_MEMBER:
+                    raise DataError(f"{name}: has {member.size:,} bytes, refused")
+                stream = archive.extractfile(member)
+                yield Input(name, stream.read() if stream else b"")
+            cast(Any, archive).members.clear()  # tarfile keeps a description of each
+
+
+def _is_visible_input(member: str, preprocess: Preprocess) -> bool:
+    """Whether a file in an archive is an input, and neither it nor its folders are hidden."""
+    *folders, name = member.split("/")
+    is_hidden = any(part.startswith(".") and part != "." for part in (*folders, name))
+    return preprocess.is_input(name) and not is_hidden
+
+
+def _matches(pattern: str, preprocess: Preprocess) -> Iterator[Input]:
+    """The files that a pattern stands for."""
+    for match in sorted(glob.iglob(pattern, recursive=True), key=natural_key):
+        if preprocess.is_input(os.path.basename(match)) and not os.path.isdir(match):
+            yield Input(match, match)
+
+
+def _at_least_one(inputs: Iterator[Input], problem: str) -> Iterator[Input]:
+    """The inputs; DataError at the end if there was none."""
+    is_empty = True
+    for element in inputs:
+        is_empty = False
+        yield element
+    if is_empty:
+        raise DataError(problem)

@@ -1,0 +1,171 @@
+"""Calibrated probabilities, and a threshold for images of no known class, from held-out images.
+
+Temperature scaling: Chuan Guo, Geoff Pleiss, Yu Sun, Kilian Q. Weinberger, "On Calibration of
+Modern Neural Networks", ICML 2017, arXiv 1706.04599, section 4.2.
+
+It needs logits, and lengths are none. The logarithm of an activation takes their place:
+
+    p_k = a_k^(1/T) / sum_j a_j^(1/T)
+
+For the softmax of logits this is the scaling of the paper, as `log softmax(z)` and `z` differ by a
+constant. For lengths with T = 1 it is the normalized reading of `calibration`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from scipy.optimize import minimize_scalar
+from scipy.stats import beta
+from torch import Tensor
+
+from torchcaps.errors import ArgumentError, check_positive, check_range, check_shape
+from torchcaps.evaluation.accuracy.calibration import reliability
+from torchcaps.evaluation.base import Activations, Labels, check_labels, check_lengths
+
+REJECTED = 0.05  # share of known images below the threshold
+CONFIDENCE = 0.95  # of the interval of that share
+ROUNDING = 1e-9
+SMALLEST = torch.finfo(torch.float64).tiny  # activation of which the logarithm is taken
+LOG_TEMPERATURES = (math.log(0.01), math.log(100))
+
+
+@dataclass(frozen=True)
+class HeldOutCalibration:
+    """What held-out images say of the activations of a classifier.
+
+    Attributes:
+        temperature: T of the probabilities, above 0.
+        error_before: expected calibration error on these images with T = 1, in [0, 1].
+        error: the same with T. T was fitted on the same images; new ones have a larger error.
+        threshold: of the largest activation; an image below it is taken for one of no known class.
+        rejected: share of the held-out images below the threshold, at most 0.05.
+        rejected_low: with `rejected_high` the 95 % interval of that share among new images of known
+            classes, in [0, 1].
+        rejected_high: see `rejected_low`.
+        num_samples: number of held-out images.
+    """
+
+    temperature: float
+    error_before: float
+    error: float
+    threshold: float
+    rejected: float
+    rejected_low: float
+    rejected_high: float
+    num_samples: int
+
+    def probabilities(self, activations: Activations) -> Float[Tensor, "n classes"]:
+        """The calibrated probability of each class.
+
+        Args:
+            activations: `[n, classes]` in [0, 1].
+
+        Returns:
+            `[n, classes]` in float64, of sum 1 for each image, in the order of the activations.
+        """
+        return scaled_probabilities(activations, self.temperature)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures by name, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, figures: Mapping[str, Any]) -> "HeldOutCalibration":
+        """The inverse of `to_dict`.
+
+        Args:
+            figures: of `to_dict`, or read from JSON.
+
+        Returns:
+            The calibration.
+
+        Raises:
+            ArgumentError: a figure is missing, or is no number in its range.
+        """
+        for name in cls.__dataclass_fields__:
+            figure: Any = figures.get(name)
+            if type(figure) not in (int, float) or not math.isfinite(figure):
+                raise ArgumentError(name, f"expected a number, got {figure!r}")
+        if figures["temperature"] <= 0:
+            raise ArgumentError("temperature", f"expected above 0, got {figures['temperature']}")
+        return cls(**{name: figures[name] for name in cls.__dataclass_fields__})
+
+
+def calibrate(activations: Activations, labels: Labels) -> HeldOutCalibration:
+    """Fit the temperature and the threshold on images that were not trained with.
+
+    Args:
+        activations: `[n, classes]` in [0, 1], n at least 1, at least two classes.
+        labels: `[n]` true classes.
+
+    Returns:
+        The temperature of the least negative log likelihood, in [0.01, 100]; the threshold; and
+        their errors.
+
+    Raises:
+        ArgumentError: for shapes or labels that do not fit, or activations outside [0, 1].
+    """
+    check_shape("activations", activations, ("n", "classes"))
+    check_positive(**{"number of samples": len(activations)})
+    check_range("number of classes", activations.shape[1], low=2)
+    check_lengths(activations)
+    check_labels(labels, activations.shape[1])
+    check_shape("labels", labels, ("n",), n=len(activations))
+
+    temperature = _fit_temperature(activations, labels)
+    is_correct = activations.argmax(dim=1) == labels
+    before = scaled_probabilities(activations, 1.0).amax(dim=1)
+    after = scaled_probabilities(activations, temperature).amax(dim=1)
+
+    # A new image is one of n + 1 in random order: its chance to be below the k-th of n follows
+    # Beta(k, n + 1 - k).
+    largest = activations.double().amax(dim=1).sort().values
+    num_samples = len(largest)
+    num_below = math.floor(REJECTED * num_samples + ROUNDING)
+    threshold = float(largest[num_below])
+    low, high = beta.interval(CONFIDENCE, num_below + 1, num_samples - num_below)
+    return HeldOutCalibration(
+        temperature=temperature,
+        error_before=reliability(before, is_correct).error,
+        error=reliability(after, is_correct).error,
+        threshold=threshold,
+        rejected=float((largest < threshold).double().mean()),
+        rejected_low=float(low),
+        rejected_high=float(high),
+        num_samples=num_samples,
+    )
+
+
+def scaled_probabilities(
+    activations: Activations, temperature: float
+) -> Float[Tensor, "n classes"]:
+    """`a_k^(1/T) / sum_j a_j^(1/T)`, in float64.
+
+    Args:
+        activations: `[n, classes]`, at least 0.
+        temperature: T, above 0; 1 divides by the sum over classes.
+    """
+    log_activations = activations.double().clamp(min=SMALLEST).log()
+    return (log_activations / temperature).softmax(dim=1)
+
+
+def _fit_temperature(activations: Activations, labels: Labels) -> float:
+    """The temperature of the least negative log likelihood.
+
+    Labels are smoothed by 1 / (n + 2), after Platt (1999), so that images without a mistake do not
+    make every answer certain.
+    """
+    log_activations = activations.double().clamp(min=SMALLEST).log()
+    smoothing = 1 / (len(labels) + 2)
+
+    def negative_log_likelihood(log_temperature: float) -> float:
+        logits = log_activations / math.exp(log_temperature)
+        loss = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing)
+        return float(loss)
+
+    optimum = minimize_scalar(negative_log_likelihood, bounds=LOG_TEMPERATURES, method="bounded")
+    return math.exp(optimum.x)

@@ -1,0 +1,66 @@
+"""The calibration of a run, in its folder: temperature and threshold from its held-out images."""
+
+import json
+from pathlib import Path
+
+from torchcaps.data import ImageSet
+from torchcaps.errors import RunError, read_text
+from torchcaps.evaluation import HeldOutCalibration, calibrate
+from torchcaps.evaluation.forward import device_of
+from torchcaps.tasks import Task, create_task
+from torchcaps.tasks._base import eval_outputs
+from torchcaps.training.checkpoint import MODEL_FILE, load
+from torchcaps.training.files import write_json
+from torchcaps.training.run import CALIBRATION_FILE, Run
+
+FORMAT = 1
+
+
+def write_calibration(run: Run, task: Task, val_images: ImageSet) -> None:
+    """Calibrate the best model of a run on its held-out images, and leave it in its folder.
+
+    Nothing is written for a task whose images have no class each, or for one class.
+
+    Args:
+        run: whose training has ended.
+        task: it was trained for.
+        val_images: its held-out images.
+    """
+    has_labels = "classes" in task.capabilities and val_images.labels.dim() == 1
+    if not has_labels or task.spec.activation == "none":
+        return
+    model = load(run.path, device=device_of(task.model))
+    outputs = eval_outputs(create_task(model, task.config, val_images), val_images, alone=True)
+    activations = outputs.get("activation")
+    if activations is not None and activations.shape[1] > 1:
+        calibration = calibrate(activations, outputs["labels"])
+        write_json(run.path / CALIBRATION_FILE, {"format": FORMAT} | calibration.to_dict())
+
+
+def read_calibration(path: str | Path) -> HeldOutCalibration | None:
+    """The calibration of a run.
+
+    Args:
+        path: the run folder, or the `model.safetensors` in it.
+
+    Returns:
+        The calibration; None where there is none.
+
+    Raises:
+        RunError: it is damaged, or of another format.
+    """
+    path = Path(path)
+    if path.is_file():
+        if path.name != MODEL_FILE:
+            return None
+        path = path.parent
+    file = path / CALIBRATION_FILE
+    if not file.exists():
+        return None
+    try:
+        figures = json.loads(read_text(file))
+        if not isinstance(figures, dict) or figures.get("format") != FORMAT:
+            raise ValueError(f"expected an object of format {FORMAT}")
+        return HeldOutCalibration.from_dict(figures)
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{file}: is no readable calibration ({error})") from error

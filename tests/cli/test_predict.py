@@ -1,0 +1,260 @@
+"""`torchcaps predict`: what it takes, what it prints, and how it goes on after an interruption."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+import tarfile
+
+import pytest
+from PIL import Image
+
+from checks import column
+from torchcaps import Predictor
+from torchcaps.data import load_dataset
+
+from .conftest import the_sentence
+
+
+@pytest.fixture
+def photos(bars, tmp_path):
+    """Four bars as pictures of other sizes and colors, in a folder and one below it."""
+    images = load_dataset(bars, "test").images
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    for index, name in enumerate(("1.png", "2.png", "10.png", "more/one.jpg")):
+        picture = Image.fromarray(images[index, 0].numpy())
+        if index % 2:
+            picture = picture.convert("RGB").resize((60, 54))
+        picture.save(folder / name)
+    return folder
+
+
+NAMES = ["1.png", "2.png", "10.png", "more/one.jpg"]
+
+
+def interrupt_after(monkeypatch, num_rows):
+    """Ctrl-C when so many predictions have come."""
+    stream = Predictor.stream
+
+    def interrupted(self, *arguments):
+        for index, row in enumerate(stream(self, *arguments)):
+            if index == num_rows:
+                raise KeyboardInterrupt
+            yield row
+
+    monkeypatch.setattr(Predictor, "stream", interrupted)
+
+
+class TestInputs:
+    def test_a_folder_is_read_in_natural_order_at_every_depth(self, command, run, photos):
+        rows = command("predict", run, photos, "--json").document
+        assert column(rows, "path") == [str(photos / name) for name in NAMES]
+
+    def test_files_a_pattern_and_the_standard_input_are_predicted_alike(
+        self, command, run, photos, monkeypatch
+    ):
+        folder = command("predict", run, photos)
+        assert folder.status == 0
+        assert len(folder.out.splitlines()) == 5
+        paths = [str(photos / name) for name in NAMES]
+        assert command("predict", run, *paths).out == folder.out
+        monkeypatch.chdir(photos.parent)
+        pattern = command("predict", run, f"{photos}/**/*.*g")
+        assert pattern.out == folder.out
+        lines = io.BytesIO("\n".join([*paths, ""]).encode())
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(lines))
+        assert command("predict", run, "-").out == folder.out
+
+    def test_an_archive_gives_the_predictions_of_its_files(self, command, run, photos, tmp_path):
+        with tarfile.open(tmp_path / "photos.tar.gz", "w:gz") as archive:
+            for name in NAMES:
+                archive.add(photos / name, name)
+        folder = command("predict", run, photos, "--json").document
+        rows = command("predict", run, "photos.tar.gz", "--json").document
+        assert column(rows, "path") == [f"photos.tar.gz:{name}" for name in NAMES]
+        assert column(rows, "activations") == column(folder, "activations")
+
+    def test_a_model_file_predicts_as_its_run(self, command, run, photos):
+        outcome = command("predict", run / "model.safetensors", photos)
+        assert outcome.out == command("predict", run, photos).out
+
+    def test_pictures_alone_go_to_a_network_of_the_package(self, command, tmp_path):
+        digits = load_dataset("digits", "test")
+        files = ["drawn/0.png", "drawn/1.png", "drawn/2.png", "drawn/3.png"]
+        (tmp_path / "drawn").mkdir()
+        for file, pixels in zip(files, digits.images[:4, 0].numpy(), strict=True):
+            Image.fromarray(pixels).save(tmp_path / file)
+        expected = list(map(str, digits.labels[:4].tolist()))
+        for words in (["drawn"], ["drawn/*.png"], files):
+            rows = command("predict", words, "--json").document
+            assert column(rows, "label") == expected
+
+    def test_nothing_to_predict_is_a_wrong_command_line(self, command, run):
+        outcome = command("predict", run)
+        assert (outcome.status, outcome.out) == (2, "")
+
+    def test_a_first_word_that_is_neither_run_nor_image_is_refused(self, command):
+        outcome = command("predict", "gone", "drawn/0.png")
+        assert outcome.status == 1
+        assert the_sentence(outcome) == "gone: no such run folder or model file"
+
+
+class TestResults:
+    def test_the_table_has_a_heading_and_a_line_for_each_image(self, command, run, photos):
+        heading, line = command("predict", run, photos / "1.png").out.splitlines()
+        assert heading.split() == ["image", "class", "activation", "probability"]
+        path, label, activation, probability = line.split()
+        assert path == str(photos / "1.png")
+        assert label in ("0", "1", "2")
+        assert 0 <= float(activation) <= 1
+        assert 1 / 3 <= float(probability) <= 1
+
+    def test_json_has_all_classes_longest_first(self, command, run, photos):
+        rows = command("predict", run, photos, "--json").document
+        for row in rows:
+            lengths = list(row["activations"].values())
+            assert set(row["activations"]) == {"0", "1", "2"}
+            assert lengths == sorted(lengths, reverse=True)
+            assert (row["label"], row["activation"]) == next(iter(row["activations"].items()))
+            assert sum(row["probabilities"].values()) == pytest.approx(1)
+            assert row["probability"] == row["probabilities"][row["label"]]
+        lines = command("predict", run, photos, "--jsonl").out.splitlines()
+        assert list(map(json.loads, lines)) == rows
+
+    def test_a_csv_has_a_column_for_each_of_the_best_classes(self, command, run, photos):
+        expected = command("predict", run, photos, "--json").document
+        outcome = command("predict", run, photos, "--csv", "--top-k", 2)
+        rows = list(csv.DictReader(io.StringIO(outcome.out)))
+        for row, prediction in zip(rows, expected, strict=True):
+            second = [*prediction["activations"]][1]
+            assert row["path"] == prediction["path"]
+            assert (row["label"], row["label_2"]) == (prediction["label"], second)
+            activation = prediction["activations"][second]
+            assert float(row["activation_2"]) == pytest.approx(activation, rel=1e-5)
+            probability = prediction["probabilities"][second]
+            assert float(row["probability_2"]) == pytest.approx(probability, rel=1e-5)
+
+    def test_a_run_without_a_calibration_has_no_probabilities(self, command, run, photos):
+        (run / "calibration.json").unlink()
+        outcome = command("predict", run, photos, "--csv")
+        assert outcome.out.splitlines()[0] == "path,label,activation"
+        assert outcome.err == (
+            f"{run}: has no calibration.json, so there are activations, but no probabilities\n"
+        )
+        refused = command("predict", run, photos, "--unknown-below", "auto")
+        assert refused.status == 1
+        assert "auto needs a run with calibration.json" in refused.err
+
+    def test_a_short_capsule_makes_the_class_unknown(self, command, run, photos):
+        rows = command("predict", run, photos, "--json").document
+        activations = sorted(column(rows, "activation"))
+        threshold = (activations[1] + activations[2]) / 2
+        outcome = command("predict", run, photos, "--json", "--unknown-below", threshold)
+        for row, prediction in zip(outcome.document, rows, strict=True):
+            is_unknown = prediction["activation"] < threshold
+            assert row["label"] == ("unknown" if is_unknown else prediction["label"])
+            assert row["activations"] == prediction["activations"]
+        assert column(outcome.document, "label").count("unknown") == 2
+
+    @pytest.mark.parametrize(
+        ("words", "sentence"),
+        [
+            (("--csv", "--json"), "--csv: expected one format of the predictions, got --json too"),
+            (("--unknown-below", "low"), "--unknown-below: expected a number or auto, got low"),
+            (("--unknown-below", "2"), "unknown_below: expected between 0 and 1, got 2.0"),
+            (("--top-k", "0"), "top_k: expected at least 1, got 0"),
+            (("--output-file", "a.txt"), "output_file: expected a file ending in .csv or .jsonl"),
+        ],
+    )
+    def test_a_wrong_flag_is_one_sentence(self, command, run, photos, words, sentence):
+        outcome = command("predict", run, photos, *words)
+        assert outcome.status == 2
+        assert the_sentence(outcome).startswith(sentence)
+
+    def test_more_classes_than_there_are_is_refused(self, command, run, photos):
+        outcome = command("predict", run, photos, "--top-k", "4")
+        assert outcome.status == 1
+        assert the_sentence(outcome) == "top_k: expected between 1 and 3, got 4"
+
+
+class TestDamagedFiles:
+    def test_they_are_listed_and_the_others_are_predicted(self, command, run, photos):
+        expected = command("predict", run, photos, "--json").document
+        (photos / "3.png").write_bytes(b"no picture")
+        whole = (photos / "10.png").read_bytes()
+        (photos / "more" / "cut.png").write_bytes(whole[: len(whole) // 2])
+        (photos / "gone.png").symlink_to(photos / "nowhere.png")
+        outcome = command("predict", run, photos, "absent.png", "*.bmp", "--json")
+        assert outcome.status == 1
+        assert outcome.document == expected
+        *lines, last = outcome.err.splitlines()
+        assert last == "torchcaps: 5 inputs were skipped"
+        damaged = [photos / "3.png", photos / "gone.png", photos / "more" / "cut.png"]
+        for line, path in zip(lines, [*damaged, "absent.png", "*.bmp"], strict=True):
+            assert line.startswith(f"torchcaps: error: {path}: ")
+
+    def test_one_file_is_one_sentence(self, command, run, tmp_path):
+        (tmp_path / "bad.png").write_bytes(b"no picture")
+        for name in ("absent.png", "bad.png"):
+            outcome = command("predict", run, tmp_path / name)
+            assert outcome.status == 1
+            assert the_sentence(outcome).startswith(f"{tmp_path / name}: ")
+
+
+class TestOutputFiles:
+    @pytest.mark.parametrize("ending", ["csv", "jsonl"])
+    def test_an_interrupted_file_goes_on(self, command, run, photos, tmp_path, monkeypatch, ending):
+        words = ("predict", run, photos, "--batch-size", 1, "--output-file")
+        assert command(*words, f"whole.{ending}").status == 0
+        with monkeypatch.context() as patch:
+            interrupt_after(patch, 2)
+            stopped = command(*words, f"rows.{ending}")
+        assert stopped.status == 130
+        assert f"rows.{ending}: has 2 predictions; start again to go on" in stopped.err
+        file = tmp_path / f"rows.{ending}"
+        file.write_bytes(file.read_bytes()[:-5])  # a crash in the middle of the second one
+        (photos / "1.png").write_bytes(b"damaged since")  # its prediction is there already
+        outcome = command(*words, file.name)
+        assert outcome.status == 0
+        assert f"rows.{ending}: has 1 predictions, whose images are skipped" in outcome.err
+        assert file.read_bytes() == (tmp_path / f"whole.{ending}").read_bytes()
+
+    def test_a_file_of_other_columns_or_contents_stays_as_it_is(
+        self, command, run, photos, tmp_path
+    ):
+        file = tmp_path / "rows.csv"
+        assert command("predict", run, photos / "1.png", "--output-file", file).status == 0
+        before = file.read_bytes()
+        words = ("predict", run, photos, "--output-file", file)
+        refused = command(*words, "--top-k", 2)
+        assert refused.status == 1
+        assert "expected the columns path,label,activation,probability,label_2" in refused.err
+        assert file.read_bytes() == before
+        file.write_text("precious,notes\n1,2\n3")
+        refused = command(*words)
+        assert the_sentence(refused).startswith(f"{file}: holds something else than predictions")
+        assert file.read_text() == "precious,notes\n1,2\n3"
+
+    def test_parquet_is_written_at_the_end_and_goes_on(
+        self, command, run, photos, tmp_path, monkeypatch
+    ):
+        parquet = pytest.importorskip("pyarrow.parquet")
+        expected = command("predict", run, photos, "--json").document
+        words = ("predict", run, photos, "--parquet", "rows.parquet")
+        with monkeypatch.context() as patch:
+            interrupt_after(patch, 2)
+            assert command(*words).status == 130
+        assert not (tmp_path / "rows.parquet").exists()
+        assert command(*words).status == 0
+        rows = parquet.read_table(tmp_path / "rows.parquet").to_pylist()
+        assert [*rows[0]] == ["path", "label", "activation", "probability"]
+        for name in ("path", "label"):
+            assert column(rows, name) == column(expected, name)
+        # The batches differ, and with them the last bits.
+        probabilities = column(expected, "probability")
+        assert column(rows, "probability") == pytest.approx(probabilities, abs=1e-5)
+        assert [path.name for path in tmp_path.glob("rows*")] == ["rows.parquet"]
+        assert the_sentence(command(*words)).startswith("rows.parquet: exists already")

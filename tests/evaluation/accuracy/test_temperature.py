@@ -1,0 +1,108 @@
+"""Temperature and threshold from held-out images."""
+
+import json
+
+import pytest
+import torch
+from scipy.stats import beta
+
+from torchcaps.errors import ArgumentError
+from torchcaps.evaluation import HeldOutCalibration, calibrate, reliability
+
+LOGITS = torch.randn(4000, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def sample_labels(logits, seed=1):
+    """Labels that follow the softmax of logits."""
+    generator = torch.Generator().manual_seed(seed)
+    return logits.softmax(dim=1).multinomial(1, generator=generator).squeeze(1)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_the_temperature_of_the_labels_is_recovered(temperature):
+    labels = sample_labels(2 * LOGITS / temperature)
+    calibration = calibrate((2 * LOGITS).softmax(dim=1), labels)
+    assert calibration.temperature == pytest.approx(temperature, rel=0.06)
+    assert calibration.error < 0.03 < calibration.error_before
+
+
+def test_probabilities_of_new_images_are_right_as_often_as_they_say():
+    # Lengths whose fifth powers are odds: they sum to more than one.
+    lengths = (0.9 * LOGITS.sigmoid()).float()
+    labels = sample_labels(5 * lengths.double().log())
+    calibration = calibrate(lengths[:2000], labels[:2000])
+    probabilities = calibration.probabilities(lengths[2000:])
+    torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(2000, dtype=torch.float64))
+    is_correct = probabilities.argmax(dim=1) == labels[2000:]
+    assert reliability(probabilities.amax(dim=1), is_correct).error < 0.04
+    assert probabilities.argmax(dim=1).equal(lengths[2000:].argmax(dim=1))
+
+
+def test_images_without_a_mistake_do_not_make_every_answer_certain():
+    labels = torch.arange(20) % 2
+    activations = torch.full((20, 2), 0.1)
+    activations[torch.arange(20), labels] = 0.9
+    calibration = calibrate(activations, labels)
+    assert calibration.temperature > 0.1
+    assert 0.9 < float(calibration.probabilities(activations).amax()) < 0.99
+
+
+def test_dead_capsules_are_an_even_guess():
+    calibration = calibrate(torch.zeros(8, 4), torch.arange(8) % 4)
+    assert calibration.probabilities(torch.zeros(1, 4))[0].tolist() == pytest.approx([0.25] * 4)
+
+
+@pytest.mark.parametrize(("num_samples", "num_rejected"), [(200, 10), (39, 1), (19, 0), (1, 0)])
+def test_the_threshold_rejects_a_twentieth(num_samples, num_rejected):
+    lengths = torch.linspace(0.9, 0.2, num_samples)
+    activations = torch.stack([lengths, torch.full_like(lengths, 0.1)], dim=1)
+    calibration = calibrate(activations, torch.zeros(num_samples, dtype=torch.int64))
+    assert int((lengths < calibration.threshold).sum()) == num_rejected
+    assert calibration.rejected == pytest.approx(num_rejected / num_samples)
+    assert calibration.num_samples == num_samples
+
+
+def test_the_interval_holds_the_share_of_new_images_in_95_of_100_cases():
+    generator = torch.Generator().manual_seed(0)
+    num_inside = 0
+    for _ in range(400):
+        lengths = torch.rand(100, 1, generator=generator)
+        activations = torch.cat([lengths, lengths / 2], dim=1)
+        calibration = calibrate(activations, torch.zeros(100, dtype=torch.int64))
+        # The share of new images below a threshold is the threshold itself.
+        low, high = calibration.rejected_low, calibration.rejected_high
+        num_inside += low <= calibration.threshold <= high
+    assert 0.92 < num_inside / 400 < 0.98
+    expected = beta.interval(0.95, 6, 95)
+    assert (calibration.rejected_low, calibration.rejected_high) == pytest.approx(expected)
+
+
+def test_json_holds_everything():
+    calibration = calibrate(LOGITS.softmax(dim=1), sample_labels(LOGITS))
+    document = json.loads(json.dumps(calibration.to_dict()))
+    assert HeldOutCalibration.from_dict(document) == calibration
+    for name, figure in (
+        ("threshold", None),
+        ("threshold", float("nan")),
+        ("num_samples", True),
+        ("temperature", 0),
+        ("error", "0.1"),
+    ):
+        with pytest.raises(ArgumentError, match=f"^{name}: "):
+            HeldOutCalibration.from_dict(document | {name: figure})
+
+
+@pytest.mark.parametrize(
+    ("activations", "labels"),
+    [
+        (torch.rand(3), torch.zeros(3, dtype=torch.int64)),
+        (torch.rand(3, 1), torch.zeros(3, dtype=torch.int64)),
+        (torch.rand(3, 2), torch.zeros(2, dtype=torch.int64)),
+        (torch.rand(3, 2), torch.full((3,), 2)),
+        (torch.rand(3, 2) + 5, torch.zeros(3, dtype=torch.int64)),
+        (torch.rand(0, 2), torch.zeros(0, dtype=torch.int64)),
+    ],
+)
+def test_what_is_no_classification_is_refused(activations, labels):
+    with pytest.raises(ArgumentError):
+        calibrate(activations, labels)
