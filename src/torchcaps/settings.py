@@ -25,6 +25,11 @@ class ModelSettings(SettingsGroup):
 
     name: str = setting("capsnet", "name of a registered model", name="model")
     options: dict[str, Any] = setting({}, "the model's own options by name", name="model_options")  # noqa: RUF009
+    init: str | None = setting(
+        None,
+        "weights to begin with: of a run, a model file, or a model whose weights come with the package; "
+        "what does not fit starts anew",
+    )
 
 
 @dataclass(frozen=True)
@@ -205,6 +210,10 @@ class TrainingSettings(SettingsGroup):
     )
     keep_epochs: bool = setting(False, "keep the model of every epoch, to be measured afterwards")
     callbacks: tuple[str, ...] = setting((), "names of registered callbacks")
+    extended_at: tuple[int, ...] = setting(
+        (),
+        "epochs after which the finished training was extended; set by a resume with more epochs",
+    )
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,29 @@ def test_a_finished_run_resumes_at_once_and_prints_its_table_again(command, star
     resumed = command(start, "--output", "out", "--resume")
     assert resumed.status == 0
     assert resumed.out == finished.out
-    assert "epoch" not in resumed.err
+    assert "epoch 1/" not in resumed.err
+    assert "all 2 epochs are done; resume it with more of them, such as --epochs 4" in resumed.err
+
+
+def test_a_finished_run_is_trained_further_and_evaluated_anew(command, run):
+    outcome = command("train", "capsnet", "--output", run, "--resume", "--epochs", 5)
+    assert outcome.status == 0
+    assert "goes on after epoch 3 to epoch 5; its learning rate begins at 0.001" in outcome.err
+    assert "epoch 5/5" in outcome.err
+    assert "epoch 3/" not in outcome.err
+    assert Run(run).is_finished
+    assert Run(run).figures["accuracy"] >= 0
+
+
+def test_a_run_begins_with_the_weights_of_another_one(command, start, run):
+    outcome = command(start, "--output", "out", "--init", run)
+    assert outcome.status == 0
+    sentence = f"init: 11 of 11 tensors (100 % of the weights) come from {run}; new: none"
+    assert outcome.err.count(sentence) == 1
+    assert Run("out").notes == [sentence]
+    outcome = command("train", "cnn_matched", "--data", "digits", "--init", run)
+    assert outcome.status == 1
+    assert the_sentence(outcome).startswith("init: expected weights of CNN, got ")
 
 
 def test_resuming_an_absent_run_starts_it(command, start):
@@ -116,7 +138,7 @@ def test_resuming_an_absent_run_starts_it(command, start):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--epochs", 5), "epochs: expected 3, as the run was started, got 5"),
+        (("--epochs", 2), "epochs: expected at least 3, the epochs that are done, got 2"),
         (("--data", "digits"), "data: expected "),
         (("--option", "channels=16"), "model_options: expected {'channels': 8, "),
         (("--option", "iterations=2"), "model_options: expected {'channels': 8, "),

@@ -160,7 +160,7 @@ def test_a_finished_run_resumes_to_itself(finished, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "run")
     rows = []
     resume(folder, emit=rows.append)
-    assert rows == []
+    assert [row["kind"] for row in rows] == ["message"]
     assert contents(folder) == contents(finished)
 
 
@@ -477,9 +477,9 @@ def test_names_and_paths_train_in_the_next_free_folder(bars, finished, tmp_path,
 
     with pytest.raises(Interrupted):
         train("capsnet", should_stop=lambda: True, **tiny(bars).flat())
-    run = train("capsnet", resume=True, epochs=2, data=bars)
-    assert run.path == Path("runs/capsnet-bars")
     with pytest.raises(ArgumentError, match="epochs: expected 2, as the run was started, got 3"):
         train("capsnet", resume=True, epochs=3, data=bars)
+    run = train("capsnet", resume=True, epochs=2, data=bars)
+    assert run.path == Path("runs/capsnet-bars")
     with pytest.raises(UnknownNameError, match="unknown recipe or model 'capsnot'; did you mean"):
         train("capsnot")

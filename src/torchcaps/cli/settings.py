@@ -28,7 +28,7 @@ METAVARS: dict[Any, str] = {
     tuple[str, ...]: "NAME,...",
 }
 SIZE_METAVAR = "32|32x48"  # of a size, which is a number or a pair
-WITHOUT_FLAG = ("model", "model_options")
+WITHOUT_FLAG = ("model", "model_options", "extended_at")
 # Settings in the short help, `--help`; `--help-all` has all of them.
 COMMON = frozenset(
     {

@@ -90,7 +90,9 @@ def train(
         options = before.model.options | parse_options(option)
         changes = {"model": config.model.name, "model_options": options}
         with usage():
-            tc.training.run.check_unchanged(before, parse_settings(settings) | changes)
+            tc.training.run.resumed_config(
+                before, parse_settings(settings) | changes, tc.training.run.is_complete(run)
+            )
         _use_threads_of(run, threads)
     elif ranks.is_main:
         tc.training.folder.check_new(run)
@@ -106,7 +108,9 @@ def train(
             )
 
     with hinted(folder):
-        status = _train(config, folder, resume, tc.training.train)
+        # With the other settings that are given, a run that is resumed agrees already.
+        training = partial(tc.training.train, epochs=parse_settings(settings).get("epochs"))
+        status = _train(config, folder, resume, training)
     if status:
         return status
     evaluation = tc.evaluate(run, root=data.root, device=config.training.device, output=run.path)

@@ -19,7 +19,7 @@ from torchcaps.reproduction.table import over_seeds
 from torchcaps.settings import TrainConfig
 from torchcaps.training import Run, default_folder, resolve_recipe, train
 from torchcaps.training.files import make_folder, write_json
-from torchcaps.training.run import RESUME_OVERRIDES, check_unchanged, is_run
+from torchcaps.training.run import RESUME_OVERRIDES, is_run, resumed_config
 from torchcaps.words import in_words
 
 FOLDS_FILE = "folds.json"
@@ -188,7 +188,7 @@ def _open(folder: Path, config: TrainConfig, settings: dict[str, Any], resume: b
         )
     if is_started:
         saved = TrainConfig.from_dict(_read(file)["config"])
-        check_unchanged(saved, settings)
+        saved = resumed_config(saved, settings)
         changes = {name: config.flat()[name] for name in RESUME_OVERRIDES}
         if changes["device"] == "auto":
             del changes["device"]

@@ -18,7 +18,7 @@ from torchcaps.data.files import default_workers
 from torchcaps.distributed import current, main_first
 from torchcaps.errors import ArgumentError, TrainingError
 from torchcaps.models import model_info
-from torchcaps.settings import TrainConfig
+from torchcaps.settings import DataSettings, TrainConfig
 from torchcaps.tasks import Task, check_task, create_task
 from torchcaps.training import folder
 from torchcaps.training.batches import SetBatches
@@ -27,10 +27,11 @@ from torchcaps.training.callbacks import Callback, FunctionCallback
 from torchcaps.training.checkpoint import build_model, describe_model
 from torchcaps.training.defaults import complete_config
 from torchcaps.training.device import resolve_device
+from torchcaps.training.initial import InitialWeights
 from torchcaps.training.loggers import MemoryLogger, Row, RunLogger
 from torchcaps.training.loop import Trainer
 from torchcaps.training.recipes import default_folder, resolve_recipe
-from torchcaps.training.run import CALIBRATION_FILE, Run, check_unchanged
+from torchcaps.training.run import CALIBRATION_FILE, Run, is_complete, resumed_config
 from torchcaps.training.sampling import cropped, split
 from torchcaps.types import model_metadata, set_model_metadata
 
@@ -117,10 +118,13 @@ def fit(
         if transform is not None:
             _add_transform(task, transform)
         check_task(task, val_images)
+        initial = _read_initial(config, images.classes)
+        if initial is not None:
+            initial.load_into(model)
         initial_weights = {
             name: tensor.detach().clone() for name, tensor in model.state_dict().items()
         }
-        logger = MemoryLogger(emit)
+        logger = MemoryLogger(emit, initial)
         for note in images.notes:
             logger.message(note)
         config = complete_config(task, len(train_images))
@@ -169,7 +173,9 @@ def train(
         output: the run folder; must not hold a run, unless `resume`. By default the next free name
             below `runs`; with `resume` the newest that is taken.
         resume: continue the run in `output`, bit for bit on the same machine with the same number
-            of threads.
+            of threads. A run whose epochs are all done goes on if `epochs` is larger than before:
+            the added ones have a learning rate of their own, which falls from a tenth of the first
+            one to zero along a cosine.
         emit: is given each row of the metrics, see `loggers.MemoryLogger`.
         should_stop: see `Callback`.
         settings: of the run, by name, such as `epochs=5`; they take precedence.
@@ -195,8 +201,10 @@ def train(
         output = ranks.broadcast(default_folder(config, recipe_or_config, resume))
     run = Run(output)
     if resume:
-        saved = ranks.broadcast(Run.open(output).config if ranks.is_main else config)
-        check_unchanged(saved, settings)
+        opened = Run.open(output) if ranks.is_main else run
+        saved = ranks.broadcast(opened.config if ranks.is_main else config)
+        can_extend = ranks.broadcast(ranks.is_main and is_complete(opened))
+        saved = resumed_config(saved, settings, can_extend)
         device = None if config.training.device == "auto" else config.training.device
         config = saved.updated(
             device=device,
@@ -209,10 +217,11 @@ def train(
     with memory_errors():
         # Reads the data and builds the model before a folder is made.
         trainer = _create_trainer(config, run, FunctionCallback(should_stop=should_stop), emit)
+        config = trainer.config
         with ExitStack() as stack:
             with main_first():  # the others wait until the folder is held
                 if ranks.is_main:
-                    hold = folder.resume(run) if resume else folder.create(run, trainer.config)
+                    hold = folder.resume(run, saved) if resume else folder.create(run, config)
                     stack.enter_context(hold)
             if ranks.is_main:  # that of an older model, where a finished run goes on
                 (run.path / CALIBRATION_FILE).unlink(missing_ok=True)
@@ -275,18 +284,11 @@ def memory_errors() -> Iterator[None]:
         raise
 
 
-def _create_trainer(
-    config: TrainConfig,
-    run: Run,
-    callback: Callback,
-    emit: Callable[[Row], None] | None,
-) -> Trainer:
-    """The training of a run: data read, model built."""
-    device = resolve_device(config.training.device)
-    data = config.data
+def _read_images(data: DataSettings) -> ImageSet:
+    """The training images that the settings name."""
     workers = default_workers(current().world_size) if data.workers is None else data.workers
     with main_first():
-        images = load_dataset(
+        return load_dataset(
             data.name,
             "train",
             data.root,
@@ -295,18 +297,42 @@ def _create_trainer(
             storage=data.storage,
             workers=workers,
         )
+
+
+def _read_initial(
+    config: TrainConfig, classes: tuple[str, ...], copy: Path | None = None
+) -> InitialWeights | None:
+    """The weights that the setting `init` names; None without it."""
+    if config.model.init is None:
+        return None
+    return InitialWeights(config.model.init, classes, copy)
+
+
+def _create_trainer(
+    config: TrainConfig,
+    run: Run,
+    callback: Callback,
+    emit: Callable[[Row], None] | None,
+) -> Trainer:
+    """The training of a run: data read, model built."""
+    device = resolve_device(config.training.device)
+    images = _read_images(config.data)
     train_images, val_images = split(images, config, device)
     description = describe_model(
         config.model.name,
         config.model.options,
         images.classes,
-        images.preprocess(images.img_size, images.in_chans, data.crop),
+        images.preprocess(images.img_size, images.in_chans, config.data.crop),
         config.task.name,
     )
+
+    initial = _read_initial(config, images.classes, run.initial_path)
 
     def build_task() -> Task:
         generator = torch.Generator().manual_seed(config.training.seed)
         model = build_model(description, generator=generator).to(device)
+        if initial is not None:
+            initial.load_into(model)
         return create_task(model, config, train_images)
 
     def build_weights() -> dict[str, Tensor]:
@@ -320,7 +346,7 @@ def _create_trainer(
     # A resumed run reads the images as the first start did, also on a machine of other memory.
     storage = "disk" if isinstance(images, ImageFiles) else "memory"
     config = complete_config(task, len(train_images)).updated(storage=storage)
-    logger = RunLogger(run, config, description, train_images, val_images, emit)
+    logger = RunLogger(run, config, description, train_images, val_images, emit, initial)
     for note in images.notes:
         logger.message(note)
     return Trainer(

@@ -437,7 +437,7 @@ def load(
         >>> model = tc.load("runs/capsnet-digits")
         >>> new_model = tc.load("runs/capsnet-digits", num_classes=4)
     """
-    path = _model_file(Path(checkpoint_or_run_folder))
+    path = model_file(Path(checkpoint_or_run_folder))
     shapes, description = read_header(path)
     if "model" not in description:
         raise RunError(
@@ -453,8 +453,8 @@ def load(
     return model.to(device).eval()
 
 
-def _model_file(path: Path) -> Path:
-    """The file of a model at a path, which may be that of its folder."""
+def model_file(path: Path) -> Path:
+    """The file of a model at a path, which may be that of its folder; RunError for none."""
     if not path.exists():
         raise RunError(f"{path}: no such run folder or model file")
     if not path.is_dir():

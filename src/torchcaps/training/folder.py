@@ -9,7 +9,13 @@ from torchcaps.settings import TrainConfig
 from torchcaps.training.checkpoint import FORMAT
 from torchcaps.training.environment import environment
 from torchcaps.training.files import LOCK_FILE, exclusive, make_folder, write_json
-from torchcaps.training.run import CONFIG_FILE, ENVIRONMENT_FILE, Run, is_run
+from torchcaps.training.run import (
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    EVALUATION_FILE,
+    Run,
+    is_run,
+)
 
 
 def check_new(run: Run) -> None:
@@ -46,8 +52,13 @@ def create(run: Run, config: TrainConfig) -> Iterator[None]:
 
 
 @contextmanager
-def resume(run: Run) -> Iterator[None]:
+def resume(run: Run, config: TrainConfig | None = None) -> Iterator[None]:
     """Hold the folder of a run that goes on; a lost environment is written anew.
+
+    Args:
+        run: to continue.
+        config: of a run that is extended; it takes the place of the one in the folder. The figures
+            of the test images, which are those of the shorter training, are then removed.
 
     Raises:
         RunError: another process holds it.
@@ -57,6 +68,9 @@ def resume(run: Run) -> Iterator[None]:
         make_folder(run.checkpoint_path.parent)  # copying may leave out empty folders
         if run.environment.get("threads") is None:
             write_json(run.path / ENVIRONMENT_FILE, environment() | run.environment)
+        if config is not None and config != run.config:
+            (run.path / EVALUATION_FILE).unlink(missing_ok=True)
+            write_json(run.path / CONFIG_FILE, {"format": FORMAT} | config.to_dict())
         yield
 
 
@@ -83,6 +97,7 @@ def _discard_empty(run: Run) -> None:
     with suppress(OSError):  # such as a folder that holds something else
         for file in (run.path / CONFIG_FILE, run.path / ENVIRONMENT_FILE, run.metrics_path):
             file.unlink(missing_ok=True)
+        run.initial_path.unlink(missing_ok=True)
         run.checkpoint_path.parent.rmdir()
         (run.path / LOCK_FILE).unlink(missing_ok=True)
         run.path.rmdir()

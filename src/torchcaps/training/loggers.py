@@ -19,6 +19,7 @@ from torchcaps.errors import TrainingError
 from torchcaps.settings import TrainConfig
 from torchcaps.training.checkpoint import MODEL_FILE, checksum, save_tensors
 from torchcaps.training.files import atomic
+from torchcaps.training.initial import InitialWeights
 from torchcaps.training.run import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
@@ -27,6 +28,7 @@ from torchcaps.training.run import (
     Run,
     epoch_model_path,
 )
+from torchcaps.training.schedules import EXTENSION_LR_SCALE, part_ends
 from torchcaps.training.state import TrainingState, load_state, recovery_hint, save_state
 
 Row = dict[str, Any]
@@ -40,19 +42,26 @@ class MemoryLogger:
             "loss"}; {"kind": "note", "step", "text"} when the training goes on from an older
             checkpoint than the newest, or starts again; {"kind": "message", "text"} for a sentence
             to be shown that is not kept, see `message`.
+        initial: the weights of another training that this one begins with, if any.
 
     Attributes:
         rows: of the metrics.
         best_weights: a state_dict on the model's device; None before the first epoch.
     """
 
-    def __init__(self, emit: Callable[[Row], None] | None = None) -> None:
+    def __init__(
+        self,
+        emit: Callable[[Row], None] | None = None,
+        initial: InitialWeights | None = None,
+    ) -> None:
         self.emit = emit or _ignore
+        self.initial = initial
         self.rows: list[Row] = []
         self.best_weights: dict[str, Tensor] | None = None
 
     def restore(self, model: nn.Module, optimizer: Optimizer, total_steps: int) -> TrainingState:
         """Restore and return the newest state."""
+        self._note_initial()
         return TrainingState()
 
     def log(self, row: Row) -> None:
@@ -63,6 +72,11 @@ class MemoryLogger:
     def message(self, text: str) -> None:
         """Show a sentence, such as what is trained on what; it is not kept."""
         self.emit({"kind": "message", "text": text})
+
+    def note(self, text: str, step: int = 0) -> None:
+        """Show a sentence on an event of a step, and keep it; not if it is kept already."""
+        self.rows.append({"kind": "note", "step": step, "text": text})
+        self.message(text)
 
     def save_model(self, model: nn.Module, epoch: int, is_best: bool) -> None:
         """Keep the model of an epoch that has ended, counted from 1."""
@@ -77,6 +91,12 @@ class MemoryLogger:
     def clear(self) -> None:
         """Forget the metrics: the training starts again."""
         self.rows.clear()
+        self._note_initial()
+
+    def _note_initial(self) -> None:
+        """Say with which weights the training begins, where they are those of another one."""
+        if self.initial is not None:
+            self.note(self.initial.sentence)
 
     @property
     def recovery_hint(self) -> str:
@@ -96,6 +116,7 @@ class RunLogger(MemoryLogger):
         train_images: to be the same when the run is resumed.
         val_images: to be the same when the run is resumed.
         emit: see `MemoryLogger`.
+        initial: see `MemoryLogger`; a copy of these weights is kept in the folder.
     """
 
     def __init__(
@@ -106,8 +127,9 @@ class RunLogger(MemoryLogger):
         train_images: ImageSet,
         val_images: ImageSet,
         emit: Callable[[Row], None] | None = None,
+        initial: InitialWeights | None = None,
     ) -> None:
-        super().__init__(emit)
+        super().__init__(emit, initial)
         self.run = run
         self.config = config
         self.description = description
@@ -138,6 +160,10 @@ class RunLogger(MemoryLogger):
             truncate_metrics(self.run, state.step)
             if note:
                 self.emit({"kind": "note", "step": state.step, "text": note})
+            if self.initial is not None:
+                self.initial.save_copy()
+            self._note_initial()
+            self._note_end(state, total_steps)
         ranks = current()
         if ranks.world_size > 1:
             if len(set(ranks.gather(self.data_checksum))) > 1:
@@ -150,10 +176,34 @@ class RunLogger(MemoryLogger):
             optimizer.load_state_dict(moments)
         return state
 
+    def _note_end(self, state: TrainingState, total_steps: int) -> None:
+        """Say that a training whose epochs were all done goes on, or how it may go on."""
+        epochs = self.config.training.epochs
+        if state.step == total_steps:
+            self.message(
+                f"{self.run.path}: all {epochs} epochs are done; resume it with more of them, "
+                f"such as --epochs {2 * epochs}, to train it further"
+            )
+            return
+        *_, begin, _ = (0, *part_ends(self.config, total_steps))
+        if 0 < begin <= state.step:
+            done = self.config.training.extended_at[-1]
+            lr = (self.config.optimizer.lr or 0.0) * state.lr_scale * EXTENSION_LR_SCALE
+            self.note(
+                f"the finished training goes on after epoch {done} to epoch {epochs}; its learning "
+                f"rate begins at {lr:g}, a tenth of the first one, and falls to zero along a cosine",
+                begin,
+            )
+
     def log(self, row: Row) -> None:
         if self.is_main:
             append_metrics(self.run, row)
         self.emit(row)
+
+    def note(self, text: str, step: int = 0) -> None:
+        if self.is_main and text not in self.run.notes:
+            append_metrics(self.run, {"kind": "note", "step": step, "text": text})
+            self.message(text)
 
     def save_model(self, model: nn.Module, epoch: int, is_best: bool) -> None:
         if is_best and self.is_main:
@@ -169,6 +219,7 @@ class RunLogger(MemoryLogger):
     def clear(self) -> None:
         if self.is_main:
             truncate_metrics(self.run, -1)
+            self._note_initial()
 
     @property
     def recovery_hint(self) -> str:

@@ -56,7 +56,7 @@ from torchcaps.training.device import resolve_precision
 from torchcaps.training.loggers import MemoryLogger
 from torchcaps.training.optimizers import create_optimizer
 from torchcaps.training.sampling import DROPOUT, step_seed
-from torchcaps.training.schedules import learning_rate_factor, set_learning_rate
+from torchcaps.training.schedules import learning_rate_factor, part_ends, set_learning_rate
 from torchcaps.training.state import TrainingState, check_finite, mean_losses
 
 LOG_INTERVAL = 20  # steps between rows of kind "step"
@@ -112,6 +112,8 @@ class Trainer:
         self.has_dropout = any(isinstance(layer, _DropoutNd) for layer in self.task.modules())
         self.steps_per_epoch = self.batches.steps(0)
         self.total_steps = settings.epochs * self.steps_per_epoch
+        # Steps after which the training is as it was planned: an extension only adds to it.
+        self.planned_steps = part_ends(self.config, self.total_steps)[0]
         named_callbacks = [CALLBACKS[name]() for name in settings.callbacks]
         self.callbacks = [*self.callbacks, *named_callbacks]
         # Not .to(memory_format=...), which would change capsule weights of four axes too.
@@ -172,7 +174,7 @@ class Trainer:
             # The end of the step: a second start, or the end of the epoch; a checkpoint.
             is_epoch_end = state.step % self.steps_per_epoch == 0
             is_due = state.step % self.config.training.checkpoint_every == 0
-            collapse = detect_collapse(self.task, losses, state, self.total_steps)
+            collapse = detect_collapse(self.task, losses, state, self.planned_steps)
             if collapse:
                 state = self._restart(state.step, collapse)
             elif is_epoch_end:
@@ -215,7 +217,7 @@ class Trainer:
         if self.has_dropout:
             dropout = seed_dropout(self.config, step, self.ranks.rank, self.device)
         with dropout, autocast, exclude_padding_rows(num_samples):
-            losses = self.training_step(shard, step / self.total_steps)
+            losses = self.training_step(shard, min(1.0, step / self.planned_steps))
         loss = losses["loss"]
         if self.ranks.world_size > 1:
             # The gradients of the ranks are averaged, so each loss is weighed by its samples.
@@ -396,7 +398,7 @@ def detect_collapse(
         task: judges what its `training_step` returned.
         losses: of this rank, of which those with axes `[samples, ...]` are looked at.
         state: after the step; it remembers what was wrong at first.
-        total_steps: of the whole training.
+        total_steps: of the training before any extension.
     """
     probe_step = min(PROBE_STEP, total_steps // 2)
     if state.lr_scale < 1 or state.step not in (1, probe_step):

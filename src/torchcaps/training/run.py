@@ -22,6 +22,7 @@ ENVIRONMENT_FILE = "environment.json"
 METRICS_FILE = "metrics.jsonl"
 EVALUATION_FILE = "evaluation.json"
 CALIBRATION_FILE = "calibration.json"
+INITIAL_FILE = "initial.safetensors"
 MAX_METRICS = 3  # in the line on the test images
 # Settings that may be given anew when a run is resumed.
 RESUME_OVERRIDES = ("device", "root", "max_bytes", "workers")
@@ -37,6 +38,7 @@ class Run:
         model_path: the model of the best epoch by validation, ready for `torchcaps.load`.
         checkpoint_path: newest state of the training.
         previous_checkpoint_path: the state before it, for when the newest is damaged.
+        initial_path: the weights of another training that this one began with, where it did.
         metrics_path: one JSON object a line.
 
     Example:
@@ -50,6 +52,7 @@ class Run:
         self.model_path = self.path / MODEL_FILE
         self.checkpoint_path = self.path / "checkpoints" / LAST_FILE
         self.previous_checkpoint_path = self.checkpoint_path.with_name(PREVIOUS_FILE)
+        self.initial_path = self.checkpoint_path.with_name(INITIAL_FILE)
         self.metrics_path = self.path / METRICS_FILE
 
     @classmethod
@@ -130,7 +133,7 @@ class Run:
             return False
         best_score = max(row[f"val_{row['score']}"] for row in epochs)
         has_score = settings.stop_at is not None and best_score >= settings.stop_at
-        return has_score or epochs[-1]["epoch"] >= settings.epochs
+        return has_score or is_complete(self)
 
     @property
     def score(self) -> str:
@@ -213,24 +216,47 @@ def is_run(path: str | Path) -> bool:
     return (Path(path) / CONFIG_FILE).exists()
 
 
+def is_complete(run: Run) -> bool:
+    """Whether all epochs of a run are done."""
+    epochs = run.epochs
+    return bool(epochs) and epochs[-1]["epoch"] >= run.config.training.epochs
+
+
 def epoch_model_path(run: Run, epoch: int) -> Path:
     """The model of an epoch, counted from 1, where the run keeps them (`keep_epochs`)."""
     return run.checkpoint_path.with_name(f"epoch-{epoch:04d}.safetensors")
 
 
-def check_unchanged(saved: TrainConfig, settings: Mapping[str, Any]) -> None:
-    """Raise ArgumentError for the first setting that is not the one a run was started with.
+def resumed_config(
+    saved: TrainConfig, settings: Mapping[str, Any], can_extend: bool = False
+) -> TrainConfig:
+    """The configuration with which a run goes on; a complete one may get further epochs.
 
     Args:
         saved: the configuration of the run.
-        settings: by their names without groups; None is not looked at.
+        settings: by name; None is not looked at, nor are those of `RESUME_OVERRIDES`.
+        can_extend: whether all epochs of the run are done, so that `epochs` may be larger.
+
+    Raises:
+        ArgumentError: the first setting that is not the one that the run was started with.
     """
     before = saved.flat()
-    for name, setting in saved.updated(**settings).flat().items():
-        if name not in RESUME_OVERRIDES and setting != before[name]:
-            raise ArgumentError(
-                name, f"expected {before[name]}, as the run was started, got {setting}"
-            )
+    changed = saved.updated(**settings).flat()
+    epochs = changed["epochs"]
+    for name, setting in changed.items():
+        if name in RESUME_OVERRIDES or setting == before[name]:
+            continue
+        expected = f"expected {before[name]}, as the run was started"
+        if name == "epochs" and can_extend:
+            expected = f"expected at least {before[name]}, the epochs that are done"
+            if epochs > before[name]:
+                continue
+        elif name == "epochs":
+            setting = f"{setting}; only a run whose epochs are all done can be trained further"
+        raise ArgumentError(name, f"{expected}, got {setting}")
+    if epochs == before["epochs"]:
+        return saved
+    return saved.updated(epochs=epochs, extended_at=(*before["extended_at"], before["epochs"]))
 
 
 def _facts(run: Run) -> dict[str, str]:

@@ -5,13 +5,16 @@ Add a schedule here, or anywhere with `register_schedule`; the setting `schedule
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from torch.optim import Optimizer
 
+from torchcaps.errors import ArgumentError
 from torchcaps.registry import Registry
 from torchcaps.settings import TrainConfig
 
+EXTENSION_LR_SCALE = 0.1  # of the first peak rate, where a finished training goes on
 WARMUP_SHARE = 0.05
 MIN_WARMUP_STEPS = 40
 
@@ -67,12 +70,24 @@ def learning_rate_factor(
 ) -> float:
     """Factor of the peak learning rate in step `step`, from 0, of `total_steps`.
 
+    The schedule is that of the training before it was extended. Each extension begins at a tenth of
+    the peak rate, and falls to zero along a cosine.
+
     Args:
         config: names the schedule; UnknownNameError for one that is not registered.
         step: from 0.
         total_steps: of the whole training.
         lr_restarts: shares of the training at which the schedule starts anew, the first one 0.
     """
+    *bounds, total_steps = part_ends(config, total_steps)
+    begun = [end for end in bounds if end <= step]
+    if begun:
+        end = next(end for end in (*bounds, total_steps) if end > step)
+        return EXTENSION_LR_SCALE * cosine(step - begun[-1], end - begun[-1], config)
+    if bounds:
+        total_steps = bounds[0]
+        config = config.updated(epochs=config.training.extended_at[0])
+
     schedule = SCHEDULES[config.schedule.name or "warmup_cosine"]
     if not schedule.restarts:
         return schedule.factor(step, total_steps, config)
@@ -86,6 +101,25 @@ def learning_rate_factor(
         else:
             end = min(end, bound)
     return schedule.factor(step - start, end - start, config)
+
+
+def part_ends(config: TrainConfig, total_steps: int) -> list[int]:
+    """The step at which each part of a training ends: the first one, and its extensions.
+
+    Args:
+        config: has the number of epochs, and those after which the training was extended.
+        total_steps: of the whole training, a multiple of its epochs.
+
+    Raises:
+        ArgumentError: extensions that do not follow one another.
+    """
+    epochs = config.training.epochs
+    ends = [*config.training.extended_at, epochs]
+    if any(later <= earlier for earlier, later in pairwise(ends)):
+        raise ArgumentError(
+            "extended_at", f"expected rising numbers below {epochs} epochs, got {ends[:-1]}"
+        )
+    return [end * total_steps // epochs for end in ends]
 
 
 def set_learning_rate(optimizer: Optimizer, factor: float, scale: float = 1.0) -> float:

@@ -175,7 +175,12 @@ def _check_fingerprint(path: Path, saved: Any, current: dict[str, Any]) -> None:
     """Raise RunError for the first entry of the fingerprint that differs from the saved one."""
     if not isinstance(saved, dict):
         raise RunError(f"{path}: is not the state of a training")
-    for name, value in json.loads(json.dumps(current)).items():
+    current = json.loads(json.dumps(current))
+    *extensions, last_extension = current.get("extended_at") or [None]
+    if saved.get("extended_at") == extensions and saved.get("epochs") == last_extension:
+        # The end of a training that goes on.
+        current |= {"epochs": last_extension, "extended_at": extensions}
+    for name, value in current.items():
         if saved.get(name) != value:
             raise RunError(
                 f"{path}: {name} was {saved.get(name)} when the run was stopped, and is {value} now"

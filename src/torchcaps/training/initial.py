@@ -1,0 +1,94 @@
+"""Begin a training with the weights of another one: the setting `init`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchcaps.errors import ArgumentError
+from torchcaps.models import list_models, weights_file
+from torchcaps.models._pretrained import take_weights
+from torchcaps.training.builders import is_builder_name
+from torchcaps.training.checkpoint import build_model, load_tensors, model_file, save_tensors
+
+MAX_NAMES = 3  # of new tensors, in a sentence
+
+
+class InitialWeights:
+    """Weights of another model, from which a training takes those that fit.
+
+    Args:
+        source: a run or a folder that `save` has written, a model file, or the name of a model
+            whose weights come with the package.
+        classes: names of the classes of the training. Where those of the source are others, the
+            layers that depend on their number are left out even if they fit.
+        copy: file of a run that has begun with these weights; read in place of the source where it
+            exists, so that a run needs no other folder to continue.
+
+    Attributes:
+        sentence: what was taken and what is new; empty before `load_into`.
+
+    Raises:
+        RunError: the source is absent, damaged, or no model.
+    """
+
+    def __init__(self, source: str, classes: tuple[str, ...], copy: Path | None = None) -> None:
+        self.source = source
+        self.copy = copy
+        self.sentence = ""
+        if copy is not None and copy.exists():
+            self.tensors = load_tensors(copy)[0]
+            return
+        path = Path(source)
+        if not path.exists() and source in list_models(pretrained=True):
+            path = weights_file(source)
+        self.tensors, description = load_tensors(model_file(path))
+        if "model" not in description:
+            raise ArgumentError("init", f"expected a run or a model file, got {source}")
+        if description.get("classes") != list(classes):
+            for name in _class_weights(description):
+                del self.tensors[name]
+
+    def load_into(self, model: nn.Module) -> None:
+        """Load the weights that fit into a model; its others stay as they are.
+
+        Raises:
+            ArgumentError: no weights fit.
+        """
+        state = model.state_dict()
+        taken = take_weights(model, self.tensors)
+        if not taken:
+            raise ArgumentError(
+                "init",
+                f"expected weights of {type(model).__name__}, got {self.source}, of which no name "
+                "and shape fits",
+            )
+        new = [name for name in state if name not in taken]
+        names = ", ".join(new[:MAX_NAMES]) or "none"
+        rest = f" and {len(new) - MAX_NAMES} more" if len(new) > MAX_NAMES else ""
+        count = sum(state[name].numel() for name in taken)
+        total = sum(tensor.numel() for tensor in state.values())
+        self.sentence = (
+            f"init: {len(taken)} of {len(state)} tensors ({100 * count / total:.0f} % of the "
+            f"weights) come from {self.source}; new: {names}{rest}"
+        )
+
+    def save_copy(self) -> None:
+        """Keep the weights with the run. Raises TrainingError where that cannot be done."""
+        if self.copy is not None and not self.copy.exists():
+            save_tensors(self.copy, self.tensors, {"init": self.source})
+
+
+def _class_weights(description: dict[str, Any]) -> list[str]:
+    """Names of a model's weights whose shapes depend on the number of its classes."""
+    classes = list(description["classes"])
+    if not classes or is_builder_name(description["model"]):
+        return []  # the builder of a user is not called: what does not fit is left out by its shape
+    with torch.device("meta"):
+        state = build_model(description).state_dict()
+        more_classes = [*classes, f"{classes[-1]}'"]
+        wider = build_model(description | {"classes": more_classes}).state_dict()
+    return [name for name in state if name not in wider or wider[name].shape != state[name].shape]
