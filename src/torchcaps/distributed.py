@@ -54,6 +54,10 @@ class Ranks:
         """How many of `count` rows are this rank's."""
         return len(range(count)[self.shard(count)])
 
+    def padded_shard(self, count: int) -> slice:
+        """The shard; where it is empty, the first row, which does not count."""
+        return self.shard(count) if self.shard_size(count) else slice(0, 1)
+
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all ranks of `values` on the CPU; the same bits on each of them."""
         if self.world_size == 1:

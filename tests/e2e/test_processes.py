@@ -132,6 +132,15 @@ def train_on_made_data(folder):
     record_training(folder / "made", make_config("made", epochs=1))
 
 
+def train_on_files(folder):
+    """Image files that stay on disk, and the same in memory; digests of the images of each step."""
+    digests = {}
+    for storage in ("disk", "memory"):
+        config = make_config(folder / "files", storage=storage, workers=1)
+        digests[storage] = record_training(folder / storage, config)
+    return digests
+
+
 def train_on_unlike_data(folder):
     """Different data in each process; the error."""
     try:
@@ -161,6 +170,7 @@ WORK = [
     change_world_size,
     hold_out_one,
     train_on_made_data,
+    train_on_files,
     train_on_unlike_data,
     evaluate_run,
     predict_pictures,
@@ -208,6 +218,17 @@ def torchcaps_lines(text):
     return [line for line in text.splitlines() if line.startswith(("torchcaps:", "stop", "run: "))]
 
 
+def write_pictures(bars, folder):
+    """The images of an .npz as files in class folders."""
+    content = np.load(bars)
+    for number, (pixels, label) in enumerate(
+        zip(content["images"], content["labels"], strict=True)
+    ):
+        path = folder / str(label) / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+
+
 class Launch:
     """One launch of processes, beside the same work of a single process."""
 
@@ -223,6 +244,7 @@ class Launch:
         bars = write_bars(folder / "bars.npz")
         for number, pixels in enumerate(np.load(bars)["images"][:3]):
             Image.fromarray(pixels).save(folder / f"{number}.png")
+        write_pictures(bars, folder / "files")
         self.steps = {}
         for name in MODELS:
             self.steps[name] = record_training(self.single / name, make_config(bars, name))
@@ -293,6 +315,16 @@ def assert_near(document, expected):
         assert document == pytest.approx(expected, rel=1e-4, abs=1e-5)
     else:
         assert document == expected
+
+
+def test_images_on_disk_are_those_in_memory(launched):
+    """Each process decodes its own images alone, and trains to the bits of a set in memory."""
+    for steps in launched.outcomes(train_on_files):
+        assert steps["disk"] == steps["memory"]
+    on_disk = reproducible_contents(launched.folder / "disk")
+    in_memory = reproducible_contents(launched.folder / "memory")
+    assert on_disk[0] == in_memory[0]
+    assert on_disk[2] == in_memory[2]
 
 
 @pytest.mark.parametrize("model", MODELS)

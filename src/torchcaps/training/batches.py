@@ -59,7 +59,7 @@ class SetBatches:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[tuple[ImageSet, Tensor]]:
         """The set and the indices of each step; see `BatchSource`."""
-        return stream(self.images, self._indices(number)[start:], current().shard)
+        return stream(self.images, self._indices(number)[start:], current().padded_shard)
 
     def _indices(self, epoch: int) -> list[Tensor]:
         """Indices `[samples]` of the images of each step of an epoch."""

@@ -292,7 +292,7 @@ def take_shard(batch: Any, batch_size: int, ranks: Ranks) -> Any:
         batch_size: its number of samples.
         ranks: the processes.
     """
-    samples = ranks.shard(batch_size) if ranks.shard_size(batch_size) else slice(0, 1)
+    samples = ranks.padded_shard(batch_size)
     return tree_map_only(Tensor, lambda tensor: tensor[samples], batch)
 
 
