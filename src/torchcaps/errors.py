@@ -6,7 +6,7 @@ import errno
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:  # the command line reports errors without waiting for torch
     from numpy.typing import NDArray
@@ -18,8 +18,10 @@ LONGEST = 800  # characters of a message
 class TorchcapsError(Exception):
     """An expected failure: its message is one sentence, on one line, for the user."""
 
+    longest: ClassVar[int] = LONGEST  # characters of the message
+
     def __init__(self, message: str = "") -> None:
-        super().__init__(one_line(message))
+        super().__init__(one_line(message, self.longest))
 
 
 class ArgumentError(TorchcapsError, ValueError):
@@ -44,6 +46,16 @@ class DataError(TorchcapsError):
 
 class DatasetNotFoundError(DataError):
     """A named data set is in none of the places that were searched."""
+
+
+class MissingSplitError(DataError):
+    """A data set that does not have the split which is asked for."""
+
+
+class DamagedImageError(DataError):
+    """Image files that cannot be decoded; the message may name twenty of them."""
+
+    longest = 5 * LONGEST
 
 
 class RunError(TorchcapsError):
@@ -175,19 +187,23 @@ def read_text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def one_line(text: str) -> str:
+def one_line(text: str, longest: int = LONGEST) -> str:
     """A message as one printable line.
 
     White space becomes single spaces, control characters are escaped, and the middle of a long
     message is cut out.
+
+    Args:
+        text: the message.
+        longest: number of characters, more than 500.
     """
-    words = " ".join(_shorten(text).split())
-    return _shorten("".join(map(_escape, words)))
+    words = " ".join(_shorten(text, longest).split())
+    return _shorten("".join(map(_escape, words)), longest)
 
 
 def _escape(character: str) -> str:
     return character if character.isprintable() else ascii(character)[1:-1]
 
 
-def _shorten(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 500]} … {text[-400:]}"
+def _shorten(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 500]} … {text[-400:]}"

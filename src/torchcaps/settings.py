@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, make_dataclass, replac
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
+from torchcaps.data import ReadOptions
 from torchcaps.data.augment import Augmentation, ordered_augmentations
 from torchcaps.errors import UnknownNameError, check_known
 from torchcaps.groups import SettingsGroup, field_types, setting as setting
@@ -68,9 +69,10 @@ class DataSettings(SettingsGroup):
     epoch_size: int | None = setting(
         None, "images of an epoch, drawn anew for each epoch; by default every image once", low=1
     )
-    holdout: float = setting(
-        0.1,
-        "training images kept for validation: a fraction below 1, or a count",
+    holdout: float | None = setting(
+        None,
+        "training images kept for validation: a fraction below 1, or a count; by default 0.1, or "
+        "none where the data has an official validation split, which is then used",
         valid=(lambda n: n > 0 and (n <= 1 or n == int(n)), "a fraction below 1 or a whole count"),
     )
     per_class: int | None = setting(
@@ -82,6 +84,26 @@ class DataSettings(SettingsGroup):
         low=2,
     )
     fold: int | None = setting(None, "with folds: train for this one alone, counted from 1", low=1)
+    label_column: str | None = setting(
+        None,
+        "column of a .csv with the labels; several, separated by commas, for several labels an image",
+    )
+    group_column: str | None = setting(
+        None,
+        "column of a .csv that names the object of an image; images of one object stay on one side "
+        "of a split",
+    )
+    group_pattern: str | None = setting(
+        None,
+        "regular expression that is searched in the path of an image; its first group in "
+        "parentheses names the object",
+    )
+    skip_damaged: bool = setting(False, "leave out image files that cannot be read")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How image files are read, as `load_dataset` takes it."""
+        return {option.name: getattr(self, option.name) for option in fields(ReadOptions)}
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,55 @@ def write_folder(root, classes=("cat", "dog"), count=5, size=(8, 6), color=True,
     return Path(root)
 
 
+SIGN_PATTERN = r"track(\d+)_"  # names the track of a file of `write_sign_folder`
+
+
+def write_sign_folder(root, classes=43, num_damaged=10, size=16, frames=3):
+    """Class folders of signs as people have them; returns the paths of the damaged files.
+
+    Each class is a pattern of its own. Its images are tracks of similar frames, from 2 to 19 tracks
+    a class. Every other track lies in a sub-folder of its class, has upper-case endings, or none.
+    Images differ in size. Beside them lie notes, a broken link, and damaged files.
+    """
+    random = np.random.default_rng(0)
+    track = 0
+    files = []
+    for label in range(classes):
+        pattern = random.integers(0, 256, (6, 6, 3))
+        for number in range(2 + label * label // 100):
+            light = random.uniform(0.6, 1.0)
+            place = root / f"{label:02d} sign" / ("", "night")[number % 2]
+            place.mkdir(parents=True, exist_ok=True)
+            for frame in range(frames):
+                noisy = light * pattern + random.normal(0, 12, pattern.shape)
+                pixels = noisy.clip(0, 255).astype(np.uint8)
+                side = size + frame
+                ending = (".png", "", ".PNG")[track % 3]
+                files.append(place / f"track{track:03d}_{frame}{ending}")
+                image = Image.fromarray(pixels).resize((side, side), Image.Resampling.NEAREST)
+                image.save(files[-1], format="PNG")
+            track += 1
+
+    (root / "00 sign" / "notes.txt").write_text("taken in May")
+    (root / "01 sign" / "gone.png").symlink_to(root / "nowhere.png")
+    named = [file for file in files if file.suffix]
+    damaged = named[:: len(named) // num_damaged][:num_damaged]
+    for file in damaged:
+        file.write_bytes(file.read_bytes()[:60])
+    return damaged
+
+
+def write_medmnist(path, train=24, val=9, test=6, side=8, classes=3):
+    """An .npz in MedMNIST's layout, whose labels are `[n, 1]`; returns its arrays."""
+    random = np.random.default_rng(0)
+    arrays = {}
+    for split, count in (("train", train), ("val", val), ("test", test)):
+        arrays[f"{split}_images"] = random.integers(0, 256, (count, side, side), dtype=np.uint8)
+        arrays[f"{split}_labels"] = (np.arange(count) % classes).astype(np.uint8)[:, None]
+    np.savez(path, **arrays)
+    return arrays
+
+
 def _npz(folder):
     np.savez_compressed(folder / "own.npz", images=_pixels(10, 6, 5), labels=np.arange(10) % 2)
     return folder / "own.npz"

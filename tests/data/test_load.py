@@ -128,7 +128,7 @@ def test_a_file_of_no_format_is_refused(tmp_path):
 
 
 def test_an_unknown_split_is_refused():
-    with pytest.raises(DataError, match="split: expected 'train' or 'test', got 'valid'"):
+    with pytest.raises(DataError, match="split: expected 'train', 'test' or 'val', got 'valid'"):
         load_dataset("digits", "valid")
 
 

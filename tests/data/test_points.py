@@ -96,8 +96,8 @@ def test_splits_of_a_file_are_read(tmp_path):
         ("shape,x,y\na,0,0\na,1\n", "line 3: expected a number for each coordinate"),
         ("shape,x,y\na,2,2\na,2,2\nb,0,1\nb,1,1\n", "the points of set 0 all lie in one place"),
         (
-            "shape,x,y,split\na,0,0,validation\n",
-            "line 2: expected split 'train' or 'test', got 'validation'",
+            "shape,x,y,split\na,0,0,dev\n",
+            "line 2: expected split 'train', 'val' or 'test', got 'dev'",
         ),
         ("shape,x,y\n", "there are no points"),
         ("shape,x,y\na,0,0\na,1,1\n", "no class has two images"),

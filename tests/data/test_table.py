@@ -60,8 +60,8 @@ def test_split_column_other_columns_and_a_byte_order_mark(tmp_path):
         ),
         ("file,label\n" + rows(2) + "pictures/2.png\n", " line 4: expected a file and a label"),
         (
-            "file,label,split\n" + rows(2, lambda i: ",val"),
-            " line 2: expected split 'train' or 'test', got 'val'",
+            "file,label,split\n" + rows(2, lambda i: ",dev"),
+            " line 2: expected split 'train', 'val' or 'test', got 'dev'",
         ),
         (
             "file,label\n" + "pictures/0.png,cat\npictures/1.png,cat\n",

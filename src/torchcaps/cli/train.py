@@ -98,14 +98,7 @@ def train(
         tc.training.folder.check_new(run)
         if data.folds is None:
             # Test images that cannot be read are an error before the training, not after it.
-            tc.data.load_dataset(
-                data.name,
-                "test",
-                data.root,
-                img_size=data.img_size,
-                max_bytes=data.max_bytes,
-                storage=data.storage,
-            )
+            tc.training.sampling.load_images(config, "test")
 
     with hinted(folder):
         # With the other settings that are given, a run that is resumed agrees already.

@@ -8,6 +8,7 @@ Readers return an `ImageSet`: one tensor of images, one of labels, the names of 
 
 from torchcaps.data._registry import (
     DatasetInfo,
+    ReadOptions,
     ReadRequest,
     dataset_info,
     list_datasets,
@@ -27,7 +28,7 @@ from torchcaps.data.augment.morphology import random_morphology
 from torchcaps.data.augment.shift import shift
 from torchcaps.data.budget import MemoryBudget
 from torchcaps.data.classes import match_classes
-from torchcaps.data.dataset import ImageBatch, ImageSet, few_labels, stratified_split
+from torchcaps.data.dataset import ImageBatch, ImageSet, MultilabelSet, few_labels, stratified_split
 from torchcaps.data.entries import LabelTree, label_tree
 from torchcaps.data.files import ImageFiles
 from torchcaps.data.folder import read_folder, read_tar
@@ -72,12 +73,14 @@ __all__ = [
     "MaskedSet",
     "MemoryBudget",
     "Mirror",
+    "MultilabelSet",
     "NpmPackage",
     "PairMaker",
     "PairSet",
     "PlacedSet",
     "PointSet",
     "Preprocess",
+    "ReadOptions",
     "ReadRequest",
     "Rendering",
     "Transforms",

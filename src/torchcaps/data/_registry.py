@@ -3,12 +3,16 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace as with_changes
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torchcaps.data.budget import MemoryBudget
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.pixels import Size
 from torchcaps.registry import Registry
+
+SPLITS = ("train", "test")
+# Of a reader that also knows the official validation split of what it reads.
+SPLITS_WITH_VAL = (*SPLITS, "val")
 
 Files = Mapping[str, str | None]
 """File name to SHA-256 of its decompressed bytes; None where no such digest is published."""
@@ -68,13 +72,33 @@ class DatasetInfo:
 
 
 @dataclass(frozen=True)
+class ReadOptions:
+    """How labeled image files are read.
+
+    Attributes:
+        label_column: column of a CSV with the labels; several, separated by commas, give each image
+            several labels.
+        group_column: column of a CSV that names the object of an image. Images of one object stay
+            on one side of every split.
+        group_pattern: regular expression that is searched in the path of a file; its first group
+            names the object.
+        skip_damaged: leave out files that cannot be read, instead of refusing the set.
+    """
+
+    label_column: str | None = None
+    group_column: str | None = None
+    group_pattern: str | None = None
+    skip_damaged: bool = False
+
+
+@dataclass(frozen=True)
 class ReadRequest:
     """What `load_dataset` asks of a reader.
 
     A reader may ignore `img_size` and `in_chans`: `load_dataset` applies them to what it returns.
 
     Attributes:
-        split: "train" or "test".
+        split: "train", "test", or "val" for the official validation split.
         img_size: (height, width), or one side of a square; None keeps the images' size.
         in_chans: 1 or 3; None keeps the images' channels.
         budget: memory that the set may take. Use a new request for every set.
@@ -82,6 +106,7 @@ class ReadRequest:
             until they are needed; "auto" chooses by their size. A reader of other data may ignore
             it.
         workers: processes that decode images on disk; None chooses, see `ImageFiles`.
+        options: how image files are read.
     """
 
     split: str
@@ -90,6 +115,7 @@ class ReadRequest:
     budget: MemoryBudget = field(default_factory=MemoryBudget)
     storage: Storage = "memory"
     workers: int | None = None
+    options: ReadOptions = field(default_factory=ReadOptions)
 
 
 DatasetReader = Callable[[Path, ReadRequest], ImageSet | None]
@@ -98,7 +124,25 @@ FormatReader = Callable[[Path, ReadRequest], ImageSet]
 """(path, request) -> the set"""
 
 DATASETS: Registry[tuple[DatasetInfo, DatasetReader]] = Registry("data set")
-FORMATS: Registry[tuple[Callable[[Path], bool], FormatReader]] = Registry("data format")
+
+
+class Format(NamedTuple):
+    """What reads a kind of path; see `register_format`.
+
+    Attributes:
+        holds: whether a path is of this kind.
+        read: reads it.
+        splits: the splits that it may have.
+        options: names of the `ReadOptions` that have a meaning for it.
+    """
+
+    holds: Callable[[Path], bool]
+    read: FormatReader
+    splits: tuple[str, ...]
+    options: tuple[str, ...]
+
+
+FORMATS: Registry[Format] = Registry("data format")
 
 
 def register_dataset(
@@ -148,6 +192,8 @@ def register_format(
     holds: Callable[[Path], bool],
     read: FormatReader,
     *,
+    splits: tuple[str, ...] = SPLITS,
+    options: tuple[str, ...] = (),
     replace: bool = False,
 ) -> None:
     """Let `load_dataset` read a format by path.
@@ -159,12 +205,14 @@ def register_format(
         holds: whether a path is of this format, told by its name. Of two formats that hold a path,
             the one registered last reads it.
         read: `read(path, request)` returns the set.
+        splits: the splits that may be requested; "val" only where `read` knows it.
+        options: names of the `ReadOptions` that `read` obeys.
         replace: whether it may take the place of one with this name.
 
     Raises:
         ValueError: the name is taken.
     """
-    FORMATS.add(name, (holds, read), replace=replace)
+    FORMATS.add(name, Format(holds, read, splits, options), replace=replace)
 
 
 def register_directory_format(

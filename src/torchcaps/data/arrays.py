@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.data._registry import ReadRequest, register_format
+from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
 from torchcaps.data.budget import MemoryBudget, open_reader, read_bytes, read_errors
 from torchcaps.data.dataset import ImageSet, check_count, check_labels, default_split, numbered
 from torchcaps.data.images import natural_key
+from torchcaps.data.notes import imbalance_notes
 from torchcaps.data.pixels import array_images
-from torchcaps.errors import DataError
+from torchcaps.errors import DataError, MissingSplitError
 
 # Names of images and labels, of one split or of a file without splits.
 ARRAY_NAMES = (
@@ -34,7 +35,8 @@ def read_arrays(path: str | Path, request: ReadRequest) -> ImageSet:
     """Read images and labels from `.npz`, or from `NAME.npy` with its labels in `NAME_labels.npy`.
 
     An `.npz` holds `images` and `labels` (or `x` and `y`), or the same for each split: `x_train`,
-    `y_train`, `x_test`, `y_test` (or `train_images`, …). Without such splits 20 % of each class are
+    `y_train`, `x_test`, `y_test` (or `train_images`, …), and of "val" where there is an official
+    validation split, as in MedMNIST. Without such splits 20 % of each class are
     the test split, chosen by `stratified_split` with seed 0. `classes` may hold the names of the
     classes. Nothing is unpickled.
 
@@ -52,6 +54,7 @@ def read_arrays(path: str | Path, request: ReadRequest) -> ImageSet:
     Raises:
         DataError: damaged, pickled, an array missing, an ambiguous layout, values out of range,
             NaN.
+        MissingSplitError: there are no arrays of the split "val".
     """
     path = Path(path)
     is_npz = path.suffix.lower() == ".npz"
@@ -60,6 +63,9 @@ def read_arrays(path: str | Path, request: ReadRequest) -> ImageSet:
     with ExitStack() as files, read_errors(path, f"cannot be read as {kind}"):
         readers = dict(open_arrays(path, files, request.budget))
         names = _array_names(readers, request.split)
+        has_no_splits = names in ARRAY_NAMES
+        if request.split == "val" and (names is None or has_no_splits):
+            raise MissingSplitError(f"{path}: no images and labels of the 'val' split in it")
         if names is None:
             problem = (
                 "expected the arrays images and labels, or x_train, y_train, x_test and y_test,"
@@ -79,15 +85,19 @@ def read_arrays(path: str | Path, request: ReadRequest) -> ImageSet:
         class_names = readers["classes"]() if "classes" in readers else None
         indices, classes = _index_labels(path, labels, training_labels, class_names)
         pixels = array_images(str(path), images)
-    if names in ARRAY_NAMES:  # the file has no splits
+    notes = imbalance_notes(path.stem, [classes[label] for label in indices.tolist()])
+    if has_no_splits:
         in_split = default_split(str(path), indices, request.split)
         pixels = pixels[in_split]
         indices = indices[in_split]
-    return ImageSet(pixels, indices, classes, path.stem)
+    return ImageSet(pixels, indices, classes, path.stem, notes=notes)
 
 
 register_format(
-    "an .npz or .npy file", lambda path: path.suffix.lower() in (".npz", ".npy"), read_arrays
+    "an .npz or .npy file",
+    lambda path: path.suffix.lower() in (".npz", ".npy"),
+    read_arrays,
+    splits=SPLITS_WITH_VAL,
 )
 
 

@@ -18,7 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from torchcaps.errors import DataError, TorchcapsError, check_range, check_regular
+from torchcaps.errors import (
+    DataError,
+    TorchcapsError,
+    check_range,
+    check_regular,
+)
 
 FLOOR = 256 << 20
 RATIO = 32

@@ -58,7 +58,7 @@ class ImageSet:
         name: name of the set in tables and reports.
         factors: what else is known of each image, by name: `[n]` numbers such as "azimuth" or
             "track".
-        group: a factor. Images of a class with equal values stay together in `train_val_split`.
+        group: a factor. Images with equal values stay together in `train_val_split`.
         notes: sentences about what was read and what was left out.
         preprocess: what prediction does to one of the inputs of a model trained on this.
         min_classes: the least number of classes of a set of this type.
@@ -201,8 +201,8 @@ class ImageSet:
         Returns:
             The training set and the validation set.
         """
-        groups = None if self.group is None else self.factors[self.group]
-        train, val = stratified_split(self.labels, fraction_or_count, seed, groups=groups)
+        strata, groups = split_units(self)
+        train, val = stratified_split(strata, fraction_or_count, seed, groups=groups)
         return self.subset(train), self.subset(val)
 
     @property
@@ -248,6 +248,40 @@ class ImageSet:
 
     def _index(self, indices: Tensor | Sequence[int]) -> Tensor:
         return torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MultilabelSet(ImageSet):
+    """Images of several classes each, equally many for every image.
+
+    Attributes:
+        images: uint8 in 0..255 or float32 in [0, 1].
+        labels: `[n, k]` different indices into `classes`, k at least 2.
+        classes: names of the classes.
+        name: name of the set in tables and reports.
+        factors: what else is known of each image, by name.
+        group: a factor; images with equal values stay together in `train_val_split`.
+        notes: sentences about what was read and what was left out.
+    """
+
+    labels: Int64[Tensor, "n k"]
+
+    def _check_labels(self) -> None:
+        labels = self.labels
+        if labels.dtype != torch.int64 or labels.dim() != 2 or len(labels) != len(self):
+            raise DataError(
+                f"{self.name}: expected int64 labels [n={len(self)}, k], "
+                f"got {list(labels.shape)} of {labels.dtype}"
+            )
+        for column in labels.unbind(dim=1):
+            check_labels(self.name, column, self.classes)
+        is_twice = (labels.sort(dim=1).values.diff(dim=1) == 0).any(dim=1)
+        if is_twice.any():
+            index = int(is_twice.nonzero()[0])
+            twice = [self.classes[label] for label in labels[index].tolist()]
+            raise DataError(
+                f"{self.name}: expected different classes in image {index}, got {', '.join(twice)}"
+            )
 
 
 def check_labels(
@@ -351,6 +385,40 @@ def stratified_split(
     return train, torch.from_numpy(np.flatnonzero(is_test))
 
 
+def split_units(images: ImageSet) -> tuple[Tensor, Tensor | None]:
+    """What `stratified_split` takes to split a set: the strata of its images, and their groups.
+
+    Of images with several labels the first one counts.
+    """
+    labels = images.labels.reshape(len(images), -1)[:, 0]
+    if images.group is None:
+        return labels, None
+    groups = images.factors[images.group]
+    return group_strata(labels, groups), groups
+
+
+def group_strata(labels: Tensor, groups: Tensor) -> Int64[Tensor, " n"]:
+    """The class by which each image is counted in a split that keeps groups together.
+
+    A group whose images are of several classes counts for the rarest of them, which would else be
+    easily missing on one side.
+
+    Args:
+        labels: `[n]` integers.
+        groups: `[n]` integers.
+
+    Returns:
+        `[n]`, on the CPU: one class for all images of a group.
+    """
+    array = labels.cpu().numpy()
+    rarest_first = np.argsort(np.bincount(array)[array], kind="stable")
+    group_array = groups.cpu().numpy()[rarest_first]
+    _, positions, group_of_image = np.unique(group_array, return_index=True, return_inverse=True)
+    strata = np.empty_like(array)
+    strata[rarest_first] = array[rarest_first][positions[group_of_image.reshape(-1)]]
+    return torch.from_numpy(strata)
+
+
 def few_labels(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:
     """Choose random images of each class; a smaller choice is part of a larger one.
 
@@ -390,17 +458,25 @@ def _choose(labels: np.ndarray, quotas: np.ndarray, seed: int) -> np.ndarray:
     return np.concatenate(choices)
 
 
-def default_split(name: str, labels: Tensor, split: str) -> Tensor:
+def default_split(name: str, labels: Tensor, split: str, groups: Tensor | None = None) -> Tensor:
     """Indices of "train" or "test", 80 : 20 by seed 0.
 
+    Args:
+        name: name of the set, for errors.
+        labels: the class of each image, `[n]`.
+        split: "train" or "test".
+        groups: the group of each image, `[n]`; no group is in both splits.
+
     Raises:
-        DataError: no class has two images; the message begins with `name`.
+        DataError: no class has two images, or groups; the message begins with `name`.
     """
+    strata = labels if groups is None else group_strata(labels, groups)
     try:
-        train, test = stratified_split(labels, TEST_FRACTION, seed=0)
+        train, test = stratified_split(strata, TEST_FRACTION, seed=0, groups=groups)
     except DataError:
+        unit = "images" if groups is None else "groups"
         raise DataError(
-            f"{name}: no class has two images, so that none can be held out to test on"
+            f"{name}: no class has two {unit}, so that none can be held out to test on"
         ) from None
     return test if split == "test" else train
 

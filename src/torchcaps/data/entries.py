@@ -6,9 +6,10 @@ trained on it.
 """
 
 import csv
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,13 +19,22 @@ from torch import Tensor
 
 from torchcaps.data._registry import ReadRequest
 from torchcaps.data.budget import MemoryBudget, open_reader
-from torchcaps.data.dataset import ImageSet, default_split
+from torchcaps.data.dataset import ImageSet, MultilabelSet, default_split
 from torchcaps.data.files import image_files, stays_on_disk
 from torchcaps.data.images import ImageSource, decode_image, is_gray, natural_key
+from torchcaps.data.notes import counted, damage_notes, imbalance_notes
 from torchcaps.data.pixels import to_channels
-from torchcaps.errors import DataError
+from torchcaps.errors import ArgumentError, DamagedImageError, DataError, MissingSplitError
 
 SEPARATOR = "/"  # between the levels of a label tree in the name of a class
+GROUP = "object"  # the factor of groups that have no name of their own
+SPLIT_NAMES = {
+    "train": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+}
 
 
 class Entry(NamedTuple):
@@ -33,15 +43,17 @@ class Entry(NamedTuple):
     Attributes:
         file: a path, or a name in an archive.
         label: name of its class.
-        split: "train" or "test"; None where the files state no split.
+        split: "train", "val" or "test"; None where the files state no split.
         group: name of the object that the image shows, such as a track of frames; None where the
             images are independent.
+        more_labels: further classes of an image of several.
     """
 
     file: str
     label: str
     split: str | None = None
     group: str | None = None
+    more_labels: tuple[str, ...] = ()
 
 
 def plain_or_packed(folder: Path, pattern: str) -> Path | None:
@@ -75,34 +87,76 @@ def row_split(source: str, row: Mapping[str, str | None]) -> str | None:
     """The split in the column `split` of a row; None where there is no such column.
 
     Raises:
-        DataError: it is neither "train" nor "test"; the message begins with `source`.
+        DataError: it is none of `SPLIT_NAMES`; the message begins with `source`.
     """
     if "split" not in row:
         return None
-    split = (row["split"] or "").strip().lower()
-    if split not in ("train", "test"):
-        raise DataError(f"{source}: expected split 'train' or 'test', got {split!r}")
-    return split
+    text = (row["split"] or "").strip().lower()
+    if text not in SPLIT_NAMES:
+        raise DataError(f"{source}: expected split 'train', 'val' or 'test', got {text!r}")
+    return SPLIT_NAMES[text]
 
 
-def in_split(name: str, splits: Sequence[str | None], labels: Tensor, split: str) -> list[int]:
+def group_finder(pattern: str | None) -> Callable[[str], str | None]:
+    """A function from the path of a file to the name of its group, None without a pattern.
+
+    Args:
+        pattern: a regular expression whose first group is the name.
+
+    Raises:
+        ArgumentError: it is no regular expression with a group, or it is not in a path.
+    """
+    if pattern is None:
+        return lambda _path: None
+    try:
+        regex = re.compile(pattern)
+    except re.error as error:
+        raise ArgumentError(
+            "group_pattern", f"expected a regular expression, got {pattern!r} ({error})"
+        ) from None
+    if not regex.groups:
+        raise ArgumentError(
+            "group_pattern",
+            f"expected a regular expression with a group in parentheses, got {pattern!r}",
+        )
+
+    def find_group(path: str) -> str:
+        match = regex.search(path)
+        if match is None or match[1] is None:
+            raise ArgumentError(
+                "group_pattern", f"expected {pattern!r} to match every path, got {path!r}"
+            )
+        return match[1]
+
+    return find_group
+
+
+def in_split(
+    name: str,
+    splits: Sequence[str | None],
+    labels: Tensor,
+    split: str,
+    groups: Tensor | None = None,
+) -> list[int]:
     """Indices of the images in a split: as stated, or by `default_split` where none is stated.
 
     Args:
         name: name of the set, for errors.
         splits: the split of each image.
         labels: the class of each image, `[n]`.
-        split: "train" or "test".
+        split: "train", "val" or "test".
+        groups: the group of each image, `[n]`; no group is in two splits of `default_split`.
 
     Raises:
-        DataError: no image is in the split.
+        MissingSplitError: no image is in the split.
     """
+    indices: list[int] = []
     if any(splits):
         indices = [index for index, image_split in enumerate(splits) if image_split == split]
-    else:
-        indices = default_split(name, labels, split).tolist()
+    elif split != "val":
+        indices = default_split(name, labels, split, groups).tolist()
     if not indices:
-        raise DataError(f"{name}: no image of the {split!r} split in it")
+        raise MissingSplitError(f"{name}: no image of the {split!r} split in it")
     return indices
 
 
@@ -113,7 +167,7 @@ class Listing:
     Attributes:
         name: name of the set.
         files: paths, or names in an archive, in the order of the images of the set.
-        labels: indices into `classes`, `[n]`.
+        labels: indices into `classes`, `[n]`, or `[n, k]` of images of several classes.
         classes: names of the classes.
         all_files: the files of all splits, in the order in which they are best read. A color image
             among them makes the whole set color.
@@ -125,7 +179,7 @@ class Listing:
 
     name: str
     files: tuple[str, ...]
-    labels: Int64[Tensor, " n"]
+    labels: Int64[Tensor, " n *k"]
     classes: tuple[str, ...]
     all_files: tuple[str, ...]
     factors: Mapping[str, Int64[Tensor, " n"]]
@@ -135,7 +189,11 @@ class Listing:
 
 
 def list_entries(
-    name: str, entries: Sequence[Entry], request: ReadRequest, prefix: str = ""
+    name: str,
+    entries: Sequence[Entry],
+    request: ReadRequest,
+    prefix: str = "",
+    notes: tuple[str, ...] = (),
 ) -> Listing:
     """The images of one split, in the order of their classes and files.
 
@@ -144,33 +202,76 @@ def list_entries(
         entries: its files, in the order in which they are best read.
         request: which split.
         prefix: text before a file in errors.
+        notes: sentences on files that are not among the entries.
 
     Raises:
         DataError: a class less than two, or a test class without training images.
     """
     ordered = sorted(entries, key=lambda e: (natural_key(e.label), natural_key(e.file)))
-    classes = tuple(dict.fromkeys(e.label for e in ordered if e.split != "test"))
+    training_labels = []
+    for entry in ordered:
+        if entry.split in (None, "train"):
+            training_labels += [entry.label, *entry.more_labels]
+    classes = tuple(sorted(dict.fromkeys(training_labels), key=natural_key))
     if len(classes) < 2:
         raise DataError(
             f"{name}: expected at least two classes to train on, got {', '.join(classes) or 'none'}"
         )
-    class_index = dict(zip(classes, range(len(classes)), strict=True))
-    for entry in ordered:
-        if entry.label not in class_index:
-            raise DataError(f"{name}: test class {entry.label!r} is not among the training classes")
-    labels = torch.tensor([class_index[entry.label] for entry in ordered])
-    indices = in_split(name, [entry.split for entry in ordered], labels, request.split)
+    labels = _index_labels(name, ordered, classes)
+    first_labels = labels.reshape(len(ordered), -1)[:, 0]
+
+    factors = {}
+    group = None
+    if ordered[0].group is not None:
+        group = request.options.group_column or GROUP
+        factors[group] = _number_groups(ordered)
+    splits = [entry.split for entry in ordered]
+    indices = in_split(name, splits, first_labels, request.split, factors.get(group or ""))
+
+    size = f"{name}: {counted(len(ordered), 'image')} of {len(classes):,} classes"
+    summary = [f"{size}, {len(indices):,} of them in the {request.split} split"]
+    if group is not None:
+        num_groups = len(factors[group].unique())
+        summary.append(
+            f"{name}: {counted(num_groups, 'group')} by {group!r}, each on one side of a split"
+        )
     return Listing(
         name,
         tuple(ordered[index].file for index in indices),
         labels[indices],
         classes,
         tuple(dict.fromkeys(entry.file for entry in entries)),
-        factors={},
-        group=None,
-        notes=(),
-        prefix=prefix,
+        {factor: numbers[indices] for factor, numbers in factors.items()},
+        group,
+        (*summary, *notes, *imbalance_notes(name, training_labels)),
+        prefix,
     )
+
+
+def _index_labels(
+    name: str, entries: Sequence[Entry], classes: Sequence[str]
+) -> Int64[Tensor, " n *k"]:
+    """The classes of all entries as indices, `[n, k]` where each has several."""
+    class_index = dict(zip(classes, range(len(classes)), strict=True))
+    rows = []
+    for entry in entries:
+        row = []
+        for label in (entry.label, *entry.more_labels):
+            if label not in class_index:
+                raise DataError(
+                    f"{name}: {entry.split} class {label!r} is not among the training classes"
+                )
+            row.append(class_index[label])
+        rows.append(row)
+    labels = torch.tensor(rows)
+    return labels[:, 0] if labels.shape[1] == 1 else labels
+
+
+def _number_groups(entries: Sequence[Entry]) -> Int64[Tensor, " n"]:
+    """The group of each entry as a number, by the order in which they come."""
+    names = dict.fromkeys(entry.group for entry in entries)
+    numbers = dict(zip(names, range(len(names)), strict=True))
+    return torch.tensor([numbers[entry.group] for entry in entries])
 
 
 def read_entries(
@@ -179,6 +280,7 @@ def read_entries(
     request: ReadRequest,
     open_image: Callable[[str], ImageSource] = str,
     prefix: str = "",
+    notes: tuple[str, ...] = (),
     can_seek: bool = True,
 ) -> ImageSet:
     """Read the images of one split, or leave them on disk; see `files.stays_on_disk`.
@@ -189,37 +291,24 @@ def read_entries(
         request: which split, at which size.
         open_image: the image of an entry's file; by default the file is a path.
         prefix: text before a file in errors.
+        notes: sentences on files that are not among the entries.
         can_seek: whether `open_image` opens files in any order, also later and in other processes.
 
     Raises:
-        DataError: a class less than two, a test class without training images, an unreadable image,
-            or mixed sizes.
+        DamagedImageError: files that cannot be read, of any split, unless they are left out.
+        DataError: a class less than two, a test class without training images, or mixed sizes.
     """
-    listing = list_entries(name, entries, request, prefix)
+    listing = list_entries(name, entries, request, prefix, notes)
     if can_seek and stays_on_disk(listing, request, open_image):
+        if request.options.skip_damaged:
+            problems = find_damaged(listing.all_files, open_image, prefix)
+            listing = _without_damaged(listing, problems, skip_damaged=True)
         return image_files(listing, request, open_image)
-    decoded = dict.fromkeys(listing.files, torch.empty(0))
-    channels = request.in_chans or 1
-    for file in listing.all_files:
-        # One color image decides the channels of both splits: until one is found, every header
-        # counts.
-        is_undecided = request.in_chans is None and channels == 1
-        if not is_undecided and file not in decoded:
-            continue
-        image, image_name = open_image(file), f"{prefix}{file}"
-        if is_undecided and not is_gray(image, image_name):
-            channels = 3
-        if file in decoded:
-            decoded[file] = decode_image(
-                image,
-                request.img_size,
-                request.in_chans,
-                name=image_name,
-                budget=request.budget,
-            )
+    listing, decoded, channels = _decode_all(listing, request, open_image)
     check_sizes(name, decoded)
     images = [to_channels(decoded[file].unsqueeze(0), channels) for file in listing.files]
-    return ImageSet(
+    set_class = ImageSet if listing.labels.dim() == 1 else MultilabelSet
+    return set_class(
         torch.cat(images),
         listing.labels,
         listing.classes,
@@ -227,6 +316,92 @@ def read_entries(
         listing.factors,
         listing.group,
         listing.notes,
+    )
+
+
+def _decode_all(
+    listing: Listing, request: ReadRequest, open_image: Callable[[str], ImageSource]
+) -> tuple[Listing, dict[str, Tensor], int]:
+    """The listing without damaged files, its images by file, and the channels of both splits."""
+    decoded = dict.fromkeys(listing.files, torch.empty(0))
+    problems: dict[str, str] = {}
+    channels = request.in_chans or 1
+    for file in listing.all_files:
+        # One color image decides the channels of all splits: until one is found, every header
+        # counts.
+        is_undecided = request.in_chans is None and channels == 1
+        if not is_undecided and file not in decoded:
+            continue
+        image, image_name = open_image(file), f"{listing.prefix}{file}"
+        try:
+            if is_undecided and not is_gray(image, image_name):
+                channels = 3
+            if file in decoded:
+                decoded[file] = decode_image(
+                    image,
+                    request.img_size,
+                    request.in_chans,
+                    name=image_name,
+                    budget=request.budget,
+                )
+        except DamagedImageError as error:
+            problems[file] = str(error)
+            decoded.pop(file, None)
+    skip_damaged = request.options.skip_damaged
+    if problems and not skip_damaged:  # all are named at once, those of other splits too
+        unread = [file for file in listing.all_files if file not in decoded | problems]
+        problems |= find_damaged(unread, open_image, listing.prefix)
+    return _without_damaged(listing, problems, skip_damaged), decoded, channels
+
+
+def find_damaged(
+    files: Iterable[str], open_image: Callable[[str], ImageSource] = str, prefix: str = ""
+) -> dict[str, str]:
+    """Decode image files and keep none of them.
+
+    Args:
+        files: their names.
+        open_image: the image of a file.
+        prefix: text before a file in errors.
+
+    Returns:
+        What is wrong with those that cannot be decoded, by file.
+    """
+
+    def find_problem(file: str) -> str:
+        try:
+            decode_image(open_image(file), name=f"{prefix}{file}")
+        except DamagedImageError as error:
+            return str(error)
+        return ""
+
+    return {file: problem for file in files if (problem := find_problem(file))}
+
+
+def _without_damaged(listing: Listing, problems: dict[str, str], skip_damaged: bool) -> Listing:
+    """The listing without files that cannot be read.
+
+    Args:
+        listing: the images of a split.
+        problems: by file, what is wrong with it.
+        skip_damaged: whether such files are left out.
+
+    Raises:
+        DamagedImageError: there are some, and they are not left out.
+    """
+    notes = damage_notes(listing.name, problems, len(listing.all_files), skip_damaged)
+    if not problems:
+        return listing
+    kept = [index for index, file in enumerate(listing.files) if file not in problems]
+    if not kept:
+        raise DamagedImageError(f"{listing.name}: none of its images can be read")
+    return replace(
+        listing,
+        files=tuple(listing.files[index] for index in kept),
+        labels=listing.labels[kept],
+        all_files=tuple(file for file in listing.all_files if file not in problems),
+        factors={name: numbers[kept] for name, numbers in listing.factors.items()},
+        notes=(*listing.notes, *notes),
     )
 
 

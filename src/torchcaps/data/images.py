@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchcaps.data.budget import MemoryBudget
 from torchcaps.data.pixels import Size, deep_to_bytes, fit_images, size_pair, to_channels
-from torchcaps.errors import DataError, check_regular
+from torchcaps.errors import DamagedImageError, DataError, check_regular
 
 # The only formats that are opened, whatever a file is called: others run programs (EPS) or are
 # seldom maintained.
@@ -31,6 +31,13 @@ FORMATS = {
     "WEBP": (".webp",),
 }
 SUFFIXES = frozenset(chain.from_iterable(FORMATS.values()))
+# How files of these formats begin, by which those without an ending are recognized.
+SIGNATURE = re.compile(
+    rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|BM.{4}\0{4}|P[1-6]\s[\s\d#]"
+    rb"|II\*\0|MM\0\*|RIFF.{4}WEBP",
+    re.DOTALL,
+)
+SIGNATURE_BYTES = 16
 STRIP = 1 << 20  # pixels converted at a time
 DRAFT_FACTOR = 2  # times the target size, at which a JPEG is decoded at least
 
@@ -100,9 +107,31 @@ def is_image_name(name: str) -> bool:
     return not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES
 
 
+def is_image_file(path: str | Path) -> bool:
+    """Whether a file is an image by its name, or by its first bytes where it has no ending.
+
+    A hidden file is none. Only a regular file is opened.
+
+    Raises:
+        OSError: a file without an ending cannot be opened.
+    """
+    name = os.path.basename(path)
+    if Path(name).suffix or name.startswith("."):
+        return is_image_name(name)
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return has_signature(file.read(SIGNATURE_BYTES))
+
+
+def has_signature(start: bytes) -> bool:
+    """Whether a file with these first bytes is an image."""
+    return SIGNATURE.match(start) is not None
+
+
 def image_files(folder: Path) -> list[Path]:
-    """The files directly in a folder that are images by their names."""
-    return [file for file in folder.iterdir() if is_image_name(file.name) and file.is_file()]
+    """The files directly in a folder that are images."""
+    return [file for file in folder.iterdir() if is_image_file(file) and file.is_file()]
 
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:
@@ -129,7 +158,8 @@ def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image
         name: what errors call the image; None takes the path.
 
     Raises:
-        DataError: whatever goes wrong inside the block.
+        DamagedImageError: whatever goes wrong inside the block.
+        DataError: memory is exhausted, or the budget of a set.
     """
     if name is None:
         name = str(source) if isinstance(source, str | Path) else "image"
@@ -145,8 +175,12 @@ def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image
             file = io.BytesIO(source) if isinstance(source, bytes) else source
             with Image.open(file, formats=[*FORMATS]) as image:
                 yield image
+    except MemoryError as error:
+        raise DataError(f"{name}: it does not fit into memory") from error
+    except DataError as error:
+        raise type(error)(f"{name}: {_problem(error, name)}") from error
     except Exception as error:  # Pillow's plugins raise anything on damaged bytes
-        raise DataError(f"{name}: {_problem(error, name)}") from error
+        raise DamagedImageError(f"{name}: {_problem(error, name)}") from error
 
 
 def _problem(error: Exception, name: str) -> str:
@@ -191,7 +225,10 @@ def _decode_upright(image: Image.Image, channels: int) -> UInt8[Tensor, "channel
 def _to_bytes(image: Image.Image) -> np.ndarray:
     """uint8 `[height, width, 1 or 3]`."""
     if image.mode.startswith("I") or image.mode == "F":
-        return deep_to_bytes(np.asarray(image))[..., None]
+        try:
+            return deep_to_bytes(np.asarray(image))[..., None]
+        except DataError as error:  # the values are out of range
+            raise DamagedImageError(str(error)) from error
     plain_mode = "L" if _is_gray(image) else "RGB"
     if image.has_transparency_data:
         background = Image.new("RGBA", image.size, "black")

@@ -1,10 +1,16 @@
 """`load_dataset`: every data set, by name or by path."""
 
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from torchcaps.data._registry import (
     DATASETS,
     FORMATS,
+    SPLITS,
+    SPLITS_WITH_VAL,
+    ReadOptions,
     ReadRequest,
     Storage,
     base_info,
@@ -14,11 +20,17 @@ from torchcaps.data._registry import (
 from torchcaps.data.budget import MemoryBudget, read_errors
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.files import ImageFiles
-from torchcaps.data.folder import read_folder
+from torchcaps.data.folder import OPTIONS, read_folder
 from torchcaps.data.pixels import Size
-from torchcaps.errors import DataError, DatasetNotFoundError
+from torchcaps.errors import (
+    ArgumentError,
+    DataError,
+    DatasetNotFoundError,
+    MissingSplitError,
+    check_known,
+)
 
-SPLITS = ("train", "test")
+IMAGE_FILES = "image files in a folder, an archive or a .csv"
 
 
 def load_dataset(
@@ -32,6 +44,7 @@ def load_dataset(
     max_bytes: int | None = None,
     storage: Storage = "memory",
     workers: int | None = None,
+    **options: Any,
 ) -> ImageSet:
     """Load one split of a data set. Never downloads.
 
@@ -39,8 +52,8 @@ def load_dataset(
         name_or_path: a name of `list_datasets()`, or the path of a folder of class folders or of
             anything that a format reads (see `register_format`). A name wins over a path of the
             same spelling; write `./mnist` for the path.
-        split: "train" or "test". Of a path without splits 20 % are the test split
-            (`stratified_split` with seed 0).
+        split: "train", "test", or "val" for the official validation split of what has one. Of a
+            path without splits 20 % are the test split (`stratified_split` with seed 0).
         root: where a named set is looked for first, in the folder itself or in one of the set's
             name below it.
         img_size: (height, width), or one side of a square, to resize to; None keeps the images'
@@ -54,6 +67,8 @@ def load_dataset(
             set is an `ImageFiles`, which decodes them when they are needed. "auto" does so where
             they would take more than 1 GiB, a quarter of the machine's memory, or `max_bytes`.
         workers: processes that decode images on disk; 0 for none, None chooses.
+        options: how image files are read, by the names of `ReadOptions`: `label_column`,
+            `group_column`, `group_pattern`, `skip_damaged`.
 
     Returns:
         The images of the split, of the type of the set: an `ImageSet`, or `ImageFiles`,
@@ -62,6 +77,8 @@ def load_dataset(
     Raises:
         DataError: absent (with every place that was searched), damaged, unusable, or larger than
             `max_bytes`.
+        MissingSplitError: there is no such split.
+        ArgumentError: an option that has no meaning for this set.
         UnknownNameError: neither a known name nor a path.
 
     Example:
@@ -69,13 +86,18 @@ def load_dataset(
         >>> len(images), images.img_size
         (1000, (28, 28))
     """
-    if split not in SPLITS:
-        raise DataError(f"split: expected 'train' or 'test', got {split!r}")
+    if split not in SPLITS_WITH_VAL:
+        raise DataError(f"split: expected 'train', 'test' or 'val', got {split!r}")
+    for option in options:
+        check_known("option", option, [field.name for field in fields(ReadOptions)])
     text = str(name_or_path)
     budget = MemoryBudget(max_bytes)
-    request = ReadRequest(split, img_size, in_chans, budget, storage, workers)
+    request = ReadRequest(
+        split, img_size, in_chans, budget, storage, workers, ReadOptions(**options)
+    )
     with read_errors(text):
         if text in list_datasets():
+            _check_request(f"the data set {text!r}", request, SPLITS, ())
             images = _read_named(text, places(text, root, cache_dir), request)
         elif (path := Path(name_or_path).expanduser()).exists():
             images = _read_path(path, request)
@@ -101,14 +123,29 @@ def _read_named(name: str, folders: list[Path], request: ReadRequest) -> ImageSe
 
 
 def _read_path(path: Path, request: ReadRequest) -> ImageSet:
-    for holds, read in reversed(list(FORMATS.values())):
-        if holds(path):
-            return read(path, request)
+    for name, data_format in reversed(list(FORMATS.items())):
+        if data_format.holds(path):
+            _check_request(f"{path} ({name})", request, data_format.splits, data_format.options)
+            return data_format.read(path, request)
     if path.is_dir():
+        _check_request(f"{path} (a folder)", request, SPLITS_WITH_VAL, OPTIONS)
         return read_folder(path, request)
     raise DataError(
         f"{path}: not a data set; expected a folder of class folders, {', '.join(FORMATS)}"
     )
+
+
+def _check_request(
+    source: str, request: ReadRequest, splits: Sequence[str], options: Sequence[str]
+) -> None:
+    """Check that what is requested has a meaning for a set with these splits and options."""
+    if request.split not in splits:
+        raise MissingSplitError(f"{source}: there is no official {request.split!r} split")
+    defaults = ReadOptions()
+    for name, setting in vars(request.options).items():
+        if setting != getattr(defaults, name) and name not in options:
+            expected = "a .csv of image files" if name.endswith("column") else IMAGE_FILES
+            raise ArgumentError(name, f"expected {expected}, got {source}")
 
 
 def default_cache_dir() -> Path:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Generator, Tensor
 
-from torchcaps.data._registry import ReadRequest, register_format
+from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
 from torchcaps.data.augment.crop import center_crop
 from torchcaps.data.budget import MemoryBudget, open_reader, read_errors
 from torchcaps.data.dataset import ImageBatch, ImageSet
@@ -225,6 +225,7 @@ register_format(
     "a folder with images/ and masks/",
     lambda path: any(map(_has_masks, (path, path / "train", path / "test"))),
     read_masks,
+    splits=SPLITS_WITH_VAL,
 )
 
 

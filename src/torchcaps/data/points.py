@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchcaps.data._registry import ReadRequest, register_format
+from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
 from torchcaps.data.arrays import npz_arrays
 from torchcaps.data.budget import MemoryBudget, read_errors
 from torchcaps.data.dataset import ImageSet, default_split
@@ -25,7 +25,7 @@ from torchcaps.data.preprocess import Picture, Preprocess
 
 # Its format is registered first: of two that hold a path, the last one reads it.
 from torchcaps.data.table import FLAT_COLUMNS
-from torchcaps.errors import DataError, named_shape
+from torchcaps.errors import DataError, MissingSplitError, named_shape
 
 RADIUS = 0.56  # root mean square distance from the center that every set is scaled to
 MIN_RADIUS = 1e-6  # of a set whose largest coordinate is 1
@@ -186,6 +186,7 @@ def read_points(path: str | Path, request: ReadRequest) -> PointSet:
     Raises:
         DataError: damaged, a missing column or array, sets of different sizes, text or NaN for a
             number, or one point.
+        MissingSplitError: there are no points of the split that is requested.
     """
     path = Path(path)
     split = request.split
@@ -198,7 +199,9 @@ def read_points(path: str | Path, request: ReadRequest) -> PointSet:
             points = standardized_points(str(path), arrays[name])
             break
     else:
-        raise DataError(f"{path}: no points of the {split!r} split among {', '.join(arrays)}")
+        raise MissingSplitError(
+            f"{path}: no points of the {split!r} split among {', '.join(arrays)}"
+        )
     if name == "points":
         labels = torch.zeros(len(points), dtype=torch.int64)
         points = points[default_split(str(path), labels, split)]
@@ -272,4 +275,4 @@ def _holds_points(path: Path) -> bool:
     return not is_table and not {"shape", "x", "y"}.isdisjoint(columns)
 
 
-register_format("an .npz or .csv of points", _holds_points, read_points)
+register_format("an .npz or .csv of points", _holds_points, read_points, splits=SPLITS_WITH_VAL)

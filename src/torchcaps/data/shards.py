@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-from torchcaps.data._registry import ReadRequest, register_format
+from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
 from torchcaps.data.budget import MemoryBudget, open_reader
 from torchcaps.data.dataset import ImageSet
 from torchcaps.data.entries import Entry, read_entries
@@ -63,7 +63,13 @@ def is_sharded(path: Path) -> bool:
     return path.name.endswith(".tar") and _begins_with_sample(path)
 
 
-register_format("a folder of .tar shards", is_sharded, read_shards)
+register_format(
+    "a folder of .tar shards",
+    is_sharded,
+    read_shards,
+    splits=SPLITS_WITH_VAL,
+    options=("skip_damaged",),
+)
 
 
 def _shards_in(folder: Path) -> list[Path]:

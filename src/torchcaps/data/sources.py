@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchcaps.data._registry import (
+    SPLITS,
     DatasetInfo,
     FetchProgress,
     Files,
@@ -30,7 +31,7 @@ from torchcaps.data._registry import (
     dataset_reader,
 )
 from torchcaps.data.budget import file_fault, read_errors
-from torchcaps.data.load import SPLITS, default_cache_dir, not_found, places
+from torchcaps.data.load import default_cache_dir, not_found, places
 from torchcaps.errors import DataError
 
 TIMEOUT = 30.0  # seconds without a byte

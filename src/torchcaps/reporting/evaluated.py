@@ -20,7 +20,7 @@ from torchcaps.tasks.classify import is_correct
 from torchcaps.tasks.report_items import evenly
 from torchcaps.training import Run, TrainConfig
 from torchcaps.training.run import EVALUATION_FILE
-from torchcaps.training.sampling import cropped, split
+from torchcaps.training.sampling import cropped, load_images, load_official_val, split
 
 MAX_IMAGES = 10_000
 NUM_DIAGNOSED = 64
@@ -135,17 +135,9 @@ class EvaluatedRun:
 
     def held_out_images(self) -> ImageSet:
         """The training images that the model was chosen with."""
-        settings = self.config.data
-        images = load_dataset(
-            settings.name,
-            "train",
-            settings.root,
-            img_size=settings.img_size,
-            max_bytes=settings.max_bytes,
-            storage=settings.storage,
-            workers=settings.workers,
-        )
-        return split(images, self.config, torch.device("cpu"))[1]
+        official_val = load_official_val(self.config)
+        images = load_images(self.config, "train")
+        return split(images, self.config, torch.device("cpu"), official_val)[1]
 
 
 def evaluate_run(

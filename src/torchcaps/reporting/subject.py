@@ -74,14 +74,14 @@ def open_task(
         path = path_of(model_or_run)
         config = Run.open(path).config if is_run(path) else TrainConfig.of(task=metadata.task)
 
-    max_bytes = None
+    options: dict[str, Any] = {}
     has_fold = data is None and config.data.folds is not None
     if data is None:
         data = _default_data(model_or_run, config)
         root = root or config.data.root
-        max_bytes = config.data.max_bytes
+        options = {"max_bytes": config.data.max_bytes, **config.data.options}
     # The test images of a fold are training images of the data set.
-    images = _load_images(model, data, root, "train" if has_fold else split, max_bytes)
+    images = _load_images(model, data, root, "train" if has_fold else split, options)
     if has_fold:
         select = inside_fold if split == "test" else outside_fold
         images = select(images, config)
@@ -122,7 +122,7 @@ def _load_images(
     data: Data,
     root: str | None,
     split: str,
-    max_bytes: int | None,
+    options: dict[str, Any],
 ) -> ImageSet:
     """Images of the model's size and channels, cropped as in its training."""
     if not isinstance(data, str | Path):
@@ -136,7 +136,7 @@ def _load_images(
             root,
             img_size=sizes.img_size,
             in_chans=sizes.in_chans,
-            max_bytes=max_bytes,
             storage="auto",
+            **options,
         )
     return images if preprocess is None else cropped(images, preprocess.crop)

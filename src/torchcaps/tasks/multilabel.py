@@ -5,12 +5,13 @@ section 6. It differs from the task of one class an image (`Classify`) in its ta
 the k classes of an image, and in its reconstructions, one for each of them.
 """
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from torchcaps.data import ImageSet, multi_hot
+from torchcaps.data import ImageSet, PairSet, multi_hot
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import score_multilabel
 from torchcaps.functional.squash import full_precision
+from torchcaps.settings import TrainConfig
 from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, register_task
 from torchcaps.tasks.classify import Classify, ImageBatch
 from torchcaps.tasks.report_items import overlaps
@@ -25,6 +26,14 @@ class Multilabel(Classify):
     model_tasks = ("classify",)  # models for which "auto" is this task, where the labels suit
     label_axes = 2  # labels are `[n, k]`
     data = "images of several classes each"  # words of the error for other data
+
+    def __init__(
+        self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
+    ) -> None:
+        # Only a set of composites has what a capsule could draw: each of its classes alone.
+        if images is not None and not isinstance(images, PairSet):
+            config = config.filled({"reconstruction": 0.0})
+        super().__init__(model, config, images)
 
     def training_step(self, batch: ImageBatch, fraction_trained: float) -> Outputs:
         if self.spec.logits and not self.spec.multilabel:
@@ -56,6 +65,6 @@ class Multilabel(Classify):
         return score_multilabel(outputs["activation"], images.labels.cpu(), groups=images.draws)
 
     def report_items(self, evaluation: EvaluationResult, images: ImageSet) -> list[ReportItem]:
-        if not self.spec.decoder or images.labels.shape[1] != 2:
+        if not self.spec.decoder or not isinstance(images, PairSet):
             return []
         return [overlaps(self.model, images)]

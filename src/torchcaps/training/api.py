@@ -13,12 +13,11 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from torchcaps.data import ImageFiles, ImageSet, load_dataset
-from torchcaps.data.files import default_workers
+from torchcaps.data import ImageFiles, ImageSet
 from torchcaps.distributed import current, main_first
 from torchcaps.errors import ArgumentError, TrainingError
 from torchcaps.models import model_info
-from torchcaps.settings import DataSettings, TrainConfig
+from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, create_task
 from torchcaps.training import folder
 from torchcaps.training.batches import SetBatches
@@ -32,7 +31,7 @@ from torchcaps.training.loggers import MemoryLogger, Row, RunLogger
 from torchcaps.training.loop import Trainer
 from torchcaps.training.recipes import default_folder, resolve_recipe
 from torchcaps.training.run import CALIBRATION_FILE, Run, is_complete, resumed_config
-from torchcaps.training.sampling import cropped, split
+from torchcaps.training.sampling import cropped, read_images, split
 from torchcaps.types import model_metadata, set_model_metadata
 
 Array = ArrayLike | Tensor
@@ -284,21 +283,6 @@ def memory_errors() -> Iterator[None]:
         raise
 
 
-def _read_images(data: DataSettings) -> ImageSet:
-    """The training images that the settings name."""
-    workers = default_workers(current().world_size) if data.workers is None else data.workers
-    with main_first():
-        return load_dataset(
-            data.name,
-            "train",
-            data.root,
-            img_size=data.img_size,
-            max_bytes=data.max_bytes,
-            storage=data.storage,
-            workers=workers,
-        )
-
-
 def _read_initial(
     config: TrainConfig, classes: tuple[str, ...], copy: Path | None = None
 ) -> InitialWeights | None:
@@ -316,17 +300,16 @@ def _create_trainer(
 ) -> Trainer:
     """The training of a run: data read, model built."""
     device = resolve_device(config.training.device)
-    images = _read_images(config.data)
-    train_images, val_images = split(images, config, device)
+    with main_first():
+        config, train_images, val_images = read_images(config, device)
     description = describe_model(
         config.model.name,
         config.model.options,
-        images.classes,
-        images.preprocess(images.img_size, images.in_chans, config.data.crop),
+        train_images.classes,
+        train_images.preprocess(train_images.img_size, train_images.in_chans, config.data.crop),
         config.task.name,
     )
-
-    initial = _read_initial(config, images.classes, run.initial_path)
+    initial = _read_initial(config, train_images.classes, run.initial_path)
 
     def build_task() -> Task:
         generator = torch.Generator().manual_seed(config.training.seed)
@@ -344,10 +327,10 @@ def _create_trainer(
         task = build_task()
     description["task"] = task.name
     # A resumed run reads the images as the first start did, also on a machine of other memory.
-    storage = "disk" if isinstance(images, ImageFiles) else "memory"
+    storage = "disk" if isinstance(train_images, ImageFiles) else "memory"
     config = complete_config(task, len(train_images)).updated(storage=storage)
     logger = RunLogger(run, config, description, train_images, val_images, emit, initial)
-    for note in images.notes:
+    for note in train_images.notes:
         logger.message(note)
     return Trainer(
         task,

@@ -6,13 +6,18 @@ different purposes has different *streams* of random numbers, whose names go int
 """
 
 import hashlib
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from torchcaps.data import ImageSet, few_labels, stratified_folds
-from torchcaps.errors import ArgumentError, check_range
+from torchcaps.data import ImageSet, few_labels, load_dataset, stratified_folds
+from torchcaps.data.files import default_workers
+from torchcaps.distributed import current
+from torchcaps.errors import ArgumentError, MissingSplitError, check_range
 from torchcaps.settings import TrainConfig
+
+DEFAULT_HOLDOUT = 0.1  # share of the training images that is held out
 
 # Names of the streams.
 BATCH = "0"  # random changes of the images of a batch
@@ -102,7 +107,77 @@ def _is_in_fold(images: ImageSet, config: TrainConfig) -> Tensor:
     return folds == settings.fold - 1
 
 
-def split(images: ImageSet, config: TrainConfig, device: torch.device) -> tuple[ImageSet, ImageSet]:
+def load_images(config: TrainConfig, split: str, workers: int | None = None) -> ImageSet:
+    """One split of the data set of a run, read as the run says.
+
+    Args:
+        config: of the run.
+        split: "train", "test" or "val".
+        workers: processes that decode images on disk, where the run leaves them open.
+    """
+    settings = config.data
+    return load_dataset(
+        settings.name,
+        split,
+        settings.root,
+        img_size=settings.img_size,
+        max_bytes=settings.max_bytes,
+        storage=settings.storage,
+        workers=workers if settings.workers is None else settings.workers,
+        **settings.options,
+    )
+
+
+def read_images(
+    config: TrainConfig, device: torch.device
+) -> tuple[TrainConfig, ImageSet, ImageSet]:
+    """Read the images of a run.
+
+    Args:
+        config: of the run.
+        device: where they go.
+
+    Returns:
+        The configuration, in which `holdout` is None only where the official validation split is
+        used; the images to train on, whose notes say so; and those to validate with.
+
+    Raises:
+        DataError: they cannot be read, or one of the two sets would be empty.
+    """
+    workers = default_workers(current().world_size)
+    images = load_images(config, "train", workers)
+    official_val = load_official_val(config, workers)
+    train_images, val_images = split(images, config, device, official_val)
+    if official_val is None:
+        return config.filled({"holdout": DEFAULT_HOLDOUT}), train_images, val_images
+    note = (
+        f"{images.name}: validation with its official split of {len(val_images):,} images; "
+        "give holdout (--holdout) to hold out training images instead"
+    )
+    return config, replace(train_images, notes=(*images.notes, note)), val_images
+
+
+def load_official_val(config: TrainConfig, workers: int | None = None) -> ImageSet | None:
+    """The official validation split of the data set of a run; None where images are held out.
+
+    Args:
+        config: of the run; a `holdout` that it names comes first, and so do folds.
+        workers: see `load_images`.
+    """
+    if config.data.holdout is not None or config.data.folds is not None:
+        return None
+    try:
+        return load_images(config, "val", workers)
+    except MissingSplitError:
+        return None
+
+
+def split(
+    images: ImageSet,
+    config: TrainConfig,
+    device: torch.device,
+    official_val: ImageSet | None = None,
+) -> tuple[ImageSet, ImageSet]:
     """Images to train on and images to validate with, on the device.
 
     Images to validate with are as the model sees them: where the run crops, the middle of each.
@@ -113,15 +188,22 @@ def split(images: ImageSet, config: TrainConfig, device: torch.device) -> tuple[
         config: has the seed; `holdout`, a share below 1 or a number of images to validate with;
             `per_class`, the number of images of each class to train on, None for all; and `crop`.
         device: the device.
+        official_val: images to validate with, instead of a part of `images`.
 
     Raises:
         DataError: one of the two sets would be empty.
     """
     settings = config.data
     seed = config.training.seed
-    # An int is a number of images, a float a share.
-    holdout = int(settings.holdout) if settings.holdout >= 1 else settings.holdout
-    train_images, val_images = outside_fold(images, config).train_val_split(holdout, seed)
+    if official_val is None:
+        holdout = DEFAULT_HOLDOUT if settings.holdout is None else settings.holdout
+        # An int is a number of images, a float a share.
+        count_or_share = int(holdout) if holdout >= 1 else holdout
+        train_images, val_images = outside_fold(images, config).train_val_split(
+            count_or_share, seed
+        )
+    else:
+        train_images, val_images = images, official_val
     if settings.per_class is not None:
         indices = few_labels(train_images.labels, settings.per_class, seed)
         train_images = train_images.subset(indices)

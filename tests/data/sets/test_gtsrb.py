@@ -60,7 +60,7 @@ def root(tmp_path):
 
 def test_every_image_has_its_class_track_and_frame(root):
     signs = read_gtsrb(root)
-    assert (len(signs), signs.num_classes, signs.group) == (40, 43, "track")
+    assert (len(signs), signs.num_classes, signs.group) == (40, 43, "object")
     assert signs.labels.tolist() == [0] * 20 + [3] * 20
     assert signs.factors["frame"].tolist() == [0, 1, 2, 3] * 10
     torch.testing.assert_close(signs.images[:, 0, 0, 0].long(), 20 + signs.factors["track"])

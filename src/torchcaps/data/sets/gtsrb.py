@@ -143,7 +143,8 @@ def read_gtsrb(
 
     Returns:
         uint8 images `[n, 3, height, width]` with the factors "track" and "frame" (both -1 where
-        unknown). The group is the track, except for test images, whose tracks are not published.
+        unknown). The group is "object", a number for each track of any class; test images, whose
+        tracks are not published, have none.
 
     Raises:
         DataError: no such folders, a damaged table, an absent or unreadable image, a class outside
@@ -163,7 +164,10 @@ def read_gtsrb(
         labels = _column(signs, "label")
         tracks = _column(signs, "track")
         factors = {"track": tracks, "frame": _column(signs, "frame")}
-        group = "track" if bool((tracks >= 0).all()) else None
+        group = None
+        if bool((tracks >= 0).all()):  # they are numbered from 0 in each class
+            factors["object"] = labels * (1 + int(tracks.max())) + tracks
+            group = "object"
         return ImageSet(images, labels, CLASSES, name, factors, group)
 
 

@@ -1,0 +1,308 @@
+"""Image files as people have them: what is taken, what is left out and why, groups and splits."""
+
+import os
+import socket
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from torchcaps.data import MultilabelSet, load_dataset
+from torchcaps.data.notes import IMBALANCE
+from torchcaps.errors import ArgumentError, DamagedImageError, DataError, MissingSplitError
+
+from .makers import SIGN_PATTERN, picture, write_folder, write_medmnist, write_sign_folder
+from .test_tar import pack
+
+
+def tracks(images):
+    return set(images.factors["object"].tolist())
+
+
+def test_the_folder_of_signs_is_refused_with_all_its_damaged_files(tmp_path):
+    damaged = write_sign_folder(tmp_path / "signs", classes=12)
+    with pytest.raises(DamagedImageError) as caught:
+        load_dataset(tmp_path / "signs", img_size=16)
+    message = str(caught.value)
+    assert all(f"{file}: " in message for file in damaged)
+    assert message.startswith("signs: 10 of ")
+    assert "--skip-damaged" in message
+    assert "\n" not in message
+
+
+def test_the_folder_of_signs_without_its_damaged_files(tmp_path):
+    root = tmp_path / "signs"
+    damaged = write_sign_folder(root, classes=14)
+    options = {"img_size": 16, "group_pattern": SIGN_PATTERN, "skip_damaged": True}
+    train = load_dataset(root, **options)
+    test = load_dataset(root, "test", **options)
+    num_files = sum(file.is_file() for file in root.rglob("*")) - 1  # the notes
+    assert len(train) + len(test) == num_files - len(damaged)
+    assert train.classes == test.classes == tuple(f"{label:02d} sign" for label in range(14))
+    assert train.group == "object"
+    assert not tracks(train) & tracks(test)
+    assert set(test.labels.tolist()) == set(range(14))
+
+    rest, val = train.train_val_split(0.3)
+    assert not tracks(rest) & tracks(val)
+    assert tracks(rest) | tracks(val) == tracks(train)
+
+    notes = "\n".join(train.notes)
+    assert f"signs: {num_files} images of 14 classes, " in notes
+    assert "groups by 'object'" in notes
+    assert "1 non-image file (00 sign/notes.txt), 1 broken link (01 sign/gone.png)" in notes
+    assert "cannot be read" in notes
+
+
+def test_images_in_sub_folders_belong_to_the_class_above(tmp_path):
+    root = write_folder(tmp_path / "own")
+    (root / "cat" / "night" / "far").mkdir(parents=True)
+    picture(seed=7).save(root / "cat" / "night" / "far" / "a.png")
+    images = load_dataset(root)
+    assert images.classes == ("cat", "dog")
+    assert len(images) + len(load_dataset(root, "test")) == 11
+
+
+def test_images_are_known_by_their_content_where_they_have_no_ending(tmp_path):
+    root = write_folder(tmp_path / "own", count=2)
+    for index, file_format in enumerate(("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")):
+        picture(seed=index).save(root / "dog" / f"plain{index}", format=file_format)
+    (root / "dog" / "README").write_text("P is for picture, BM for nothing")
+    (root / "dog" / "empty").touch()
+    train = load_dataset(root)
+    assert len(train) + len(load_dataset(root, "test")) == 11
+    assert any("2 non-image files (dog/README, dog/empty)" in note for note in train.notes)
+    archived = load_dataset(pack(root, tmp_path / "own.tar"))
+    assert torch.equal(train.images, archived.images)
+    assert any("2 non-image files" in note for note in archived.notes)
+
+
+def test_pipes_sockets_and_broken_links_are_left_out_and_said(tmp_path, monkeypatch):
+    root = write_folder(tmp_path / "own")
+    os.mkfifo(root / "cat" / "pipe.png")
+    monkeypatch.chdir(root / "cat")  # the path of a socket is short
+    server = socket.socket(socket.AF_UNIX)
+    server.bind("socket.png")
+    server.close()
+    for index in range(5):
+        (root / "dog" / f"{index} gone.png").symlink_to(root / "nowhere")
+    images = load_dataset(root)
+    assert len(images) == 8
+    expected = (
+        "own: left out 1 pipe (cat/pipe.png), 1 socket (cat/socket.png), 5 broken links "
+        "(dog/0 gone.png, dog/1 gone.png, dog/2 gone.png, …)"
+    )
+    assert expected in images.notes
+
+
+def test_what_lies_beside_classes_and_splits_is_said(tmp_path):
+    root = write_folder(tmp_path / "own", levels=("train", "test"))
+    picture().save(root / "train" / "cover.png")
+    write_folder(root / "more", count=1)
+    notes = "\n".join(load_dataset(root).notes)
+    assert "1 unlabeled image (train/cover.png)" in notes
+    assert "2 unused files (more/cat/0.png, more/dog/0.png)" in notes
+
+
+def test_a_table_beside_images_without_class_folders_is_named(tmp_path):
+    picture().save(tmp_path / "0.png")
+    (tmp_path / "labels.csv").write_text("file,label\n0.png,cat\n")
+    with pytest.raises(DataError, match=r"no class folders in it; .* or give .*labels\.csv"):
+        load_dataset(tmp_path)
+
+
+def test_a_link_to_a_folder_above_is_named(tmp_path):
+    root = write_folder(tmp_path / "own")
+    (root / "cat" / "again").symlink_to(root)
+    with pytest.raises(DataError, match="cat/again: a link to a folder above it"):
+        load_dataset(root)
+
+
+@pytest.mark.parametrize("validation", ["val", "valid", "Validation"])
+def test_the_official_validation_split_of_folders(tmp_path, validation):
+    root = write_folder(tmp_path / "own", count=3, levels=("train", "test"))
+    write_folder(root, count=2, levels=(validation,))
+    val = load_dataset(root, "val")
+    assert len(val) == 4
+    assert torch.equal(val.images[0], torch.from_numpy(np.array(picture())).movedim(-1, 0))
+    assert len(load_dataset(root)) == len(load_dataset(root, "test")) == 6
+
+
+def test_validation_beside_training_alone_is_the_test_split(tmp_path):
+    root = write_folder(tmp_path / "own", count=3, levels=("train", "val"))
+    assert len(load_dataset(root, "test")) == 6
+    with pytest.raises(MissingSplitError, match="own: no image of the 'val' split"):
+        load_dataset(root, "val")
+
+
+def test_the_layout_of_medmnist(tmp_path):
+    arrays = write_medmnist(tmp_path / "own.npz")
+    for split in ("train", "val", "test"):
+        images = load_dataset(tmp_path / "own.npz", split)
+        assert np.array_equal(images.images[:, 0].numpy(), arrays[f"{split}_images"])
+        assert images.labels.tolist() == arrays[f"{split}_labels"].flatten().tolist()
+
+
+@pytest.mark.parametrize("name", ["digits", "own", "own.npz", "own.csv", "own.tar"])
+def test_other_sets_have_no_official_validation_split(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    root = write_folder(tmp_path / "own")
+    np.savez("own.npz", images=np.zeros((8, 4, 4), np.uint8), labels=np.arange(8) % 2)
+    rows = "".join(f"own/{label}/{i}.png,{label}\n" for label in ("cat", "dog") for i in range(5))
+    (tmp_path / "own.csv").write_text("file,label\n" + rows)
+    pack(root, tmp_path / "own.tar")
+    with pytest.raises(MissingSplitError, match="'val' split"):
+        load_dataset(name, "val")
+
+
+def write_rows(folder, header, rows, count=12):
+    for index in range(count):
+        picture(seed=index).save(folder / f"{index}.png")
+    (folder / "own.csv").write_text("\n".join([header, *rows]) + "\n")
+    return folder / "own.csv"
+
+
+def test_the_columns_of_labels_and_groups(tmp_path):
+    rows = [f"{i}.png,{'ab'[i % 2]},{'xyz'[i % 3]},patient {i // 3}" for i in range(12)]
+    path = write_rows(tmp_path, "image,side,organ,patient", rows)
+    options = {"label_column": "organ", "group_column": "patient"}
+    train = load_dataset(path, **options)
+    test = load_dataset(path, "test", **options)
+    assert train.classes == ("x", "y", "z")
+    assert train.group == "patient"
+    groups = [set(images.factors["patient"].tolist()) for images in (train, test)]
+    assert not groups[0] & groups[1]
+    assert len(groups[0] | groups[1]) == 4
+    assert len(train) + len(test) == 12
+
+
+def test_several_columns_of_labels(tmp_path):
+    rows = [f"{i}.png,{('red', 'blue')[i % 2]},{('disk', 'bar')[i // 6]}" for i in range(12)]
+    path = write_rows(tmp_path, "file,color,shape", rows)
+    images = load_dataset(path, label_column="color, shape")
+    assert isinstance(images, MultilabelSet)
+    assert images.classes == ("bar", "blue", "disk", "red")
+    for row in images.labels.tolist():
+        assert images.classes[row[0]] in ("red", "blue")
+        assert images.classes[row[1]] in ("bar", "disk")
+    train, val = images.train_val_split(0.25)
+    assert train.labels.shape[1] == val.labels.shape[1] == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        (["0.png,a"], {"label_column": "kind"}, "no column 'kind', which label_column"),
+        (["0.png,a"], {"group_column": "who"}, "no column 'who', which group_column"),
+        (["0.png,a,b"], {"group_column": "who"}, "no column 'who'"),
+        (["0.png,"], {"label_column": "label"}, "line 2: expected a file and a label"),
+    ],
+)
+def test_unsuitable_columns_are_refused(tmp_path, rows, options, message):
+    path = write_rows(tmp_path, "file,label", rows, count=1)
+    with pytest.raises(DataError, match=message):
+        load_dataset(path, **options)
+
+
+def test_an_image_with_one_label_twice_is_refused(tmp_path):
+    path = write_rows(tmp_path, "file,first,second", ["0.png,a,b", "1.png,a,a"])
+    with pytest.raises(DataError, match="line 3: expected different labels of an image, got a, a"):
+        load_dataset(path, label_column="first,second")
+
+
+def test_missing_files_of_a_table_are_all_named_or_left_out(tmp_path):
+    rows = [f"{i}.png,{'ab'[i % 2]}" for i in range(15)]
+    path = write_rows(tmp_path, "file,label", rows)
+    with pytest.raises(DataError, match=r"3 of 15 .*line 14.*12\.png; .*13\.png; .*14\.png"):
+        load_dataset(path)
+    images = load_dataset(path, skip_damaged=True)
+    assert len(images) + len(load_dataset(path, "test", skip_damaged=True)) == 12
+    assert any("left out 3 of 15 images that cannot be read" in note for note in images.notes)
+
+
+@pytest.mark.parametrize("as_archive", [False, True])
+def test_damaged_files_of_both_splits_are_named_at_once_or_left_out(tmp_path, as_archive):
+    path = write_folder(tmp_path / "own", levels=("train", "test"))
+    for name in ("train/cat/0.png", "test/dog/4.png"):
+        file = path / name
+        file.write_bytes(file.read_bytes()[:50])
+    if as_archive:
+        path = pack(path, tmp_path / "a.tar.gz")
+    with pytest.raises(DamagedImageError, match=r"2 of 20 .*train/cat/0.png.*test/dog/4.png"):
+        load_dataset(path)
+    for split in ("train", "test"):
+        images = load_dataset(path, split, skip_damaged=True)
+        assert images.labels.bincount().tolist() == ([4, 5] if split == "train" else [5, 4])
+
+
+def test_of_many_damaged_files_twenty_are_named(tmp_path):
+    root = write_folder(tmp_path / "own", count=25)
+    for file in (root / "cat").iterdir():
+        file.write_bytes(b"junk")
+    with pytest.raises(DamagedImageError, match="25 of 50 .*; and 5 more") as caught:
+        load_dataset(root)
+    assert str(caught.value).count("not an image") == 20
+
+
+def test_images_on_disk_leave_out_damaged_ones(tmp_path):
+    root = write_folder(tmp_path / "own")
+    file = root / "cat" / "0.png"
+    file.write_bytes(file.read_bytes()[:50])
+    splits = [load_dataset(root, s, storage="disk", skip_damaged=True) for s in ("train", "test")]
+    assert sum(map(len, splits)) == 9
+    assert sum(len(images.float_images()) for images in splits) == 9
+
+
+def test_imbalance_is_said(tmp_path):
+    root = write_folder(tmp_path / "own", ("few",), count=2)
+    (root / "many").mkdir()
+    for index in range(2 * IMBALANCE):
+        Image.new("RGB", (6, 8), (index, 0, 0)).save(root / "many" / f"{index}.png")
+    assert not any("largest class" in note for note in load_dataset(root).notes)
+    Image.new("RGB", (6, 8)).save(root / "many" / "last.png")
+    notes = load_dataset(root).notes
+    assert any(
+        "'many', has 7 images, the smallest, 'few', has 2; " in note and "--balance" in note
+        for note in notes
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("(", "group_pattern: expected a regular expression, got '\\('"),
+        ("cat", "a regular expression with a group in parentheses, got 'cat'"),
+        (r"cat/(\d)", r"expected 'cat/.*' to match every path, got 'dog/0.png'"),
+    ],
+)
+def test_an_unsuitable_pattern_is_refused(tmp_path, pattern, message):
+    root = write_folder(tmp_path / "own")
+    with pytest.raises(ArgumentError, match=message):
+        load_dataset(root, group_pattern=pattern)
+
+
+@pytest.mark.parametrize(
+    ("data", "option"),
+    [("digits", "skip_damaged"), ("own", "label_column"), ("own.npz", "group_pattern")],
+)
+def test_an_option_without_a_meaning_is_refused(tmp_path, monkeypatch, data, option):
+    monkeypatch.chdir(tmp_path)
+    write_folder(tmp_path / "own")
+    write_medmnist(tmp_path / "own.npz")
+    with pytest.raises(ArgumentError, match=f"^{option}: expected .*csv.*, got "):
+        load_dataset(data, **{option: "(x)"})
+    with pytest.raises(ArgumentError, match="unknown option 'skip'; did you mean 'skip_damaged'"):
+        load_dataset(data, skip=True)
+
+
+def test_groups_that_span_classes_stay_on_one_side(tmp_path):
+    rows = [f"{i}.png,{'ab'[i % 2]},{i // 2}" for i in range(40)]
+    path = write_rows(tmp_path, "file,label,patient", rows, count=40)
+    train = load_dataset(path, group_column="patient")
+    test = load_dataset(path, "test", group_column="patient")
+    patients = [images.factors["patient"].tolist() for images in (train, test)]
+    assert not set(patients[0]) & set(patients[1])
+    assert len(test) == 8
+    rest, val = train.train_val_split(8)
+    assert not set(rest.factors["patient"].tolist()) & set(val.factors["patient"].tolist())
