@@ -108,7 +108,7 @@ def train(
         return status
     evaluation = tc.evaluate(run, root=data.root, device=config.training.device, output=run.path)
     document = evaluation.to_dict() | {"run": str(folder)}
-    show(json, document, evaluation.table().lines, f"run folder: {folder}")
+    show(json, document, evaluation.table().lines, f"{evaluation.summary}\nrun folder: {folder}")
     note_without_plots()
     return 0
 
