@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from PIL import Image
 
 from checks import column
 from torchcaps.data import load_dataset, make_pairs
@@ -31,6 +32,7 @@ from torchcaps.reporting.evaluated import evaluate_run
 from torchcaps.reporting.markup import page
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Multilabel, ReportItem, Task, register_task
+from torchcaps.tasks.report_items import by_class
 from torchcaps.templates import Picture
 from torchcaps.training import train
 from training.makers import edit_config, leftovers, tiny, write_bars
@@ -222,6 +224,51 @@ def test_mistakes_are_ordered_by_how_sure_the_model_was(finished):
     assert item.figure is not None
     activations[[4, 7]] = torch.nn.functional.one_hot(finished.images.labels[[4, 7]], 3).float()
     assert "None: all of the 12" in classes.mistakes(with_activations(finished, activations)).about
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """A folder of class folders with a few gray pictures of the model's size, by number."""
+    folder = tmp_path_factory.mktemp("pictures") / "photos"
+    for label in range(3):
+        (folder / str(label)).mkdir(parents=True)
+        for number in range(5):
+            image = Image.new("L", (20, 18), 80 * label + number)
+            image.save(folder / str(label) / f"{number}.png")
+    return folder
+
+
+@pytest.mark.parametrize("storage", ["memory", "disk"])
+def test_mistakes_name_their_files_where_the_images_have_some(finished, pictures, storage):
+    images = load_dataset(pictures, "train", storage=storage).subset(range(11, -1, -1))
+    activations = torch.full((12, 3), 0.1)
+    activations[torch.arange(12), images.labels] = 0.5
+    activations[6, 0] = 0.9
+    evaluation = score(activations, images.labels, images.classes)
+    item = classes.mistakes(replace(finished, images=images, evaluation=evaluation))
+    assert item.heads[-1] == "File"
+    [row] = item.rows
+    assert row[:4] == ("1", "0", "0.500", "0.900")
+    pixel = round(255 * float(images.float_images([6])[0, 0, 0, 0]))
+    assert row[4] == f"1/{pixel - 80}.png"
+    assert "File" not in classes.mistakes(with_activations(finished, 1 - activations)).heads
+
+
+def test_classes_that_are_never_predicted_are_in_the_summary_and_the_table(finished, no_drawing):
+    activations = torch.tensor([0.9, 0.2, 0.1]).expand(12, 3)
+    run = with_activations(finished, activations)
+    summary = sections.summary(run).body
+    check_words(summary, "Never predicted", "1, 2", "accuracy 33.33 % (balanced)", "F1 0.1667")
+    item = by_class(run.evaluation)
+    assert "No image was taken for: 1, 2." in item.about
+    assert item.heads[-2:] == ("F1", "AUROC")
+    assert item.rows[0][-2:] == ("0.5000", "0.5000")
+    assert "Never predicted" not in sections.summary(with_truth(finished)).body
+
+
+def with_truth(run):
+    """The run with a model that is always right."""
+    return with_activations(run, torch.nn.functional.one_hot(run.images.labels, 3).float())
 
 
 def with_activations(run, activations):

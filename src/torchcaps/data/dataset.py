@@ -15,7 +15,7 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Generator, Tensor
 
 from torchcaps.data.augment.crop import center_crop
-from torchcaps.data.pixels import Size, check_floats, fit_images, to_float
+from torchcaps.data.pixels import Size, check_pixels, fit_images, to_float
 from torchcaps.data.preprocess import Preprocess
 from torchcaps.errors import (
     ArgumentError,
@@ -60,6 +60,7 @@ class ImageSet:
             "track".
         group: a factor. Images with equal values stay together in `train_val_split`.
         notes: sentences about what was read and what was left out.
+        files: name of the file of each image, if known.
         preprocess: what prediction does to one of the inputs of a model trained on this.
         min_classes: the least number of classes of a set of this type.
         label_shape: axes of the labels of one image.
@@ -76,6 +77,7 @@ class ImageSet:
     factors: Mapping[str, Shaped[Tensor, " n"]] = field(default_factory=dict)
     group: str | None = None
     notes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
     preprocess: ClassVar[type[Preprocess]] = Preprocess
     min_classes: ClassVar[int] = 2
     label_shape: ClassVar[tuple[int, ...]] = ()
@@ -101,11 +103,7 @@ class ImageSet:
             )
         if len(self) == 0:
             raise DataError(f"{self.name}: there are no images")
-        if self.images.dtype not in (torch.uint8, torch.float32):
-            raise DataError(
-                f"{self.name}: expected images of type uint8 or float32, got {self.images.dtype}"
-            )
-        check_floats(self.name, self.images)
+        check_pixels(self.name, self.images)
 
     def _check_labels(self) -> None:
         if self.labels.dtype != torch.int64 or self.labels.shape != (len(self), *self.label_shape):
@@ -188,7 +186,8 @@ class ImageSet:
         index = self._index(indices)
         factors = {name: values[index.to(values.device)] for name, values in self.factors.items()}
         tensors = {name: getattr(self, name)[index] for name in self.per_image}
-        return replace(self, factors=factors, **tensors)
+        files = tuple(self.files[row] for row in index.tolist()) if self.files else ()
+        return replace(self, factors=factors, files=files, **tensors)
 
     def train_val_split(self, fraction_or_count: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
         """Training and validation images, by `stratified_split`: no `group` is on both sides.

@@ -316,6 +316,7 @@ def read_entries(
         listing.factors,
         listing.group,
         listing.notes,
+        listing.files,
     )
 
 

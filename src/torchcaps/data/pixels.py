@@ -133,18 +133,20 @@ def array_images(source: str, images: np.ndarray) -> Images:
             f"{source}: expected images of type uint8, uint16 or float in [0, 1], got {images.dtype}"
         )
     tensor = torch.from_numpy(np.require(images, requirements=["A", "C", "W"]))
-    check_floats(source, tensor)
+    check_pixels(source, tensor)
     return tensor
 
 
-def check_floats(source: str, images: Images) -> None:
-    """Check that float images are finite and in [0, 1].
+def check_pixels(source: str, images: Images) -> None:
+    """Check that images are uint8, or float32, finite and in [0, 1].
 
     Raises:
         DataError: they are not; the message begins with `source`.
     """
     if images.dtype == torch.uint8:
         return
+    if images.dtype != torch.float32:
+        raise DataError(f"{source}: expected images of type uint8 or float32, got {images.dtype}")
     low, high = images.aminmax()
     if not (low.isfinite() and high.isfinite()):
         is_bad = ~images.flatten(1).isfinite().all(dim=1)

@@ -8,10 +8,14 @@ table; a `Section` holds any sequence of texts, tables and pictures.
 multi-label. `run.activations` is `[images, classes]`, in [0, 1].
 """
 
+import os
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
 from torchcaps import evaluation
+from torchcaps.data import ImageFiles, ImageSet
 from torchcaps.evaluation import Diagnosis, example_indices
 from torchcaps.reporting.evaluated import EvaluatedRun
 from torchcaps.reporting.markup import Block, Section, Table
@@ -91,16 +95,18 @@ def mistakes(run: EvaluatedRun) -> ReportItem | None:
     labels = run.labels[worst]
     activations = run.activations[worst]
     predicted = evaluation.top_labels(activations, labels.shape[1])
+    files = _file_names(run.images, worst)
     rows = []
-    for true, answer, activation in zip(labels, predicted, activations, strict=True):
+    for row, (true, answer) in enumerate(zip(labels, predicted, strict=True)):
         wrong = answer[~torch.isin(answer, true)]
-        row = (
+        activation = activations[row]
+        cells = (
             _join_names(run, true),
             _join_names(run, answer),
             f"{float(activation[true].min()):.3f}",
             f"{float(activation[wrong].max()):.3f}",
         )
-        rows.append(row)
+        rows.append((*cells, *files[row : row + 1]))
     kind = "length" if run.task.spec.activation == "length" else "activation"
     text = (
         f"{len(mistaken):,} of the {examined} are wrong. These {len(worst)} are those where the "
@@ -110,19 +116,31 @@ def mistakes(run: EvaluatedRun) -> ReportItem | None:
         f"{len(worst)} test images that were taken for other classes, with bars for the most "
         "active ones."
     )
-    heads = (
+    heads = [
         "Image of",
         "Taken for",
         f"{kind.capitalize()} of the true class",
         f"{kind.capitalize()} of the other",
-    )
+    ]
+    if files:
+        heads.append("File")
     bars = viz.activation_bars(
         run.images.float_images(worst),
         activations,
         labels,
         classes=viz.names.drawable(run.images.classes),
     )
-    return ReportItem("mistakes", title, text, bars, alt, heads, tuple(rows))
+    return ReportItem("mistakes", title, text, bars, alt, tuple(heads), tuple(rows))
+
+
+def _file_names(images: ImageSet, indices: Tensor) -> list[str]:
+    """Names of the files of these images, each with its folder; none where they are not known."""
+    files: list[str] = []
+    if isinstance(images, ImageFiles):
+        files = [os.fsdecode(file) for file in images.images[indices].files]
+    elif images.files:
+        files = [images.files[index] for index in indices.tolist()]
+    return ["/".join(Path(file).parts[-2:]) for file in files]
 
 
 def _join_names(run: EvaluatedRun, labels: Tensor) -> str:
