@@ -142,6 +142,7 @@ class ImageFiles(ImageSet):
         factors: what else is known of each image, by name.
         group: a factor; images with equal values stay together in a split.
         notes: sentences about what was read and what was left out.
+        files: not filled; the names are in `images`.
         workers: processes that decode batches; 0 for this process, None for one less than the
             cores of this process, at most 8.
     """

@@ -61,6 +61,7 @@ class MaskedSet(ImageSet):
         factors: further numbers of each image by name, each `[n]`.
         group: a factor; images with equal values stay together in `train_val_split`.
         notes: sentences about what was read and what was left out.
+        files: name of the file of each image, if known.
     """
 
     masks: UInt8[Tensor, "n height width"] = field(kw_only=True)

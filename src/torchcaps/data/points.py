@@ -84,6 +84,7 @@ class PointSet(ImageSet):
         factors: further numbers of each set of points by name, each `[n]`.
         group: a factor; sets of points with equal values stay together in `train_val_split`.
         notes: sentences about what was read and what was left out.
+        files: name of the file of each image, if known.
     """
 
     preprocess: ClassVar[type[Preprocess]] = PointPreprocess

@@ -174,6 +174,7 @@ class PairSet(ImageSet):
         factors: further numbers of each composite by name, each `[n]`.
         group: a factor; composites with equal values stay together in a split.
         notes: sentences about what was read and what was left out.
+        files: name of the file of each image, if known.
     """
 
     maker: PairMaker = field(kw_only=True)

@@ -47,6 +47,7 @@ class PlacedSet(ImageSet):
         factors: further numbers of each image by name, each `[n]`; among them "top" and "left".
         group: a factor; images of a class with equal values stay together in `train_val_split`.
         notes: sentences about what was read and what was left out.
+        files: name of the file of each image, if known.
     """
 
     content: tuple[int, int] = (0, 0)
