@@ -261,6 +261,7 @@ class MultilabelSet(ImageSet):
         factors: what else is known of each image, by name.
         group: a factor; images with equal values stay together in `train_val_split`.
         notes: sentences about what was read and what was left out.
+        files: name of the file of each image, if known.
     """
 
     labels: Int64[Tensor, "n k"]
