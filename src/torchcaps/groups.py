@@ -34,6 +34,7 @@ def setting(
     low: float | None = None,
     high: float | None = None,
     name: str | None = None,
+    of: str | None = None,
     valid: tuple[Callable[[float], bool], str] = (lambda _: True, ""),
 ) -> Any:
     """A field of a group of settings.
@@ -44,9 +45,11 @@ def setting(
         low: smallest number that is allowed.
         high: largest number that is allowed.
         name: its name outside its group, that of its flag; by default the field's own.
+        of: name of the setting, such as "optimizer", whose choices declare whether they read this
+            one; None for a setting that is always read.
         valid: a further test of a number, and its expectation in words.
     """
-    metadata = {"about": about, "low": low, "high": high, "name": name, "valid": valid}
+    metadata = {"about": about, "low": low, "high": high, "name": name, "of": of, "valid": valid}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)

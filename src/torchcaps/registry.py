@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -36,10 +36,18 @@ class Registry(Mapping[str, T]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._entries: dict[str, T] = {}
+        self._reads: dict[str, frozenset[str]] = {}
         plugins.SAVES.append(self._save)
 
-    def add(self, name: str, entry: T, *, replace: bool = False) -> None:
+    def add(self, name: str, entry: T, *, reads: Iterable[str] = (), replace: bool = False) -> None:
         """Register an entry.
+
+        Args:
+            name: of the entry.
+            entry: what is registered.
+            reads: names of the settings that this entry reads, of those that only some entries of
+                its kind read. A run that gives another one of them is refused.
+            replace: allow a name that is taken.
 
         Raises:
             ArgumentError: the name is taken, unless `replace`.
@@ -48,16 +56,25 @@ class Registry(Mapping[str, T]):
             taken = f"{name!r} is registered already"
             raise ArgumentError(self.kind, f"{taken}; expected another name, or replace=True")
         self._entries[name] = entry
+        self._reads[name] = frozenset(reads)
 
-    def register(self, name: str | None = None, *, replace: bool = False) -> Callable[[E], E]:
+    def register(
+        self, name: str | None = None, *, reads: Iterable[str] = (), replace: bool = False
+    ) -> Callable[[E], E]:
         """Decorator that registers a function or class, by default under its own name.
+
+        Args:
+            name: of the entry.
+            reads: see `add`.
+            replace: allow a name that is taken.
 
         Raises:
             ArgumentError: the name is taken, unless `replace`.
         """
 
         def decorate(entry: E) -> E:
-            self.add(name or entry.__name__, entry, replace=replace)  # type: ignore[attr-defined,arg-type]
+            key = name or entry.__name__  # type: ignore[attr-defined]
+            self.add(key, entry, reads=reads, replace=replace)  # type: ignore[arg-type]
             return entry
 
         return decorate
@@ -71,6 +88,16 @@ class Registry(Mapping[str, T]):
         if name not in self:
             raise self.unknown(name)
         return self._entries[name]
+
+    def reads(self, name: str) -> frozenset[str]:
+        """Names of the settings that an entry declares to read; see `add`.
+
+        Raises:
+            UnknownNameError: there is no such name.
+        """
+        if name not in self:
+            raise self.unknown(name)
+        return self._reads[name]
 
     def unknown(self, name: str) -> UnknownNameError:
         """The error for a name that is not registered; it names plug-ins that failed."""
@@ -92,10 +119,13 @@ class Registry(Mapping[str, T]):
     def _save(self) -> Callable[[], None]:
         """The function that restores the entries of now."""
         before = dict(self._entries)
+        reads = dict(self._reads)
 
         def restore() -> None:
             self._entries.clear()
             self._entries.update(before)
+            self._reads.clear()
+            self._reads.update(reads)
 
         return restore
 

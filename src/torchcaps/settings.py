@@ -84,6 +84,9 @@ class DataSettings(SettingsGroup):
         low=2,
     )
     fold: int | None = setting(None, "with folds: train for this one alone, counted from 1", low=1)
+    balance: bool = setting(
+        False, "draw training images so that all classes are equally frequent in an epoch"
+    )
     label_column: str | None = setting(
         None,
         "column of a .csv with the labels; several, separated by commas, for several labels an image",
@@ -126,6 +129,11 @@ class TaskSettings(SettingsGroup):
         low=0,
         high=1,
     )
+    class_weights: Literal["none", "auto"] | None = setting(
+        None,
+        "auto: the rarer the class, the more its images count in the loss; by default that of the "
+        "task, none for classes and auto for masks",
+    )
     metrics: tuple[str, ...] = setting(
         (), "further metrics by name, such as brier_score, if the task gives their inputs"
     )
@@ -145,12 +153,30 @@ class OptimizerSettings(SettingsGroup):
         valid=(lambda lr: lr > 0, "a number above 0"),
     )
     weight_decay: float = setting(0.0, "decay of every weight in each step; 0 is off", low=0)
-    momentum: float = setting(0.9, "momentum of sgd; 0 is off", low=0, high=1)
-    nesterov: bool = setting(False, "use Nesterov's momentum in sgd")
+    lr_scale: dict[str, Any] = setting(  # noqa: RUF009
+        {}, 'factors of the learning rate by patterns of parameter names, such as "stem.*": 0.1'
+    )
+    momentum: float | None = setting(
+        None, "momentum of sgd, by default 0.9; 0 is off", low=0, high=1, of="optimizer"
+    )
+    nesterov: bool = setting(False, "use Nesterov's momentum in sgd", of="optimizer")
     clip: float | Literal["auto"] = setting(
         "auto",
         "largest norm of the gradient; 0: no limit; auto: no limit for the spread loss, else 1",
         low=0,
+    )
+    accumulate: int = setting(
+        1, "batches whose gradients make one update: batch_size times as many images", low=1
+    )
+    ema: float = setting(
+        0.0,
+        "decay of an exponential moving average of the weights, which is validated and kept in "
+        "their place; 0 is off",
+        low=0,
+        valid=(lambda decay: decay < 1, "a number in [0, 1)"),
+    )
+    freeze: tuple[str, ...] = setting(
+        (), "patterns of names of parameters that are not trained, such as stem.*"
     )
 
 
@@ -168,13 +194,14 @@ class ScheduleSettings(SettingsGroup):
         name="schedule",
     )
     milestones: tuple[int, ...] = setting(
-        (), "epochs after which the learning rate falls, with the schedule steps"
+        (), "epochs after which the learning rate falls, with the schedule steps", of="schedule"
     )
-    decay: float = setting(
-        0.1,
-        "factor by which the rate falls, with the schedules steps and exponential",
+    decay: float | None = setting(
+        None,
+        "factor by which the rate falls, with the schedules steps and exponential; by default 0.1",
         low=0,
         high=1,
+        of="schedule",
     )
 
 
@@ -213,7 +240,10 @@ class TrainingSettings(SettingsGroup):
 
     epochs: int = setting(10, "passes over the training images", low=1)
     batch_size: int | None = setting(
-        None, "images per step; by default 8 to 128, by the number of images", low=1
+        None, "images of a batch; by default 8 to 128, by the number of images", low=1
+    )
+    patience: int | None = setting(
+        None, "end the training after so many epochs in a row without a better one", low=1
     )
     stop_at: float | None = setting(
         None,
@@ -246,7 +276,8 @@ class TrainConfig:
         model: name of the model, and its options.
         data: data set, sizes and crop of its images, and the part held out.
         task: task, loss, weight of reconstruction, label smoothing, and metrics.
-        optimizer: optimizer, learning rate, weight decay and clipping.
+        optimizer: optimizer, learning rates, weight decay, clipping, accumulation of gradients,
+            average of the weights, and frozen parameters.
         schedule: schedule of the learning rate, and its milestones.
         augmentation: settings of all augmentations; its class is made from those that are
             registered.
@@ -310,6 +341,9 @@ class TrainConfig:
     def updated(self, **changes: Any) -> TrainConfig:
         """A copy with changes.
 
+        Another optimizer or schedule comes with the defaults of the settings that only some
+        optimizers or schedules read: the momentum of sgd does not outlive a change to adam.
+
         Args:
             changes: settings by name, or by group; None changes nothing.
 
@@ -320,9 +354,13 @@ class TrainConfig:
             ValueError: a value of another kind, or out of range.
             UnknownNameError: a name that is no setting.
         """
-        return self._with(
-            {name: value for name, value in flattened(changes).items() if value is not None}
-        )
+        current = self.flat()
+        updates = {name: value for name, value in flattened(changes).items() if value is not None}
+        resets = {}
+        for name, known in known_settings().items():
+            if known.of in updates and updates[known.of] != current[known.of]:
+                resets[name] = known.default
+        return self._with(resets | updates)
 
     def filled(self, defaults: Mapping[str, Any]) -> TrainConfig:
         """A copy in which defaults take the place of settings that are None.
@@ -356,12 +394,16 @@ class KnownSetting(NamedTuple):
         key: its name in the group.
         about: what it is, in one line, for help.
         type: of its value.
+        default: its value where a run says nothing.
+        of: name of the setting whose choices declare whether they read this one, or None.
     """
 
     group: str
     key: str
     about: str
     type: Any
+    default: Any
+    of: str | None
 
 
 def groups() -> dict[str, type[Any]]:
@@ -374,6 +416,7 @@ def known_settings() -> dict[str, KnownSetting]:
     known: dict[str, KnownSetting] = {}
     for group, settings_class in groups().items():
         hints = field_types(settings_class)
+        defaults = settings_class()
         for f in fields(settings_class):
             name = f.metadata["name"] or f.name
             if name in known:
@@ -381,7 +424,14 @@ def known_settings() -> dict[str, KnownSetting]:
                     f"the setting {name!r} of {group} is one of {known[name].group} already; "
                     "expected another name"
                 )
-            known[name] = KnownSetting(group, f.name, f.metadata["about"], hints[f.name])
+            known[name] = KnownSetting(
+                group,
+                f.name,
+                f.metadata["about"],
+                hints[f.name],
+                getattr(defaults, f.name),
+                f.metadata["of"],
+            )
     return known
 
 

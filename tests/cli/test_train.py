@@ -44,25 +44,25 @@ def test_the_flags_reach_the_configuration(command, start, tmp_path):
         "--lr",
         "0.01",
         "--schedule",
-        "paper",
+        "steps",
         "--milestones",
         "1,2",
         "--no-keep-epochs",
         "--flip",
     ]
-    after = "--clip 2.5 --img-size 20x18 --option iterations=2 --option bias=True --nesterov"
+    after = "--clip 2.5 --img-size 20x18 --option iterations=2 --option bias=True --optimizer sgd"
     outcome = command(verb, before, recipe, rest, after.split(), "--epochs", 1, "--output", "out")
     assert outcome.status == 0, outcome.err
     config = Run.open(tmp_path / "out").config.flat()
     expected = {
         "lr": 0.01,
-        "schedule": "paper",
+        "schedule": "steps",
         "milestones": (1, 2),
         "keep_epochs": False,
         "flip": True,
         "clip": 2.5,
         "img_size": (20, 18),
-        "nesterov": True,
+        "optimizer": "sgd",
         "holdout": 6,
         "model_options": {"channels": 8, "primary_types": 2, "iterations": 2, "bias": True},
     }

@@ -10,7 +10,7 @@ import torchcaps as tc
 from torchcaps.data import ImageBatch
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
-from torchcaps.training.loop import TrainingStep
+from torchcaps.training.update import TrainingStep
 
 from .small import SMALL
 

@@ -77,29 +77,30 @@ def test_the_margin_of_the_sheet_and_the_cross_entropies_agree():
     p = 1 / (1 + np.exp(-logits))
     weight = np.array([2.0, 0.5, 3.0])
     expected = {
-        "weighted_cross_entropy": 0.0,
-        "cross_entropy": 0.0,
-        "weighted_margin": 0.0,
-        "margin": 0.0,
+        ("cross_entropy", "auto"): 0.0,
+        ("cross_entropy", "none"): 0.0,
+        ("margin", "auto"): 0.0,
+        ("margin", "none"): 0.0,
     }
     for b, k, y, x in np.ndindex(*logits.shape):
         t = float(mask[b, y, x] == k + 1)
         q = p[b, k, y, x] - 0.5
         w = weight[k]
         odds = p[b, :, y, x] / (1 - p[b, :, y, x])
-        for name, rare in (("weighted_", w), ("", 1.0)):
-            expected[f"{name}cross_entropy"] -= rare * t * np.log(odds[k] / (1 + odds.sum()))
-            expected[f"{name}cross_entropy"] -= (
+        for weights, rare in (("auto", w), ("none", 1.0)):
+            expected["cross_entropy", weights] -= rare * t * np.log(odds[k] / (1 + odds.sum()))
+            expected["cross_entropy", weights] -= (
                 (mask[b, y, x] == 0) * np.log(1 / (1 + odds.sum())) / 3
             )
-            expected[f"{name}margin"] += (
+            expected["margin", weights] += (
                 0.5 * rare * t * max(0, 0.4 - q) ** 2 + 0.25 * (1 - t) * max(0, q + 0.4) ** 2
             )
     task = create_task(model_of(), TrainConfig())
-    task.class_weights = torch.from_numpy(weight).view(-1, 1, 1)
+    class_weights = torch.from_numpy(weight).view(-1, 1, 1)
     masks = torch.from_numpy(mask)
-    for name, total in expected.items():
+    for (name, weights), total in expected.items():
         task.loss = name
+        task.class_weights = class_weights if weights == "auto" else torch.ones(3, 1, 1)
         for prediction in (
             PixelPrediction(torch.from_numpy(p), None),
             PixelPrediction(torch.from_numpy(p), torch.from_numpy(logits)),
@@ -112,7 +113,7 @@ def test_the_weighted_cross_entropy_of_one_class_is_that_of_the_paper():
     p = torch.tensor([[[[0.9, 0.2], [0.6, 1.0]]]])
     mask = torch.tensor([[[1, 1], [0, 0]]])
     expected = -(3 * np.log(0.9) + 3 * np.log(0.2) + np.log(0.4) + np.log(1e-7)) / 4
-    loss = LOSSES["weighted_cross_entropy"](
+    loss = LOSSES["cross_entropy"](
         PixelPrediction(p, None), mask.unsqueeze(1).float(), torch.tensor(3.0)
     )
     assert loss.item() == pytest.approx(expected, rel=0.01)  # 1 - 1e-7 has few bits in float32
@@ -199,7 +200,7 @@ def test_a_plain_module_learns_masks():
         images,
         validation=images,
         task="segment",
-        loss="weighted_cross_entropy",
+        loss="cross_entropy",
         epochs=12,
         lr=0.05,
     )

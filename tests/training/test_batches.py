@@ -23,7 +23,9 @@ def test_an_epoch_takes_every_image_once_in_the_order_of_the_seed(images):
     config = TrainConfig.of(seed=3, batch_size=7)
     source = SetBatches(images, config)
     batches = indices_of(source, epoch=2)
-    assert list(chain.from_iterable(batches)) == epoch_permutation(config, 2, len(images)).tolist()
+    assert (
+        list(chain.from_iterable(batches)) == epoch_permutation(config, 2, images.labels).tolist()
+    )
     assert len(batches) == source.steps(2)
     assert all(batch_images is images for batch_images, _ in source.epoch(2))
 

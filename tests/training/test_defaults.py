@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from checks import column
+from torchcaps.errors import ArgumentError
 from torchcaps.tasks import classify
 from torchcaps.training import Interrupted, TrainConfig, register_optimizer, train
 from torchcaps.training.defaults import (
@@ -174,3 +175,58 @@ def test_weights_that_saturate_every_capsule_are_noticed(bars, tmp_path):
         )
         run = train(tiny(bars, optimizer="all_ones"), tmp_path / "run")
     assert run.notes == [f"every class capsule was saturated after step 3; {RESTARTED}"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"momentum": 0.5}, "momentum: has no effect with the optimizer adam, got 0.5; leave it "
+                            "out, or take it with sgd"),
+        ({"nesterov": True, "optimizer": "adamw"}, "nesterov: .* with the optimizer adamw"),
+        ({"milestones": [1]}, r"milestones: .* with the schedule warmup_cosine, got \(1,\)"),
+        ({"decay": 0.1, "schedule": "cosine"}, "decay: .* or take it with steps or exponential"),
+        ({"milestones": [1], "schedule": "exponential"}, "milestones: .* or take it with steps"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_is_not_read_is_refused(bars, tmp_path, settings, sentence):
+    with pytest.raises(ArgumentError, match=sentence):
+        train(tiny(bars, **settings), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_optimizer_or_schedule_comes_with_its_own_defaults(bars, tmp_path):
+    recipe = tiny(
+        bars,
+        epochs=1,
+        optimizer="sgd",
+        momentum=0.5,
+        nesterov=True,
+        weight_decay=0.1,
+        schedule="steps",
+        milestones=[3],
+    )
+    changed = recipe.updated(optimizer="adam", schedule="exponential")
+    assert (changed.optimizer.momentum, changed.optimizer.nesterov) == (None, False)
+    assert (changed.optimizer.weight_decay, changed.schedule.milestones) == (0.1, ())
+    run = train(changed, tmp_path / "run")
+    assert (run.config.optimizer.momentum, run.config.schedule.decay) == (None, 0.1)
+    again = recipe.updated(optimizer="sgd", schedule="steps")
+    assert again == recipe
+    assert recipe.updated(optimizer="adam", momentum=0.3).optimizer.momentum == 0.3
+
+
+def test_an_optimizer_declares_what_it_reads(bars, tmp_path):
+    momenta = []
+
+    def heavy(parameters, lr, settings):
+        momenta.append(settings.momentum)
+        return torch.optim.SGD([weight for _, weight in parameters], lr)
+
+    with OPTIMIZERS.restored():
+        register_optimizer("heavy", reads=("momentum",))(heavy)
+        train(tiny(bars, epochs=1, optimizer="heavy"), tmp_path / "default")
+        train(tiny(bars, epochs=1, optimizer="heavy", momentum=0.3), tmp_path / "setting")
+        register_optimizer("heavy", replace=True)(heavy)
+        with pytest.raises(ArgumentError, match="momentum: has no effect with the optimizer heavy"):
+            train(tiny(bars, epochs=1, optimizer="heavy", momentum=0.3), tmp_path / "refused")
+    assert momenta == [0.9, 0.3]

@@ -33,8 +33,8 @@ def trainer(bars):
 
 def compute_gradient(trainer, ranks, num_images):
     """Gradient of the class capsules that one process computes in a step of `num_images`."""
-    trainer.ranks = ranks
-    trainer._forward_backward(trainer.batches.images, torch.arange(num_images), step=0)
+    trainer.updater.ranks = ranks
+    trainer.updater.compute_gradients(trainer.batches.images, torch.arange(num_images), 0, 0.0)
     return trainer.task.model.class_capsules.weight.grad
 
 

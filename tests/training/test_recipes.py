@@ -7,6 +7,7 @@ import torch
 from torchcaps.data import dataset_info
 from torchcaps.errors import RunError, UnknownNameError
 from torchcaps.models import create_model
+from torchcaps.tasks import resolve_config, task_class
 from torchcaps.training import (
     Interrupted,
     TrainConfig,
@@ -15,7 +16,11 @@ from torchcaps.training import (
     register_recipe,
     train,
 )
+from torchcaps.training.defaults import check_settings_read
+from torchcaps.training.optimizers import OPTIMIZERS
 from torchcaps.training.recipes import RECIPES
+from torchcaps.training.schedules import SCHEDULES
+from torchcaps.types import spec_of
 
 from .makers import TINY
 
@@ -57,9 +62,14 @@ def test_every_recipe_names_what_exists(name):
             channels, *size = dataset_info(config.data.name).image_shape
             img_size = config.data.crop or config.data.img_size or tuple(size)
             with torch.device("meta"):  # every model takes its options and sizes
-                create_model(
+                model = create_model(
                     config.model.name, in_chans=channels, img_size=img_size, **config.model.options
                 )
+            # No setting is without an effect.
+            task = task_class(config.task.name, model)
+            config = resolve_config(task, model, spec_of(model), config)
+            check_settings_read(config, "optimizer", OPTIMIZERS)
+            check_settings_read(config, "schedule", SCHEDULES)
 
 
 def one_recipe_of_each_model():

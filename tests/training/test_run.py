@@ -165,6 +165,7 @@ def test_epochs_notes_and_the_end_of_a_run(tmp_path):
     run = Run(tmp_path)
     with folder.create(run, TrainConfig.of(epochs=2, stop_at=0.9)):
         epoch = {"kind": "epoch", "step": 3, "epoch": 1, "score": "accuracy", "val_accuracy": 0.5}
+        epoch["best"] = True
         assert (run.epochs, run.notes, run.is_finished) == ([], [], False)
         append_metrics(run, {"kind": "note", "step": 0, "text": "again"})
         append_metrics(run, epoch)

@@ -66,7 +66,7 @@ def test_augmentation_order_and_dropout_draw_numbers_of_their_own():
 def test_every_epoch_takes_every_image_once_in_its_own_order():
     orders = set()
     for epoch in range(3):
-        order = epoch_permutation(TrainConfig.of(seed=1), epoch, 500).tolist()
+        order = epoch_permutation(TrainConfig.of(seed=1), epoch, torch.zeros(500)).tolist()
         assert sorted(order) == list(range(500))
         orders.add(tuple(order))
     assert len(orders) == 3
@@ -75,7 +75,7 @@ def test_every_epoch_takes_every_image_once_in_its_own_order():
 def random_choices(seed):
     """The order of an epoch, and the images of a step."""
     config = TrainConfig.of(seed=seed)
-    return epoch_permutation(config, 2, 50), augment(images_of(), config, 7)
+    return epoch_permutation(config, 2, torch.zeros(50)), augment(images_of(), config, 7)
 
 
 def test_order_and_augmentation_come_from_seed_and_place_alone():
@@ -136,15 +136,15 @@ def test_an_empty_split_is_an_error(holdout):
 
 def test_a_small_epoch_takes_different_images():
     config = TrainConfig.of(epoch_size=20)
-    epoch0 = epoch_permutation(config, 0, 50)
-    epoch1 = epoch_permutation(config, 1, 50)
+    epoch0 = epoch_permutation(config, 0, torch.zeros(50))
+    epoch1 = epoch_permutation(config, 1, torch.zeros(50))
     assert len(epoch0) == len(epoch0.unique()) == 20
     assert len(epoch1) == len(epoch1.unique()) == 20
     assert not torch.equal(epoch0.sort().values, epoch1.sort().values)
 
 
 def test_a_large_epoch_repeats_images_only_after_all_of_them():
-    order = epoch_permutation(TrainConfig.of(epoch_size=80), 0, 50)
+    order = epoch_permutation(TrainConfig.of(epoch_size=80), 0, torch.zeros(50))
     assert len(order) == 80
     assert torch.equal(order[:50].sort().values, torch.arange(50))
 
@@ -218,3 +218,33 @@ def test_few_labels_are_balanced_and_part_of_more_labels():
     assert set(numbers_of(subset)) != set(numbers_of(train_images(3, seed=1)))
     with pytest.raises(ValueError, match="labels: expected"):
         split(pairs_of(), TrainConfig.of(holdout=0.25, per_class=2), CPU)
+
+
+def test_a_balanced_epoch_has_every_class_equally_often():
+    labels = torch.tensor([0] * 40 + [1] * 7 + [2] * 3)
+    config = TrainConfig.of(balance=True)
+    epochs = [epoch_permutation(config, epoch, labels) for epoch in range(6)]
+    for order in epochs:
+        assert len(order) == 50
+        assert sorted(labels[order].bincount().tolist()) == [16, 17, 17]
+        counts = order.bincount(minlength=50)
+        # Within a class, no image is taken twice more often than another.
+        for label in range(3):
+            class_counts = counts[labels == label]
+            assert class_counts.max() - class_counts.min() <= 1
+        # Every batch is balanced too.
+        for batch in order.split(6)[:-1]:
+            assert labels[batch].bincount(minlength=3).tolist() == [2, 2, 2]
+    assert not torch.equal(epochs[0], epochs[1])
+    assert torch.equal(epochs[2], epoch_permutation(config, 2, labels))
+    # All images of the large class are taken in turn.
+    assert len(torch.cat(epochs).unique()) > 45
+
+
+def test_a_balanced_epoch_may_be_longer_or_shorter():
+    labels = torch.tensor([0] * 4 + [3])  # two classes have no image
+    for size in (1, 2, 9, 20):
+        config = TrainConfig.of(balance=True, epoch_size=size)
+        counts = labels[epoch_permutation(config, 0, labels)].bincount(minlength=4)
+        assert counts.sum() == size
+        assert abs(counts[0] - counts[3]) <= 1

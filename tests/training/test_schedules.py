@@ -68,7 +68,7 @@ def test_a_schedule_starts_anew_in_each_stage(name):
 
 @pytest.mark.parametrize("name", ["paper", "exponential", "steps"])
 def test_schedules_of_a_complete_run_ignore_stages(name):
-    settings = {"epochs": 10, "schedule": name, "milestones": (3,)}
+    settings = {"epochs": 10, "schedule": name, "milestones": (3,), "decay": 0.1}
     assert factors(100, (0.0, 0.7), **settings) == factors(100, **settings)
 
 

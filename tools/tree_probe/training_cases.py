@@ -214,9 +214,8 @@ SYSTEMS: dict[str, Setup] = {
     "classify/vb_caps": Setup("vb_caps", VB | {"types": (2, 3)}, "three digits", MOVES),
     "multilabel/own network": Setup("own images", {"num_classes": 10}, "digit pairs", MOVES),
     "segment/own network": Setup("own pixels", {"num_classes": 3}, "shapes", MASK_CHANGES),
-    "segment/unet, cross_entropy": PLAIN_MASKS.with_settings(loss="cross_entropy"),
     "segment/unet, dice": PLAIN_MASKS.with_settings(loss="dice"),
-    "segment/unet, weighted_cross_entropy": PLAIN_MASKS,
+    "segment/unet, cross_entropy": PLAIN_MASKS,
     "transform/affine": Setup(
         "transforming_autoencoder",
         TRANSFORMING | {"img_size": 20, "pose": "affine", "bounded": True},
@@ -245,12 +244,18 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 AUGMENTATIONS: dict[str, Any] = {**CHANGES}
 SETTINGS: dict[str, dict[str, Any]] = {
+    "accumulate": {"accumulate": 2},
+    "balance": {"balance": True},
     "batch of default size": {"batch_size": None},
+    "class weights": {"class_weights": "auto"},
     "clip": {"clip": 0.05},
     "crop": {"crop": 18},
     "default learning rate": {"lr": None},
+    "ema": {"ema": 0.9},
+    "freeze": {"freeze": ("conv.*",)},
     "holdout count": {"holdout": 30},
     "label smoothing": {"loss": "likelihood", "label_smoothing": 0.2},
+    "learning rates by group": {"lr_scale": {"decoder.*": 0.5}},
     "no reconstruction": {"reconstruction": 0.0},
     "per class": {"per_class": 5},
     "reconstruction": {"reconstruction": 0.01},

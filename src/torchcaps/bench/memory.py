@@ -22,7 +22,7 @@ from torchcaps.data import ImageBatch
 from torchcaps.errors import check_range
 from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.evaluation.forward import autocast
-from torchcaps.training.loop import TrainingStep
+from torchcaps.training.update import TrainingStep
 
 NUM_STEPS = 3  # the second is the first with the optimizer's state
 NUM_MOMENTS = 2  # numbers that Adam keeps for each parameter

@@ -92,7 +92,7 @@ class SegCaps(DrawingModel):
             decoder=bool(decoder),
             is_dense=True,
             task="segment",
-            loss="weighted_cross_entropy",
+            loss="cross_entropy",
         )
 
     def capsules(self, images: Images) -> Capsules:

@@ -51,7 +51,7 @@ class UNet(PlainNetwork):
             is_dense=True,
             multilabel=False,
             task="segment",
-            loss="weighted_cross_entropy",
+            loss="cross_entropy",
         )
         widths = [channels << level for level in range(levels)]
         self.down = nn.ModuleList()

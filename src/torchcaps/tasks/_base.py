@@ -37,7 +37,10 @@ DEFAULTS = {
     "zoom": 0.0,
     "shear": 0.0,
     "reconstruction": 0.0,
+    "class_weights": "none",
 }
+# Settings of a loss that only some tasks, losses and models use, and what switches them off.
+OPTIONAL_SETTINGS = {"reconstruction": 0, "label_smoothing": 0, "class_weights": "none"}
 Outputs = dict[str, Tensor]
 Batch = tuple[Any, ...]  # tensors, tuples of them, and None
 T = TypeVar("T", bound="type[Task]")
@@ -102,6 +105,8 @@ class Task(nn.Module):
     # What may be asked of it: "classes", "decode", "routing", "sweep".
     capabilities: ClassVar[frozenset[str]] = frozenset()
     labeled: ClassVar[bool] = True  # whether labels have a part in it
+    # Whether an image has one class, so that the setting `balance` can draw classes equally often.
+    single_label: ClassVar[bool] = False
     augments: ClassVar[bool] = True  # whether `transforms` change what it trains with
     is_dense: ClassVar[bool] = False  # whether its models say something of each pixel
     eval_batch_size: int = BATCH  # images in a pass of the model that are not trained with
@@ -142,7 +147,11 @@ class Task(nn.Module):
 
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
-        """Settings that a run leaves open, where they are not those of classes."""
+        """Settings that a run leaves open, where they are not those of classes.
+
+        Those of `OPTIONAL_SETTINGS` that the task does not return have no effect, unless the loss
+        declares to read them. A run that gives one is refused.
+        """
         return {}
 
     @classmethod
@@ -245,7 +254,8 @@ def resolve_config(
 
     What depends on the number of images is filled by `training.defaults.complete_config`.
 
-    Raises UnknownNameError for a loss that the task does not have, and an unknown metric.
+    Raises UnknownNameError for a loss that the task does not have, and an unknown metric;
+    ArgumentError for a setting without an effect.
     """
     losses = task.losses or ("loss",)
     loss = config.task.loss
@@ -255,8 +265,29 @@ def resolve_config(
         raise UnknownNameError("loss", loss, losses)
     for name in config.task.metrics:
         METRICS[name]
-    defaults = DEFAULTS | task.default_settings(model, spec, loss)
-    return config.filled(defaults).updated(task=task.name, loss=loss)
+    settings = task.default_settings(model, spec, loss)
+    _check_settings_used(config, task, spec, loss, settings)
+    return config.filled(DEFAULTS | settings).updated(task=task.name, loss=loss)
+
+
+def _check_settings_used(
+    config: TrainConfig, task: type[Task], spec: ModelSpec, loss: str, used: Collection[str]
+) -> None:
+    """Raise ArgumentError for the first setting that has no effect on this loss and this model."""
+    reads = task.losses.reads(loss) if isinstance(task.losses, Registry) else ()
+    for name, off in OPTIONAL_SETTINGS.items():
+        setting = getattr(config.task, name)
+        if setting in (None, off) or name in used or name in reads:
+            continue
+        reason = f"with the loss {loss} of the task {task.name}"
+        if name == "reconstruction" and not spec.decoder:
+            reason = "for a model without a decoder"
+        raise ArgumentError(name, f"expected {off} {reason}, got {setting}")
+    if config.data.balance and not task.single_label:
+        raise ArgumentError(
+            "balance",
+            f"expected images of one class each, which the task {task.name} does not take",
+        )
 
 
 def eval_outputs(
@@ -315,17 +346,23 @@ def register_task(name: str, *, replace: bool = False) -> Callable[[T], T]:
 
 
 def register_loss(
-    name: str | None = None, *, task: str = "classify", replace: bool = False
+    name: str | None = None,
+    *,
+    task: str = "classify",
+    reads: Collection[str] = (),
+    replace: bool = False,
 ) -> Callable[[Any], Any]:
     """Decorator: makes a function known as a loss of a task, which the setting `loss` may name.
 
     Its arguments are those of the losses of that task, such as `torchcaps.tasks.classify.Loss`.
+    `reads` names those of the settings `label_smoothing` and `class_weights` that it reads by
+    itself; a run that gives another one of them is refused.
     Raises ValueError for a name that is taken, unless `replace`, and for a task of one loss.
     """
     losses = TASKS[task].losses
     if not isinstance(losses, Registry):
         raise ArgumentError("task", f"{task} takes no further losses")
-    return losses.register(name, replace=replace)
+    return losses.register(name, reads=reads, replace=replace)
 
 
 list_tasks = TASKS.names

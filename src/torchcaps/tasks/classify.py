@@ -23,6 +23,7 @@ from torchcaps.functional.squash import full_precision
 from torchcaps.registry import Registry
 from torchcaps.settings import TaskSettings, TrainConfig
 from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, Task, register_task
+from torchcaps.tasks.class_weights import balanced_weights, weighted_loss
 from torchcaps.tasks.collapse import collapse_state, collapse_warnings
 from torchcaps.tasks.imbalance import imbalance, unpredicted_warnings
 from torchcaps.tasks.metrics import balanced_accuracy
@@ -62,7 +63,7 @@ Loss = Callable[[Scores, Tensor, float, TaskSettings], Tensor]
 LOSSES: Registry[Loss] = Registry("loss")
 
 
-@LOSSES.register()
+@LOSSES.register(reads=("label_smoothing",))
 def cross_entropy(
     scores: Scores,
     targets: Tensor,
@@ -121,7 +122,7 @@ def spread(
     return spread_loss(scores.activation, targets, margin)
 
 
-@LOSSES.register()
+@LOSSES.register(reads=("label_smoothing",))
 def likelihood(
     scores: Scores,
     targets: Tensor,
@@ -148,10 +149,14 @@ class Classify(Task):
 
     With a decoder and a margin loss, the error of the LABELED capsule's reconstruction is added,
     whatever the most active one is (arXiv 1710.09829, section 4.1).
+
+    With `class_weights="auto"` the loss is the mean over images of `w_c * loss`, c the class of the
+    image, w by `class_weights.balanced_weights`. That of held-out images has no weights.
     """
 
     # Answers to the questions of the base class `Task`:
     losses: ClassVar[Mapping[str, Loss]] = LOSSES
+    single_label = True
     # What may be asked of it: its classes, drawings of poses, routing, answers to a moving image.
     capabilities = frozenset({"classes", "decode", "routing", "sweep"})
     model_tasks: ClassVar[Collection[str]] = ("classify",)  # models for which "auto" is this task
@@ -168,21 +173,21 @@ class Classify(Task):
             self.score_reason = imbalance(images)
         if self.score_reason:
             self.score = "balanced_accuracy"
-        weight = self.config.task.reconstruction or 0.0
-        if weight and not self.spec.decoder and self.loss in MARGINS:
-            raise ArgumentError(
-                "reconstruction", f"expected 0 for a model without a decoder, got {weight}"
-            )
-        self.reconstruction_weight = weight if self.spec.decoder else 0.0
+        self.class_weights: Tensor | None = None
+        if images is not None and self.config.task.class_weights == "auto":
+            self.class_weights = balanced_weights(images.labels, images.num_classes)
+        self.reconstruction_weight = self.config.task.reconstruction or 0.0
         # Largest norm of the gradient, 0 for any. Other losses start with large gradients, which
         # Adam remembers for a thousand steps.
         self.clip = 0.0 if self.loss == "spread" else 1.0
 
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
-        """Settings of a run that leaves them open."""
-        draws = spec.decoder and loss in MARGINS
-        return {"reconstruction": PAPER_WEIGHT if draws else 0.0}
+        """Settings of a run that leaves them open; any loss may weigh classes, capsules draw."""
+        settings: dict[str, Any] = {"class_weights": "none"}
+        if spec.decoder and spec.pose and not spec.logits:
+            settings["reconstruction"] = PAPER_WEIGHT if loss in MARGINS else 0.0
+        return settings
 
     @classmethod
     def supports(cls, images: ImageSet) -> bool:
@@ -234,17 +239,21 @@ class Classify(Task):
             return multi_hot(labels.unsqueeze(1), num_classes)
         return labels
 
-    def _compute_loss(self, scores: Scores, labels: Tensor, fraction_trained: float) -> Tensor:
-        """The loss without the reconstruction, a mean over the batch."""
+    def _compute_loss(
+        self, scores: Scores, labels: Tensor, fraction_trained: float, weights: Tensor | None = None
+    ) -> Tensor:
+        """The loss without the reconstruction, a mean over the batch by the weights of classes."""
         targets = self._targets(labels, scores.activation.shape[1])
-        return self.losses[self.loss](scores, targets, fraction_trained, self.config.task)
+        loss = weighted_loss(self.losses[self.loss], weights, labels)
+        return loss(scores, targets, fraction_trained, self.config.task)
 
     def training_step(self, batch: ImageBatch, fraction_trained: float) -> Outputs:
         """The loss of a batch, its terms by name, the accuracy, and activations of the classes."""
         scores = self.scores(batch.images)
-        loss = self._compute_loss(scores, batch.labels, fraction_trained)
+        loss = self._compute_loss(scores, batch.labels, fraction_trained, self.class_weights)
         losses = {"loss": loss, self.loss: loss}
-        if self.reconstruction_weight and scores.capsules is not None:
+        if self.reconstruction_weight:
+            assert scores.capsules is not None
             error = self._reconstruction_error(scores.capsules, batch)
             _, channels, *img_size = batch.images.shape
             num_values = channels * math.prod(self.spec.draw_size or img_size)

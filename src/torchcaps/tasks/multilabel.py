@@ -25,6 +25,7 @@ class Multilabel(Classify):
     # Answers to the questions of the base classes:
     model_tasks = ("classify",)  # models for which "auto" is this task, where the labels suit
     label_axes = 2  # labels are `[n, k]`
+    single_label = False
     data = "images of several classes each"  # words of the error for other data
 
     def __init__(

@@ -19,7 +19,8 @@ Symbols of the losses, at one pixel and for one foreground class:
 
     p  predicted probability of the class
     T  1 where the pixel is of the class, else 0 ("targets")
-    w  weight of the class: number of pixels of other classes / number of pixels of the class
+    w  weight of the class: number of pixels of other classes / number of pixels of the class; 1 with
+       the setting `class_weights="none"`
 """
 
 from collections.abc import Callable
@@ -87,11 +88,9 @@ Loss = Callable[[PixelPrediction, ClassMaps, Tensor], Tensor]
 LOSSES: Registry[Loss] = Registry("loss")  # losses of this task, by the names of their functions
 
 
-@LOSSES.register()
-def weighted_cross_entropy(
-    prediction: PixelPrediction, targets: ClassMaps, class_weights: Tensor
-) -> Tensor:
-    """Cross-entropy of a softmax over all classes, a mean over pixels.
+@LOSSES.register(reads=("class_weights",))
+def cross_entropy(prediction: PixelPrediction, targets: ClassMaps, class_weights: Tensor) -> Tensor:
+    """Weighted cross-entropy of a softmax over all classes, a mean over pixels.
 
     The logit of a foreground class is log(p / (1 - p)), that of the background 0. With one
     foreground class the loss of a pixel is `-w T log p - (1 - T) log(1 - p)`.
@@ -109,12 +108,6 @@ def weighted_cross_entropy(
     background = (1 - targets.sum(dim=1)) * log_p[:, 0]
     foreground = (class_weights * targets * log_p[:, 1:]).sum(dim=1)
     return -(background + foreground).mean()
-
-
-@LOSSES.register()
-def cross_entropy(prediction: PixelPrediction, targets: ClassMaps, class_weights: Tensor) -> Tensor:
-    """The weighted cross-entropy with w = 1 for all classes."""
-    return weighted_cross_entropy(prediction, targets, torch.ones_like(class_weights))
 
 
 @LOSSES.register()
@@ -137,10 +130,8 @@ def dice(prediction: PixelPrediction, targets: ClassMaps, _class_weights: Tensor
     return (losses * is_present).sum() / is_present.sum().clamp(min=1)
 
 
-@LOSSES.register()
-def weighted_margin(
-    prediction: PixelPrediction, targets: ClassMaps, class_weights: Tensor
-) -> Tensor:
+@LOSSES.register(reads=("class_weights",))
+def margin(prediction: PixelPrediction, targets: ClassMaps, class_weights: Tensor) -> Tensor:
     """Margin loss `w T max(0, 0.9 - p)^2 / 2 + (1 - T) max(0, p - 0.1)^2 / 4`.
 
     It is a sum over classes and a mean over pixels.
@@ -152,12 +143,6 @@ def weighted_margin(
     return losses.sum(dim=1).mean()
 
 
-@LOSSES.register()
-def margin(prediction: PixelPrediction, targets: ClassMaps, class_weights: Tensor) -> Tensor:
-    """The weighted margin loss with w = 1 for all classes."""
-    return weighted_margin(prediction, targets, torch.ones_like(class_weights))
-
-
 @register_task("segment")
 class Segment(Task):
     """A class for each pixel, learned from masks.
@@ -167,13 +152,11 @@ class Segment(Task):
     from the capsules of the true class of each pixel, black where the true class is background.
 
     Attributes:
-        spec: `ModelSpec` of the model: whether it has logits and a decoder, and what its outputs
-            mean.
+        spec: what the model declares, such as whether it has logits and a decoder.
         config: settings of the run, with defaults where the run leaves them open.
         loss: name of the loss in `LOSSES`.
-        reconstruction_weight: the setting `reconstruction`, whose unit is explained at
-            `MNIST_PIXELS`; 0 for a model without a decoder.
-        class_weights: w, `[classes - 1, 1, 1]`, by `weigh_classes`; 1 for a task without images.
+        reconstruction_weight: the setting, in the unit of `MNIST_PIXELS`; 0 without a decoder.
+        class_weights: w, `[classes - 1, 1, 1]`; 1 without images, and with `class_weights="none"`.
         missing_classes: names of the classes that no mask of these images shows.
         num_foreground: number of foreground classes; None for a task without images.
         eval_batch_size: images of a batch that is not trained with.
@@ -192,8 +175,7 @@ class Segment(Task):
         self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
     ) -> None:
         super().__init__(model, config, images)
-        weight = self.config.task.reconstruction or 0.0
-        self.reconstruction_weight = weight if self.spec.decoder else 0.0
+        self.reconstruction_weight = self.config.task.reconstruction or 0.0
         self.class_weights = torch.ones(1, 1, 1)
         self.missing_classes: list[str] = []
         self.num_foreground: int | None = None
@@ -202,12 +184,16 @@ class Segment(Task):
             image_pixels = images.masks[0].numel()
             # At most as many images as in other tasks (BATCH), fewer if they are large.
             self.eval_batch_size = max(1, min(BATCH, MAX_EVAL_PIXELS // image_pixels))
-            self.class_weights, self.missing_classes = weigh_classes(images)
+            weights, self.missing_classes = weigh_classes(images)
+            is_weighted = self.config.task.class_weights == "auto"
+            self.class_weights = weights if is_weighted else torch.ones_like(weights)
 
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
         """Settings of a run that leaves them open."""
-        return {"reconstruction": MEAN_ERROR_WEIGHT / MNIST_PIXELS if spec.decoder else 0.0}
+        weights = {"class_weights": "auto"} if "class_weights" in LOSSES.reads(loss) else {}
+        drawing = {"reconstruction": MEAN_ERROR_WEIGHT / MNIST_PIXELS} if spec.decoder else {}
+        return weights | drawing
 
     @classmethod
     def supports(cls, images: ImageSet) -> bool:
@@ -273,9 +259,8 @@ class Segment(Task):
             mask_loss = self.compute_loss(self.pixel_prediction(batch.images), masks)
             return {"loss": mask_loss, self.loss: mask_loss}
 
-        # Capsules have the pixels as positions: activations `[batch, height, width, classes - 1]`.
-        # They are what `pixel_prediction` takes too: SegCaps, the one dense model with a decoder,
-        # gives lengths, not logits, and computes them in float32.
+        # Activations of capsules are `[batch, height, width, classes - 1]`, as `pixel_prediction`
+        # takes them: the one dense model with a decoder, SegCaps, gives lengths in float32.
         capsules = self.model.capsules(batch.images)
         prediction = PixelPrediction(capsules.activation.movedim(-1, 1))
         mask_loss = self.compute_loss(prediction, masks)
@@ -293,8 +278,7 @@ class Segment(Task):
             of the intersection, the predicted and the true mask; of the predicted and the true
             boundary; of the predicted boundary near the true one, and the reverse.
             "pixel_accuracy": share of pixels with the true class, `[batch]`.
-            "loss": of the masks of the batch, without reconstruction, the same for all its images,
-            `[batch]`.
+            "loss": of all masks of the batch, the same for all its images, `[batch]`.
         """
         masks: Any = batch.masks
         prediction = self.pixel_prediction(batch.images)
@@ -348,17 +332,18 @@ class Segment(Task):
         figure = tiles.masks(
             examples.float_images(), examples.masks, predicted, classes=images.classes
         )
-        item = ReportItem(
-            key="masks",
-            title="Masks",
-            about="Above: test images. Middle: with their true masks. Below: with the masks that "
-            "the model finds.",
-            figure=figure,
-            alt="Test images, and the same with true and predicted masks as colors over them.",
-            heads=heads,
-            rows=tuple(rows),
-        )
-        return [item]
+        return [
+            ReportItem(
+                key="masks",
+                title="Masks",
+                about="Above: test images. Middle: with their true masks. Below: with the masks "
+                "that the model finds.",
+                figure=figure,
+                alt="Test images, and the same with true and predicted masks as colors over them.",
+                heads=heads,
+                rows=tuple(rows),
+            )
+        ]
 
 
 def weigh_classes(images: MaskedSet) -> tuple[Float[Tensor, "foreground 1 1"], list[str]]:

@@ -28,8 +28,9 @@ from torchcaps.evaluation.base import TextTable
 from torchcaps.evaluation.forward import device_of
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, register_task
+from torchcaps.tasks.class_weights import weighted_loss
 from torchcaps.tasks.classify import LOSSES, Classify, Loss, Scores, margin
-from torchcaps.types import model_metadata
+from torchcaps.types import ModelSpec, model_metadata
 from torchcaps.words import in_words, percent
 
 DYNAMIC = "dynamic_margin"  # the margin loss, levels weighted by their accuracy
@@ -128,6 +129,16 @@ class Tree(Classify):
         self.register_buffer("ancestors", ancestors, persistent=False)
 
     @classmethod
+    def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
+        """Those of the base class; models with capsules for every level learn no drawings."""
+        settings = super().default_settings(model, spec, loss)
+        if spec.task == cls.name:
+            settings.pop("reconstruction", None)
+        if loss in LOSSES and "label_smoothing" in LOSSES.reads(loss):
+            settings["label_smoothing"] = 0.0
+        return settings
+
+    @classmethod
     def supports(cls, images: ImageSet) -> bool:
         """Whether the names of the classes are paths of one depth."""
         return super().supports(images) and label_tree(images.classes) is not None
@@ -138,7 +149,7 @@ class Tree(Classify):
             return super().training_step(batch, fraction_trained)
         activations = self._level_activations(batch.images)
         paths = self.ancestors[batch.labels]
-        compute_loss = self.losses[self.loss]
+        compute_loss = weighted_loss(self.losses[self.loss], self.class_weights, batch.labels)
         losses = []
         for activation, labels in zip(activations, paths.T, strict=True):
             scores = Scores(activation)

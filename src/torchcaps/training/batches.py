@@ -63,6 +63,6 @@ class SetBatches:
 
     def _indices(self, epoch: int) -> list[Tensor]:
         """Indices `[samples]` of the images of each step of an epoch."""
-        order = epoch_permutation(self.config, epoch, len(self.images))
-        batch_size = self.config.training.batch_size or 1
-        return split_batches(order.to(self.images.images.device), batch_size, self.smallest)
+        order = epoch_permutation(self.config, epoch, self.images.labels)
+        images_per_step = (self.config.training.batch_size or 1) * self.config.optimizer.accumulate
+        return split_batches(order.to(self.images.images.device), images_per_step, self.smallest)

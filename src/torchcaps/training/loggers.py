@@ -17,6 +17,7 @@ from torchcaps.data.files import EncodedImages
 from torchcaps.distributed import current
 from torchcaps.errors import TrainingError
 from torchcaps.settings import TrainConfig
+from torchcaps.training.averaging import WeightAverage
 from torchcaps.training.checkpoint import MODEL_FILE, checksum, save_tensors
 from torchcaps.training.files import atomic
 from torchcaps.training.initial import InitialWeights
@@ -59,7 +60,13 @@ class MemoryLogger:
         self.rows: list[Row] = []
         self.best_weights: dict[str, Tensor] | None = None
 
-    def restore(self, model: nn.Module, optimizer: Optimizer, total_steps: int) -> TrainingState:
+    def restore(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        average: WeightAverage | None,
+        total_steps: int,
+    ) -> TrainingState:
         """Restore and return the newest state."""
         self._note_initial()
         return TrainingState()
@@ -85,7 +92,13 @@ class MemoryLogger:
                 name: tensor.detach().clone() for name, tensor in model.state_dict().items()
             }
 
-    def save_state(self, model: nn.Module, optimizer: Optimizer, state: TrainingState) -> None:
+    def save_state(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        average: WeightAverage | None,
+        state: TrainingState,
+    ) -> None:
         """Keep what `restore` needs."""
 
     def clear(self) -> None:
@@ -147,13 +160,20 @@ class RunLogger(MemoryLogger):
         }
         self.data_checksum = checksum(tensors)
 
-    def restore(self, model: nn.Module, optimizer: Optimizer, total_steps: int) -> TrainingState:
+    def restore(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        average: WeightAverage | None,
+        total_steps: int,
+    ) -> TrainingState:
         state = TrainingState()
         if self.is_main:
             state, note = load_state(
                 self.run.checkpoint_path,
                 model,
                 optimizer,
+                average,
                 self._fingerprint(),
                 total_steps,
             )
@@ -171,9 +191,16 @@ class RunLogger(MemoryLogger):
                     "data: expected the same images and labels in all processes, got different ones"
                 )
             weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-            state, moments, weights = ranks.broadcast((state, optimizer.state_dict(), weights))
+            averages = {}
+            if average is not None:
+                averages = {name: tensor.cpu() for name, tensor in average.weights.items()}
+            state, moments, weights, averages = ranks.broadcast(
+                (state, optimizer.state_dict(), weights, averages)
+            )
             model.load_state_dict(weights)
             optimizer.load_state_dict(moments)
+            if average is not None:
+                average.load(averages)
         return state
 
     def _note_end(self, state: TrainingState, total_steps: int) -> None:
@@ -212,9 +239,17 @@ class RunLogger(MemoryLogger):
             path = epoch_model_path(self.run, epoch)
             save_tensors(path, model.state_dict(), self.description)
 
-    def save_state(self, model: nn.Module, optimizer: Optimizer, state: TrainingState) -> None:
+    def save_state(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        average: WeightAverage | None,
+        state: TrainingState,
+    ) -> None:
         if self.is_main:
-            save_state(self.run.checkpoint_path, model, optimizer, state, self._fingerprint())
+            save_state(
+                self.run.checkpoint_path, model, optimizer, average, state, self._fingerprint()
+            )
 
     def clear(self) -> None:
         if self.is_main:

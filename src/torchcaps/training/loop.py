@@ -26,38 +26,25 @@ checkpoint needs no state of random generators, and a run that was killed contin
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.utils import clip_grad_norm_, convert_conv2d_weight_memory_format
-from torch.utils._pytree import tree_map_only
+from torch import Tensor
+from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from torchcaps.data import ImageSet
-from torchcaps.distributed import (
-    Ranks,
-    current,
-    data_parallel,
-    exclude_padding_rows,
-    sync_batch_norms,
-)
+from torchcaps.distributed import Ranks, current, sync_batch_norms
 from torchcaps.errors import TrainingError
-from torchcaps.evaluation.forward import device_of
-from torchcaps.nn import use_generator
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, eval_outputs
 from torchcaps.tasks.metrics import extra_metrics
 from torchcaps.training.batches import BatchSource
 from torchcaps.training.callbacks import CALLBACKS, Callback
-from torchcaps.training.device import resolve_precision
 from torchcaps.training.loggers import MemoryLogger
-from torchcaps.training.optimizers import create_optimizer
-from torchcaps.training.sampling import DROPOUT, step_seed
 from torchcaps.training.schedules import learning_rate_factor, part_ends, set_learning_rate
-from torchcaps.training.state import TrainingState, check_finite, mean_losses
+from torchcaps.training.state import TrainingState, check_finite, early_end, mean_losses
+from torchcaps.training.update import Updater
 
 LOG_INTERVAL = 20  # steps between rows of kind "step"
 PROBE_STEP = 100  # number of steps done when a network that does not learn starts again
@@ -67,18 +54,6 @@ SECOND_START = "the training starts again, once, with a tenth of the learning ra
 
 class Interrupted(Exception):
     """Training was asked to stop: no error, its state is saved and `resume` continues it."""
-
-
-class TrainingStep(nn.Module):
-    """A task's training step as the forward pass of a module, as data parallelism needs it."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__()
-        self.task = task
-
-    def forward(self, batch: Any, fraction_trained: float) -> dict[str, Tensor]:
-        """Losses of a batch by name; `fraction_trained` of all steps, in [0, 1], are done."""
-        return self.task.training_step(batch, fraction_trained)
 
 
 @dataclass
@@ -107,9 +82,6 @@ class Trainer:
     def __post_init__(self) -> None:
         settings = self.config.training
         self.ranks = current()
-        self.device = device_of(self.task.model)
-        self.precision = resolve_precision(settings.precision, self.device)  # "fp32" or "bf16"
-        self.has_dropout = any(isinstance(layer, _DropoutNd) for layer in self.task.modules())
         self.steps_per_epoch = self.batches.steps(0)
         self.total_steps = settings.epochs * self.steps_per_epoch
         # Steps after which the training is as it was planned: an extension only adds to it.
@@ -119,23 +91,36 @@ class Trainer:
         # Not .to(memory_format=...), which would change capsule weights of four axes too.
         convert_conv2d_weight_memory_format(self.task, torch.channels_last)
         sync_batch_norms(self.task.model, self.ranks)  # statistics over the samples of all ranks
-        self.training_step = data_parallel(TrainingStep(self.task), self.ranks)
-        self.optimizer = create_optimizer(self.task, self.config.optimizer)
+        self.updater = Updater(self.task, self.config, self.ranks)
 
     def run(self) -> None:
-        """Train from the newest state of the logger to the last step, or to the score `stop_at`.
+        """Train from the newest state of the logger to the last step.
+
+        It ends before with the score `stop_at`, or after `patience` epochs without a better one.
 
         Raises:
             Interrupted: a callback asked to stop.
             TrainingError: a loss, a validation metric or a weight is not finite.
         """
-        stop_at = self.config.training.stop_at
-        target_score = math.inf if stop_at is None else stop_at
-        state = self.logger.restore(self.task.model, self.optimizer, self.total_steps)
-        if self.task.score_reason:
-            self.logger.message(self.task.score_reason)
-        while state.step < self.total_steps and state.best_score < target_score:
-            state = self._run_epoch(state)
+        try:
+            state = self.logger.restore(
+                self.task.model, self.updater.optimizer, self.updater.average, self.total_steps
+            )
+            if self.task.score_reason:
+                self.logger.message(self.task.score_reason)
+            while state.step < self.total_steps and not self._ends_early(state):
+                state = self._run_epoch(state)
+        finally:
+            self.updater.release()
+
+    def _ends_early(self, state: TrainingState) -> bool:
+        """Whether the training ends before its last epoch; a message says why."""
+        epoch = state.step // self.steps_per_epoch
+        settings = self.config.training
+        reason = early_end(settings, epoch, state.best_epoch, state.best_score)
+        if reason:
+            self.logger.message(reason)
+        return bool(reason)
 
     def _run_epoch(self, state: TrainingState) -> TrainingState:
         """Take the steps of an epoch that are not done yet, and return the state after them.
@@ -150,10 +135,11 @@ class Trainer:
             factor = learning_rate_factor(
                 self.config, state.step, self.total_steps, self.task.lr_restarts
             )
-            lr = set_learning_rate(self.optimizer, factor, state.lr_scale)
+            lr = set_learning_rate(self.updater.optimizer, factor, state.lr_scale)
 
             # Forward and backward pass of this rank's samples.
-            losses = self._forward_backward(images, indices, state.step)
+            fraction_trained = min(1.0, state.step / self.planned_steps)
+            losses = self.updater.compute_gradients(images, indices, state.step, fraction_trained)
 
             # Sums over all ranks, and whether a callback of one of them asked to stop.
             should_stop = any(callback.should_stop() for callback in self.callbacks)
@@ -163,11 +149,8 @@ class Trainer:
             means = mean_losses(sums)
             check_number(means["loss"], "loss", state.step, self.logger)
 
-            # The update. `clip` is the largest norm of the gradient, 0 for any.
-            if self.config.optimizer.clip:
-                clip_grad_norm_(self.task.parameters(), float(self.config.optimizer.clip))
-            self.optimizer.step()
             state.step += 1
+            self.updater.update(state.step)
             timer.add_step(num_samples)
             self._report_step(state.step, means | {"lr": lr})
 
@@ -178,9 +161,12 @@ class Trainer:
             if collapse:
                 state = self._restart(state.step, collapse)
             elif is_epoch_end:
-                self._finish_epoch(state, timer)
+                with self.updater.averaged():
+                    self._finish_epoch(state, timer)
             if collapse or is_epoch_end or should_stop or is_due:
-                self.logger.save_state(self.task.model, self.optimizer, state)
+                self.logger.save_state(
+                    self.task.model, self.updater.optimizer, self.updater.average, state
+                )
             if should_stop:
                 raise Interrupted(
                     f"stopped after step {state.step} of {self.total_steps}; the state is saved"
@@ -188,42 +174,6 @@ class Trainer:
             if collapse:
                 break
         return state
-
-    def _forward_backward(self, images: ImageSet, indices: Tensor, step: int) -> dict[str, Tensor]:
-        """Compute losses and gradients of this rank's samples of a batch.
-
-        Args:
-            images: that hold those of the batch.
-            indices: `[samples]` of the images of the whole batch.
-            step: its number, counted from 0.
-
-        Returns:
-            Losses by name, such as "loss", means over the rank's samples; tensors with axes are for
-            `detect_collapse`. The gradients are such that their mean over the ranks is the gradient
-            of the mean loss of the whole batch.
-        """
-        self.task.train()
-        generator = torch.Generator().manual_seed(step_seed(self.config, step))
-        batch = self.task.sample_batch(images, indices, generator)
-        shard = take_shard(batch, len(indices), self.ranks)
-        num_samples = self.ranks.shard_size(len(indices))
-
-        self.optimizer.zero_grad(set_to_none=True)
-        # Casts are not cached: torch keeps them for all threads together.
-        autocast = torch.autocast(
-            self.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False
-        )
-        dropout: AbstractContextManager[Any] = nullcontext()
-        if self.has_dropout:
-            dropout = seed_dropout(self.config, step, self.ranks.rank, self.device)
-        with dropout, autocast, exclude_padding_rows(num_samples):
-            losses = self.training_step(shard, min(1.0, step / self.planned_steps))
-        loss = losses["loss"]
-        if self.ranks.world_size > 1:
-            # The gradients of the ranks are averaged, so each loss is weighed by its samples.
-            loss = loss * (self.ranks.world_size * num_samples / len(indices))
-        loss.backward()
-        return losses
 
     def _report_step(self, step: int, losses: dict[str, float]) -> None:
         """Tell callbacks and logger of the losses after `step` steps."""
@@ -236,7 +186,7 @@ class Trainer:
         lr = (self.config.optimizer.lr or 0.0) * RESTART_LR_SCALE
         reason = f"{collapse} after step {step}; {SECOND_START} ({lr:g})"
         self.task.model.load_state_dict(self.initial_weights())
-        self.optimizer = create_optimizer(self.task, self.config.optimizer)
+        self.updater.reset()
         self.logger.clear()
         self.logger.log({"kind": "note", "step": 0, "text": reason})
         return TrainingState(lr_scale=RESTART_LR_SCALE, restart=reason)
@@ -244,13 +194,15 @@ class Trainer:
     def _finish_epoch(self, state: TrainingState, timer: "EpochTimer") -> None:
         """Validate, store the best model, and log the row of the epoch.
 
+        The model has the averaged weights here, where there is an average.
+
         The sums of the state, of which the row has the means, begin anew.
         """
         model = self.task.model
         speed = timer.measure(state.sums["count"] / self.steps_per_epoch, self.ranks)
         check_finite(model, self.logger.recovery_hint)
         # What `eval_step` gives for every validation image, by name `[images, ...]`.
-        outputs = eval_outputs(self.task, self.val_images, precision=self.precision)
+        outputs = eval_outputs(self.task, self.val_images, precision=self.updater.precision)
         metrics = self.task.compute_metrics(outputs)
         # Metrics that the configuration names.
         metrics |= extra_metrics(self.config.task.metrics, outputs)
@@ -281,21 +233,6 @@ class Trainer:
             callback.on_epoch(model, row)
 
 
-def take_shard(batch: Any, batch_size: int, ranks: Ranks) -> Any:
-    """This rank's samples of every tensor of a batch, which may be nested in tuples.
-
-    All ranks have to take part in a step: one with an empty shard gets a sample that does not count
-    (`exclude_padding_rows`).
-
-    Args:
-        batch: of all ranks together.
-        batch_size: its number of samples.
-        ranks: the processes.
-    """
-    samples = ranks.padded_shard(batch_size)
-    return tree_map_only(Tensor, lambda tensor: tensor[samples], batch)
-
-
 def log_step(
     logger: MemoryLogger, step: int, total_steps: int, losses: Mapping[str, float]
 ) -> None:
@@ -310,22 +247,6 @@ def log_step(
     logger.emit({"kind": "tick", "step": step, "steps": total_steps, "loss": losses["loss"]})
     if step % LOG_INTERVAL == 0:
         logger.log({"kind": "step", "step": step, **losses})
-
-
-def seed_dropout(
-    config: TrainConfig, step: int, rank: int, device: torch.device
-) -> AbstractContextManager[Any]:
-    """A context in which dropout draws from a generator of this step and rank.
-
-    Args:
-        config: has the seed of the run.
-        step: its number, counted from 0.
-        rank: number of this process.
-        device: of the training.
-    """
-    stream = f"{DROPOUT}.{rank}" if rank else DROPOUT
-    seed = step_seed(config, step, stream)
-    return use_generator(torch.Generator(device).manual_seed(seed))
 
 
 def add_prefix(prefix: str, figures: Mapping[str, float]) -> dict[str, float]:

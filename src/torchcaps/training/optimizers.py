@@ -10,6 +10,7 @@ from torch import nn
 from torchcaps.errors import ArgumentError
 from torchcaps.registry import Registry
 from torchcaps.settings import OptimizerSettings
+from torchcaps.training.parameters import scale_rates, trainable_parameters
 
 NamedParameters = list[tuple[str, nn.Parameter]]
 # (parameters by name, peak learning rate, settings) -> optimizer
@@ -20,10 +21,11 @@ OPTIMIZERS: Registry[OptimizerBuilder] = Registry("optimizer")
 register_optimizer = OPTIMIZERS.register
 """Decorator that registers an optimizer for the setting `optimizer`.
 
-The function is given all parameters with their names, the peak learning rate and the settings,
-whose `options` are the optimizer's own (setting `optimizer_options`). It may build parameter groups
-with rates of their own: the schedule multiplies each group's rate. ValueError for a name that is
-taken, unless `replace`.
+The function is given the parameters that are trained with their names, the peak learning rate and
+the settings, whose `options` are the optimizer's own (setting `optimizer_options`). It may build
+parameter groups with rates of their own: schedule and `lr_scale` multiply each group's rate.
+`reads` names those of the settings `momentum` and `nesterov` that it reads; a run that gives
+another one of them is refused. ValueError for a name that is taken, unless `replace`.
 
 Example:
     >>> @register_optimizer("rmsprop")
@@ -33,20 +35,25 @@ Example:
 
 
 def create_optimizer(task: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """The optimizer of a run, over the parameters of a task; their names are those in its model.
+    """The optimizer of a run, over the parameters of a task that are trained.
+
+    Their names are those in its model.
 
     Raises UnknownNameError if there is none of this name, ArgumentError for options that it does
-    not take.
+    not take, and for rates of parameters that there are not.
     """
-    parameters = [(name.removeprefix("model."), weight) for name, weight in task.named_parameters()]
+    parameters = trainable_parameters(task)
     build = OPTIMIZERS[settings.name]
     try:
-        return build(parameters, settings.lr or 0.0, settings)
+        optimizer = build([*parameters.items()], settings.lr or 0.0, settings)
     except (TypeError, ValueError) as error:
         raise ArgumentError(
             "optimizer_options",
             f"expected options of {settings.name}, got {settings.options} ({error})",
         ) from error
+    if settings.lr_scale:
+        scale_rates(optimizer, parameters, settings.lr_scale)
+    return optimizer
 
 
 def _build(
@@ -68,10 +75,10 @@ OPTIMIZERS.add("adam", partial(_build, torch.optim.Adam))
 OPTIMIZERS.add("adamw", partial(_build, torch.optim.AdamW))
 
 
-@register_optimizer("sgd")
+@register_optimizer("sgd", reads=("momentum", "nesterov"))
 def sgd(
     parameters: NamedParameters, lr: float, settings: OptimizerSettings
 ) -> torch.optim.Optimizer:
     """Stochastic gradient descent with the settings `momentum` and `nesterov`."""
-    options = {"momentum": settings.momentum, "nesterov": settings.nesterov}
+    options = {"momentum": settings.momentum or 0.0, "nesterov": settings.nesterov}
     return _build(torch.optim.SGD, parameters, lr, settings, **options)

@@ -12,7 +12,7 @@ from torchcaps import plugins
 from torchcaps.errors import ArgumentError, RunError, UnknownNameError, check_known, read_text
 from torchcaps.models import list_models
 from torchcaps.registry import Registry
-from torchcaps.settings import TrainConfig, flattened
+from torchcaps.settings import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,10 @@ class Recipe:
         """
         names = [entry.name for entry in self.rows_of(budget)]
         check_known(f"row of {self.name} within {budget}", row.name, names)
-        settings = self.config.flat()
+        config = self.config
         for part in (self.budgets[budget].changes, row.changes, row.within.get(budget, {})):
-            settings |= flattened(part)
-        return TrainConfig.from_dict(settings).updated(**changes)
+            config = config.updated(**part)
+        return config.updated(**changes)
 
 
 RECIPES: Registry[Recipe] = Registry("recipe")

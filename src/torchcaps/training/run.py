@@ -13,6 +13,7 @@ from torchcaps.settings import TrainConfig
 from torchcaps.templates import picture, render
 from torchcaps.training.checkpoint import FORMAT, LAST_FILE, MODEL_FILE, PREVIOUS_FILE
 from torchcaps.training.files import CONFIG_FILE as CONFIG_FILE
+from torchcaps.training.state import early_end
 from torchcaps.words import duration, format_metric, in_words, numbers
 
 if TYPE_CHECKING:
@@ -126,14 +127,14 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all epochs are done, or the score that ends the training was reached."""
-        settings = self.config.training
+        """Whether all epochs are done, or `stop_at` or `patience` has ended the training."""
         epochs = self.epochs
         if not epochs:
             return False
         best_score = max(row[f"val_{row['score']}"] for row in epochs)
-        has_score = settings.stop_at is not None and best_score >= settings.stop_at
-        return has_score or is_complete(self)
+        epoch = epochs[-1]["epoch"]
+        reason = early_end(self.config.training, epoch, self.best_epoch or 0, best_score)
+        return bool(reason) or is_complete(self)
 
     @property
     def score(self) -> str:

@@ -25,24 +25,43 @@ ORDER = "1"  # the order of the images of an epoch
 DROPOUT = "2"  # what a model drops out
 
 
-def epoch_permutation(config: TrainConfig, epoch: int, num_images: int) -> Tensor:
+def epoch_permutation(config: TrainConfig, epoch: int, labels: Tensor) -> Tensor:
     """Indices of the images that an epoch takes, in its order.
 
     Args:
-        config: has the seed, and `epoch_size`, the number of images of an epoch (None for all).
+        config: has the seed; `epoch_size`, the number of images of an epoch (None for all); and
+            `balance`, whether all classes are equally frequent.
         epoch: its number, counted from 0.
-        num_images: number of training images. A longer epoch takes all of them again, in another
-            order.
+        labels: `[n]` of the training images; with `balance`, a class each.
 
     Returns:
-        `[epoch_size]` integers.
+        `[epoch_size]` integers on the CPU.
     """
     generator = torch.Generator().manual_seed(step_seed(config, epoch, ORDER))
+    num_images = len(labels)
     epoch_size = config.data.epoch_size or num_images
-    permutations = []
-    for _ in range(0, epoch_size, num_images):
-        permutations.append(torch.randperm(num_images, generator=generator))
-    return torch.cat(permutations)[:epoch_size]
+    if not config.data.balance:
+        return repeated_permutation(num_images, epoch_size, generator)
+
+    labels = labels.cpu()
+    classes, images_per_class = labels.unique(return_counts=True)
+    members = labels.argsort(stable=True).split(images_per_class.tolist())
+    # The class of each image of the epoch. Which classes have one image more differs by the epoch.
+    class_order = repeated_permutation(len(classes), epoch_size, generator)
+    order = torch.empty_like(class_order)
+    for index, class_members in enumerate(members):
+        is_class = class_order == index
+        count = int(is_class.sum())
+        order[is_class] = class_members[repeated_permutation(len(class_members), count, generator)]
+    return order
+
+
+def repeated_permutation(size: int, count: int, generator: torch.Generator) -> Tensor:
+    """`[count]` indices below `size`: all of them in random order, and again in another one."""
+    permutations = [torch.empty(0, dtype=torch.int64)]
+    for _ in range(0, count, size):
+        permutations.append(torch.randperm(size, generator=generator))
+    return torch.cat(permutations)[:count]
 
 
 def split_batches(order: Tensor, batch_size: int, smallest: int = 1) -> list[Tensor]:

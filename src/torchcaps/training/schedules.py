@@ -4,7 +4,7 @@ Add a schedule here, or anywhere with `register_schedule`; the setting `schedule
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -33,17 +33,19 @@ SCHEDULES: Registry[Schedule] = Registry("schedule")
 
 
 def register_schedule(
-    name: str, *, restarts: bool = True, replace: bool = False
+    name: str, *, restarts: bool = True, reads: Iterable[str] = (), replace: bool = False
 ) -> Callable[[ScheduleFunction], ScheduleFunction]:
     """Decorator that registers a schedule for the setting `schedule`.
 
-    The function is given the step from 0, the number of steps, and the configuration; it returns
-    the factor by which the peak learning rate is multiplied.
+    The function is given the step from 0, the number of steps, and the complete configuration; it
+    returns the factor by which the peak learning rate is multiplied.
 
     Args:
         name: of the schedule; ValueError for one that is taken, unless `replace`.
         restarts: whether it starts anew in each stage of a task that has several
             (`Task.lr_restarts`). The steps it is given are then those of the stage.
+        reads: those of the settings `milestones` and `decay` that it reads. A run that gives
+            another one of them is refused.
         replace: allow a name that is taken.
 
     Returns:
@@ -56,7 +58,7 @@ def register_schedule(
     """
 
     def decorate(factor: ScheduleFunction) -> ScheduleFunction:
-        SCHEDULES.add(name, Schedule(factor, restarts), replace=replace)
+        SCHEDULES.add(name, Schedule(factor, restarts), reads=reads, replace=replace)
         return factor
 
     return decorate
@@ -175,16 +177,16 @@ def paper(step: int, total_steps: int, config: TrainConfig) -> float:
     return decay * min(1.0, (step + 1) / min(warmup_steps(total_steps), 1000))
 
 
-@register_schedule("steps", restarts=False)
+@register_schedule("steps", restarts=False, reads=("milestones", "decay"))
 def steps(step: int, total_steps: int, config: TrainConfig) -> float:
     """Falls by the factor `decay` at the epochs `milestones`."""
     epoch = step * config.training.epochs // total_steps
     passed = sum(epoch >= milestone for milestone in config.schedule.milestones)
-    return config.schedule.decay**passed
+    return (config.schedule.decay or 0.0) ** passed
 
 
-@register_schedule("exponential", restarts=False)
+@register_schedule("exponential", restarts=False, reads=("decay",))
 def exponential(step: int, total_steps: int, config: TrainConfig) -> float:
     """Falls by the factor `decay` after each epoch, to a tenth at the lowest."""
     epoch = step * config.training.epochs // total_steps
-    return max(0.1, config.schedule.decay**epoch)
+    return max(0.1, (config.schedule.decay or 0.0) ** epoch)

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchcaps.errors import RunError, TrainingError
+from torchcaps.settings import TrainingSettings
+from torchcaps.training.averaging import WeightAverage
 from torchcaps.training.checkpoint import PREVIOUS_FILE, load_tensors, save_tensors
 from torchcaps.training.files import move
 
@@ -78,6 +80,27 @@ class TrainingState:
             raise ValueError(f"step: expected 0 to {total_steps}, got {self.step}")
 
 
+def early_end(settings: TrainingSettings, epoch: int, best_epoch: int, best_score: float) -> str:
+    """Why a training ends before its last epoch, a sentence; empty where it goes on.
+
+    Args:
+        settings: `stop_at`, a score that is enough; `patience`, a number of epochs, which are
+            counted anew where the training was extended.
+        epoch: number of epochs that are done.
+        best_epoch: number of the best one, counted from 1.
+        best_score: its score on held-out images.
+    """
+    if settings.stop_at is not None and best_score >= settings.stop_at:
+        return f"epoch {best_epoch} has reached stop_at: the training ends"
+    num_epochs = epoch - max((best_epoch, *settings.extended_at))
+    if settings.patience is not None and num_epochs >= settings.patience:
+        return (
+            f"none of the last {num_epochs} epochs was better than epoch {best_epoch}: the "
+            "training ends (patience)"
+        )
+    return ""
+
+
 def mean_losses(sums: dict[str, float]) -> dict[str, float]:
     """Means of summed losses over the "count" of their images."""
     return {name: total / sums["count"] for name, total in sums.items() if name != "count"}
@@ -87,6 +110,7 @@ def save_state(
     path: Path,
     model: nn.Module,
     optimizer: Optimizer,
+    average: WeightAverage | None,
     state: TrainingState,
     fingerprint: dict[str, Any],
 ) -> None:
@@ -96,6 +120,7 @@ def save_state(
         path: of the file.
         model: whose weights are written.
         optimizer: of these weights.
+        average: of these weights, where there is one.
         state: of the training.
         fingerprint: JSON-ready values by name that must not change until the file is read.
 
@@ -104,6 +129,8 @@ def save_state(
     """
     check_finite(model, recovery_hint(path))
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    if average is not None:
+        tensors |= {f"average.{name}": tensor for name, tensor in average.weights.items()}
     for index, entries in optimizer.state_dict()["state"].items():
         for name, entry in entries.items():
             if isinstance(entry, Tensor):
@@ -116,10 +143,12 @@ def load_state(
     path: Path,
     model: nn.Module,
     optimizer: Optimizer,
+    average: WeightAverage | None,
     fingerprint: dict[str, Any],
     total_steps: int,
 ) -> tuple[TrainingState, str]:
-    """Restore what `save_state` wrote into `model` and `optimizer`; a damaged file's predecessor.
+    """Restore what `save_state` wrote into model, optimizer and average; or a damaged file's
+    predecessor.
 
     Returns:
         The state, that of the start where there is neither file; and a sentence if it is not
@@ -142,7 +171,7 @@ def load_state(
         try:
             state = TrainingState(**description["state"])
             state.check(total_steps)
-            _restore(tensors, model, optimizer)
+            _restore(tensors, model, optimizer, average)
         except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
             reason = str(error).splitlines()[-1].strip()
             raise RunError(f"{file}: is not the state of this training ({reason})") from error
@@ -187,15 +216,24 @@ def _check_fingerprint(path: Path, saved: Any, current: dict[str, Any]) -> None:
             )
 
 
-def _restore(tensors: dict[str, Tensor], model: nn.Module, optimizer: Optimizer) -> None:
-    """Put the tensors of a file into model and optimizer."""
+def _restore(
+    tensors: dict[str, Tensor],
+    model: nn.Module,
+    optimizer: Optimizer,
+    average: WeightAverage | None,
+) -> None:
+    """Put the tensors of a file into model, optimizer and average."""
     parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
     weights: dict[str, Tensor] = {}
+    averages: dict[str, Tensor] = {}
     entries: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         owner, _, key = name.partition(".")
         if owner == "model":
             weights[key] = tensor
+            continue
+        if owner == "average":
+            averages[key] = tensor
             continue
         index, _, key = key.partition(".")
         parameter = parameters[int(index)]
@@ -204,5 +242,7 @@ def _restore(tensors: dict[str, Tensor], model: nn.Module, optimizer: Optimizer)
             tensor = torch.empty_like(parameter).copy_(tensor)
         entries.setdefault(int(index), {})[key] = tensor
     model.load_state_dict(weights)
+    if average is not None:
+        average.load(averages)
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": entries, "param_groups": groups})

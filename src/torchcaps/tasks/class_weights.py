@@ -1,0 +1,80 @@
+"""Weights of classes in a loss, so that rare classes count as much as frequent ones."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.utils._pytree import tree_map, tree_map_only
+
+
+def balanced_weights(labels: Int64[Tensor, " n *k"], num_classes: int) -> Float[Tensor, " classes"]:
+    """Weight of a class: `w_c = m / (C * m_c)`, the mean number of labels over its own.
+
+    There are m labels, m_c of them of class c, and C classes with labels (a class without one has
+    the weight 1). The mean of w over all labels is 1. It is scikit-learn's "balanced".
+
+    Args:
+        labels: of the training images, one or k each.
+        num_classes: number of weights.
+    """
+    counts = labels.flatten().bincount(minlength=num_classes).double()
+    mean_count = labels.numel() / (counts > 0).sum()
+    return torch.where(counts > 0, mean_count / counts, 1.0).float()
+
+
+def image_weights(
+    class_weights: Float[Tensor, " classes"], labels: Int64[Tensor, " batch *k"]
+) -> Float[Tensor, " batch"]:
+    """Weight of an image: that of its class; of several classes their mean."""
+    weights = class_weights.to(labels.device)[labels]
+    return weights.view(len(labels), -1).mean(dim=1)
+
+
+def weighted_loss(
+    loss: Callable[..., Tensor],
+    class_weights: Float[Tensor, " classes"] | None,
+    labels: Int64[Tensor, " batch *k"],
+) -> Callable[..., Tensor]:
+    """The mean over a batch of the losses of its images, each times the weight of its class.
+
+    Args:
+        loss: takes scores, targets and further arguments; returns a mean over a batch.
+        class_weights: None leaves the loss as it is.
+        labels: of the batch.
+
+    Returns:
+        A function of the same arguments.
+    """
+    if class_weights is None:
+        return loss
+    weights = image_weights(class_weights, labels)
+
+    def mean_loss(scores: Any, targets: Tensor, *arguments: Any) -> Tensor:
+        return (weights * image_losses(loss, scores, targets, *arguments)).mean()
+
+    return mean_loss
+
+
+def image_losses(
+    loss: Callable[..., Tensor], scores: Any, targets: Tensor, *arguments: Any
+) -> Float[Tensor, " batch"]:
+    """The loss of each image by itself: as that of a batch of this one image.
+
+    Their mean is the loss of the batch, for a loss that is a mean over images.
+
+    Args:
+        loss: takes scores, targets and the arguments; returns a mean over a batch.
+        scores: tensors `[batch, ...]` or None, which may be nested in tuples.
+        targets: `[batch, ...]`.
+        arguments: what else the loss takes.
+    """
+
+    def image_loss(image_scores: Any, target: Tensor) -> Tensor:
+        batch = tree_map_only(Tensor, lambda x: x.unsqueeze(0), (image_scores, target))
+        return loss(*batch, *arguments)
+
+    axes = tree_map(lambda leaf: None if leaf is None else 0, scores)
+    losses: Tensor = torch.func.vmap(image_loss, in_dims=(axes, 0))(scores, targets)
+    return losses

@@ -1,0 +1,218 @@
+"""One update of the weights: the gradient of a batch, its norm, the optimizer, and the average.
+
+A batch of a step has `batch_size * accumulate` images. This rank's shard of it is divided into
+`accumulate` parts, whose gradients are summed. The result is the gradient of the whole batch, up to
+rounding; a batch norm has the statistics of each part.
+"""
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils import clip_grad_norm_
+from torch.utils._pytree import tree_map_only
+
+from torchcaps.data import ImageSet
+from torchcaps.distributed import Ranks, data_parallel, exclude_padding_rows
+from torchcaps.evaluation.forward import device_of
+from torchcaps.nn import use_generator
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks import Task
+from torchcaps.training.averaging import WeightAverage
+from torchcaps.training.device import resolve_precision
+from torchcaps.training.optimizers import create_optimizer
+from torchcaps.training.parameters import freeze_parameters, frozen_modules
+from torchcaps.training.sampling import DROPOUT, step_seed
+
+
+class TrainingStep(nn.Module):
+    """A task's training step as the forward pass of a module, as data parallelism needs it."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.task = task
+
+    def forward(self, batch: Any, fraction_trained: float) -> dict[str, Tensor]:
+        """Losses of a batch by name; `fraction_trained` of all steps, in [0, 1], are done."""
+        return self.task.training_step(batch, fraction_trained)
+
+
+class Updater:
+    """Updates the weights of a task's model, on its device.
+
+    Args:
+        task: the model with its loss.
+        config: complete; its optimizer's settings count here, and seed and precision.
+        ranks: the processes of the run.
+
+    Raises:
+        ArgumentError: patterns of parameters, or options of the optimizer, that cannot be used.
+        UnknownNameError: an optimizer that is not registered.
+
+    Attributes:
+        optimizer: of the parameters that are trained.
+        average: of the weights; None without one.
+        precision: "fp32" or "bf16".
+    """
+
+    def __init__(self, task: Task, config: TrainConfig, ranks: Ranks) -> None:
+        self.task = task
+        self.config = config
+        self.ranks = ranks
+        self.device = device_of(task.model)
+        self.precision = resolve_precision(config.training.precision, self.device)
+        self.has_dropout = any(isinstance(layer, _DropoutNd) for layer in task.modules())
+        self.frozen = freeze_parameters(task.model, config.optimizer.freeze)
+        self.frozen_modules = frozen_modules(task.model) if self.frozen else []
+        self.training_step: Any = data_parallel(TrainingStep(task), ranks)
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew with the weights of now: an optimizer without a state, a new average."""
+        settings = self.config.optimizer
+        self.optimizer = create_optimizer(self.task, settings)
+        self.average = WeightAverage(self.task.model, settings.ema) if settings.ema else None
+
+    def release(self) -> None:
+        """Let the frozen parameters get gradients again, as before the training."""
+        for parameter in self.frozen:
+            parameter.requires_grad_(True)
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """A context in which the model has the averaged weights, where there is an average."""
+        return self.average.applied() if self.average else nullcontext()
+
+    def compute_gradients(
+        self, images: ImageSet, indices: Tensor, step: int, fraction_trained: float
+    ) -> dict[str, Tensor]:
+        """Compute losses and gradients of this rank's samples of a batch.
+
+        Args:
+            images: that hold those of the batch.
+            indices: `[samples]` of the images of the whole batch.
+            step: its number, counted from 0.
+            fraction_trained: share of the training that is done, in [0, 1].
+
+        Returns:
+            Losses by name, such as "loss", means over the rank's samples; tensors with axes hold a
+            row for each sample. The gradients are such that their mean over the ranks is the
+            gradient of the mean loss of the whole batch.
+        """
+        self.task.train()
+        for module in self.frozen_modules:
+            module.eval()
+        generator = torch.Generator().manual_seed(step_seed(self.config, step))
+        batch = self.task.sample_batch(images, indices, generator)
+        shard = take_shard(batch, len(indices), self.ranks)
+        num_samples = self.ranks.shard_size(len(indices))
+        parts = self._split(shard, num_samples, len(indices))
+
+        self.optimizer.zero_grad(set_to_none=True)
+        dropout_generator = self._dropout_generator(step)
+        part_losses = []
+        for number, (part, part_size) in enumerate(parts, start=1):
+            # Casts are not cached: torch keeps them for all threads together.
+            autocast = torch.autocast(
+                self.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False
+            )
+            dropout: AbstractContextManager[Any] = nullcontext()
+            if dropout_generator is not None:
+                dropout = use_generator(dropout_generator)
+            # The ranks exchange the sums of all parts, with the last one.
+            sync: AbstractContextManager[Any] = nullcontext()
+            if number < len(parts) and self.ranks.world_size > 1:
+                sync = self.training_step.no_sync()
+            with sync:
+                with dropout, autocast, exclude_padding_rows(part_size):
+                    losses = self.training_step(part, fraction_trained)
+                # The gradients of the ranks are averaged, so each loss is weighed by its samples.
+                weight = self.ranks.world_size * part_size / len(indices)
+                (losses["loss"] * weight).backward()
+            part_losses.append((losses, part_size))
+        return join_losses(part_losses)
+
+    def update(self, num_updates: int) -> None:
+        """Change the weights by their gradients.
+
+        Args:
+            num_updates: of the weights so far, this one among them.
+        """
+        clip = self.config.optimizer.clip  # largest norm of the gradient, 0 for any
+        if clip:
+            clip_grad_norm_(self.task.parameters(), float(clip))
+        self.optimizer.step()
+        if self.average is not None:
+            self.average.update(num_updates)
+
+    def _split(self, shard: Any, num_samples: int, batch_size: int) -> list[tuple[Any, int]]:
+        """The parts of a shard with their numbers of samples; as many parts on every rank.
+
+        There are fewer than `accumulate` in a last batch of few samples.
+
+        Args:
+            shard: this rank's samples of the batch.
+            num_samples: their number.
+            batch_size: number of samples of all ranks together.
+        """
+        smallest = self.task.spec.smallest_batch * self.ranks.world_size
+        num_parts = min(
+            self.config.optimizer.accumulate,
+            math.ceil(batch_size / (self.config.training.batch_size or 1)),
+            batch_size // smallest,
+        )
+        if num_parts <= 1:
+            return [(shard, num_samples)]
+        parts = []
+        for number in range(num_parts):
+            rows = Ranks(number, num_parts).shard(num_samples)  # parts of nearly equal size
+            parts.append((take_rows(shard, rows), rows.stop - rows.start))
+        return parts
+
+    def _dropout_generator(self, step: int) -> torch.Generator | None:
+        """What dropout draws from in this step and rank; None for a model without dropout."""
+        if not self.has_dropout:
+            return None
+        stream = f"{DROPOUT}.{self.ranks.rank}" if self.ranks.rank else DROPOUT
+        return torch.Generator(self.device).manual_seed(step_seed(self.config, step, stream))
+
+
+def take_shard(batch: Any, batch_size: int, ranks: Ranks) -> Any:
+    """This rank's samples of every tensor of a batch, which may be nested in tuples.
+
+    All ranks have to take part in a step: one with an empty shard gets a sample that does not count
+    (`exclude_padding_rows`).
+
+    Args:
+        batch: of all ranks together.
+        batch_size: its number of samples.
+        ranks: the processes.
+    """
+    return take_rows(batch, ranks.padded_shard(batch_size))
+
+
+def take_rows(batch: Any, rows: slice) -> Any:
+    """These rows of every tensor of a batch, which may be nested in tuples."""
+    return tree_map_only(Tensor, lambda tensor: tensor[rows], batch)
+
+
+def join_losses(parts: list[tuple[dict[str, Tensor], int]]) -> dict[str, Tensor]:
+    """The losses of a batch by those of its parts: weighted means of numbers, rows one by one.
+
+    Args:
+        parts: losses of a part by name, means over its samples, and the number of its samples.
+    """
+    if len(parts) == 1:
+        return parts[0][0]
+    sizes = torch.tensor([size for _, size in parts], dtype=torch.float64)
+    shares = sizes / sizes.sum()
+    joined = {}
+    for name, loss in parts[0][0].items():
+        tensors = [losses[name].detach() for losses, _ in parts]
+        if loss.dim():
+            joined[name] = torch.cat(tensors)
+        else:
+            joined[name] = torch.stack(tensors).double().cpu() @ shares
+    return joined
