@@ -14,7 +14,7 @@ import torchcaps
 SOURCE = Path(torchcaps.__file__).parent
 PACKAGES = [
     ("types", "errors"),
-    ("templates", "words"),
+    ("templates", "words", "progress"),
     ("plugins", "isolated", "weight_files"),
     ("registry",),
     ("distributed",),

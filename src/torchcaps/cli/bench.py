@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 import tyro
 
 import torchcaps as tc
-from torchcaps.cli.console import UsageError, note, print_json, print_table, progress_bar, usage
+from torchcaps.cli.console import UsageError, note, print_json, print_table, usage
 from torchcaps.cli.flags import Threads
 from torchcaps.cli.settings import parse_options
 from torchcaps.errors import check_range
+from torchcaps.progress import progress_bar
 
 RUNS_PER_REPEAT = 20  # of latency
 QUICK_REPEATS = 3

@@ -10,18 +10,11 @@ from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
 import torchcaps as tc
+from torchcaps.progress import progress_bar
 
 LINE_WIDTH = 80  # of tables
 GAP = 2  # between columns
@@ -118,24 +111,6 @@ def show(as_json: bool, document: Any, rows: Sequence[Sequence[str]], below: str
     print_table(rows)
     if below:
         print(f"\n{below}")
-
-
-@contextmanager
-def progress_bar(title: str) -> Iterator[Progress]:
-    """A bar on stderr that vanishes when done; nothing where stderr is no terminal."""
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn(title),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bar:
-        yield bar
 
 
 @contextmanager

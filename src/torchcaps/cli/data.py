@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 import tyro
 
 import torchcaps as tc
-from torchcaps.cli.console import UsageError, note, progress_bar, show
+from torchcaps.cli.console import UsageError, note, show
 from torchcaps.cli.flags import Json
+from torchcaps.progress import progress_bar
 
 
 def data(

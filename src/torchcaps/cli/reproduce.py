@@ -15,11 +15,10 @@ from torchcaps.cli.console import (
     print_json,
     print_table,
     print_wrapped,
-    progress_bar,
 )
 from torchcaps.cli.flags import Json, Root, Threads, check_flag, use_threads
 from torchcaps.cli.signals import graceful_stop, ignore_signals
-from torchcaps.cli.train import print_above, report_rows
+from torchcaps.progress import print_above, progress_bar, report_rows
 
 
 @dataclass(frozen=True)

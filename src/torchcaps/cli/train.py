@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich.progress import Progress
 
 import torchcaps as tc
 from torchcaps import plugins
@@ -18,7 +17,6 @@ from torchcaps.cli.console import (
     UsageError,
     note,
     note_without_plots,
-    progress_bar,
     show,
     usage,
 )
@@ -32,6 +30,7 @@ from torchcaps.cli.settings import (
     resolve,
 )
 from torchcaps.cli.signals import graceful_stop, ignore_signals
+from torchcaps.progress import progress_bar, report_rows
 
 if TYPE_CHECKING:
     from torchcaps.settings import TrainConfig
@@ -203,48 +202,3 @@ def _train(
         except tc.training.OptionError as error:
             raise UsageError(f"--option: {error}") from error
     return 0
-
-
-def print_above(bar: Progress, line: str) -> None:
-    """Print a line above the bar."""
-    bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def report_rows(bar: Progress) -> Callable[[dict[str, Any]], None]:
-    """A function of the rows of a training: steps move the bar, epochs are lines above it."""
-    task = bar.add_task("", total=None)
-
-    def emit(row: dict[str, Any]) -> None:
-        if row["kind"] == "tick":
-            loss = f"loss {row['loss']:.4f}"
-            bar.update(task, completed=row["step"], total=row["steps"], description=loss)
-        elif row["kind"] == "epoch":
-            print_above(bar, _epoch_line(row))
-        elif row["kind"] == "note":
-            print_above(bar, f"warning: {row['text']}")
-        elif row["kind"] == "message":
-            print_above(bar, row["text"])
-
-    return emit
-
-
-def _epoch_line(row: dict[str, Any]) -> str:
-    """`epoch 2/8  training: loss 0.0453, accuracy 97.10%  validation: ...`, and warnings."""
-    parts = [f"epoch {row['epoch']}/{row['epochs']}"]
-    for title, prefix in (("training", "train_"), ("validation", "val_")):
-        metrics = [
-            _format_metric(name.removeprefix(prefix), metric)
-            for name, metric in row.items()
-            if name.startswith(prefix)
-        ]
-        parts.append(f"{title}: {', '.join(metrics)}")
-    parts.append(f"{row['images_per_second']:.0f} images/s")
-    lines = ["  ".join(parts)]
-    lines += [f"warning: {text}" for text in row["warnings"]]
-    return "\n".join(lines)
-
-
-def _format_metric(name: str, metric: float) -> str:
-    """`accuracy 97.10%`, `loss 0.0453`."""
-    number = f"{metric:.2%}" if name.endswith("accuracy") else f"{metric:.4f}"
-    return f"{name.replace('_', ' ')} {number}"

@@ -96,13 +96,7 @@ class ImageSet:
             check_known("factor", self.group, self.factors)
 
     def _check_images(self) -> None:
-        shape = self.images.shape
-        if len(shape) != 4 or 0 in shape[1:]:
-            raise DataError(
-                f"{self.name}: expected images [{', '.join(AXES)}], got {named_shape(AXES, shape)}"
-            )
-        if len(self) == 0:
-            raise DataError(f"{self.name}: there are no images")
+        check_images(self.name, self.images)
         check_pixels(self.name, self.images)
 
     def _check_labels(self) -> None:
@@ -282,6 +276,21 @@ class MultilabelSet(ImageSet):
             raise DataError(
                 f"{self.name}: expected different classes in image {index}, got {', '.join(twice)}"
             )
+
+
+def check_images(source: str, images: Tensor) -> None:
+    """Check that images are `[n, channels, height, width]`, n at least 1.
+
+    Raises:
+        DataError: it is not so; the message begins with `source`.
+    """
+    shape = images.shape
+    if len(shape) != 4 or 0 in shape[1:]:
+        raise DataError(
+            f"{source}: expected images [{', '.join(AXES)}], got {named_shape(AXES, shape)}"
+        )
+    if len(images) == 0:
+        raise DataError(f"{source}: there are no images")
 
 
 def check_labels(

@@ -3,12 +3,13 @@
 from torchcaps import registry as _registry
 from torchcaps.settings import TrainConfig as TrainConfig
 from torchcaps.training.allocator import keep_memory as keep_memory
-from torchcaps.training.api import Fitted as Fitted, fit as fit, train as train
+from torchcaps.training.api import train as train
 from torchcaps.training.callbacks import (
     Callback as Callback,
     register_callback as register_callback,
 )
 from torchcaps.training.checkpoint import OptionError as OptionError, load as load, save as save
+from torchcaps.training.fitting import Fitted as Fitted, fit as fit
 from torchcaps.training.imported import import_weights as import_weights
 from torchcaps.training.loop import Interrupted as Interrupted
 from torchcaps.training.optimizers import register_optimizer as register_optimizer

@@ -1,153 +1,34 @@
-"""The ways into training: `fit` for what is in memory, `train` for names and a run folder."""
+"""Training by names, which leaves a run folder."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from numpy.typing import ArrayLike
-from torch import Tensor, nn
+from torch import Tensor
 
-from torchcaps.data import ImageFiles, ImageSet
+from torchcaps.data import ImageFiles
 from torchcaps.distributed import current, main_first
-from torchcaps.errors import ArgumentError, TrainingError
 from torchcaps.models import model_info
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks import Task, check_task, create_task
+from torchcaps.tasks import Task, create_task
 from torchcaps.training import folder
 from torchcaps.training.batches import SetBatches
 from torchcaps.training.calibration import write_calibration
 from torchcaps.training.callbacks import Callback, FunctionCallback
 from torchcaps.training.checkpoint import build_model, describe_model
 from torchcaps.training.defaults import complete_config
-from torchcaps.training.device import resolve_device
-from torchcaps.training.initial import InitialWeights
-from torchcaps.training.loggers import MemoryLogger, Row, RunLogger
+from torchcaps.training.device import memory_errors, resolve_device
+from torchcaps.training.initial import read_initial
+from torchcaps.training.loggers import Row, RunLogger
 from torchcaps.training.loop import Trainer
 from torchcaps.training.recipes import default_folder, resolve_recipe
 from torchcaps.training.run import CALIBRATION_FILE, Run, is_complete, resumed_config
-from torchcaps.training.sampling import cropped, read_images, split
-from torchcaps.types import model_metadata, set_model_metadata
-
-Array = ArrayLike | Tensor
-
-
-class Fitted(NamedTuple):
-    """What `fit` returns.
-
-    Attributes:
-        model: the one that was passed, with the weights of its best epoch, in evaluation mode.
-        history: a row for each epoch: "train_loss", "val_loss", the metrics of the task, and more;
-            "restart" says why the training started again by itself, where it did.
-    """
-
-    model: nn.Module
-    history: list[Row]
-
-
-def fit(
-    model: nn.Module,
-    data: ImageSet | tuple[Array, Array] | Array,
-    labels: Array | None = None,
-    *,
-    transform: Callable[[Tensor], Tensor] | None = None,
-    validation: ImageSet | tuple[Array, Array] | None = None,
-    config: TrainConfig | None = None,
-    emit: Callable[[Row], None] | None = None,
-    on_step: Callable[[nn.Module, dict[str, float]], None] | None = None,
-    on_epoch: Callable[[nn.Module, Row], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
-    **settings: Any,
-) -> Fitted:
-    """Train a model on images in memory, in place; nothing is written.
-
-    Training images are shifted by up to 2 pixels unless the setting `shift` says otherwise, and
-    weights of convolutions are kept in channels-last order.
-
-    Args:
-        model: any module that a task takes: of this library, or one that maps images to logits of
-            classes.
-        data: an `ImageSet`, (images, labels), or images. Images are `[n, channels, height, width]`,
-            uint8 or floats in [0, 1], as a tensor or an array.
-        labels: `[n]` integers from 0, where `data` is images alone.
-        transform: changes each batch of training images `[batch, channels, height, width]`, floats
-            in [0, 1] on the model's device, after the augmentations of the settings; returns as
-            many of the same size. What it draws from torch's global generator depends on the step
-            and the seed alone. Masks do not move with it.
-        validation: to choose the epoch by; by default a part of `data` is held out (setting
-            `holdout`).
-        config: of the run; its model, its data set's name and its root are not looked at.
-        emit: is given each row of the metrics, see `loggers.MemoryLogger`.
-        on_step: called after each step with the model and the figures of the step; see `Callback`.
-        on_epoch: called after each epoch with the model and its row of the metrics; see `Callback`.
-        should_stop: called after each step; True ends the training. See `Callback`.
-        settings: of the run, by name, such as `epochs=5, lr=0.01`; they take precedence over
-            `config`. The device is that of the model unless one is named.
-
-    Returns:
-        `Fitted(model, history)`: the model, and the rows of the metrics of its epochs.
-
-    Raises:
-        ValueError: for a setting, a model or images that cannot be used.
-        DataError: for images that are no set.
-        TrainingError: when the loss becomes non-finite, or memory is exhausted.
-        Interrupted: when `should_stop` says so.
-
-    Example:
-        >>> model, history = tc.fit(tc.create_model("capsnet"), images, labels, epochs=3)
-    """
-    config = (config or TrainConfig()).updated(**settings)
-    device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
-    if config.training.device != "auto":
-        device = resolve_device(config.training.device)
-    images = as_set(data, labels)
-    with memory_errors():
-        model.to(device)
-        if validation is None:
-            train_images, val_images = split(images, config, device)
-        else:
-            train_images = images.to(device)
-            val_images = cropped(as_set(validation), config.data.crop).to(device)
-        task = create_task(model, config, train_images)
-        if transform is not None:
-            _add_transform(task, transform)
-        check_task(task, val_images)
-        initial = _read_initial(config, images.classes)
-        if initial is not None:
-            initial.load_into(model)
-        initial_weights = {
-            name: tensor.detach().clone() for name, tensor in model.state_dict().items()
-        }
-        logger = MemoryLogger(emit, initial)
-        for note in images.notes:
-            logger.message(note)
-        config = complete_config(task, len(train_images))
-        Trainer(
-            task,
-            config,
-            SetBatches(train_images, config, task.spec.smallest_batch),
-            val_images,
-            logger,
-            initial_weights=lambda: initial_weights,
-            callbacks=[FunctionCallback(on_step, on_epoch, should_stop)],
-        ).run()
-    if logger.best_weights is not None:
-        model.load_state_dict(logger.best_weights)
-    model.eval()
-    metadata = replace(
-        model_metadata(model),
-        classes=images.classes if task.labeled else (),
-        preprocess=images.preprocess(images.img_size, images.in_chans, config.data.crop),
-        task=task.name,
-        spec=task.spec,
-    )
-    set_model_metadata(model, metadata)
-    return Fitted(model, [row for row in logger.rows if row["kind"] == "epoch"])
+from torchcaps.training.sampling import read_images
+from torchcaps.training.summary import training_summary
 
 
 def train(
@@ -230,68 +111,6 @@ def train(
     return run
 
 
-def as_set(data: ImageSet | tuple[Array, Array] | Array, labels: Array | None = None) -> ImageSet:
-    """Images and labels as a set; DataError where they make none, ArgumentError for neither."""
-    if isinstance(data, ImageSet) and labels is None:
-        return data
-    pair = (data, labels)
-    if labels is None and isinstance(data, tuple) and len(data) == 2:
-        pair = data
-    try:
-        pixels, classes = map(torch.as_tensor, pair)
-    except (TypeError, ValueError, RuntimeError):
-        raise ArgumentError(
-            "data",
-            "expected an ImageSet, (images, labels), or images with labels, "
-            f"as tensors or arrays, got {type(data).__name__}",
-        ) from None
-    if pixels.is_floating_point():
-        pixels = pixels.float()
-    classes = classes.long()
-    num_classes = int(classes.max()) + 1 if classes.numel() else 0
-    return ImageSet(pixels, classes, tuple(map(str, range(num_classes))), "images in memory")
-
-
-def _add_transform(task: Task, transform: Callable[[Tensor], Tensor]) -> None:
-    """Let a task change its training images by a function as well."""
-    if not task.augments:
-        raise ArgumentError("transform", f"the task {task.name} changes no images")
-
-    def apply(images: Tensor, generator: torch.Generator) -> Tensor:
-        seed = int(torch.randint(2**31, (), generator=generator))
-        devices = [images.device] if images.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(seed)
-            return transform(images)
-
-    task.transforms.append(apply)
-
-
-@contextmanager
-def memory_errors() -> Iterator[None]:
-    """Raise TrainingError, one sentence, where the memory of any device is exhausted."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        # Most devices raise no class of their own.
-        if isinstance(error, MemoryError) or re.search(
-            "out of memory|can't allocate memory|not enough memory", str(error)
-        ):
-            raise TrainingError(
-                "the memory is exhausted; use a smaller batch_size, img_size or model"
-            ) from error
-        raise
-
-
-def _read_initial(
-    config: TrainConfig, classes: tuple[str, ...], copy: Path | None = None
-) -> InitialWeights | None:
-    """The weights that the setting `init` names; None without it."""
-    if config.model.init is None:
-        return None
-    return InitialWeights(config.model.init, classes, copy)
-
-
 def _create_trainer(
     config: TrainConfig,
     run: Run,
@@ -309,7 +128,7 @@ def _create_trainer(
         train_images.preprocess(train_images.img_size, train_images.in_chans, config.data.crop),
         config.task.name,
     )
-    initial = _read_initial(config, train_images.classes, run.initial_path)
+    initial = read_initial(config, train_images.classes, run.initial_path)
 
     def build_task() -> Task:
         generator = torch.Generator().manual_seed(config.training.seed)
@@ -329,15 +148,15 @@ def _create_trainer(
     # A resumed run reads the images as the first start did, also on a machine of other memory.
     storage = "disk" if isinstance(train_images, ImageFiles) else "memory"
     config = complete_config(task, len(train_images)).updated(storage=storage)
-    logger = RunLogger(run, config, description, train_images, val_images, emit, initial)
-    for note in train_images.notes:
-        logger.message(note)
+    num_images = (len(train_images), len(val_images))
+    summary = training_summary(task, config, train_images.name, num_images, device)
     return Trainer(
         task,
         config,
         SetBatches(train_images, config, task.spec.smallest_batch),
         val_images,
-        logger,
+        RunLogger(run, config, description, train_images, val_images, emit, initial),
         initial_weights=build_weights,
         callbacks=[callback],
+        messages=[summary, *train_images.notes],
     )

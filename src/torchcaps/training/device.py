@@ -1,8 +1,12 @@
 """Devices and the precision that they compute in."""
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
-from torchcaps.errors import RunError
+from torchcaps.errors import RunError, TrainingError
 
 
 def resolve_device(name: str) -> torch.device:
@@ -44,3 +48,19 @@ def has_bf16(device: torch.device) -> bool:
         if is_supported is not None and is_supported():
             return True
     return False
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Raise TrainingError, one sentence, where the memory of any device is exhausted."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        # Most devices raise no class of their own.
+        if isinstance(error, MemoryError) or re.search(
+            "out of memory|can't allocate memory|not enough memory", str(error)
+        ):
+            raise TrainingError(
+                "the memory is exhausted; use a smaller batch_size, img_size or model"
+            ) from error
+        raise

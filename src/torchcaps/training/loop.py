@@ -69,6 +69,7 @@ class Trainer:
         initial_weights: returns the weights that the training began with, for the second start.
         callbacks: objects that are called at steps and epochs, and may stop the training. Those
             that the configuration names are added.
+        messages: sentences on the training, shown before its first step.
     """
 
     task: Task
@@ -78,6 +79,7 @@ class Trainer:
     logger: MemoryLogger
     initial_weights: Callable[[], dict[str, Tensor]]
     callbacks: Sequence[Callback] = ()
+    messages: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         settings = self.config.training
@@ -106,8 +108,9 @@ class Trainer:
             state = self.logger.restore(
                 self.task.model, self.updater.optimizer, self.updater.average, self.total_steps
             )
-            if self.task.score_reason:
-                self.logger.message(self.task.score_reason)
+            if state.step < self.total_steps:
+                for sentence in filter(None, [*self.messages, self.task.score_reason]):
+                    self.logger.message(sentence)
             while state.step < self.total_steps and not self._ends_early(state):
                 state = self._run_epoch(state)
         finally:

@@ -215,11 +215,8 @@ def split(
     settings = config.data
     seed = config.training.seed
     if official_val is None:
-        holdout = DEFAULT_HOLDOUT if settings.holdout is None else settings.holdout
-        # An int is a number of images, a float a share.
-        count_or_share = int(holdout) if holdout >= 1 else holdout
         train_images, val_images = outside_fold(images, config).train_val_split(
-            count_or_share, seed
+            holdout_amount(config), seed
         )
     else:
         train_images, val_images = images, official_val
@@ -227,6 +224,12 @@ def split(
         indices = few_labels(train_images.labels, settings.per_class, seed)
         train_images = train_images.subset(indices)
     return train_images.to(device), cropped(val_images, settings.crop).to(device)
+
+
+def holdout_amount(config: TrainConfig) -> float:
+    """What to hold out: an int is a number of images, a float a share."""
+    holdout = DEFAULT_HOLDOUT if config.data.holdout is None else config.data.holdout
+    return int(holdout) if holdout >= 1 else holdout
 
 
 def cropped(images: ImageSet, crop: int | None) -> ImageSet:

@@ -1,0 +1,257 @@
+"""Training on a `Dataset` or a `DataLoader` of the caller, whose own transforms stay in force."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+)
+
+from torchcaps.data import ImageSet, stratified_split
+from torchcaps.errors import ArgumentError
+from torchcaps.settings import TrainConfig
+from torchcaps.training.inputs import ModelSizes, class_indices, image_tensor, make_set
+from torchcaps.training.sampling import (
+    epoch_permutation,
+    holdout_amount,
+    split_batches,
+    step_seed,
+)
+
+SAMPLES = "2"  # stream of the seeds with which a data set changes its samples at random
+IMAGE_KEYS = ("image", "images", "pixel_values")
+LABEL_KEYS = ("label", "labels", "target")
+# What a loader over a part of a data set takes over from the loader of the whole.
+KEPT_OPTIONS = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "drop_last",
+    "timeout",
+    "worker_init_fn",
+    "prefetch_factor",
+    "persistent_workers",
+    "generator",
+)
+
+
+class LoaderData(NamedTuple):
+    """A data set or loader, ready to train on.
+
+    Attributes:
+        train_images: black images of the right size with the labels of the training samples; the
+            pixels come from the loader.
+        val_images: to choose the epoch by, in memory.
+        loader: from the configuration to the loader of an epoch, which counts from 0.
+        note: a sentence where the epoch is not chosen by held-out samples; else empty.
+    """
+
+    train_images: ImageSet
+    val_images: ImageSet
+    loader: Callable[[TrainConfig], Callable[[int], DataLoader[Any]]]
+    note: str = ""
+
+
+def is_loader(data: Any) -> bool:
+    """Whether `loader_data` takes it."""
+    return isinstance(data, Dataset | DataLoader)
+
+
+def loader_data(
+    data: Any, validation: ImageSet | None, config: TrainConfig, sizes: ModelSizes
+) -> LoaderData:
+    """Prepare a data set or a loader of the caller.
+
+    A part is held out by class unless `validation` is given. Of a loader with a sampler of its own
+    no part can be held out: the epoch is then chosen by training samples.
+
+    Args:
+        data: a map-style `Dataset`, or a `DataLoader` of one, whose order and workers are kept.
+        validation: to choose the epoch by.
+        config: has the seed and the part to hold out.
+        sizes: of the model.
+
+    Raises:
+        ArgumentError: an iterable data set, or samples that are no images with labels.
+    """
+    dataset: Any = data.dataset if isinstance(data, DataLoader) else data
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise ArgumentError(
+            "data",
+            "expected a map-style Dataset with a length, or a DataLoader of one, got an iterable; "
+            "a folder of tar shards is read by its path",
+        )
+    classes, labels = class_indices(dataset_labels(dataset), sizes.num_classes)
+    train_indices = val_indices = torch.arange(len(dataset))
+    sampler = getattr(data, "sampler", None)
+    note = ""
+    if validation is None and isinstance(sampler, RandomSampler | SequentialSampler | None):
+        train_indices, val_indices = stratified_split(
+            labels, holdout_amount(config), config.training.seed
+        )
+    elif validation is None:
+        _, val_indices = stratified_split(labels, holdout_amount(config), config.training.seed)
+        note = (
+            "the epoch is chosen by samples that are trained on, because the loader's sampler is "
+            "its own; give validation=... to choose it by others"
+        )
+    name = type(dataset).__name__
+    if validation is None:
+        held_out = DataLoader(
+            Subset(dataset, val_indices.tolist()), **_options(data, batch_size=64)
+        )
+        validation = read_loader(held_out, classes, name)
+    shape = (len(train_indices), *validation.images.shape[1:])
+    black = torch.zeros(1, *shape[1:], dtype=torch.uint8).expand(shape)
+    train_images = ImageSet(black, labels[train_indices], classes, name)
+
+    def loader_of(config: TrainConfig) -> Callable[[int], DataLoader[Any]]:
+        if not isinstance(data, DataLoader):
+            return lambda epoch: _epoch_loader(dataset, train_indices, config, epoch)
+        if len(train_indices) == len(dataset):
+            return lambda _: data
+        part = DataLoader(
+            Subset(dataset, train_indices.tolist()),
+            shuffle=isinstance(sampler, RandomSampler),
+            **_options(data, batch_size=data.batch_size),
+        )
+        return lambda _: part
+
+    return LoaderData(train_images, validation, loader_of, note)
+
+
+def _options(data: Any, batch_size: int | None) -> dict[str, Any]:
+    """Options of a loader over a part of the data set of another one."""
+    options = {"batch_size": batch_size}
+    if isinstance(data, DataLoader):
+        options |= {name: getattr(data, name) for name in KEPT_OPTIONS}
+    return options
+
+
+def _epoch_loader(
+    dataset: Dataset[Any], indices: Tensor, config: TrainConfig, epoch: int
+) -> DataLoader[Any]:
+    """A data set in the order of (seed, epoch)."""
+    order = indices[epoch_permutation(config, epoch, len(indices))]
+    return DataLoader(
+        dataset,
+        batch_sampler=[
+            batch.tolist() for batch in split_batches(order, config.training.batch_size or 1)
+        ],
+        num_workers=config.data.workers or 0,
+        generator=torch.Generator().manual_seed(step_seed(config, epoch, SAMPLES)),
+    )
+
+
+def read_loader(loader: DataLoader[Any], classes: tuple[str, ...] = (), name: str = "") -> ImageSet:
+    """All samples of a loader, in memory.
+
+    Args:
+        loader: of a map-style data set.
+        classes: names of the classes; by default those of its labels.
+        name: of the set.
+    """
+    batches = [image_and_label(batch) for batch in loader]
+    images = torch.cat([image_tensor(batch_images) for batch_images, _ in batches])
+    labels = [label for _, batch_labels in batches for label in _listed(batch_labels)]
+    if not classes:
+        classes, indices = class_indices(labels)
+        return make_set(images, indices, classes, name or type(loader.dataset).__name__)
+    return make_set(images, known_indices(labels, classes), classes, name)
+
+
+def _listed(labels: Any) -> list[Any]:
+    return labels.tolist() if hasattr(labels, "tolist") else list(labels)
+
+
+class LoaderBatches:
+    """The batches of a loader, a small set each; see `training.batches.BatchSource`.
+
+    Args:
+        loader: returns the loader of an epoch, which counts from 0.
+        classes: names of the classes, as labels have them.
+        name: of the sets.
+        device: of the images.
+    """
+
+    def __init__(
+        self,
+        loader: Callable[[int], DataLoader[Any]],
+        classes: tuple[str, ...],
+        name: str,
+        device: torch.device,
+    ) -> None:
+        self.loader = loader
+        self.classes = classes
+        self.name = name
+        self.device = device
+
+    def steps(self, epoch: int) -> int:
+        """Number of steps of an epoch."""
+        return len(self.loader(epoch))
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[tuple[ImageSet, Tensor]]:
+        """A set and the indices of all of its images, for each step."""
+        for step, batch in enumerate(self.loader(number)):
+            if step >= start:
+                images = batch_set(batch, self.classes, self.name).to(self.device)
+                yield images, torch.arange(len(images), device=self.device)
+
+
+def batch_set(batch: Any, classes: tuple[str, ...], name: str) -> ImageSet:
+    """A batch as a set of images.
+
+    Args:
+        batch: (images, labels), more may follow; or a mapping with "image" and "label", or names
+            as Hugging Face uses them.
+        classes: names of the classes.
+        name: of the set.
+
+    Raises:
+        ArgumentError: another batch.
+    """
+    images, labels = image_and_label(batch)
+    return make_set(image_tensor(images), known_indices(labels, classes), classes, name)
+
+
+def image_and_label(sample: Any) -> tuple[Any, Any]:
+    """Image and label of a sample, or those of a batch. Raises ArgumentError for other samples."""
+    if isinstance(sample, Mapping):
+        images = [sample[key] for key in IMAGE_KEYS if key in sample]
+        labels = [sample[key] for key in LABEL_KEYS if key in sample]
+        if images and labels:
+            return images[0], labels[0]
+    elif isinstance(sample, tuple | list) and len(sample) >= 2:
+        return sample[0], sample[1]
+    raise ArgumentError(
+        "data",
+        f"expected samples (image, label) or a mapping with both, got {type(sample).__name__}",
+    )
+
+
+def known_indices(labels: Any, classes: tuple[str, ...]) -> Tensor:
+    """Labels as indices into classes that are known already."""
+    index = dict(zip(classes, range(len(classes)), strict=True))
+    return torch.tensor([index[str(label)] for label in _listed(labels)])
+
+
+def dataset_labels(dataset: Any) -> list[Any]:
+    """The label of every sample, without its image where the data set says so."""
+    if isinstance(dataset, Subset):
+        labels = dataset_labels(dataset.dataset)
+        return [labels[index] for index in dataset.indices]
+    for name in ("targets", "labels"):
+        column = getattr(dataset, name, None)
+        if column is not None and len(column) == len(dataset):
+            return _listed(column)
+    samples = (image_and_label(dataset[index])[1] for index in range(len(dataset)))
+    return [label.item() if hasattr(label, "item") else label for label in samples]

@@ -1,0 +1,273 @@
+"""What `fit` takes: arrays of any usual layout, pictures, paths, labels, data sets and loaders."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
+
+import torchcaps as tc
+from torchcaps.data.floats import ArrayPreprocess
+from torchcaps.errors import ArgumentError, DataError
+from torchcaps.training.inputs import as_set, class_indices, image_tensor
+from torchcaps.types import model_metadata
+
+SETTINGS = {"epochs": 2, "batch_size": 8, "holdout": 0.25, "precision": "fp32"}
+
+
+def linear(channels=1, classes=3):
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * 16, classes))
+
+
+def pixels(count=24, channels=1):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(256, (count, channels, 4, 4), dtype=torch.uint8, generator=generator)
+
+
+def labels(count=24):
+    return torch.arange(count) % 3
+
+
+class Pictures(Dataset):
+    """A map-style data set with a random transform; labels are words."""
+
+    def __init__(self, count=24):
+        self.images = pixels(count)
+        self.words = [("cat", "dog", "owl")[index % 3] for index in range(count)]
+        self.num_reads = 0
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        self.num_reads += 1
+        noise = torch.rand(1, 4, 4) * 0.01
+        return (self.images[index] / 255 + noise).clamp(0, 1), self.words[index]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        lambda images: images,
+        lambda images: images.numpy(),
+        lambda images: images.movedim(1, 3).numpy(),
+        lambda images: images.long(),
+        lambda images: images.numpy().astype(np.uint16) * 257,
+        lambda images: [[rows.tolist() for rows in image] for image in images],
+    ],
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_layouts_of_arrays_give_the_same_images(layout, channels):
+    images = torch.cat([pixels(5, channels)] * 2, dim=2)  # 8 rows, so that no axis is ambiguous
+    images = torch.cat([images] * 2, dim=3)
+    assert torch.equal(image_tensor(layout(images)), images)
+
+
+def test_gray_images_need_no_axis_of_channels():
+    assert torch.equal(image_tensor(pixels().squeeze(1)), pixels())
+
+
+def test_pictures_and_paths_are_brought_to_the_size_of_the_model(tmp_path):
+    model = tc.create_model("capsnet_small", num_classes=2, img_size=20)
+    Image.new("RGB", (50, 30), "red").save(tmp_path / "red.png")
+    pictures = [Image.new("L", (40, 40), 90), tmp_path / "red.png"]
+    metadata_size = (model.img_size, model.in_chans, model.num_classes)
+    images = as_set(pictures, ["gray", "red"], tc.training.inputs.ModelSizes(*metadata_size))
+    assert (images.img_size, images.in_chans, images.classes) == ((20, 20), 1, ("gray", "red"))
+    with pytest.raises(DataError, match="differ in size"):
+        as_set(pictures, ["gray", "red"])
+
+
+@pytest.mark.parametrize(
+    ("given", "num_classes", "classes", "indices"),
+    [
+        ([0, 2, 1], None, "012", [0, 2, 1]),
+        ([1, 2, 3], None, "123", [0, 1, 2]),
+        ([1, 2, 3], 3, "123", [0, 1, 2]),
+        ([1, 2, 3], 4, "0123", [1, 2, 3]),
+        ([0.0, 1.0], None, "01", [0, 1]),
+        (["b", "a"], 2, "ab", [1, 0]),
+        (np.array(["b", "a"]), None, "ab", [1, 0]),
+        ([True, False], None, "01", [1, 0]),
+    ],
+)
+def test_labels_are_numbers_from_0_or_names(given, num_classes, classes, indices):
+    names, tensor = class_indices(given, num_classes)
+    assert names == tuple(classes)
+    assert tensor.tolist() == indices
+
+
+@pytest.mark.parametrize(
+    ("given", "num_classes", "sentence"),
+    [
+        ([-1, 0], None, "labels: expected numbers from 0"),
+        ([0.5, 1], None, "labels: expected whole numbers or names"),
+        ([], None, "labels: expected numbers from 0"),
+        (["a", "b"], 3, "expected 3 classes, as the model has, got 2; build it with num_classes=2"),
+        ([None, "a"], None, "labels: expected whole numbers or names"),
+    ],
+)
+def test_other_labels_are_refused_in_one_sentence(given, num_classes, sentence):
+    with pytest.raises(ArgumentError, match=sentence):
+        class_indices(given, num_classes)
+
+
+def test_numbers_up_to_255_as_floats_are_refused_and_normalized_ones_taken():
+    with pytest.raises(DataError, match="scale them, or store 0..255 as uint8"):
+        as_set(pixels().float(), labels())
+    normalized = (pixels() / 255 - 0.5) / 0.25
+    images = as_set(normalized, labels())
+    assert torch.equal(images.images, normalized)
+
+
+def test_a_model_of_normalized_floats_takes_arrays_alone():
+    normalized = (pixels() / 255 - 0.5) / 0.25
+    model, _ = tc.fit(linear(), normalized, labels(), **SETTINGS)
+    preprocess = model_metadata(model).preprocess
+    assert type(preprocess) is ArrayPreprocess
+    assert torch.equal(preprocess(normalized[0]), normalized[0])
+    with pytest.raises(DataError, match="expected an array"):
+        preprocess(Image.new("L", (4, 4)))
+    with pytest.raises(ArgumentError, match="height=4"):
+        preprocess(torch.zeros(1, 5, 4))
+    assert tc.predict(model, [normalized[0]])[0]["label"] in model.classes
+
+
+def test_nothing_is_changed_at_random_unless_it_is_asked_for():
+    batches = []
+
+    class Recording(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = linear()
+
+        def forward(self, images):
+            if self.training:
+                batches.append(images.detach().clone())
+            return self.layers(images)
+
+    tc.fit(Recording(), pixels(), labels(), **SETTINGS)
+    seen = {image.numpy().tobytes() for batch in batches for image in batch}
+    assert seen <= {(image / 255).numpy().tobytes() for image in pixels()}
+    batches.clear()
+    tc.fit(Recording(), pixels(), labels(), shift=1, **SETTINGS)
+    seen = {image.numpy().tobytes() for batch in batches for image in batch}
+    assert not seen <= {(image / 255).numpy().tobytes() for image in pixels()}
+
+
+def test_a_line_says_what_is_done_and_each_epoch_has_one(capsys):
+    tc.fit(linear(), pixels(), labels(), flip=True, **SETTINGS)
+    line, *epochs = capsys.readouterr().err.splitlines()
+    for words in ("18 images, 6 held out", "2 epochs of batch 8", "adam at 0.001", "flip"):
+        assert words in line
+    assert [epoch.split()[1] for epoch in epochs if epoch.startswith("epoch")] == ["1/2", "2/2"]
+
+
+def test_a_caller_who_takes_the_rows_sees_no_lines(capsys):
+    rows = []
+    tc.fit(linear(), pixels(), labels(), emit=rows.append, **SETTINGS)
+    assert capsys.readouterr().err == ""
+    assert {"message", "epoch", "tick"} <= {row["kind"] for row in rows}
+
+
+def test_weights_of_convolutions_keep_their_order_in_memory():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 3))
+    tc.fit(model, pixels(channels=3), labels(), **SETTINGS)
+    assert model[0].weight.is_contiguous()
+
+
+def test_a_folder_of_classes_is_read_by_its_path(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for index in range(6):
+            Image.new("L", (30, 30), 20 * index).save(tmp_path / name / f"{index}.png")
+    model = tc.create_model("capsnet_small", num_classes=2, img_size=20)
+    tc.fit(model, tmp_path, epochs=1, batch_size=4, holdout=2)
+    assert model.classes == ("cat", "dog")
+
+
+def test_samples_of_a_data_set_are_read_again_in_each_epoch():
+    dataset = Pictures()
+    model, history = tc.fit(linear(), dataset, **SETTINGS)
+    assert model.classes == ("cat", "dog", "owl")
+    assert [row["images"] for row in history] == [18, 18]
+    # Once for the labels, the held-out ones once more, and each epoch the others.
+    assert dataset.num_reads == 24 + 6 + 2 * 18
+
+
+def test_the_order_of_a_data_set_is_that_of_the_seed():
+    seen = {}
+    for seed in (1, 1, 2):
+        dataset = TensorDataset(pixels(), labels())
+        batches = []
+        model = linear()
+        model.register_forward_pre_hook(
+            lambda module, inputs, batches=batches: batches.append(inputs[0].clone())
+        )
+        tc.fit(model, dataset, seed=seed, **SETTINGS)
+        seen.setdefault(seed, []).append(torch.cat(batches))
+    assert torch.equal(*seen[1])
+    assert not torch.equal(seen[1][0], seen[2][0])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_keeps_its_batches_and_workers(workers):
+    loader = DataLoader(TensorDataset(pixels(), labels()), batch_size=5, num_workers=workers)
+    rows = []
+    model, history = tc.fit(linear(), loader, emit=rows.append, epochs=1, holdout=0.25)
+    assert [row["images"] for row in history] == [18]
+    assert len([row for row in rows if row["kind"] == "tick"]) == 4  # 18 samples by 5
+    assert model.classes == ("0", "1", "2")
+
+
+def test_a_loader_with_a_sampler_of_its_own_is_kept_whole_and_says_so():
+    sampler = WeightedRandomSampler(torch.ones(24), 24)
+    loader = DataLoader(TensorDataset(pixels(), labels()), batch_size=8, sampler=sampler)
+    rows = []
+    _, history = tc.fit(linear(), loader, emit=rows.append, epochs=1)
+    assert [row["images"] for row in history] == [24]
+    assert any("give validation=" in row.get("text", "") for row in rows)
+    rows.clear()
+    validation = TensorDataset(pixels(9), labels(9))
+    tc.fit(linear(), loader, validation=DataLoader(validation), emit=rows.append, epochs=1)
+    assert not any("give validation=" in row.get("text", "") for row in rows)
+
+
+def test_a_loader_of_mappings_is_understood():
+    samples = [
+        {"pixel_values": image, "label": int(label)}
+        for image, label in zip(pixels(), labels(), strict=True)
+    ]
+    _, history = tc.fit(linear(), DataLoader(samples, batch_size=6), epochs=1, holdout=0.25)
+    assert len(history) == 1
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield torch.zeros(1, 4, 4), 0
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (DataLoader(Endless()), "expected a map-style Dataset"),
+        (DataLoader(torch.zeros(8, 1, 4, 4)), "expected samples"),
+        (TensorDataset(torch.zeros(8, 1, 4, 4)), "expected samples"),
+        (torch.zeros(8, 1, 4, 4), "expected an ImageSet, a path"),
+        ("nowhere/folder", "no such file or folder"),
+    ],
+)
+def test_other_data_is_refused_in_one_sentence(data, sentence):
+    with pytest.raises((ArgumentError, DataError), match=sentence):
+        tc.fit(linear(), data, epochs=1)
+
+
+def test_a_network_learns_from_a_loader_as_from_arrays():
+    """Bright and dark images, which a linear layer tells apart."""
+    bright = torch.rand(60, 1, 4, 4) * 0.3 + torch.arange(60).view(-1, 1, 1, 1) % 2 * 0.7
+    loader = DataLoader(TensorDataset(bright, torch.arange(60) % 2), batch_size=8, shuffle=True)
+    _, history = tc.fit(linear(classes=2), loader, epochs=20, lr=0.1, holdout=0.25)
+    assert history[-1]["val_accuracy"] == 1.0
