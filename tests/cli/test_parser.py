@@ -8,6 +8,7 @@ import pytest
 from rich.cells import cell_len
 
 from torchcaps.cli.main import COMMANDS
+from torchcaps.cli.settings import WITHOUT_FLAG
 from torchcaps.settings import TrainConfig, known_settings
 from torchcaps.training import load_recipe
 
@@ -31,7 +32,9 @@ def test_help_fits_a_screen_and_says_no_python(command, monkeypatch, name):
 
 def test_the_whole_help_has_every_setting_with_its_default(command, monkeypatch):
     text = help_of(command, monkeypatch, "train", "--help-all")
-    flags = {name.replace("_", "-") for name in known_settings()} - {"model", "model-options"}
+    flags = {name.replace("_", "-") for name in known_settings()} - {
+        name.replace("_", "-") for name in WITHOUT_FLAG
+    }
     for flag in flags:
         assert re.search(rf"--{flag}\b", text), flag
     assert re.search(r"--epochs INT.*\(default: 10\)", text)

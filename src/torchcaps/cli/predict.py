@@ -13,7 +13,7 @@ import tyro
 
 import torchcaps as tc
 from torchcaps.cli.console import UsageError, counting, note, print_json, print_table, usage
-from torchcaps.cli.flags import Device
+from torchcaps.cli.flags import RARE, Device
 from torchcaps.cli.imports import hinted
 from torchcaps.errors import one_line
 
@@ -66,8 +66,8 @@ def predict(
     unknown_below: Annotated[str | None, tyro.conf.arg(metavar="T|auto")] = None,
     device: Device = "auto",
     output: Path | None = None,
-    batch_size: int = 256,
-    workers: int = 0,
+    batch_size: Annotated[int, RARE] = 256,
+    workers: Annotated[int, RARE] = 0,
 ) -> int:
     """Apply a trained model to images: files, folders, patterns, tar archives.
 
@@ -81,7 +81,6 @@ def predict(
         paths: A run folder or a model.safetensors file, then image files, folders, tar archives,
             patterns in quotes, or - for paths on the standard input, one a line. Without a run, a
             network for digits that comes with the package is used.
-        results: Where predictions go.
         top_k: Number of classes to give for each image; by default one, and all in JSON.
         unknown_below: An image whose largest activation (a length, for capsules) is below this
             gets the class "unknown"; auto takes the threshold that rejects 5 % of the held-out
