@@ -38,11 +38,9 @@ COMMON = frozenset(
         "balance",
         "init",
         "backbone",
-        "freeze",
         "lr",
         "epochs",
         "batch_size",
-        "precision",
         "device",
         "seed",
     }

@@ -116,7 +116,7 @@ def loader_data(
 
     def loader_of(config: TrainConfig) -> Callable[[int], DataLoader[Any]]:
         if not isinstance(data, DataLoader):
-            return lambda epoch: _epoch_loader(dataset, train_indices, config, epoch)
+            return lambda epoch: _epoch_loader(dataset, train_indices, labels, config, epoch)
         if len(train_indices) == len(dataset):
             return lambda _: data
         part = DataLoader(
@@ -138,10 +138,10 @@ def _options(data: Any, batch_size: int | None) -> dict[str, Any]:
 
 
 def _epoch_loader(
-    dataset: Dataset[Any], indices: Tensor, config: TrainConfig, epoch: int
+    dataset: Dataset[Any], indices: Tensor, labels: Tensor, config: TrainConfig, epoch: int
 ) -> DataLoader[Any]:
-    """A data set in the order of (seed, epoch)."""
-    order = indices[epoch_permutation(config, epoch, len(indices))]
+    """Samples of a data set, with all its labels, in the order of (seed, epoch)."""
+    order = indices[epoch_permutation(config, epoch, labels[indices])]
     return DataLoader(
         dataset,
         batch_sampler=[
