@@ -198,11 +198,17 @@ def one_line(text: str, longest: int = LONGEST) -> str:
         longest: number of characters, more than 500.
     """
     words = " ".join(_shorten(text, longest).split())
-    return _shorten("".join(map(_escape, words)), longest)
+    return _shorten(printable(words), longest)
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: control characters, such as those of colors, are escaped, but "\\n"."""
+    return "".join(map(_escape, text))
 
 
 def _escape(character: str) -> str:
-    return character if character.isprintable() else ascii(character)[1:-1]
+    is_safe = character.isprintable() or character == "\n"
+    return character if is_safe else ascii(character)[1:-1]
 
 
 def _shorten(text: str, longest: int) -> str:

@@ -69,7 +69,7 @@ def write_folder(root, classes=("cat", "dog"), count=5, size=(8, 6), color=True,
 SIGN_PATTERN = r"track(\d+)_"  # names the track of a file of `write_sign_folder`
 
 
-def write_sign_folder(root, classes=43, num_damaged=10, size=16, frames=3):
+def write_sign_folder(root, classes=43, num_damaged=10, size=18, frames=3):
     """Class folders of signs as people have them; returns the paths of the damaged files.
 
     Each class is a pattern of its own. Its images are tracks of similar frames, from 2 to 19 tracks

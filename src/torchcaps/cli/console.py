@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 import torchcaps as tc
+from torchcaps.errors import printable
 from torchcaps.progress import progress_bar
 
 LINE_WIDTH = 80  # of tables
@@ -35,7 +36,7 @@ def usage() -> Iterator[None]:
 
 def note(text: str) -> None:
     """One line to stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def note_without_plots() -> None:
@@ -55,6 +56,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     Numbers are aligned to the right. Where a row is too long, headings are broken between words,
     and the text of one column is wrapped. A word is never cut: with a long path, lines are longer.
     """
+    rows = [[printable(cell) for cell in row] for row in rows]  # names of classes may be hostile
     columns = [*zip(*rows, strict=True)]
     widths = [max(map(cell_len, column)) for column in columns]
     longest_words = [max(map(cell_len, " ".join(column).split()), default=0) for column in columns]

@@ -110,18 +110,19 @@ def is_image_name(name: str) -> bool:
 def is_image_file(path: str | Path) -> bool:
     """Whether a file is an image by its name, or by its first bytes where it has no ending.
 
-    A hidden file is none. Only a regular file is opened.
-
-    Raises:
-        OSError: a file without an ending cannot be opened.
+    A hidden file is none. Only a regular file is opened; one that cannot be is taken for an image,
+    so that its reader says why.
     """
     name = os.path.basename(path)
     if Path(name).suffix or name.startswith("."):
         return is_image_name(name)
     if not os.path.isfile(path):
         return False
-    with open(path, "rb") as file:
-        return has_signature(file.read(SIGNATURE_BYTES))
+    try:
+        with open(path, "rb") as file:
+            return has_signature(file.read(SIGNATURE_BYTES))
+    except OSError:
+        return True
 
 
 def has_signature(start: bytes) -> bool:

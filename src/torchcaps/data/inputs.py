@@ -9,7 +9,7 @@ import os
 import tarfile
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -118,7 +118,7 @@ def _walk(folder: Path, preprocess: Preprocess) -> Iterator[Input]:
             continue
         if path.is_dir() and not path.is_symlink():
             yield from _walk(path, preprocess)
-        elif preprocess.is_input(name):
+        elif preprocess.is_input(str(path)):
             yield Input(str(path), str(path))
 
 
@@ -142,13 +142,14 @@ def _is_visible_input(member: str, preprocess: Preprocess) -> bool:
     """Whether a file in an archive is an input, and neither it nor its folders are hidden."""
     *folders, name = member.split("/")
     is_hidden = any(part.startswith(".") and part != "." for part in (*folders, name))
-    return preprocess.is_input(name) and not is_hidden
+    has_ending = bool(PurePosixPath(name).suffix)
+    return has_ending and preprocess.is_input(name) and not is_hidden
 
 
 def _matches(pattern: str, preprocess: Preprocess) -> Iterator[Input]:
     """The files that a pattern stands for."""
     for match in sorted(glob.iglob(pattern, recursive=True), key=natural_key):
-        if preprocess.is_input(os.path.basename(match)) and not os.path.isdir(match):
+        if preprocess.is_input(match) and not os.path.isdir(match):
             yield Input(match, match)
 
 

@@ -40,8 +40,8 @@ class PointPreprocess(Preprocess, kind="points"):
     `img_size` is (points, 1), and `in_chans` the number of coordinates. There is no crop.
     """
 
-    def is_input(self, name: str) -> bool:
-        return Path(name).suffix.lower() in SUFFIXES
+    def is_input(self, path: str) -> bool:
+        return Path(path).suffix.lower() in SUFFIXES
 
     def __call__(self, image: Picture | bytes, name: str | None = None) -> Tensor:
         """One set as the model takes it, float32 `[coordinates, points, 1]`.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchcaps.data.augment.crop import center_crop
 from torchcaps.data.budget import read_errors
-from torchcaps.data.images import decode_image, is_image_name, natural_key
+from torchcaps.data.images import decode_image, is_image_file, natural_key
 from torchcaps.data.pixels import array_images, fit_images, size_pair, to_float
 from torchcaps.errors import DataError, check_regular
 from torchcaps.registry import Registry
@@ -71,16 +71,16 @@ class Preprocess:
         """(height, width) of what the model gets."""
         return self.img_size if self.crop is None else (self.crop, self.crop)
 
-    def is_input(self, name: str) -> bool:
-        """Whether a file in a folder is one to predict, by its name.
+    def is_input(self, path: str) -> bool:
+        """Whether a file in a folder is one to predict, by its name, or else by how it begins.
 
         Args:
-            name: of the file, without its folders.
+            path: of the file, or a name with an ending.
 
         Returns:
             Whether it is.
         """
-        return is_image_name(name)
+        return is_image_file(path)
 
     def finish(
         self, images: Float[Tensor, "batch channels height width"]
@@ -165,7 +165,8 @@ PREPROCESSES.add(Preprocess.kind, Preprocess)
 def images_in(paths: Iterable[str | Path]) -> list[Path]:
     """The image files that paths name, each once, in natural order ("img2" before "img10").
 
-    Folders are searched at every depth. Hidden files and folders inside them are skipped.
+    Folders are searched at every depth. Hidden files and folders inside them are skipped. Files
+    without an ending are images if they begin as such.
 
     Args:
         paths: of files and folders.
@@ -189,7 +190,7 @@ def images_in(paths: Iterable[str | Path]) -> list[Path]:
                 files |= inside
                 continue
             check_regular(path)
-            if not is_image_name(path.name):
+            if not is_image_file(path):
                 raise DataError(
                     f"{path}: not an image by its name; expected an ending such as .png or .jpg"
                 )
@@ -200,5 +201,5 @@ def images_in(paths: Iterable[str | Path]) -> list[Path]:
 def _visible_images(folder: Path) -> Iterator[Path]:
     for file in folder.rglob("*"):
         is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-        if not is_hidden and is_image_name(file.name) and file.is_file():
+        if not is_hidden and is_image_file(file) and file.is_file():
             yield file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import chain, count
@@ -31,6 +32,7 @@ from torchcaps.types import model_metadata
 
 Inputs = Any  # of `list_inputs`
 Row = dict[str, Any]
+MAX_NAME_BYTES = 150  # of an output; file systems take 255 with what is added
 UNKNOWN = "unknown"  # label of an image of no known class
 
 
@@ -385,7 +387,8 @@ def _describe(source: nn.Module | Path) -> str:
 class UniqueNames:
     """Names, with a number after one that was there before, in whatever case.
 
-    Some file systems do not tell capitals from small letters.
+    Some file systems do not tell capitals from small letters. All have a longest name: the end of
+    one of more than 150 bytes is cut off.
     """
 
     def __init__(self) -> None:
@@ -393,6 +396,7 @@ class UniqueNames:
 
     def __call__(self, name: str) -> str:
         """The name, or `NAME-2`, `NAME-3`, ... where it is taken."""
+        name = os.fsencode(name)[:MAX_NAME_BYTES].decode(errors="ignore")
         candidate = name
         numbers = count(2)
         while candidate.lower() in self.taken:

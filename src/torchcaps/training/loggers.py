@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torchcaps.data import ImageSet
 from torchcaps.data.files import EncodedImages
 from torchcaps.distributed import current
-from torchcaps.errors import TrainingError
+from torchcaps.errors import TrainingError, printable
 from torchcaps.settings import TrainConfig
 from torchcaps.training.averaging import WeightAverage
 from torchcaps.training.checkpoint import MODEL_FILE, checksum, save_tensors
@@ -78,7 +78,7 @@ class MemoryLogger:
 
     def message(self, text: str) -> None:
         """Show a sentence, such as what is trained on what; it is not kept."""
-        self.emit({"kind": "message", "text": text})
+        self.emit({"kind": "message", "text": printable(text)})
 
     def note(self, text: str, step: int = 0) -> None:
         """Show a sentence on an event of a step, and keep it; not if it is kept already."""

@@ -1,0 +1,94 @@
+"""Training on data as people have it: official validation splits, several labels an image."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.makers import write_medmnist
+from torchcaps import create_model
+from torchcaps.data import load_dataset
+from torchcaps.errors import ArgumentError
+from torchcaps.evaluation import MultiLabel
+from torchcaps.tasks import create_task
+from torchcaps.training import fit, load, train
+from torchcaps.training.sampling import read_images
+
+from .makers import TINY, tiny
+
+
+@pytest.fixture
+def medmnist(tmp_path):
+    write_medmnist(tmp_path / "own.npz", side=18)
+    return tmp_path / "own.npz"
+
+
+def train_quickly(config, folder):
+    """Train, and return the run and its messages."""
+    rows = []
+    run = train(config, folder, emit=rows.append)
+    return run, [row["text"] for row in rows if row["kind"] == "message"]
+
+
+def test_an_official_validation_split_is_used_and_said(medmnist, tmp_path):
+    run, messages = train_quickly(tiny(medmnist, holdout=None, epochs=1), tmp_path / "run")
+    assert any("own: validation with its official split of 9 images" in text for text in messages)
+    config, images, val_images = read_images(run.config, "cpu")
+    assert (len(images), len(val_images), config.data.holdout) == (24, 9, None)
+    assert val_images.images.equal(load_dataset(medmnist, "val").images)
+    train(run.config, run.path, resume=True)  # it reads the same images again
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_val"), [({"holdout": 6}, 6), ({"folds": 3, "fold": 1}, 3)]
+)
+def test_a_holdout_or_folds_come_before_the_official_split(medmnist, tmp_path, changes, num_val):
+    config = tiny(medmnist, epochs=1, **({"holdout": None} | changes))
+    run, messages = train_quickly(config, tmp_path / "run")
+    assert not any("official" in text for text in messages)
+    assert len(read_images(run.config, "cpu")[2]) == num_val
+
+
+def test_a_set_without_an_official_split_keeps_the_usual_holdout(tmp_path):
+    arrays = {"images": np.zeros((40, 18, 18), np.uint8), "labels": np.arange(40) % 2}
+    np.savez(tmp_path / "own.npz", **arrays)
+    run, _ = train_quickly(tiny(tmp_path / "own.npz", holdout=None, epochs=1), tmp_path / "run")
+    assert run.config.data.holdout == 0.1
+
+
+@pytest.fixture
+def halves(tmp_path):
+    """A CSV of pictures of which one half is red or blue: a color and a side."""
+    rows = ["file,color,side"]
+    for index in range(60):
+        red = index % 2
+        left = index // 2 % 2
+        pixels = np.zeros((18, 18, 3), np.uint8)
+        half = slice(0, 9) if left else slice(9, 18)
+        pixels[:, half] = (255, 0, 0) if red else (0, 0, 255)
+        Image.fromarray(pixels).save(tmp_path / f"{index}.png")
+        rows.append(f"{index}.png,{('blue', 'red')[red]},{('right', 'left')[left]}")
+    (tmp_path / "own.csv").write_text("\n".join(rows))
+    return tmp_path / "own.csv"
+
+
+def test_several_labels_an_image_are_learned(halves, tmp_path):
+    config = tiny(halves, label_column="color,side", epochs=12, lr=0.01, shift=0)
+    run, messages = train_quickly(config, tmp_path / "run")
+    assert any("48 of them in the train split" in text for text in messages)
+    assert run.config.task.name == "multilabel"
+    assert run.config.task.reconstruction == 0
+    model = load(run.path)
+    assert model.classes == ("blue", "left", "red", "right")
+    test = load_dataset(halves, "test", label_column="color,side")
+    evaluation = create_task(model, run.config, test).evaluate(test)
+    assert isinstance(evaluation, MultiLabel)
+    assert evaluation.exact > 0.9
+
+
+def test_a_reconstruction_of_several_labels_is_refused(halves):
+    images = load_dataset(halves, label_column="color,side")
+    model = create_model("capsnet", num_classes=4, in_chans=3, img_size=18, **TINY)
+    with pytest.raises(ArgumentError, match="what each labeled class looks like alone"):
+        fit(model, images, epochs=1, reconstruction=0.1)
