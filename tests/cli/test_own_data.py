@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from data.makers import SIGN_PATTERN, picture, write_folder, write_sign_folder
 from torchcaps.training import Run
 from torchcaps.training.sampling import load_images, read_images
 
-SMALL = "--option channels=8 --option primary_types=2 --threads 1 --no-keep-memory --shift 0"
+SMALL = "--option channels=16 --option primary_types=4 --threads 1 --no-keep-memory --shift 0"
 QUICK = ("--epochs", 1, "--batch-size", 8, SMALL.split())
 
 
+@pytest.mark.slow
 def test_signs_in_tracks_train_without_damaged_files_and_are_predicted(command, tmp_path):
     damaged = write_sign_folder(tmp_path / "signs")
     words = ["train", "capsnet", "--data", "signs", "--img-size", 18, SMALL.split()]
-    words += ["--epochs", 5, "--batch-size", 32, "--lr", 0.005, "--output", "run"]
+    words += ["--epochs", 8, "--batch-size", 32, "--lr", 0.005, "--output", "run"]
     refused = command(words)
     assert refused.status == 1
     assert all(f"{file.relative_to(tmp_path)}: " in refused.err for file in damaged)
 
     trained = command(words, "--skip-damaged", "--group-pattern", SIGN_PATTERN)
     assert trained.status == 0, trained.err
-    for words in ("left out 10 of ", "groups by 'object'", "the largest class, '42 sign', has 57"):
+    for words in (
+        "that cannot be read",
+        "groups by 'object'",
+        "the largest class, '42 sign', has 57",
+    ):
         assert words in trained.err
     figures = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert figures["accuracy"] > 0.3  # chance is 0.02
@@ -48,7 +55,6 @@ def test_names_of_classes_are_printed_and_written_safely(command, tmp_path):
     assert trained.status == 0, trained.err
     outcomes = [trained, command("evaluate", "run"), command("perturb", "run", "--steps", 3)]
     outcomes.append(command("predict", "run", f"own/{hostile}"))
-    outcomes.append(command("report", "run"))
     for outcome in outcomes:
         assert outcome.status == 0, outcome.err
         assert "\x1b" not in outcome.out + outcome.err
