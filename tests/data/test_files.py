@@ -208,3 +208,26 @@ def test_the_size_of_every_file_is_in_a_fingerprint(folder, monkeypatch):
     with open(os.fsdecode(images.files[3]), "ab") as file:
         file.write(b"more")
     assert not torch.equal(images.fingerprint(), before)
+
+
+def test_images_of_several_classes_stay_on_disk(folder):
+    table = folder / "table.csv"
+    rows = [f"cat/{index}.jpg,{'ab'[index % 2]},{'cd'[index // 4]}" for index in (0, 1, 4, 5, 6)]
+    table.write_text("\n".join(["file,first,second", *rows]))
+    options = {"label_column": "first, second", "img_size": 8}
+    expected = load_dataset(table, **options)
+    images = on_disk(table, **options)
+    assert images.labels.tolist() == expected.labels.tolist()
+    ((batch, indices),) = files.stream(images, [torch.tensor([2, 0])])
+    assert batch.labels[indices].tolist() == expected.labels[[2, 0]].tolist()
+
+
+def test_sets_are_told_apart_by_their_files(folder):
+    images = on_disk(folder)
+    order = torch.arange(len(images)).flip(0)
+    tensors = files.identities(images)
+    others = files.identities(images.subset(order))
+    assert tensors["labels"].tolist() == images.labels.tolist()
+    assert not torch.equal(tensors["images"], others["images"])
+    in_memory = load_dataset(folder, img_size=8)
+    assert torch.equal(files.identities(in_memory)["images"], in_memory.images)

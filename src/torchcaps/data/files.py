@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from torchcaps.data._registry import ReadRequest
 from torchcaps.data.augment.crop import center_crop
-from torchcaps.data.dataset import ImageSet
+from torchcaps.data.dataset import ImageSet, MultilabelSet
 from torchcaps.data.images import ImageSource, decode_image, is_gray, opened
 from torchcaps.data.pixels import Size, size_pair, to_float
 from torchcaps.errors import DataError, check_range
@@ -202,7 +202,8 @@ class ImageFiles(ImageSet):
     def _decoded(self, indices: Tensor, pixels: Tensor) -> ImageSet:
         """An `ImageSet` of the images at `indices`, whose pixels are these."""
         batch = self.subset(indices)
-        return ImageSet(
+        set_class = MultilabelSet if isinstance(self, MultilabelSet) else ImageSet
+        return set_class(
             pixels.to(self.images.device),
             batch.labels,
             batch.classes,
@@ -210,6 +211,32 @@ class ImageFiles(ImageSet):
             batch.factors,
             batch.group,
         )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MultilabelFiles(ImageFiles, MultilabelSet):
+    """Images of several classes each, decoded from their files when they are needed.
+
+    Attributes:
+        images: the files, in place of a tensor.
+        labels: `[n, k]` different indices into `classes`.
+        classes: names of the classes.
+        name: name of the set in tables and reports.
+        factors: what else is known of each image, by name.
+        group: a factor; images with equal values stay together in a split.
+        notes: sentences about what was read and what was left out.
+        workers: processes that decode batches; see `ImageFiles`.
+    """
+
+
+def identities(images: ImageSet) -> dict[str, Tensor]:
+    """The tensors with an entry for each image, by name, on the CPU; of files their digest."""
+    tensors = {}
+    for name in images.per_image:
+        values = getattr(images, name)
+        is_encoded = isinstance(values, EncodedImages)
+        tensors[name] = values.fingerprint() if is_encoded else values.cpu()
+    return tensors
 
 
 def stream(
@@ -250,7 +277,7 @@ def _decode_batches(images: ImageFiles, batches: Sequence[Tensor]) -> Iterator[T
     workers = default_workers() if images.workers is None else images.workers
     indices = [indices.tolist() for indices in batches]
     dataset = _DecodedBatches(images.images.to("cpu"))
-    workers = min(workers, len(batches) - 1)
+    workers = min(workers, max(0, len(batches) - 1))
     for pixels, problem in decode_batches(dataset, indices, workers, images.name):
         if problem:
             raise DataError(problem)
@@ -413,7 +440,8 @@ def image_files(
         f"{listing.name}: {len(images):,} images stay on disk and are decoded when they are "
         f"needed; in memory (--storage memory) they would take {megabytes:,.0f} MB"
     )
-    return ImageFiles(
+    set_class = ImageFiles if listing.labels.dim() == 1 else MultilabelFiles
+    return set_class(
         images,
         listing.labels,
         listing.classes,

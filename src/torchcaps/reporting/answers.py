@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from torchcaps.data.files import identities
 from torchcaps.errors import ArgumentError, RunError
 from torchcaps.evaluation import Evaluation, compare_answers, compare_runs
 from torchcaps.evaluation.comparison.compare import BaseComparison
@@ -203,8 +204,7 @@ def have_same_images(run: EvaluatedRun, reference: EvaluatedRun) -> bool:
     expected = reference.images
     if images.classes != expected.classes or not torch.equal(run.labels, reference.labels):
         return False
-    pixels = images.images.cpu()
-    expected_pixels = expected.images.cpu()
-    if pixels.shape == expected_pixels.shape:
-        return torch.equal(pixels, expected_pixels)
+    have_same_storage = type(images.images) is type(expected.images)
+    if have_same_storage and images.images.shape == expected.images.shape:
+        return torch.equal(identities(images)["images"], identities(expected)["images"])
     return run.config.data.name == reference.config.data.name and images.name == expected.name

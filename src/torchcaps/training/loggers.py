@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchcaps.data import ImageSet
-from torchcaps.data.files import EncodedImages
+from torchcaps.data.files import identities
 from torchcaps.distributed import current
 from torchcaps.errors import TrainingError, printable
 from torchcaps.settings import TrainConfig
@@ -154,9 +154,9 @@ class RunLogger(MemoryLogger):
             "channels": train_images.in_chans,
         }
         tensors = {
-            f"{split} {name}": _identity(getattr(images, name))
+            f"{split} {name}": tensor.contiguous()
             for split, images in (("train", train_images), ("held out", val_images))
-            for name in images.per_image
+            for name, tensor in identities(images).items()
         }
         self.data_checksum = checksum(tensors)
 
@@ -271,13 +271,6 @@ class RunLogger(MemoryLogger):
             "size of the data": self.data,
             "checksum of images and labels": self.data_checksum,
         }
-
-
-def _identity(values: Tensor | EncodedImages) -> Tensor:
-    """The values themselves; of images on disk, what tells them from others without decoding."""
-    if isinstance(values, EncodedImages):
-        return values.fingerprint()
-    return values.cpu().contiguous()
 
 
 def append_metrics(run: Run, row: Row) -> None:
