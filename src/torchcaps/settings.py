@@ -31,6 +31,18 @@ class ModelSettings(SettingsGroup):
         "weights to begin with: of a run, a model file, or a model whose weights come with the package; "
         "what does not fit starts anew",
     )
+    backbone: str | None = setting(
+        None,
+        "of capsule_head or linear_head: a registered backbone, a run, or a model of transformers in a "
+        "folder or on the hub",
+    )
+
+    @property
+    def all_options(self) -> dict[str, Any]:
+        """The options of the model, the backbone among them if one is named."""
+        if self.backbone is None:
+            return self.options
+        return self.options | {"backbone": self.backbone}
 
 
 @dataclass(frozen=True)

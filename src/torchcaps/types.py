@@ -125,6 +125,8 @@ class ModelSpec:
         smallest_batch: images of the smallest batch that it can be trained with.
         task: default task, a name of `tasks.list_tasks()`.
         loss: default loss, a name of a loss of that task.
+        features: its backbone is frozen: it also takes what `backbone(images)` gives,
+            `[batch, *feature_shape]`, in place of images, so that this may be computed once.
     """
 
     pose: bool = False
@@ -138,6 +140,7 @@ class ModelSpec:
     smallest_batch: int = 1
     task: str = "classify"
     loss: str = "cross_entropy"
+    features: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import signal
 import pytest
 import torch
 
+from e2e.commands import SMALL
 from torchcaps.tasks import Classify
 from torchcaps.training import Run
 from training.makers import contents, leftovers
@@ -349,3 +350,27 @@ def test_stopped_folds_are_continued_by_the_command_that_is_printed(command, sta
     words = line.partition("continue with: torchcaps ")[2].split()
     assert words[-5:] == ["--output", "cv", "--resume", "--folds", "3"]
     assert command(words).status == 0
+
+
+def test_a_control_is_trained_and_compared(command, start, tmp_path):
+    start = ["train", "capsule_head", *start[2 : -len(SMALL)], "--option", "types=2", "--control"]
+    outcome = command(start)
+    assert outcome.status == 0
+    assert "control: linear_head, trained in the same way" in outcome.err
+    lines = [line for line in outcome.out.splitlines() if line]
+    assert {"capsule_head", "linear_head"} <= set(first_words(lines))
+    assert " p = " in outcome.out  # the verdict
+    control = Run(tmp_path / "runs" / "capsule_head-bars" / "control")
+    assert control.config.model.name == "linear_head"
+    assert control.is_finished
+
+    outcome = command([*start, "--resume", "--json"])
+    comparison = outcome.document["control"]["comparison"]
+    accuracies = outcome.document["accuracy"], outcome.document["control"]["accuracy"]
+    assert comparison["difference"] == pytest.approx(accuracies[0] - accuracies[1])
+
+
+def test_a_model_without_a_control_is_refused(command, start):
+    outcome = command([*start, "--control"])
+    assert outcome.status == 2
+    assert "--control: expected a model with a control, got capsnet" in outcome.err

@@ -3,6 +3,7 @@
 SMALL = {
     "affcaps": {"img_size": 20, "channels": 6, "primary_types": 3},
     "canonical_capsules": {"img_size": (12, 1), "capsules": 3, "channels": 6, "decoder": (8, 5)},
+    "capsule_head": {"img_size": 12, "types": 3, "dim": 4},
     "capsnet": {"img_size": 20, "channels": 8, "primary_types": 2},
     "cnn_baseline": {"img_size": 12, "channels": (4, 6), "kernels": (5, 3), "hidden": (8,)},
     "cnn_matched": {"img_size": 20, "match": "matrix_caps_small"},
@@ -13,6 +14,7 @@ SMALL = {
     "heinsen_2019": {"img_size": 13, "channels": 8, "parts": 3, "strides": (1, 2, 1)},
     "hvc": {"img_size": 11, "convolutions": 3, "branches": (1, 3)},
     "inverted_attention": {"img_size": 13, "backbone": "simple", "types": 2},
+    "linear_head": {"img_size": 12},
     "matrix_caps": {"img_size": 18, "channels": 8, "primary_types": 2, "types": (3, 4)},
     "resnet20": {"img_size": 12, "width": 4},
     "scae": {"img_size": 24, "parts": 3, "objects": 4, "channels": 4, "units": 8},

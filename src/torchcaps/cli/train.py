@@ -20,6 +20,13 @@ from torchcaps.cli.console import (
     show,
     usage,
 )
+from torchcaps.cli.control import (
+    FOLDER,
+    Trained,
+    compare_with_control,
+    control_config,
+    has_control,
+)
 from torchcaps.cli.flags import RARE, use_threads
 from torchcaps.cli.imports import hinted
 from torchcaps.cli.settings import (
@@ -45,6 +52,7 @@ def train(
     resume: bool = False,
     threads: int | None = None,
     keep_memory: Annotated[bool, RARE] = True,
+    control: bool = False,
     json: bool = False,
     print_config: Annotated[bool, RARE] = False,
 ) -> int:
@@ -64,6 +72,8 @@ def train(
         threads: Processor threads; by default torch's choice, or with --resume those that the run
             was started with.
         keep_memory: Keep freed memory for reuse instead of returning it to the system (glibc only).
+        control: Train the model's control, a linear head for capsule_head, in the same way, and
+            compare the two. With the features of a frozen backbone, it is trained in any case.
         json: Print the evaluation as JSON.
         print_config: Print all settings as a recipe, and train nothing.
     """
@@ -75,6 +85,8 @@ def train(
     if print_config:
         print(format_recipe(config, f"{config.model.name} on {config.data.name}"))
         return 0
+    if control and not tc.models.model_info(config.model.name).control:
+        raise UsageError(f"--control: expected a model with a control, got {config.model.name}")
     if keep_memory:
         tc.training.keep_memory()
     if config.data.folds is not None and config.data.fold is None:
@@ -105,11 +117,45 @@ def train(
         status = _train(config, folder, resume, training)
     if status:
         return status
-    evaluation = tc.evaluate(run, root=data.root, device=config.training.device, output=run.path)
-    document = evaluation.to_dict() | {"run": str(folder)}
-    show(json, document, evaluation.table().lines, f"{evaluation.summary}\nrun folder: {folder}")
+    return _evaluate(config, run, control, resume, json)
+
+
+def _evaluate(
+    config: TrainConfig, run: tc.training.Run, control: bool, resume: bool, json: bool
+) -> int:
+    """Evaluate a run on the test images, and its control beside it where there is one."""
+    root = config.data.root
+    evaluation = tc.evaluate(run, root=root, device=config.training.device, output=run.path)
+    document = evaluation.to_dict() | {"run": str(run.path)}
+    lines = [*evaluation.table().lines]
+    below = f"{evaluation.summary}\nrun folder: {run.path}"
+    if control or has_control(run):
+        status, compared = _train_control(Trained(run, evaluation), resume)
+        if status:
+            return status
+        rows, verdict, document["control"] = compared
+        width = len(lines[0])
+        lines += [("",) * width, *(row + ("",) * (width - len(row)) for row in rows)]
+        below = f"{verdict}\n{below}"
+    show(json, document, lines, below)
     note_without_plots()
     return 0
+
+
+def _train_control(first: Trained, resume: bool) -> tuple[int, Any]:
+    """Train and evaluate the control; the exit status, and what `compare_with_control` returns."""
+    folder = first.run.path / FOLDER
+    config = control_config(first.run.config)
+    note(f"control: {config.model.name}, trained in the same way")
+    resume = resume and tc.training.run.is_run(folder)
+    training = partial(tc.training.train, epochs=config.training.epochs)
+    status = _train(config, folder, resume, training)
+    if status:
+        return status, None
+    run = tc.training.Run(folder)
+    settings = config.training
+    evaluation = tc.evaluate(run, root=config.data.root, device=settings.device, output=folder)
+    return 0, compare_with_control(first, Trained(run, evaluation))
 
 
 def _cross_validate(

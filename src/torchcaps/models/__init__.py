@@ -3,6 +3,10 @@
 A model of this package is one file: it registers itself, and no import names it here.
 """
 
+from torchcaps.models._backbones import (
+    Backbone as Backbone,
+    register_backbone as register_backbone,
+)
 from torchcaps.models._pretrained import weights_file as weights_file, weights_info as weights_info
 from torchcaps.models._registry import (
     ModelInfo as ModelInfo,
@@ -12,6 +16,7 @@ from torchcaps.models._registry import (
     register_model as register_model,
 )
 from torchcaps.models.affcaps import AffCapsNet as AffCapsNet
+from torchcaps.models.backbone import with_backbone as with_backbone
 from torchcaps.models.canonical_capsules import (
     Aligned as Aligned,
     CanonicalCapsules as CanonicalCapsules,

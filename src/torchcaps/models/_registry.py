@@ -32,6 +32,8 @@ class ModelInfo:
         parameters: their number at these sizes.
         published: the paper's own figure, in words.
         named: its builder takes the names of the classes, as `classes`, for their label tree.
+        control: name of the plain network that it is compared with by `torchcaps train`, or empty.
+        control_options: those of its options that the control takes, too.
     """
 
     title: str
@@ -43,6 +45,8 @@ class ModelInfo:
     parameters: int
     published: str
     named: bool = False
+    control: str = ""
+    control_options: tuple[str, ...] = ()
 
 
 MODELS: Registry[tuple[Builder, ModelInfo]] = Registry("model")
@@ -178,6 +182,9 @@ def create_model(
         if pretrained:
             return pretrained_model(name, builder, arguments, options)
         model = builder(**sizes, **options)
-    metadata = with_changes(model_metadata(model), name=name, options=sizes | options)
+    metadata = model_metadata(model)
+    # What the builder itself states takes precedence: it builds the model without its sources.
+    all_options = sizes | options | dict(metadata.options)
+    metadata = with_changes(metadata, name=name, options=all_options)
     model._torchcaps = metadata  # type: ignore[assignment]
     return model

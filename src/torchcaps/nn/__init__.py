@@ -10,6 +10,7 @@ from torchcaps.nn.decoder import (
 )
 from torchcaps.nn.em import EMRouting as EMRouting
 from torchcaps.nn.generator import use_generator as use_generator
+from torchcaps.nn.head import CapsuleHead as CapsuleHead
 from torchcaps.nn.heinsen import (
     Heinsen2019 as Heinsen2019,
     Heinsen2022 as Heinsen2022,

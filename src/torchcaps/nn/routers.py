@@ -146,6 +146,8 @@ class Router(nn.Module):
         adds_bias: `route` adds `votes.bias`; a layer with a bias refuses other routers.
         permutation_equivariant: children and parents may be numbered in any order: the outcome
             moves with them. Not so where couplings or parameters belong to their places.
+        needs_votes: activations of parents depend on their votes; not so where children choose by
+            their own poses.
         convention: which parents compete in a convolution by default; see `functional.ConvField`.
         handles_extreme_votes: finite for votes of any size. Other routers get votes clamped to 2^32
             (2^256 in float64), so that their squares stay finite.
@@ -165,6 +167,7 @@ class Router(nn.Module):
     normalized: bool = True
     adds_bias: bool = False
     permutation_equivariant: bool = True
+    needs_votes: bool = True
     convention: Convention = "all"
     handles_extreme_votes: bool = False
     sizes: LayerSizes | None = None

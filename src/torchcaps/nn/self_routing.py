@@ -41,6 +41,7 @@ class SelfRouting(Router):
 
     activation = "probability"  # of a parent: a number of its own, not the length of its pose
     permutation_equivariant = False  # parameters belong to places of children and parents
+    needs_votes = False  # equations 1 and 2 have no votes
     convention = "type"  # only the parents of one position compete for a child
     adds_bias = True  # `route` adds the learned bias of the layer, `votes.bias`
 

@@ -19,9 +19,10 @@ from torchcaps.training import folder
 from torchcaps.training.batches import SetBatches
 from torchcaps.training.calibration import write_calibration
 from torchcaps.training.callbacks import Callback, FunctionCallback
-from torchcaps.training.checkpoint import build_model, describe_model
+from torchcaps.training.checkpoint import build_model, describe_model, saved_options
 from torchcaps.training.defaults import complete_config
 from torchcaps.training.device import memory_errors, resolve_device
+from torchcaps.training.features import can_store, stored_features, without_augmentation
 from torchcaps.training.initial import read_initial
 from torchcaps.training.loggers import Row, RunLogger
 from torchcaps.training.loop import Trainer
@@ -123,7 +124,7 @@ def _create_trainer(
         config, train_images, val_images = read_images(config, device)
     description = describe_model(
         config.model.name,
-        config.model.options,
+        config.model.all_options,
         train_images.classes,
         train_images.preprocess(train_images.img_size, train_images.in_chans, config.data.crop),
         config.task.name,
@@ -145,17 +146,25 @@ def _create_trainer(
         description["classes"] = []  # a model without classes
         task = build_task()
     description["task"] = task.name
+    stores_features = can_store(task, train_images)
+    if stores_features:
+        without_augmentation(task)
     # A resumed run reads the images as the first start did, also on a machine of other memory.
     storage = "disk" if isinstance(train_images, ImageFiles) else "memory"
     config = complete_config(task, len(train_images)).updated(storage=storage)
     num_images = (len(train_images), len(val_images))
     summary = training_summary(task, config, train_images.name, num_images, device)
+    saved = description | {"options": saved_options(task.model)}
+    logger = RunLogger(run, config, saved, train_images, val_images, emit, initial)
+    if stores_features:
+        train_images = stored_features(task, train_images, logger.message)
+        val_images = stored_features(task, val_images, logger.message)
     return Trainer(
         task,
         config,
         SetBatches(train_images, config, task.spec.smallest_batch),
         val_images,
-        RunLogger(run, config, description, train_images, val_images, emit, initial),
+        logger,
         initial_weights=build_weights,
         callbacks=[callback],
         messages=[summary, *train_images.notes],

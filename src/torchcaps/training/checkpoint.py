@@ -195,6 +195,14 @@ def describe_model(
     return model | {"classes": list(classes), "preprocess": preprocess.to_dict()}
 
 
+def saved_options(model: nn.Module) -> dict[str, Any]:
+    """The options that build a model again, without its sizes; see `create_model`."""
+    options = dict(model_metadata(model).options)
+    for size in ("num_classes", "in_chans", "img_size", "classes"):
+        options.pop(size, None)
+    return options
+
+
 def build_model(
     description: dict[str, Any],
     generator: torch.Generator | None = None,

@@ -1,0 +1,251 @@
+"""Backbones by name: networks that map images to features, pretrained elsewhere or here.
+
+`create_backbone` takes the name of a registered source, the file or run folder of a model of this
+library, or the folder or hub name of a model of transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from torchcaps.data import Preprocess
+from torchcaps.errors import ArgumentError, one_line
+from torchcaps.models._pretrained import read_description
+from torchcaps.models._registry import create_model
+from torchcaps.registry import Registry
+
+MODEL_FILE = "model.safetensors"  # of a run folder
+# Of ImageNet's images, for which most backbones were trained.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A network that maps images to features, and what belongs to it.
+
+    Attributes:
+        module: takes normalized images `[batch, channels, height, width]`. It returns feature maps
+            `[batch, features, rows, columns]`, a sequence `[batch, length, features]`, vectors
+            `[batch, features]`, or an object with one of these as `last_hidden_state`, or as the
+            last of its `feature_maps`.
+        mean: of each channel of the images, in [0, 1], as it was trained.
+        std: of each channel.
+        arguments: of its source, JSON-ready, by which it is built again without its weights.
+        is_pretrained: whether it is of use as it is; else it is trained by default.
+    """
+
+    module: nn.Module
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    is_pretrained: bool = True
+
+
+BACKBONES: Registry[Callable[..., Backbone]] = Registry("backbone")
+
+register_backbone = BACKBONES.register
+"""Decorator that registers a source of a backbone for the option `backbone` of models.
+
+The function is called with `pretrained`, whether the weights are read; without them it is called
+with the `arguments` that it returned, to build the same module.
+
+Example:
+    >>> @register_backbone("my_network")
+    ... def my_network(pretrained):
+    ...     return Backbone(MyNetwork(weights="imagenet" if pretrained else None))
+"""
+
+
+def create_backbone(backbone: str | Mapping[str, Any]) -> tuple[Backbone, dict[str, Any]]:
+    """A backbone, and what builds it again without its weights.
+
+    Args:
+        backbone: a name or a folder, whose weights are read; or the mapping that this function
+            returned before, {"source": name, **arguments}.
+
+    Returns:
+        The backbone and this mapping, JSON-ready.
+
+    Raises:
+        ArgumentError: there is no such backbone, or it cannot be read.
+    """
+    if isinstance(backbone, Mapping):
+        arguments = dict(backbone)
+        source = str(arguments.pop("source", ""))
+        built = BACKBONES[source](pretrained=False, **arguments)
+        return built, {"source": source, **built.arguments}
+    if backbone in BACKBONES:
+        source = backbone
+        built = BACKBONES[source](pretrained=True)
+    elif file := _model_file(Path(backbone).expanduser()):
+        source = "run"
+        built = BACKBONES[source](pretrained=True, file=file)
+    else:
+        source = "transformers"
+        built = BACKBONES[source](pretrained=True, name=backbone)
+    return built, {"source": source, **built.arguments}
+
+
+def _model_file(path: Path) -> Path | None:
+    """The file of a model of this library that a path names; None if there is none."""
+    file = path / MODEL_FILE if path.is_dir() else path
+    if not file.is_file():
+        return None
+    try:
+        read_description(file)
+    except (SafetensorError, KeyError, TypeError, ValueError):
+        return None
+    return file
+
+
+@register_backbone("run")
+def run_backbone(
+    pretrained: bool,
+    file: Path | None = None,
+    model: str = "",
+    options: Mapping[str, Any] | None = None,
+) -> Backbone:
+    """The trunk of a network that this library has trained, such as a ResNet-20.
+
+    Args:
+        pretrained: read the weights of `file`; else build one of this name and these options.
+        file: of the network.
+        model: name of the network.
+        options: that it is built with, sizes among them.
+    """
+    arguments: dict[str, Any] = {"model": model, "options": dict(options or {})}
+    if pretrained and file is not None:
+        description = read_description(file)
+        preprocess = Preprocess.from_dict(description["preprocess"])
+        sizes = {
+            "num_classes": len(description["classes"]),
+            "in_chans": preprocess.in_chans,
+            "img_size": preprocess.model_size,
+        }
+        arguments = {"model": description["model"], "options": sizes | description["options"]}
+    elif not model:
+        raise ArgumentError("backbone", "expected the folder or file of a model, got 'run'")
+
+    network: Any = create_model(arguments["model"], **arguments["options"])
+    trunk = getattr(network, "trunk", None)
+    if trunk is None:
+        raise ArgumentError(
+            "backbone",
+            f"expected a network with a trunk, such as resnet20, got {arguments['model']}",
+        )
+    if pretrained and file is not None:
+        network.load_state_dict(load_file(file))
+    channels = network.in_chans
+    return Backbone(trunk, (0.0,) * channels, (1.0,) * channels, arguments)
+
+
+@register_backbone("resnet20")
+def resnet20_backbone(pretrained: bool) -> Backbone:  # noqa: ARG001 (there are no weights)
+    """The trunk of ResNet-20 with new weights: `[batch, 64, height / 4, width / 4]`."""
+    network: Any = create_model("resnet20")
+    return Backbone(network.trunk, (0.0,) * 3, (1.0,) * 3, is_pretrained=False)
+
+
+@register_backbone("transformers")
+def transformers_backbone(
+    pretrained: bool,
+    name: str = "",
+    config: Mapping[str, Any] | None = None,
+    mean: tuple[float, ...] = IMAGENET_MEAN,
+    std: tuple[float, ...] = IMAGENET_STD,
+) -> Backbone:
+    """A vision model of transformers, as a backbone where it has that form.
+
+    Args:
+        pretrained: read the weights; else build one of `config`, `mean` and `std`.
+        name: a folder, or a name of the hub.
+        config: of the model, with its "model_type".
+        mean: of the channels of its images.
+        std: of the channels of its images.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise ArgumentError(
+            "backbone",
+            f"{name or 'it'} is no registered one ({', '.join(BACKBONES.names())}) and no run, and "
+            "models of transformers need it: pip install 'torchcaps[backbones]'",
+        ) from error
+    if not pretrained or not name:
+        settings = dict(config or {})
+        kind = transformers.AutoConfig.for_model(settings.pop("model_type", ""), **settings)
+        module = transformers_class(kind)(kind)
+        return Backbone(module, tuple(mean), tuple(std), _arguments(kind, mean, std))
+
+    is_local = Path(name).expanduser().is_dir()
+    place = str(Path(name).expanduser()) if is_local else name
+    try:
+        kind = transformers.AutoConfig.from_pretrained(place, local_files_only=is_local)
+        module = transformers_class(kind).from_pretrained(
+            place, local_files_only=is_local, dtype="float32"
+        )
+        mean, std = _read_normalization(place, is_local)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ArgumentError(
+            "backbone",
+            f"{name} is no registered one ({', '.join(BACKBONES.names())}), no run, and cannot be "
+            f"read as a model of transformers ({one_line(str(error))})",
+        ) from error
+    return Backbone(module, mean, std, _arguments(kind, mean, std))
+
+
+def transformers_class(config: Any) -> Any:
+    """The class of the backbone of a configuration of transformers, or of its plain model.
+
+    `AutoBackbone.from_pretrained` refuses folders in transformers 5.23.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_BACKBONE_MAPPING, MODEL_MAPPING
+
+    for mapping in (MODEL_FOR_BACKBONE_MAPPING, MODEL_MAPPING):
+        if type(config) in mapping:
+            return mapping[type(config)]
+    raise ValueError(f"no model is known for a configuration {type(config).__name__}")
+
+
+def transformers_recipe(
+    module: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]
+) -> dict[str, Any] | None:
+    """What builds a module of transformers again; None for another module."""
+    config = getattr(module, "config", None)
+    if not type(module).__module__.startswith("transformers."):
+        return None
+    if config is None or transformers_class(config) is not type(module):
+        return None
+    return {"source": "transformers", **_arguments(config, mean, std)}
+
+
+def _arguments(config: Any, mean: tuple[float, ...], std: tuple[float, ...]) -> dict[str, Any]:
+    settings = json.loads(config.to_json_string(use_diff=False))
+    return {"config": settings, "mean": list(mean), "std": list(std)}
+
+
+def _read_normalization(place: str, is_local: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of the images of a model; ImageNet's where it has none."""
+    from transformers.utils import cached_file
+
+    file = cached_file(
+        place,
+        "preprocessor_config.json",
+        local_files_only=is_local,
+        _raise_exceptions_for_missing_entries=False,
+    )
+    if file is None:
+        return IMAGENET_MEAN, IMAGENET_STD
+    settings = json.loads(Path(file).read_text(encoding="utf-8"))
+    mean = settings.get("image_mean") or IMAGENET_MEAN
+    std = settings.get("image_std") or IMAGENET_STD
+    return tuple(map(float, mean)), tuple(map(float, std))

@@ -1,0 +1,382 @@
+"""A capsule head, or its linear control, on a backbone that was pretrained elsewhere.
+
+Not a published system: a frozen or fine-tuned backbone with one layer of routed capsules, as in the
+comparisons of Hahn et al. 2019 (NeurIPS) and with Heinsen's routing on frozen transformers (arXiv
+2211.11754). The control has the same backbone, the mean over positions and a linear layer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.errors import ArgumentError, check_known, check_positive, check_range, one_line
+from torchcaps.models._backbones import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Backbone,
+    create_backbone,
+    transformers_recipe,
+)
+from torchcaps.models._base import Classes, FeatureMap, ImageModel, Images, ImageSize, PlainNetwork
+from torchcaps.models._registry import ModelInfo, register_model
+from torchcaps.nn.head import MAX_POSITIONS, CapsuleHead, check_features, pool_positions
+from torchcaps.types import Capsules, ModelMetadata, ModelSpec, set_model_metadata
+
+
+class FeatureExtractor(nn.Module):
+    """Images in [0, 1] -> normalization -> backbone -> feature map of at most so many positions.
+
+    A sequence becomes a map of one row, a vector a map of one position.
+
+    Args:
+        backbone: the module, with mean and standard deviation of its images.
+        in_chans: channels of the images: those of the backbone, or 1, which is repeated.
+        img_size: height and width of the images.
+        freeze: whether its weights are fixed, and its normalization layers keep their statistics.
+        max_positions: see `CapsuleHead`.
+
+    Attributes:
+        shape: of the features of an image, (features, rows, columns).
+
+    Raises:
+        ArgumentError: the backbone takes no such images, or returns no features.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        in_chans: int,
+        img_size: tuple[int, int],
+        *,
+        freeze: bool,
+        max_positions: int,
+    ) -> None:
+        super().__init__()
+        channels = len(backbone.mean)
+        if in_chans not in (1, channels):
+            raise ArgumentError(
+                "in_chans", f"expected 1 or {channels}, as the backbone was trained, got {in_chans}"
+            )
+        check_range("max_positions", max_positions, low=1)
+        self.module = backbone.module
+        self.max_positions = max_positions
+        self.freeze = freeze
+        self.register_buffer("mean", torch.tensor(backbone.mean).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(backbone.std).view(-1, 1, 1))
+        if freeze:
+            self.module.requires_grad_(False)
+        self.shape = self._measure(torch.zeros(1, in_chans, *img_size))
+        self.train()
+
+    def _measure(self, images: Tensor) -> tuple[int, int, int]:
+        """Shape of the features of such images, by one pass."""
+        self.eval()
+        height, width = images.shape[2:]
+        try:
+            with torch.no_grad():
+                features = self(images.to(next(self.parameters(), images).device))
+        except (RuntimeError, ValueError, TypeError) as error:
+            if isinstance(error, ArgumentError):
+                raise
+            raise ArgumentError(
+                "backbone",
+                f"takes no images of {height}x{width} pixels ({one_line(str(error))})",
+            ) from error
+        count, rows, columns = features.shape[1:]
+        return count, rows, columns
+
+    def train(self, mode: bool = True) -> "FeatureExtractor":
+        """Set the mode; a frozen backbone stays in evaluation mode.
+
+        Args:
+            mode: True for training.
+        """
+        super().train(mode)
+        if self.freeze:
+            self.module.eval()
+        return self
+
+    def forward(self, images: Images) -> FeatureMap:
+        x = (images - self.mean) / self.std  # one channel becomes as many as the mean has
+        features = last_features(self.module(x))
+        check_features(features)
+        features = pool_positions(features, self.max_positions)
+        if features.dim() == 3:
+            return features.mT.unsqueeze(2)
+        return features if features.dim() == 4 else features[:, :, None, None]
+
+
+def last_features(output: Any) -> Tensor:
+    """The features that a backbone returned, as a tensor or within an object of transformers."""
+    if isinstance(output, Tensor):
+        return output
+    maps = getattr(output, "feature_maps", None)
+    features = maps[-1] if maps else getattr(output, "last_hidden_state", None)
+    if features is None:
+        raise ArgumentError(
+            "backbone",
+            "expected a tensor, or an object with feature_maps or last_hidden_state, "
+            f"got {type(output).__name__}",
+        )
+    return features
+
+
+class LinearHead(nn.Module):
+    """The mean over positions, a layer with ReLU if asked, and the logits of the classes.
+
+    Args:
+        in_features: channels of the maps.
+        num_classes: number of classes.
+        hidden: units of the layer between; 0 for none.
+    """
+
+    def __init__(self, in_features: int, num_classes: int, *, hidden: int = 0) -> None:
+        super().__init__()
+        check_range("hidden", hidden, low=0)
+        layers: list[nn.Module] = []
+        if hidden:
+            layers = [nn.Linear(in_features, hidden), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Linear(hidden or in_features, num_classes))
+
+    def forward(self, features: FeatureMap) -> Classes:
+        return self.layers(features.mean(dim=(2, 3)))
+
+
+class _OnBackbone(ImageModel):
+    """Base of both networks; they take images, or features that `backbone` gave of them.
+
+    Attributes:
+        backbone: the `FeatureExtractor`.
+    """
+
+    backbone: FeatureExtractor
+
+    @property
+    def feature_shape(self) -> tuple[int, int, int]:
+        """Shape of the features of an image, `(features, rows, columns)`."""
+        return self.backbone.shape
+
+    @property
+    def takes_features(self) -> bool:
+        """Whether features stand for images: of a frozen backbone, if their shapes differ."""
+        return self.backbone.freeze and self.feature_shape != self.image_shape
+
+    def features(self, images: Images) -> Float[Tensor, "batch features rows columns"]:
+        """Feature maps of images; stored features of a frozen backbone are passed on.
+
+        Args:
+            images: in [0, 1], or features.
+        """
+        if self.takes_features and tuple(images.shape[1:]) == self.feature_shape:
+            return images
+        return self.backbone(self._prepare(images))
+
+
+class CapsuleHeadNetwork(_OnBackbone):
+    """Backbone -> primary capsules at each position -> class capsules.
+
+    Args:
+        backbone: with its normalization.
+        num_classes: number of classes.
+        in_chans: channels of the images.
+        img_size: height and width of the images, or one number for both.
+        freeze: whether the weights of the backbone are fixed.
+        max_positions: of the map of features; see `nn.CapsuleHead`.
+        head_options: `routing`, `types`, `dim` and options of the routing; see `nn.CapsuleHead`.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        num_classes: int,
+        in_chans: int,
+        img_size: ImageSize,
+        *,
+        freeze: bool,
+        max_positions: int = MAX_POSITIONS,
+        **head_options: Any,
+    ) -> None:
+        super().__init__(num_classes, in_chans, img_size)
+        options: dict[str, Any] = {"freeze": freeze, "max_positions": max_positions}
+        self.backbone = FeatureExtractor(backbone, in_chans, self.img_size, **options)
+        self.head = CapsuleHead(
+            self.backbone.shape[0], num_classes, max_positions=max_positions, **head_options
+        )
+        is_length = self.head.activation == "length"
+        self.spec = ModelSpec(
+            pose=True,
+            activation="length" if is_length else "probability",
+            loss="margin" if is_length else "likelihood",
+            features=self.takes_features,
+        )
+
+    def capsules(self, images: Images) -> Capsules:
+        return self.head(self.features(images))
+
+
+class LinearHeadNetwork(PlainNetwork, _OnBackbone):
+    """The control: backbone -> mean over positions -> linear layer.
+
+    Args:
+        backbone: with its normalization.
+        num_classes: number of classes.
+        in_chans: channels of the images.
+        img_size: height and width of the images, or one number for both.
+        freeze: whether the weights of the backbone are fixed.
+        max_positions: of the map of features, as the capsule head gets them.
+        hidden: units of a layer with ReLU before the classes; 0 for none.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        num_classes: int,
+        in_chans: int,
+        img_size: ImageSize,
+        *,
+        freeze: bool,
+        max_positions: int = MAX_POSITIONS,
+        hidden: int = 0,
+    ) -> None:
+        super().__init__(num_classes, in_chans, img_size)
+        options: dict[str, Any] = {"freeze": freeze, "max_positions": max_positions}
+        self.backbone = FeatureExtractor(backbone, in_chans, self.img_size, **options)
+        self.head = LinearHead(self.backbone.shape[0], num_classes, hidden=hidden)
+        self.spec = replace(self.spec, features=self.takes_features)
+
+    def logits(self, images: Images) -> Classes:
+        return self.scores(self.features(images))
+
+    def scores(self, x: FeatureMap) -> Classes:
+        return self.head(x)
+
+
+HEADS: dict[str, Any] = {"capsule": CapsuleHeadNetwork, "linear": LinearHeadNetwork}
+
+
+def with_backbone(
+    module: nn.Module,
+    num_classes: int,
+    in_chans: int = 3,
+    img_size: ImageSize = 224,
+    *,
+    head: Literal["capsule", "linear"] = "capsule",
+    freeze: bool = True,
+    mean: tuple[float, ...] = IMAGENET_MEAN,
+    std: tuple[float, ...] = IMAGENET_STD,
+    **options: Any,
+) -> nn.Module:
+    """A network of class capsules on a backbone, for images in [0, 1].
+
+    Args:
+        module: maps normalized images to feature maps, a sequence or vectors, or is a vision model
+            of transformers; see `Backbone`. It becomes a part of the network.
+        num_classes: number of classes.
+        in_chans: channels of the images: those of `mean`, or 1, which is repeated.
+        img_size: height and width in pixels, or one number for both.
+        head: "capsule", or "linear", its control.
+        freeze: fix the weights of the backbone; False trains them too.
+        mean: of each channel of the images that the module was trained with, in [0, 1].
+        std: of each channel.
+        options: of the head: `routing`, `types`, `dim`, `max_positions` and options of the routing;
+            of a linear one `hidden` and `max_positions`.
+
+    Returns:
+        The network, in training mode, with `backbone` and `head`.
+
+    Raises:
+        ArgumentError: sizes or options that do not fit, or a module that takes no such images.
+
+    Example:
+        >>> model = with_backbone(encoder, num_classes=5, img_size=128, routing="em")
+        >>> tc.fit(model, images, labels, epochs=10)
+    """
+    check_known("head", head, HEADS)
+    check_positive(num_classes=num_classes)
+    model = HEADS[head](
+        Backbone(module, tuple(mean), tuple(std)),
+        num_classes,
+        in_chans,
+        img_size,
+        freeze=freeze,
+        **options,
+    )
+    recipe = transformers_recipe(module, mean, std)
+    if recipe is not None:
+        sizes = {"num_classes": num_classes, "in_chans": in_chans, "img_size": model.img_size}
+        own = {"backbone": recipe, "freeze": freeze}
+        set_model_metadata(model, ModelMetadata(name=f"{head}_head", options=sizes | own | options))
+    return model
+
+
+def _build(head: str, backbone: str | Mapping[str, Any], freeze: bool | None, sizes: Any) -> Any:
+    """A network on a backbone by name, which remembers how the backbone is built again."""
+    loaded, recipe = create_backbone(backbone)
+    if freeze is None:
+        freeze = loaded.is_pretrained
+    model = HEADS[head](loaded, freeze=freeze, **sizes)
+    options = {"backbone": recipe, "freeze": freeze}
+    set_model_metadata(model, ModelMetadata(options=options))
+    return model
+
+
+@register_model(
+    ModelInfo(
+        title="A capsule head on a backbone",
+        year=2026,
+        img_size=(32, 32),
+        in_chans=3,
+        parameters=327_472,
+        published="none: see docs/backbones.md",
+        control="linear_head",
+        control_options=("backbone", "freeze", "max_positions"),
+    )
+)
+def capsule_head(
+    *,
+    backbone: str | Mapping[str, Any] = "resnet20",
+    freeze: bool | None = None,
+    **options: Any,
+) -> CapsuleHeadNetwork:
+    """A capsule head on a backbone by name.
+
+    Args:
+        backbone: a registered one, a run of this library, or a model of transformers in a folder or
+            on the hub; see `_backbones.create_backbone`.
+        freeze: fix its weights; by default those of a pretrained one.
+        options: of `CapsuleHeadNetwork`.
+    """
+    return _build("capsule", backbone, freeze, options)
+
+
+@register_model(
+    ModelInfo(
+        title="A linear head on a backbone",
+        year=2026,
+        img_size=(32, 32),
+        in_chans=3,
+        parameters=269_722,
+        published="none: the control of capsule_head",
+    )
+)
+def linear_head(
+    *,
+    backbone: str | Mapping[str, Any] = "resnet20",
+    freeze: bool | None = None,
+    **options: Any,
+) -> LinearHeadNetwork:
+    """The control of `capsule_head`: the same backbone, the mean over positions, a linear layer.
+
+    Args:
+        backbone: see `capsule_head`.
+        freeze: fix its weights; by default those of a pretrained one.
+        options: of `LinearHeadNetwork`.
+    """
+    return _build("linear", backbone, freeze, options)

@@ -1,0 +1,199 @@
+"""Class capsules on the features of any backbone, such as a pretrained one.
+
+The head has a linear layer for the primary capsules of each position, as one-layer heads of the
+field have (arXiv 1710.09829, Hahn et al. 2019), and one routing to the classes, whose matrices
+belong to capsule types and are shared over positions (matrix capsules, ICLR 2018). Its number of
+weights follows the features and the classes, not the size of the image.
+"""
+
+from math import isqrt
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from torchcaps.errors import ArgumentError, check_floating, check_positive, check_shape
+from torchcaps.functional.squash import full_precision, squash_with_length
+from torchcaps.nn.routed import RoutedLayer
+from torchcaps.nn.routers import FunctionRouter, Router, Routing, create_router
+from torchcaps.nn.self_routing import PoseVotes
+from torchcaps.nn.votes import LinearVotes, MatrixVotes
+from torchcaps.types import Capsules, LayerSizes
+
+MAX_POSITIONS = 16
+CHILD_SUM = 0.4  # length of a class's first sum of votes, if all positions agree
+# Axes of features by their number.
+AXES = {
+    2: ("batch", "features"),
+    3: ("batch", "length", "features"),
+    4: ("batch", "features", "height", "width"),
+}
+
+
+class CapsuleHead(nn.Module):
+    """Feature maps, sequences or vectors -> capsules at each position -> one capsule a class.
+
+    Poses are vectors, squashed, where the router's activation is a length; otherwise they are
+    square matrices, with an activation of their own if the router weighs children by it. Where a
+    router says nothing of presence, as attention does, the activation of a class is a softmax over
+    classes of a learned function of its pose.
+
+    Args:
+        in_features: channels of the maps, or dimensions of the vectors.
+        num_classes: number of class capsules.
+        routing: name of a router (see `list_routers()`), a router, or a function
+            `(votes, activation) -> Routed`.
+        types: capsules at each position.
+        dim: of a pose; a square number for matrices.
+        max_positions: maps and sequences of more positions are averaged over neighboring ones; a
+            map then has at most as many rows and columns as the root of this number.
+        **routing_options: of the router of that name, such as `iterations=2`.
+
+    Shapes:
+        input `[batch, in_features, height, width]`, `[batch, length, in_features]` or
+        `[batch, in_features]`; output Capsules with pose `[batch, num_classes, dim]` and activation
+        `[batch, num_classes]` in [0, 1].
+
+    Raises:
+        ArgumentError: a size below 1, a `dim` that makes no square matrix, an unknown routing, or
+            features of another shape.
+        TypeError: an unknown option.
+
+    Example:
+        >>> CapsuleHead(1280, 10)(torch.rand(2, 1280, 4, 4)).pose.shape
+        torch.Size([2, 10, 16])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        routing: Routing = "dynamic",
+        *,
+        types: int = 16,
+        dim: int = 16,
+        max_positions: int = MAX_POSITIONS,
+        **routing_options: Any,
+    ) -> None:
+        super().__init__()
+        check_positive(
+            in_features=in_features,
+            num_classes=num_classes,
+            types=types,
+            dim=dim,
+            max_positions=max_positions,
+        )
+        self.in_features = in_features
+        self.num_classes = num_classes
+        self.types = types
+        self.max_positions = max_positions
+        router = create_router(routing, **routing_options)
+        self.activation = router.activation
+        self.norm = nn.LayerNorm(in_features)
+        self.primary = nn.Linear(in_features + 2, types * dim)  # 2: of the place on the map
+        self.presence = None
+        if router.activation == "probability":
+            self.presence = nn.Linear(in_features, types)
+        votes = _make_votes(router, LayerSizes(types, dim, num_classes, dim), max_positions)
+        self.class_capsules = RoutedLayer(votes, router)
+        self.score = nn.Linear(dim, 1) if router.activation == "none" else None
+
+    def forward(self, features: Tensor) -> Capsules:
+        """Class capsules of features.
+
+        Args:
+            features: `[batch, in_features, height, width]`, `[batch, length, in_features]` or
+                `[batch, in_features]`.
+
+        Returns:
+            Pose `[batch, num_classes, dim]`, activation `[batch, num_classes]` in [0, 1].
+
+        Raises:
+            ArgumentError: features of another shape or type.
+        """
+        check_features(features, self.in_features)
+        x = self.norm(_as_map(pool_positions(features, self.max_positions)))
+        pose = self.primary(_with_places(x)).unflatten(-1, (self.types, -1))
+        if self.activation == "length":
+            return self.class_capsules(Capsules(*squash_with_length(pose)))
+
+        pose = full_precision(pose)
+        activation = torch.ones_like(pose[..., 0])
+        if self.presence is not None:
+            activation = full_precision(self.presence(x)).sigmoid()
+        classes = self.class_capsules(Capsules(pose, activation))
+        if self.score is None:
+            return classes
+        scores = full_precision(self.score(classes.pose.to(self.score.weight.dtype)))
+        return Capsules(classes.pose, scores.squeeze(-1).softmax(dim=-1))
+
+
+def check_features(features: Tensor, in_features: int | None = None) -> None:
+    """Raise ArgumentError unless these are maps, sequences or vectors of so many features."""
+    check_floating(features=features)
+    if features.dim() not in AXES:
+        expected = "expected [batch, features], [batch, length, features] or "
+        shape = list(features.shape)
+        raise ArgumentError("features", f"{expected}[batch, features, height, width], got {shape}")
+    sizes = {} if in_features is None else {"features": in_features}
+    check_shape("features", features, AXES[features.dim()], **sizes)
+
+
+def pool_positions(features: Tensor, max_positions: int) -> Tensor:
+    """Features averaged over neighboring positions, where there are more than `max_positions`.
+
+    Args:
+        features: maps, sequences or vectors; see `CapsuleHead`.
+        max_positions: at least 1.
+
+    Returns:
+        Features with the same axes.
+    """
+    if features.dim() == 4:
+        height, width = features.shape[2:]
+        if height * width > max_positions:
+            side = isqrt(max_positions)
+            return F.adaptive_avg_pool2d(features, (min(height, side), min(width, side)))
+    if features.dim() == 3 and features.shape[1] > max_positions:
+        return F.adaptive_avg_pool1d(features.mT, max_positions).mT
+    return features
+
+
+def _as_map(features: Tensor) -> Float[Tensor, "batch rows columns features"]:
+    """Features at their positions; of a sequence a map of one row, of a vector one position."""
+    if features.dim() == 4:
+        return features.movedim(1, -1)
+    if features.dim() == 3:
+        return features.unsqueeze(1)
+    return features[:, None, None]
+
+
+def _with_places(
+    x: Float[Tensor, "batch rows columns features"],
+) -> Float[Tensor, "batch rows columns features_and_2"]:
+    """Features with the row and the column of each position, from -1 to 1; 0 in the middle."""
+    batch, rows, columns, _ = x.shape
+    row = _centers(rows, x).view(1, rows, 1, 1).expand(batch, rows, columns, 1)
+    column = _centers(columns, x).view(1, 1, columns, 1).expand(batch, rows, columns, 1)
+    return torch.cat([x, row, column], dim=-1)
+
+
+def _centers(count: int, like: Tensor) -> Float[Tensor, " count"]:
+    steps = torch.arange(count, device=like.device, dtype=like.dtype)
+    return (2 * steps + 1) / count - 1
+
+
+def _make_votes(router: Router, sizes: LayerSizes, max_positions: int) -> nn.Module:
+    """Matrices that suit a router; `sizes.children` types share them over positions."""
+    if not router.needs_votes:
+        return PoseVotes(sizes)
+    if router.activation != "length":
+        return MatrixVotes(sizes)
+    # Matrices are small, so that even equal children at all positions add little to the bias: a
+    # class starts at a length of about 0.2, from which it learns, whatever the number of positions.
+    # Functions of users take no bias.
+    has_bias = router.adds_bias and not isinstance(router, FunctionRouter)
+    init_std = CHILD_SUM * sizes.parents / (max_positions * (sizes.children * sizes.dim) ** 0.5)
+    return LinearVotes(sizes, bias=has_bias, init_std=init_std)
