@@ -107,6 +107,12 @@ def test_a_folder_that_is_taken_or_settings_that_differ_are_refused(folder, bars
         cross_validate("capsnet", folder, resume=True, epochs=2)
 
 
+def test_a_cross_validation_that_cannot_begin_leaves_nothing(bars, tmp_path):
+    with pytest.raises(ArgumentError, match="folds: expected at most 48, the images, got 49"):
+        cross_validate(tiny(bars), tmp_path / "cv", folds=49)
+    assert not (tmp_path / "cv").exists()
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

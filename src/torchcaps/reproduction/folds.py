@@ -6,6 +6,7 @@ of the fold are read once, at the end. The test images of the data set have no p
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -155,17 +156,13 @@ def cross_validate(
         run = Run(folder / f"fold-{fold}")
         if emit is not None:
             emit({"kind": "message", "text": f"fold {fold} of {config.data.folds}"})
-        document = ranks.broadcast(run.figures if ranks.is_main else None)
-        if document is None:
-            fold_config = config.updated(fold=fold)
-            is_started = ranks.broadcast(is_run(run.path))
-            train(fold_config, run.path, is_started, emit=emit, should_stop=should_stop)
-            evaluation = evaluate(
-                run, root=config.data.root, device=config.training.device, output=run.path
-            )
-            document = evaluation.to_dict()
+        try:
+            documents.append(_measure(run, config.updated(fold=fold), emit, should_stop))
+        except Exception:
+            if ranks.is_main and not is_run(folder / "fold-1"):
+                _discard(folder)
+            raise
         runs.append(str(run.path))
-        documents.append(document)
     outcome = CrossValidation(
         config.to_dict(),
         runs,
@@ -175,6 +172,33 @@ def cross_validate(
     if ranks.is_main:
         write_json(folder / FOLDS_FILE, outcome.to_dict())
     return outcome
+
+
+def _measure(
+    run: Run,
+    config: TrainConfig,
+    emit: Callable[[dict[str, Any]], None] | None,
+    should_stop: Callable[[], bool] | None,
+) -> dict[str, Any]:
+    """Train the run of a fold to its end and measure it; one that was measured is read."""
+    ranks = current()
+    document = ranks.broadcast(run.figures if ranks.is_main else None)
+    if document is None:
+        is_started = ranks.broadcast(is_run(run.path))
+        train(config, run.path, is_started, emit=emit, should_stop=should_stop)
+        ranks.broadcast(None)  # the first process has written the model
+        evaluation = evaluate(
+            run, root=config.data.root, device=config.training.device, output=run.path
+        )
+        document = evaluation.to_dict()
+    return document
+
+
+def _discard(folder: Path) -> None:
+    """Remove what `_open` wrote, where no fold was begun; other files stay, and the folder."""
+    (folder / FOLDS_FILE).unlink(missing_ok=True)
+    with suppress(OSError):  # it holds something else
+        folder.rmdir()
 
 
 def _open(folder: Path, config: TrainConfig, settings: dict[str, Any], resume: bool) -> TrainConfig:
