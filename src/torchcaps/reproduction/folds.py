@@ -171,6 +171,7 @@ def cross_validate(
     )
     if ranks.is_main:
         write_json(folder / FOLDS_FILE, outcome.to_dict())
+    ranks.broadcast(None)  # the others wait for the file
     return outcome
 
 
@@ -186,7 +187,6 @@ def _measure(
     if document is None:
         is_started = ranks.broadcast(is_run(run.path))
         train(config, run.path, is_started, emit=emit, should_stop=should_stop)
-        ranks.broadcast(None)  # the first process has written the model
         evaluation = evaluate(
             run, root=config.data.root, device=config.training.device, output=run.path
         )

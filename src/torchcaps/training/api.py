@@ -109,6 +109,7 @@ def train(
             trainer.run()
             if ranks.is_main:
                 write_calibration(run, trainer.task, trainer.val_images)
+    ranks.broadcast(None)  # the others wait for what the first process writes
     return run
 
 
