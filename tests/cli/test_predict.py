@@ -8,12 +8,16 @@ import json
 import sys
 import tarfile
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from checks import column
+from data.makers import SIGN_PATTERN, write_sign_folder
 from torchcaps import Predictor
 from torchcaps.data import load_dataset
+from torchcaps.evaluation import auroc
 
 from .conftest import the_sentence
 
@@ -258,3 +262,44 @@ class TestOutputFiles:
         assert column(rows, "probability") == pytest.approx(probabilities, abs=1e-5)
         assert [path.name for path in tmp_path.glob("rows*")] == ["rows.parquet"]
         assert the_sentence(command(*words)).startswith("rows.parquet: exists already")
+
+
+def write_noise(folder, count=40):
+    """Pictures of no class."""
+    folder.mkdir()
+    random = np.random.default_rng(1)
+    for index in range(count):
+        pixels = random.integers(0, 256, (20, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{index}.png")
+
+
+@pytest.mark.slow
+def test_a_folder_of_signs_is_predicted_and_noise_is_rejected(command, tmp_path, no_plots):
+    damaged = write_sign_folder(tmp_path / "signs", size=20)
+    write_noise(tmp_path / "noise")
+    data = f"--data signs --img-size 20 --skip-damaged --group-pattern {SIGN_PATTERN}"
+    model = "--option channels=16 --option primary_types=4 --option decoder=false --shift 0"
+    schedule = "--epochs 12 --batch-size 16 --lr 0.005 --holdout 0.3 --output run"
+    words = " ".join((data, model, schedule, "--threads 1 --no-keep-memory")).split()
+    trained = command("train", "capsnet", *words)
+    assert trained.status == 0, trained.err
+
+    outcome = command("predict", "run", "signs", "--csv", "--unknown-below", "auto")
+    assert outcome.status == 1
+    for path in [*damaged, tmp_path / "signs" / "01 sign" / "gone.png"]:
+        assert f"error: {path.relative_to(tmp_path)}: " in outcome.err
+    known = list(csv.DictReader(io.StringIO(outcome.out)))
+    num_files = sum(path.is_file() for path in (tmp_path / "signs").rglob("*")) - 1  # the notes
+    assert len(known) == num_files - len(damaged)
+    labels = column(known, "label")
+    assert labels.count("unknown") < 0.2 * len(labels)
+    is_right = [row["label"] == row["path"].split("/")[1] for row in known]
+    assert sum(is_right) > 0.7 * len(is_right)
+
+    outcome = command("predict", "run", "noise", "--csv", "--unknown-below", "auto")
+    noise = list(csv.DictReader(io.StringIO(outcome.out)))
+    assert column(noise, "label").count("unknown") > 0.5 * len(noise)
+    known_lengths, noise_lengths = (
+        torch.tensor([float(row["activation"]) for row in rows]) for rows in (known, noise)
+    )
+    assert auroc(known_lengths, noise_lengths) > 0.8

@@ -39,13 +39,15 @@ def problem(path):
 def test_a_folder_is_read_at_every_depth_in_natural_order(tmp_path):
     folder = write_tree(tmp_path / "own")
     (folder / "notes.txt").write_text("no image")
+    (folder / "README").write_text("no image either")
+    (folder / "b" / "2.png").rename(folder / "b" / "2")  # an image by its content
     (folder / ".hidden").mkdir()
     picture().save(folder / ".hidden" / "1.png")
     picture().save(folder / ".1.png")
     (folder / "loop").symlink_to(folder)
-    expected = ["9.jpg", "10.png", "a/deep/x.png", "b/1.png", "b/2.png"]
+    expected = ["9.jpg", "10.png", "a/deep/x.png", "b/1.png", "b/2"]
     assert names(folder, folder) == expected
-    assert names([str(folder / "b"), folder / "9.jpg"], folder) == ["b/1.png", "b/2.png", "9.jpg"]
+    assert names([str(folder / "b"), folder / "9.jpg"], folder) == ["b/1.png", "b/2", "9.jpg"]
 
 
 def test_a_pattern_stands_for_files(tmp_path, monkeypatch):

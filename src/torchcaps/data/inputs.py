@@ -43,8 +43,8 @@ def list_inputs(inputs: Any, preprocess: Preprocess) -> Iterator[Input]:
     """Each input by itself, in order.
 
     Files in a folder come in natural order ("2" before "10"), at every depth; hidden files and
-    folders are skipped. So are files that are no images by their names, unless they are named
-    themselves.
+    folders are skipped. So are files that are no images by their endings or, without an ending, by
+    their content, unless they are named themselves.
 
     Args:
         inputs: paths of files, folders and tar archives, and patterns such as "photos/**/*.jpg",
@@ -118,8 +118,8 @@ def _walk(folder: Path, preprocess: Preprocess) -> Iterator[Input]:
             continue
         if path.is_dir() and not path.is_symlink():
             yield from _walk(path, preprocess)
-        elif preprocess.is_input(str(path)):
-            yield Input(str(path), str(path))
+        else:
+            yield from _input(str(path), preprocess)
 
 
 def _members(path: Path, preprocess: Preprocess) -> Iterator[Input]:
@@ -149,8 +149,18 @@ def _is_visible_input(member: str, preprocess: Preprocess) -> bool:
 def _matches(pattern: str, preprocess: Preprocess) -> Iterator[Input]:
     """The files that a pattern stands for."""
     for match in sorted(glob.iglob(pattern, recursive=True), key=natural_key):
-        if preprocess.is_input(match) and not os.path.isdir(match):
-            yield Input(match, match)
+        if not os.path.isdir(match):
+            yield from _input(match, preprocess)
+
+
+def _input(path: str, preprocess: Preprocess) -> Iterator[Input]:
+    """A file in a folder or of a pattern; nothing if it is no input."""
+    try:
+        with read_errors(path):
+            if preprocess.is_input(path):
+                yield Input(path, path)
+    except DataError as error:
+        yield Input(path, error)
 
 
 def _at_least_one(inputs: Iterator[Input], problem: str) -> Iterator[Input]:
