@@ -25,25 +25,24 @@ if TYPE_CHECKING:
         training,
         viz,
     )
-    from torchcaps.bench import MemoryEstimate, estimate_memory
     from torchcaps.explorer import explore
     from torchcaps.models import create_model, list_models
     from torchcaps.nn import record_routing, set_impl
     from torchcaps.reporting import Predictor, compare, diagnose, evaluate, predict, report
     from torchcaps.reproduction import cross_validate, reproduce
-    from torchcaps.training import fit, load, save, train
+    from torchcaps.training import MemoryEstimate, estimate_memory, fit, load, save, train
     from torchcaps.types import Capsules, ModelSpec, Routed
 
 # Names of the top level, and the packages that they are loaded from.
 _HOMES = {
     "Capsules": "types",
-    "MemoryEstimate": "bench",
+    "MemoryEstimate": "training",
     "ModelSpec": "types",
     "Predictor": "reporting",
     "Routed": "types",
     "create_model": "models",
     "cross_validate": "reproduction",
-    "estimate_memory": "bench",
+    "estimate_memory": "training",
     "explore": "explorer",
     "reproduce": "reproduction",
     "report": "reporting",

@@ -219,7 +219,8 @@ def raise_in_step(monkeypatch):
         steps = iter(range(1, 10_000))
 
         def interrupted(self, batch, share):
-            if next(steps) == step:
+            is_real = type(batch.images) is torch.Tensor  # and no estimate of memory
+            if is_real and next(steps) == step:
                 for number in numbers:
                     signal.raise_signal(number)
             return training_step(self, batch, share)

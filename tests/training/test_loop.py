@@ -145,14 +145,15 @@ def test_a_crash_loses_only_what_the_last_checkpoint_lacks(
     """At the end of an epoch, its model and metrics are written before its checkpoint."""
 
     def crash(row):
-        if (row["kind"], row["step"]) == (kind, step):
+        if (row["kind"], row.get("step")) == (kind, step):
             raise PowerCut
 
     with pytest.raises(PowerCut):
         train(tiny(bars), tmp_path / "run", emit=crash)
     rows = []
     resume(tmp_path / "run", emit=rows.append)
-    assert rows[0]["step"] == last_saved + 1
+    steps = [row["step"] for row in rows if row["kind"] != "message"]
+    assert steps[0] == last_saved + 1
     assert contents(tmp_path / "run") == contents(finished)
 
 
@@ -160,7 +161,7 @@ def test_a_finished_run_resumes_to_itself(finished, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "run")
     rows = []
     resume(folder, emit=rows.append)
-    assert [row["kind"] for row in rows] == ["message"]
+    assert {row["kind"] for row in rows} == {"message"}
     assert contents(folder) == contents(finished)
 
 
@@ -395,7 +396,7 @@ def test_from_a_damaged_checkpoint_a_run_continues_with_the_one_before_it(
         last.write_bytes(DAMAGES[damage](last.read_bytes()))
     rows = []
     resume(stopped, emit=rows.append)
-    note, tick, *_ = rows
+    note, tick, *_ = [row for row in rows if row["kind"] != "message"]
     assert (note["kind"], note["step"]) == ("note", 4)
     assert (tick["kind"], tick["step"]) == ("tick", 5)
     assert note["text"].startswith(f"{last}: is ")

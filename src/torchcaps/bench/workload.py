@@ -16,6 +16,7 @@ from torchcaps.models import create_model
 from torchcaps.nn import CapsuleLinear
 from torchcaps.settings import ModelSettings, TrainConfig
 from torchcaps.tasks import Task, create_task
+from torchcaps.training.memory import image_shape
 from torchcaps.types import spec_of
 
 CPU = torch.device("cpu")
@@ -53,18 +54,6 @@ class Workload:
         pixels = model.img_size if spec_of(model).is_dense else ()
         labels = torch.randint(model.num_classes, (self.batch, *pixels), generator=generator)
         return images.contiguous(memory_format=torch.channels_last), labels
-
-
-def image_shape(model: Any) -> tuple[int, int, int]:
-    """(channels, height, width) of a model's images.
-
-    Raises TypeError for a module that does not declare them, as the library's models do.
-    """
-    try:
-        return model.in_chans, *model.img_size
-    except AttributeError:
-        kind = type(model).__name__
-        raise TypeError(f"model: expected a model of create_model(), got {kind}") from None
 
 
 def task_of(model: nn.Module) -> Task:

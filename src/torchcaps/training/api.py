@@ -19,7 +19,8 @@ from torchcaps.training import folder
 from torchcaps.training.batches import SetBatches
 from torchcaps.training.calibration import write_calibration
 from torchcaps.training.callbacks import Callback, FunctionCallback
-from torchcaps.training.checkpoint import build_model, describe_model, saved_options
+from torchcaps.training.checkpoint import build_model, saved_options
+from torchcaps.training.cost import check_named_set, check_run, describe_run_model
 from torchcaps.training.defaults import complete_config
 from torchcaps.training.device import memory_errors, resolve_device
 from torchcaps.training.features import can_store, stored_features, without_augmentation
@@ -29,6 +30,7 @@ from torchcaps.training.loop import Trainer
 from torchcaps.training.recipes import default_folder, resolve_recipe
 from torchcaps.training.run import CALIBRATION_FILE, Run, is_complete, resumed_config
 from torchcaps.training.sampling import read_images
+from torchcaps.training.speed import thread_advice
 from torchcaps.training.summary import training_summary
 
 
@@ -121,15 +123,11 @@ def _create_trainer(
 ) -> Trainer:
     """The training of a run: data read, model built."""
     device = resolve_device(config.training.device)
+    check_named_set(config, device)
     with main_first():
         config, train_images, val_images = read_images(config, device)
-    description = describe_model(
-        config.model.name,
-        config.model.all_options,
-        train_images.classes,
-        train_images.preprocess(train_images.img_size, train_images.in_chans, config.data.crop),
-        config.task.name,
-    )
+    cost = check_run(config, train_images, device, quick=emit is None)
+    description = describe_run_model(config, train_images)
     initial = read_initial(config, train_images.classes, run.initial_path)
 
     def build_task() -> Task:
@@ -168,5 +166,5 @@ def _create_trainer(
         logger,
         initial_weights=build_weights,
         callbacks=[callback],
-        messages=[summary, *train_images.notes],
+        messages=[summary, *train_images.notes, cost, thread_advice(device)],
     )

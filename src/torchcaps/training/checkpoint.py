@@ -80,11 +80,14 @@ def save_tensors(
         TrainingError: a type of tensor that a checkpoint does not hold, or the file cannot be
             written.
     """
-    # Tensors that share memory are stored one by one.
-    copies = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
+    copies: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        copy = tensor.detach().cpu().contiguous()
+        storage = copy.untyped_storage().data_ptr()
+        # Tensors that share memory are stored one by one.
+        copies[name] = copy.clone() if storage in storages else copy
+        storages.add(storage)
     content = {"format": FORMAT, **description}
     content["crc32"] = checksum(copies, content)
     metadata = {METADATA_KEY: json.dumps(content, sort_keys=True)}

@@ -28,6 +28,7 @@ from torchcaps.training.loaders import LoaderBatches, is_loader, loader_data, re
 from torchcaps.training.loggers import MemoryLogger, Row
 from torchcaps.training.loop import Trainer
 from torchcaps.training.sampling import cropped, split
+from torchcaps.training.speed import thread_advice
 from torchcaps.training.summary import training_summary
 from torchcaps.types import model_metadata, set_model_metadata
 
@@ -141,7 +142,7 @@ def fit(
                 logger,
                 initial_weights=lambda: initial_weights,
                 callbacks=[FunctionCallback(on_step, on_epoch, should_stop)],
-                messages=[summary, *notes],
+                messages=[summary, *notes, thread_advice(device)],
             ).run()
             if logger.best_weights is not None:
                 model.load_state_dict(logger.best_weights)

@@ -43,6 +43,7 @@ from torchcaps.training.batches import BatchSource
 from torchcaps.training.callbacks import CALLBACKS, Callback
 from torchcaps.training.loggers import MemoryLogger
 from torchcaps.training.schedules import learning_rate_factor, part_ends, set_learning_rate
+from torchcaps.training.speed import SpeedReport
 from torchcaps.training.state import TrainingState, check_finite, early_end, mean_losses
 from torchcaps.training.update import Updater
 
@@ -88,6 +89,8 @@ class Trainer:
         self.total_steps = settings.epochs * self.steps_per_epoch
         # Steps after which the training is as it was planned: an extension only adds to it.
         self.planned_steps = part_ends(self.config, self.total_steps)[0]
+        images_per_step = (settings.batch_size or 1) * self.config.optimizer.accumulate
+        self.speed = SpeedReport(self.total_steps, images_per_step)
         named_callbacks = [CALLBACKS[name]() for name in settings.callbacks]
         self.callbacks = [*self.callbacks, *named_callbacks]
         # Not .to(memory_format=...), which would change capsule weights of four axes too.
@@ -183,6 +186,9 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_step(self.task.model, {"step": step, **losses})
         log_step(self.logger, step, self.total_steps, losses)
+        sentence = self.speed.after_step(step)
+        if sentence:
+            self.logger.message(sentence)
 
     def _restart(self, step: int, collapse: str) -> TrainingState:
         """Put weights, optimizer and metrics back to the start; the new state has a lower rate."""

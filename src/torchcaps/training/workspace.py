@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchcaps.bench.timing import MIB
-
+MIB = 1 << 20
 # Constants of torchcaps.kernels: samples.BLOCK_BYTES; lanes.LANES; conv2d.frequency.BLOCK_BYTES and
 # MAX_WINDOWS.
 VOTES_BYTES = 3 << 20

@@ -1,0 +1,84 @@
+"""Every model at 224 x 224 x 3 pixels and a batch of 4: what a training step takes, or a refusal.
+
+    python benchmarks/large_images.py [MODEL ...]
+
+Each model gets a process of its own, with a limit of 8 GB. A row has the parameters, those of the
+decoder, the predicted memory, and the peak of resident memory above that of a process with torch;
+or the sentence with which the training is refused.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+
+import torchcaps as tc
+from torchcaps.bench.timing import MIB, peak_of
+from torchcaps.data import ImageSet, MaskedSet
+from torchcaps.errors import ArgumentError
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks import create_task
+from torchcaps.training.cost import check_cost, estimate_cost
+from torchcaps.types import spec_of
+
+BATCH_SIZE = 4
+SIDE = 224
+LIMIT = 8_000_000_000
+CPU = torch.device("cpu")
+
+
+def training_images(model: Any) -> ImageSet:
+    """As many random images as a batch, with labels or masks as the model's task needs them."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (BATCH_SIZE, 3, SIDE, SIDE)
+    images = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+    labels = torch.arange(BATCH_SIZE) % getattr(model, "num_classes", BATCH_SIZE)
+    classes = tuple(map(str, range(getattr(model, "num_classes", BATCH_SIZE))))
+    if spec_of(model).is_dense:
+        masks = (images[:, 0] > 127).to(torch.uint8)
+        return MaskedSet(images, labels, classes, "random", masks=masks)
+    return ImageSet(images, labels, classes, "random")
+
+
+def take_steps(name: str, config: TrainConfig, images: ImageSet) -> None:
+    """Build the model and take two steps: in the second the optimizer has its state."""
+    task = create_task(tc.create_model(name, in_chans=3, img_size=SIDE), config, images).train()
+    optimizer = torch.optim.Adam(task.parameters(), fused=True)
+    for step in range(2):
+        generator = torch.Generator().manual_seed(step)
+        batch = task.sample_batch(images, torch.arange(BATCH_SIZE), generator)
+        optimizer.zero_grad(set_to_none=True)
+        task.training_step(batch, 0.0)["loss"].backward()
+        optimizer.step()
+
+
+def measure(name: str) -> dict[str, Any]:
+    """The row of a model."""
+    start = time.perf_counter()
+    try:
+        with torch.device("meta"):
+            model = tc.create_model(name, in_chans=3, img_size=SIDE)
+        images = training_images(model)
+        config = TrainConfig.of(model=name, batch_size=BATCH_SIZE, precision="fp32")
+        prediction = check_cost(model, config, images, CPU, limit=LIMIT)
+    except ArgumentError as error:
+        return {"refused": str(error), "seconds": round(time.perf_counter() - start, 2)}
+    cost = estimate_cost(create_task(model, config, images), images, BATCH_SIZE, CPU, "fp32")
+    marks = peak_of(lambda: take_steps(name, config, images))
+    peak = marks["peak_mib"] - marks["before_mib"]
+    predicted = None if cost.memory is None else round(cost.memory.total / MIB)
+    return {"line": prediction, "predicted MiB": predicted, "measured MiB": round(peak)}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--alone"]:
+        print(json.dumps(measure(sys.argv[2])))
+        sys.exit()
+    for model_name in sys.argv[1:] or tc.list_models():
+        command = [sys.executable, __file__, "--alone", model_name]
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        lines = (process.stdout + process.stderr).splitlines()
+        print(model_name, lines[-1] if lines else f"status {process.returncode}", flush=True)
