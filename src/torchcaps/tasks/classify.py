@@ -270,10 +270,7 @@ class Classify(Task):
         return self._drawing_error(capsules, batch.labels, batch.images)
 
     def _drawing_error(self, capsules: Capsules, labels: Tensor, targets: Tensor) -> Tensor:
-        """The same of drawings of these labels beside targets `[batch, channels, height, width]`.
-
-        A model that draws smaller images is compared at the size at which it draws.
-        """
+        """The same of drawings of these labels beside target images, at the drawings' size."""
         if self.spec.draw_size is None:
             return reconstruction_loss(self.model.reconstruct(capsules, labels), targets)
         drawings = self.model.draw(capsules, labels)
