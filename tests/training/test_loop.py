@@ -428,7 +428,7 @@ def test_a_set_of_pairs_trains_and_resumes(tmp_path, monkeypatch, options, recon
     """A named set, made anew in every step."""
     source = load_dataset(write_bars(tmp_path / "source.npz", count=36), "train")
     pairs = make_pairs(source, max_shift=1)
-    monkeypatch.setattr("torchcaps.training.api.load_dataset", lambda *_, **__: pairs)
+    monkeypatch.setattr("torchcaps.training.sampling.load_dataset", lambda *_, **__: pairs)
     config = tiny("pairs", shift=0, reconstruction=reconstruction, model_options=options)
     run = assert_resumes(config, tmp_path, step=2)
     assert 0 <= run.rows[-1]["val_accuracy"] <= 1
