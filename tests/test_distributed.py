@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from torchcaps import distributed
+from torchcaps.data import ImageSet
 from torchcaps.distributed import (
     Ranks,
     current,
@@ -31,7 +32,10 @@ from torchcaps.distributed import (
 )
 from torchcaps.errors import TrainingError
 from torchcaps.nn.vb import VBRouting
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks import create_task
 from torchcaps.tasks.unsupervised import TEMPERATURE, contrastive_loss, logit_directions
+from torchcaps.training.update import Updater
 from torchcaps.types import LayerSizes
 
 WORLDS = [2, pytest.param(3, marks=pytest.mark.slow)]
@@ -47,6 +51,7 @@ CHECKS = [
     "norm_in_bf16",
     "copy",
     "gradient",
+    "accumulation",
     "agreement",
 ]
 NORMS = [
@@ -220,6 +225,38 @@ def check_gradient(ranks):
             if expected.grad is not None:
                 close(parameter.grad, expected.grad)
     close(dict(shared.state_dict()), dict(single.state_dict()))
+
+
+class Doubled(nn.Module):
+    """Logits in float64, with a part that no pass uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.Tanh(), nn.Linear(5, 3))
+        self.unused = nn.Linear(2, 2)
+        self.double()
+
+    def forward(self, images):
+        return self.layers(images.double())
+
+
+def check_accumulation(ranks):
+    """The gradient of parts on several ranks is that of one batch, averaged once."""
+    pixels = torch.rand(23, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    images = ImageSet(pixels, torch.arange(23) % 3, ("a", "b", "c"), "some")
+    gradients = []
+    mean_losses = []
+    for world, batch_size, accumulate in ((Ranks(), 23, 1), (ranks, 8, 3)):
+        torch.manual_seed(0)
+        config = TrainConfig.of(batch_size=batch_size, accumulate=accumulate, precision="fp32")
+        task = create_task(Doubled(), config, images)
+        updater = Updater(task, task.config, world)
+        losses = updater.compute_gradients(images, torch.arange(23), 0, 0.0)
+        gradients.append([p.grad for p in task.model.layers.parameters()])
+        mean_losses.append(world.sum(losses["loss"].detach() * world.shard_size(23) / 23))
+    close(mean_losses[1], mean_losses[0])
+    for gradient, expected in zip(gradients[1], gradients[0], strict=True):
+        close(gradient, expected)
 
 
 def check_agreement(ranks):
