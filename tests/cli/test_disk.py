@@ -14,10 +14,10 @@ pytestmark = pytest.mark.usefixtures("no_plots")
 
 
 def sentence(outcome):
-    """The one error that a failed command prints, after the lines of its epochs."""
+    """The one error that a failed command prints, after the lines on the training and its epochs."""
     assert outcome.status == 1
     *epochs, error = outcome.err.splitlines()
-    assert set(first_words(epochs)) <= {"epoch"}
+    assert set(first_words(epochs)) <= {"training", "capsnet:", "epoch"}
     assert error.startswith("torchcaps: error: ")
     return error
 

@@ -88,7 +88,7 @@ def test_a_model_file_needs_the_name_of_its_data(run, bars):
 
 def test_a_model_alone_in_a_folder_has_no_data_of_its_own(run):
     (run / "config.json").unlink()
-    with pytest.raises(RunError, match=r"no run folder, or none with a config\.json"):
+    with pytest.raises(RunError, match="does not say what data it was trained on; give --data"):
         open_task(run)
 
 

@@ -22,7 +22,8 @@ QUICK_REPEATS = 3
 class BenchSettings:
     """Sizes and repeats."""
 
-    model: str = "capsnet"  # Name of a model.
+    model: Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")] = None
+    """Name of a model; by default the network of 2017."""
     batch: int = 128  # Images, or samples of the layer, at once.
     precision: tuple[Literal["fp32", "bf16"], ...] = ("fp32", "bf16")
     """fp32, bf16 (autocast), or both."""
@@ -120,7 +121,7 @@ class _Job:
         self.precisions = tuple(dict.fromkeys(settings.precision))
         names = tc.bench.Sizes.__dataclass_fields__
         self.sizes = tc.bench.Sizes(**{name: getattr(settings, name) for name in names})
-        model = settings.model
+        model = settings.model or tc.training.TrainConfig().model.name
         self.workload = tc.bench.Workload(model, parse_options(option), settings.batch)
         try:
             self.workload.build()

@@ -35,7 +35,6 @@ COMMON = frozenset(
         "data",
         "img_size",
         "skip_damaged",
-        "balance",
         "init",
         "backbone",
         "lr",

@@ -52,7 +52,7 @@ def train(
     resume: bool = False,
     threads: int | None = None,
     keep_memory: Annotated[bool, RARE] = True,
-    control: bool = False,
+    control: Annotated[bool, RARE] = False,
     json: bool = False,
     print_config: Annotated[bool, RARE] = False,
 ) -> int:

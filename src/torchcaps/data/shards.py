@@ -60,7 +60,7 @@ def is_sharded(path: Path) -> bool:
         if _shards_in(path):
             return not subfolders
         return bool(subfolders) and all(map(_shards_in, subfolders))
-    return path.name.endswith(".tar") and _begins_with_sample(path)
+    return path.name.endswith(".tar") and path.is_file() and _begins_with_sample(path)
 
 
 register_format(

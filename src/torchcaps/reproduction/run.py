@@ -20,6 +20,7 @@ from torchcaps.training.run import RESUME_OVERRIDES, is_run
 # The task and the loop fill in settings that a recipe leaves at one of these, except where they
 # mean something: in the settings of the data, and in `stop_at`.
 OPEN_CHOICES = (None, "auto")
+RESOLVED_DATA = ("holdout", "storage")  # settings of data that a run decides where they are open
 
 
 def reproduce(
@@ -111,7 +112,8 @@ def _check_settings(run: Run, config: TrainConfig) -> None:
     saved = run.config.flat()
     settings = known_settings()
     for name, choice in config.flat().items():
-        has_default = settings[name].group != "data" and name != "stop_at"
+        is_data = settings[name].group == "data" and name not in RESOLVED_DATA
+        has_default = not is_data and name != "stop_at"
         is_open = choice in OPEN_CHOICES and has_default
         if name not in RESUME_OVERRIDES and not is_open and saved[name] != choice:
             raise RunError(

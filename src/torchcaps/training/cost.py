@@ -190,6 +190,8 @@ def check_named_set(config: TrainConfig, device: torch.device, *, limit: int | N
     if "backbone" in config.model.all_options:
         return
     info = dataset_info(data.name)
+    if len(info.classes) < ImageSet.min_classes:  # no images, such as sets of points
+        return
     channels, *img_size = info.image_shape
     if data.img_size is not None:
         img_size = [*size_pair(data.img_size)]

@@ -17,7 +17,7 @@ from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.forward import device_of
 from torchcaps.progress import progress_bar, report_rows
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks import Task, check_task, create_task
+from torchcaps.tasks import Task, check_task, create_task, task_class
 from torchcaps.training.batches import BatchSource, SetBatches
 from torchcaps.training.callbacks import FunctionCallback
 from torchcaps.training.defaults import complete_config
@@ -32,7 +32,6 @@ from torchcaps.training.speed import thread_advice
 from torchcaps.training.summary import training_summary
 from torchcaps.types import model_metadata, set_model_metadata
 
-NO_AUGMENTATION = {"shift": 0}  # what recipes change by default
 LoaderOf = Callable[[TrainConfig], Callable[[int], DataLoader[Any]]]
 
 
@@ -105,14 +104,16 @@ def fit(
     Example:
         >>> model, history = tc.fit(tc.create_model("capsnet"), images, labels, epochs=3)
     """
-    config = config or TrainConfig.of(**NO_AUGMENTATION)
-    config = config.updated(**settings)
+    is_plain = config is None and "shift" not in settings
+    config = (config or TrainConfig()).updated(**settings)
     device = device_of(model)
     if config.training.device != "auto":
         device = resolve_device(config.training.device)
     with memory_errors(), _shown(emit) as emit:
         model.to(device)
         images, val_images, loader, notes = _fit_data(model, data, labels, validation, config)
+        if is_plain and task_class(config.task.name, model, images).labeled:
+            config = config.updated(shift=0)  # which recipes have by default
         if isinstance(images, ArraySet) and config.task.reconstruction is None:
             config = config.updated(reconstruction=0.0)  # decoders draw values in [0, 1]
         images, val_images = images.to(device), val_images.to(device)
