@@ -252,7 +252,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "crop": {"crop": 18},
     "default learning rate": {"lr": None},
     "ema": {"ema": 0.9},
-    "freeze": {"freeze": ("conv.*",)},
+    "freeze": {"freeze": ("decoder.*",)},
     "holdout count": {"holdout": 30},
     "label smoothing": {"loss": "likelihood", "label_smoothing": 0.2},
     "learning rates by group": {"lr_scale": {"decoder.*": 0.5}},
