@@ -82,7 +82,7 @@ def parse(commands: Mapping[str, Command], arguments: Sequence[str], description
         import_modules(arguments)
         is_short = not HELP_FLAGS.isdisjoint(words)
         signature = _signature(name, commands[name], is_short)
-        words = _known_words(name, signature, words)
+        words = _normalized_words(name, signature, words)
         functions[name] = _deferred(commands[name], signature, words)
     printed = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding)  # tyro looks at it
     try:
@@ -176,17 +176,17 @@ def _readable(hint: Any, default: Any) -> Any:
     return Annotated[(hint, *marks)] if marks else hint
 
 
-def _known_words(name: str, signature: inspect.Signature, words: Sequence[str]) -> list[str]:
+def _normalized_words(name: str, signature: inspect.Signature, words: Sequence[str]) -> list[str]:
     """The words with flags by their names here.
 
     Raises:
         UsageError: a flag that the command does not have, or a value for one that takes none.
     """
     flags = _flags({key: one.annotation for key, one in signature.parameters.items()})
-    known_words = []
+    normalized = []
     for word in words:
         if not word.startswith("--") or word == "--":
-            known_words.append(word)
+            normalized.append(word)
             continue
         written, equals, value = word.partition("=")
         flag = written.replace("_", "-")
@@ -200,8 +200,8 @@ def _known_words(name: str, signature: inspect.Signature, words: Sequence[str]) 
         if equals and flags[flag] is bool:
             opposite = flag.replace("--", "--no-", 1)
             raise UsageError(f"{flag}: expected no value, got {value}; its opposite is {opposite}")
-        known_words.append("--help" if flag == HELP_ALL else flag + equals + value)
-    return known_words
+        normalized.append("--help" if flag == HELP_ALL else flag + equals + value)
+    return normalized
 
 
 def _flags(hints: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,10 +232,10 @@ def _deferred(
     """A function for tyro that returns the call of the command, so that parsing ends before it."""
     hints = get_type_hints(command, include_extras=True)
     has_settings = hints.get("settings") == Settings
-    own_flags = _flags(hints)
+    command_flags = _flags(hints)
 
     def make_call(*positional: Any, **flags: Any) -> Call:
-        if "threads" in flags and "--threads" not in own_flags:
+        if "threads" in flags and "--threads" not in command_flags:
             use_threads(flags.pop("threads"))
         if has_settings:
             flags["settings"] = named_settings(flags["settings"], words)

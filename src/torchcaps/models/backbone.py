@@ -311,8 +311,10 @@ def with_backbone(
     recipe = transformers_recipe(module, mean, std)
     if recipe is not None:
         sizes = {"num_classes": num_classes, "in_chans": in_chans, "img_size": model.img_size}
-        own = {"backbone": recipe, "freeze": freeze}
-        set_model_metadata(model, ModelMetadata(name=f"{head}_head", options=sizes | own | options))
+        recipe_options = {"backbone": recipe, "freeze": freeze}
+        set_model_metadata(
+            model, ModelMetadata(name=f"{head}_head", options=sizes | recipe_options | options)
+        )
     return model
 
 

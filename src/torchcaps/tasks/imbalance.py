@@ -44,11 +44,11 @@ def unpredicted_warnings(
         classes: their names.
     """
     num_classes = activation.shape[1]
-    shown = labels.view(len(labels), -1)
-    predicted = activation.topk(shown.shape[1], dim=1).indices
-    num_shown = shown.flatten().bincount(minlength=num_classes)
+    targets = labels.view(len(labels), -1)
+    predicted = activation.topk(targets.shape[1], dim=1).indices
+    num_targets = targets.flatten().bincount(minlength=num_classes)
     num_predicted = predicted.flatten().bincount(minlength=num_classes)
-    is_missing = (num_shown > 0) & (num_predicted == 0)
+    is_missing = (num_targets > 0) & (num_predicted == 0)
     if not is_missing.any():
         return []
     names = join_names([classes[index] for index in is_missing.nonzero().flatten().tolist()])

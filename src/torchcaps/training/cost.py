@@ -266,12 +266,12 @@ def count_parameters(module: nn.Module) -> int:
 
 def sized_batch(task: Task, images: ImageSet, batch_size: int) -> Any:
     """A batch of training images of which sizes and types alone are true: it is on "meta"."""
-    few = images.subset(range(min(2, len(images))))
-    if isinstance(few, ImageFiles):
-        few = replace(few, workers=0)
+    sample = images.subset(range(min(2, len(images))))
+    if isinstance(sample, ImageFiles):
+        sample = replace(sample, workers=0)
     task.train()
-    all_indices = torch.arange(len(few), device=few.images.device)
-    for batch_images, indices in stream(few, [all_indices]):
+    all_indices = torch.arange(len(sample), device=sample.images.device)
+    for batch_images, indices in stream(sample, [all_indices]):
         batch = task.sample_batch(batch_images, indices, torch.Generator())
 
     def enlarge(tensor: Tensor) -> Tensor:

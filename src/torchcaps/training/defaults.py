@@ -65,14 +65,18 @@ def check_settings_read(config: TrainConfig, choice: str, registry: Registry[Any
         UnknownNameError: a choice that is not registered.
     """
     values = config.flat()
-    chosen = values[choice]
-    for name, known in known_settings().items():
-        if known.of != choice or values[name] == known.default or name in registry.reads(chosen):
+    name_of_choice = values[choice]
+    for name, setting in known_settings().items():
+        if (
+            setting.of != choice
+            or values[name] == setting.default
+            or name in registry.reads(name_of_choice)
+        ):
             continue
         readers = [entry for entry in registry if name in registry.reads(entry)]
         raise ArgumentError(
             name,
-            f"has no effect with the {choice} {chosen}, got {values[name]}; "
+            f"has no effect with the {choice} {name_of_choice}, got {values[name]}; "
             f"leave it out, or take it with {' or '.join(readers)}",
         )
 

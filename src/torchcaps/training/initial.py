@@ -60,20 +60,20 @@ class InitialWeights:
             ArgumentError: no weights fit.
         """
         state = model.state_dict()
-        taken = take_weights(model, self.tensors)
-        if not taken:
+        loaded = take_weights(model, self.tensors)
+        if not loaded:
             raise ArgumentError(
                 "init",
                 f"expected weights of {type(model).__name__}, got {self.source}, of which no name "
                 "and shape fits",
             )
-        new = [name for name in state if name not in taken]
+        new = [name for name in state if name not in loaded]
         names = ", ".join(new[:MAX_NAMES]) or "none"
         rest = f" and {len(new) - MAX_NAMES} more" if len(new) > MAX_NAMES else ""
-        count = sum(state[name].numel() for name in taken)
+        count = sum(state[name].numel() for name in loaded)
         total = sum(tensor.numel() for tensor in state.values())
         self.sentence = (
-            f"init: {len(taken)} of {len(state)} tensors ({100 * count / total:.0f} % of the "
+            f"init: {len(loaded)} of {len(state)} tensors ({100 * count / total:.0f} % of the "
             f"weights) come from {self.source}; new: {names}{rest}"
         )
 

@@ -77,8 +77,8 @@ def thread_advice(device: torch.device) -> str:
     num_threads = torch.get_num_threads()
     if num_threads == 1 or device.type != "cpu":
         return ""
-    together, alone = time_threads()
-    return advise_threads(num_threads, together, alone)
+    multi_times, single_times = time_threads()
+    return advise_threads(num_threads, multi_times, single_times)
 
 
 def time_threads() -> tuple[list[float], list[float]]:
@@ -88,8 +88,8 @@ def time_threads() -> tuple[list[float], list[float]]:
     """
     numbers = torch.zeros(NUM_CHUNKS, CHUNK)
     chunks = numbers.unbind()
-    together = []
-    alone = []
+    multi_times = []
+    single_times = []
     torch.sigmoid(numbers, out=numbers)  # threads start with the first operation
     for _ in range(ROUNDS):
         start = time.perf_counter()
@@ -97,17 +97,17 @@ def time_threads() -> tuple[list[float], list[float]]:
         middle = time.perf_counter()
         for chunk in chunks:
             torch.sigmoid(chunk, out=chunk)
-        together.append(middle - start)
-        alone.append(time.perf_counter() - middle)
-    return together, alone
+        multi_times.append(middle - start)
+        single_times.append(time.perf_counter() - middle)
+    return multi_times, single_times
 
 
-def advise_threads(num_threads: int, together: list[float], alone: list[float]) -> str:
+def advise_threads(num_threads: int, multi_times: list[float], single_times: list[float]) -> str:
     """The sentence of `thread_advice`, by the seconds of `time_threads`.
 
     Medians are compared, so that single interruptions do not count.
     """
-    slowdown = median(together) / median(alone)
+    slowdown = median(multi_times) / median(single_times)
     if slowdown < SLOWDOWN:
         return ""
     return (
