@@ -7,12 +7,20 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import torchcaps as tc
 from torchcaps.data.floats import ArrayPreprocess
 from torchcaps.errors import ArgumentError, DataError
 from torchcaps.training.inputs import as_set, class_indices, image_tensor
+from torchcaps.training.loaders import known_indices
 from torchcaps.types import model_metadata
 
 SETTINGS = {"epochs": 2, "batch_size": 8, "holdout": 0.25, "precision": "fp32"}
@@ -271,3 +279,76 @@ def test_a_network_learns_from_a_loader_as_from_arrays():
     loader = DataLoader(TensorDataset(bright, torch.arange(60) % 2), batch_size=8, shuffle=True)
     _, history = tc.fit(linear(classes=2), loader, epochs=20, lr=0.1, holdout=0.25)
     assert history[-1]["val_accuracy"] == 1.0
+
+
+def test_settings_that_a_loader_decides_are_refused():
+    loader = DataLoader(TensorDataset(pixels(), labels()), batch_size=8)
+    for setting in ({"batch_size": 4}, {"balance": True}, {"epoch_size": 9}):
+        [name] = setting
+        with pytest.raises(ArgumentError, match=f"{name}: expected none beside a DataLoader"):
+            tc.fit(linear(), loader, epochs=1, **setting)
+
+
+def test_the_line_on_a_loader_has_its_own_batch_size():
+    rows = []
+    loader = DataLoader(TensorDataset(pixels(), labels()), batch_size=5)
+    tc.fit(linear(), loader, emit=rows.append, epochs=1)
+    assert "1 epoch of batch 5" in rows[0]["text"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 20, "drop_last": True},  # fewer are held out than a batch has
+        {"batch_sampler": BatchSampler(RandomSampler(range(24)), 7, drop_last=False)},
+    ],
+)
+def test_held_out_samples_are_read_whatever_the_loader_does_with_batches(options):
+    rows = []
+    loader = DataLoader(TensorDataset(pixels(), labels()), **options)
+    tc.fit(linear(), loader, emit=rows.append, epochs=1, holdout=0.1)
+    [epoch] = [row for row in rows if row["kind"] == "epoch"]
+    assert epoch["images"] == (24 if "batch_sampler" in options else 20)
+    assert 0 <= epoch["val_accuracy"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("data", "names", "validation"),
+    [
+        (pixels(), ["a", "b", "c"] * 8, (pixels(2), ["c", "b"])),
+        (
+            TensorDataset(pixels(), labels() + 1),
+            None,
+            TensorDataset(pixels(2), torch.tensor([3, 2])),
+        ),
+    ],
+)
+def test_classes_of_validation_images_are_matched_by_name(data, names, validation):
+    """The two images are of the second and the third class, which a network of ours always says."""
+
+    class Constant(nn.Module):
+        def __init__(self, label):
+            super().__init__()
+            self.logits = nn.Parameter(torch.eye(3)[label] * 9)
+
+        def forward(self, images):
+            return self.logits.expand(len(images), 3)
+
+    for label, accuracy in ((0, 0.0), (1, 0.5), (2, 0.5)):
+        _, [row] = tc.fit(
+            Constant(label), data, names, validation=validation, epochs=1, lr=1e-9, batch_size=24
+        )
+        assert row["val_accuracy"] == accuracy
+    with pytest.raises(DataError, match="images of z"):
+        tc.fit(linear(), pixels(), ["a", "b"] * 12, validation=(pixels(2), ["a", "z"]))
+
+
+def test_outputs_beyond_the_classes_are_named_by_their_numbers():
+    model, _ = tc.fit(linear(classes=5), pixels(), ["a", "b", "c"] * 8, **SETTINGS)
+    [row] = tc.predict(model, [torch.zeros(4, 4)])
+    assert set(row["activations"]) == {"a", "b", "c", "3", "4"}
+
+
+def test_labels_that_are_no_class_are_named():
+    with pytest.raises(ArgumentError, match="labels: expected one of 0, 1, 2, got 7"):
+        known_indices(torch.tensor([1, 7]), ("0", "1", "2"))

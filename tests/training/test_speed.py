@@ -35,7 +35,9 @@ def test_nothing_is_said_before_a_second():
     assert not any(sentences([0.01] * 50))
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(0.4, "40 s"), (7.2, "12 min"), (100.0, "2.8 h")])
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.4, "40 s"), (7.2, "12 min"), (100.0, "2 h 47 min")]
+)
 def test_the_rest_in_words(seconds, words):
     assert f": {words} to go" in "".join(sentences([seconds] * 4, total_steps=104))
 

@@ -107,8 +107,11 @@ def train(
         _use_threads_of(run, threads)
     elif ranks.is_main:
         tc.training.folder.check_new(run)
+        # What cannot fit, and test images that cannot be read, are errors before the training.
+        tc.training.cost.check_named_set(
+            config, tc.training.device.resolve_device(config.training.device)
+        )
         if data.folds is None:
-            # Test images that cannot be read are an error before the training, not after it.
             tc.training.sampling.load_images(config, "test")
 
     with hinted(folder):

@@ -334,8 +334,8 @@ class Classify(Task):
 
     @torch.inference_mode()
     def predict(self, images: Tensor) -> list[dict[str, Any]]:
-        classes = model_metadata(self.model).classes
         activation = self.scores(images).activation.float().cpu()
+        classes = output_names(self.model, activation.shape[1])
         sorted_activation, order = activation.sort(dim=1, descending=True, stable=True)
         rows = []
         for values, indices in zip(sorted_activation.tolist(), order.tolist(), strict=True):
@@ -343,6 +343,15 @@ class Classify(Task):
             ranked = dict(zip(names, values, strict=True))
             rows.append({"label": names[0], "activation": values[0], "activations": ranked})
         return rows
+
+
+def output_names(model: nn.Module, num_outputs: int) -> tuple[str, ...]:
+    """Names of the outputs of a classifier: its classes.
+
+    Further outputs, which a module of the user may have, are named by their numbers.
+    """
+    classes = model_metadata(model).classes
+    return (*classes, *map(str, range(len(classes), num_outputs)))
 
 
 def is_correct(

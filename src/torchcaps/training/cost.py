@@ -89,12 +89,12 @@ class Cost(NamedTuple):
             share = self.num_decoder_parameters / self.num_parameters
             line += f", {share:.0%} of them in the decoder"
         if self.memory is None:
-            return f"{line}; more than {in_words(self.num_bytes)} of memory"
-        memory = f"about {in_words(self.num_bytes)} of memory with checkpoints"
+            return f"{line}; more than {format_bytes(self.num_bytes)} of memory"
+        memory = f"about {format_bytes(self.num_bytes)} of memory with checkpoints"
         return f"{line}; {memory} at {self.batch_size} images a step"
 
 
-def in_words(num_bytes: float) -> str:
+def format_bytes(num_bytes: float) -> str:
     """`1.3 GiB`, `240 MiB`."""
     if num_bytes >= GIB:
         return f"{num_bytes / GIB:.1f} GiB"
@@ -155,7 +155,7 @@ def check_cost(
         argument, remedy = find_remedy(task, cost, limit, estimate)
         raise ArgumentError(
             argument,
-            f"{cost}, where {in_words(limit)} are available; {remedy}",
+            f"{cost}, where {format_bytes(limit)} are available; {remedy}",
         )
     return str(cost)
 

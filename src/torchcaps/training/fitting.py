@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from torchcaps.data import ImageSet
+from torchcaps.data import ImageSet, match_classes
 from torchcaps.data.floats import ArraySet
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.forward import device_of
@@ -24,7 +24,13 @@ from torchcaps.training.defaults import complete_config
 from torchcaps.training.device import memory_errors, resolve_device
 from torchcaps.training.initial import read_initial
 from torchcaps.training.inputs import Data, as_set, model_sizes
-from torchcaps.training.loaders import LoaderBatches, is_loader, loader_data, read_loader
+from torchcaps.training.loaders import (
+    LoaderBatches,
+    is_loader,
+    loader_config,
+    loader_data,
+    read_loader,
+)
 from torchcaps.training.loggers import MemoryLogger, Row
 from torchcaps.training.loop import Trainer
 from torchcaps.training.sampling import cropped, split
@@ -111,6 +117,7 @@ def fit(
         device = resolve_device(config.training.device)
     with memory_errors(), _shown(emit) as emit:
         model.to(device)
+        config = loader_config(data, config)
         images, val_images, loader, notes = _fit_data(model, data, labels, validation, config)
         if is_plain and task_class(config.task.name, model, images).labeled:
             config = config.updated(shift=0)  # which recipes have by default
@@ -193,7 +200,7 @@ def _fit_data(
     if val_images is None:
         train_images, val_images = split(images, config, torch.device("cpu"))
         return train_images, val_images, None, [*images.notes]
-    return images, val_images, None, [*images.notes]
+    return images, match_classes(val_images, images.classes), None, [*images.notes]
 
 
 @contextmanager
@@ -210,10 +217,12 @@ def _shown(emit: Callable[[Row], None] | None) -> Iterator[Callable[[Row], None]
 def _memory_format(model: nn.Module) -> Iterator[None]:
     """Put the order in which convolutions keep their weights back afterwards."""
     was_contiguous = {name for name, weight in model.named_parameters() if weight.is_contiguous()}
-    yield
-    for name, weight in model.named_parameters():
-        if name in was_contiguous:
-            weight.data = weight.data.contiguous()
+    try:
+        yield
+    finally:
+        for name, weight in model.named_parameters():
+            if name in was_contiguous:
+                weight.data = weight.data.contiguous()
 
 
 def _add_transform(task: Task, transform: Callable[[Tensor], Tensor]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -16,18 +17,18 @@ from torch.utils.data import (
     Subset,
 )
 
-from torchcaps.data import ImageSet, stratified_split
+from torchcaps.data import ImageSet, match_classes, stratified_split
 from torchcaps.errors import ArgumentError
 from torchcaps.settings import TrainConfig
 from torchcaps.training.inputs import ModelSizes, class_indices, image_tensor, make_set
 from torchcaps.training.sampling import (
+    SAMPLES,
     epoch_permutation,
     holdout_amount,
     split_batches,
     step_seed,
 )
 
-SAMPLES = "2"  # stream of the seeds with which a data set changes its samples at random
 IMAGE_KEYS = ("image", "images", "pixel_values")
 LABEL_KEYS = ("label", "labels", "target")
 # What a loader over a part of a data set takes over from the loader of the whole.
@@ -35,13 +36,15 @@ KEPT_OPTIONS = (
     "num_workers",
     "collate_fn",
     "pin_memory",
-    "drop_last",
     "timeout",
     "worker_init_fn",
     "prefetch_factor",
     "persistent_workers",
     "generator",
 )
+BATCH_SIZE = 64  # samples that are read together where they are not trained with
+# Settings that the loader of a caller decides.
+DECIDED = ("batch_size", "balance", "epoch_size", "workers")
 
 
 class LoaderData(NamedTuple):
@@ -76,12 +79,14 @@ def loader_data(
 
     Args:
         data: a map-style `Dataset`, or a `DataLoader` of one, whose order and workers are kept.
-        validation: to choose the epoch by.
+        validation: to choose the epoch by; its classes are matched by name.
         config: has the seed and the part to hold out.
         sizes: of the model.
 
     Raises:
-        ArgumentError: an iterable data set, or samples that are no images with labels.
+        ArgumentError: an iterable data set, samples that are no images with labels, or a setting
+            that a loader decides by itself.
+        DataError: `validation` has a class that is not trained.
     """
     dataset: Any = data.dataset if isinstance(data, DataLoader) else data
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
@@ -92,9 +97,8 @@ def loader_data(
         )
     classes, labels = class_indices(dataset_labels(dataset), sizes.num_classes)
     train_indices = val_indices = torch.arange(len(dataset))
-    sampler = getattr(data, "sampler", None)
     note = ""
-    if validation is None and isinstance(sampler, RandomSampler | SequentialSampler | None):
+    if validation is None and _can_divide(data):
         train_indices, val_indices = stratified_split(
             labels, holdout_amount(config), config.training.seed
         )
@@ -107,9 +111,10 @@ def loader_data(
     name = type(dataset).__name__
     if validation is None:
         held_out = DataLoader(
-            Subset(dataset, val_indices.tolist()), **_options(data, batch_size=64)
+            Subset(dataset, val_indices.tolist()), batch_size=BATCH_SIZE, **_options(data)
         )
         validation = read_loader(held_out, classes, name)
+    validation = match_classes(validation, classes)
     shape = (len(train_indices), *validation.images.shape[1:])
     black = torch.zeros(1, *shape[1:], dtype=torch.uint8).expand(shape)
     train_images = ImageSet(black, labels[train_indices], classes, name)
@@ -121,20 +126,47 @@ def loader_data(
             return lambda _: data
         part = DataLoader(
             Subset(dataset, train_indices.tolist()),
-            shuffle=isinstance(sampler, RandomSampler),
-            **_options(data, batch_size=data.batch_size),
+            batch_size=data.batch_size,
+            drop_last=data.drop_last,
+            shuffle=isinstance(data.sampler, RandomSampler),
+            **_options(data),
         )
         return lambda _: part
 
     return LoaderData(train_images, validation, loader_of, note)
 
 
-def _options(data: Any, batch_size: int | None) -> dict[str, Any]:
+def loader_config(data: Any, config: TrainConfig) -> TrainConfig:
+    """The configuration with the batch size of a caller's loader.
+
+    Raises:
+        ArgumentError: a setting that the loader decides by itself.
+    """
+    if not isinstance(data, DataLoader):
+        return config
+    defaults = TrainConfig().flat()
+    for name in DECIDED:
+        setting = config.flat()[name]
+        if setting != defaults[name]:
+            raise ArgumentError(
+                name, f"expected none beside a DataLoader, which decides it, got {setting}"
+            )
+    return config if data.batch_size is None else config.updated(batch_size=data.batch_size)
+
+
+def _can_divide(data: Any) -> bool:
+    """Whether a part of the data can be held out: its order is that of the samples, or random."""
+    if not isinstance(data, DataLoader):
+        return True
+    has_own_batches = data.batch_size is None or type(data.batch_sampler) is not BatchSampler
+    return not has_own_batches and type(data.sampler) in (RandomSampler, SequentialSampler)
+
+
+def _options(data: Any) -> dict[str, Any]:
     """Options of a loader over a part of the data set of another one."""
-    options = {"batch_size": batch_size}
-    if isinstance(data, DataLoader):
-        options |= {name: getattr(data, name) for name in KEPT_OPTIONS}
-    return options
+    if not isinstance(data, DataLoader):
+        return {}
+    return {name: getattr(data, name) for name in KEPT_OPTIONS}
 
 
 def _epoch_loader(
@@ -152,14 +184,15 @@ def _epoch_loader(
     )
 
 
-def read_loader(loader: DataLoader[Any], classes: tuple[str, ...] = (), name: str = "") -> ImageSet:
-    """All samples of a loader, in memory.
+def read_loader(data: Any, classes: tuple[str, ...] = (), name: str = "") -> ImageSet:
+    """All samples of a data set or a loader, in memory.
 
     Args:
-        loader: of a map-style data set.
+        data: a map-style `Dataset`, or a `DataLoader` of one.
         classes: names of the classes; by default those of its labels.
         name: of the set.
     """
+    loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=BATCH_SIZE)
     batches = [image_and_label(batch) for batch in loader]
     images = torch.cat([image_tensor(batch_images) for batch_images, _ in batches])
     labels = [label for _, batch_labels in batches for label in _listed(batch_labels)]
@@ -239,9 +272,16 @@ def image_and_label(sample: Any) -> tuple[Any, Any]:
 
 
 def known_indices(labels: Any, classes: tuple[str, ...]) -> Tensor:
-    """Labels as indices into classes that are known already."""
+    """Labels as indices into classes that are known already.
+
+    Raises ArgumentError for a label that is none of them.
+    """
     index = dict(zip(classes, range(len(classes)), strict=True))
-    return torch.tensor([index[str(label)] for label in _listed(labels)])
+    try:
+        return torch.tensor([index[str(label)] for label in _listed(labels)])
+    except KeyError as error:
+        names = ", ".join(classes)
+        raise ArgumentError("labels", f"expected one of {names}, got {error.args[0]}") from None
 
 
 def dataset_labels(dataset: Any) -> list[Any]:

@@ -23,6 +23,7 @@ DEFAULT_HOLDOUT = 0.1  # share of the training images that is held out
 BATCH = "0"  # random changes of the images of a batch
 ORDER = "1"  # the order of the images of an epoch
 DROPOUT = "2"  # what a model drops out
+SAMPLES = "3"  # random changes that a data set of the caller makes of its samples
 
 
 def epoch_permutation(config: TrainConfig, epoch: int, labels: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ from statistics import median
 
 import torch
 
+from torchcaps.words import duration
+
 MIN_STEPS = 3  # timed before something is said
 MIN_SECONDS = 1.0
 ROUNDS = 9  # of the probe of threads
@@ -58,15 +60,6 @@ class SpeedReport:
         speed = num_steps * self.images_per_step / seconds
         remaining = (self.total_steps - step) * seconds / num_steps
         return f"about {speed:.3g} images/s: {duration(remaining)} to go, without validation"
-
-
-def duration(seconds: float) -> str:
-    """`40 s`, `12 min`, `3.5 h`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
 
 
 def thread_advice(device: torch.device) -> str:
