@@ -102,6 +102,14 @@ def test_a_named_set_is_not_read_where_weights_alone_do_not_fit(monkeypatch):
         tc.train(config, "runs/none")
 
 
+def test_the_images_of_a_named_set_take_memory_too(monkeypatch):
+    limits = []
+    monkeypatch.setattr(cost, "check_cost", lambda *_, limit: limits.append(limit))
+    config = TrainConfig.of(model="capsnet", data="digits", img_size=224)
+    check_named_set(config, CPU, limit=LIMIT)
+    assert limits == [LIMIT - 6000 * 224 * 224]
+
+
 def test_without_a_listener_only_what_may_not_fit_is_estimated(monkeypatch):
     def fail(*_):
         raise AssertionError("estimated")

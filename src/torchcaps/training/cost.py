@@ -38,6 +38,8 @@ KEPT_BYTES = 16
 CHECKPOINT_BYTES = 12
 # Bytes of activations over those of the images: more than any model of the library has.
 MAX_ACTIVATION_RATIO = 20_000
+# A model is large if its weights take this part of the memory.
+LARGE_SHARE = 4
 # Share of the memory of a step that advice counts on: it falls a little less than its images.
 MARGIN = 0.8
 
@@ -172,7 +174,9 @@ def check_run(
 
 
 def check_named_set(config: TrainConfig, device: torch.device, *, limit: int | None = None) -> None:
-    """Refuse a run whose weights alone do not fit, before a named data set is read and resized.
+    """Refuse a run of a large model that cannot fit, before a named data set is read and resized.
+
+    A model of few weights is checked when its images are read.
 
     Args:
         config: of the run; for data that is named by a path nothing is known yet.
@@ -204,9 +208,11 @@ def check_named_set(config: TrainConfig, device: torch.device, *, limit: int | N
     )
     with torch.device("meta"):
         model = build_model(describe_run_model(config, images))
-    weights_fit = KEPT_BYTES * count_parameters(model) <= limit
-    if weights_fit or spec_of(model).is_dense:  # these images have no masks
+    is_small = KEPT_BYTES * count_parameters(model) <= limit // LARGE_SHARE
+    if is_small or spec_of(model).is_dense:  # these images have no masks
         return
+    if device.type == "cpu":
+        limit -= info.train * images.images[0].numel()  # the images, a byte a value
     check_cost(model, config, images, device, limit=limit)
 
 
