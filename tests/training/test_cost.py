@@ -98,7 +98,7 @@ def test_a_named_set_is_not_read_where_weights_alone_do_not_fit(monkeypatch):
     check_named_set(config.updated(img_size=28), CPU, limit=LIMIT)
     check_named_set(config.updated(data="some/folder"), CPU, limit=1)
     monkeypatch.setattr(cost, "available_memory", lambda device: LIMIT)
-    with pytest.raises(ArgumentError, match="where 7.5 GiB are available"):
+    with pytest.raises(ArgumentError, match="where 7.2 GiB are available"):
         tc.train(config, "runs/none")
 
 
