@@ -47,6 +47,7 @@ def test_bf16_autocast_gives_about_the_same_in_full_precision(routing):
 @pytest.mark.slow
 @pytest.mark.parametrize("routing", list_routers())
 def test_every_router_compiles_whole(routing):
+    torch._dynamo.reset()  # all routers share the code of `forward`
     head = make_head(routing).eval()
     features = torch.randn(2, 12, 3, 3, generator=seeded())
     compiled = torch.compile(head, fullgraph=True, backend="aot_eager")
