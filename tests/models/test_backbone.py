@@ -11,6 +11,7 @@ from torch import nn
 
 import torchcaps as tc
 from torchcaps.errors import ArgumentError
+from torchcaps.functional import standardize
 from torchcaps.models import Backbone, register_backbone, with_backbone
 from torchcaps.models._backbones import BACKBONES
 from torchcaps.testing import seeded
@@ -157,6 +158,18 @@ def test_the_trunk_of_a_trained_network_is_a_backbone(tmp_path):
     network = tc.save(tc.create_model("hvc", img_size=11, convolutions=3, branches=(1, 3)), file)
     with pytest.raises(ArgumentError, match="a network with a trunk"):
         tc.create_model("linear_head", backbone=str(network))
+
+
+def test_the_trunk_of_a_network_that_standardizes_its_images_does_so_too(tmp_path):
+    network = tc.create_model(
+        "resnet20", num_classes=3, img_size=12, width=4, standardized=True
+    ).eval()
+    path = tc.save(network, tmp_path / "resnet")
+    model = tc.create_model("linear_head", backbone=str(path), num_classes=5, img_size=12).eval()
+    images = torch.rand(2, 3, 12, 12)
+    expected = network.trunk(standardize(images))
+    torch.testing.assert_close(model.features(images), expected)
+    assert torch.equal(tc.load(tc.save(model, tmp_path / "head"))(images), model(images))
 
 
 def test_an_unknown_backbone_is_named_in_one_sentence():

@@ -14,10 +14,11 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from torchcaps.data import Preprocess
 from torchcaps.errors import ArgumentError, one_line
+from torchcaps.functional import standardize
 from torchcaps.models._pretrained import read_description
 from torchcaps.models._registry import create_model
 from torchcaps.registry import Registry
@@ -107,6 +108,18 @@ def _model_file(path: Path) -> Path | None:
     return file
 
 
+class StandardizedTrunk(nn.Module):
+    """The trunk of a network that gives every image mean 0 and standard deviation 1 first."""
+
+    def __init__(self, trunk: nn.Module) -> None:
+        super().__init__()
+        self.trunk = trunk
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.trunk(standardize(images).to(images.dtype))
+        return features
+
+
 @register_backbone("run")
 def run_backbone(
     pretrained: bool,
@@ -144,6 +157,8 @@ def run_backbone(
         )
     if pretrained and file is not None:
         network.load_state_dict(load_file(file))
+    if network.standardized:
+        trunk = StandardizedTrunk(trunk)
     channels = network.in_chans
     return Backbone(trunk, (0.0,) * channels, (1.0,) * channels, arguments)
 
