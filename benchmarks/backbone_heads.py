@@ -71,7 +71,7 @@ STAGES = {
         Stage("tuned", 20, epochs=15, batch_size=20),
         Stage("frozen", 20, epochs=30, batch_size=20, cost_ratio=5),
         Stage("frozen", 500, epochs=5, batch_size=64, cost_ratio=10),
-        Stage("tuned", 500, epochs=2, batch_size=64),
+        Stage("tuned", 500, epochs=1, batch_size=32),
         Stage("frozen", None, epochs=1, batch_size=128, cost_ratio=10),
     ),
     "resnet": (Stage("frozen", None, epochs=1, batch_size=128, cost_ratio=10),),

@@ -104,6 +104,17 @@ def test_a_frozen_backbone_stays_as_it_was():
         assert model.spec.features == freeze
 
 
+def test_the_statistics_of_a_pretrained_backbone_stay_as_they_were():
+    for pretrained, freeze in ((True, True), (True, False), (False, False)):
+        module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+        options = {"pretrained": pretrained, "freeze": freeze}
+        model = with_backbone(module, 4, img_size=11, **options)
+        tc.fit(model, torch.rand(16, 3, 11, 11), torch.arange(16) % 4, epochs=1, holdout=0.5)
+        assert bool(module[1].num_batches_tracked) != pretrained
+        assert torch.equal(module[1].weight, torch.ones(4)) == freeze
+    assert not with_backbone(module, 4, img_size=11, pretrained=False).backbone.freeze
+
+
 def test_features_stand_for_images_where_the_backbone_is_frozen():
     images = torch.rand(2, 3, 11, 11)
     for head in ("capsule", "linear"):

@@ -41,7 +41,8 @@ class Backbone:
         mean: of each channel of the images, in [0, 1], as it was trained.
         std: of each channel.
         arguments: of its source, JSON-ready, by which it is built again without its weights.
-        is_pretrained: whether it is of use as it is; else it is trained by default.
+        is_pretrained: whether it is of use as it is; else it is trained by default. The batch norms
+            of a pretrained one keep their statistics in any training.
     """
 
     module: nn.Module
@@ -177,6 +178,7 @@ def transformers_backbone(
     config: Mapping[str, Any] | None = None,
     mean: tuple[float, ...] = IMAGENET_MEAN,
     std: tuple[float, ...] = IMAGENET_STD,
+    is_pretrained: bool = True,
 ) -> Backbone:
     """A vision model of transformers, as a backbone where it has that form.
 
@@ -186,6 +188,7 @@ def transformers_backbone(
         config: of the model, with its "model_type".
         mean: of the channels of its images.
         std: of the channels of its images.
+        is_pretrained: whether the weights that belong to `config` were trained before.
     """
     try:
         import transformers
@@ -199,7 +202,8 @@ def transformers_backbone(
         settings = dict(config or {})
         kind = transformers.AutoConfig.for_model(settings.pop("model_type", ""), **settings)
         module = transformers_class(kind)(kind)
-        return Backbone(module, tuple(mean), tuple(std), _arguments(kind, mean, std))
+        arguments = _arguments(kind, mean, std, is_pretrained)
+        return Backbone(module, tuple(mean), tuple(std), arguments, is_pretrained)
 
     is_local = Path(name).expanduser().is_dir()
     place = str(Path(name).expanduser()) if is_local else name
@@ -232,7 +236,7 @@ def transformers_class(config: Any) -> Any:
 
 
 def transformers_recipe(
-    module: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]
+    module: nn.Module, mean: tuple[float, ...], std: tuple[float, ...], is_pretrained: bool
 ) -> dict[str, Any] | None:
     """What builds a module of transformers again; None for another module."""
     config = getattr(module, "config", None)
@@ -240,12 +244,19 @@ def transformers_recipe(
         return None
     if config is None or transformers_class(config) is not type(module):
         return None
-    return {"source": "transformers", **_arguments(config, mean, std)}
+    return {"source": "transformers", **_arguments(config, mean, std, is_pretrained)}
 
 
-def _arguments(config: Any, mean: tuple[float, ...], std: tuple[float, ...]) -> dict[str, Any]:
+def _arguments(
+    config: Any, mean: tuple[float, ...], std: tuple[float, ...], is_pretrained: bool = True
+) -> dict[str, Any]:
     settings = json.loads(config.to_json_string(use_diff=False))
-    return {"config": settings, "mean": list(mean), "std": list(std)}
+    return {
+        "config": settings,
+        "mean": list(mean),
+        "std": list(std),
+        "is_pretrained": is_pretrained,
+    }
 
 
 def _read_normalization(place: str, is_local: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:

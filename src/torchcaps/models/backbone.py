@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchcaps.errors import ArgumentError, check_known, check_positive, check_range, one_line
 from torchcaps.models._backbones import (
@@ -33,10 +34,11 @@ class FeatureExtractor(nn.Module):
     A sequence becomes a map of one row, a vector a map of one position.
 
     Args:
-        backbone: the module, with mean and standard deviation of its images.
+        backbone: the module, with mean and standard deviation of its images. The batch norms of a
+            pretrained one keep their statistics, which a few small batches would spoil.
         in_chans: channels of the images: those of the backbone, or 1, which is repeated.
         img_size: height and width of the images.
-        freeze: whether its weights are fixed, and its normalization layers keep their statistics.
+        freeze: whether its weights are fixed.
         max_positions: see `CapsuleHead`.
 
     Attributes:
@@ -68,6 +70,7 @@ class FeatureExtractor(nn.Module):
         self.module = backbone.module
         self.max_positions = max_positions
         self.freeze = freeze
+        self.is_pretrained = backbone.is_pretrained
         self.register_buffer("mean", torch.tensor(backbone.mean).view(-1, 1, 1))
         self.register_buffer("std", torch.tensor(backbone.std).view(-1, 1, 1))
         if freeze:
@@ -93,7 +96,7 @@ class FeatureExtractor(nn.Module):
         return count, rows, columns
 
     def train(self, mode: bool = True) -> "FeatureExtractor":
-        """Set the mode; a frozen backbone stays in evaluation mode.
+        """Set the mode; what is fixed stays in evaluation mode.
 
         Args:
             mode: True for training.
@@ -101,6 +104,10 @@ class FeatureExtractor(nn.Module):
         super().train(mode)
         if self.freeze:
             self.module.eval()
+        elif self.is_pretrained:
+            for layer in self.module.modules():
+                if isinstance(layer, _BatchNorm):
+                    layer.eval()
         return self
 
     def forward(self, images: Images) -> FeatureMap:
@@ -268,7 +275,8 @@ def with_backbone(
     img_size: ImageSize = 224,
     *,
     head: Literal["capsule", "linear"] = "capsule",
-    freeze: bool = True,
+    pretrained: bool = True,
+    freeze: bool | None = None,
     mean: tuple[float, ...] = IMAGENET_MEAN,
     std: tuple[float, ...] = IMAGENET_STD,
     **options: Any,
@@ -282,7 +290,9 @@ def with_backbone(
         in_chans: channels of the images: those of `mean`, or 1, which is repeated.
         img_size: height and width in pixels, or one number for both.
         head: "capsule", or "linear", its control.
-        freeze: fix the weights of the backbone; False trains them too.
+        pretrained: whether the module was trained before. If so, its batch norms keep their
+            statistics, whether it is frozen or not.
+        freeze: fix the weights of the backbone; by default those of a pretrained one.
         mean: of each channel of the images that the module was trained with, in [0, 1].
         std: of each channel.
         options: of the head: `routing`, `types`, `dim`, `max_positions` and options of the routing;
@@ -300,15 +310,17 @@ def with_backbone(
     """
     check_known("head", head, HEADS)
     check_positive(num_classes=num_classes)
+    if freeze is None:
+        freeze = pretrained
     model = HEADS[head](
-        Backbone(module, tuple(mean), tuple(std)),
+        Backbone(module, tuple(mean), tuple(std), is_pretrained=pretrained),
         num_classes,
         in_chans,
         img_size,
         freeze=freeze,
         **options,
     )
-    recipe = transformers_recipe(module, mean, std)
+    recipe = transformers_recipe(module, mean, std, pretrained)
     if recipe is not None:
         sizes = {"num_classes": num_classes, "in_chans": in_chans, "img_size": model.img_size}
         recipe_options = {"backbone": recipe, "freeze": freeze}
