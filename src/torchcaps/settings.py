@@ -427,24 +427,35 @@ def known_settings() -> dict[str, KnownSetting]:
     """Every setting by its name without a group. ValueError: two settings have the same name."""
     known: dict[str, KnownSetting] = {}
     for group, settings_class in groups().items():
-        hints = field_types(settings_class)
-        defaults = settings_class()
-        for f in fields(settings_class):
-            name = f.metadata["name"] or f.name
+        for name, setting in _settings_of_group(group, settings_class).items():
             if name in known:
                 raise ValueError(
                     f"the setting {name!r} of {group} is one of {known[name].group} already; "
                     "expected another name"
                 )
-            known[name] = KnownSetting(
-                group,
-                f.name,
-                f.metadata["about"],
-                hints[f.name],
-                getattr(defaults, f.name),
-                f.metadata["of"],
-            )
+            known[name] = setting
     return known
+
+
+@cache
+def _settings_of_group(group: str, settings_class: type[Any]) -> dict[str, KnownSetting]:
+    """The settings of one group by name."""
+    hints = field_types(settings_class)
+    defaults = settings_class()
+    settings: dict[str, KnownSetting] = {}
+    for entry in fields(settings_class):
+        name = entry.metadata["name"] or entry.name
+        if name in settings:
+            raise ValueError(f"the setting {name!r} is twice in {group}; expected another name")
+        settings[name] = KnownSetting(
+            group,
+            entry.name,
+            entry.metadata["about"],
+            hints[entry.name],
+            getattr(defaults, entry.name),
+            entry.metadata["of"],
+        )
+    return settings
 
 
 def __getattr__(name: str) -> Any:
