@@ -48,6 +48,7 @@ SETTINGS = {
     "precision": "fp32",
 }
 MODELS = {"capsnet": TINY, "normed": {}}
+PARTS = {"epochs": 2, "epoch_size": 42, "batch_size": 6}
 STOP = 20  # steps before a run is interrupted
 NUM_EPOCHS = 20  # of a run at the command line
 FLAGS = (
@@ -103,6 +104,11 @@ def train_models(folder):
     """Each model from start to end."""
     bars = folder / "bars.npz"
     return {name: record_training(folder / name, make_config(bars, name)) for name in MODELS}
+
+
+def equal_parts(folder):
+    """A run whose batches are divided evenly among the processes."""
+    record_training(folder / "parts", make_config(folder / "bars.npz", **PARTS))
 
 
 def stop_and_resume(folder):
@@ -166,6 +172,7 @@ def predict_pictures(folder):
 
 WORK = [
     train_models,
+    equal_parts,
     stop_and_resume,
     change_world_size,
     hold_out_one,
@@ -248,6 +255,9 @@ class Launch:
         self.steps = {}
         for name in MODELS:
             self.steps[name] = record_training(self.single / name, make_config(bars, name))
+        batch_size = PARTS["batch_size"] // world_size
+        parts = PARTS | {"batch_size": batch_size, "accumulate": world_size}
+        record_training(self.single / "parts", make_config(bars, **parts))
         record_training(folder / "of one", make_config(bars), stop=STOP)
         process = launch(THIS_FILE, folder, world_size=world_size, cwd=folder, MADE=str(folder))
         self.printed = "".join(process.communicate(timeout=240))
@@ -346,6 +356,13 @@ def test_weights_and_figures_are_those_of_one_process(launched, model):
         row["images_per_second"] = expected["images_per_second"]
         assert_near(row, {name: expected[name] for name in row})
         assert row.keys() == expected.keys()
+
+
+def test_processes_have_the_weights_of_one_that_accumulates_their_gradients(launched):
+    """Gradients of the same parts are summed, so that two processes end in the same bits."""
+    launched.outcomes(equal_parts)
+    tolerance = 0 if launched.world_size == 2 else 1e-6
+    assert_weights_near(launched.folder / "parts", launched.single / "parts", tolerance)
 
 
 def test_each_process_has_its_share(launched):
