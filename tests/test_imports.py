@@ -103,6 +103,15 @@ assert not {"torch", "matplotlib"} & {*sys.modules}
     )
 
 
+def test_a_training_is_imported_without_what_few_of_its_parts_need():
+    code = """
+import sys
+import torchcaps.training.api
+assert not {"scipy.stats", "scipy.optimize", "matplotlib", "PIL.ImageFont"} & {*sys.modules}
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_library_code_reads_no_environment_and_no_torchvision():
     for path, text in TEXTS.items():
         reads = "os.environ" in text or "getenv" in text

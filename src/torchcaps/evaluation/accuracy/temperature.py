@@ -18,8 +18,6 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from scipy.optimize import minimize_scalar
-from scipy.stats import beta
 from torch import Tensor
 
 from torchcaps.errors import ArgumentError, check_positive, check_range, check_shape
@@ -109,6 +107,8 @@ def calibrate(activations: Activations, labels: Labels) -> HeldOutCalibration:
     Raises:
         ArgumentError: for shapes or labels that do not fit, or activations outside [0, 1].
     """
+    from scipy.special import betaincinv
+
     check_shape("activations", activations, ("n", "classes"))
     check_positive(**{"number of samples": len(activations)})
     check_range("number of classes", activations.shape[1], low=2)
@@ -127,7 +127,8 @@ def calibrate(activations: Activations, labels: Labels) -> HeldOutCalibration:
     num_samples = len(largest)
     num_below = math.floor(REJECTED * num_samples + ROUNDING)
     threshold = float(largest[num_below])
-    low, high = beta.interval(CONFIDENCE, num_below + 1, num_samples - num_below)
+    tails = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
+    low, high = betaincinv(num_below + 1, num_samples - num_below, tails)
     return HeldOutCalibration(
         temperature=temperature,
         error_before=reliability(before, is_correct).error,
@@ -159,6 +160,8 @@ def _fit_temperature(activations: Activations, labels: Labels) -> float:
     Labels are smoothed by 1 / (n + 2), after Platt (1999), so that images without a mistake do not
     make every answer certain.
     """
+    from scipy.optimize import minimize_scalar
+
     log_activations = activations.double().clamp(min=SMALLEST).log()
     smoothing = 1 / (len(labels) + 2)
 
