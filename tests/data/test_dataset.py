@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchcaps.data import ImageSet
-from torchcaps.errors import DataError, UnknownNameError
+from torchcaps.errors import DataError
 
 CLASSES = ("a", "b", "c")
 LABELS = torch.tensor([0, 1, 2, 0])
@@ -20,7 +20,9 @@ def grouped():
     """Eight images of two classes; toys 0 and 1 of each."""
     factors = {"toy": torch.arange(8) // 2 % 2, "light": torch.arange(8)}
     images = torch.rand(8, 1, 2, 2)
-    return ImageSet(images, torch.arange(8) // 4, ("a", "b"), "toys", factors, group="toy")
+    return ImageSet(
+        images, torch.arange(8) // 4, ("a", "b"), "toys", factors, groups=factors["toy"]
+    )
 
 
 def test_it_describes_itself():
@@ -101,15 +103,15 @@ def test_unsuitable_classes_are_refused():
 def test_factors_belong_to_images():
     with pytest.raises(DataError, match=r"expected a 'toy' for each of 4 images, got \[3\]"):
         make_set(factors={"toy": torch.zeros(3)})
-    with pytest.raises(UnknownNameError, match="unknown factor 'toys'; did you mean 'toy'"):
-        make_set(factors={"toy": torch.zeros(4)}, group="toys")
+    with pytest.raises(DataError, match=r"an int64 group for each of 4 images, got groups \[3\]"):
+        make_set(groups=torch.zeros(3, dtype=torch.int64))
 
 
 def test_factors_are_selected_with_their_images(grouped):
     subset = grouped.subset([5, 0])
     assert subset.factors["toy"].tolist() == [0, 0]
     assert subset.factors["light"].tolist() == [5, 0]
-    assert subset.group == "toy"
+    assert subset.groups.tolist() == [0, 0]
 
 
 def test_train_and_val_share_no_group(grouped):

@@ -40,7 +40,7 @@ def test_the_folder_of_signs_without_its_damaged_files(tmp_path):
     num_files = sum(file.is_file() for file in root.rglob("*")) - 1  # the notes
     assert len(train) + len(test) == num_files - len(damaged)
     assert train.classes == test.classes == tuple(f"{label:02d} sign" for label in range(14))
-    assert train.group == "object"
+    assert torch.equal(train.groups, train.factors["object"])
     assert not tracks(train) & tracks(test)
     assert set(test.labels.tolist()) == set(range(14))
 
@@ -170,7 +170,7 @@ def test_the_columns_of_labels_and_groups(tmp_path):
     train = load_dataset(path, **options)
     test = load_dataset(path, "test", **options)
     assert train.classes == ("x", "y", "z")
-    assert train.group == "patient"
+    assert torch.equal(train.groups, train.factors["patient"])
     groups = [set(images.factors["patient"].tolist()) for images in (train, test)]
     assert not groups[0] & groups[1]
     assert len(groups[0] | groups[1]) == 4

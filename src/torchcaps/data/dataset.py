@@ -20,7 +20,6 @@ from torchcaps.data.preprocess import Preprocess
 from torchcaps.errors import (
     ArgumentError,
     DataError,
-    check_known,
     check_range,
     check_shape,
     named_shape,
@@ -58,7 +57,9 @@ class ImageSet:
         name: name of the set in tables and reports.
         factors: what else is known of each image, by name: `[n]` numbers such as "azimuth" or
             "track".
-        group: a factor. Images with equal values stay together in `train_val_split`.
+        groups: `[n]` integers, equal for images that depend on each other, as those of one toy,
+            patient, digit or video; None where each image is by itself. They stay together in
+            `train_val_split`, and a comparison of models resamples them together.
         notes: sentences about what was read and what was left out.
         files: name of the file of each image, if known.
         preprocess: what prediction does to one of the inputs of a model trained on this.
@@ -75,7 +76,7 @@ class ImageSet:
     classes: tuple[str, ...]
     name: str
     factors: Mapping[str, Shaped[Tensor, " n"]] = field(default_factory=dict)
-    group: str | None = None
+    groups: Int64[Tensor, " n"] | None = None
     notes: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     preprocess: ClassVar[type[Preprocess]] = Preprocess
@@ -92,8 +93,12 @@ class ImageSet:
                     f"{self.name}: expected a {factor!r} for each of {len(self)} images, "
                     f"got {list(values.shape)}"
                 )
-        if self.group is not None:
-            check_known("factor", self.group, self.factors)
+        groups = self.groups
+        if groups is not None and (groups.dtype, groups.shape) != (torch.int64, (len(self),)):
+            raise DataError(
+                f"{self.name}: expected an int64 group for each of {len(self)} images, "
+                f"got groups {list(groups.shape)} of {groups.dtype}"
+            )
 
     def _check_images(self) -> None:
         check_images(self.name, self.images)
@@ -179,12 +184,13 @@ class ImageSet:
         """
         index = self._index(indices)
         factors = {name: values[index.to(values.device)] for name, values in self.factors.items()}
+        groups = None if self.groups is None else self.groups[index.to(self.groups.device)]
         tensors = {name: getattr(self, name)[index] for name in self.per_image}
         files = tuple(self.files[row] for row in index.tolist()) if self.files else ()
-        return replace(self, factors=factors, files=files, **tensors)
+        return replace(self, factors=factors, groups=groups, files=files, **tensors)
 
     def train_val_split(self, fraction_or_count: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
-        """Training and validation images, by `stratified_split`: no `group` is on both sides.
+        """Training and validation images, by `stratified_split`: no group is on both sides.
 
         Args:
             fraction_or_count: of the validation images: a float in (0, 1) is a share of each class,
@@ -197,11 +203,6 @@ class ImageSet:
         strata, groups = split_units(self)
         train, val = stratified_split(strata, fraction_or_count, seed, groups=groups)
         return self.subset(train), self.subset(val)
-
-    @property
-    def draws(self) -> Int64[Tensor, " n"] | None:
-        """Numbers that dependent images share, as composites of one digit; None without such."""
-        return None
 
     def sample_batch(self, indices: Tensor | Sequence[int], *, generator: Generator) -> ImageBatch:
         """Images to train on; sets that make their images in training draw new ones.
@@ -216,7 +217,7 @@ class ImageSet:
         return ImageBatch(self.float_images(indices), self.labels[self._index(indices)])
 
     def to(self, device: torch.device | str) -> Self:
-        """The set with its images and labels on a device; factors stay where they are.
+        """The set with its images and labels on a device; factors and groups stay where they are.
 
         Args:
             device: of torch, such as "cuda".
@@ -253,7 +254,7 @@ class MultilabelSet(ImageSet):
         classes: names of the classes.
         name: name of the set in tables and reports.
         factors: what else is known of each image, by name.
-        group: a factor; images with equal values stay together in `train_val_split`.
+        groups: `[n]` integers, equal for images of one thing; see `ImageSet`.
         notes: sentences about what was read and what was left out.
         files: name of the file of each image, if known.
     """
@@ -400,10 +401,9 @@ def split_units(images: ImageSet) -> tuple[Tensor, Tensor | None]:
     Of images with several labels the first one counts.
     """
     labels = images.labels.reshape(len(images), -1)[:, 0]
-    if images.group is None:
+    if images.groups is None:
         return labels, None
-    groups = images.factors[images.group]
-    return group_strata(labels, groups), groups
+    return group_strata(labels, images.groups), images.groups
 
 
 def group_strata(labels: Tensor, groups: Tensor) -> Int64[Tensor, " n"]:

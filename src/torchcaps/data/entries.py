@@ -172,7 +172,7 @@ class Listing:
         all_files: the files of all splits, in the order in which they are best read. A color image
             among them makes the whole set color.
         factors: what else is known of each image, by name.
-        group: a factor; images with equal values stay together in a split.
+        groups: `[n]` integers, equal for images of one thing; see `ImageSet`.
         notes: sentences about what was read and what was left out.
         prefix: text before a file in errors.
     """
@@ -183,7 +183,7 @@ class Listing:
     classes: tuple[str, ...]
     all_files: tuple[str, ...]
     factors: Mapping[str, Int64[Tensor, " n"]]
-    group: str | None
+    groups: Int64[Tensor, " n"] | None
     notes: tuple[str, ...]
     prefix: str
 
@@ -220,29 +220,27 @@ def list_entries(
     labels = _index_labels(name, ordered, classes)
     first_labels = labels.reshape(len(ordered), -1)[:, 0]
 
-    factors = {}
-    group = None
-    if ordered[0].group is not None:
-        group = request.options.group_column or GROUP
-        factors[group] = _number_groups(ordered)
+    groups = None if ordered[0].group is None else _number_groups(ordered)
     splits = [entry.split for entry in ordered]
-    indices = in_split(name, splits, first_labels, request.split, factors.get(group or ""))
+    indices = in_split(name, splits, first_labels, request.split, groups)
 
     size = f"{name}: {counted(len(ordered), 'image')} of {len(classes):,} classes"
     summary = [f"{size}, {len(indices):,} of them in the {request.split} split"]
-    if group is not None:
-        num_groups = len(factors[group].unique())
-        summary.append(
-            f"{name}: {counted(num_groups, 'group')} by {group!r}, each on one side of a split"
-        )
+    factors = {}
+    if groups is not None:
+        group_name = request.options.group_column or GROUP
+        num_groups = counted(len(groups.unique()), "group")
+        summary.append(f"{name}: {num_groups} by {group_name!r}, each on one side of a split")
+        groups = groups[indices]
+        factors[group_name] = groups
     return Listing(
         name,
         tuple(ordered[index].file for index in indices),
         labels[indices],
         classes,
         tuple(dict.fromkeys(entry.file for entry in entries)),
-        {factor: numbers[indices] for factor, numbers in factors.items()},
-        group,
+        factors,
+        groups,
         (*summary, *notes, *imbalance_notes(name, training_labels)),
         prefix,
     )
@@ -314,7 +312,7 @@ def read_entries(
         listing.classes,
         name,
         listing.factors,
-        listing.group,
+        listing.groups,
         listing.notes,
         listing.files,
     )
@@ -402,6 +400,7 @@ def _without_damaged(listing: Listing, problems: dict[str, str], skip_damaged: b
         labels=listing.labels[kept],
         all_files=tuple(file for file in listing.all_files if file not in problems),
         factors={name: numbers[kept] for name, numbers in listing.factors.items()},
+        groups=None if listing.groups is None else listing.groups[kept],
         notes=(*listing.notes, *notes),
     )
 

@@ -140,7 +140,7 @@ class ImageFiles(ImageSet):
         classes: names of the classes, in the order of the labels.
         name: name of the set in tables and reports.
         factors: what else is known of each image, by name.
-        group: a factor; images with equal values stay together in a split.
+        groups: `[n]` integers, equal for images of one thing; see `ImageSet`.
         notes: sentences about what was read and what was left out.
         files: not filled; the names are in `images`.
         workers: processes that decode batches; 0 for this process, None for one less than the
@@ -209,7 +209,7 @@ class ImageFiles(ImageSet):
             batch.classes,
             batch.name,
             batch.factors,
-            batch.group,
+            batch.groups,
         )
 
 
@@ -223,7 +223,7 @@ class MultilabelFiles(ImageFiles, MultilabelSet):
         classes: names of the classes.
         name: name of the set in tables and reports.
         factors: what else is known of each image, by name.
-        group: a factor; images with equal values stay together in a split.
+        groups: `[n]` integers, equal for images of one thing; see `ImageSet`.
         notes: sentences about what was read and what was left out.
         workers: processes that decode batches; see `ImageFiles`.
     """
@@ -447,7 +447,7 @@ def image_files(
         listing.classes,
         listing.name,
         listing.factors,
-        listing.group,
+        listing.groups,
         (*listing.notes, note),
         workers=request.workers,
     )

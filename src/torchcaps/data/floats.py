@@ -59,7 +59,7 @@ class ArraySet(ImageSet):
         classes: names of the classes, in the order of the labels.
         name: name of the set in tables and reports.
         factors: what else is known of each image, by name.
-        group: a factor; images with equal values stay together in a split.
+        groups: `[n]` integers, equal for images of one thing; see `ImageSet`.
         notes: sentences about what was read and what was left out.
     """
 

@@ -59,7 +59,7 @@ class MaskedSet(ImageSet):
         classes: names of the classes, the background first.
         name: name of the set in tables and reports.
         factors: further numbers of each image by name, each `[n]`.
-        group: a factor; images with equal values stay together in `train_val_split`.
+        groups: `[n]` integers, equal for images of one thing; see `ImageSet`.
         notes: sentences about what was read and what was left out.
         files: name of the file of each image, if known.
     """

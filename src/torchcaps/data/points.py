@@ -82,7 +82,7 @@ class PointSet(ImageSet):
         classes: names of the classes, at least one.
         name: name of the set in tables and reports.
         factors: further numbers of each set of points by name, each `[n]`.
-        group: a factor; sets of points with equal values stay together in `train_val_split`.
+        groups: `[n]` integers, equal for sets of one thing; see `ImageSet`.
         notes: sentences about what was read and what was left out.
         files: name of the file of each image, if known.
     """

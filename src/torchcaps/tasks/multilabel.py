@@ -63,7 +63,7 @@ class Multilabel(Classify):
         return error
 
     def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
-        return score_multilabel(outputs["activation"], images.labels.cpu(), groups=images.draws)
+        return score_multilabel(outputs["activation"], images.labels.cpu(), groups=images.groups)
 
     def report_items(self, evaluation: EvaluationResult, images: ImageSet) -> list[ReportItem]:
         if not self.spec.decoder or not isinstance(images, PairSet):

@@ -119,7 +119,7 @@ class FeatureFile:
             images.classes,
             images.name,
             images.factors,
-            images.group,
+            images.groups,
             images.notes,
         )
 

@@ -121,9 +121,8 @@ def _is_in_fold(images: ImageSet, config: TrainConfig) -> Tensor:
             "folds", "expected the number of one fold beside it (fold), or cross_validate for all"
         )
     check_range("fold", settings.fold, low=1, high=settings.folds)
-    groups = None if images.group is None else images.factors[images.group]
     labels = images.labels.view(len(images), -1)[:, 0]
-    folds = stratified_folds(labels, settings.folds, config.training.seed, groups=groups)
+    folds = stratified_folds(labels, settings.folds, config.training.seed, groups=images.groups)
     return folds == settings.fold - 1
 
 

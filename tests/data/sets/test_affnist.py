@@ -32,12 +32,12 @@ def test_images_are_upright_and_know_their_originals(tmp_path):
     torch.testing.assert_close(digits.images[:, 0], torch.from_numpy(IMAGES))
     assert digits.labels.tolist() == LABELS.tolist()
     assert digits.factors["original"].tolist() == [0, 1, 2, 3, 4, 5]
-    assert digits.group == "original"
+    assert torch.equal(digits.groups, digits.factors["original"])
 
 
 def test_without_originals_there_is_no_group(tmp_path):
     digits = read_affnist(write(tmp_path / "1.mat", original_id=np.zeros(0)))
-    assert (digits.group, digits.factors) == (None, {})
+    assert (digits.groups, digits.factors) == (None, {})
 
 
 def test_files_of_a_split_in_natural_order(tmp_path):

@@ -60,7 +60,8 @@ def root(tmp_path):
 
 def test_every_image_has_its_class_track_and_frame(root):
     signs = read_gtsrb(root)
-    assert (len(signs), signs.num_classes, signs.group) == (40, 43, "object")
+    assert (len(signs), signs.num_classes) == (40, 43)
+    assert torch.equal(signs.groups, signs.factors["object"])
     assert signs.labels.tolist() == [0] * 20 + [3] * 20
     assert signs.factors["frame"].tolist() == [0, 1, 2, 3] * 10
     torch.testing.assert_close(signs.images[:, 0, 0, 0].long(), 20 + signs.factors["track"])
@@ -71,7 +72,7 @@ def test_every_image_has_its_class_track_and_frame(root):
 def test_the_test_split_has_no_tracks(root):
     signs = read_gtsrb(root, "test")
     assert signs.labels.tolist() == [0, 3, 0]
-    assert (signs.group, signs.factors["track"].tolist()) == (None, [-1] * 3)
+    assert (signs.groups, signs.factors["track"].tolist()) == (None, [-1] * 3)
 
 
 def class_tracks(signs):

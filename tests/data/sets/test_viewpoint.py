@@ -18,7 +18,7 @@ def scenes():
     labels, *columns = codes.unbind(dim=1)
     images = torch.zeros(len(codes), 1, 1, 1, dtype=torch.uint8)
     factors = dict(zip(FACTORS, columns, strict=True))
-    return ImageSet(images, labels, tuple("abcde"), "scenes", factors, "instance")
+    return ImageSet(images, labels, tuple("abcde"), "scenes", factors)
 
 
 @pytest.mark.parametrize("by", FAMILIAR)

@@ -69,8 +69,10 @@ def read_affnist(
             f"{path}: expected image [1600, n] of uint8 and label_int [1, n], got {got}"
         )
     factors = {}
+    originals = None
     if ids.size == labels.size:
-        factors["original"] = torch.from_numpy(ids.reshape(-1).astype(np.int64) - 1)
+        originals = torch.from_numpy(ids.reshape(-1).astype(np.int64) - 1)
+        factors["original"] = originals
     pixels = np.require(images.T, requirements=["C", "W"]).reshape(-1, 1, SIDE, SIDE)
     return ImageSet(
         torch.from_numpy(pixels),
@@ -78,7 +80,7 @@ def read_affnist(
         INFO.classes,
         name,
         factors,
-        group=next(iter(factors), None),
+        groups=originals,
     )
 
 
@@ -101,6 +103,7 @@ def _read_all(folder: Path, request: ReadRequest, name: str) -> ImageSet:
         images=torch.cat(images),
         labels=torch.cat(labels),
         factors=factors,
+        groups=factors.get("original"),
     )
 
 

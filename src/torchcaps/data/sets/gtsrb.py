@@ -143,8 +143,8 @@ def read_gtsrb(
 
     Returns:
         uint8 images `[n, 3, height, width]` with the factors "track" and "frame" (both -1 where
-        unknown). The group is "object", a number for each track of any class; test images, whose
-        tracks are not published, have none.
+        unknown). A group, also the factor "object", is a track of any class; test images,
+        whose tracks are not published, have none.
 
     Raises:
         DataError: no such folders, a damaged table, an absent or unreadable image, a class outside
@@ -164,11 +164,11 @@ def read_gtsrb(
         labels = _column(signs, "label")
         tracks = _column(signs, "track")
         factors = {"track": tracks, "frame": _column(signs, "frame")}
-        group = None
+        objects = None
         if bool((tracks >= 0).all()):  # they are numbered from 0 in each class
-            factors["object"] = labels * (1 + int(tracks.max())) + tracks
-            group = "object"
-        return ImageSet(images, labels, CLASSES, name, factors, group)
+            objects = labels * (1 + int(tracks.max())) + tracks
+            factors["object"] = objects
+        return ImageSet(images, labels, CLASSES, name, factors, objects)
 
 
 def _column(signs: list[_Sign], name: str) -> Int64[Tensor, " n"]:

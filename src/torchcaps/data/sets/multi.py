@@ -172,7 +172,7 @@ class PairSet(ImageSet):
         classes: names of the classes.
         name: name of the set in tables and reports.
         factors: further numbers of each composite by name, each `[n]`.
-        group: a factor; composites with equal values stay together in a split.
+        groups: `[n]` integers, equal for composites of one first image, which are not independent.
         notes: sentences about what was read and what was left out.
         files: name of the file of each image, if known.
     """
@@ -201,11 +201,6 @@ class PairSet(ImageSet):
         _, singles = self._fit(pairs)
         return singles
 
-    @property
-    def draws(self) -> Int64[Tensor, " n"]:
-        """The first image of each composite: those with the same one are not independent."""
-        return self.chosen[:, 0]
-
     def sample_batch(self, indices: Tensor | Sequence[int], *, generator: Generator) -> ImageBatch:
         """New composites of the first images of some composites.
 
@@ -216,7 +211,7 @@ class PairSet(ImageSet):
         Returns:
             Float composites in [0, 1], their labels `[batch, 2]`, and their single images.
         """
-        base = self.draws[self._index(indices)]
+        base = self.chosen[self._index(indices), 0]
         pairs = self.maker.sample_batch(base, generator=generator)
         images, singles = self._fit(pairs)
         return ImageBatch(to_float(images), pairs.labels, to_float(singles))
@@ -323,6 +318,7 @@ def make_pairs(
         maker.source.labels[pairs],
         source.classes,
         name or f"multi-{source.name}",
+        groups=base if maker.source.groups is None else maker.source.groups[base],
         notes=source.notes,
         maker=maker,
         chosen=pairs,
@@ -373,7 +369,8 @@ def _make_masked(source: ImageSet, split: str) -> MaskedSet:
         is_ink = ink >= INK
         masks[index] = ((1 + labels) * is_ink).to(torch.uint8)
     classes = ("background", *source.classes)
-    return MaskedSet.of(pairs.images, masks, classes, pairs.name)
+    masked = MaskedSet.of(pairs.images, masks, classes, pairs.name)
+    return replace(masked, groups=pairs.groups)
 
 
 for _base, _title in (

@@ -45,7 +45,7 @@ class PlacedSet(ImageSet):
         classes: names of the classes.
         name: name of the set in tables and reports.
         factors: further numbers of each image by name, each `[n]`; among them "top" and "left".
-        group: a factor; images of a class with equal values stay together in `train_val_split`.
+        groups: `[n]` integers, equal for images of one thing; see `ImageSet`.
         notes: sentences about what was read and what was left out.
         files: name of the file of each image, if known.
     """
@@ -134,7 +134,7 @@ def placed(
         source.classes,
         name or f"placed-{source.name}",
         {**source.factors, "top": tops, "left": lefts},
-        source.group,
+        source.groups,
         source.notes,
         content=source.img_size,
         canvas=size,
@@ -163,7 +163,7 @@ def affine_copies(
         name: by default "affine-" and the source's.
 
     Returns:
-        The set. Its factors are "original" (index into the source, the group), "rotation" (degrees,
+        The set. Its factors are "original" (index into the source), "rotation" (degrees,
         clockwise), "shear", "scale_x", "scale_y", "top" and "left" (of the ink's box).
 
     Raises:
@@ -185,7 +185,7 @@ def affine_copies(
         source.classes,
         name or f"affine-{source.name}",
         {"original": original, **factors},
-        group="original",
+        groups=original if source.groups is None else source.groups.cpu()[original],
     )
 
 

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Int64
+from torch import Tensor
 
 from torchcaps.data._registry import (
     DatasetInfo,
@@ -166,8 +168,8 @@ def read_norb(
 
     Returns:
         The set. Its factors are "instance", "elevation" (0 to 8 is 30° to 70°), "azimuth" (0, 2,
-        ..., 34; times 10°) and "lighting" (0 to 5). The group is the instance: `train_val_split`
-        holds out whole toys.
+        ..., 34; times 10°) and "lighting" (0 to 5). A group is a toy, an instance of a
+        category: `train_val_split` holds out whole toys.
 
     Raises:
         DataError: a file is absent or damaged, shapes differ, or a category lies outside the five.
@@ -205,7 +207,15 @@ def read_norb(
             halves[start : start + CHUNK] = _halve(pixels[start : start + CHUNK])
         pixels = halves
     images = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
-    return ImageSet(images, labels, INFO.classes, name, factors, group="instance")
+    toys = toy_numbers(labels, factors["instance"])
+    return ImageSet(images, labels, INFO.classes, name, factors, groups=toys)
+
+
+def toy_numbers(
+    categories: Int64[Tensor, " n"], instances: Int64[Tensor, " n"]
+) -> Int64[Tensor, " n"]:
+    """A number for each toy: instances are numbered from 0 to 9 in each category."""
+    return 10 * categories + instances
 
 
 def _halve(images: np.ndarray) -> np.ndarray:

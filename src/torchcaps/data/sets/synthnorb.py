@@ -11,7 +11,13 @@ import torch
 
 from torchcaps.data._registry import FetchProgress
 from torchcaps.data.dataset import ImageSet
-from torchcaps.data.sets.smallnorb import FACTORS, INFO as SMALLNORB, matrix_bytes, register_norb
+from torchcaps.data.sets.smallnorb import (
+    FACTORS,
+    INFO as SMALLNORB,
+    matrix_bytes,
+    register_norb,
+    toy_numbers,
+)
 from torchcaps.data.sources import Rendering, writing
 from torchcaps.data.synthnorb.solids import LAMPS, NUM_TOYS, Body, make_toy, photograph
 from torchcaps.errors import check_known, check_range
@@ -108,7 +114,7 @@ def render_synthnorb(
         SMALLNORB.classes,
         "synthnorb",
         factors,
-        group="instance",
+        groups=toy_numbers(codes[:, 0], factors["instance"]),
     )
 
 
