@@ -155,3 +155,15 @@ def test_safe_norm():
     assert safe_norm(torch.tensor([3.0, 4.0])).item() == pytest.approx(5)
     assert safe_norm(torch.zeros(3)).item() == pytest.approx(1e-4)
     assert safe_norm(torch.ones(2, 3, 4), dim=1, keepdim=True).shape == (2, 1, 4)
+
+
+def test_double_precision_has_no_visible_floor():
+    s = torch.tensor([3e-9, 4e-9], dtype=torch.float64, requires_grad=True)
+    assert safe_norm(s).item() == pytest.approx(5e-9, rel=1e-12)
+    assert safe_norm(s.float()).item() == pytest.approx(1e-4, rel=1e-3)
+    assert squash_with_length(s)[1].item() == pytest.approx(2.5e-17, rel=1e-12)
+
+    zero = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    pose, length = squash_with_length(zero)
+    (pose.sum() + length).backward()
+    assert zero.grad.isfinite().all()

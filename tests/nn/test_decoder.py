@@ -64,3 +64,13 @@ def test_the_choice_draws_no_random_numbers():
     state = torch.random.get_rng_state()
     dense_shape((3, 224, 224))
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_initial_weights_of_keras():
+    """He's rule in the hidden layers, Glorot's in the last, and no bias: those of Keras 2."""
+    decoder = FullyConnectedDecoder(10, 16, (1, 28, 28), init="keras")
+    deviations = [decoder.layers[k].weight.std().item() for k in (0, 2, 4)]
+    assert deviations == pytest.approx([0.1118, 0.0625, 0.0333], rel=0.02)
+    assert not any(decoder.layers[k].bias.any() for k in (0, 2, 4))
+    # Cut off at two deviations of the numbers before the cut.
+    assert decoder.layers[0].weight.abs().max() < 2 * 0.1118 / 0.8796 + 1e-4

@@ -11,6 +11,8 @@ from torchcaps.errors import check_floating
 
 # Added to |s|^2. It bounds the slope of the square root at zero to 1e4, and that of squash to 1e-4.
 EPSILON = 1e-8
+# The same in float64, which has the range for less: values then equal those of code without it.
+DOUBLE_EPSILON = 1e-60
 
 # Vectors and their lengths, without the axis of the vectors' dimensions.
 PoseAndLength = tuple[Float[Tensor, "*rest"], Float[Tensor, "*reduced"]]
@@ -26,13 +28,15 @@ def safe_norm(
 ) -> Float[Tensor, "*reduced"]:
     """Euclidean norm with a finite gradient at zero and no overflow: `sqrt(|s|^2 + 1e-8)`.
 
+    In float64 the number that is added is 1e-60.
+
     Args:
         s: vectors; half precision is computed in float32.
         dim: the axis of their dimensions.
         keepdim: keep that axis.
 
     Returns:
-        Norms of at least 1e-4.
+        Norms of at least 1e-4; of 1e-30 in float64.
 
     Raises:
         ArgumentError: a tensor that is not of floating point.
@@ -42,7 +46,7 @@ def safe_norm(
     # Squares of numbers beyond 1e19 overflow float32: divide by the largest one first.
     scale = s.detach().abs().amax(dim, keepdim=True).clamp(min=1.0)
     squared_norm = (s / scale).square().sum(dim, keepdim=True)
-    norm = scale * (squared_norm + EPSILON).sqrt()
+    norm = scale * (squared_norm + _epsilon(s)).sqrt()
     if keepdim:
         return norm
     return norm.squeeze(dim)
@@ -124,5 +128,10 @@ def _rescale(s: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     inverse_scale = 1.0 / scale
     scaled = s * inverse_scale
     squared_norm = scaled.square().sum(dim, keepdim=True)
-    norm = (squared_norm + EPSILON).sqrt()
+    norm = (squared_norm + _epsilon(s)).sqrt()
     return scaled, norm, inverse_scale
+
+
+def _epsilon(s: Tensor) -> float:
+    """What is added to a squared norm of this precision."""
+    return DOUBLE_EPSILON if s.dtype == torch.float64 else EPSILON

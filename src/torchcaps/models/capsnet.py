@@ -44,7 +44,8 @@ class CapsNet(DrawingModel):
         layer_options: of `CapsuleLinear`, such as `routing` and `iterations`. Its `bias`, that of
             the authors' code, is there by default from eleven classes on: the many absent classes
             push every length to zero before the right ones rise, and without a bias nothing wakes
-            them again. `impl` goes to all layers; see `set_impl`.
+            them again. `impl` goes to all layers; see `set_impl`. `init` goes to the decoder; see
+            `FullyConnectedDecoder`.
     """
 
     layer: type[CapsuleLinear] = CapsuleLinear  # of class capsules
@@ -84,6 +85,7 @@ class CapsNet(DrawingModel):
             grouping=grouping,
         )
         impl = layer_options.pop("impl", "auto")
+        init = layer_options.pop("init", "torch")
         if layer_options.get("bias") is None:
             layer_options["bias"] = num_classes > MAX_CLASSES_WITHOUT_BIAS
 
@@ -96,13 +98,12 @@ class CapsNet(DrawingModel):
             dim = class_dim
         self.between = nn.Sequential(*layers) if layers else None
         self.class_capsules = self.layer(below, dim, num_classes, class_dim, **layer_options)
-
         self.decoder = None
         draw_size = None
         if decoder:
             hidden = (512, 1024) if isinstance(decoder, bool) else decoder
             draw_size = self._add_decoder(
-                FullyConnectedDecoder, num_classes, class_dim, hidden=hidden
+                FullyConnectedDecoder, num_classes, class_dim, hidden=hidden, init=init
             )
         if impl != "auto":
             set_impl(self, impl)

@@ -18,7 +18,7 @@ from torchcaps.functional import steep_squash_with_length
 from torchcaps.models._base import DrawingModel, Images, ImageSize, side_after, side_before
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
 from torchcaps.nn import CapsuleLinear, FullyConnectedDecoder
-from torchcaps.nn.decoder import UpsamplingDecoder
+from torchcaps.nn.decoder import UpsamplingDecoder, truncated_normal_
 from torchcaps.nn.primary import WholeMapConv2d
 from torchcaps.types import Capsules, ModelSpec
 
@@ -31,7 +31,6 @@ SMALLNORB = ((7, 2), (3, 1), (3, 1), (3, 2))
 MULTIMNIST = ((5, 1), (3, 1), (3, 2), (3, 2))
 SMALLEST_MAP = 2  # rows and columns of the last map: norms need more than one value
 NORM_OPTIONS = {"eps": 1e-3}  # as Keras has it
-UNTRUNCATED = 0.87962566  # standard deviation of normal numbers that are cut off at 2 of theirs
 DECODERS: dict[str, type[FullyConnectedDecoder | UpsamplingDecoder]] = {
     "dense": FullyConnectedDecoder,
     "upsampling": UpsamplingDecoder,
@@ -60,7 +59,7 @@ class EfficientCapsNet(DrawingModel):
         decoder: "dense" is CapsNet's, "upsampling" the one for smallNORB; True is "dense", False
             or None none. It draws large images smaller; see `draw_size`.
         layer_options: of `CapsuleLinear`, such as `scale=8.0`; `routing` is "self_attention" unless
-            given.
+            given. `init` goes to the decoder: "keras" starts it with the authors' weights.
 
     Raises:
         ValueError: for a stem that no image or no capsules fit; see also `ImageModel`.
@@ -104,6 +103,7 @@ class EfficientCapsNet(DrawingModel):
         self.primary = WholeMapConv2d(below, (height, width))
         children = below // PRIMARY_DIM
         std = (2 / (num_classes * children * PRIMARY_DIM)) ** 0.5
+        init = layer_options.pop("init", "torch")
         layer_options = {"routing": "self_attention", "init_std": std} | layer_options
         self.class_capsules = CapsuleLinear(
             children,
@@ -117,7 +117,7 @@ class EfficientCapsNet(DrawingModel):
         if decoder not in (False, None):
             kind = "dense" if decoder is True else str(decoder)
             check_known("decoder", kind, DECODERS)
-            draw_size = self._add_decoder(DECODERS[kind], num_classes, CLASS_DIM)
+            draw_size = self._add_decoder(DECODERS[kind], num_classes, CLASS_DIM, init=init)
         self.spec = ModelSpec(
             pose=True,
             activation=self.class_capsules.router.activation,
@@ -162,8 +162,7 @@ def complete_stem(stem: tuple[tuple[int, ...], ...]) -> list[tuple[int, int, int
 def he_normal_conv(below: int, above: int, kernel: int, stride: int, padding: int) -> nn.Conv2d:
     """A convolution whose weights start as Keras' "he_normal"."""
     conv = nn.Conv2d(below, above, kernel, stride, padding)
-    std = (2 / (below * kernel**2)) ** 0.5 / UNTRUNCATED
-    nn.init.trunc_normal_(conv.weight, std=std, a=-2 * std, b=2 * std)
+    truncated_normal_(conv.weight, (2 / (below * kernel**2)) ** 0.5)
     return conv
 
 

@@ -74,7 +74,10 @@ class ConvolutionalModel(LogitModel):
     def features(self, images: Images) -> FeatureMap:
         """The map that is routed, `[batch, channels, rows, columns]`."""
         images = self._prepare(images)
-        axes = [torch.linspace(-1.0, 1.0, side).to(images) for side in self.img_size]
+        axes = [
+            torch.linspace(-1.0, 1.0, side, dtype=images.dtype, device=images.device)
+            for side in self.img_size
+        ]
         coordinates = torch.stack(torch.meshgrid(axes, indexing="ij"))  # [2, height, width]
         coordinates = coordinates.expand(len(images), -1, -1, -1)
         return self.convolutions(torch.cat([images, coordinates], dim=1))

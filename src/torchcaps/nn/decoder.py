@@ -4,16 +4,19 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torchcaps.errors import check_known
 from torchcaps.types import Capsules
 
 ImageShape = tuple[int, int, int]  # channels, height, width
+Init = Literal["torch", "keras"]
+UNTRUNCATED = 0.87962566  # standard deviation of normal numbers that are cut off at 2 of theirs
 FULL_VALUES = 4096  # height x width x channels of an image that is drawn at its size in any case
 MAX_SHARE = 0.3  # parameters of a decoder of larger images, over those of the rest of its network
 # The same over those for one pixel, where its channels alone take more.
@@ -88,6 +91,12 @@ def draw_shape(
     return shape(max(1, num_fitting))
 
 
+def truncated_normal_(weight: Tensor, std: float) -> None:
+    """Fill with normal numbers that are cut off at both sides, of this deviation, as Keras does."""
+    std = std / UNTRUNCATED
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
 class FullyConnectedDecoder(nn.Module):
     """Three linear layers: ReLU, ReLU, sigmoid.
 
@@ -98,6 +107,8 @@ class FullyConnectedDecoder(nn.Module):
         pose_dim: dimensions of a pose.
         image_shape: channels, height and width of the images that it draws.
         hidden: widths of the two hidden layers, by default the paper's.
+        init: initial weights: "torch", those of `nn.Linear`, or "keras", those of Efficient-CapsNet
+            in Keras, which are twice as large: He's normal rule, and Glorot's for the last layer.
 
     Attributes:
         published_shape: of the paper's images.
@@ -119,18 +130,21 @@ class FullyConnectedDecoder(nn.Module):
         image_shape: ImageShape,
         *,
         hidden: tuple[int, int] = (512, 1024),
+        init: Init = "torch",
     ) -> None:
         super().__init__()
+        check_known("init", init, get_args(Init))
         self.image_shape = image_shape
-        first, second = hidden
-        self.layers = nn.Sequential(
-            nn.Linear(num_capsules * pose_dim, first),
-            nn.ReLU(),
-            nn.Linear(first, second),
-            nn.ReLU(),
-            nn.Linear(second, math.prod(image_shape)),
-            nn.Sigmoid(),
-        )
+        widths = (num_capsules * pose_dim, *hidden, math.prod(image_shape))
+        linears = [nn.Linear(width, next_width) for width, next_width in pairwise(widths)]
+        first, second, last = linears
+        self.layers = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last, nn.Sigmoid())
+        if init == "keras":
+            for layer in (first, second):
+                truncated_normal_(layer.weight, (2 / layer.in_features) ** 0.5)
+            truncated_normal_(last.weight, (2 / (last.in_features + last.out_features)) ** 0.5)
+            for layer in linears:
+                nn.init.zeros_(layer.bias)
 
     def forward(
         self, masked: Float[Tensor, "batch capsules dim"]
@@ -143,13 +157,16 @@ class UpsamplingDecoder(nn.Module):
     """A small map that is enlarged twofold three times, each time with a 3x3 convolution.
 
     One more convolution draws the image. Arguments, attributes and shapes are those of
-    `FullyConnectedDecoder`.
+    `FullyConnectedDecoder`, without `hidden`; Keras has Glorot's uniform rule for all layers here.
     """
 
     published_shape: ClassVar[ImageShape] = (2, 48, 48)
 
-    def __init__(self, num_capsules: int, pose_dim: int, image_shape: ImageShape) -> None:
+    def __init__(
+        self, num_capsules: int, pose_dim: int, image_shape: ImageShape, *, init: Init = "torch"
+    ) -> None:
         super().__init__()
+        check_known("init", init, get_args(Init))
         channels, *self.size = image_shape
         # A side of n becomes 8 n - 16: at least that of the image.
         self.start = [-(-(side + 16) // 8) for side in self.size]
@@ -158,6 +175,10 @@ class UpsamplingDecoder(nn.Module):
         self.convolutions = nn.ModuleList(
             nn.Conv2d(width, next_width, 3) for width, next_width in pairwise(widths)
         )
+        if init == "keras":
+            for layer in (self.dense, *self.convolutions):
+                nn.init.xavier_uniform_(layer.weight)
+                nn.init.zeros_(layer.bias)
 
     def forward(
         self, masked: Float[Tensor, "batch capsules dim"]

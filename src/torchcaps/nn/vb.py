@@ -72,8 +72,11 @@ class VBRouting(Router):
             logit then takes the place of beta_j.
         weighted: multiply H_j by N_j in equation 11, as a comment of the authors' code has it.
         outlier: log density of one more parent, "none of the above", that competes for every child
-            and is left out of the output; None for no such parent. ln 1e-11 = -25.33 has the effect
-            of that code's lower bound of the sum in equation 9.
+            and is left out of the output; None for no such parent. It adds its density to the sum
+            of equation 9. With ln 1e-11 = -25.33 it is near the authors' code, which takes the
+            larger of the sum and 1e-11.
+        local_start: start with R_ij = 1 / parents of a position, as in the authors' code. On a map
+            the first couplings of a child then sum to the number of its windows; by default to 1.
 
     Raises:
         ArgumentError: an unknown covariance, or iterations out of range.
@@ -90,6 +93,7 @@ class VBRouting(Router):
         batch_norm: bool = False,
         weighted: bool = False,
         outlier: float | None = None,
+        local_start: bool = False,
     ) -> None:
         super().__init__()
         check_known("covariance", covariance, get_args(Covariance))
@@ -99,6 +103,7 @@ class VBRouting(Router):
         self.weighted = weighted
         self.outlier = outlier
         self.leaky = outlier is not None  # a child's couplings then sum to less than one
+        self.local_start = local_start
 
     def build_parameters(self, sizes: LayerSizes) -> None:
         """Make what depends on the number of parents: batch norms (pose, logit), or beta.
@@ -132,7 +137,7 @@ class VBRouting(Router):
         gaussians_class = _DiagonalGaussians if is_diagonal else _FullGaussians
         X = torch.cat([V, V.square()], dim=-1) if is_diagonal else V
 
-        R = votes.couple()  # equal
+        R = self._first_couplings(votes)
         for remaining in reversed(range(self.num_iterations)):
             # M-step, equations 1 to 4.
             r = (R * a).mT  # [..., j, i]
@@ -171,6 +176,13 @@ class VBRouting(Router):
         pose = _normalize(pose_norm, gaussians.m, num_axes=2)
         logit = _normalize(logit_norm, logit, num_axes=1)
         return Routed(pose, torch.sigmoid(logit), R)
+
+    def _first_couplings(self, votes: Votes) -> Tensor:
+        """Equal couplings R `[..., i, j]`; those of an ablation stay as they are."""
+        R = votes.couple()
+        if self.local_start and votes.context.fixed is None:
+            R = torch.full_like(R, 1 / votes.parents)
+        return R
 
 
 class _DiagonalGaussians:

@@ -30,7 +30,7 @@ import math
 
 import numpy as np
 
-from torchcaps.functional.squash import EPSILON
+from torchcaps.functional.squash import DOUBLE_EPSILON, EPSILON
 from torchcaps.kernels._compile import compiled, exp
 from torchcaps.kernels.lanes import POSITIONS, keep_compiled
 
@@ -205,7 +205,7 @@ def safe_norm(s, scale, norm):
     norm: written, `[n]`.
     """
     scale[:] = 1
-    norm[:] = EPSILON
+    norm[:] = DOUBLE_EPSILON if norm.itemsize == 8 else EPSILON
     for d in range(len(s)):
         for n in range(POSITIONS):
             scale[n] = max(scale[n], abs(s[d, n]))
