@@ -24,7 +24,7 @@ MINUTES ?=
 SEED ?= 0
 CAMPAIGN = PYTHONPATH=tests $(BIN)/python -m campaign --seed $(SEED)
 
-.PHONY: train check pytest-check test pytest test-slow test-lowest campaign campaign-kills faults lint docs dependencies gallery picture weights install browser clean
+.PHONY: train check pytest-check test pytest test-slow test-fake-gpu test-lowest campaign campaign-kills faults lint docs dependencies gallery picture weights install browser clean
 
 train: $(INSTALLED)
 	$(BIN)/torchcaps train capsnet-digits
@@ -45,6 +45,12 @@ pytest: $(INSTALLED)
 
 test-slow: $(INSTALLED) browser
 	$(BIN)/python -m pytest -m slow --timeout 3600
+
+# Every system on a GPU of host memory, for which the CPU build of torch gets a device: docs/gpu.md. Minutes.
+test-fake-gpu: $(INSTALLED)
+	PYTHONPATH=tests $(BIN)/python -m fakecuda.build
+	PYTHONPATH=src:tests:. OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" --timeout 1200 \
+	  -p fakecuda.gpu -o python_files='check_*.py' tests/fakecuda/on_device
 
 test-lowest:
 	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)

@@ -14,7 +14,7 @@ import torchcaps
 SOURCE = Path(torchcaps.__file__).parent
 PACKAGES = [
     ("types", "errors"),
-    ("templates", "words", "progress"),
+    ("templates", "words", "progress", "transfer"),
     ("plugins", "isolated", "weight_files"),
     ("registry",),
     ("distributed",),
@@ -41,7 +41,7 @@ RANK = {package: rank for rank, packages in enumerate(PACKAGES) for package in p
 # Beside the packages above it, what a package may import, and all that some others may.
 EXTRA_IMPORTS = {"types": {"errors"}, "errors": {"types"}}
 EXCLUSIVE_IMPORTS = {
-    "data": {"types", "errors", "plugins", "registry", "groups", "isolated"},
+    "data": {"types", "errors", "plugins", "registry", "groups", "isolated", "transfer"},
     "plugins": {"errors"},
 }
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -1,6 +1,6 @@
 """Dispatcher of operators: which implementation runs, and why."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -26,10 +26,13 @@ from torchcaps.functional.votes import AnyVotes, Bias, DenseMapVotes, ProductVot
 from torchcaps.kernels import registry
 from torchcaps.kernels.samples import by_samples
 from torchcaps.kernels.support import recomputable
+from torchcaps.kernels.verify import fault_of
 from torchcaps.types import Capsules, Routed
 
 Impl = Literal["auto", "reference", "blocked", "numba", "triton"]
 IMPLS = get_args(Impl)
+# Arguments of an operator beside its operands, where a question names none.
+OPTIONS = {"dynamic_routing": {"iterations": 3, "leaky": False, "detach": False}}
 
 
 def dynamic_routing(
@@ -76,9 +79,10 @@ def dynamic_routing(
         votes = votes.bind(votes.context.without_fixed())
         iterations = 1
 
-    path, _ = _choose("dynamic_routing", (votes,), impl)
+    options = {"iterations": iterations, "leaky": leaky, "detach": detach}
+    path, _ = _choose("dynamic_routing", (votes,), impl, options)
     route = functional.dynamic_routing if path is None else path.run
-    return route(votes, iterations=iterations, leaky=leaky, detach=detach)
+    return route(votes, **options)
 
 
 def em_routing(
@@ -313,8 +317,13 @@ def _check_products(votes: ProductVotes) -> None:
         )
 
 
-def _choose(op: str, operands: tuple[Any, ...], impl: str) -> tuple[registry.FastPath | None, str]:
-    """The fast path that would run on these operands, None for the reference, and the reason."""
+def _choose(
+    op: str, operands: tuple[Any, ...], impl: str, options: Mapping[str, Any] | None = None
+) -> tuple[registry.FastPath | None, str]:
+    """The fast path that would run on these operands, None for the reference, and the reason.
+
+    `options` are the further arguments with which it would run.
+    """
     if impl not in IMPLS:
         raise UnknownNameError("impl", impl, IMPLS)
     if impl == "reference":
@@ -328,22 +337,28 @@ def _choose(op: str, operands: tuple[Any, ...], impl: str) -> tuple[registry.Fas
             "impl",
             f"{impl!r} cannot run {op} within torch.func transforms; 'auto' takes the reference",
         )
-    return _first_usable(op, operands, impl)
+    return _first_usable(op, operands, impl, OPTIONS.get(op, {}) if options is None else options)
 
 
 def _first_usable(
-    op: str, operands: tuple[Any, ...], impl: str
+    op: str, operands: tuple[Any, ...], impl: str, options: Mapping[str, Any]
 ) -> tuple[registry.FastPath | None, str]:
     """The first fast path of the table that `impl` allows and that takes the operands."""
     paths = registry.PATHS[op]
     reasons = []
+    faults = []
     for path in paths:
         if impl not in ("auto", path.impl):
             continue
         support = path.supports(*operands)
-        if support.usable and (support.worth_it or impl != "auto"):
-            return path, support.reason
-        reasons.append(f"{path.impl}: {support.reason}")
+        if not support.usable or (impl == "auto" and not support.worth_it):
+            reasons.append(f"{path.impl}: {support.reason}")
+            continue
+        fault = "" if path.reference is None else fault_of(op, path, operands[0], options)
+        if not fault:
+            return path, "; ".join([support.reason, *faults])
+        faults.append(f"{path.impl} is not used {fault}")
+        reasons.append(faults[-1])
 
     explanation = "; ".join(reasons)
     if impl == "auto":

@@ -262,8 +262,12 @@ class TrainingSettings(SettingsGroup):
         "end the training after the first epoch with this score on held-out images, and keep that epoch's model",
         valid=(lambda score: 0 < score <= 1, "a score in (0, 1]"),
     )
-    precision: Literal["auto", "fp32", "bf16"] = setting(
-        "auto", "auto: bf16 if the hardware has instructions for it, else fp32"
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = setting(
+        "auto",
+        "auto: bf16 if the hardware has instructions for it, else fp32; tf32, fp16: on a GPU only",
+    )
+    deterministic: bool = setting(
+        False, "take only operations that give the same bits each time, so that a GPU's run repeats"
     )
     device: str = setting("auto", "auto, cpu, cuda, cuda:1, ...")
     seed: int = setting(

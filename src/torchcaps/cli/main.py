@@ -58,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run_command(arguments)
     # Otherwise torch writes what DDP finds out to stderr, once for each process.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # Else cuBLAS may add in another order each time, which --deterministic forbids.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     from torchcaps.distributed import hard_exit
 
     try:

@@ -17,9 +17,10 @@ from torchcaps.evaluation.base import (
     check_images,
     check_labels,
 )
+from torchcaps.transfer import widen
 from torchcaps.types import ModelSpec, declares, model_metadata, spec_of
 
-PRECISIONS = ("bf16", "fp32")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 
 @contextmanager
@@ -58,13 +59,14 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
     Args:
         device: device of the model.
-        precision: "fp32" (autocast is off) or "bf16".
+        precision: "bf16" or "fp16"; with "fp32" and "tf32" autocast is off.
 
     Raises:
         UnknownNameError: for another precision.
     """
     check_known("precision", precision, PRECISIONS)
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    return torch.autocast(device.type, dtype=half or torch.bfloat16, enabled=half is not None)
 
 
 def activations_of(model: nn.Module, images: Tensor, spec: ModelSpec | None = None) -> Activations:
@@ -160,4 +162,4 @@ def right_answers(
 
 def proportion(flags: Bool[Tensor, "*shape"]) -> float:
     """Return the part of the flags that is true, in [0, 1]."""
-    return float(flags.double().mean())
+    return float(widen(flags).mean())

@@ -159,7 +159,7 @@ def as_lists(values: Tensor | None) -> Any:
     if values is None:
         return None
     _check_finite(values)
-    return np.round(values.double().cpu().numpy(), 5).tolist()
+    return np.round(values.cpu().double().numpy(), 5).tolist()
 
 
 def _check_finite(values: Tensor) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torchcaps.errors import check_shape
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.functional.squash import full_precision
+from torchcaps.transfer import to_device
 
 Images = Float[Tensor, "batch channels height width"]
 AXES = ("batch", "channels", "height", "width")
@@ -28,7 +29,7 @@ def move_by_matrix(images: Images, matrices: Float[Tensor, "batch 3 3"]) -> Imag
 
     Raises:
         ArgumentError: other axes, or counts that differ.
-        torch.linalg.LinAlgError: a matrix without an inverse.
+        torch.linalg.LinAlgError: a matrix on the CPU without an inverse.
     """
     check_shape("images", images, AXES)
     axes = ("batch", "rows", "columns")
@@ -36,13 +37,15 @@ def move_by_matrix(images: Images, matrices: Float[Tensor, "batch 3 3"]) -> Imag
     height, width = images.shape[2:]
 
     # (x, y, 1) times `scale` is in the units of affine_grid, where each axis runs from -1 to 1.
-    sides = matrices.new_tensor([width, height, 1.0])
+    sides = to_device(torch.tensor([width, height, 1.0], dtype=matrices.dtype), matrices)
     scale = torch.cat([max(height, width) / sides[:2], sides[2:]])
 
     # Half precision rounds places by a twentieth of a pixel and more.
     with without_autocast(images):
         # affine_grid asks where the content of each pixel comes from: the inverse.
-        inverses = torch.linalg.inv(matrices)
+        # A GPU gives NaN for a matrix without an inverse: a check would make the host wait.
+        check_errors = matrices.device.type == "cpu"
+        inverses, _ = torch.linalg.inv_ex(matrices, check_errors=check_errors)
         inverses = inverses * scale[:, None] / scale
         grid = F.affine_grid(inverses[:, :2], list(images.shape), align_corners=False)
         return F.grid_sample(

@@ -24,6 +24,7 @@ from torchcaps.functional.fields import DenseField, Field, spatial_first, spatia
 from torchcaps.functional.geometry import matrix_votes
 from torchcaps.functional.random_coupling import random_logits
 from torchcaps.functional.squash import full_precision
+from torchcaps.transfer import to_device
 from torchcaps.types import Capsules
 
 Over = Literal["parents", "children"]
@@ -187,7 +188,7 @@ class Votes(ABC):
         """
         types = self.count // self.field.count(1)
         mask = self.field.mask(types)
-        return None if mask is None else mask.to(self.children.activation.device)
+        return None if mask is None else to_device(mask, self.children.activation.device)
 
     @property
     def count(self) -> int:

@@ -5,6 +5,9 @@ gradient does so again. Fast paths bound poses and weights before, so that nothi
 numbers of ordinary size stay as they are. The limits are those of `functional.bounds`.
 """
 
+import math
+
+import torch
 from torch import Tensor
 
 from torchcaps.functional.bounds import steady_limit
@@ -20,13 +23,16 @@ def max_magnitude(x: Tensor) -> float:
 
 
 def clamp_magnitude(x: Tensor, limit: float) -> Tensor:
-    """`x` clamped to magnitudes up to a limit; no copy where none is beyond it."""
-    if max_magnitude(x) > limit:
+    """`x` clamped to magnitudes up to a limit; on a CPU no copy where none is beyond it.
+
+    On other devices a look at the numbers would make the host wait.
+    """
+    if x.device.type != "cpu" or max_magnitude(x) > limit:
         return x.clamp(-limit, limit)
     return x
 
 
-def rescale_samples(x: Tensor, limit: float) -> tuple[Tensor, Tensor | None]:
+def rescale_samples(x: Tensor, limit: float | Tensor) -> tuple[Tensor, Tensor | None]:
     """Scale each sample of `x` so that no magnitude is beyond a limit.
 
     Squash gives directions: those of huge votes are the same at any scale.
@@ -36,9 +42,10 @@ def rescale_samples(x: Tensor, limit: float) -> tuple[Tensor, Tensor | None]:
         limit: largest magnitude.
 
     Returns:
-        The samples, and the factor of each, `[b, 1, ...]`; None where no sample was scaled.
+        The samples, and the factor of each, `[b, 1, ...]`; None where no sample was scaled, which
+        only a CPU looks for.
     """
-    if not max_magnitude(x) > limit:  # nor is NaN
+    if x.numel() == 0 or (x.device.type == "cpu" and not max_magnitude(x) > limit):  # nor is NaN
         return x, None
     all_but_samples = list(range(1, x.dim()))
     magnitudes = x.abs().amax(dim=all_but_samples, keepdim=True)
@@ -60,7 +67,12 @@ def bound_factors(pose: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor 
     limit = steady_limit(weight.dtype)
     weight = clamp_magnitude(weight, limit)
     num_products = weight.shape[-1]
-    pose_limit = limit / (num_products * max(1.0, max_magnitude(weight)))
+    pose_limit: float | Tensor
+    if weight.device.type == "cpu":
+        pose_limit = limit / (num_products * max(1.0, max_magnitude(weight)))
+    else:
+        largest = torch.linalg.vector_norm(weight.detach(), math.inf)
+        pose_limit = limit / (num_products * largest.clamp(min=1.0))
     pose, scale = rescale_samples(pose, pose_limit)
     return pose, weight, scale
 

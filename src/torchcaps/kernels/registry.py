@@ -32,12 +32,15 @@ class FastPath(NamedTuple):
         supports: takes the operands (votes, or the tensors of a convolution) and says whether the
             implementation can run on them.
         rank: "auto" asks implementations of lower rank first.
+        reference: takes what `run` takes. Where there is one, `verify` compares the two on a device
+            before the implementation runs there.
     """
 
     impl: str
     run: Callable[..., Any]
     supports: Callable[..., Support]
     rank: int
+    reference: Callable[..., Any] | None = None
 
 
 # Fast paths of each operation, by rank.
@@ -45,7 +48,12 @@ PATHS: dict[str, list[FastPath]] = {}
 
 
 def fast_path(
-    operation: str, impl: str, supports: Callable[..., Support], *, rank: int
+    operation: str,
+    impl: str,
+    supports: Callable[..., Support],
+    *,
+    rank: int,
+    reference: Callable[..., Any] | None = None,
 ) -> Callable[[Run], Run]:
     """Decorator that registers a function as the implementation `impl` of an operation.
 
@@ -54,11 +62,12 @@ def fast_path(
         impl: name of the implementation; one of that name is replaced.
         supports: see `FastPath`.
         rank: see `FastPath`.
+        reference: see `FastPath`.
     """
 
     def register(run: Run) -> Run:
         others = [path for path in PATHS.get(operation, []) if path.impl != impl]
-        path = FastPath(impl, run, supports, rank)
+        path = FastPath(impl, run, supports, rank, reference)
         PATHS[operation] = sorted([*others, path], key=lambda path: path.rank)
         return run
 

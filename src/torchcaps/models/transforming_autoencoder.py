@@ -24,6 +24,7 @@ from torchcaps.models._base import DrawingModel, Images, ImageSize, no_decoder
 from torchcaps.models._registry import ModelInfo, register_model
 from torchcaps.models.notebook import Stage, capsules_in_words, stages_by_name, times
 from torchcaps.nn.decoder import ImageShape, draw_shape
+from torchcaps.transfer import to_device
 from torchcaps.types import Capsules, ModelSpec
 
 Pose = Literal["translation", "affine"]
@@ -181,7 +182,7 @@ class TransformingAutoencoder(DrawingModel):
             pose = affine_maps(h, self.weight["place"], self.bias["place"])
             presence = affine_maps(h, self.weight["gate"], self.bias["gate"]).sigmoid()
         if self.constrained:
-            last_row = pose.new_tensor([0.0, 0.0, 1.0]).expand(*pose.shape[:2], 3)
+            last_row = to_device(torch.tensor([0.0, 0.0, 1.0]), pose).expand(*pose.shape[:2], 3)
             pose = torch.cat([pose, last_row], dim=-1)
         return Capsules(pose, presence.squeeze(-1))
 

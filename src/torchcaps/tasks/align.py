@@ -50,6 +50,7 @@ from torchcaps.tasks._base import (
     first_batch,
     register_task,
 )
+from torchcaps.transfer import to_device, widen
 
 # Weights of the six losses.
 WEIGHTS = {
@@ -136,7 +137,7 @@ class Align(Task):
             motions = random_motions(len(images), NUM_VIEWS, dim, fixed)
             rotation = motions[0][indices.cpu()]
             shift = motions[1][indices.cpu()]
-        return Motions(points, rotation.to(points), shift.to(points))
+        return Motions(points, to_device(rotation, points), to_device(shift, points))
 
     def training_step(self, batch: Motions, fraction_trained: float) -> Outputs:
         """The loss of a batch, and the six losses without their weights.
@@ -364,7 +365,7 @@ def resultant_lengths(
         The length of each set, and that of all sets, each of which counts with the rotation that is
         nearest to its mean.
     """
-    u, lengths, vt = torch.linalg.svd(mean_rotations.double())
+    u, lengths, vt = torch.linalg.svd(widen(mean_rotations))
     # The nearest rotation: singular values become 1, the last one -1 where all 1 would reflect.
     signs = torch.ones_like(lengths)
     signs[:, -1] = torch.linalg.det(u @ vt)

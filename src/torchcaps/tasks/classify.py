@@ -28,6 +28,7 @@ from torchcaps.tasks.collapse import collapse_state, collapse_warnings
 from torchcaps.tasks.imbalance import imbalance, unpredicted_warnings
 from torchcaps.tasks.metrics import balanced_accuracy
 from torchcaps.tasks.report_items import classified
+from torchcaps.transfer import widen
 from torchcaps.types import Capsules, ModelSpec, model_metadata
 
 # The weight of the reconstruction in "Dynamic Routing Between Capsules" (arXiv 1710.09829), for a
@@ -262,7 +263,7 @@ class Classify(Task):
             weight = self.reconstruction_weight * PAPER_PIXELS / num_values
             losses["reconstruction"] = error
             losses["loss"] = loss + weight * error
-        losses["accuracy"] = is_correct(scores.activation, batch.labels).double().mean()
+        losses["accuracy"] = widen(is_correct(scores.activation, batch.labels)).mean()
         return losses | {"activation": scores.activation.detach()}
 
     def _reconstruction_error(self, capsules: Capsules, batch: ImageBatch) -> Tensor:

@@ -43,6 +43,7 @@ from torchcaps.tasks.pose_changes import (
     estimated_transformations,
     measure_pairs,
 )
+from torchcaps.transfer import to_device
 from torchcaps.types import ModelSpec
 from torchcaps.words import rounded
 
@@ -288,14 +289,14 @@ def transformed_pairs(
 
 def _make_pairs(images: Images, pose: Pose, first: Matrices, second: Matrices) -> TransformedPairs:
     """Two views of images, and the transformation from the first to the second."""
-    source = move_by_matrix(images, first.to(images))
-    target = move_by_matrix(images, second.to(images))
     if pose == "translation":
         between = ((second - first)[:, :2, 2] * (max(images.shape[2:]) / 2)).round()
     else:
         with without_autocast(first):
             between = second @ torch.linalg.inv(first)
-    return TransformedPairs(source, target, between.to(images))
+    source = move_by_matrix(images, to_device(first, images))
+    target = move_by_matrix(images, to_device(second, images))
+    return TransformedPairs(source, target, to_device(between, images))
 
 
 def _random_views(

@@ -30,6 +30,7 @@ from torchcaps.settings import TrainConfig
 from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, register_task
 from torchcaps.tasks.class_weights import weighted_loss
 from torchcaps.tasks.classify import LOSSES, Classify, Loss, Scores, margin
+from torchcaps.transfer import widen
 from torchcaps.types import ModelSpec, model_metadata
 from torchcaps.words import in_words, percent
 
@@ -162,7 +163,7 @@ class Tree(Classify):
         }
         for level, loss in enumerate(losses[:-1], start=1):
             outputs[f"{self.loss}_{level}"] = loss
-        outputs["accuracy"] = is_right[:, -1].double().mean()
+        outputs["accuracy"] = widen(is_right[:, -1]).mean()
         outputs["activation"] = activations[-1].detach()
         return outputs
 

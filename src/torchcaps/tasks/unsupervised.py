@@ -42,6 +42,7 @@ from torchcaps.tasks._base import (
     first_batch,
     register_task,
 )
+from torchcaps.transfer import to_device
 
 # Images are clustered twice: by q_k and by a_k. These clusters are rows 0 and 1 of the model's
 # `centers`, and of its `names`, the class of each cluster. With each row: the end of the names of
@@ -134,7 +135,7 @@ class Unsupervised(Task):
             # The generator is on the CPU, so that every device gets the same numbers.
             uniform = torch.rand(len(indices), *shape, generator=generator)
             # Uniform in [-2, 2]: `NOISE_RANGE` is the width.
-            noises[name] = NOISE_RANGE * (uniform.to(first_view.device) - 0.5)
+            noises[name] = NOISE_RANGE * (to_device(uniform, first_view.device) - 0.5)
 
         second_view = None
         if self.uses_views:
@@ -383,7 +384,7 @@ def loss_terms(explanation: Explanation, num_clusters: int) -> Outputs:
     a = explanation.objects.presence
     num_images, num_objects = a.shape
     # Sums over the batch of all processes: of q, of a, and the number of images.
-    sums = torch.cat([q.sum(dim=0), a.sum(dim=0), q.new_tensor([num_images])])
+    sums = torch.cat([q.sum(dim=0), a.sum(dim=0), q.new_full((1,), num_images)])
     total_q, total_a, total_images = all_reduce_sum(sums).split([num_objects, num_objects, 1])
     return {
         "pixels": -explanation.pixel_log_likelihood.mean(),

@@ -1,23 +1,30 @@
-"""Devices and the precision that they compute in."""
+"""Devices, the precision that they compute in, and whether they repeat themselves."""
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
-from torchcaps.errors import RunError, TrainingError
+from torchcaps.errors import ArgumentError, RunError, TrainingError
+
+# Kinds of devices beside the CPU, in the order in which "auto" looks for them.
+ACCELERATORS = ("cuda", "xpu", "mps")
+# The type that matrix products and convolutions take under autocast.
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def resolve_device(name: str) -> torch.device:
-    """A usable device; "auto" is a GPU where there is one, and "1" is "cuda:1".
+    """A usable device; "auto" is a GPU where there is one (cuda, xpu, mps), and "1" is "cuda:1".
 
     Raises RunError for one that is not here.
     """
     if name.isdecimal():
         name = f"cuda:{name}"
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        available = [name for name in ACCELERATORS if getattr(torch, name).is_available()]
+        return torch.device(available[0] if available else "cpu")
     try:
         device = torch.device(name)
         if torch.zeros(1, device=device).item() != 0:  # "meta" has no values at all
@@ -30,7 +37,14 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_precision(name: str, device: torch.device) -> str:
-    """ "fp32" or "bf16"; "auto" is bf16 where the device multiplies it in hardware."""
+    """A precision by name; "auto" is bf16 where the device multiplies it in hardware, else fp32.
+
+    Raises ArgumentError for tf32 and fp16 where the device is no GPU of CUDA.
+    """
+    if name in ("tf32", "fp16") and device.type != "cuda":
+        raise ArgumentError(
+            "precision", f"{name} is for GPUs (cuda), and the device is {device}; take bf16 or fp32"
+        )
     if name != "auto":
         return name
     return "bf16" if has_bf16(device) else "fp32"
@@ -48,6 +62,37 @@ def has_bf16(device: torch.device) -> bool:
         if is_supported is not None and is_supported():
             return True
     return False
+
+
+@contextmanager
+def arithmetic(device: torch.device, precision: str, deterministic: bool) -> Iterator[None]:
+    """While open, products and convolutions of a device follow one rule, and may have to repeat.
+
+    Without it, torch multiplies matrices in float32 and convolves in TF32 on the same GPU.
+
+    Args:
+        device: where a training runs; on a CPU only `deterministic` has an effect.
+        precision: "tf32" rounds factors to 10 bits; all others leave float32 as it is.
+        deterministic: whether operations that give other bits each time raise RuntimeError.
+    """
+    cudnn: Any = torch.backends.cudnn
+    settings = [torch.backends.cuda.matmul, cudnn.conv]
+    rules = [(group, group.fp32_precision) for group in settings]
+    mode = torch.get_deterministic_debug_mode()
+    autotunes = torch.backends.cudnn.benchmark
+    try:
+        if device.type == "cuda":
+            for group in settings:
+                group.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+        if deterministic:
+            torch.backends.cudnn.benchmark = False
+            torch.set_deterministic_debug_mode("error")
+        yield
+    finally:
+        for group, rule in rules:
+            group.fp32_precision = rule
+        torch.backends.cudnn.benchmark = autotunes
+        torch.set_deterministic_debug_mode(mode)
 
 
 @contextmanager

@@ -23,7 +23,6 @@ Every random choice of a step comes from (seed, step) or (seed, epoch) alone (`s
 checkpoint needs no state of random generators, and a run that was killed continues bit for bit.
 """
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,19 +34,19 @@ from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from torchcaps.data import ImageSet
 from torchcaps.distributed import Ranks, current, sync_batch_norms
-from torchcaps.errors import TrainingError
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, eval_outputs
 from torchcaps.tasks.metrics import extra_metrics
 from torchcaps.training.batches import BatchSource
 from torchcaps.training.callbacks import CALLBACKS, Callback
+from torchcaps.training.device import arithmetic
 from torchcaps.training.loggers import MemoryLogger
 from torchcaps.training.schedules import learning_rate_factor, part_ends, set_learning_rate
 from torchcaps.training.speed import SpeedReport
 from torchcaps.training.state import TrainingState, check_finite, early_end, mean_losses
+from torchcaps.training.step_losses import LOG_INTERVAL, StepLosses, check_number
 from torchcaps.training.update import Updater
 
-LOG_INTERVAL = 20  # steps between rows of kind "step"
 PROBE_STEP = 100  # number of steps done when a network that does not learn starts again
 RESTART_LR_SCALE = 0.1  # factor of the learning rate of the second start
 SECOND_START = "the training starts again, once, with a tenth of the learning rate"
@@ -90,13 +89,19 @@ class Trainer:
         # Steps after which the training is as it was planned: an extension only adds to it.
         self.planned_steps = part_ends(self.config, self.total_steps)[0]
         images_per_step = (settings.batch_size or 1) * self.config.optimizer.accumulate
-        self.speed = SpeedReport(self.total_steps, images_per_step)
         named_callbacks = [CALLBACKS[name]() for name in settings.callbacks]
         self.callbacks = [*self.callbacks, *named_callbacks]
         # Not .to(memory_format=...), which would change capsule weights of four axes too.
         convert_conv2d_weight_memory_format(self.task, torch.channels_last)
         sync_batch_norms(self.task.model, self.ranks)  # statistics over the samples of all ranks
         self.updater = Updater(self.task, self.config, self.ranks)
+        self.losses = StepLosses(
+            self.ranks,
+            self.callbacks,
+            self.logger,
+            SpeedReport(self.total_steps, images_per_step),
+            self.updater.device,
+        )
 
     def run(self) -> None:
         """Train from the newest state of the logger to the last step.
@@ -107,15 +112,18 @@ class Trainer:
             Interrupted: a callback asked to stop.
             TrainingError: a loss, a validation metric or a weight is not finite.
         """
+        settings = self.config.training
         try:
             state = self.logger.restore(
                 self.task.model, self.updater.optimizer, self.updater.average, self.total_steps
             )
+            self.updater.restore_scale(state.loss_scale)
             if state.step < self.total_steps:
                 for sentence in filter(None, [*self.messages, self.task.score_reason]):
                     self.logger.message(sentence)
-            while state.step < self.total_steps and not self._ends_early(state):
-                state = self._run_epoch(state)
+            with arithmetic(self.updater.device, self.updater.precision, settings.deterministic):
+                while state.step < self.total_steps and not self._ends_early(state):
+                    state = self._run_epoch(state)
         finally:
             self.updater.release()
 
@@ -136,40 +144,24 @@ class Trainer:
         epoch, num_steps_done = divmod(state.step, self.steps_per_epoch)
         timer = EpochTimer()
         for images, indices in self.batches.epoch(epoch, num_steps_done):
-            # The learning rate of this step, by the schedule; it may restart at shares of the
-            # training (`lr_restarts`).
-            factor = learning_rate_factor(
-                self.config, state.step, self.total_steps, self.task.lr_restarts
-            )
-            lr = set_learning_rate(self.updater.optimizer, factor, state.lr_scale)
-
-            # Forward and backward pass of this rank's samples.
-            fraction_trained = min(1.0, state.step / self.planned_steps)
-            losses = self.updater.compute_gradients(images, indices, state.step, fraction_trained)
-
-            # Sums over all ranks, and whether a callback of one of them asked to stop.
-            should_stop = any(callback.should_stop() for callback in self.callbacks)
-            num_samples = self.ranks.shard_size(len(indices))
-            sums, should_stop = sum_losses(losses, num_samples, should_stop, self.ranks)
-            state.add_losses(sums)
-            means = mean_losses(sums)
-            check_number(means["loss"], "loss", state.step, self.logger)
-
-            state.step += 1
-            self.updater.update(state.step)
-            timer.add_step(num_samples)
-            self._report_step(state.step, means | {"lr": lr})
+            losses, should_stop = self.step(state, images, indices)
+            timer.add_step(self.ranks.shard_size(len(indices)))
 
             # The end of the step: a second start, or the end of the epoch; a checkpoint.
             is_epoch_end = state.step % self.steps_per_epoch == 0
             is_due = state.step % self.config.training.checkpoint_every == 0
             collapse = detect_collapse(self.task, losses, state, self.planned_steps)
+            saves_state = bool(collapse) or is_epoch_end or should_stop or is_due
+            if saves_state or state.step % LOG_INTERVAL == 0:
+                self.losses.read(state)
+                self.losses.report(self.task.model)
             if collapse:
                 state = self._restart(state.step, collapse)
             elif is_epoch_end:
                 with self.updater.averaged():
                     self._finish_epoch(state, timer)
-            if collapse or is_epoch_end or should_stop or is_due:
+            if saves_state:
+                state.loss_scale = self.updater.scale()
                 self.logger.save_state(
                     self.task.model, self.updater.optimizer, self.updater.average, state
                 )
@@ -181,14 +173,37 @@ class Trainer:
                 break
         return state
 
-    def _report_step(self, step: int, losses: dict[str, float]) -> None:
-        """Tell callbacks and logger of the losses after `step` steps."""
-        for callback in self.callbacks:
-            callback.on_step(self.task.model, {"step": step, **losses})
-        log_step(self.logger, step, self.total_steps, losses)
-        sentence = self.speed.after_step(step)
-        if sentence:
-            self.logger.message(sentence)
+    def step(
+        self, state: TrainingState, images: ImageSet, indices: Tensor
+    ) -> tuple[dict[str, Tensor], bool]:
+        """Take a step, after which the state is that of the next one.
+
+        Args:
+            state: of the training.
+            images: that hold those of the batch.
+            indices: `[samples]` of the images of all ranks together.
+
+        Returns:
+            What `Task.training_step` gave for this rank's samples; whether a rank is asked to stop.
+        """
+        # By the schedule, which may restart at shares of the training (`lr_restarts`).
+        factor = learning_rate_factor(
+            self.config, state.step, self.total_steps, self.task.lr_restarts
+        )
+        lr = set_learning_rate(self.updater.optimizer, factor, state.lr_scale)
+
+        # Forward and backward pass of this rank's samples.
+        fraction_trained = min(1.0, state.step / self.planned_steps)
+        losses = self.updater.compute_gradients(images, indices, state.step, fraction_trained)
+
+        should_stop = any(callback.should_stop() for callback in self.callbacks)
+        self.losses.add(state.step, lr, self.ranks.shard_size(len(indices)), losses)
+        if self.losses.is_read_each_step:  # before an update, which an infinite loss would spoil
+            should_stop = self.losses.read(state, should_stop)
+        state.step += 1
+        self.updater.update(state.step)
+        self.losses.report(self.task.model)
+        return losses, should_stop
 
     def _restart(self, step: int, collapse: str) -> TrainingState:
         """Put weights, optimizer and metrics back to the start; the new state has a lower rate."""
@@ -242,22 +257,6 @@ class Trainer:
             callback.on_epoch(model, row)
 
 
-def log_step(
-    logger: MemoryLogger, step: int, total_steps: int, losses: Mapping[str, float]
-) -> None:
-    """Report a step, and store some of the steps.
-
-    Args:
-        logger: of the training.
-        step: number of steps done.
-        total_steps: of the whole training.
-        losses: of this step, by name, with the learning rate as "lr".
-    """
-    logger.emit({"kind": "tick", "step": step, "steps": total_steps, "loss": losses["loss"]})
-    if step % LOG_INTERVAL == 0:
-        logger.log({"kind": "step", "step": step, **losses})
-
-
 def add_prefix(prefix: str, figures: Mapping[str, float]) -> dict[str, float]:
     """The same figures under longer names."""
     return {prefix + name: figure for name, figure in figures.items()}
@@ -294,28 +293,6 @@ class EpochTimer:
         return {**speed, "ranks": ranks.gather(work)}
 
 
-def sum_losses(
-    losses: dict[str, Tensor], num_samples: int, should_stop: bool, ranks: Ranks
-) -> tuple[dict[str, float], bool]:
-    """Sum the losses of all ranks over their samples.
-
-    Args:
-        losses: means over this rank's samples. Only scalars are summed.
-        num_samples: of this rank.
-        should_stop: whether this rank is asked to stop.
-        ranks: the processes.
-
-    Returns:
-        Sums by name, with the number of samples as "count"; whether any rank is asked to stop.
-    """
-    scalars = {name: loss.detach().double() for name, loss in losses.items() if loss.dim() == 0}
-    means = torch.stack([*scalars.values()]).cpu()
-    counts = torch.tensor([num_samples, should_stop], dtype=torch.float64)
-    # One exchange for all numbers: sums of losses, of samples, and of ranks to stop.
-    *sums, num_stops = ranks.sum(torch.cat([means * num_samples, counts])).tolist()
-    return dict(zip([*scalars, "count"], sums, strict=True)), num_stops > 0
-
-
 def detect_collapse(
     task: Task, losses: dict[str, Tensor], state: TrainingState, total_steps: int
 ) -> str:
@@ -339,15 +316,3 @@ def detect_collapse(
     if state.step == 1:  # computed before the weights changed
         state.initial_collapse = collapse
     return "" if collapse == state.initial_collapse else collapse
-
-
-def check_number(number: float, name: str, step: int, logger: MemoryLogger) -> None:
-    """Raise TrainingError, which says what to do, unless the number is finite."""
-    if math.isfinite(number):
-        return
-    if step == 0:
-        raise TrainingError(
-            f"the first {name} was already {number}, before any update; "
-            "look at the images, the augmentations and the options of the model"
-        )
-    raise TrainingError(f"the {name} became {number} after step {step}; {logger.recovery_hint}")

@@ -32,6 +32,7 @@ class TrainingState:
         best_loss: its validation loss.
         best_epoch: its number, counted from 1.
         sums: losses of the epoch so far, summed over its images, and their "count".
+        loss_scale: of a training in fp16, see `Updater.scale`; else empty.
     """
 
     step: int = 0
@@ -42,6 +43,7 @@ class TrainingState:
     best_loss: float = sys.float_info.max
     best_epoch: int = 0
     sums: dict[str, float] = field(default_factory=dict)
+    loss_scale: list[float] = field(default_factory=list)
 
     def add_losses(self, sums: dict[str, float]) -> None:
         """Add summed losses, and the "count" of their images, to those of the epoch."""
@@ -70,12 +72,15 @@ class TrainingState:
         """Raise ValueError for the first value that no training of `total_steps` steps has."""
         if self.sums and not {"loss", "count"} <= self.sums.keys():
             raise ValueError(f"sums: expected loss and count among them, got {self.sums!r}")
-        expected = vars(TrainingState()) | dict.fromkeys(self.sums, 0.0)
-        for name, value in (vars(self) | self.sums).items():
+        scale = dict(zip(("factor of losses", "its age"), self.loss_scale, strict=False))
+        expected = vars(TrainingState()) | dict.fromkeys(self.sums | scale, 0.0)
+        for name, value in (vars(self) | self.sums | scale).items():
             kind = type(expected[name])
             if type(value) is not kind or (kind is float and not math.isfinite(value)):
                 wording = "a finite number" if kind is float else kind.__name__
                 raise ValueError(f"{name}: expected {wording}, got {value!r}")
+        if len(self.loss_scale) not in (0, 2):
+            raise ValueError(f"loss_scale: expected no or two numbers, got {self.loss_scale!r}")
         if not 0 <= self.step <= total_steps:
             raise ValueError(f"step: expected 0 to {total_steps}, got {self.step}")
 

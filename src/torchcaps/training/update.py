@@ -22,10 +22,11 @@ from torchcaps.nn import use_generator
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task
 from torchcaps.training.averaging import WeightAverage
-from torchcaps.training.device import resolve_precision
+from torchcaps.training.device import AUTOCAST, resolve_precision
 from torchcaps.training.optimizers import create_optimizer
 from torchcaps.training.parameters import freeze_parameters, frozen_modules
 from torchcaps.training.sampling import DROPOUT, step_seed
+from torchcaps.transfer import to_device, widen
 
 
 class TrainingStep(nn.Module):
@@ -55,7 +56,9 @@ class Updater:
     Attributes:
         optimizer: of the parameters that are trained.
         average: of the weights; None without one.
-        precision: "fp32" or "bf16".
+        precision: "fp32", "tf32", "bf16" or "fp16".
+        scaler: multiplies losses, so that gradients do not vanish in fp16; otherwise it does
+            nothing.
     """
 
     def __init__(self, task: Task, config: TrainConfig, ranks: Ranks) -> None:
@@ -73,8 +76,24 @@ class Updater:
     def reset(self) -> None:
         """Begin anew with the weights of now: an optimizer without a state, a new average."""
         settings = self.config.optimizer
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self.optimizer = create_optimizer(self.task, settings)
         self.average = WeightAverage(self.task.model, settings.ema) if settings.ema else None
+
+    def scale(self) -> list[float]:
+        """The factor of the losses, and the number of updates since it changed; empty without.
+
+        The host waits for them.
+        """
+        state = self.scaler.state_dict()
+        return [float(state[name]) for name in ("scale", "_growth_tracker") if state]
+
+    def restore_scale(self, numbers: list[float]) -> None:
+        """Go on with the numbers of `scale`."""
+        if numbers and self.scaler.is_enabled():
+            scale, num_updates = numbers
+            numbers_by_name = {"scale": scale, "_growth_tracker": int(num_updates)}
+            self.scaler.load_state_dict(self.scaler.state_dict() | numbers_by_name)
 
     def release(self) -> None:
         """Let the frozen parameters get gradients again, as before the training."""
@@ -116,7 +135,10 @@ class Updater:
         for number, (part, part_size) in enumerate(parts, start=1):
             # Casts are not cached: torch keeps them for all threads together.
             autocast = torch.autocast(
-                self.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False
+                self.device.type,
+                AUTOCAST.get(self.precision, torch.bfloat16),
+                self.precision in AUTOCAST,
+                cache_enabled=False,
             )
             dropout: AbstractContextManager[Any] = nullcontext()
             if dropout_generator is not None:
@@ -130,7 +152,7 @@ class Updater:
                     losses = self.training_step(part, fraction_trained)
                 # The gradients of the ranks are averaged, so each loss is weighed by its samples.
                 weight = self.ranks.world_size * part_size / len(indices)
-                (losses["loss"] * weight).backward()
+                self.scaler.scale(losses["loss"] * weight).backward()
             part_losses.append((losses, part_size))
         return join_losses(part_losses)
 
@@ -142,8 +164,10 @@ class Updater:
         """
         clip = self.config.optimizer.clip  # largest norm of the gradient, 0 for any
         if clip:
+            self.scaler.unscale_(self.optimizer)
             clip_grad_norm_(self.task.parameters(), float(clip))
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         if self.average is not None:
             self.average.update(num_updates)
 
@@ -214,5 +238,6 @@ def join_losses(parts: list[tuple[dict[str, Tensor], int]]) -> dict[str, Tensor]
         if loss.dim():
             joined[name] = torch.cat(tensors)
         else:
-            joined[name] = torch.stack(tensors).double().cpu() @ shares
+            means = widen(torch.stack(tensors))
+            joined[name] = means @ to_device(shares.to(means.dtype), means.device)
     return joined

@@ -17,6 +17,7 @@ from torchcaps.data.augment._registry import AXES, Images, register_augmentation
 from torchcaps.data.augment.random import uniform
 from torchcaps.errors import check_range, check_shape
 from torchcaps.groups import setting
+from torchcaps.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ def affine(
     inverse = inverse_map(turn, slope, factor * width_factor, factor)
     # From pixels to those coordinates, in which both sides of a rectangle have equal lengths.
     ratio = images.shape[2] / images.shape[3]
-    inverse = inverse * inverse.new_tensor([[1, ratio], [1 / ratio, 1]])
+    ratios = torch.tensor([[1, ratio], [1 / ratio, 1]], dtype=inverse.dtype)
+    inverse = inverse * to_device(ratios, inverse)
     theta = torch.cat([inverse, -inverse @ move.unsqueeze(-1)], dim=-1)  # [batch, 2, 3]
 
     # Integers are sampled as floats, then rounded.

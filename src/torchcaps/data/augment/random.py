@@ -7,6 +7,8 @@ numbers for images on any device.
 import torch
 from torch import Generator, Tensor
 
+from torchcaps.transfer import to_device
+
 
 def uniform(
     shape: tuple[int, ...],
@@ -25,7 +27,7 @@ def uniform(
         generator: draws them on its own device.
     """
     numbers = torch.rand(shape, generator=generator, device=generator.device)
-    return (low + (high - low) * numbers).to(like.device)
+    return to_device(low + (high - low) * numbers, like.device)
 
 
 def random_offsets(images: Tensor, side: int, window: int, generator: Generator) -> Tensor:
@@ -47,4 +49,4 @@ def random_offsets(images: Tensor, side: int, window: int, generator: Generator)
         generator=generator,
         device=generator.device,
     )
-    return offsets.to(images.device)
+    return to_device(offsets, images.device)

@@ -24,6 +24,7 @@ from torchcaps.data.sets.fashion_mnist import INFO as FASHION
 from torchcaps.data.sets.mnist import DIGITS, INFO as MNIST
 from torchcaps.data.sets.placed import place_images
 from torchcaps.errors import DataError, check_range, check_shape
+from torchcaps.transfer import to_device
 
 PER_IMAGE = {"train": 1, "test": 2}
 SHIFT = 4
@@ -125,13 +126,13 @@ class PairMaker:
         base = base.to(self.source.labels.device)
         shares = torch.rand(len(base), generator=generator, device=device, dtype=torch.float64)
         num_partners = self.others(base)
-        rank = (shares.to(base.device) * num_partners).long()
+        rank = (to_device(shares, base.device) * num_partners).long()
         rank = torch.minimum(rank, num_partners - 1)
         pairs = torch.stack([base, self.partner(base, rank)], dim=1)
 
         num_moves = 2 * self.max_shift + 1
         moves = torch.randint(num_moves, (len(base), 2, 2), generator=generator, device=device)
-        return self.overlay(pairs, moves.to(base.device) - self.max_shift)
+        return self.overlay(pairs, to_device(moves, base.device) - self.max_shift)
 
     def overlay(
         self, chosen: Int64[Tensor, "batch 2"], moves: Int64[Tensor, "batch 2 2"]
@@ -149,7 +150,8 @@ class PairMaker:
         height, width = self.source.img_size
         size = (height + 2 * self.pad, width + 2 * self.pad)
         corners = moves.flatten(0, 1) + self.pad
-        singles = place_images(self.source.images[chosen.flatten()], size, corners)
+        margin = self.pad + self.max_shift
+        singles = place_images(self.source.images[chosen.flatten()], size, corners, margin)
         singles = singles.unflatten(0, (-1, 2))
 
         first, second = singles.unbind(dim=1)

@@ -7,7 +7,8 @@ not accuracies on affNIST.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from torchcaps.data.dataset import ImageBatch, ImageSet
 from torchcaps.data.pixels import to_float
 from torchcaps.data.sets.mnist import DIGITS, INFO as MNIST
 from torchcaps.errors import DataError, check_range
+from torchcaps.transfer import to_device
 
 CHUNK = 512  # images warped at a time
 SIDE = 40
@@ -75,15 +77,30 @@ class PlacedSet(ImageSet):
             count = self.canvas - side + 1
             places = torch.randint(count, index.shape, generator=generator, device=generator.device)
             places_before = self.factors[name].to(index.device)[index]
-            moves.append(places.to(index.device) - places_before)
-        images = place_images(self.images[index], self.img_size, torch.stack(moves, dim=1))
+            moves.append(to_device(places, index.device) - places_before)
+        margin = self.canvas - min(self.content)
+        corners = torch.stack(moves, dim=1)
+        images = place_images(self.images[index], self.img_size, corners, margin)
         return ImageBatch(to_float(images), self.labels[index])
+
+    def to(self, device: torch.device | str) -> Self:
+        """The set with its images, labels and places on a device.
+
+        Args:
+            device: of torch, such as "cuda".
+
+        Returns:
+            The moved set.
+        """
+        places = {name: self.factors[name].to(device) for name in ("top", "left")}
+        return replace(super().to(device), factors=self.factors | places)
 
 
 def place_images(
     images: Shaped[Tensor, "batch channels height width"],
     size: Sequence[int],
     corners: Int64[Tensor, "batch 2"],
+    margin: int | None = None,
 ) -> Shaped[Tensor, "batch channels rows columns"]:
     """Black canvases of `size` (rows, columns), each with an image at a place.
 
@@ -91,11 +108,14 @@ def place_images(
         images: of any type.
         size: of a canvas in pixels.
         corners: (top, left) of each image on its canvas; parts outside are cut off.
+        margin: pixels around an image with which every canvas is a window of it. It spares a GPU
+            the question how many these are.
     """
     # A canvas is a window of an image with a black margin that all windows lie in.
-    room = corners.new_tensor(size) - corners.new_tensor(images.shape[2:])
-    overhang = torch.cat([corners, room - corners, corners.new_zeros(1, 2)])
-    margin = int(overhang.max())
+    if margin is None or images.device.type == "cpu":  # there the smallest margin costs nothing
+        room = corners.new_tensor(size) - corners.new_tensor(images.shape[2:])
+        overhang = torch.cat([corners, room - corners, corners.new_zeros(1, 2)])
+        margin = int(overhang.max())
     padded = F.pad(images, (margin,) * 4)
     top, left = (margin - corners).unbind(dim=1)
     return windows_at(padded, size, top, left)

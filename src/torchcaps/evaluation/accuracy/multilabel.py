@@ -22,6 +22,7 @@ from torchcaps.evaluation.base import (
     check_lengths,
 )
 from torchcaps.evaluation.forward import proportion
+from torchcaps.transfer import widen
 from torchcaps.words import percent
 
 
@@ -119,7 +120,7 @@ def score_multilabel(
     num_labels = labels.shape[1]
     predicted = top_labels(activations, num_labels)
     hits = (labels.to(predicted.device).unsqueeze(2) == predicted.unsqueeze(1)).any(dim=2)  # [n, k]
-    exact = hits.all(dim=1).double()
+    exact = widen(hits.all(dim=1))
     return MultiLabel(
         exact=float(exact.mean()),
         error=float(1 - exact.mean()),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.base import EvaluationResult, TextTable, check_like
+from torchcaps.transfer import widen
 from torchcaps.words import rounded
 
 TOLERANCE = 2  # pixels
@@ -105,7 +106,7 @@ def mask_figures(
         classes: names of the classes, the background first.
         tolerance: of boundaries, in pixels.
     """
-    total = PixelCounts(*(count.double().sum(dim=0) for count in counts))
+    total = PixelCounts(*(widen(count).sum(dim=0) for count in counts))
     intersection = total.intersection
     predicted = total.predicted
     true = total.true
@@ -129,7 +130,7 @@ def mask_figures(
         len(right),
         **means,
         tolerance=tolerance,
-        pixel_accuracy=right.double().mean().item(),
+        pixel_accuracy=widen(right).mean().item(),
         per_class=per_class,
     )
 

@@ -151,8 +151,8 @@ def score_segmentation(
     check_like("digits", digits, drawings, AXES)
     check_range("number of samples", drawings.shape[0] * drawings.shape[1], low=1)
     check_range("threshold", threshold, low=1e-6, high=1)
-    drawings = drawings.detach().double().cpu()
-    digits = digits.detach().double().cpu()
+    drawings = drawings.detach().cpu().double()
+    digits = digits.detach().cpu().double()
     return Segmentation(
         error=float((drawings - digits).square().mean()),
         iou=_mean_iou(drawings >= threshold, digits >= threshold),

@@ -26,6 +26,7 @@ from torchcaps.evaluation.base import (
 )
 from torchcaps.evaluation.decoding.reconstruction import reconstructions
 from torchcaps.evaluation.forward import image_activations, proportion
+from torchcaps.transfer import widen
 
 RECALL = 0.95  # share of known images that are accepted
 ROUNDING = 1e-9
@@ -48,7 +49,7 @@ def auroc(positive: Float[Tensor, " n"], negative: Float[Tensor, " m"]) -> float
     ordered = _scores("negative", negative).sort().values
     num_below = torch.searchsorted(ordered, positive, right=False)
     num_up_to = torch.searchsorted(ordered, positive, right=True)
-    return float((num_below + num_up_to).double().mean() / (2 * len(ordered)))
+    return float(widen(num_below + num_up_to).mean() / (2 * len(ordered)))
 
 
 def reconstruction_distances(model: nn.Module, images: Images) -> Float[Tensor, " n"]:
@@ -214,8 +215,8 @@ def reject_by_length(
         auroc=auroc(lengths_of_known, lengths_of_others),
         false_positive_rate=proportion(lengths_of_others >= threshold),
         threshold=float(threshold),
-        known_length=float(lengths_of_known.double().mean()),
-        other_length=float(lengths_of_others.double().mean()),
+        known_length=float(widen(lengths_of_known).mean()),
+        other_length=float(widen(lengths_of_others).mean()),
         num_known=len(lengths_of_known),
         num_other=len(lengths_of_others),
     )
@@ -233,4 +234,4 @@ def _scores(argument: str, scores: Tensor) -> Tensor:
     check_range(f"number of {argument} scores", len(scores), low=1)
     if scores.isnan().any():
         raise ArgumentError(argument, "expected numbers, got NaN")
-    return scores.detach().double().cpu()
+    return scores.detach().cpu().double()

@@ -138,6 +138,6 @@ def _poses(
             pose, activation = encode(batch)
             check_labels(true, activation.shape[1])
             rows = torch.arange(len(true), device=pose.device)
-            poses.append(pose[rows, true].double().cpu())
+            poses.append(pose[rows, true].cpu().double())
             activations.append(activation.float().cpu())
     return torch.cat(poses), torch.cat(activations)

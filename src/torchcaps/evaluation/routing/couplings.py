@@ -22,6 +22,7 @@ from torch.special import entr
 from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.base import Labels, check_labels
 from torchcaps.nn import RoutingTrace
+from torchcaps.transfer import widen
 
 MAJORITY = 0.5  # a child with more than this of its coupling on one parent belongs to it
 TINY = 1e-30
@@ -195,9 +196,9 @@ def parse_tree(recorded: RoutingTrace, labels: Labels, *, seed: int = 0) -> Pars
     num_parents = coupling.shape[-1]
     information = _information(parent, labels, num_parents)
     chance = _information(parent, labels[order], num_parents)
-    frequency = torch.bincount(labels).double() / len(labels)
+    frequency = widen(torch.bincount(labels)) / len(labels)
     return ParseTree(
-        support=_weighted_mean((largest > MAJORITY).double(), weight),
+        support=_weighted_mean(widen(largest > MAJORITY), weight),
         information=_weighted_mean(information, share),
         chance=_weighted_mean(chance, share),
         possible=float(entr(frequency).sum() / math.log(2)),
@@ -206,11 +207,11 @@ def parse_tree(recorded: RoutingTrace, labels: Labels, *, seed: int = 0) -> Pars
 
 def _links(recorded: RoutingTrace) -> tuple[Float[Tensor, "n links parents"], Links]:
     """Return the couplings within a position, and the weights of the links; on the CPU."""
-    coupling = recorded.coupling.double()
+    coupling = widen(recorded.coupling)
     check_shape("coupling", coupling, ("*batch", "children", "parents"))
     check_range("number of parents", coupling.shape[-1], low=2)
     total = coupling.sum(dim=-1)
-    weight = recorded.child_activation.double() * total
+    weight = widen(recorded.child_activation) * total
     # A child that gives nothing to a position says nothing of it.
     position = total.unsqueeze(-1)
     has_share = position > TINY
@@ -244,7 +245,7 @@ def _information(
     shape = (num_links, num_parents, len(classes))
     cell = (torch.arange(num_links) * num_parents + parent) * len(classes) + label.unsqueeze(1)
     counts = torch.bincount(cell.flatten(), minlength=math.prod(shape)).view(shape)
-    joint = counts.double() / len(labels)
+    joint = widen(counts) / len(labels)
     entropy_of_parent = entr(joint.sum(dim=2)).sum(dim=1)
     entropy_of_class = entr(joint.sum(dim=1)).sum(dim=1)
     joint_entropy = entr(joint).sum(dim=(1, 2))

@@ -141,7 +141,7 @@ def capsule_activity(activation: Float[Tensor, " n *capsules"]) -> CapsuleActivi
     """
     check_shape("activation", activation, ("*batch", "capsules"))
     check_range("number of images", len(activation), low=1)
-    a = activation.detach().flatten(1).double().cpu()
+    a = activation.detach().flatten(1).cpu().double()
     return CapsuleActivity(
         dead=proportion(a.amax(dim=0) < DEAD),
         constant=proportion(a.std(dim=0, correction=0) < DEAD),
@@ -215,7 +215,7 @@ def starvation(
             for name, gradient in zip(children, gradients, strict=True):
                 # The loss is a mean over the batch; this is the gradient of each image's own loss.
                 by_image = gradient * len(batch)
-                square = by_image.square().sum(dim=(0, -1)).flatten().double().cpu()
+                square = by_image.square().sum(dim=(0, -1)).flatten().cpu().double()
                 squares[name] = squares.get(name, 0.0) + square / len(images)
     return {name: _starvation(square.sqrt()) for name, square in squares.items()}
 

@@ -6,14 +6,16 @@ kernels are in `_triton_passes.py`, which needs Triton and is imported at the fi
 there.
 """
 
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchcaps.functional.bounds import clamp_finite, steady_limit
+from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.passes import Passes, Problem, make_operator, not_linear, route
 from torchcaps.kernels.registry import Support, fast_path
@@ -33,6 +35,12 @@ BLOCKS_PER_SPLIT = 8
 # `python -m benchmarks.gpu --offline`. Parents, children and samples may be any number.
 MAX_DIM = 32
 MAX_IN_DIM = 128
+COMPILERS = ("cc", "gcc", "clang")  # that Triton looks for at its first call
+# Compute capabilities of NVIDIA GPUs for Triton at all, and for tensor cores with bfloat16; and the
+# architectures of AMD that Triton compiles for.
+LEAST_CAPABILITY = (7, 0)
+BF16_CAPABILITY = (8, 0)
+ROCM_ARCHITECTURES = ("gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")
 
 
 class Tile(NamedTuple):
@@ -97,10 +105,40 @@ def supports(votes: Votes) -> Support:
     reason = reason or wrong_dtype("pose", votes.children.pose, dtypes)
     reason = reason or _too_large("dim", votes.dim, MAX_DIM)
     reason = reason or _too_large("in_dim", weight.shape[2], MAX_IN_DIM)
+    if reason is None and is_gpu:
+        reason = missing_hardware(device, (votes.autocast_dtype, weight.dtype, votes.pose.dtype))
     if reason is not None:
         return Support(usable=False, reason=reason)
     reason = "GPU kernels: products of matrices over many children, no votes"
     return Support(usable=True, reason=reason, worth_it=is_gpu)
+
+
+def missing_hardware(device: torch.device, dtypes: Collection[torch.dtype | None]) -> str | None:
+    """Reason why Triton cannot compile kernels for a GPU here; None if it can.
+
+    Args:
+        device: the GPU.
+        dtypes: types of the operands, and of products under autocast.
+    """
+    if torch.compiler.is_compiling():  # a first call without the compiler has asked before
+        return None
+    if not any(map(shutil.which, COMPILERS)):
+        return f"Triton needs a C compiler, and there is none of {', '.join(COMPILERS)}"
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip is not None:
+        architecture = properties.gcnArchName.partition(":")[0]
+        if architecture.startswith(ROCM_ARCHITECTURES):
+            return None
+        return f"the GPU is a {architecture}; supported: {', '.join(ROCM_ARCHITECTURES)}"
+    capability = (properties.major, properties.minor)
+    least = BF16_CAPABILITY if torch.bfloat16 in dtypes else LEAST_CAPABILITY
+    if capability >= least:
+        return None
+    products = "products in bfloat16" if torch.bfloat16 in dtypes else "Triton"
+    return (
+        f"the GPU has compute capability {capability[0]}.{capability[1]}; {products} needs "
+        f"{least[0]}.{least[1]}"
+    )
 
 
 def _too_large(name: str, size: int, limit: int) -> str | None:
@@ -118,7 +156,7 @@ def _is_interpreting() -> bool:
     return triton is not None and bool(triton.knobs.runtime.interpret)
 
 
-@fast_path("dynamic_routing", "triton", supports, rank=5)
+@fast_path("dynamic_routing", "triton", supports, rank=5, reference=dynamic_routing)
 def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
     """Routing by agreement of linear votes; products in half precision under autocast."""
     pose_dtype = votes.autocast_dtype
