@@ -79,7 +79,7 @@ def dynamic_routing(
         votes = votes.bind(votes.context.without_fixed())
         iterations = 1
 
-    options = {"iterations": iterations, "leaky": leaky, "detach": detach}
+    options: dict[str, Any] = {"iterations": iterations, "leaky": leaky, "detach": detach}
     path, _ = _choose("dynamic_routing", (votes,), impl, options)
     route = functional.dynamic_routing if path is None else path.run
     return route(votes, **options)
@@ -346,7 +346,7 @@ def _first_usable(
     """The first fast path of the table that `impl` allows and that takes the operands."""
     paths = registry.PATHS[op]
     reasons = []
-    faults = []
+    faults: list[str] = []
     for path in paths:
         if impl not in ("auto", path.impl):
             continue

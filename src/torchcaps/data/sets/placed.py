@@ -93,7 +93,7 @@ class PlacedSet(ImageSet):
             The moved set.
         """
         places = {name: self.factors[name].to(device) for name in ("top", "left")}
-        return replace(super().to(device), factors=self.factors | places)
+        return replace(super().to(device), factors={**self.factors, **places})
 
 
 def place_images(
