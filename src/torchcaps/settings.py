@@ -422,7 +422,7 @@ class KnownSetting(NamedTuple):
     of: str | None
 
 
-def groups() -> dict[str, type[Any]]:
+def groups() -> dict[str, Any]:
     """The classes of the groups by name. That of augmentations grows with what is registered."""
     return field_types(TrainConfig) | {"augmentation": augmentation_settings()}
 
@@ -431,13 +431,13 @@ def known_settings() -> dict[str, KnownSetting]:
     """Every setting by its name without a group. ValueError: two settings have the same name."""
     known: dict[str, KnownSetting] = {}
     for group, settings_class in groups().items():
-        for name, setting in _settings_of_group(group, settings_class).items():
+        for name, group_setting in _settings_of_group(group, settings_class).items():
             if name in known:
                 raise ValueError(
                     f"the setting {name!r} of {group} is one of {known[name].group} already; "
                     "expected another name"
                 )
-            known[name] = setting
+            known[name] = group_setting
     return known
 
 

@@ -1,7 +1,8 @@
 """torchcaps reproduce."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,20 +21,29 @@ from torchcaps.cli.flags import Json, Root, Threads, check_flag, use_threads
 from torchcaps.cli.signals import graceful_stop, ignore_signals
 from torchcaps.progress import print_above, progress_bar, report_rows
 
+CLAIMS = "claims"  # in place of the name of a recipe
+TRIAL_SEEDS = 2
+
 
 @dataclass(frozen=True)
 class Extent:
     """How much of the experiment is run."""
 
-    budget: Literal["small", "hour", "full"] = "small"
-    """small: at most ten minutes on 2 processor cores; hour: at most one; full: as published."""
+    budget: Literal["auto", "small", "hour", "full"] = "auto"
+    """small: at most ten minutes on 2 processor cores, the default; hour: at most one; full: as
+    published, the default of claims."""
     seeds: int = 1  # How many seeds of each row.
     row: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Only rows whose name contains this; may be given several times."""
+    run: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")] = False
+    """Of claims: train what is missing; without it, print what is there."""
+    minutes: float = math.inf  # Of claims: start no training after so many minutes.
+    results: Path = Path("benchmarks/results/claims")  # Of claims: folder of their results.
 
 
 def reproduce(
     recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None,
+    claim: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="CLAIM")] = None,
     /,
     list: bool = False,
     table: bool = False,
@@ -47,12 +57,14 @@ def reproduce(
     """Run a published experiment and compare its figures with the published ones.
 
     Finished runs are kept, and a stopped run is continued. Without a recipe, list the experiments
-    and their cost.
+    and their cost. `reproduce claims` prints the published claims that are tested, and their
+    results.
 
     Example: torchcaps reproduce multimnist --budget small
 
     Args:
-        recipe: Name of an experiment, or a .toml file.
+        recipe: Name of an experiment, or a .toml file; or the word claims.
+        claim: Name of a claim, after the word claims.
         list: List the experiments with their cost.
         table: Run every recipe whose name begins with field-, and write a table of all systems.
         extent: How much of the experiment is run.
@@ -68,6 +80,10 @@ def reproduce(
         write_table,
     )
 
+    if recipe == CLAIMS:
+        return reproduce_claims(claim, extent, root, device, threads, json)
+    if claim is not None or extent.run:
+        raise UsageError(f"expected `reproduce {CLAIMS}` before the name of a claim, or with --run")
     if list or (recipe is None and not table):
         return _list(json)
     check_flag("--seeds", extent.seeds, low=1)
@@ -113,7 +129,7 @@ def _run(
             try:
                 results += reproduce(
                     recipe,
-                    extent.budget,
+                    "small" if extent.budget == "auto" else extent.budget,
                     output=output,
                     seeds=extent.seeds,
                     rows=extent.row,
@@ -128,6 +144,72 @@ def _run(
                 note(f"{stop}; the same command continues it")
                 return 128 + caught[0]
     return results
+
+
+def reproduce_claims(
+    name: str | None,
+    extent: Extent,
+    root: str | None,
+    device: str | None,
+    threads: int | None,
+    json: bool,
+) -> int:
+    """Train what is missing of the claims if asked, and print what is there.
+
+    A trial (`--budget small`) has its results below `runs/`, and never counts.
+    """
+    from torchcaps.reproduction import list_claims, load_claim, run_claims
+
+    names = list_claims() if name is None else [name]
+    loaded = [load_claim(each) for each in names]
+    budget = "full" if extent.budget == "auto" else extent.budget
+    work = Path("runs") / CLAIMS / budget
+    results = extent.results
+    if budget != "full":
+        results = work / "results"
+        loaded = [replace(claim, seeds=TRIAL_SEEDS) for claim in loaded]
+    if extent.run:
+        use_threads(threads or 1)  # the trainings of many claims are done side by side
+        tc.training.keep_memory()
+        with progress_bar(CLAIMS) as bar, graceful_stop() as caught:
+            try:
+                run_claims(
+                    loaded,
+                    results,
+                    work=work,
+                    budget=budget,
+                    minutes=extent.minutes,
+                    root=root,
+                    device=device,
+                    emit=report_rows(bar),
+                    started=partial(print_above, bar),
+                    should_stop=lambda: bool(caught),
+                )
+            except tc.training.Interrupted as stop:
+                ignore_signals()
+                note(f"{stop}; the same command continues it")
+                return 128 + caught[0]
+    return _print_claims(loaded, results, name, json)
+
+
+def _print_claims(claims: Sequence[Any], results: Path, name: str | None, json: bool) -> int:
+    """Print a table of all claims, or the arms of one."""
+    from torchcaps.reproduction import arms_table, claims_table, judge_claims, read_claim_results
+
+    finished = {claim.name: read_claim_results(claim, results) for claim in claims}
+    if json:
+        verdicts = judge_claims(claims, finished)
+        print_json({claim: vars(verdict) for claim, verdict in verdicts.items()})
+        return 0
+    if name is not None:
+        [claim] = claims
+        for title in ("statement", "source", "published", "measure", "support", "refutation"):
+            print_wrapped(f"{title}: {getattr(claim, title)}")
+        print()
+        print_table(arms_table(claim, finished[claim.name]).lines)
+        print()
+    print_table(claims_table(claims, finished).lines)
+    return 0
 
 
 def _list(json: bool) -> int:

@@ -65,7 +65,6 @@ def reproduce(
     if isinstance(recipe, str):
         recipe = load_recipe(recipe)
     check_range("seeds", seeds, low=1)
-    measures = [MEASURES[name] for name in recipe.measures]
     results = Results()
     for row in _select_rows(recipe.rows_of(budget), rows):
         for seed in range(seeds):
@@ -77,17 +76,58 @@ def reproduce(
             if started is not None:
                 started(f"{recipe.name}, {row.name}, seed {seed}")
 
-            resume = is_run(run.path)
-            if resume:
-                _check_settings(run, config)
-            train(config, run.path, resume=resume, emit=emit, should_stop=should_stop)
-            evaluated = _evaluate(run, config)
-            result = _result(recipe, row, budget, evaluated)
-            for measure in measures:
-                result.figures.update(measure(evaluated))
+            train_or_resume(run, config, emit=emit, should_stop=should_stop)
+            result, _ = measure_run(run, config, recipe, row, budget)
             result.write(run.path)
             results.append(result)
     return results
+
+
+def train_or_resume(
+    run: Run,
+    config: TrainConfig,
+    *,
+    emit: Callable[[dict[str, Any]], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> None:
+    """Train to the end, from where an earlier call stopped.
+
+    Args:
+        run: its folder may hold a part of the training.
+        config: of the run.
+        emit: see `train`.
+        should_stop: see `train`.
+
+    Raises:
+        RunError: the folder holds another run.
+    """
+    resume = is_run(run.path)
+    if resume:
+        _check_settings(run, config)
+    train(config, run.path, resume=resume, emit=emit, should_stop=should_stop)
+
+
+def measure_run(
+    run: Run, config: TrainConfig, recipe: Recipe, row: Row, budget: str
+) -> tuple[Result, EvaluatedRun]:
+    """The figures of a finished run of a recipe, and the run over its test images.
+
+    Args:
+        run: its folder.
+        config: that it was trained with.
+        recipe: names the measures.
+        row: of the recipe.
+        budget: name of the recipe's budget.
+
+    Raises:
+        UnknownNameError: the recipe names a measure that is not registered.
+    """
+    measures = [MEASURES[name] for name in recipe.measures]
+    evaluated = _evaluate(run, config)
+    result = _result(recipe, row, budget, evaluated)
+    for measure in measures:
+        result.figures.update(measure(evaluated))
+    return result, evaluated
 
 
 def slug(name: str) -> str:

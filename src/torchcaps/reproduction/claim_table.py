@@ -1,0 +1,107 @@
+"""Claims and their results as tables."""
+
+from collections.abc import Mapping, Sequence
+
+from torchcaps.evaluation.base import TextTable
+from torchcaps.reproduction.claim_runner import training_cost
+from torchcaps.reproduction.claims import (
+    ANSWERS,
+    Claim,
+    ClaimResult,
+    ClaimVerdict,
+    judge_claim,
+)
+from torchcaps.reproduction.table import over_seeds
+
+Finished = Mapping[str, Sequence[ClaimResult]]
+"""The finished trainings by the name of their claim."""
+
+
+def judge_claims(claims: Sequence[Claim], finished: Finished) -> dict[str, ClaimVerdict]:
+    """The verdict of each claim, with Holm's correction over all of them.
+
+    A claim without a result counts with a p-value of 1, so that a verdict can only be lost by later
+    results, not won.
+
+    Args:
+        claims: the family.
+        finished: their results.
+    """
+    verdicts = {claim.name: judge_claim(claim, finished[claim.name]) for claim in claims}
+    p_values = [verdict.p_value for verdict in verdicts.values()]
+    adjusted = holm([1.0 if p_value is None else p_value for p_value in p_values])
+    for claim, p_adjusted in zip(claims, adjusted, strict=True):
+        verdicts[claim.name] = judge_claim(claim, finished[claim.name], p_adjusted)
+    return verdicts
+
+
+def claims_table(claims: Sequence[Claim], finished: Finished) -> TextTable:
+    """A row for each claim: trainings that are done, the verdict, and the hours that are missing.
+
+    Args:
+        claims: in the order of the rows.
+        finished: their results.
+    """
+    verdicts = judge_claims(claims, finished)
+    rows = []
+    for claim in claims:
+        planned = claim.seeds * len(claim.arms)
+        num_done = sum(result.kind == "training" for result in finished[claim.name])
+        verdict = verdicts[claim.name]
+        rows.append(
+            (
+                claim.name,
+                f"{num_done} of {planned}",
+                verdict.outcome,
+                interval_text(verdict),
+                f"{(planned - num_done) * training_cost(claim):.1f}",
+            )
+        )
+    heads = ("claim", "trainings", "outcome", "difference, 95 %", "hours left")
+    return TextTable(heads, rows)
+
+
+def arms_table(claim: Claim, results: Sequence[ClaimResult]) -> TextTable:
+    """A row for each arm: seeds, its rate, and the primary figure.
+
+    Args:
+        claim: with its arms.
+        results: finished trainings of it.
+    """
+    figure = claim.primary.figure
+    rows = []
+    for arm, row_name in claim.arms.items():
+        trainings = [each for each in results if each.kind == "training" and each.arm == arm]
+        figures = [training.figures.get(figure) for training in trainings]
+        rates = sorted({f"{training.rate:g}" for training in trainings if training.rate})
+        text = over_seeds(figure, figures) if trainings else "-"
+        rows.append((arm, row_name, str(len(trainings)), ", ".join(rates) or "-", text))
+    name = ANSWERS if figure == ANSWERS else figure
+    return TextTable(("arm", "network", "seeds", "rate", name), rows)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values adjusted for a family of tests (Holm 1979, Scandinavian Journal of Statistics 6).
+
+    Args:
+        p_values: of the tests, in any order.
+
+    Returns:
+        The adjusted ones in the same order, at most 1. Those below 0.05 belong to tests whose
+        chance of any false rejection is 5 % together.
+    """
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+def interval_text(verdict: ClaimVerdict) -> str:
+    """The difference with its interval, in points where it is a share; "-" without results."""
+    if verdict.difference is None or verdict.interval is None:
+        return "-"
+    low, high = (100 * bound for bound in verdict.interval)
+    return f"{100 * verdict.difference:+.2f} ({low:+.2f} to {high:+.2f})"
