@@ -103,6 +103,11 @@ class DataSettings(SettingsGroup):
         None,
         "column of a .csv with the labels; several, separated by commas, for several labels an image",
     )
+    label_separator: str | None = setting(
+        None,
+        "text between the labels of an image in a column of a .csv, such as '|', of any number",
+        valid=(bool, "a character or more"),
+    )
     group_column: str | None = setting(
         None,
         "column of a .csv that names the object of an image; images of one object stay on one side "

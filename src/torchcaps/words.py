@@ -58,10 +58,10 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def join_names(names: Sequence[str]) -> str:
-    """`a, b, c`; of more than ten names, `and 3 more` in place of the rest."""
-    rest = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + rest
+def join_names(names: Sequence[str], limit: int = MAX_NAMES) -> str:
+    """`a, b, c`; of more names than the limit, `and 3 more` in place of the rest."""
+    rest = f" and {len(names) - limit:,} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest
 
 
 def unique_suffixes(paths: Sequence[str | Path]) -> list[str]:

@@ -49,7 +49,7 @@ class TestEvaluate:
     def test_other_data_go_into_a_folder_of_their_own_or_the_output(self, command, run, tmp_path):
         bars = write_bars(tmp_path / "other.npz", count=90, seed=1)
         outcome = command("evaluate", run, "--data", bars, "--json")
-        assert outcome.document["num_samples"] == 18
+        assert outcome.document["num_samples"] == 90
         assert (run / "evaluations" / "other-test" / "evaluation.json").exists()
         assert command("evaluate", run, "--data", bars, "--output", "there").status == 0
         assert (tmp_path / "there" / "evaluation.json").exists()

@@ -6,10 +6,8 @@ import socket
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from torchcaps.data import MultilabelSet, load_dataset
-from torchcaps.data.notes import IMBALANCE
+from torchcaps.data import MultilabelSet, load_dataset, match_classes, multi_hot
 from torchcaps.errors import ArgumentError, DamagedImageError, DataError, MissingSplitError
 
 from .makers import SIGN_PATTERN, picture, write_folder, write_medmnist, write_sign_folder
@@ -91,7 +89,7 @@ def test_pipes_sockets_and_broken_links_are_left_out_and_said(tmp_path, monkeypa
     assert len(images) == 8
     expected = (
         "own: left out 1 pipe (cat/pipe.png), 1 socket (cat/socket.png), 5 broken links "
-        "(dog/0 gone.png, dog/1 gone.png, dog/2 gone.png, …)"
+        "(dog/0 gone.png, dog/1 gone.png, dog/2 gone.png and 2 more)"
     )
     assert expected in images.notes
 
@@ -190,9 +188,62 @@ def test_several_columns_of_labels(tmp_path):
     assert train.labels.shape[1] == val.labels.shape[1] == 2
 
 
+TAGS = ["cat | dog", "dog", "owl|cat|dog", "dog|", "owl", "cat"]
+
+
+@pytest.mark.parametrize("storage", ["memory", "disk"])
+def test_any_number_of_labels_in_a_column(tmp_path, storage):
+    rows = [f"{i}.png,{TAGS[i % 6]}" for i in range(12)]
+    path = write_rows(tmp_path, "image,tags", rows)
+    options = {"label_column": "tags", "label_separator": "|", "storage": storage}
+    train = load_dataset(path, **options)
+    test = load_dataset(path, "test", **options)
+    assert isinstance(train, MultilabelSet)
+    assert train.classes == ("cat", "dog", "owl")
+    rows = train.labels.tolist() + test.labels.tolist()
+    expected = [[0, 1, -1], [1, -1, -1], [2, 0, 1], [1, -1, -1], [2, -1, -1], [0, -1, -1]]
+    assert sorted(rows) == sorted(2 * expected)
+
+    matched = match_classes(train, ("bat", "cat", "dog", "owl"))
+    assert torch.equal(matched.labels, train.labels + (train.labels >= 0))
+    assert multi_hot(matched.labels, 4).sum() == (train.labels >= 0).sum()
+
+
+def test_a_column_of_labels_may_be_empty_for_an_image(tmp_path):
+    rows = [f"{i}.png,{'ab'[i % 2]},{'c' * (i % 3 == 0)}" for i in range(12)]
+    images = load_dataset(
+        write_rows(tmp_path, "file,first,second", rows), label_column="first,second"
+    )
+    assert images.classes == ("a", "b", "c")
+    assert {tuple(row) for row in images.labels.tolist()} <= {(0, -1), (1, -1), (0, 2), (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([[-1, 0], [0, 1]], "label -1 of image 0 lies outside"),
+        ([[0, -2], [0, 1]], "label -2 of image 0 lies outside"),
+        ([[0, -1, -1], [1, 0, 1]], "different classes in image 1, got b, a, b"),
+    ],
+)
+def test_unsuitable_rows_of_labels_are_refused(labels, message):
+    pixels = torch.zeros(2, 1, 2, 2, dtype=torch.uint8)
+    with pytest.raises(DataError, match=message):
+        MultilabelSet(pixels, torch.tensor(labels), ("a", "b"), "own")
+
+
+def test_a_separator_that_separates_nothing_is_refused(tmp_path):
+    path = write_rows(tmp_path, "file,label", ["0.png,a;b", "1.png,c"], count=2)
+    with pytest.raises(DataError, match=r"expected '\|', the label_separator .* in none"):
+        load_dataset(path, label_separator="|")
+    with pytest.raises(DataError, match="line 2: expected different labels of an image, got a, a"):
+        load_dataset(write_rows(tmp_path, "file,label", ["0.png,a;a"], 1), label_separator=";")
+
+
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
+        (["0.png,|"], {"label_separator": "|"}, "line 2: expected a label, got '\\|' alone"),
         (["0.png,a"], {"label_column": "kind"}, "no column 'kind', which label_column"),
         (["0.png,a"], {"group_column": "who"}, "no column 'who', which group_column"),
         (["0.png,a,b"], {"group_column": "who"}, "no column 'who'"),
@@ -252,20 +303,6 @@ def test_images_on_disk_leave_out_damaged_ones(tmp_path):
     splits = [load_dataset(root, s, storage="disk", skip_damaged=True) for s in ("train", "test")]
     assert sum(map(len, splits)) == 9
     assert sum(len(images.float_images()) for images in splits) == 9
-
-
-def test_imbalance_is_said(tmp_path):
-    root = write_folder(tmp_path / "own", ("few",), count=2)
-    (root / "many").mkdir()
-    for index in range(2 * IMBALANCE):
-        Image.new("RGB", (6, 8), (index, 0, 0)).save(root / "many" / f"{index}.png")
-    assert not any("largest class" in note for note in load_dataset(root).notes)
-    Image.new("RGB", (6, 8)).save(root / "many" / "last.png")
-    notes = load_dataset(root).notes
-    assert any(
-        "'many', has 7 images, the smallest, 'few', has 2; " in note and "--balance" in note
-        for note in notes
-    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 
 from torchcaps.data import ImageFiles, files, load_dataset, tar_members
 from torchcaps.data.shards import is_sharded
-from torchcaps.errors import DataError
+from torchcaps.errors import ArgumentError, DataError
 
 from .makers import picture, write_folder
 
@@ -84,6 +84,17 @@ def test_folders_of_shards_are_the_splits(tmp_path):
         write_shard(tmp_path / "own" / split / "a.tar", samples(indices))
     assert len(load_dataset(tmp_path / "own", "train")) == 5
     assert len(load_dataset(tmp_path / "own", "test")) == 3
+
+
+@pytest.mark.parametrize("storage", ["memory", "disk"])
+def test_images_of_one_group_stay_on_one_side(shards, storage):
+    options = {"group_pattern": r"part/(\d+)\d\.jpg$", "storage": storage, "img_size": 8}
+    splits = [load_dataset(shards, split, **options) for split in ("train", "test")]
+    groups = [set(images.factors["object"].tolist()) for images in splits]
+    assert [len(images) for images in splits] == [10, 2]  # 0000 to 0009, 0010 and 0011
+    assert not groups[0] & groups[1]
+    with pytest.raises(ArgumentError, match=r"to match every path, got '\./part/0000\.jpg'"):
+        load_dataset(shards, group_pattern="track (.*)")
 
 
 def test_a_single_shard_is_a_set(shards):

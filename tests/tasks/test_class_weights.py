@@ -54,6 +54,11 @@ def test_the_weight_of_an_image_of_several_classes_is_their_mean():
     torch.testing.assert_close(image_weights(weights, labels), expected)
     assert expected.mean() == pytest.approx(1)
 
+    fewer = torch.tensor([[0, 1], [2, -1]])
+    assert torch.equal(balanced_weights(fewer, 3), torch.ones(3))
+    expected = torch.stack([weights[[0, 1]].mean(), weights[2]])
+    torch.testing.assert_close(image_weights(weights, fewer), expected)
+
 
 @pytest.mark.parametrize(
     ("model", "settings"),

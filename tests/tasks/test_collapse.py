@@ -4,7 +4,12 @@ import pytest
 import torch
 
 from torchcaps.functional import margin_loss
-from torchcaps.tasks.collapse import collapse_state, collapse_warnings, plateau
+from torchcaps.models import create_model, list_models
+from torchcaps.settings import TrainConfig
+from torchcaps.tasks import create_task
+from torchcaps.tasks.collapse import collapse_state, collapse_warnings, dead_advice, plateau
+
+CAPSNET = create_model("capsnet_small", num_classes=3)
 
 
 def spread(count, classes):
@@ -21,7 +26,7 @@ def healthy(labels, classes, right=0.8, seed=0):
 
 
 def sentences(activation, labels):
-    return collapse_warnings(activation, labels, margin_loss(activation, labels).item())
+    return collapse_warnings(activation, labels, margin_loss(activation, labels).item(), CAPSNET)
 
 
 @pytest.mark.parametrize(("classes", "published"), [(10, 0.5236), (2, 0.2133)])
@@ -43,6 +48,28 @@ def test_dead_capsules_are_told_with_what_to_change():
     assert "bias=true" in sentence
 
 
+def test_a_bias_is_advised_to_models_alone_that_lack_one_and_take_it():
+    advised = set()
+    for name in list_models():
+        with torch.device("meta"):
+            model = create_model(name)
+        if "bias" in dead_advice(model):
+            assert model.spec.pose, name
+            advised.add(name)
+    assert "capsnet" in advised
+    with torch.device("meta"):
+        assert dead_advice(create_model("capsnet", num_classes=43)) == "train longer"
+    assert dead_advice(torch.nn.Linear(2, 2)) == "train longer"
+
+
+def test_a_network_without_capsules_is_told_nothing_of_them():
+    outputs = {"activation": torch.full((86, 43), 1 / 43), "labels": spread(86, 43)}
+    sizes = {"num_classes": 43, "img_size": 20}
+    for name, number in (("capsnet_small", 1), ("cnn_matched", 0)):
+        task = create_task(create_model(name, **sizes), TrainConfig())
+        assert len(task.warnings(outputs, 0.1)) == number
+
+
 def test_saturated_capsules_are_told_with_what_to_change():
     [sentence] = sentences(torch.full((30, 10), 0.99), spread(30, 10))
     assert "saturated" in sentence
@@ -62,7 +89,7 @@ def test_the_plateau_is_told_by_its_loss_and_chance_accuracy(classes):
 def test_a_loss_near_the_plateau_with_knowledge_of_the_classes_is_no_collapse():
     labels = spread(300, 10)
     activation = healthy(labels, 10, right=0.5)
-    assert collapse_warnings(activation, labels, plateau(10)) == []
+    assert collapse_warnings(activation, labels, plateau(10), CAPSNET) == []
 
 
 def test_silent_classes_are_named_if_they_occur():
@@ -90,9 +117,9 @@ def test_a_healthy_network_has_no_warning(classes, right):
 def test_of_images_that_show_two_classes_a_silent_capsule_is_told():
     labels = torch.tensor([[0, 1], [1, 2], [0, 2]] * 5)
     lengths = torch.rand(15, 3, generator=torch.Generator().manual_seed(0))
-    assert collapse_warnings(lengths, labels, 0.5) == []
+    assert collapse_warnings(lengths, labels, 0.5, CAPSNET) == []
     lengths[:, 1] = 0.5
-    [sentence] = collapse_warnings(lengths, labels, 0.5)
+    [sentence] = collapse_warnings(lengths, labels, 0.5, CAPSNET)
     assert "class capsules 1 never change" in sentence
 
 

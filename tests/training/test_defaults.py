@@ -6,9 +6,11 @@ import itertools
 
 import pytest
 import torch
+from torch import nn
 
 from checks import column
 from torchcaps.errors import ArgumentError
+from torchcaps.settings import OptimizerSettings
 from torchcaps.tasks import classify
 from torchcaps.training import Interrupted, TrainConfig, register_optimizer, train
 from torchcaps.training.defaults import (
@@ -17,7 +19,7 @@ from torchcaps.training.defaults import (
     MIN_STEPS,
     default_batch_size,
 )
-from torchcaps.training.optimizers import OPTIMIZERS
+from torchcaps.training.optimizers import OPTIMIZERS, create_optimizer
 
 from .makers import contents, stop_after, tiny
 
@@ -213,6 +215,24 @@ def test_another_optimizer_or_schedule_comes_with_its_own_defaults(bars, tmp_pat
     again = recipe.updated(optimizer="sgd", schedule="steps")
     assert again == recipe
     assert recipe.updated(optimizer="adam", momentum=0.3).optimizer.momentum == 0.3
+
+
+def test_a_weight_decay_that_an_optimizer_does_not_apply_is_refused():
+    def plain(parameters, lr, settings):
+        return torch.optim.SGD([weight for _, weight in parameters], lr)
+
+    def decaying(parameters, lr, settings):
+        weights = [{"params": [weight]} for _, weight in parameters]
+        weights[0]["weight_decay"] = settings.weight_decay
+        return torch.optim.SGD(weights, lr)
+
+    with OPTIMIZERS.restored():
+        OPTIMIZERS.add("plain", plain)
+        OPTIMIZERS.add("decaying", decaying)
+        with pytest.raises(ArgumentError, match="weight_decay: has no effect with the .* plain, g"):
+            create_optimizer(nn.Linear(2, 2), OptimizerSettings(name="plain", weight_decay=0.1))
+        create_optimizer(nn.Linear(2, 2), OptimizerSettings(name="plain"))
+        create_optimizer(nn.Linear(2, 2), OptimizerSettings(name="decaying", weight_decay=0.1))
 
 
 def test_an_optimizer_declares_what_it_reads(bars, tmp_path):

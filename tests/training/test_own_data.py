@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from data.makers import write_medmnist
-from torchcaps import create_model
+from torchcaps import create_model, evaluate, predict
 from torchcaps.data import load_dataset
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import MultiLabel
-from torchcaps.tasks import create_task
 from torchcaps.training import fit, load, train
 from torchcaps.training.sampling import read_images
 
@@ -59,32 +59,42 @@ def test_a_set_without_an_official_split_keeps_the_usual_holdout(tmp_path):
 
 @pytest.fixture
 def halves(tmp_path):
-    """A CSV of pictures of which one half is red or blue: a color and a side."""
-    rows = ["file,color,side"]
+    """A CSV of pictures of which one half, or all, is red or blue: a color, and mostly a side."""
+    rows = ["file,color,side,tags"]
+    sides = (("left", slice(0, 9)), ("right", slice(9, 18)), ("", slice(0, 18)))
     for index in range(60):
         red = index % 2
-        left = index // 2 % 2
+        side, half = sides[index // 2 % 3]
+        color = ("blue", "red")[red]
         pixels = np.zeros((18, 18, 3), np.uint8)
-        half = slice(0, 9) if left else slice(9, 18)
         pixels[:, half] = (255, 0, 0) if red else (0, 0, 255)
         Image.fromarray(pixels).save(tmp_path / f"{index}.png")
-        rows.append(f"{index}.png,{('blue', 'red')[red]},{('right', 'left')[left]}")
+        tags = f"{color};{side}" if side else color
+        rows.append(f"{index}.png,{color},{side},{tags}")
     (tmp_path / "own.csv").write_text("\n".join(rows))
     return tmp_path / "own.csv"
 
 
 def test_several_labels_an_image_are_learned(halves, tmp_path):
-    config = tiny(halves, label_column="color,side", epochs=12, lr=0.01, shift=0)
+    options = {"label_column": "tags", "label_separator": ";"}
+    config = tiny(halves, **options, epochs=12, lr=0.01, shift=0)
     run, messages = train_quickly(config, tmp_path / "run")
     assert any("48 of them in the train split" in text for text in messages)
     assert run.config.task.name == "multilabel"
     assert run.config.task.reconstruction == 0
     model = load(run.path)
     assert model.classes == ("blue", "left", "red", "right")
-    test = load_dataset(halves, "test", label_column="color,side")
-    evaluation = create_task(model, run.config, test).evaluate(test)
+    test = load_dataset(halves, "test", **options)
+    evaluation = evaluate(run)
     assert isinstance(evaluation, MultiLabel)
-    assert evaluation.exact > 0.9
+    assert evaluation.num_samples == len(test) == 12
+    assert evaluation.auroc > 0.8
+    by_columns = load_dataset(halves, "test", label_column="color,side")
+    assert torch.equal(by_columns.labels, test.labels)
+
+    for row in predict(run, [halves.with_name(f"{index}.png") for index in range(4)]):
+        present = [name for name, length in row["activations"].items() if length >= 0.5]
+        assert row["label"] == " + ".join(present)
 
 
 def test_a_reconstruction_of_several_labels_is_refused(halves):

@@ -78,6 +78,7 @@ class ReadOptions:
     Attributes:
         label_column: column of a CSV with the labels; several, separated by commas, give each image
             several labels.
+        label_separator: text between the labels of an image in a column, which may be any number.
         group_column: column of a CSV that names the object of an image. Images of one object stay
             on one side of every split.
         group_pattern: regular expression that is searched in the path of a file; its first group
@@ -86,6 +87,7 @@ class ReadOptions:
     """
 
     label_column: str | None = None
+    label_separator: str | None = None
     group_column: str | None = None
     group_pattern: str | None = None
     skip_damaged: bool = False
@@ -107,6 +109,9 @@ class ReadRequest:
             it.
         workers: processes that decode images on disk; None chooses, see `ImageFiles`.
         options: how image files are read.
+        classes: names of the classes of a model that is to be measured on images that it has not
+            seen: they may be of some of these, and a path without splits is not divided. None for
+            images that have classes of their own.
     """
 
     split: str
@@ -116,6 +121,7 @@ class ReadRequest:
     storage: Storage = "memory"
     workers: int | None = None
     options: ReadOptions = field(default_factory=ReadOptions)
+    classes: tuple[str, ...] | None = None
 
 
 DatasetReader = Callable[[Path, ReadRequest], ImageSet | None]

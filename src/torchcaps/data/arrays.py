@@ -15,7 +15,6 @@ from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_form
 from torchcaps.data.budget import MemoryBudget, open_reader, read_bytes, read_errors
 from torchcaps.data.dataset import ImageSet, check_count, check_labels, default_split, numbered
 from torchcaps.data.images import natural_key
-from torchcaps.data.notes import imbalance_notes
 from torchcaps.data.pixels import array_images
 from torchcaps.errors import DataError, MissingSplitError
 
@@ -85,12 +84,11 @@ def read_arrays(path: str | Path, request: ReadRequest) -> ImageSet:
         class_names = readers["classes"]() if "classes" in readers else None
         indices, classes = _index_labels(path, labels, training_labels, class_names)
         pixels = array_images(str(path), images)
-    notes = imbalance_notes(path.stem, [classes[label] for label in indices.tolist()])
-    if has_no_splits:
+    if has_no_splits and request.classes is None:
         in_split = default_split(str(path), indices, request.split)
         pixels = pixels[in_split]
         indices = indices[in_split]
-    return ImageSet(pixels, indices, classes, path.stem, notes=notes)
+    return ImageSet(pixels, indices, classes, path.stem)
 
 
 register_format(

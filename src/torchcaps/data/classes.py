@@ -1,11 +1,12 @@
 """Classes of a set, matched with those of a model by name."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
-from torchcaps.data.dataset import ImageSet
+from torchcaps.data.dataset import NO_LABEL, ImageSet
 from torchcaps.errors import DataError
 
 S = TypeVar("S", bound=ImageSet)
@@ -32,14 +33,21 @@ def match_classes(images: S, classes: tuple[str, ...]) -> S:
     tensors: dict[str, Any] = {}
     for field in CLASS_INDICES:
         if field in images.per_image:
-            indices = getattr(images, field)
-            names = [images.classes[index] for index in indices.unique().tolist()]
+            tensor = getattr(images, field)
+            indices = tensor.long()
+            is_class = indices != NO_LABEL
+            names = [images.classes[index] for index in indices[is_class].unique().tolist()]
             unknown = [name for name in names if name not in positions]
             if unknown:
-                raise DataError(
-                    f"{images.name}: there are images of {', '.join(unknown)}, which the model "
-                    f"does not know; its {len(classes)} classes are {', '.join(classes)}"
-                )
-            matched = new_indices.to(indices.device)[indices.long()]
-            tensors[field] = matched.to(indices.dtype)
+                raise unknown_classes(images.name, unknown, classes)
+            matched = new_indices.to(indices.device)[indices].where(is_class, NO_LABEL)
+            tensors[field] = matched.to(tensor.dtype)
     return replace(images, classes=classes, **tensors)
+
+
+def unknown_classes(name: str, unknown: Sequence[str], classes: Sequence[str]) -> DataError:
+    """The error of images, in the set of this name, of classes that a model does not have."""
+    return DataError(
+        f"{name}: there are images of {', '.join(unknown)}, which the model does not know; its "
+        f"{len(classes)} classes are {', '.join(classes)}"
+    )

@@ -27,6 +27,7 @@ from torchcaps.errors import (
 
 AXES = ("n", "channels", "height", "width")
 MAX_CLASSES = 10_000
+NO_LABEL = -1  # in place of further labels of an image
 TEST_FRACTION = 0.2
 
 
@@ -246,11 +247,12 @@ class ImageSet:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MultilabelSet(ImageSet):
-    """Images of several classes each, equally many for every image.
+    """Images of several classes each.
 
     Attributes:
         images: uint8 in 0..255 or float32 in [0, 1].
-        labels: `[n, k]` different indices into `classes`, k at least 2.
+        labels: `[n, k]` different indices into `classes`, k at least 2. The rows of images with
+            fewer classes end in `NO_LABEL`, -1.
         classes: names of the classes.
         name: name of the set in tables and reports.
         factors: what else is known of each image, by name.
@@ -268,9 +270,12 @@ class MultilabelSet(ImageSet):
                 f"{self.name}: expected int64 labels [n={len(self)}, k], "
                 f"got {list(labels.shape)} of {labels.dtype}"
             )
-        for column in labels.unbind(dim=1):
+        is_label = labels != NO_LABEL
+        is_label[:, 0] = True  # every image shows a class
+        for column in labels.where(is_label, 0).unbind(dim=1):
             check_labels(self.name, column, self.classes)
-        is_twice = (labels.sort(dim=1).values.diff(dim=1) == 0).any(dim=1)
+        ordered = labels.sort(dim=1).values
+        is_twice = ((ordered.diff(dim=1) == 0) & (ordered[:, 1:] != NO_LABEL)).any(dim=1)
         if is_twice.any():
             index = int(is_twice.nonzero()[0])
             twice = [self.classes[label] for label in labels[index].tolist()]

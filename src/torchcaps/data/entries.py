@@ -19,12 +19,14 @@ from torch import Tensor
 
 from torchcaps.data._registry import ReadRequest
 from torchcaps.data.budget import MemoryBudget, open_reader
-from torchcaps.data.dataset import ImageSet, MultilabelSet, default_split
+from torchcaps.data.classes import unknown_classes
+from torchcaps.data.dataset import NO_LABEL, ImageSet, MultilabelSet, default_split
 from torchcaps.data.files import image_files, stays_on_disk
 from torchcaps.data.images import ImageSource, decode_image, is_gray, natural_key
-from torchcaps.data.notes import counted, damage_notes, imbalance_notes
+from torchcaps.data.notes import damage_notes
 from torchcaps.data.pixels import to_channels
 from torchcaps.errors import ArgumentError, DamagedImageError, DataError, MissingSplitError
+from torchcaps.words import counted
 
 SEPARATOR = "/"  # between the levels of a label tree in the name of a class
 GROUP = "object"  # the factor of groups that have no name of their own
@@ -135,22 +137,27 @@ def in_split(
     name: str,
     splits: Sequence[str | None],
     labels: Tensor,
-    split: str,
+    request: ReadRequest,
     groups: Tensor | None = None,
 ) -> list[int]:
     """Indices of the images in a split: as stated, or by `default_split` where none is stated.
+
+    Where none is stated, all images are for a model that has seen none of them.
 
     Args:
         name: name of the set, for errors.
         splits: the split of each image.
         labels: the class of each image, `[n]`.
-        split: "train", "val" or "test".
+        request: which split, and for which model.
         groups: the group of each image, `[n]`; no group is in two splits of `default_split`.
 
     Raises:
         MissingSplitError: no image is in the split.
     """
+    split = request.split
     indices: list[int] = []
+    if request.classes is not None and not any(splits):
+        return [*range(len(labels))]
     if any(splits):
         indices = [index for index, image_split in enumerate(splits) if image_split == split]
     elif split != "val":
@@ -208,24 +215,20 @@ def list_entries(
         DataError: a class less than two, or a test class without training images.
     """
     ordered = sorted(entries, key=lambda e: (natural_key(e.label), natural_key(e.file)))
-    training_labels = []
-    for entry in ordered:
-        if entry.split in (None, "train"):
-            training_labels += [entry.label, *entry.more_labels]
-    classes = tuple(sorted(dict.fromkeys(training_labels), key=natural_key))
-    if len(classes) < 2:
-        raise DataError(
-            f"{name}: expected at least two classes to train on, got {', '.join(classes) or 'none'}"
-        )
-    labels = _index_labels(name, ordered, classes)
+    classes = request.classes or _training_classes(name, ordered)
+    labels = _index_labels(name, ordered, classes, is_known=bool(request.classes))
     first_labels = labels.reshape(len(ordered), -1)[:, 0]
 
     groups = None if ordered[0].group is None else _number_groups(ordered)
     splits = [entry.split for entry in ordered]
-    indices = in_split(name, splits, first_labels, request.split, groups)
+    indices = in_split(name, splits, first_labels, request, groups)
 
-    size = f"{name}: {counted(len(ordered), 'image')} of {len(classes):,} classes"
-    summary = [f"{size}, {len(indices):,} of them in the {request.split} split"]
+    part = f"{len(indices):,} of them in the {request.split} split"
+    if request.classes is not None and not any(splits):
+        part = "all of them measured, because it is not divided into train and test"
+    num_classes = len(labels[labels >= 0].unique())
+    size = f"{counted(len(ordered), 'image')} of {num_classes:,} class{'es' * (num_classes > 1)}"
+    summary = [f"{name}: {size}, {part}"]
     factors = {}
     if groups is not None:
         group_name = request.options.group_column or GROUP
@@ -241,28 +244,53 @@ def list_entries(
         tuple(dict.fromkeys(entry.file for entry in entries)),
         factors,
         groups,
-        (*summary, *notes, *imbalance_notes(name, training_labels)),
+        (*summary, *notes),
         prefix,
     )
 
 
+def _training_classes(name: str, entries: Iterable[Entry]) -> tuple[str, ...]:
+    """The classes of the training images, in natural order. Raises DataError for fewer than two."""
+    labels = []
+    for entry in entries:
+        if entry.split in (None, "train"):
+            labels += [entry.label, *entry.more_labels]
+    classes = tuple(sorted(dict.fromkeys(labels), key=natural_key))
+    if len(classes) < 2:
+        raise DataError(
+            f"{name}: expected at least two classes to train on, got {', '.join(classes) or 'none'}"
+        )
+    return classes
+
+
 def _index_labels(
-    name: str, entries: Sequence[Entry], classes: Sequence[str]
+    name: str, entries: Sequence[Entry], classes: Sequence[str], is_known: bool
 ) -> Int64[Tensor, " n *k"]:
-    """The classes of all entries as indices, `[n, k]` where each has several."""
+    """The classes of all entries as indices, `[n, k]` where there are images of several.
+
+    Args:
+        name: name of the set, for errors.
+        entries: the image files.
+        classes: names of the classes.
+        is_known: whether they are those of a model.
+    """
     class_index = dict(zip(classes, range(len(classes)), strict=True))
     rows = []
     for entry in entries:
         row = []
         for label in (entry.label, *entry.more_labels):
+            if label not in class_index and is_known:
+                raise unknown_classes(name, [label], classes)
             if label not in class_index:
                 raise DataError(
                     f"{name}: {entry.split} class {label!r} is not among the training classes"
                 )
             row.append(class_index[label])
         rows.append(row)
-    labels = torch.tensor(rows)
-    return labels[:, 0] if labels.shape[1] == 1 else labels
+    num_labels = max(map(len, rows))
+    if num_labels == 1:
+        return torch.tensor(rows)[:, 0]
+    return torch.tensor([row + [NO_LABEL] * (num_labels - len(row)) for row in rows])
 
 
 def _number_groups(entries: Sequence[Entry]) -> Int64[Tensor, " n"]:

@@ -44,6 +44,7 @@ def load_dataset(
     max_bytes: int | None = None,
     storage: Storage = "memory",
     workers: int | None = None,
+    classes: tuple[str, ...] | None = None,
     **options: Any,
 ) -> ImageSet:
     """Load one split of a data set. Never downloads.
@@ -67,8 +68,11 @@ def load_dataset(
             set is an `ImageFiles`, which decodes them when they are needed. "auto" does so where
             they would take more than 1 GiB, a quarter of the machine's memory, or `max_bytes`.
         workers: processes that decode images on disk; 0 for none, None chooses.
+        classes: names of the classes of a model that has seen none of these images. Image files may
+            then be of some of them, and a path without splits is not divided. None for the classes
+            of the set.
         options: how image files are read, by the names of `ReadOptions`: `label_column`,
-            `group_column`, `group_pattern`, `skip_damaged`.
+            `label_separator`, `group_column`, `group_pattern`, `skip_damaged`.
 
     Returns:
         The images of the split, of the type of the set: an `ImageSet`, or `ImageFiles`,
@@ -93,7 +97,7 @@ def load_dataset(
     text = str(name_or_path)
     budget = MemoryBudget(max_bytes)
     request = ReadRequest(
-        split, img_size, in_chans, budget, storage, workers, ReadOptions(**options)
+        split, img_size, in_chans, budget, storage, workers, ReadOptions(**options), classes
     )
     with read_errors(text):
         if text in list_datasets():
@@ -144,7 +148,7 @@ def _check_request(
     defaults = ReadOptions()
     for name, setting in vars(request.options).items():
         if setting != getattr(defaults, name) and name not in options:
-            expected = "a .csv of image files" if name.endswith("column") else IMAGE_FILES
+            expected = IMAGE_FILES if name in OPTIONS else "a .csv of image files"
             raise ArgumentError(name, f"expected {expected}, got {source}")
 
 

@@ -280,7 +280,7 @@ def _read_pairs(
             f"{name}: every mask holds {table.names[0]!r} alone, the background; "
             "expected another class"
         )
-    indices = in_split(name, [pair.split for pair in pairs], labels, request.split)
+    indices = in_split(name, [pair.split for pair in pairs], labels, request)
     channels = request.in_chans
     if channels is None:
         channels = 1 if all(is_gray(pair.image) for pair in pairs) else 3

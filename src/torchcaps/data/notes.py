@@ -1,13 +1,12 @@
-"""Sentences on the files of a set: what was left out and why, how large the classes are."""
+"""Sentences on the files of a set that are left out, and why."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torchcaps.errors import DamagedImageError
+from torchcaps.words import counted, join_names
 
 NAMED_FILES = 3  # that a note names of each reason
 NAMED_DAMAGED = 20  # damaged files that an error or a note names
-IMBALANCE = 3  # times the smallest class, from which the largest one is much larger
 
 
 class Omissions:
@@ -30,35 +29,6 @@ class Omissions:
         for reason, files in self.files.items():
             parts.append(f"{counted(len(files), reason)} ({join_names(files, NAMED_FILES)})")
         return (f"{name}: left out {', '.join(parts)}",) if parts else ()
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 image`, `2 images`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def join_names(names: Sequence[str], limit: int) -> str:
-    """The first names, as many as `limit`, and an ellipsis where there are more."""
-    ellipsis = ", …" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + ellipsis
-
-
-def imbalance_notes(name: str, labels: Sequence[str]) -> tuple[str, ...]:
-    """A sentence where the largest class has more than three times the images of the smallest.
-
-    Args:
-        name: of the set.
-        labels: the class of each training image.
-    """
-    sizes = Counter(labels).most_common()
-    if not sizes or sizes[0][1] <= IMBALANCE * sizes[-1][1]:
-        return ()
-    (largest, most), (smallest, fewest) = sizes[0], sizes[-1]
-    return (
-        f"{name}: the largest class, {largest!r}, has {counted(most, 'image')}, the smallest, "
-        f"{smallest!r}, has {fewest:,}; weigh them with --class-weights auto, or draw them equally "
-        "often with --balance",
-    )
 
 
 def damage_notes(

@@ -203,7 +203,7 @@ def read_points(path: str | Path, request: ReadRequest) -> PointSet:
         raise MissingSplitError(
             f"{path}: no points of the {split!r} split among {', '.join(arrays)}"
         )
-    if name == "points":
+    if name == "points" and request.classes is None:
         labels = torch.zeros(len(points), dtype=torch.int64)
         points = points[default_split(str(path), labels, split)]
     return PointSet.of(points, path.stem)

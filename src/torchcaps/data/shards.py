@@ -14,10 +14,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
-from torchcaps.data.budget import MemoryBudget, open_reader
+from torchcaps.data.budget import open_reader
 from torchcaps.data.dataset import ImageSet
-from torchcaps.data.entries import Entry, read_entries
-from torchcaps.data.folder import split_folders
+from torchcaps.data.entries import Entry, group_finder, read_entries
+from torchcaps.data.folder import OPTIONS, split_folders
 from torchcaps.data.images import SUFFIXES, natural_key
 from torchcaps.data.tar_members import archive_members, locate, read_member
 from torchcaps.errors import DataError
@@ -30,7 +30,8 @@ def read_shards(path: str | Path, request: ReadRequest) -> ImageSet:
     """Read one .tar shard, or a folder of them, or of train/ and test/ with shards.
 
     Without train/ and test/, 20 % of each class are the test split, as in `read_folder`. Classes
-    come in natural order. Members that are neither images nor labels are skipped.
+    come in natural order. Members that are neither images nor labels are skipped. The option
+    `group_pattern` is searched in the name of a member, as "part/0001.jpg".
 
     Args:
         path: of the folder or the shard, whose name becomes the set's.
@@ -49,7 +50,7 @@ def read_shards(path: str | Path, request: ReadRequest) -> ImageSet:
     entries: list[Entry] = []
     for folder, split in folders:
         for shard in _shards_in(folder) or [folder]:
-            entries += _shard_entries(shard, split, request.budget)
+            entries += _shard_entries(shard, split, request)
     return read_entries(path.resolve().name.removesuffix(".tar"), entries, request, read_member)
 
 
@@ -68,7 +69,7 @@ register_format(
     is_sharded,
     read_shards,
     splits=SPLITS_WITH_VAL,
-    options=("skip_damaged",),
+    options=OPTIONS,
 )
 
 
@@ -97,12 +98,13 @@ def _split_name(member: str) -> tuple[str, str]:
     return str(path.parent / stem), (dot + ending).lower()
 
 
-def _shard_entries(shard: Path, split: str | None, budget: MemoryBudget) -> Iterator[Entry]:
-    """The images of an archive with their labels."""
-    locations: dict[str, str] = {}
+def _shard_entries(shard: Path, split: str | None, request: ReadRequest) -> Iterator[Entry]:
+    """The images of an archive with their labels and groups."""
+    find_group = group_finder(request.options.group_pattern)
+    images: dict[str, tarfile.TarInfo] = {}
     labels: dict[str, str] = {}
     with (
-        open_reader(shard, budget, "damaged or truncated archive") as reader,
+        open_reader(shard, request.budget, "damaged or truncated archive") as reader,
         tarfile.open(fileobj=cast(Any, reader), mode="r:") as archive,
     ):
         for member in archive_members(reader, archive):
@@ -110,13 +112,13 @@ def _shard_entries(shard: Path, split: str | None, budget: MemoryBudget) -> Iter
                 continue
             key, ending = _split_name(member.name)
             if ending in SUFFIXES:
-                locations[key] = locate(shard, member)
+                images[key] = member
             elif ending in (".cls", ".json"):
                 labels[key] = _read_label(f"{shard}:{member.name}", archive, member)
-    for key, location in locations.items():
+    for key, member in images.items():
         if key not in labels:
             raise DataError(f"{shard}:{key}: expected its label in {key}.cls or {key}.json")
-        yield Entry(location, labels[key], split)
+        yield Entry(locate(shard, member), labels[key], split, find_group(member.name))
 
 
 def _read_label(name: str, archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:

@@ -52,8 +52,9 @@ def read_table(path: str | Path, request: ReadRequest) -> ImageSet:
     the levels of a label tree, two or more, coarse to fine.
 
     The option `label_column` names the column of labels instead; the files are then in `file` or
-    `image`. If it names several, each image has several classes, as a `MultilabelSet`. The option
-    `group_column` names the column of the objects that must not be on two sides of a split.
+    `image`. If it names several, or `label_separator` divides what is in a column ("cat|dog"), an
+    image has one or more classes, as in a `MultilabelSet`. The option `group_column` names the
+    column of the objects that must not be on two sides of a split.
 
     Files are relative to the CSV's own folder. A column `split` says "train", "val" or "test" for
     every row; without it, 20 % of each class are the test split, chosen as in `read_folder`. The
@@ -76,13 +77,18 @@ def read_table(path: str | Path, request: ReadRequest) -> ImageSet:
     with csv_rows(path, request.budget) as rows:
         header = rows.fieldnames or ()
         options = request.options
-        has_options = options.label_column or options.group_column or options.group_pattern
-        if {"image", "mask"} <= {*header} and not has_options:
+        is_plain = options == ReadOptions(skip_damaged=options.skip_damaged)
+        if {"image", "mask"} <= {*header} and is_plain:
             return read_mask_table(path, rows, request)
         columns = _columns(path, header, options)
         entries, missing = _entries(path, rows, columns, options)
     num_rows = len(entries) + len(missing)
     notes = damage_notes(path.stem, missing, num_rows, options.skip_damaged)
+    if options.label_separator and not any(entry.more_labels for entry in entries):
+        raise DataError(
+            f"{path}: expected {options.label_separator!r}, the label_separator "
+            f"(--label-separator), between labels in {', '.join(columns.labels)}, and it is in none"
+        )
     if columns.is_tree:
         check_tree(path, entries)
     return read_entries(path.stem, entries, request, notes=notes)
@@ -118,7 +124,7 @@ def _columns(path: Path, header: Sequence[str], options: ReadOptions) -> TableCo
         return TableColumns(file, labels, group=group)
 
     is_tree = "label" not in header and not {*TREE_COLUMNS}.isdisjoint(header)
-    if not is_tree:
+    if not is_tree or options.label_separator:
         _check_header(path, header, FLAT_COLUMNS, FLAT_COLUMNS)
         return TableColumns("file", ("label",), group=group)
     _check_header(path, header, ("image",), TREE_COLUMNS)
@@ -156,7 +162,7 @@ def _entries(
     for row in rows:
         line = f"{path} line {rows.line_num}"
         file = (row[columns.file] or "").strip()
-        labels = _row_labels(line, row, file, columns)
+        labels = _row_labels(line, row, file, columns, options.label_separator)
         group = find_group(file)
         if columns.group is not None:
             group = (row[columns.group] or "").strip()
@@ -171,26 +177,37 @@ def _entries(
 
 
 def _row_labels(
-    line: str, row: Mapping[str, str | None], file: str, columns: TableColumns
+    line: str,
+    row: Mapping[str, str | None],
+    file: str,
+    columns: TableColumns,
+    separator: str | None,
 ) -> tuple[str, ...]:
     """The classes of a row: one, unless the table has several classes for each image."""
-    labels = tuple((row[column] or "").strip() for column in columns.labels)
-    if not file or not labels[-1]:
+    labels = [(row[column] or "").strip() for column in columns.labels]
+    is_labeled = bool(labels[-1]) if columns.is_tree else any(labels)
+    if not file or not is_labeled:
         raise DataError(f"{line}: expected a file and a label, got {file!r} and {labels[-1]!r}")
+    if columns.is_tree:
+        return (_join_levels(line, labels, columns.labels),)
+    if separator:
+        labels = [label.strip() for label in separator.join(labels).split(separator)]
+    labels = [*filter(None, labels)]  # an image may have fewer than others
+    if not labels:
+        raise DataError(f"{line}: expected a label, got {separator!r} alone")
+    if len({*labels}) < len(labels):
+        raise DataError(f"{line}: expected different labels of an image, got {', '.join(labels)}")
+    return tuple(labels)
+
+
+def _join_levels(line: str, labels: Sequence[str], columns: Sequence[str]) -> str:
+    """The class of a row whose labels are the levels of a tree, coarse to fine."""
     if not all(labels):
-        empty = columns.labels[labels.index("")]
-        if columns.is_tree:
-            raise DataError(f"{line}: label {labels[-1]!r} has no parent; {empty!r} is empty")
-        raise DataError(f"{line}: expected a label in every column, and {empty!r} is empty")
-    if not columns.is_tree:
-        if len({*labels}) < len(labels):
-            raise DataError(
-                f"{line}: expected different labels of an image, got {', '.join(labels)}"
-            )
-        return labels
+        empty = columns[labels.index("")]
+        raise DataError(f"{line}: label {labels[-1]!r} has no parent; {empty!r} is empty")
     if any(SEPARATOR in label for label in labels):
         raise DataError(
             f"{line}: expected labels without {SEPARATOR!r}, which separates the levels, "
             f"got {[*labels]}"
         )
-    return (SEPARATOR.join(labels),)
+    return SEPARATOR.join(labels)

@@ -22,6 +22,7 @@ from torchcaps.evaluation.accuracy.classification import (
 from torchcaps.evaluation.accuracy.few_labels import labels_needed, log_area
 from torchcaps.evaluation.accuracy.multilabel import (
     MultiLabel,
+    label_hits,
     score_multilabel,
     top_labels,
 )
@@ -179,6 +180,7 @@ __all__ = [
     "fgsm",
     "full_margin_loss",
     "iteration_dynamics",
+    "label_hits",
     "labels_needed",
     "log_area",
     "masking_report",

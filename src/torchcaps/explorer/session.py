@@ -151,8 +151,10 @@ class Session:
         check_range("index", index, low=0, high=len(self.examples) - 1)
         image = self.examples.float_images([index])[0]
         image = image.mul(255).round_().to(torch.uint8)
-        labels = self.examples.labels[index].reshape(-1).tolist() if self.has_labels else ()
-        return image.cpu(), tuple(labels)
+        if not self.has_labels:
+            return image.cpu(), ()
+        labels = self.examples.labels[index].reshape(-1)
+        return image.cpu(), tuple(labels[labels >= 0].tolist())
 
     def examples_of(self, label: int) -> Int64[Tensor, " n"]:
         """Indices of the examples of a class."""

@@ -5,6 +5,7 @@ comparisons of Hahn et al. 2019 (NeurIPS) and with Heinsen's routing on frozen t
 2211.11754). The control has the same backbone, the mean over positions and a linear layer.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -159,11 +160,40 @@ class LinearHead(nn.Module):
 class _OnBackbone(ImageModel):
     """Base of both networks; they take images, or features that `backbone` gave of them.
 
+    Args:
+        backbone: with its normalization.
+        num_classes: number of classes.
+        in_chans: channels of the images.
+        img_size: height and width of the images, or one number for both.
+        freeze: whether the weights of the backbone are fixed.
+        max_positions: of the map of features; see `nn.CapsuleHead`.
+        head_options: of the head.
+
     Attributes:
         backbone: the `FeatureExtractor`.
+        head: from feature maps to the outputs of the classes.
     """
 
-    backbone: FeatureExtractor
+    def __init__(
+        self,
+        backbone: Backbone,
+        num_classes: int,
+        in_chans: int,
+        img_size: ImageSize,
+        *,
+        freeze: bool,
+        max_positions: int = MAX_POSITIONS,
+        **head_options: Any,
+    ) -> None:
+        super().__init__(num_classes, in_chans, img_size)
+        self.backbone = FeatureExtractor(
+            backbone, in_chans, self.img_size, freeze=freeze, max_positions=max_positions
+        )
+        self.head = self._build_head(max_positions, **head_options)
+
+    @abstractmethod
+    def _build_head(self, max_positions: int, **options: Any) -> nn.Module:
+        """The head, for maps of at most so many positions."""
 
     @property
     def feature_shape(self) -> tuple[int, int, int]:
@@ -190,32 +220,13 @@ class CapsuleHeadNetwork(_OnBackbone):
     """Backbone -> primary capsules at each position -> class capsules.
 
     Args:
-        backbone: with its normalization.
-        num_classes: number of classes.
-        in_chans: channels of the images.
-        img_size: height and width of the images, or one number for both.
-        freeze: whether the weights of the backbone are fixed.
-        max_positions: of the map of features; see `nn.CapsuleHead`.
-        head_options: `routing`, `types`, `dim` and options of the routing; see `nn.CapsuleHead`.
+        sizes: the backbone, the number of classes, channels and size of the images.
+        options: `freeze` and `max_positions`; and of the head `routing`, `types`, `dim` and options
+            of the routing; see `nn.CapsuleHead`.
     """
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        num_classes: int,
-        in_chans: int,
-        img_size: ImageSize,
-        *,
-        freeze: bool,
-        max_positions: int = MAX_POSITIONS,
-        **head_options: Any,
-    ) -> None:
-        super().__init__(num_classes, in_chans, img_size)
-        options: dict[str, Any] = {"freeze": freeze, "max_positions": max_positions}
-        self.backbone = FeatureExtractor(backbone, in_chans, self.img_size, **options)
-        self.head = CapsuleHead(
-            self.backbone.shape[0], num_classes, max_positions=max_positions, **head_options
-        )
+    def __init__(self, *sizes: Any, **options: Any) -> None:
+        super().__init__(*sizes, **options)
         is_length = self.head.activation == "length"
         self.spec = ModelSpec(
             pose=True,
@@ -224,39 +235,29 @@ class CapsuleHeadNetwork(_OnBackbone):
             features=self.takes_features,
         )
 
+    def _build_head(self, max_positions: int, **options: Any) -> nn.Module:
+        num_features = self.backbone.shape[0]
+        return CapsuleHead(num_features, self.num_classes, max_positions=max_positions, **options)
+
     def capsules(self, images: Images) -> Capsules:
         return self.head(self.features(images))
 
 
-class LinearHeadNetwork(PlainNetwork, _OnBackbone):
+class LinearHeadNetwork(_OnBackbone, PlainNetwork):
     """The control: backbone -> mean over positions -> linear layer.
 
     Args:
-        backbone: with its normalization.
-        num_classes: number of classes.
-        in_chans: channels of the images.
-        img_size: height and width of the images, or one number for both.
-        freeze: whether the weights of the backbone are fixed.
-        max_positions: of the map of features, as the capsule head gets them.
-        hidden: units of a layer with ReLU before the classes; 0 for none.
+        sizes: the backbone, the number of classes, channels and size of the images.
+        options: `freeze` and `max_positions`; and of the head `hidden`, units of a layer with ReLU
+            before the classes, 0 for none.
     """
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        num_classes: int,
-        in_chans: int,
-        img_size: ImageSize,
-        *,
-        freeze: bool,
-        max_positions: int = MAX_POSITIONS,
-        hidden: int = 0,
-    ) -> None:
-        super().__init__(num_classes, in_chans, img_size)
-        options: dict[str, Any] = {"freeze": freeze, "max_positions": max_positions}
-        self.backbone = FeatureExtractor(backbone, in_chans, self.img_size, **options)
-        self.head = LinearHead(self.backbone.shape[0], num_classes, hidden=hidden)
+    def __init__(self, *sizes: Any, **options: Any) -> None:
+        super().__init__(*sizes, **options)
         self.spec = replace(self.spec, features=self.takes_features)
+
+    def _build_head(self, _max_positions: int, **options: Any) -> nn.Module:
+        return LinearHead(self.backbone.shape[0], self.num_classes, **options)
 
     def logits(self, images: Images) -> Classes:
         return self.scores(self.features(images))

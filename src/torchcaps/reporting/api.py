@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchcaps import evaluation
 from torchcaps.distributed import current
@@ -34,6 +34,8 @@ def evaluate(
     device: str = "auto",
     output: str | Path | None = None,
     progress: Progress | None = None,
+    emit: Callable[[str], None] | None = None,
+    **options: Any,
 ) -> EvaluationResult:
     """Measure a trained model on images that were not used in training.
 
@@ -41,13 +43,17 @@ def evaluate(
         model_or_run: a model; a run, or its folder; or a file of weights.
         data: an `ImageSet`, (images, labels), or the name or path of a data set; by default the one
             that the run was trained on. Its classes are matched with the model's by name. Those
-            without images have no accuracy.
+            without images have no accuracy. Of a path without train and test that is not the one
+            of the run, all images are measured.
         root: where a named set is looked for first.
-        split: "test" or "train", of a named set.
+        split: "test" or "train".
         device: "auto" leaves a model where it is.
         output: a folder for evaluation.json and, where matplotlib is installed, plots. The first
             process writes them.
         progress: called with (images done, images in all).
+        emit: called with each sentence on what was read and what was left out.
+        options: how image files are read, as `load_dataset` takes them: `skip_damaged`,
+            `label_column`, ...; by default as in the training where that was with the same data.
 
     Returns:
         What the task measures: of a classifier `accuracy`, per class and overall, loss, calibration
@@ -64,7 +70,9 @@ def evaluate(
         >>> tc.evaluate("runs/capsnet-digits").accuracy
         0.985
     """
-    task, images = open_task(model_or_run, data, root=root, split=split, device=device)
+    task, images = open_task(model_or_run, data, root=root, split=split, device=device, **options)
+    for sentence in images.notes if emit else ():
+        emit(sentence)
     writes = output is not None and current().is_main
     folder = Path(output or "")
     if writes:

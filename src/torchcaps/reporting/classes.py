@@ -54,10 +54,7 @@ def found_by_class(run: EvaluatedRun) -> ReportItem | None:
     if not (run.has_classes and run.is_multilabel):
         return None
     labels = run.labels
-    num_labels = labels.shape[1]
-    predicted = evaluation.top_labels(run.activations, num_labels)
-    # Which labels [images, k] are among the predicted classes.
-    is_hit = (labels.unsqueeze(2) == predicted.unsqueeze(1)).any(dim=2)
+    is_hit = evaluation.label_hits(run.activations, labels)  # [images, k]
     rows = []
     for index, name in enumerate(run.images.classes):
         is_class = labels == index
@@ -66,8 +63,8 @@ def found_by_class(run: EvaluatedRun) -> ReportItem | None:
         share = percent(num_hits / num_images) if num_images else "-"
         rows.append((name, str(index), share, f"{num_hits:,}", f"{num_images:,}"))
     text = (
-        f"How often a class that is in an image is among its {num_labels} most active ones, in "
-        f"{len(run.images):,} test images."
+        "How often a class that is in an image is among its most active ones, as many as it shows "
+        f"(at most {labels.shape[1]}), in {len(run.images):,} test images."
     )
     # "Number" is the index of the class.
     heads = ("Class", "Number", "Found", "Right", "Images")
@@ -92,12 +89,13 @@ def mistakes(run: EvaluatedRun) -> ReportItem | None:
         return ReportItem("mistakes", title, f"None: all of the {examined} are right.")
 
     worst = mistaken[:MAX_MISTAKES]
-    labels = run.labels[worst]
+    labels = run.labels.where(run.labels >= 0, run.labels[:, :1])[worst]  # fewer: the first again
     activations = run.activations[worst]
     predicted = evaluation.top_labels(activations, labels.shape[1])
     files = _file_names(run.images, worst)
     rows = []
     for row, (true, answer) in enumerate(zip(labels, predicted, strict=True)):
+        answer = answer[: len(true.unique())]
         wrong = answer[~torch.isin(answer, true)]
         activation = activations[row]
         cells = (
@@ -112,10 +110,7 @@ def mistakes(run: EvaluatedRun) -> ReportItem | None:
         f"{len(mistaken):,} of the {examined} are wrong. These {len(worst)} are those where the "
         f"{kind} of a wrong class exceeds that of the true one by most. The bars are {kind}s."
     )
-    alt = (
-        f"{len(worst)} test images that were taken for other classes, with bars for the most "
-        "active ones."
-    )
+    alt = f"{len(worst)} images that were taken for other classes, with bars for the most active."
     heads = [
         "Image of",
         "Taken for",
@@ -144,8 +139,8 @@ def _file_names(images: ImageSet, indices: Tensor) -> list[str]:
 
 
 def _join_names(run: EvaluatedRun, labels: Tensor) -> str:
-    """Names of the classes of one image."""
-    names = [run.images.classes[label] for label in labels.tolist()]
+    """Names of the classes of one image, each once."""
+    names = [run.images.classes[label] for label in dict.fromkeys(labels.tolist())]
     return " + ".join(names)
 
 

@@ -47,16 +47,19 @@ def open_task(
     root: str | None = None,
     split: str = "test",
     device: str = "auto",
+    **options: Any,
 ) -> tuple[Task, ImageSet]:
     """The task around a trained model, and images for it.
 
     Args:
         model_or_run: a model; a run, or its folder; or a file of weights.
         data: by default the data set that the run was trained on; a model has none. Its classes are
-            matched with the model's by name; some of them may be absent.
+            matched with the model's by name; some of them may be absent. Of a path without splits
+            that is not the one of the run, all images are taken.
         root: where a named set is looked for first.
-        split: "test" or "train", of a named set.
+        split: "test" or "train".
         device: "auto" leaves a model where it is.
+        options: how image files of other data are read, as `load_dataset` takes them.
 
     Returns:
         The task, which holds the model, and the set of images.
@@ -68,18 +71,20 @@ def open_task(
     """
     model = load_model(model_or_run, device)
     metadata = model_metadata(model)
-    if isinstance(model_or_run, nn.Module):
-        config = TrainConfig.of(task=metadata.task)
-    else:
-        path = path_of(model_or_run)
-        config = Run.open(path).config if is_run(path) else TrainConfig.of(task=metadata.task)
+    config = TrainConfig.of(task=metadata.task)
+    has_run = not isinstance(model_or_run, nn.Module) and is_run(path_of(model_or_run))
+    if has_run:
+        config = Run.open(path_of(model_or_run)).config
 
-    options: dict[str, Any] = {}
-    has_fold = data is None and config.data.folds is not None
+    is_own = data is None or (has_run and _are_same(data, config.data.name))
+    has_fold = is_own and config.data.folds is not None
     if data is None:
         data = _default_data(model_or_run, config)
+    if is_own:
         root = root or config.data.root
-        options = {"max_bytes": config.data.max_bytes, **config.data.options}
+        options = {"max_bytes": config.data.max_bytes, **config.data.options, **options}
+    elif has_run:  # of a model alone, nobody knows what it has seen
+        options["classes"] = metadata.classes
     # The test images of a fold are training images of the data set.
     images = _load_images(model, data, root, "train" if has_fold else split, options)
     if has_fold:
@@ -94,6 +99,14 @@ def open_task(
     if not task_class(config.task.name, model, images).supports(images):
         config = config.updated(task="auto")
     return create_task(model, config, images), images
+
+
+def _are_same(data: Data, name: str) -> bool:
+    """Whether a name or path is that of a run's data set, however it is written."""
+    if not isinstance(data, str | Path):
+        return False
+    path = Path(data)
+    return str(data) == name or (path.exists() and path.resolve() == Path(name).resolve())
 
 
 def path_of(run: Run | str | Path) -> Path:

@@ -16,10 +16,11 @@ def balanced_weights(labels: Int64[Tensor, " n *k"], num_classes: int) -> Float[
     the weight 1). The mean of w over all labels is 1. It is scikit-learn's "balanced".
 
     Args:
-        labels: of the training images, one or k each.
+        labels: of the training images, one or k each; those below 0 are none.
         num_classes: number of weights.
     """
-    counts = labels.flatten().bincount(minlength=num_classes).double()
+    labels = labels[labels >= 0]
+    counts = labels.bincount(minlength=num_classes).double()
     mean_count = labels.numel() / (counts > 0).sum()
     return torch.where(counts > 0, mean_count / counts, 1.0).float()
 
@@ -28,8 +29,10 @@ def image_weights(
     class_weights: Float[Tensor, " classes"], labels: Int64[Tensor, " batch *k"]
 ) -> Float[Tensor, " batch"]:
     """Weight of an image: that of its class; of several classes their mean."""
-    weights = class_weights.to(labels.device)[labels]
-    return weights.view(len(labels), -1).mean(dim=1)
+    labels = labels.view(len(labels), -1)
+    is_label = labels >= 0
+    weights = class_weights.to(labels.device)[labels] * is_label
+    return weights.sum(dim=1) / is_label.sum(dim=1)
 
 
 def weighted_loss(

@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn
 
 from torchcaps.data import ImageBatch, ImageSet, multi_hot
 from torchcaps.errors import ArgumentError
-from torchcaps.evaluation import score
+from torchcaps.evaluation import label_hits, score
 from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
 from torchcaps.functional.images import shrink
 from torchcaps.functional.squash import full_precision
@@ -150,7 +150,6 @@ class Classify(Task):
 
     With a decoder and a margin loss, the error of the LABELED capsule's reconstruction is added,
     whatever the most active one is (arXiv 1710.09829, section 4.1).
-
     With `class_weights="auto"` the loss is the mean over images of `w_c * loss`, c the class of the
     image, w by `class_weights.balanced_weights`. That of held-out images has no weights.
     """
@@ -158,11 +157,9 @@ class Classify(Task):
     # Answers to the questions of the base class `Task`:
     losses: ClassVar[Mapping[str, Loss]] = LOSSES
     single_label = True
-    # What may be asked of it: its classes, drawings of poses, routing, answers to a moving image.
     capabilities = frozenset({"classes", "decode", "routing", "sweep"})
     model_tasks: ClassVar[Collection[str]] = ("classify",)  # models for which "auto" is this task
     data = "images of one class each"  # words of the error for other data
-    # Models whose size hardly grows with the images, for advice.
     light_models: ClassVar[tuple[str, ...]] = ("efficient_capsnet", "capsule_head")
     label_axes: ClassVar[int] = 1  # axes of the labels: `[n]`; subclasses may have `[n, k]`
 
@@ -172,16 +169,17 @@ class Classify(Task):
         super().__init__(model, config, images)
         self.num_classes = 0 if images is None else images.num_classes
         self.classes = () if images is None else images.classes
-        if images is not None and self.score == "accuracy" and self.label_axes == 1:
-            self.score_reason = imbalance(images)
+        self._has_lengths = self.spec.pose and not self.spec.logits
+        is_weighted = self.config.task.class_weights == "auto"
+        if images is not None and self.score == "accuracy":
+            self.score_reason = imbalance(images, is_weighted)
         if self.score_reason:
             self.score = "balanced_accuracy"
         self.class_weights: Tensor | None = None
-        if images is not None and self.config.task.class_weights == "auto":
+        if images is not None and is_weighted:
             self.class_weights = balanced_weights(images.labels, images.num_classes)
         self.reconstruction_weight = self.config.task.reconstruction or 0.0
-        # Largest norm of the gradient, 0 for any. Other losses start with large gradients, which
-        # Adam remembers for a thousand steps.
+        # Other losses start with large gradients, which Adam remembers for a thousand steps.
         self.clip = 0.0 if self.loss == "spread" else 1.0
 
     @classmethod
@@ -306,16 +304,19 @@ class Classify(Task):
         """Sentences about class capsules that do not tell classes apart."""
         activation = outputs["activation"]
         labels = outputs["labels"]
-        loss = margin_loss(activation, self._targets(labels, activation.shape[1])).item()
-        sentences = collapse_warnings(activation, labels, loss)
+        sentences = []
+        if self._has_lengths:
+            loss = margin_loss(activation, self._targets(labels, activation.shape[1])).item()
+            sentences = collapse_warnings(activation, labels, loss, self.model)
         # A small class may need half of the training until it is predicted.
         if fraction_trained > 0.5:
-            sentences += unpredicted_warnings(activation, labels, self.classes)
+            is_weighted = self.class_weights is not None
+            sentences += unpredicted_warnings(activation, labels, self.classes, is_weighted)
         return sentences
 
     def detect_collapse(self, losses: Outputs) -> str | None:
         """A sentence where all class capsules are dead or saturated, so that training restarts."""
-        if not self.spec.pose or self.spec.logits:
+        if not self._has_lengths:
             return None
         state = collapse_state(losses["activation"])
         return state and f"every class capsule was {state}"
@@ -361,5 +362,4 @@ def is_correct(
     """Whether the most active class is the label; of k labels, whether the k most active are."""
     if labels.dim() == 1:
         return activation.argmax(dim=1) == labels
-    predicted = activation.topk(labels.shape[1], dim=1).indices
-    return (predicted.unsqueeze(1) == labels.unsqueeze(2)).any(dim=2).all(dim=1)
+    return (label_hits(activation, labels) | (labels < 0)).all(dim=1)

@@ -1,19 +1,21 @@
 """Recognize a capsule network that does not learn, and say what to change."""
 
+import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
+
+from torchcaps.models import create_model
+from torchcaps.types import model_metadata
 
 DEAD = 0.05  # the largest length
 SATURATED = 0.9  # the mean length
 CONSTANT = 0.01  # the range of a length
 # What brought such networks to learn where it was tried; see docs/decisions.md.
-ADVICE = {
-    "dead": "train longer, or switch the bias on (option bias=true)",
-    "saturated": (
-        "lower the learning rate (lr), take smaller batches (batch_size), "
-        "or clip the gradient (clip 0.1)"
-    ),
-}
+BIAS_ADVICE = "train longer, or switch the bias on (option bias=true)"
+SATURATED_ADVICE = (
+    "lower the learning rate (lr), take smaller batches (batch_size), "
+    "or clip the gradient (clip 0.1)"
+)
 MAX_NAMES = 5  # of silent classes in a warning
 
 
@@ -42,7 +44,10 @@ def collapse_state(activation: Float[Tensor, "n classes"]) -> str | None:
 
 
 def collapse_warnings(
-    activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"], margin: float
+    activation: Float[Tensor, "n classes"],
+    labels: Int64[Tensor, " n *k"],
+    margin: float,
+    model: nn.Module,
 ) -> list[str]:
     """Faults of class capsules on held-out images, one sentence each.
 
@@ -50,11 +55,13 @@ def collapse_warnings(
         activation: their lengths.
         labels: `[n]`, or `[n, k]` where each image shows k classes.
         margin: the mean margin loss.
+        model: whose capsules they are. It is told to switch on only what it has.
     """
     num_classes = activation.shape[1]
     state = collapse_state(activation)
     if state is not None:
-        return [f"every class capsule is {state}: {ADVICE[state]}"]
+        advice = SATURATED_ADVICE if state == "saturated" else dead_advice(model)
+        return [f"every class capsule is {state}: {advice}"]
 
     # The loss of one constant length, and the accuracy of one.
     lowest = plateau(num_classes)
@@ -65,11 +72,11 @@ def collapse_warnings(
             return [
                 f"no class information after this epoch (margin loss {margin:.3f}, {lowest:.3f} is "
                 "that of one constant length): check that labels fit the images, then "
-                f"{ADVICE['saturated']}"
+                f"{SATURATED_ADVICE}"
             ]
 
     # Capsules of classes that occur, but whose length hardly ever moves.
-    occurs = labels.flatten().bincount(minlength=num_classes) > 0
+    occurs = labels[labels >= 0].bincount(minlength=num_classes) > 0
     is_constant = activation.amax(dim=0) - activation.amin(dim=0) < CONSTANT
     silent = (is_constant & occurs).nonzero().flatten().tolist()
     if not silent:
@@ -77,5 +84,21 @@ def collapse_warnings(
     names = ", ".join(map(str, silent[:MAX_NAMES]))
     if len(silent) > MAX_NAMES:
         names += f" and {len(silent) - MAX_NAMES} more"
-    advice = f"train longer, or {ADVICE['saturated']}"
+    advice = f"train longer, or {SATURATED_ADVICE}"
     return [f"class capsules {names} never change (dead or saturated): {advice}"]
+
+
+def dead_advice(model: nn.Module) -> str:
+    """What wakes dead capsules of a model: a bias, where it can be built with one and has none."""
+    metadata = model_metadata(model)
+    options = {**metadata.options, "bias": True}
+    if not metadata.name or "backbone" in options:
+        return "train longer"
+    try:
+        with torch.device("meta"):
+            biased_model = create_model(metadata.name, **options)
+    except (TypeError, ValueError):
+        return "train longer"
+    num_biased = sum(parameter.numel() for parameter in biased_model.parameters())
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    return BIAS_ADVICE if num_biased > num_parameters else "train longer"

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from torchcaps.data import multi_hot
+from torchcaps.evaluation import label_hits
 from torchcaps.registry import Registry
 
 T = TypeVar("T", bound=Callable[..., Any])  # a function that is registered
@@ -104,9 +105,8 @@ def balanced_accuracy(
             active ones.
     """
     classes = labels.view(len(labels), -1)  # [n, k]
-    predicted = activation.topk(classes.shape[1], dim=1).indices
-    is_right = (predicted.unsqueeze(1) == classes.unsqueeze(2)).any(dim=2)  # [n, k]
-    num_shown = classes.flatten().bincount(minlength=activation.shape[1])
+    is_right = label_hits(activation, classes)
+    num_shown = classes[classes >= 0].bincount(minlength=activation.shape[1])
     num_right = classes[is_right].bincount(minlength=activation.shape[1])
     recalls = num_right.double() / num_shown
     return recalls[num_shown > 0].mean()
@@ -127,4 +127,4 @@ def top5_accuracy(
     classes = labels.view(len(labels), -1)  # [n, k]
     is_same = predicted.unsqueeze(1) == classes.unsqueeze(2)  # [n, k, 5]
     is_found = is_same.any(dim=2)  # [n, k]
-    return is_found.all(dim=1).double().mean()
+    return (is_found | (classes < 0)).all(dim=1).double().mean()

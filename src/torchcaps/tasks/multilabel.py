@@ -5,6 +5,8 @@ section 6. It differs from the task of one class an image (`Classify`) in its ta
 the k classes of an image, and in its reconstructions, one for each of them.
 """
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from torchcaps.data import ImageSet, PairSet, multi_hot
@@ -17,10 +19,16 @@ from torchcaps.tasks.classify import Classify, ImageBatch
 from torchcaps.tasks.report_items import overlaps
 from torchcaps.types import Capsules
 
+PRESENT = 0.5  # activation from which on a picture is said to show a class
+
 
 @register_task("multilabel")
 class Multilabel(Classify):
-    """Several classes an image. Each labeled capsule draws what its class looks like alone."""
+    """Several classes an image. Each labeled capsule draws what its class looks like alone.
+
+    The label of a prediction names all classes with an activation of 0.5 or more, as "cat + dog",
+    or the most active one where there are none.
+    """
 
     # Answers to the questions of the base classes:
     model_tasks = ("classify",)  # models for which "auto" is this task, where the labels suit
@@ -64,6 +72,14 @@ class Multilabel(Classify):
 
     def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
         return score_multilabel(outputs["activation"], images.labels.cpu(), groups=images.groups)
+
+    def predict(self, images: Tensor) -> list[dict[str, Any]]:
+        rows = super().predict(images)
+        for row in rows:
+            activations = row["activations"].items()
+            names = [name for name, activation in activations if activation >= PRESENT]
+            row["label"] = " + ".join(names or [row["label"]])
+        return rows
 
     def report_items(self, evaluation: EvaluationResult, images: ImageSet) -> list[ReportItem]:
         if not self.spec.decoder or not isinstance(images, PairSet):

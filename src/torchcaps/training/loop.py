@@ -236,6 +236,9 @@ class Trainer:
         epoch = state.step // self.steps_per_epoch
         is_best = state.update_best(metrics[self.task.score], metrics["loss"], epoch)
         self.logger.save_model(model, epoch, is_best)
+        warnings = []  # a few steps do not tell how a training will end
+        if state.step >= min(PROBE_STEP, self.total_steps // 2):
+            warnings = self.task.warnings(outputs, state.step / self.total_steps)
         row = {
             "kind": "epoch",
             "step": state.step,
@@ -245,7 +248,7 @@ class Trainer:
             **add_prefix("val_", metrics),
             "score": self.task.score,
             "best": is_best,
-            "warnings": self.task.warnings(outputs, state.step / self.total_steps),
+            "warnings": warnings,
             "images": state.sums["count"],
             **speed,
         }

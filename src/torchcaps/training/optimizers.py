@@ -40,7 +40,8 @@ def create_optimizer(task: nn.Module, settings: OptimizerSettings) -> torch.opti
     Their names are those in its model.
 
     Raises UnknownNameError if there is none of this name, ArgumentError for options that it does
-    not take, and for rates of parameters that there are not.
+    not take, for a weight decay that it does not apply, and for rates of parameters that there are
+    not.
     """
     parameters = trainable_parameters(task)
     build = OPTIMIZERS[settings.name]
@@ -51,6 +52,12 @@ def create_optimizer(task: nn.Module, settings: OptimizerSettings) -> torch.opti
             "optimizer_options",
             f"expected options of {settings.name}, got {settings.options} ({error})",
         ) from error
+    if settings.weight_decay and not any(g.get("weight_decay") for g in optimizer.param_groups):
+        raise ArgumentError(
+            "weight_decay",
+            f"has no effect with the optimizer {settings.name}, got {settings.weight_decay}; leave "
+            "it out",
+        )
     if settings.lr_scale:
         scale_rates(optimizer, parameters, settings.lr_scale)
     return optimizer

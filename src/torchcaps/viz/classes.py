@@ -188,7 +188,8 @@ def activation_bars(
     Args:
         images: `[n, channels, height, width]` in [0, 1], 1 to 20.
         activations: `[n, classes]` lengths in [0, 1].
-        labels: `[n]` true classes, or `[n, k]` for images of several classes.
+        labels: `[n]` true classes, or `[n, k]` for images of several classes; one that is there
+            twice counts once.
         classes: names of the classes.
 
     Returns:
@@ -204,7 +205,8 @@ def activation_bars(
     sizes = {"n": count}
     if np.ndim(labels) > 1:
         sizes["k"] = np.shape(labels)[-1]
-    true = class_indices("labels", labels, len(classes), **sizes).reshape(count, -1).tolist()
+    rows = class_indices("labels", labels, len(classes), **sizes).reshape(count, -1).tolist()
+    true = [[*dict.fromkeys(row)] for row in rows]
     names = short_names(classes, 22)
 
     num_bars = len(classes) if len(classes) <= MAX_BARS else NUM_LONGEST

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from checks import column
-from torchcaps.evaluation import score_multilabel, top_labels
+from torchcaps.evaluation import label_hits, score_multilabel, top_labels, worst_mistakes
+from torchcaps.tasks.metrics import balanced_accuracy, top5_accuracy
 
 from ..stubs import refuses
 
@@ -21,7 +22,29 @@ def test_all_three_figures_by_hand():
     assert scores.per_digit == pytest.approx(5 / 8)
     assert scores.standard_error == pytest.approx((0.5 * 0.5 / 4) ** 0.5)
     assert (scores.num_samples, scores.num_labels) == (4, 2)
-    assert column(scores.table().rows, 1) == ["50.00 %", "75.00 %", "62.50 %"]
+    assert column(scores.table().rows, 1) == ["50.00 %", "75.00 %", "62.50 %", "0.5833"]
+
+
+def test_images_with_fewer_labels_count_by_as_many_classes():
+    labels = torch.tensor([[0, -1, -1], [2, -1, -1], [0, 3, -1], [3, 2, 1]])
+    scores = score_multilabel(ACTIVATIONS, labels)
+    hits = [[True, False, False], [False] * 3, [True, True, False], [True, True, True]]
+    assert label_hits(ACTIVATIONS, labels).tolist() == hits
+    assert (scores.exact, scores.almost) == (0.75, 0.75)
+    assert scores.per_digit == pytest.approx(6 / 7)
+    assert worst_mistakes(ACTIVATIONS, labels).tolist() == [1]
+    for metric, expected in (
+        (balanced_accuracy, (1 + 1 + 1 / 2 + 1) / 4),
+        (top5_accuracy, 1),
+    ):
+        assert float(metric(ACTIVATIONS, labels)) == pytest.approx(expected)
+
+
+def test_auroc_is_the_mean_of_the_classes_that_are_not_in_all_or_no_images():
+    labels = torch.tensor([[1, 0], [1, 3], [1, 0], [1, -1]])
+    # Class 0: 0.9 and 0.4 against 0.1 and 0; class 3: 0 against 0.2, 0.5 and 0.9.
+    assert score_multilabel(ACTIVATIONS, labels).auroc == pytest.approx((1 + 0) / 2)
+    assert score_multilabel(ACTIVATIONS, torch.tensor([[1, 0]] * 4)).auroc is None
 
 
 def test_composites_of_one_digit_count_as_one_draw():

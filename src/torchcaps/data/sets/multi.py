@@ -38,7 +38,7 @@ def multi_hot(
     """1 for each class that an image shows and 0 for the others, as in margin loss.
 
     Args:
-        labels: `[batch, several]` class indices.
+        labels: `[batch, several]` class indices; -1 where an image shows fewer classes.
         num_classes: number of classes.
 
     Returns:
@@ -48,7 +48,8 @@ def multi_hot(
         ValueError: for labels of other axes.
     """
     check_shape("labels", labels, ("batch", "several"))
-    return torch.zeros(len(labels), num_classes, device=labels.device).scatter_(1, labels, 1.0)
+    targets = torch.zeros(len(labels), 1 + num_classes, device=labels.device)
+    return targets.scatter_(1, labels + 1, 1.0)[:, 1:].contiguous()  # the first column is of -1
 
 
 class PairMaker:

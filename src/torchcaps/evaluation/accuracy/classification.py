@@ -13,8 +13,10 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from torchcaps.data import multi_hot
 from torchcaps.errors import check_positive, check_shape
 from torchcaps.evaluation.accuracy.calibration import Calibration, calibration
+from torchcaps.evaluation.accuracy.multilabel import label_hits
 from torchcaps.evaluation.base import (
     Activations,
     EvaluationResult,
@@ -225,7 +227,8 @@ def worst_mistakes(
 
     Args:
         activations: `[n, classes]`.
-        labels: `[n]` true classes, or `[n, k]` for images of several classes.
+        labels: `[n]` true classes, or `[n, k]` for images of several classes, -1 in place of the
+            labels of an image that has fewer.
 
     Returns:
         Indices of the wrong answers; none where all are right.
@@ -234,14 +237,11 @@ def worst_mistakes(
         ArgumentError: for shapes that do not fit.
     """
     check_shape("activations", activations, ("n", "classes"), n=len(labels))
-    answers = activations.argmax(dim=1, keepdim=True)
-    if labels.dim() == 2:
-        answers = activations.topk(labels.shape[1], dim=1).indices
-    is_label = torch.zeros_like(activations, dtype=torch.bool)
-    is_label = is_label.scatter(1, labels.view(len(labels), -1), True)
+    rows = labels.view(len(labels), -1)  # [n, k]
+    is_label = multi_hot(rows, activations.shape[1]).bool()
     rival = activations.masked_fill(is_label, -torch.inf).amax(dim=1)
     missed = activations.masked_fill(~is_label, torch.inf).amin(dim=1)
-    is_wrong = ~is_label.gather(1, answers).all(dim=1)
+    is_wrong = ~(label_hits(activations, rows) | (rows < 0)).all(dim=1)
     wrong = is_wrong.nonzero().squeeze(1)
     lead = (rival - missed)[wrong]
     return wrong[lead.argsort(descending=True, stable=True)]

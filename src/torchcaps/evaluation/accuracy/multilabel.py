@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from torchcaps.errors import ArgumentError, check_range, check_shape
@@ -22,8 +22,9 @@ from torchcaps.evaluation.base import (
     check_lengths,
 )
 from torchcaps.evaluation.forward import proportion
+from torchcaps.evaluation.robustness.detection import auroc
 from torchcaps.transfer import widen
-from torchcaps.words import percent
+from torchcaps.words import percent, rounded
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,10 @@ class MultiLabel(EvaluationResult):
             about 90 %.
         standard_error: standard error of `exact`. Images of one group count as one draw, because
             composites of one digit err together.
+        auroc: mean over classes of the area under the ROC curve of the class against all others,
+            which needs no number of labels; None where no class has images with and without it.
         num_samples: n, number of images.
-        num_labels: k, number of labels of one image.
+        num_labels: k, the largest number of labels of one image.
     """
 
     exact: float
@@ -47,6 +50,7 @@ class MultiLabel(EvaluationResult):
     almost: float
     per_digit: float
     standard_error: float
+    auroc: float | None
     num_samples: int
     num_labels: int
 
@@ -62,6 +66,7 @@ class MultiLabel(EvaluationResult):
             ("all labels found", percent(self.exact)),
             ("at least one", percent(self.almost)),
             ("of single labels", percent(self.per_digit)),
+            ("AUROC, mean of classes", rounded(self.auroc)),
         ]
         return TextTable(("found", "share"), rows)
 
@@ -84,6 +89,24 @@ def top_labels(activations: Activations, count: int = 2) -> Int64[Tensor, "n cou
     return activations.topk(count, dim=1).indices
 
 
+def label_hits(activations: Activations, labels: Int64[Tensor, "n k"]) -> Bool[Tensor, "n k"]:
+    """Return whether each label of an image is among its most active classes.
+
+    Args:
+        activations: `[n, classes]`.
+        labels: `[n, k]` class indices. Of an image with fewer classes the others are -1; as many of
+            its classes count as it has labels.
+
+    Returns:
+        `[n, k]`, False where there is no label.
+    """
+    predicted = top_labels(activations, labels.shape[1])
+    num_labels = (labels >= 0).sum(dim=1, keepdim=True)
+    is_counted = torch.arange(labels.shape[1], device=predicted.device) < num_labels
+    predicted = predicted.masked_fill(~is_counted, -2)  # which is no label
+    return (labels.unsqueeze(2) == predicted.unsqueeze(1)).any(dim=2)
+
+
 def score_multilabel(
     activations: Activations,
     labels: Int64[Tensor, "n k"],
@@ -95,7 +118,7 @@ def score_multilabel(
     Args:
         activations: `[n, classes]` lengths in [0, 1], n at least 1, of any model.
         labels: `[n, k]` class indices, k = 2 for pairs of digits; those of one image differ, in
-            any order.
+            any order. An image with fewer has -1 in place of the others.
         groups: `[n]` integers; images that share a digit have the same one. By default every image
             is its own group.
 
@@ -108,8 +131,10 @@ def score_multilabel(
     """
     check_shape("activations", activations, ("n", "classes"))
     check_shape("labels", labels, ("n", "k"), n=len(activations))
-    check_indices(labels, activations.shape[1])
-    is_twice = (labels.sort(dim=1).values.diff(dim=1) == 0).any(dim=1)
+    is_label = labels >= 0
+    check_indices(labels[is_label], activations.shape[1])
+    ordered = labels.sort(dim=1).values
+    is_twice = ((ordered.diff(dim=1) == 0) & (ordered[:, 1:] >= 0)).any(dim=1)
     if is_twice.any():
         row = int(is_twice.nonzero()[0])
         raise ArgumentError(
@@ -117,19 +142,30 @@ def score_multilabel(
             f"expected different classes in one image, got {labels[row].tolist()} in image {row}",
         )
     check_lengths(activations)
-    num_labels = labels.shape[1]
-    predicted = top_labels(activations, num_labels)
-    hits = (labels.to(predicted.device).unsqueeze(2) == predicted.unsqueeze(1)).any(dim=2)  # [n, k]
-    exact = widen(hits.all(dim=1))
+    labels = labels.to(activations.device)
+    is_label = labels >= 0
+    hits = label_hits(activations, labels)
+    exact = widen((hits | ~is_label).all(dim=1))
     return MultiLabel(
         exact=float(exact.mean()),
         error=float(1 - exact.mean()),
         almost=proportion(hits.any(dim=1)),
-        per_digit=proportion(hits),
+        per_digit=proportion(hits[is_label]),
         standard_error=_standard_error(exact.cpu(), groups),
+        auroc=_mean_auroc(activations, labels),
         num_samples=len(labels),
-        num_labels=num_labels,
+        num_labels=labels.shape[1],
     )
+
+
+def _mean_auroc(activations: Activations, labels: Int64[Tensor, "n k"]) -> float | None:
+    """Return the mean area under the ROC curve of classes that some images show and some do not."""
+    areas = []
+    for label, activation in enumerate(activations.unbind(dim=1)):
+        is_shown = (labels == label).any(dim=1)
+        if is_shown.any() and not is_shown.all():
+            areas.append(auroc(activation[is_shown], activation[~is_shown]))
+    return sum(areas) / len(areas) if areas else None
 
 
 def _standard_error(samples: Tensor, groups: Tensor | None) -> float:
