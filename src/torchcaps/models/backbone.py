@@ -189,11 +189,11 @@ class _OnBackbone(ImageModel):
         self.backbone = FeatureExtractor(
             backbone, in_chans, self.img_size, freeze=freeze, max_positions=max_positions
         )
-        self.head = self._build_head(max_positions, **head_options)
+        self.head = self._build_head(**head_options)
 
     @abstractmethod
-    def _build_head(self, max_positions: int, **options: Any) -> nn.Module:
-        """The head, for maps of at most so many positions."""
+    def _build_head(self, **options: Any) -> nn.Module:
+        """The head, for the maps of the backbone."""
 
     @property
     def feature_shape(self) -> tuple[int, int, int]:
@@ -235,9 +235,10 @@ class CapsuleHeadNetwork(_OnBackbone):
             features=self.takes_features,
         )
 
-    def _build_head(self, max_positions: int, **options: Any) -> nn.Module:
+    def _build_head(self, **options: Any) -> nn.Module:
         num_features = self.backbone.shape[0]
-        return CapsuleHead(num_features, self.num_classes, max_positions=max_positions, **options)
+        options["max_positions"] = self.backbone.max_positions
+        return CapsuleHead(num_features, self.num_classes, **options)
 
     def capsules(self, images: Images) -> Capsules:
         return self.head(self.features(images))
@@ -256,7 +257,7 @@ class LinearHeadNetwork(_OnBackbone, PlainNetwork):
         super().__init__(*sizes, **options)
         self.spec = replace(self.spec, features=self.takes_features)
 
-    def _build_head(self, _max_positions: int, **options: Any) -> nn.Module:
+    def _build_head(self, **options: Any) -> nn.Module:
         return LinearHead(self.backbone.shape[0], self.num_classes, **options)
 
     def logits(self, images: Images) -> Classes:

@@ -71,8 +71,9 @@ def evaluate(
         0.985
     """
     task, images = open_task(model_or_run, data, root=root, split=split, device=device, **options)
-    for sentence in images.notes if emit else ():
-        emit(sentence)
+    if emit is not None:
+        for sentence in images.notes:
+            emit(sentence)
     writes = output is not None and current().is_main
     folder = Path(output or "")
     if writes:

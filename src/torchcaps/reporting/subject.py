@@ -72,9 +72,11 @@ def open_task(
     model = load_model(model_or_run, device)
     metadata = model_metadata(model)
     config = TrainConfig.of(task=metadata.task)
-    has_run = not isinstance(model_or_run, nn.Module) and is_run(path_of(model_or_run))
-    if has_run:
-        config = Run.open(path_of(model_or_run)).config
+    has_run = False
+    if not isinstance(model_or_run, nn.Module):
+        path = path_of(model_or_run)
+        has_run = is_run(path)
+        config = Run.open(path).config if has_run else config
 
     is_own = data is None or (has_run and _are_same(data, config.data.name))
     has_fold = is_own and config.data.folds is not None
