@@ -236,9 +236,6 @@ class Trainer:
         epoch = state.step // self.steps_per_epoch
         is_best = state.update_best(metrics[self.task.score], metrics["loss"], epoch)
         self.logger.save_model(model, epoch, is_best)
-        warnings = []  # a few steps do not tell how a training will end
-        if state.step >= min(PROBE_STEP, self.total_steps // 2):
-            warnings = self.task.warnings(outputs, state.step / self.total_steps)
         row = {
             "kind": "epoch",
             "step": state.step,
@@ -248,7 +245,7 @@ class Trainer:
             **add_prefix("val_", metrics),
             "score": self.task.score,
             "best": is_best,
-            "warnings": warnings,
+            "warnings": epoch_warnings(self.task, outputs, state.step, self.total_steps),
             "images": state.sums["count"],
             **speed,
         }
@@ -294,6 +291,18 @@ class EpochTimer:
             return speed
         work = {"images": self.num_samples, "seconds": round(seconds, 2)}
         return {**speed, "ranks": ranks.gather(work)}
+
+
+def epoch_warnings(
+    task: Task, outputs: dict[str, Tensor], step: int, total_steps: int
+) -> list[str]:
+    """What `Task.warnings` says of the outputs for held-out images.
+
+    Nothing before 100 steps, or half of all: fewer do not tell how a training will end.
+    """
+    if step < min(PROBE_STEP, total_steps // 2):
+        return []
+    return task.warnings(outputs, step / total_steps)
 
 
 def detect_collapse(
