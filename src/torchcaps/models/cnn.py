@@ -7,6 +7,7 @@ are the published counts of parameters met. The rate of dropout, 0.5, is this li
 """
 
 from bisect import bisect_right
+from math import ceil, prod
 from typing import Any
 
 import torch
@@ -28,9 +29,11 @@ class CNN(PlainNetwork):
         num_classes: number of classes.
         in_chans: channels of the images.
         img_size: height and width of the images, or one number for both.
-        channels: of each convolution, stride 1.
+        channels: of each convolution.
         kernels: odd sizes of each.
+        stride: of each convolution.
         pool: max pooling of 2x2 after each convolution.
+        global_pool: take the maximum of each channel over all places after the convolutions.
         hidden: widths of the fully connected layers with ReLU.
         dropout: share of the last hidden layer that is left out in training, in [0, 1).
         options: `multilabel` and `standardized`; see `PlainNetwork`.
@@ -47,26 +50,34 @@ class CNN(PlainNetwork):
         *,
         channels: tuple[int, ...] = (256, 256, 128),
         kernels: tuple[int, ...] = (5, 5, 5),
+        stride: int = 1,
         pool: bool = False,
+        global_pool: bool = False,
         hidden: tuple[int, ...] = (328, 192),
         dropout: float = 0.5,
         **options: bool,
     ) -> None:
         check_layers(channels, kernels, hidden)
         check_range("dropout", dropout, low=0.0, high=0.99)
-        poolings = len(channels) if pool else 0
-        super().__init__(num_classes, in_chans, img_size, 2**poolings, **options)
+        check_range("stride", stride, low=1)
+        pooling = 2 if pool else 1
+        smallest = (stride * pooling) ** len(channels)
+        super().__init__(num_classes, in_chans, img_size, smallest, **options)
         self.convolutions = nn.Sequential()
         below = in_chans
+        sides: tuple[int, ...] = self.img_size
         for above, kernel in zip(channels, kernels, strict=True):
-            conv = nn.Conv2d(below, above, kernel, padding=kernel // 2)
+            conv = nn.Conv2d(below, above, kernel, stride, padding=kernel // 2)
             self.convolutions.extend([conv, nn.ReLU()])
             if pool:
                 self.convolutions.append(nn.MaxPool2d(2))
+            sides = tuple(ceil(side / stride) // pooling for side in sides)
             below = above
 
-        rows, columns = (side // 2**poolings for side in self.img_size)
-        below *= rows * columns
+        if global_pool:
+            self.convolutions.append(nn.AdaptiveMaxPool2d(1))
+        else:
+            below *= prod(sides)
         self.hidden = nn.Sequential()
         for above in hidden:
             self.hidden.extend([nn.Linear(below, above), nn.ReLU()])

@@ -1,5 +1,6 @@
 """Published experiments, run and set beside their published figures."""
 
+from torchcaps.registry import import_submodules as _import_submodules
 from torchcaps.reproduction.claim_runner import run_claims as run_claims
 from torchcaps.reproduction.claim_table import (
     arms_table as arms_table,
@@ -33,3 +34,5 @@ from torchcaps.reproduction.table import (
     write_field as write_field,
     write_table as write_table,
 )
+
+_import_submodules(f"{__name__}.claim_measures")

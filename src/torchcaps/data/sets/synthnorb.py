@@ -19,7 +19,7 @@ from torchcaps.data.sets.smallnorb import (
     toy_numbers,
 )
 from torchcaps.data.sources import Rendering, writing
-from torchcaps.data.synthnorb.solids import LAMPS, NUM_TOYS, Body, make_toy, photograph
+from torchcaps.data.synthnorb.solids import JITTER, LAMPS, NUM_TOYS, Body, make_toy, photograph
 from torchcaps.errors import check_known, check_range
 
 SPLIT = {"train": (4, 6, 7, 8, 9), "test": (0, 1, 2, 3, 5)}
@@ -43,6 +43,7 @@ def render_synthnorb(
     size: int = 48,
     stereo: bool = False,
     seed: int = 0,
+    jitter: float = JITTER,
     progress: FetchProgress | None = None,
 ) -> ImageSet:
     """Render a split, or a part of it: every toy from every viewpoint under every lamp.
@@ -59,6 +60,7 @@ def render_synthnorb(
         size: sides of an image in pixels, at least 4. Each pixel is the mean of four rays.
         stereo: render two channels, left eye first, 6° apart.
         seed: 0 or more; of the toys' proportions and of the order.
+        jitter: largest change of a proportion by the seed, as a fraction from 0 to 0.5.
         progress: called with "synthnorb train", the images so far, and the images in all.
 
     Returns:
@@ -75,6 +77,7 @@ def render_synthnorb(
     _check_codes("azimuths", azimuths, 36)
     _check_codes("lightings", lightings, len(LAMPS))
     check_range("size", size, low=4)
+    check_range("jitter", jitter, low=0, high=0.5)
 
     categories = range(len(SMALLNORB.classes))
     codes = torch.tensor(list(product(categories, toys, elevations, azimuths, lightings)))
@@ -84,7 +87,7 @@ def render_synthnorb(
     offsets = (-PARALLAX, PARALLAX) if stereo else (0.0,)
     for i, (category, toy) in enumerate(product(categories, toys)):
         albedo = 0.78 + 0.14 * np.random.RandomState([seed, category, toy, 1]).random_sample()
-        body = Body(make_toy(category, toy, seed))
+        body = Body(make_toy(category, toy, seed, jitter=jitter))
         for j, elevation in enumerate(elevations):
             for k, azimuth in enumerate(azimuths):
                 for eye, offset in enumerate(offsets):
@@ -132,15 +135,27 @@ def write_synthnorb(folder: str | Path, progress: FetchProgress | None = None) -
         DataError: where a file cannot be written.
     """
     for split, stem in STEMS.items():
-        images = render_synthnorb(split, progress=progress)
-        factors = torch.stack([images.factors[name] for name in FACTORS], dim=1)
-        matrices = {"info": factors.int(), "cat": images.labels.int(), "dat": images.images}
-        for kind, matrix in matrices.items():
-            path = Path(folder) / f"{stem}-{kind}.mat"
-            part = path.with_name(f"{path.name}.part")
-            with writing(part):
-                part.write_bytes(matrix_bytes(matrix.numpy()))
-                os.replace(part, path)
+        write_matrices(render_synthnorb(split, progress=progress), Path(folder) / stem)
+
+
+def write_matrices(images: ImageSet, stem: Path) -> None:
+    """Write a set as smallNORB's files, each named when it is whole.
+
+    Args:
+        images: with smallNORB's factors.
+        stem: folder and beginning of the names of the files.
+
+    Raises:
+        DataError: where a file cannot be written.
+    """
+    factors = torch.stack([images.factors[name] for name in FACTORS], dim=1)
+    matrices = {"info": factors.int(), "cat": images.labels.int(), "dat": images.images}
+    for kind, matrix in matrices.items():
+        path = stem.with_name(f"{stem.name}-{kind}.mat")
+        part = path.with_name(f"{path.name}.part")
+        with writing(part):
+            part.write_bytes(matrix_bytes(matrix.numpy()))
+            os.replace(part, path)
 
 
 INFO = replace(

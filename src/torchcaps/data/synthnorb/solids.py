@@ -327,7 +327,7 @@ def _read_toys() -> list[dict[str, list[list[Any]]]]:
     return list(tomllib.loads(text).values())
 
 
-def make_toy(category: int, instance: int, seed: int = 0) -> list[Solid]:
+def make_toy(category: int, instance: int, seed: int = 0, *, jitter: float = JITTER) -> list[Solid]:
     """The solids of a toy, which stands on the table, over the origin.
 
     Its longest horizontal side is 1.9, unless it would then be higher than 1.5.
@@ -336,9 +336,10 @@ def make_toy(category: int, instance: int, seed: int = 0) -> list[Solid]:
         category: 0 animal, 1 human, 2 airplane, 3 truck, 4 car.
         instance: 0 to 9.
         seed: of its proportions.
+        jitter: largest change of a proportion by the seed, as a fraction below 1.
     """
     random = np.random.RandomState([seed, category, instance])
-    stretch = 1 + JITTER * random.uniform(-1, 1, 3)
+    stretch = 1 + jitter * random.uniform(-1, 1, 3)
     toy = []
     low = np.full(3, np.inf)
     high = np.full(3, -np.inf)

@@ -1,0 +1,168 @@
+"""Claim: routing forms a parse tree; Mitterreiter et al. 2023 (arXiv 2301.01583) deny it.
+
+The same figures of planted votes, whose tree is known, tell what they are where there is a tree.
+"""
+
+from statistics import mean
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from torchcaps import evaluation
+from torchcaps.evaluation.base import Images
+from torchcaps.evaluation.forward import evaluating
+from torchcaps.evaluation.routing.couplings import (
+    ParseTree,
+    coupling_dynamics,
+    coupling_entropy,
+    parse_tree,
+)
+from torchcaps.evaluation.routing.layers import children_of, routed_layers
+from torchcaps.functional import dynamic_routing
+from torchcaps.nn import RoutingTrace, record_routing
+from torchcaps.reporting import EvaluatedRun
+from torchcaps.reproduction.measures import Figures, register_measure
+
+NUM_IMAGES = 256
+NUM_STRAIGHTENED = 32  # images whose votes are in memory at once
+# The planted votes: lengths that three iterations turn into a tree.
+PLANTED_LENGTH = 4.0
+PLANTED_NOISE = 0.3
+
+
+@register_measure()
+def parse_trees(run: EvaluatedRun) -> Figures:
+    """Whether couplings are a tree, and whether the tree depends on the image.
+
+    Returns:
+        "tree_support": share of children with a coupling above one half; "tree_information": what
+        the best parent tells of the class, above chance, as a share of all there is to tell;
+        "tree_entropy" of couplings, 1 if uniform; "tree_dynamics": standard deviation of a coupling
+        over images; "tree_straightness": |sum of c u| / sum of c |u|; "tree_dead": share of parents
+        that are never active; all as means over layers, with "layers" for each; and "planted_NAME",
+        the first four and the straightness of planted votes.
+    """
+    diagnosis = evaluation.diagnose(run.model, run.images, count=NUM_IMAGES)
+    straight = straightness_by_layer(run.model, run.subset(NUM_STRAIGHTENED).float_images())
+    layers: dict[str, Figures] = {}
+    for layer in diagnosis.layers:
+        if layer.entropy is None or layer.dynamics is None or layer.tree is None:
+            continue
+        layers[layer.name] = {
+            "support": layer.tree.support,
+            "information": _share_of_class(layer.tree),
+            "entropy": layer.entropy.mean,
+            "dynamics": layer.dynamics.mean,
+            "straightness": straight[layer.name],
+            "dead": None if layer.parents is None else layer.parents.dead,
+        }
+    figures: Figures = {"layers": layers}
+    for name in ("support", "information", "entropy", "dynamics", "straightness", "dead"):
+        by_layer = [layer[name] for layer in layers.values() if layer[name] is not None]
+        if by_layer:
+            figures[f"tree_{name}"] = mean(by_layer)
+    for name, figure in planted_figures().items():
+        figures[f"planted_{name}"] = figure
+    return figures
+
+
+def straightness(
+    coupling: Float[Tensor, "*batch children parents"],
+    votes: Float[Tensor, "*batch children parents dim"],
+) -> Float[Tensor, "*batch parents"]:
+    """|sum of c u| / sum of c |u| over children: 1 where all votes are equal."""
+    weighted = coupling.unsqueeze(-1) * votes
+    total = weighted.norm(dim=-1).sum(dim=-2)
+    return weighted.sum(dim=-3).norm(dim=-1) / total.clamp(min=1e-12)
+
+
+def straightness_by_layer(model: torch.nn.Module, images: Images) -> dict[str, float]:
+    """Mean over images and parents of the straightness of each routed layer."""
+    with evaluating(model), children_of(model) as children, record_routing(model) as record:
+        model(images.to(next(model.parameters()).device))
+    figures = {}
+    with evaluating(model):
+        for name, layer in routed_layers(model).items():
+            votes = layer.make_votes(children[name]).dense()
+            figures[name] = float(straightness(record[name][-1].coupling, votes).mean())
+    return figures
+
+
+class PlantedVotes(NamedTuple):
+    """Votes whose parse tree is known.
+
+    Attributes:
+        votes: a child agrees with its siblings on one parent, and with nobody on the others.
+        parents: the parent of each child in each image.
+        labels: the class of each image, which decides on the tree.
+    """
+
+    votes: Float[Tensor, "images children parents dim"]
+    parents: Int64[Tensor, "images children"]
+    labels: Int64[Tensor, " images"]
+
+
+def planted_votes(
+    num_images: int = NUM_IMAGES,
+    num_children: int = 64,
+    num_parents: int = 10,
+    *,
+    num_classes: int = 10,
+    dim: int = 16,
+    seed: int = 0,
+) -> PlantedVotes:
+    """Make votes with one tree for each class.
+
+    Args:
+        num_images: 1 or more.
+        num_children: 1 or more.
+        num_parents: 2 or more.
+        num_classes: number of trees.
+        dim: of a vote.
+        seed: of all that is random.
+
+    Returns:
+        The votes, the tree of each image, and its class.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    trees = torch.randint(num_parents, (num_classes, num_children), generator=generator)
+    labels = torch.arange(num_images) % num_classes
+    parents = trees[labels]
+    shape = (num_images, num_children, num_parents, dim)
+    directions = normalize(torch.randn(shape, generator=generator), dim=-1)
+    poses = normalize(torch.randn(num_images, 1, num_parents, dim, generator=generator), dim=-1)
+    agreed = normalize(poses + PLANTED_NOISE * directions, dim=-1)
+    is_parent = torch.nn.functional.one_hot(parents, num_parents).bool().unsqueeze(-1)
+    votes = PLANTED_LENGTH * torch.where(is_parent, agreed, directions)
+    return PlantedVotes(votes, parents, labels)
+
+
+def planted_figures(iterations: int = 3) -> Figures:
+    """What the measures say of planted votes after dynamic routing.
+
+    Returns:
+        "support", "information", "entropy", "dynamics" and "straightness" as in `parse_trees`, and
+        "right": share of children whose best parent is the planted one.
+    """
+    planted = planted_votes()
+    routed = dynamic_routing(planted.votes, iterations)
+    assert routed.coupling is not None
+    children = torch.ones(planted.parents.shape)
+    trace = RoutingTrace(routed.coupling, routed.activation, children, routed.pose)
+    tree = parse_tree(trace, planted.labels)
+    return {
+        "support": tree.support,
+        "information": _share_of_class(tree),
+        "entropy": coupling_entropy(trace).mean,
+        "dynamics": coupling_dynamics(trace, planted.labels).mean,
+        "straightness": float(straightness(routed.coupling, planted.votes).mean()),
+        "right": float((routed.coupling.argmax(dim=-1) == planted.parents).double().mean()),
+    }
+
+
+def _share_of_class(tree: ParseTree) -> float:
+    """Information on the class above chance, as a share of the entropy of the classes."""
+    return max(tree.information - tree.chance, 0.0) / tree.possible
