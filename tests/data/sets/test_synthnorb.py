@@ -115,7 +115,7 @@ def test_files_are_in_smallnorbs_layout(tmp_path, small_set):
         for name in FACTORS:
             assert torch.equal(written.factors[name], rendered.factors[name])
         assert torch.equal(written.groups, rendered.groups)
-    assert torch.equal(rendered.groups, 10 * rendered.labels + rendered.factors["instance"])
+    assert torch.equal(rendered.groups, 100 * rendered.labels + rendered.factors["instance"])
 
 
 def test_viewpoint_sets_by_name(tmp_path, small_set):

@@ -214,8 +214,8 @@ def read_norb(
 def toy_numbers(
     categories: Int64[Tensor, " n"], instances: Int64[Tensor, " n"]
 ) -> Int64[Tensor, " n"]:
-    """A number for each toy: instances are numbered from 0 to 9 in each category."""
-    return 10 * categories + instances
+    """A number for each toy: instances are numbered from 0 to 99 in each category."""
+    return 100 * categories + instances
 
 
 def _halve(images: np.ndarray) -> np.ndarray:

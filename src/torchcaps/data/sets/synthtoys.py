@@ -12,7 +12,7 @@ import torch
 
 from torchcaps.data._registry import FetchProgress
 from torchcaps.data.dataset import ImageSet
-from torchcaps.data.sets.smallnorb import FACTORS, register_norb
+from torchcaps.data.sets.smallnorb import FACTORS, register_norb, toy_numbers
 from torchcaps.data.sets.synthnorb import (
     INFO as SYNTHNORB,
     render_synthnorb,
@@ -42,7 +42,7 @@ def render_synthtoys(split: str = "train", *, progress: FetchProgress | None = N
 
     Returns:
         Images of 40 × 40 pixels with the factors of smallNORB. The instance is the design plus ten
-        times the number of the proportions, and the group.
+        times the number of the proportions; each toy is a group.
 
     Raises:
         UnknownNameError: for another split.
@@ -63,11 +63,13 @@ def render_synthtoys(split: str = "train", *, progress: FetchProgress | None = N
     factors = {}
     for name in FACTORS:
         factors[name] = torch.cat([part.factors[name] for part in parts])
+    labels = torch.cat([part.labels for part in parts])
     return replace(
         parts[0],
         images=torch.cat([part.images for part in parts]),
-        labels=torch.cat([part.labels for part in parts]),
+        labels=labels,
         factors=factors,
+        groups=toy_numbers(labels, factors["instance"]),
         name="synthtoys",
     )
 

@@ -1,0 +1,31 @@
+"""synthtoys: many toys, which differ from each other, in smallNORB's layout."""
+
+from functools import partial
+
+import torch
+
+from torchcaps.data import dataset_info, load_dataset, render_synthnorb
+from torchcaps.data.sets import synthtoys
+
+
+def test_each_design_in_other_proportions_is_another_toy(tmp_path, monkeypatch):
+    part = partial(render_synthnorb, instances=[0], azimuths=[0, 6])
+    monkeypatch.setattr(synthtoys, "render_synthnorb", part)
+    for name, value in {"NUM_PROPORTIONS": 2, "SIDE": 8, "ELEVATIONS": (4,)}.items():
+        monkeypatch.setattr(synthtoys, name, value)
+    monkeypatch.setattr(synthtoys, "STEMS", {"test": "synthtoys-tiny-testing"})
+    synthtoys.write_synthtoys(tmp_path)
+    images = load_dataset("synthtoys", "test", root=tmp_path)
+    counts = images.groups.unique(return_counts=True)[1]
+    assert counts.tolist() == [4] * 10  # five categories, two proportions; two views and two lamps
+    brightness = []
+    for proportions in (0, 1):
+        of_seed = torch.nonzero(images.factors["instance"] // 10 == proportions).flatten()
+        brightness.append(images.subset(of_seed).images.double().mean())
+    assert brightness[0] != brightness[1]
+
+
+def test_infos_say_how_many():
+    assert dataset_info("synthtoys").test == 100 * 18 * 3 * 2
+    assert dataset_info("synthtoys-azimuth").test == 7_200
+    assert dataset_info("synthtoys-azimuth-familiar").test == 3_600
