@@ -22,7 +22,8 @@ def unknown_classes(run: EvaluatedRun) -> Figures:
 
     Returns:
         "auroc_largest": of the largest length, or probability of the softmax; "auroc_energy": of
-        the logarithm of the sum of exponentials of logits, where there are any;
+        the logarithm of the sum of exponentials of logits, where there are any; "auroc_best": the
+        larger of both;
         "auroc_reconstruction": of the negative distance to the reconstruction, with a decoder.
     """
     model = run.model
@@ -37,6 +38,7 @@ def unknown_classes(run: EvaluatedRun) -> Figures:
     if spec_of(model).logits:
         energies = [image_logits(model, images).logsumexp(dim=1) for images in (known, unknown)]
         figures["auroc_energy"] = auroc(*energies)
+    figures["auroc_best"] = max(figures.values())
     if spec_of(model).decoder:
         known_distances = reconstruction_distances(model, known)
         unknown_distances = reconstruction_distances(model, unknown)
