@@ -111,3 +111,37 @@ def save(name, inputs, weights, outputs, gradients=None):
     np.savez_compressed(str(path), **arrays)
     sizes = {key: list(array.shape) for key, array in arrays.items() if "output" in key}
     print(path.name, path.stat().st_size, json.dumps(sizes))
+
+
+class Patched:
+    """A module with other attributes in place of some of its own.
+
+    Args:
+        module: that is used for all other names.
+        attributes: those that replace it.
+    """
+
+    def __init__(self, module, **attributes):
+        self.module = module
+        self.__dict__.update(attributes)
+
+    def __getattr__(self, name):
+        return getattr(self.module, name)
+
+
+def fill_keras_model(model, backend, numbers, gain=1.0):
+    """Give every weight of a Keras model numbers; returns them by name.
+
+    Names are those of the layers in their order of creation, and of their parts.
+    """
+    weights = {}
+    for variable in model.weights:
+        key = variable.name.replace(":0", "")
+        shape = backend.int_shape(variable)
+        is_kernel = len(shape) > 2 and not key.endswith("b")
+        order = shape[::-1] if is_kernel else shape
+        weights[key] = weights_of([(key, order)], numbers, gain)[key].reshape(shape)
+        if not is_kernel and len(shape) > 1:
+            weights[key] = numbers.weights(shape, 0.2)
+        backend.set_value(variable, weights[key])
+    return weights

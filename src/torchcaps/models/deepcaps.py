@@ -22,10 +22,11 @@ capsule (child) votes for capsules above it (parents); its votes are weighed by 
 grow over iterations with the agreement of vote and parent.
 
 Differs from the paper and the code in: the sizes of maps and of the decoder follow those of the
-images; convolutions of stride 2 are padded by one pixel on every side; capsules and positions keep
-their axes before the routed skip, where the code mixes them; weights of the class capsules start
-from a normal distribution (see CapsuleLinear), not from Glorot's rule; the decoder ends in a
-sigmoid in place of a ReLU, so that images stay in [0, 1].
+images; convolutions of stride 2 are padded by one pixel on every side; the epsilon of batch norm is
+torch's, 1e-5, where Keras has 1e-3; capsules and positions keep their axes before the routed skip,
+where the code mixes them; weights of the class capsules start from a normal distribution (see
+CapsuleLinear), not from Glorot's rule; the decoder ends in a sigmoid in place of a ReLU, so that
+images stay in [0, 1].
 """
 
 from functools import partial

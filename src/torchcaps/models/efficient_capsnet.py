@@ -5,7 +5,7 @@ self-attention routing", Scientific Reports 11, 2021, arXiv 2101.12491; sizes an
 the authors' code (EscVM/Efficient-CapsNet). Differs from it in: the depthwise kernel follows the
 image, so that any size can be taken; drawings of the decoder of smallNORB are cropped to the size
 of the image; running statistics follow ten times as fast (theirs need hundreds of steps to forget
-their start).
+their start); the decoder starts with smaller weights, unless `init="keras"`.
 """
 
 from collections.abc import Mapping

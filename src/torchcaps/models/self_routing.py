@@ -5,8 +5,8 @@ heads that they compare; sizes as in the authors' code. Differs from them in: si
 images; the choice of classes starts at random numbers, because zeros pass no gradient to the layers
 below; votes start at the scale of the poses; the classes of self-routing get a pose, the mean of
 their children's, which no loss uses; dynamic routing in depth 2 leaves out a batch norm that the
-authors build and do not use (1,024 numbers); EM routing is this library's, which starts from its
-own temperatures.
+authors build and do not use (1,024 numbers); depth 2 halves the map of the six convolutions once
+more, which theirs keeps; EM routing is this library's, which starts from its own temperatures.
 """
 
 from functools import partial

@@ -2,9 +2,10 @@
 
 Fabio De Sousa Ribeiro, Georgios Leontidis, Stefanos Kollias, "Capsule Routing via Variational
 Bayes", AAAI 2020, arXiv 1905.11455, and the authors' code. Differs from them in: sizes follow the
-images; couplings are shared over all parents of a child from the first iteration on; the costs
-beta, which a batch norm after them cancels, are left out; the loss is the spread loss, where theirs
-is cross-entropy of activations.
+images; couplings are shared over all parents of a child from the first iteration on (unless
+`local_start`); votes for the classes have the coordinates of their positions, where the code adds
+the same number at all of them; the costs beta, which a batch norm after them cancels, are left out;
+the loss is the spread loss, where theirs is cross-entropy of activations.
 """
 
 from typing import Any
