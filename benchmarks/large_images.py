@@ -3,14 +3,16 @@
     python benchmarks/large_images.py [MODEL ...]
 
 Each model gets a process of its own, with a limit of 8 GB. A row has the parameters, those of the
-decoder, the predicted memory, and the peak of resident memory above that of a process with torch;
-or the sentence with which the training is refused.
+decoder, the predicted memory, the peak of resident memory above that of a process with torch, and
+seconds of two steps; or the sentence with which the training is refused, and the processor time of
+that. The rows are kept in benchmarks/results/large_images.json.
 """
 
 import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,15 +21,17 @@ import torchcaps as tc
 from torchcaps.bench.timing import MIB, peak_of
 from torchcaps.data import ImageSet, MaskedSet
 from torchcaps.errors import ArgumentError
+from torchcaps.nn.generator import on_meta
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
-from torchcaps.training.cost import check_cost, estimate_cost
+from torchcaps.training.cost import check_cost, create_estimator
 from torchcaps.types import spec_of
 
 BATCH_SIZE = 4
 SIDE = 224
 LIMIT = 8_000_000_000
 CPU = torch.device("cpu")
+RESULTS = Path(__file__).parent / "results" / "large_images.json"
 
 
 def training_images(model: Any) -> ImageSet:
@@ -57,28 +61,47 @@ def take_steps(name: str, config: TrainConfig, images: ImageSet) -> None:
 
 def measure(name: str) -> dict[str, Any]:
     """The row of a model."""
-    start = time.perf_counter()
+    start = time.process_time()
+    config = TrainConfig.of(model=name, batch_size=BATCH_SIZE, precision="fp32")
     try:
-        with torch.device("meta"):
+        with on_meta():
             model = tc.create_model(name, in_chans=3, img_size=SIDE)
         images = training_images(model)
-        config = TrainConfig.of(model=name, batch_size=BATCH_SIZE, precision="fp32")
-        prediction = check_cost(model, config, images, CPU, limit=LIMIT)
+        check_cost(model, config, images, CPU, limit=LIMIT)
     except ArgumentError as error:
-        return {"refused": str(error), "seconds": round(time.perf_counter() - start, 2)}
-    cost = estimate_cost(create_task(model, config, images), images, BATCH_SIZE, CPU, "fp32")
+        seconds = time.process_time() - start
+        return {"refused": str(error), "processor seconds": round(seconds, 2)}
+    task = create_task(model, config, images)
+    cost = create_estimator(task, config, images, CPU).estimate(BATCH_SIZE)
+    start = time.perf_counter()
     marks = peak_of(lambda: take_steps(name, config, images))
+    seconds = time.perf_counter() - start
     peak = marks["peak_mib"] - marks["before_mib"]
-    predicted = None if cost.memory is None else round(cost.memory.total / MIB)
-    return {"line": prediction, "predicted MiB": predicted, "measured MiB": round(peak)}
+    return {
+        "parameters": cost.num_parameters,
+        "of the decoder": cost.num_decoder_parameters,
+        "predicted MiB": None if cost.memory is None else round(cost.memory.total / MIB),
+        "measured MiB": round(peak),
+        "seconds": round(seconds, 1),
+    }
+
+
+def measure_alone(name: str) -> dict[str, Any]:
+    """The row of a model, from a process of its own."""
+    command = [sys.executable, __file__, "--alone", name]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = (process.stdout + process.stderr).splitlines()
+    if process.returncode:
+        return {"failed": lines[-1] if lines else f"status {process.returncode}"}
+    return json.loads(lines[-1])
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--alone"]:
         print(json.dumps(measure(sys.argv[2])))
         sys.exit()
+    rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     for model_name in sys.argv[1:] or tc.list_models():
-        command = [sys.executable, __file__, "--alone", model_name]
-        process = subprocess.run(command, capture_output=True, text=True, check=False)
-        lines = (process.stdout + process.stderr).splitlines()
-        print(model_name, lines[-1] if lines else f"status {process.returncode}", flush=True)
+        rows[model_name] = measure_alone(model_name)
+        print(model_name, rows[model_name], flush=True)
+        RESULTS.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")

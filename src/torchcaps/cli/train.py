@@ -108,9 +108,8 @@ def train(
     elif ranks.is_main:
         tc.training.folder.check_new(run)
         # What cannot fit, and test images that cannot be read, are errors before the training.
-        tc.training.cost.check_named_set(
-            config, tc.training.device.resolve_device(config.training.device)
-        )
+        device = tc.training.device.resolve_device(config.training.device)
+        tc.training.cost.check_unread(config, device)
         if data.folds is None:
             tc.training.sampling.load_images(config, "test")
 

@@ -4,11 +4,13 @@
 through `__torch_dispatch__`, which adds the generator to those that draw random numbers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -57,6 +59,36 @@ class use_generator(TorchDispatchMode):
             return func(*args, **options)
         options["generator"] = options.get("generator") or self.generator
         return operation(*args, **options)
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Build modules in the block on the device "meta", where they take no memory.
+
+    Nothing is drawn: torch's fills of such tensors with random numbers import its compiler, which
+    takes two seconds.
+    """
+    with _WithoutDraws(), torch.device("meta"):
+        yield
+
+
+class _WithoutDraws(TorchFunctionMode):
+    """Leaves out what fills a tensor on the device "meta" with numbers."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        options = dict(kwargs or {})
+        tensor = args[0] if args else options.get("tensor")
+        is_draw = func.__name__ in ("normal_", "uniform_")
+        is_init = getattr(func, "__module__", "") == "torch.nn.init"
+        if (is_draw or is_init) and isinstance(tensor, Tensor) and tensor.is_meta:
+            return tensor
+        return func(*args, **options)
 
 
 def _takes_generator(operation: Any) -> bool:

@@ -20,7 +20,13 @@ from torchcaps.training.batches import SetBatches
 from torchcaps.training.calibration import write_calibration
 from torchcaps.training.callbacks import Callback, FunctionCallback
 from torchcaps.training.checkpoint import build_model, saved_options
-from torchcaps.training.cost import check_named_set, check_run, describe_run_model
+from torchcaps.training.cost import (
+    check_cost,
+    check_run,
+    check_unread,
+    describe_run_model,
+    has_backbone,
+)
 from torchcaps.training.defaults import complete_config
 from torchcaps.training.device import memory_errors, resolve_device
 from torchcaps.training.features import can_store, stored_features, without_augmentation
@@ -123,7 +129,7 @@ def _create_trainer(
 ) -> Trainer:
     """The training of a run: data read, model built."""
     device = resolve_device(config.training.device)
-    check_named_set(config, device)
+    check_unread(config, device)
     with main_first():
         config, train_images, val_images = read_images(config, device)
     cost = check_run(config, train_images, device, quick=emit is None)
@@ -145,6 +151,8 @@ def _create_trainer(
         description["classes"] = []  # a model without classes
         task = build_task()
     description["task"] = task.name
+    if has_backbone(config):
+        cost = check_cost(task.model, config, train_images, device, quick=emit is None)
     stores_features = can_store(task, train_images)
     if stores_features:
         without_augmentation(task)

@@ -86,6 +86,26 @@ class FeatureSet(ImageSet):
         return images.read()
 
 
+def feature_set(images: ImageSet, table: np.ndarray) -> FeatureSet:
+    """A set with a table of features in place of its images."""
+    stored = StoredFeatures(table, torch.arange(len(images)))
+    return FeatureSet(
+        stored,
+        images.labels,
+        images.classes,
+        images.name,
+        images.factors,
+        images.groups,
+        images.notes,
+    )
+
+
+def blank_features(model: Any, images: ImageSet) -> FeatureSet:
+    """A set of the size of the features of a model's backbone; all are 0, and take no memory."""
+    shape = (len(images), *model.feature_shape)
+    return feature_set(images, np.broadcast_to(np.float16(0), shape))
+
+
 class FeatureFile:
     """The file of the features that a model's frozen backbone gives of a set.
 
@@ -111,17 +131,7 @@ class FeatureFile:
 
     def features(self) -> FeatureSet:
         """The set of features; those that are missing have to be computed before they are read."""
-        images = self.images
-        stored = StoredFeatures(self.table, torch.arange(len(images)))
-        return FeatureSet(
-            stored,
-            images.labels,
-            images.classes,
-            images.name,
-            images.factors,
-            images.groups,
-            images.notes,
-        )
+        return feature_set(self.images, self.table)
 
     def num_missing(self, rows: Int64[Tensor, " n"]) -> int:
         """Number of these images whose features are not there yet."""

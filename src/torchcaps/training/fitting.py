@@ -20,6 +20,7 @@ from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, create_task, task_class
 from torchcaps.training.batches import BatchSource, SetBatches
 from torchcaps.training.callbacks import FunctionCallback
+from torchcaps.training.cost import check_cost
 from torchcaps.training.defaults import complete_config
 from torchcaps.training.device import memory_errors, resolve_device
 from torchcaps.training.initial import read_initial
@@ -131,6 +132,7 @@ def fit(
         initial = read_initial(config, images.classes)
         if initial is not None:
             initial.load_into(model)
+        cost = check_cost(model, config, images, device, in_place=True)
         config = complete_config(task, len(images))
         batches: BatchSource = SetBatches(images, config, task.spec.smallest_batch)
         if loader is not None:
@@ -150,7 +152,7 @@ def fit(
                 logger,
                 initial_weights=lambda: initial_weights,
                 callbacks=[FunctionCallback(on_step, on_epoch, should_stop)],
-                messages=[summary, *notes, thread_advice(device)],
+                messages=[summary, *notes, cost, thread_advice(device)],
             ).run()
             if logger.best_weights is not None:
                 model.load_state_dict(logger.best_weights)

@@ -35,7 +35,7 @@ class MemoryEstimate(EvaluationResult):
     Attributes:
         parameters: the weights.
         gradients: of the weights, those that exist at that moment.
-        optimizer: Adam's two moments.
+        optimizer: the numbers that it keeps for each weight; of Adam two.
         activations: tensors kept for the backward pass that exist at that moment, and the images.
         workspace: tensors that are made and dropped on the way, and what kernels take inside.
         libraries: code and tables of torch, and of numba where its loops run.
@@ -107,7 +107,13 @@ def image_shape(model: Any) -> tuple[int, int, int]:
         raise TypeError(f"model: expected a model of create_model(), got {kind}") from None
 
 
-def estimate_step(task: Task, batch: Any, device: torch.device, precision: str) -> MemoryEstimate:
+def estimate_step(
+    task: Task,
+    batch: Any,
+    device: torch.device,
+    precision: str,
+    num_moments: int = NUM_MOMENTS,
+) -> MemoryEstimate:
     """Peak memory of a training step of a task, without running one; see `estimate_memory`.
 
     Args:
@@ -115,6 +121,7 @@ def estimate_step(task: Task, batch: Any, device: torch.device, precision: str) 
         batch: of `Task.sample_batch`; only sizes and types of its tensors count.
         device: on which the step would run.
         precision: "fp32" or "bf16".
+        num_moments: numbers that the optimizer keeps for each weight.
     """
     with FakeTensorMode(allow_non_fake_inputs=True):
         tensors = _fake_tensors(task.model, device)
@@ -126,7 +133,40 @@ def estimate_step(task: Task, batch: Any, device: torch.device, precision: str) 
         with tracker:
             functional_call(step, names, (fake_batch,))
     num_bytes = sum(map(_num_bytes, inputs))
-    return _estimate(tracker, tensors, num_bytes, on_cpu=device.type == "cpu")
+    return _estimate(tracker, tensors, num_bytes, num_moments, on_cpu=device.type == "cpu")
+
+
+def estimate_features(model: Any, num_images: int, device: torch.device) -> int:
+    """Peak bytes of the pass of a frozen backbone that computes features of images.
+
+    Args:
+        model: whose specification declares `features`; it may be on the device "meta".
+        num_images: in a pass.
+        device: on which the pass would run.
+    """
+    on_cpu = device.type == "cpu"
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        tensors = _fake_tensors(model, device)
+        images = torch.empty(num_images, *model.image_shape, device=device)
+        tracker = StorageTracker([*tensors.values(), images])
+        names = {f"model.{name}": tensor for name, tensor in tensors.items()}
+        with tracker:
+            functional_call(FeaturePass(model), names, (images,))
+    num_bytes = sum(map(_num_bytes, [*tensors.values(), images]))
+    libraries = resident(tracker.operators) if on_cpu else 0
+    return num_bytes + tracker.peak(on_cpu) + libraries
+
+
+class FeaturePass(nn.Module):
+    """The features that a model's backbone gives, as the forward pass of a module."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute the features of images."""
+        return self.model.features(images)
 
 
 class BackwardStep(nn.Module):
@@ -181,6 +221,7 @@ def _estimate(
     tracker: StorageTracker,
     tensors: Mapping[str, Tensor],
     num_input_bytes: int,
+    num_moments: int,
     on_cpu: bool,
 ) -> MemoryEstimate:
     """The parts of the fullest moment."""
@@ -191,7 +232,7 @@ def _estimate(
     return MemoryEstimate(
         parameters=sum(_num_bytes(tensor) for tensor in tensors.values()),
         gradients=gradients,
-        optimizer=NUM_MOMENTS * sum(_num_bytes(w) for w in weights if w.requires_grad),
+        optimizer=num_moments * sum(_num_bytes(w) for w in weights if w.requires_grad),
         activations=saved + num_input_bytes,
         workspace=tracker.peak(on_cpu) - gradients - saved,
         libraries=resident(tracker.operators) if on_cpu else 0,
