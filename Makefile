@@ -24,7 +24,7 @@ MINUTES ?=
 SEED ?= 0
 CAMPAIGN = PYTHONPATH=tests $(BIN)/python -m campaign --seed $(SEED)
 
-.PHONY: train check pytest-check test pytest test-slow test-fake-gpu test-lowest campaign campaign-kills faults lint docs dependencies gallery picture weights install browser clean
+.PHONY: train check pytest-check test pytest test-slow test-fake-gpu gpu-bundle test-lowest campaign campaign-kills faults lint docs dependencies gallery picture weights install browser clean
 
 train: $(INSTALLED)
 	$(BIN)/torchcaps train capsnet-digits
@@ -51,6 +51,14 @@ test-fake-gpu: $(INSTALLED)
 	PYTHONPATH=tests $(BIN)/python -m fakecuda.build
 	PYTHONPATH=src:tests:. OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" --timeout 1200 \
 	  -p fakecuda.gpu -o python_files='check_*.py' tests/fakecuda/on_device
+
+# What `python -m benchmarks.gpu --output gpu-bundle/figures` needs on a machine without network, with torch.
+gpu-bundle: $(INSTALLED)
+	mkdir -p gpu-bundle/wheels
+	$(BIN)/python -m pip wheel --no-deps -w gpu-bundle/wheels .
+	$(BIN)/python -m pip download --only-binary :all: --python-version 3.12 --no-deps -d gpu-bundle/wheels \
+	  jaxtyping wadler-lindig safetensors scipy pillow jinja2 markupsafe
+	$(BIN)/torchcaps data fetch mnist --root gpu-bundle
 
 test-lowest:
 	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)

@@ -2,6 +2,9 @@
 
     python -m benchmarks.gpu [--batches 128 1024] [--repeats 20]
     python -m benchmarks.gpu --offline [--shapes matter|grid|all]
+    python -m benchmarks.gpu --minutes 25 --output DIR
+
+The last runs the stages of `gpu_stages.py`.
 
 The second needs Triton and no GPU, no CUDA. It compiles every kernel for sm_80 and sm_90 in the tile that is chosen for
 each shape, and tells registers, spills, shared memory and tensor-core instructions: evidence that the kernels would
@@ -34,7 +37,6 @@ import torch
 from torchcaps.bench.baselines import VARIANTS, check_errors, largest_error, outputs_of
 from torchcaps.bench.layer import Rates, least_seconds, least_work
 from torchcaps.bench.timing import cells, machine
-from torchcaps.cli.console import print_table
 from torchcaps.data import ImageBatch
 from torchcaps.models import create_model
 from torchcaps.nn import CapsuleLinear
@@ -224,12 +226,22 @@ def main() -> int:
     parser.add_argument(
         "--shapes", choices=("matter", "grid", "all"), default="grid", help="of --offline"
     )
+    parser.add_argument("--output", type=Path, help="run the stages of gpu_stages into a folder")
+    parser.add_argument("--minutes", type=float, default=25.0, help="of --output")
+    parser.add_argument("--stages", nargs="+", help="of --output; all by default")
     options = parser.parse_args()
     command = " ".join(["python -m benchmarks.gpu", *sys.argv[1:]])
     if options.offline:
         return offline(options.shapes, command)
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.gpu: torch sees no CUDA device here")
+    if options.output is not None:
+        from benchmarks.gpu_stages import run_stages
+
+        run_stages(options.output, options.minutes, options.stages)
+        return 0
+    from torchcaps.cli.console import print_table  # needs packages of the command line
+
     torch.backends.cuda.matmul.allow_tf32 = False
     error, device_rates = verify(), rates(options.repeats)
     layers = [

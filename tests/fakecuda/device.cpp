@@ -255,6 +255,7 @@ struct Call {
   std::string name;
   bool on_device = false;
   std::string on_host;  // arguments with axes that are on the CPU
+  bool indexes_host = false;  // whether the tensor that is indexed is one of them
   std::vector<std::pair<Tensor, Tensor>> pairs;  // (of the device, of the CPU)
   DeviceGenerator* generator = nullptr;
 
@@ -267,6 +268,7 @@ struct Call {
       check_dtype(tensor.scalar_type());
     } else if (tensor.is_cpu() && tensor.dim() > 0) {
       on_host += " " + argument + " " + c10::str(tensor.sizes());
+      indexes_host |= argument == "self";
     }
   }
 
@@ -284,7 +286,7 @@ struct Call {
   }
 
   void check() {
-    TORCH_CHECK(!on_device || on_host.empty() || INDEXING.count(name),
+    TORCH_CHECK(!on_device || on_host.empty() || (INDEXING.count(name) && !indexes_host),
                 "Expected all tensors to be on the same device, but found at least two devices, "
                 "cuda:0 and cpu! (", name, ", on the CPU:", on_host, ")");
     launched(name);

@@ -29,6 +29,7 @@ from torchcaps.training.loop import Trainer
 BUDGETS = Path(__file__).with_name("budgets.json")
 COUNTED_STEP = 4  # the first ones warm up
 STOPPED_AFTER = 2
+LEAK = 100_000  # bytes by which memory may grow in a step
 NUM_IMAGES = 12  # that are evaluated
 # Settings of systems that need other data than digits of one class each.
 DATA = {
@@ -94,9 +95,13 @@ def train_counted(config, folder, row):
         nonlocal number
         number += 1
         if number != COUNTED_STEP:
-            return step_of_trainer(self, *arguments)
+            outcome = step_of_trainer(self, *arguments)
+            row["memory"] = gpu.device.memory()[0]
+            return outcome
         with gpu.counted() as counts:
             outcome = step_of_trainer(self, *arguments)
+        after_step = gpu.device.memory()[0]
+        row["leaked bytes"] = after_step - row["memory"]
         row["launches"] = counts.launches.total()
         row["waits"] = counts.waits.total()
         row["waiting lines"] = counts.waiting_lines

@@ -95,7 +95,7 @@ def _describe(
         "pose": [*votes.children.pose.shape[1:]],
         "field": f"{votes.field!r} {votes.field.positions}",
         "types": [str(votes.weight.dtype), str(votes.children.pose.dtype)],
-        "products": _product_type(votes),
+        "products": product_type(votes),
         "bias": votes.bias is not None,
         "options": {name: str(option) for name, option in options.items()},
     }
@@ -126,7 +126,7 @@ def _package_version(package: str) -> str:
         return ""
 
 
-def _product_type(votes: ProductVotes) -> str:
+def product_type(votes: ProductVotes) -> str:
     """In what type products of matrices are made, a key of `LIMITS`."""
     types = (votes.autocast_dtype, votes.weight.dtype, votes.children.pose.dtype)
     if torch.bfloat16 in types:
@@ -143,11 +143,11 @@ def _try(
 ) -> str:
     """Why a fast path is wrong or does not run; empty where it is right."""
     try:
-        errors = _errors(path.run, reference, votes, options)
+        errors = relative_errors(path.run, reference, votes, options)
     except Exception as failure:  # a compiler may raise anything
         lines = str(failure).strip().splitlines() or [""]
         return f"because it failed when it was tried ({type(failure).__name__}: {lines[0]})"
-    limit = LIMITS[_product_type(votes)]
+    limit = LIMITS[product_type(votes)]
     for name, error in errors.items():
         if not error <= limit:  # nor NaN
             return (
@@ -157,7 +157,7 @@ def _try(
     return ""
 
 
-def _errors(
+def relative_errors(
     run: Callable[..., Routed],
     reference: Callable[..., Routed],
     votes: ProductVotes,

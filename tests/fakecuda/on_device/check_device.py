@@ -23,6 +23,8 @@ def test_devices_do_not_mix(x):
         x + torch.ones(4)
     assert (x + torch.tensor(1.0))[0] == 1  # numbers may be on the CPU
     assert x[torch.tensor([2])] == 2  # and indices
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.ones(4)[torch.tensor([2], device="cuda")]
 
 
 def test_a_generator_of_the_cpu_is_refused():

@@ -1,0 +1,152 @@
+"""Ten faults that only a device shows: the run of a system finds each of them.
+
+They are put into the task or the training of a tiny network.
+"""
+
+import pytest
+import torch
+
+import torchcaps as tc
+from fakecuda import gpu, systems
+from torchcaps.tasks.classify import Classify
+from torchcaps.training import state
+from torchcaps.training.update import Updater
+
+pytestmark = pytest.mark.filterwarnings("default")
+SYSTEM = "cnn_baseline"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A function that runs the system, and says what was found, a sentence."""
+
+    def run_system(precision="fp32"):
+        row = systems.run_system(SYSTEM, precision, tmp_path / "run")
+        if row["fault"]:
+            return row["fault"]
+        if row["waits"]:
+            return f"the host waited: {[*row['waiting lines']]}"
+        if row["leaked bytes"] > systems.LEAK:
+            return f"a step leaked {row['leaked bytes']} bytes"
+        return ""
+
+    return run_system
+
+
+@pytest.fixture
+def change_loss(monkeypatch):
+    """A function that lets another function change the losses of each training step."""
+
+    def change(function):
+        training_step = Classify.training_step
+
+        def changed_step(self, batch, fraction_trained):
+            losses = training_step(self, batch, fraction_trained)
+            return losses | {"loss": function(losses["loss"], losses["activation"])}
+
+        monkeypatch.setattr(Classify, "training_step", changed_step)
+
+    return change
+
+
+def test_no_fault_is_found_where_there_is_none(run):
+    assert run() == ""
+
+
+def test_a_tensor_made_without_device(run, change_loss):
+    change_loss(lambda loss, activation: loss + 0 * (activation + torch.zeros(10)).sum())
+    assert "Expected all tensors to be on the same device" in run()
+
+
+def test_a_generator_of_the_cpu(run, monkeypatch):
+    monkeypatch.setattr(Updater, "_dropout_generator", lambda self, step: torch.Generator())
+    monkeypatch.setitem(systems.SMALLER, SYSTEM, systems.SMALLER[SYSTEM] | {"dropout": 0.5})
+    assert "Expected a 'cuda' device type for generator" in run()
+
+
+def test_numpy_of_a_tensor_on_the_device(run, change_loss):
+    change_loss(lambda loss, activation: loss + 0 * activation.numpy().sum())
+    assert "can't convert cuda:0 device type tensor to numpy" in run()
+
+
+def test_an_item_in_the_step(run, change_loss):
+    change_loss(lambda loss, activation: loss + 0 * activation.sum().item())
+    assert "the host waited" in run()
+
+
+def test_uninitialized_memory(run, change_loss):
+    change_loss(lambda loss, activation: loss + 0 * torch.empty_like(activation).sum())
+    assert "the first loss was already nan" in run()
+
+
+def test_a_wrong_map_location(run, monkeypatch):
+    """Weights that are loaded stay on the CPU."""
+    use = systems.use
+
+    def use_without_moves(folder, row):
+        monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_: module)
+        use(folder, row)
+
+    monkeypatch.setattr(systems, "use", use_without_moves)
+    assert "a weight of the loaded model is not on the device" in run()
+
+
+def test_an_index_on_the_other_device(run, change_loss):
+    def index(loss, activation):
+        return loss + 0 * torch.ones(10)[activation.argmax(dim=1)].sum()
+
+    change_loss(index)
+    assert "Expected all tensors to be on the same device" in run()
+
+
+def test_float64_on_a_device_without_it(run, change_loss):
+    change_loss(lambda loss, activation: loss.double())
+    with gpu.without_float64():
+        tc.transfer.widest_float.cache_clear()
+        assert "does not support float64" in run()
+    tc.transfer.widest_float.cache_clear()
+
+
+def test_a_gradient_that_stays_scaled(run, monkeypatch):
+    """Clipped to norm 1 while it is scaled, it changes no weight; see `check_training` too."""
+    updates = []
+    update = Updater.update
+
+    def note_update(self, number):
+        before = [weight.detach().clone() for weight in self.task.parameters()]
+        update(self, number)
+        after = self.task.parameters()
+        updates.append(max(float((a - b).abs().max()) for a, b in zip(after, before, strict=True)))
+
+    monkeypatch.setattr(Updater, "update", note_update)
+    monkeypatch.setitem(systems.FURTHER, SYSTEM, {"model": SYSTEM, "optimizer": "sgd", "lr": 0.1})
+    run("fp16")
+    right = max(updates)
+    updates.clear()
+    monkeypatch.setattr(torch.amp.GradScaler, "unscale_", lambda self, optimizer: None)
+    run("fp16")
+    assert max(updates) < right / 100
+
+
+def test_a_leak_of_a_megabyte_a_step(run, change_loss):
+    leaked = []
+
+    def leak(loss, activation):
+        leaked.append(torch.zeros(1 << 18, device=activation.device))
+        return loss
+
+    change_loss(leak)
+    assert "a step leaked" in run()
+
+
+def test_a_state_restored_to_the_cpu(run, monkeypatch):
+    restore = state._restore
+
+    def restore_on_host(tensors, model, optimizer, average):
+        restore(tensors, model, optimizer, average)
+        for entry in optimizer.state.values():
+            for name, tensor in entry.items():
+                entry[name] = tensor.cpu()
+
+    monkeypatch.setattr(state, "_restore", restore_on_host)
+    assert "same device" in run()
