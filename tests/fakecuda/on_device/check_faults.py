@@ -16,12 +16,16 @@ pytestmark = pytest.mark.filterwarnings("default")
 SYSTEM = "cnn_baseline"
 
 
+USE = systems.use
+
+
 @pytest.fixture
-def run(tmp_path):
-    """A function that runs the system, and says what was found, a sentence."""
+def run(tmp_path, monkeypatch):
+    """A function that trains the system, and says what was found, a sentence."""
+    monkeypatch.setattr(systems, "use", lambda folder, row: None)
 
     def run_system(precision="fp32"):
-        row = systems.run_system(SYSTEM, precision, tmp_path / "run")
+        row = systems.run_system(SYSTEM, precision, tmp_path / str(len(list(tmp_path.iterdir()))))
         if row["fault"]:
             return row["fault"]
         if row["waits"]:
@@ -81,14 +85,13 @@ def test_uninitialized_memory(run, change_loss):
 
 def test_a_wrong_map_location(run, monkeypatch):
     """Weights that are loaded stay on the CPU."""
-    use = systems.use
 
     def use_without_moves(folder, row):
         monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_: module)
-        use(folder, row)
+        USE(folder, row)
 
     monkeypatch.setattr(systems, "use", use_without_moves)
-    assert "a weight of the loaded model is not on the device" in run()
+    assert "Expected all tensors to be on the same device" in run()
 
 
 def test_an_index_on_the_other_device(run, change_loss):
@@ -96,7 +99,7 @@ def test_an_index_on_the_other_device(run, change_loss):
         return loss + 0 * torch.ones(10)[activation.argmax(dim=1)].sum()
 
     change_loss(index)
-    assert "Expected all tensors to be on the same device" in run()
+    assert "on the same device as the indexed tensor" in run()
 
 
 def test_float64_on_a_device_without_it(run, change_loss):

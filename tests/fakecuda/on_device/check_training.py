@@ -82,6 +82,8 @@ def test_fp16_resumes_with_its_scale(tmp_path):
         train(config, tmp_path / "a", should_stop=lambda: next(steps) == 2)
     train(config, tmp_path / "a", resume=True)
     train(config, tmp_path / "b")
+    rows = [tc.training.Run(tmp_path / name).epochs[0] for name in "ab"]
+    assert rows[0]["train_loss"] == rows[1]["train_loss"]
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
     assert models[0] == models[1]
 
