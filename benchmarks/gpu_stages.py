@@ -95,7 +95,7 @@ def correctness(sizes: Sizes, _folder: Path) -> Figures:
             votes = ProductVotes(Capsules(pose, pose[..., 0]), DenseField(), weight)
             for path in registry.PATHS["dynamic_routing"]:
                 support = path.supports(votes)
-                row = {"impl": path.impl, "sizes": [children, parents, dim, in_dim]}
+                row: dict[str, Any] = {"impl": path.impl, "sizes": [children, parents, dim, in_dim]}
                 row |= {"dtype": str(dtype), "reason": support.reason}
                 if support.usable:
                     row |= _kernel_error(path, votes)
@@ -155,7 +155,11 @@ def step(sizes: Sizes, _folder: Path) -> Figures:
     for batch in sizes.batches:
         for layer in ("limit", "triton", "blocked", "compiled", "textbook"):
             for is_bf16 in (True, False):
-                row = {"layer": layer, "batch": batch, "precision": "bf16" if is_bf16 else "fp32"}
+                row: dict[str, Any] = {
+                    "layer": layer,
+                    "batch": batch,
+                    "precision": "bf16" if is_bf16 else "fp32",
+                }
                 try:
                     row |= _measure(_training_step(layer, batch, is_bf16, sizes), sizes.repeats)
                 except Exception as failure:
@@ -172,7 +176,8 @@ def _training_step(
 ) -> Callable[[], torch.Tensor]:
     """A function that takes one training step of the network with this layer of classes."""
     torch.manual_seed(0)
-    model: Any = tc.create_model("capsnet", **dict(sizes.options))
+    options: dict[str, Any] = dict(sizes.options)
+    model: Any = tc.create_model("capsnet", **options)
     model.class_capsules = VARIANTS[layer].build(model.class_capsules)
     task = create_task(model, TrainConfig()).cuda().train()
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
@@ -229,8 +234,8 @@ def mnist(_sizes: Sizes, folder: Path) -> Figures:
     config = config.updated(device="cuda", root=str(folder.parent), stop_at=0.995)
     run = train(config, folder / "runs" / "mnist")
     seconds = time.perf_counter() - start
-    accuracy = tc.evaluate(run.path, root=str(folder.parent), device="cuda").accuracy
-    return {"seconds": seconds, "test accuracy": accuracy, "ratio": seconds / 60}
+    evaluation: Any = tc.evaluate(run.path, root=str(folder.parent), device="cuda")
+    return {"seconds": seconds, "test accuracy": evaluation.accuracy, "ratio": seconds / 60}
 
 
 def backbone(sizes: Sizes, _folder: Path) -> Figures:

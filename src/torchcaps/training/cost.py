@@ -160,7 +160,7 @@ def check_cost(
     batch_size = config.training.batch_size or 1
     if limit is None and quick:
         return ""
-    if quick and rough_bytes(model, images, batch_size) < limit:
+    if quick and rough_bytes(model, images, batch_size) < (limit or 0):
         return ""
 
     estimator = create_estimator(task, config, images, device, problem, in_place)
@@ -393,7 +393,7 @@ def count_parameters(module: nn.Module) -> int:
 
 def count_decoder(task: Task) -> int:
     """Number of parameters of a model's decoder; 0 without one."""
-    decoder = getattr(task.model, "decoder", None)
+    decoder: Any = getattr(task.model, "decoder", None)
     has_decoder = task.spec.decoder and isinstance(decoder, nn.Module)
     return count_parameters(decoder) if has_decoder else 0
 
