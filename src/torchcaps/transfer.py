@@ -26,13 +26,19 @@ def to_device(tensor: Tensor, like: Tensor | torch.device) -> Tensor:
 
 def widen(x: Tensor) -> Tensor:
     """A tensor in float64; in float32 on a device without it, as those of Apple."""
-    return x.to(widest_float(x.device))
+    if x.device.type == "cpu":
+        return x.double()
+    return x.to(widest_float(x.device.type))
 
 
 @cache
-def widest_float(device: torch.device) -> torch.dtype:
-    """The largest type of floating point of a device: float64, or float32 where that is refused."""
-    if device.type in ("cpu", "meta"):
+def widest_float(device: str) -> torch.dtype:
+    """The largest type of floating point of a device: float64, or float32 where that is refused.
+
+    Args:
+        device: type of the device, such as "cuda".
+    """
+    if device in ("cpu", "meta"):
         return torch.float64
     try:
         torch.zeros(1, dtype=torch.float64, device=device)

@@ -39,7 +39,7 @@ def test_the_whole_help_has_every_setting_with_its_default(command, monkeypatch)
         assert re.search(rf"--{flag}\b", text), flag
     assert re.search(r"--epochs INT.*\(default: 10\)", text)
     assert "--flip, --no-flip" in text
-    assert "--precision auto|fp32|bf16" in text
+    assert "--precision auto|fp32|tf32|bf16|fp16" in text
 
 
 def test_the_short_help_leaves_rare_settings_out(command, monkeypatch):
@@ -54,7 +54,7 @@ def test_the_short_help_leaves_rare_settings_out(command, monkeypatch):
         (["--epoch", "3"], "unknown flag --epoch; did you mean --epochs?"),
         (["--epochs", "x"], "--epochs: expected a whole number, got 'x'"),
         (["--lr", "fast"], "--lr: expected a number, got 'fast'"),
-        (["--precision", "fp8"], "--precision: expected auto, fp32 or bf16, got 'fp8'"),
+        (["--precision", "fp8"], "--precision: expected auto, fp32, tf32, bf16 or fp16, got 'fp8'"),
         (["--epochs"], "missing value for argument '--epochs'"),
         (["more"], "unrecognized options: more"),
         (["--no-flip=1"], "--no-flip: expected no value"),

@@ -126,7 +126,7 @@ def test_reconstructions_are_of_a_class(model, images):
     torch.testing.assert_close(reconstruction, model.reconstruct(capsules, classes))
 
     # Poses of a fresh model may be short: normalized ones differ from class to class.
-    pose = capsules.pose / capsules.pose.norm(dim=-1, keepdim=True)
+    pose = torch.nn.functional.normalize(capsules.pose, dim=-1)
     capsules = capsules._replace(pose=pose)
     first = model.reconstruct(capsules, classes)
     second = model.reconstruct(capsules, (classes + 1) % model.num_classes)

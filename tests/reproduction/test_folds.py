@@ -137,7 +137,7 @@ def test_groups_stay_together(bars):
     images = load_dataset(str(bars), "train")
     groups = torch.arange(len(images)) // 4
     object.__setattr__(images, "factors", {"track": groups})
-    object.__setattr__(images, "group", "track")
+    object.__setattr__(images, "groups", groups)
     tested = []
     for fold in (1, 2, 3):
         config = tiny(bars, folds=3, fold=fold)

@@ -76,7 +76,7 @@ def test_stored_votes_are_activations(model):
         ({"batch": 0}, ValueError, "batch: expected at least 1, got 0"),
         ({"batch": 1.5}, TypeError, "batch: expected a whole number of images, got 1.5"),
         ({"batch": True}, TypeError, "batch: expected a whole number of images, got True"),
-        ({"batch": 1, "precision": "fp16"}, ValueError, "unknown precision 'fp16'"),
+        ({"batch": 1, "precision": "fp8"}, ValueError, "unknown precision 'fp8'"),
         (
             {"batch": 1, "model": nn.Linear(2, 2)},
             TypeError,

@@ -32,6 +32,7 @@ from torchcaps.training.features import BATCH, blank_features, can_store
 from torchcaps.training.memory import NUM_MOMENTS, MemoryEstimate, estimate_features, estimate_step
 from torchcaps.training.optimizers import create_optimizer
 from torchcaps.training.parameters import freeze_parameters
+from torchcaps.transfer import widest_float
 from torchcaps.types import ModelMetadata, model_metadata, spec_of
 
 GIB = 1 << 30
@@ -247,6 +248,7 @@ def create_estimator(
         features_bytes,
     )
     precision = resolve_precision(config.training.precision, device)
+    widest_float(device.type)  # asked of the device itself, before tensors are fake
     return Estimator(task, images, device, precision, num_moments, without_step)
 
 

@@ -82,7 +82,7 @@ def reliability(
     check_range("number of samples", len(confidence), low=1)
     check_range("bins", bins, low=1)
     edges = torch.linspace(
-        0, 1, bins + 1, dtype=widest_float(confidence.device), device=confidence.device
+        0, 1, bins + 1, dtype=widest_float(confidence.device.type), device=confidence.device
     )
     bin_of = torch.bucketize(widen(confidence), edges[1:-1])
     count = torch.bincount(bin_of, minlength=bins)
