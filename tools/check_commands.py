@@ -139,12 +139,16 @@ def _wrong_values(name: str, values: list[Any]) -> Iterator[str]:
     """What the command would refuse, as far as that does not depend on files of the reader."""
     from torchcaps.cli.settings import resolve
     from torchcaps.data import dataset_info
+    from torchcaps.reproduction import load_claim
     from torchcaps.training import load_recipe
 
     first = values[0]
     if name == "train" and not str(first).endswith(".toml"):
         config = resolve(first, values[1], values[2])
         yield from _wrong_settings(config)
+    elif name == "reproduce" and first == "claims":
+        if values[1] is not None:
+            load_claim(values[1])
     elif name == "reproduce" and first is not None and not first.endswith(".toml"):
         load_recipe(first)
     elif name == "data" and values[1] is not None:
