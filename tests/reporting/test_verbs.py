@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from PIL import Image
@@ -147,12 +149,29 @@ def test_a_margin_that_is_no_share_is_refused(margin):
         tc.compare(right, right, margin=margin)
 
 
-@pytest.mark.parametrize("argument", ["groups", "adjust"])
-def test_arguments_that_are_not_available_yet_are_refused(argument):
-    right = answers([1, 0, 1])
-    with pytest.raises(ArgumentError) as error:
-        tc.compare(right, right, **{argument: [0, 1, 1]})
-    assert error.value.argument == argument
+def test_groups_and_other_tests_of_a_family_decide_less():
+    first = torch.arange(400) % 40 < 38
+    second = torch.arange(400) % 40 < 36
+    single = tc.compare(first, second)
+    assert single.outcome == "first"
+    toys = [f"toy {number % 4}" for number in range(400)]
+    by_toy = tc.compare(first, second, groups=toys)
+    assert by_toy.num_groups == 4
+    assert by_toy.outcome == "undecided"
+    assert "by 4 groups of images" in by_toy.verdict
+    others = [1e-12, 0.4]
+    adjusted = tc.compare(first, second, adjust=others)
+    assert adjusted.p_value == tc.evaluation.holm([single.p_value, *others])[0]
+    assert adjusted.unadjusted_p == single.p_value
+    assert "adjusted for 3 tests" in adjusted.verdict
+
+
+def test_an_evaluation_knows_the_groups_of_its_images(model, images):
+    grouped = replace(images, groups=torch.arange(len(images)) // 2)
+    evaluation = tc.evaluate(model, grouped)
+    comparison = tc.compare(evaluation, evaluation)
+    assert comparison.num_groups == len(grouped.groups.unique())
+    assert tc.compare(evaluation, tc.evaluate(model, images)).num_groups is not None
 
 
 def test_a_run_is_compared_with_itself(trained):

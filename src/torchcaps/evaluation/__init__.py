@@ -39,6 +39,7 @@ from torchcaps.evaluation.comparison.exact import (
     mcnemar_power,
     smallest_visible,
 )
+from torchcaps.evaluation.comparison.uncertainty import holm, seeds_needed
 from torchcaps.evaluation.decoding.reconstruction import (
     Perturbation,
     Reconstructions,
@@ -179,6 +180,7 @@ __all__ = [
     "example_indices",
     "fgsm",
     "full_margin_loss",
+    "holm",
     "iteration_dynamics",
     "label_hits",
     "labels_needed",
@@ -199,6 +201,7 @@ __all__ = [
     "score",
     "score_multilabel",
     "score_segmentation",
+    "seeds_needed",
     "segment",
     "sign_noise",
     "sign_test",

@@ -26,8 +26,8 @@ Method = Any
 def compare(
     first: Method,
     second: Method,
-    groups: None = None,
-    adjust: None = None,
+    groups: Any = None,
+    adjust: Sequence[float] | None = None,
     margin: str | float = "10%",
     *,
     paired: bool = False,
@@ -46,8 +46,11 @@ def compare(
             or its folder, or several, whose models are run over all of their test images; or
             booleans that say whether a model is right on each image, `[n]` or `[runs, n]`.
         second: the baseline, in the same forms.
-        groups: not available yet; expected None.
-        adjust: not available yet; expected None.
+        groups: a label for each image, integer or text, equal for images that depend on each other,
+            as those of one toy, patient, digit or video. Then these are resampled, not images. None
+            takes the groups of the test images of run folders, and of evaluations that know them.
+        adjust: p-values of the other comparisons that are read together with this one; the
+            p-value and the outcome are those after Holm's correction.
         margin: smallest difference that matters, in accuracy, in (0, 1); or, as text such as "10%",
             a share of the errors of the baseline, of which there is at least one. Choose it before
             you look at the answers.
@@ -74,9 +77,6 @@ def compare(
         >>> tc.compare(routed, ["runs/uniform-0", "runs/uniform-1"]).outcome
         "undecided"
     """
-    for option, setting in (("groups", groups), ("adjust", adjust)):
-        if setting is not None:
-            raise ArgumentError(option, f"expected None: it is not available yet; got {setting!r}")
     reader = _AnswerReader({"root": root, "device": device, "progress": progress})
     first_answers = reader.read("first", first)
     second_answers = reader.read("second", second)
@@ -88,9 +88,14 @@ def compare(
     first_rows = _stack_by_seed(first_answers)
     second_rows = _stack_by_seed(second_answers)
     difference = _margin_as_difference(margin, baseline=second_rows)
+    options: dict[str, Any] = {
+        "groups": reader.groups if groups is None else groups,
+        "adjust": adjust or (),
+        "margin": difference,
+    }
     if len(first_rows) == len(second_rows) == 1:
-        return compare_answers(first_rows[0], second_rows[0], margin=difference)
-    return compare_runs(first_rows, second_rows, paired=paired, margin=difference)
+        return compare_answers(first_rows[0], second_rows[0], **options)
+    return compare_runs(first_rows, second_rows, paired=paired, **options)
 
 
 def _stack_by_seed(answers: dict[int, Tensor]) -> Answers:
@@ -124,6 +129,7 @@ class _AnswerReader:
         self.options = options
         self.labels: Tensor | None = None  # of the first evaluation
         self.reference: EvaluatedRun | None = None  # the first run
+        self.groups: Tensor | None = None  # of the images, where an evaluation or a run has them
 
     def read(self, argument: str, method: Method) -> dict[int, Tensor]:
         """Answers `[n]` of each model of a method, by seed, or by place where there is none."""
@@ -164,6 +170,7 @@ class _AnswerReader:
                 f"expected the labels of first, image for image, got {len(evaluation.labels)} "
                 f"labels that are not those {len(self.labels)}",
             )
+        self.groups = evaluation.groups if self.groups is None else self.groups
         return evaluation.predictions == evaluation.labels
 
     def _evaluate(self, source: Run | str | Path) -> EvaluatedRun:
@@ -171,6 +178,7 @@ class _AnswerReader:
         run = evaluate_run(source, **self.options)
         if self.reference is None:
             self.reference = run
+            self.groups = run.images.groups
         check_same_task([self.reference, run])
         path = run.run.path
         if not run.has_classes:

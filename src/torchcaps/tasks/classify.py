@@ -7,6 +7,7 @@ metrics of held-out images. Steps return `Outputs`, tensors by name.
 
 import math
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -323,13 +324,14 @@ class Classify(Task):
 
     def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
         loss = self.compute_metrics(outputs)["loss"]
-        return score(
+        evaluation = score(
             outputs["activation"],
             images.labels,
             images.classes,
             loss=loss,
             loss_name=self.loss,
         )
+        return replace(evaluation, groups=images.groups)
 
     def report_items(self, evaluation: Any, images: ImageSet) -> list[ReportItem]:
         return classified(self.model, evaluation, images)

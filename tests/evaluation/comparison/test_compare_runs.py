@@ -37,11 +37,11 @@ def true_lead(lead, by_seed, shared=0.0):
 
 def compare_simulated(num_tries, num_runs, n, *, paired=False, margin=0.01, **skills):
     rng = np.random.default_rng(0)
-    options = {"paired": paired, "margin": margin, "resamples": 1000}
+    options = {"paired": paired, "margin": margin}
     comparisons = []
-    for seed in range(num_tries):
+    for _ in range(num_tries):
         first, second = simulate_runs(rng, num_runs, n, **skills)
-        comparisons.append(compare_runs(first, second, **options, seed=seed))
+        comparisons.append(compare_runs(first, second, **options))
     return comparisons
 
 
@@ -172,7 +172,9 @@ def test_figures_verdict_and_table_of_a_clear_difference():
         ((3, 1), (3, 1), {}, "number of images: expected at least 2"),
         ((3, 8), (2, 8), {"paired": True}, "second: expected 3 runs"),
         ((3, 8), (3, 8), {"margin": 0}, "margin: expected"),
-        ((3, 8), (3, 8), {"resamples": 100}, "resamples: expected at least 1000"),
+        ((3, 8), (3, 8), {"groups": [1, 2]}, "groups: expected one label for each of 8 images"),
+        ((3, 8), (3, 8), {"groups": ["a"] * 8}, "groups: expected two groups or more, got 1"),
+        ((3, 8), (3, 8), {"adjust": [1.2]}, "p_values: expected"),
     ],
 )
 def test_arguments_that_do_not_fit(first, second, options, message):

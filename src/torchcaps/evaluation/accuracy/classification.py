@@ -75,6 +75,7 @@ class Evaluation(EvaluationResult):
         predictions: `[n]` int64 predicted classes.
         activations: `[n, classes]` float32 lengths in [0, 1].
         loss_name: name of the loss that `loss` is.
+        groups: `[n]` integers, equal for samples that depend on each other; None without groups.
     """
 
     accuracy: float
@@ -89,6 +90,7 @@ class Evaluation(EvaluationResult):
     predictions: Labels
     activations: Activations
     loss_name: str = field(default="margin", kw_only=True)
+    groups: Labels | None = field(default=None, kw_only=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the tensors per sample, ready for JSON.

@@ -15,11 +15,13 @@ with itself under uniform coupling; two methods by several runs each, and never 
 seeds with a mean.
 
 Why runs have a function of their own: another seed gives another network, and other test images
-another accuracy; a difference between methods must stand out against both. Images are resampled
-together for all runs, as all answer the same ones. There are few seeds, three to five: resampling
-them, too, makes the interval too narrow (95 % intervals of three runs hold the truth in 80 to
-93 %). Hence the variance over seeds is estimated, and the interval widened for so few of them as in
-Student's t-test.
+another accuracy; a difference between methods must stand out against both. See `uncertainty`.
+Images that show one thing (`groups`) are not independent: with 25 toys in many views it is the toys
+that count.
+
+Several comparisons that are read together are a family: of twenty without any difference, one
+appears to have one. `adjust` takes the p-values of the others, and the outcome is that after Holm's
+correction; an equivalence is corrected by Bonferroni's.
 
 From `exact` come the tests of two models. LEVEL is their significance level (0.05), MARGIN the
 default margin (0.01, one point), `smallest_visible` the difference that McNemar's test sees in 80 %
@@ -27,31 +29,38 @@ of tries.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean, stdev
-from typing import ClassVar, Literal
+from statistics import NormalDist, mean, stdev
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
+from numpy.typing import NDArray
 from torch import Tensor
 
-from torchcaps.errors import ArgumentError, check_range, check_shape
+from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.base import EvaluationResult, TextTable
 from torchcaps.evaluation.comparison.exact import (
     LEVEL,
     MARGIN,
+    POWER,
     check_margin,
     equivalence_test,
     mcnemar,
     smallest_visible,
 )
+from torchcaps.evaluation.comparison.uncertainty import (
+    PSEUDO_COUNT,
+    Uncertainty,
+    check_runs,
+    estimate_uncertainty,
+    holm,
+    number_groups,
+)
 from torchcaps.words import percent
 
-RESAMPLES = 10_000  # of the bootstrap
-
-# `compare_runs` adds so many images that only the first method gets right, and as many that only
-# the second does, so that runs that are all right do not seem certain.
-PSEUDO_COUNT = 2
+RESAMPLES = 10_000  # of the bootstrap of two models' images
 
 Outcome = Literal["first", "second", "equivalent", "undecided"]
 
@@ -72,6 +81,11 @@ class BaseComparison(EvaluationResult):
         equivalence_p: p-value of the hypothesis that they differ by the margin or more.
         visible: the smallest true difference that is seen in 80 % of tries, at level 0.05; None
             where not even a difference of 1 would be.
+        unadjusted_p: `p_value` before Holm's correction for the other tests of its family.
+        smallest_margin: smallest margin within which two equally good ones are shown to be so in
+            80 % of tries, at the variance that was observed.
+        num_groups: number of groups of images that depend on each other; None without groups.
+        family: number of tests for which the p-values are corrected.
     """
 
     derived = ("outcome", "verdict")
@@ -92,6 +106,10 @@ class BaseComparison(EvaluationResult):
     margin: float
     equivalence_p: float
     visible: float | None
+    unadjusted_p: float
+    smallest_margin: float
+    num_groups: int | None = None
+    family: int = 1
 
     @property
     def outcome(self) -> Outcome:
@@ -113,17 +131,37 @@ class BaseComparison(EvaluationResult):
         p_value = f"p = {self.p_value:.2g}"
         if self.outcome == "equivalent":
             p_value = f"p = {self.equivalence_p:.2g} for a larger gap"
+        if self.family > 1:
+            p_value += f", adjusted for {self.family} tests"
+        if self.num_groups is not None:
+            p_value += f", by {self.num_groups:,} groups of images"
         return f"{difference}, {interval}, {p_value}"
 
     @property
+    def resolves_margin(self) -> bool:
+        """Whether methods that are equally good would be shown to be so in 80 % of tries."""
+        return self.smallest_margin <= self.margin
+
+    @property
     def power(self) -> str:
-        """One sentence: the smallest difference that would be seen (the power of the test)."""
+        """The smallest difference that would be seen, and whether the margin can be resolved."""
         if self.visible is None:
             return f"{self.sample}, no difference would be seen, however large."
-        return (
+        seen = (
             f"{self.sample}, only a difference of {points(self.visible)} or more is seen "
             "in 80 % of tries; a smaller one may be there."
         )
+        if self.resolves_margin:
+            return seen
+        return (
+            f"{seen} They cannot resolve a margin of {points(self.margin)}, only one of "
+            f"{points(self.smallest_margin)} or more{self.remedy}."
+        )
+
+    @property
+    def remedy(self) -> str:
+        """What would resolve the margin, as the end of a sentence."""
+        return ": that takes more images"
 
     @property
     def verdict(self) -> str:
@@ -167,6 +205,11 @@ class Comparison(BaseComparison):
         margin: smallest difference that matters.
         equivalence_p: p-value of the hypothesis that they differ by the margin or more.
         visible: smallest difference that is seen in 80 % of tries at level 0.05; None: not even 1.
+        unadjusted_p: `p_value` before Holm's correction for the other tests of its family.
+        smallest_margin: smallest margin within which two equally good ones are shown to be so in
+            80 % of tries, at the variance that was observed.
+        num_groups: number of groups of images that depend on each other; None without groups.
+        family: number of tests for which the p-values are corrected.
     """
 
     first: float
@@ -215,6 +258,8 @@ def compare_answers(
     first: Bool[Tensor, " n"],
     second: Bool[Tensor, " n"],
     *,
+    groups: object = None,
+    adjust: Sequence[float] = (),
     margin: float = MARGIN,
     seed: int = 0,
 ) -> Comparison:
@@ -223,6 +268,9 @@ def compare_answers(
     Args:
         first: `[n]` booleans, whether the model in question is right; n at least 1.
         second: the same of the baseline, in the same order.
+        groups: `[n]` labels, integers or texts, equal for images that depend on each other, as
+            those of one toy, patient or digit; None where each image is by itself.
+        adjust: p-values of the other comparisons of the same family; see `holm`.
         margin: the smallest difference in accuracy that matters, in (0, 1). Choose it before you
             look: one point is little at 90 % accuracy, and more than all there is to gain at
             99.4 %.
@@ -241,24 +289,42 @@ def compare_answers(
     only_first = int((first & ~second).sum())
     only_second = int((second & ~first).sum())
 
+    figures: dict[str, Any] = {
+        "first": float(first.double().mean()),
+        "second": float(second.double().mean()),
+        "difference": (only_first - only_second) / n,
+        "only_first": only_first,
+        "only_second": only_second,
+        "num_samples": n,
+        "margin": margin,
+    }
+    units = number_groups(groups, n)
+    if units is not None:
+        check_margin(margin)
+        rows = [answers.cpu().double().numpy()[None] for answers in (first, second)]
+        error = estimate_uncertainty(rows[0], rows[1], units, paired=False)
+        return Comparison(**figures, **_infer(error, figures["difference"], margin, units, adjust))
+
     # There are three kinds of images: right for the first alone, for the second alone, and for both
     # or none. How many of each kind a resample with replacement has is multinomial.
     shares = [only_first / n, only_second / n, (n - only_first - only_second) / n]
     counts = np.random.default_rng(seed).multinomial(n, shares, size=RESAMPLES)
     differences = (counts[:, 0] - counts[:, 1]) / n  # [RESAMPLES]
     low, high = np.quantile(differences, [0.025, 0.975])
+    unadjusted_p = mcnemar(only_first, only_second)
+    equivalence_p = equivalence_test(only_first, only_second, n, margin=margin)
+    standard_error = math.sqrt(only_first + only_second + 2 * PSEUDO_COUNT) / n
+    normal = NormalDist()
+    quantiles = normal.inv_cdf(1 - LEVEL) + normal.inv_cdf((1 + POWER) / 2)
     return Comparison(
-        first=float(first.double().mean()),
-        second=float(second.double().mean()),
-        difference=(only_first - only_second) / n,
+        **figures,
         interval=(float(low), float(high)),
-        only_first=only_first,
-        only_second=only_second,
-        p_value=mcnemar(only_first, only_second),
-        num_samples=n,
-        margin=margin,
-        equivalence_p=equivalence_test(only_first, only_second, n, margin=margin),
+        unadjusted_p=unadjusted_p,
+        p_value=holm([unadjusted_p, *adjust])[0],
+        equivalence_p=min(1.0, equivalence_p * (1 + len(adjust))),
         visible=smallest_visible(n, (only_first + only_second) / n),
+        smallest_margin=quantiles * standard_error,
+        family=1 + len(adjust),
     )
 
 
@@ -281,16 +347,32 @@ class RunsComparison(BaseComparison):
         margin: smallest difference that matters.
         equivalence_p: p-value of the hypothesis that they differ by the margin or more.
         visible: smallest difference that is seen in 80 % of tries at level 0.05; None: not even 1.
+        unadjusted_p: `p_value` before Holm's correction for the other tests of its family.
+        smallest_margin: smallest margin within which two equally good ones are shown to be so in
+            80 % of tries, at the variance that was observed.
+        num_groups: number of groups of images that depend on each other; None without groups.
+        family: number of tests for which the p-values are corrected.
+        seeds_needed: number of runs of each method that would show a difference as large as the
+            margin, in 80 % of tries; None where so many images do not with any number of runs.
     """
 
     first: tuple[float, ...]
     second: tuple[float, ...]
     paired: bool
+    seeds_needed: int | None
 
     subject = "method"
     evidence_noun = "runs"
     scope = "over seeds and images"
     sample = "With so many runs and images"
+
+    @property
+    def remedy(self) -> str:
+        if self.seeds_needed is None:
+            return ": more images are needed, more seeds do not suffice"
+        return (
+            f": a difference of the margin is seen with {self.seeds_needed:,} seeds of each method"
+        )
 
     def table(self) -> TextTable:
         """A row for each method: mean and standard deviation over its runs, and the runs."""
@@ -305,156 +387,77 @@ def compare_runs(
     first: Bool[Tensor, "runs n"],
     second: Bool[Tensor, "other_runs n"],
     *,
+    groups: object = None,
+    adjust: Sequence[float] = (),
     paired: bool = False,
     margin: float = MARGIN,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
 ) -> RunsComparison:
     """Compare two methods by their runs, on the same images in the same order.
 
-    The error of the difference, new difference minus observed one if all were repeated, is
-    simulated; the interval and the p-values follow from its distribution. It has two sources.
-    Images: they are bootstrapped, for all runs together (and `PSEUDO_COUNT` images are added).
-    Seeds: a normal deviate, whose variance is that of the runs' accuracies, less the part that
-    comes from the images that each run happens to miss (which is in the bootstrap already). The sum
-    is multiplied by a factor that turns a normal into Student's t distribution, with the degrees of
-    freedom of Welch and Satterthwaite for the two sources.
+    The difference is divided by its standard error, which is estimated over seeds and images, or
+    over seeds and groups of images; see `uncertainty`.
 
     Args:
         first: `[runs, n]` booleans, whether each run of the method in question is right on each
             image; at least 2 runs and 2 images. Every run counts: leave none out.
         second: the same of the baseline; the number of runs may differ.
+        groups: `[n]` labels, integers or texts, equal for images that depend on each other, as
+            those of one toy, patient or digit; None where each image is by itself.
+        adjust: p-values of the other comparisons of the same family; see `holm`.
         paired: whether run k of both shares what varies, such as split and order by an equal seed.
             Then only the differences within pairs count. If False, seeds are independent.
         margin: the smallest difference in accuracy that matters, in (0, 1); see `compare_answers`.
-        resamples: number of simulated errors, at least 1,000.
-        seed: of the simulation.
 
     Returns:
         The difference with its interval, p-values and verdict; see `RunsComparison`.
 
     Raises:
-        ArgumentError: for fewer runs or images, numbers of runs that differ though paired, a margin
-            out of range, or too few resamples.
+        ArgumentError: for fewer runs or images, numbers of runs that differ though paired, labels
+            that do not fit, or a margin or p-value out of range.
     """
-    check_shape("first", first, ("runs", "n"))
-    check_shape("second", second, ("runs", "n"), n=first.shape[1])
-    check_range("first: number of runs", len(first), low=2)
-    check_range("second: number of runs", len(second), low=2)
-    check_range("number of images", first.shape[1], low=2)
-    check_range("resamples", resamples, low=1000)
+    check_runs(first, second, paired)
     check_margin(margin)
-    if paired and len(first) != len(second):
-        raise ArgumentError(
-            "second", f"expected {len(first)} runs, one for each of first, got {len(second)}"
-        )
     first_runs = first.cpu().double()
     second_runs = second.cpu().double()
     first_accuracies = first_runs.mean(dim=1)
     second_accuracies = second_runs.mean(dim=1)
     difference = float(first_accuracies.mean() - second_accuracies.mean())
-
-    rng = np.random.default_rng(seed)
-    errors = _simulate_errors(first_runs.numpy(), second_runs.numpy(), paired, resamples, rng)
-    quantiles = np.quantile(errors, [0.025, 0.2, 0.8, 0.975])
-    low, percentile_20, percentile_80, high = map(float, quantiles)
-
-    # An observed difference is seen if it exceeds half the interval. That happens in 80 % of tries
-    # where the true difference exceeds half the interval by the 80th percentile of errors. As the
-    # distribution need not be symmetric, the percentiles below and above 0 are averaged.
-    visible = (high - low) / 2 + (percentile_80 - percentile_20) / 2
+    units = number_groups(groups, first.shape[1])
+    error = estimate_uncertainty(first_runs.numpy(), second_runs.numpy(), units, paired)
     return RunsComparison(
         first=tuple(first_accuracies.tolist()),
         second=tuple(second_accuracies.tolist()),
         difference=difference,
-        interval=(difference + low, difference + high),
-        p_value=min(1.0, 2 * _tail_probability(errors, abs(difference))),
         num_samples=first.shape[1],
         paired=paired,
         margin=margin,
-        equivalence_p=_tail_probability(errors, margin - abs(difference)),
-        visible=visible if visible <= 1 else None,
+        seeds_needed=error.seeds_needed(margin),
+        **_infer(error, difference, margin, units, adjust),
     )
 
 
-def _simulate_errors(
-    first: Float[np.ndarray, "runs n"],
-    second: Float[np.ndarray, "other_runs n"],
-    paired: bool,
-    resamples: int,
-    rng: np.random.Generator,
-) -> Float[np.ndarray, " resamples"]:
-    """Draw errors of the difference between the mean accuracies, by images and by seeds.
-
-    Args:
-        first: answers of the runs of the method in question, 1 where they are right, else 0.
-        second: answers of the runs of the baseline, likewise.
-        paired: as in `compare_runs`.
-        resamples: as in `compare_runs`.
-        rng: source of the draws.
-    """
-    n = first.shape[1]
-
-    # Images, by a bootstrap. Those with the same difference between the methods are of one kind:
-    # how many of each kind a resample has is multinomial.
-    image_differences = first.mean(axis=0) - second.mean(axis=0)
-    kinds, counts = np.unique(image_differences, return_counts=True)
-    kinds = np.append(kinds, [1, -1])
-    counts = np.append(counts, [PSEUDO_COUNT, PSEUDO_COUNT])
-    shares = counts / counts.sum()
-    share_errors = rng.multinomial(n, shares, size=resamples) / n - shares  # [resamples, kinds]
-    image_errors = share_errors @ kinds
-    image_variance = (shares @ kinds**2 - (shares @ kinds) ** 2) / n
-
-    # Seeds.
-    if paired:
-        seed_variance, seed_term = _seed_variance(first - second)
-    else:
-        first_variance, first_term = _seed_variance(first)
-        second_variance, second_term = _seed_variance(second)
-        seed_variance = first_variance + second_variance
-        seed_term = first_term + second_term
-    seed_variance = max(0.0, seed_variance)
-    seed_errors = math.sqrt(seed_variance) * rng.standard_normal(resamples)
-
-    # Welch and Satterthwaite: a sum of estimated variances v_k, each of f_k degrees of freedom, has
-    # (sum_k v_k)^2 / sum_k (v_k^2 / f_k) of them.
-    variance = image_variance + seed_variance
-    image_term = image_variance**2 / (n - 1)
-    degrees_of_freedom = variance**2 / (image_term + seed_term)
-    chi_squares = rng.chisquare(degrees_of_freedom, size=resamples)
-    t_factors = np.sqrt(degrees_of_freedom / chi_squares)
-    return np.asarray((image_errors + seed_errors) * t_factors)
-
-
-def _seed_variance(answers: Float[np.ndarray, "runs n"]) -> tuple[float, float]:
-    """Estimate how much a mean over runs varies by their seeds.
-
-    The accuracies of runs vary by seed, and by chance on single images, which every run has by
-    itself. That chance is in the bootstrap of images, so its variance is subtracted.
-
-    Args:
-        answers: of each run on each image, or differences of the answers of two paired runs.
-
-    Returns:
-        The variance (below 0 where chance alone varies more than the runs), and its term v^2 / f of
-        Welch and Satterthwaite: v is the variance before the subtraction, f = runs - 1. Chance is
-        estimated from so many images that it hardly adds to the uncertainty.
-    """
-    num_runs, n = answers.shape
-    accuracies = answers.mean(axis=1, keepdims=True)
-    residuals = answers - accuracies - answers.mean(axis=0) + answers.mean()
-    residual_variance = (residuals**2).sum() / ((num_runs - 1) * (n - 1))
-    chance = residual_variance / n  # variance of an accuracy by single images
-    variance = accuracies.var(ddof=1)
-    term = float(variance / num_runs) ** 2 / (num_runs - 1)
-    return float(variance - chance) / num_runs, term
-
-
-def _tail_probability(errors: Float[np.ndarray, " resamples"], distance: float) -> float:
-    """Return the probability of an error beyond a distance, on the more frequent side; never 0."""
-    num_errors = max((errors >= distance).sum(), (errors <= -distance).sum())
-    return float((num_errors + 1) / (len(errors) + 1))
+def _infer(
+    error: Uncertainty,
+    difference: float,
+    margin: float,
+    units: NDArray[np.int64] | None,
+    adjust: Sequence[float],
+) -> dict[str, Any]:
+    """Interval and p-values by the t distribution, by the names of `BaseComparison`."""
+    half = error.quantile(1 - LEVEL / 2)
+    unadjusted_p = min(1.0, 2 * error.tail(abs(difference)))
+    visible = half + error.quantile(POWER)
+    smallest_margin = error.quantile(1 - LEVEL) + error.quantile((1 + POWER) / 2)
+    return {
+        "interval": (difference - half, difference + half),
+        "unadjusted_p": unadjusted_p,
+        "p_value": holm([unadjusted_p, *adjust])[0],
+        "equivalence_p": min(1.0, error.tail(margin - abs(difference)) * (1 + len(adjust))),
+        "visible": visible if visible <= 1 else None,
+        "smallest_margin": smallest_margin,
+        "num_groups": None if units is None else int(units.max()) + 1,
+        "family": 1 + len(adjust),
+    }
 
 
 def points(difference: float) -> str:

@@ -1,0 +1,279 @@
+"""How uncertain a difference of two methods is, by seeds and by images or groups of images.
+
+The runs of a method answer the same images. The variance of the difference of mean accuracies has
+two sources: another sample of images (or of groups: toys, patients, digits), which all runs share,
+and other seeds. Both are estimated by sums of squares, as in an analysis of variance with crossed
+factors. The difference divided by its standard error then follows Student's t distribution, with
+the degrees of freedom of Satterthwaite, "An approximate distribution of estimates of variance
+components", Biometrics Bulletin 1946.
+
+Groups are the units of sampling, so that images within a group may depend on each other in any way.
+`docs/decisions.md` says why groups are not resampled by a bootstrap.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchcaps.errors import ArgumentError, check_range, check_shape
+from torchcaps.evaluation.comparison.exact import LEVEL, POWER
+
+# As many images are added that only the first method gets right, and as many that only the second
+# does, so that runs that are all right do not seem certain.
+PSEUDO_COUNT = 2
+MAX_SEEDS = 1000
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """What seeds add to the variance of one method's accuracy.
+
+    Attributes:
+        num_runs: number of runs; 1 where their variance is not known, and not counted.
+        variance: variance of the accuracy of a run over the same images.
+        chance: the part of it that comes from single images or groups that a run happens to miss.
+    """
+
+    num_runs: int
+    variance: float
+    chance: float
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """Variance of the difference of two accuracies, by its sources.
+
+    Attributes:
+        image_variance: by another sample of images or groups, with the mean of the runs.
+        num_units: effective number of images, or of groups: smaller where their sizes differ.
+        seeds: of each method; of runs in pairs one, of the differences within pairs.
+    """
+
+    image_variance: float
+    num_units: float
+    seeds: tuple[Seeds, ...]
+
+    @property
+    def variance(self) -> float:
+        """Variance of the difference; chance is in `image_variance` already, and counts once."""
+        seed_variance = sum((part.variance - part.chance) / part.num_runs for part in self.seeds)
+        return self.image_variance + max(0.0, seed_variance)
+
+    @property
+    def degrees_of_freedom(self) -> float:
+        """Of the t distribution, by Satterthwaite.
+
+        A method whose few runs happen to agree would seem known too well. Its term is that of both
+        methods' pooled variance, where this is larger.
+        """
+        image_term = self.image_variance**2 / max(1.0, self.num_units - 1)
+        total = sum((part.num_runs - 1) * part.variance for part in self.seeds)
+        pooled = total / max(1, sum(part.num_runs - 1 for part in self.seeds))
+        seed_term = 0.0
+        for part in self.seeds:
+            mean_variance = max(part.variance, pooled) / part.num_runs
+            seed_term += mean_variance**2 / (part.num_runs - 1)
+        degrees = self.variance**2 / (image_term + seed_term)
+        fewest = min((part.num_runs for part in self.seeds), default=2)
+        return max(degrees, fewest - 1)
+
+    @property
+    def standard_error(self) -> float:
+        """Of the difference."""
+        return math.sqrt(self.variance)
+
+    def quantile(self, probability: float) -> float:
+        """The error of the difference that is exceeded with probability 1 - `probability`."""
+        from scipy.stats import t
+
+        return float(t.ppf(probability, self.degrees_of_freedom)) * self.standard_error
+
+    def tail(self, distance: float) -> float:
+        """Probability of an error above a distance."""
+        from scipy.stats import t
+
+        return float(t.sf(distance / self.standard_error, self.degrees_of_freedom))
+
+    def with_runs(self, num_runs: int) -> Self:
+        """What is expected of another number of runs of each method."""
+        chance = sum(part.chance / part.num_runs for part in self.seeds)
+        expected_chance = sum(part.chance / num_runs for part in self.seeds)
+        image_variance = max(0.0, self.image_variance - chance) + expected_chance
+        seeds = tuple(Seeds(num_runs, part.variance, part.chance) for part in self.seeds)
+        return replace(self, image_variance=image_variance, seeds=seeds)
+
+    def sees(self, difference: float) -> bool:
+        """Whether a true difference is found in 80 % of tries at level 0.05."""
+        return self.quantile(1 - LEVEL / 2) + self.quantile(POWER) <= difference
+
+    def seeds_needed(self, difference: float) -> int | None:
+        """The least runs of each method that see a difference; see the function of this name."""
+        if not self.with_runs(MAX_SEEDS).sees(difference):
+            return None
+        low = 1
+        high = MAX_SEEDS
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.with_runs(middle).sees(difference):
+                high = middle
+            else:
+                low = middle
+        return high
+
+
+def estimate_uncertainty(
+    first: Float[NDArray[np.float64], "runs n"],
+    second: Float[NDArray[np.float64], "other_runs n"],
+    group_of_image: NDArray[np.int64] | None,
+    paired: bool,
+) -> Uncertainty:
+    """Estimate the variance of the difference of mean accuracies.
+
+    Args:
+        first: 1 where a run of the method in question is right on an image, else 0.
+        second: the same of the baseline.
+        group_of_image: `[n]` integers from 0 to the number of groups - 1; None: each image is one.
+        paired: whether run k of both belong together.
+    """
+    n = first.shape[1]
+    sizes = np.ones(n)
+    if group_of_image is not None:
+        sizes = np.bincount(group_of_image).astype(float)
+    num_units = len(sizes)
+    methods = [first - second] if paired else [first, second]
+    totals = []
+    seeds = []
+    for answers in methods:
+        accuracies = answers.mean(axis=1)
+        deviations = _sum_groups(answers, group_of_image) - accuracies[:, None] * sizes
+        total = deviations.mean(axis=0)  # [units], summed over the images of each
+        totals.append(total)
+        num_runs = len(answers)
+        if num_runs > 1:
+            squares = ((deviations - total) ** 2).sum()
+            chance = squares / (num_runs - 1) * num_units / (num_units - 1) / n**2
+            seeds.append(Seeds(num_runs, float(accuracies.var(ddof=1)), float(chance)))
+    difference = totals[0] if paired else totals[0] - totals[1]
+    squares = (difference**2).sum() * num_units / (num_units - 1)
+    image_variance = (squares + 2 * PSEUDO_COUNT) / n**2
+    effective_units = sizes.sum() ** 2 / (sizes**2).sum()
+    return Uncertainty(float(image_variance), float(effective_units), tuple(seeds))
+
+
+def _sum_groups(
+    answers: Float[NDArray[np.float64], "runs n"], group_of_image: NDArray[np.int64] | None
+) -> NDArray[np.float64]:
+    """The sum over the images of each group, `[runs, groups]`."""
+    if group_of_image is None:
+        return answers
+    return np.stack([np.bincount(group_of_image, weights=row) for row in answers])
+
+
+def number_groups(groups: object, num_images: int) -> NDArray[np.int64] | None:
+    """Groups as integers from 0.
+
+    Args:
+        groups: a label for each image, integers or texts, in an array, tensor or list; None for
+            images that are each by itself.
+        num_images: n.
+
+    Raises:
+        ArgumentError: not one label an image, or less than two groups.
+    """
+    if groups is None:
+        return None
+    labels = np.asarray(groups.cpu() if isinstance(groups, Tensor) else groups)
+    if labels.shape != (num_images,):
+        raise ArgumentError(
+            "groups",
+            f"expected one label for each of {num_images} images, got {list(labels.shape)}",
+        )
+    names, group_of_image = np.unique(labels, return_inverse=True)
+    if len(names) < 2:
+        raise ArgumentError("groups", f"expected two groups or more, got {len(names)}")
+    return group_of_image.reshape(-1)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjust the p-values of a family of tests by Holm's method.
+
+    If all that is below 0.05 afterwards is claimed, then at most 5 % of families hold a false
+    claim, however the tests depend on each other. Sture Holm, "A simple sequentially rejective
+    multiple test procedure", Scandinavian Journal of Statistics 1979.
+
+    Args:
+        p_values: of all tests of the family, in [0, 1].
+
+    Returns:
+        The adjusted p-values, in the order of the tests.
+
+    Raises:
+        ArgumentError: for a number outside [0, 1].
+
+    Example:
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
+    """
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, index in enumerate(np.argsort(np.asarray(p_values, dtype=float), kind="stable")):
+        p_value = float(p_values[index])
+        check_range("p_values", p_value, low=0, high=1)
+        largest = max(largest, (len(p_values) - rank) * p_value)
+        adjusted[index] = min(1.0, largest)
+    return adjusted
+
+
+def seeds_needed(
+    difference: float,
+    first: Bool[Tensor, "runs n"],
+    second: Bool[Tensor, "other_runs n"],
+    *,
+    groups: object = None,
+    paired: bool = False,
+) -> int | None:
+    """How many seeds of each method show a difference in 80 % of tries, at level 0.05.
+
+    Args:
+        difference: true difference in accuracy, in (0, 1).
+        first: `[runs, n]` booleans of a first few runs, at least 2, as `compare_runs` takes them.
+        second: the same of the baseline.
+        groups: `[n]` labels of images that depend on each other.
+        paired: whether run k of both shares what varies by seed.
+
+    Returns:
+        The number of runs of each method, from 2 to 1,000; None where so many images or groups do
+        not show it with any such number.
+
+    Raises:
+        ArgumentError: for arguments that do not fit.
+    """
+    check_range("difference", difference, low=0, high=1)
+    check_runs(first, second, paired)
+    units = number_groups(groups, first.shape[1])
+    first_runs = first.cpu().double().numpy()
+    second_runs = second.cpu().double().numpy()
+    return estimate_uncertainty(first_runs, second_runs, units, paired).seeds_needed(difference)
+
+
+def check_runs(first: Tensor, second: Tensor, paired: bool) -> None:
+    """Check the answers of two methods.
+
+    Raises:
+        ArgumentError: less than two runs or images, other images, or unequal numbers of pairs.
+    """
+    check_shape("first", first, ("runs", "n"))
+    check_shape("second", second, ("runs", "n"), n=first.shape[1])
+    check_range("first: number of runs", len(first), low=2)
+    check_range("second: number of runs", len(second), low=2)
+    check_range("number of images", first.shape[1], low=2)
+    if paired and len(first) != len(second):
+        raise ArgumentError(
+            "second", f"expected {len(first)} runs, one for each of first, got {len(second)}"
+        )
