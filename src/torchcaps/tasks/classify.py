@@ -324,13 +324,9 @@ class Classify(Task):
 
     def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
         loss = self.compute_metrics(outputs)["loss"]
-        evaluation = score(
-            outputs["activation"],
-            images.labels,
-            images.classes,
-            loss=loss,
-            loss_name=self.loss,
-        )
+        activation = outputs["activation"]
+        options: Any = {"loss": loss, "loss_name": self.loss}
+        evaluation = score(activation, images.labels, images.classes, **options)
         return replace(evaluation, groups=images.groups)
 
     def report_items(self, evaluation: Any, images: ImageSet) -> list[ReportItem]:
