@@ -71,6 +71,14 @@ def test_misplaced_parts_of_known_scores(monkeypatch):
     assert far == pytest.approx(0.9, abs=0.01)  # 5 % of all are refused, of the darkest half
 
 
+def test_entropy_of_couplings_says_whether_routing_was_tested():
+    images = render_faces("whole", 4, seed=2)
+    options = {"num_classes": 4, "img_size": 64, "channels": 3, "primary_types": 1}
+    equal = create_model("capsnet", routing="uniform", decoder=False, **options)
+    assert misplaced._coupling_entropy(equal, images)["coupling_entropy"] == pytest.approx(1)
+    assert misplaced._coupling_entropy(Brightness(), images) == {}
+
+
 def test_controls_without_a_network(monkeypatch):
     """Misplaced parts have the ink of whole ones; nothing is nearer than an image to itself."""
     monkeypatch.setattr(misplaced, "NUM_IMAGES", 100)

@@ -27,9 +27,9 @@ JITTER = 1  # pixels by which an object lies off the middle, and each part off i
 FIRST_PLACE = 2 * JITTER
 LAST_PLACE = SIDE - PART - FIRST_PLACE
 BACKGROUND = 0.2
-NOISE = 0.1  # standard deviation, of the brightness from 0 to 1
-CONTRAST = (0.2, 0.7)  # brightness of an object above the background
-PATCH = (12, 29)  # pixels along the sides of what occludes half of the images
+NOISE = 0.13  # standard deviation, of the brightness from 0 to 1
+CONTRAST = (0.15, 0.7)  # brightness of an object above the background
+PATCH = (16, 37)  # pixels along the sides of what occludes half of the images
 CLEARANCE = PART + 2  # pixels from a moved part to any other
 COUNTS = {"train": 2000, "test": 500}  # images of an object, and of a kind of "other"
 

@@ -5,19 +5,23 @@ from statistics import mean
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, normalize
 
 from torchcaps.data import ImageSet, render_faces
 from torchcaps.data.sets.faces import CLASSES, MISPLACED
 from torchcaps.evaluation.base import Images, Labels
 from torchcaps.evaluation.robustness.detection import auroc
+from torchcaps.evaluation.routing.couplings import coupling_entropy
+from torchcaps.evaluation.routing.layers import route_images
+from torchcaps.nn import RoutedLayer
 from torchcaps.reporting import EvaluatedRun
 from torchcaps.reproduction.claim_measures._scores import Scores, class_scores
 from torchcaps.reproduction.measures import Figures, register_measure
 from torchcaps.types import spec_of
 
 NUM_IMAGES = 2000  # of each kind
+NUM_ROUTED = 64  # images whose couplings are measured
 NUM_REFERENCES = 8000  # the training images of "faces"
 SEED = 1  # of the test images
 KINDS = (*MISPLACED, "upside-down", "scrambled")
@@ -37,7 +41,7 @@ def misplaced_parts(run: EvaluatedRun) -> Figures:
         "auroc_misplaced": mean over swapped, turned, foreign and moved parts; "accepted_KIND":
         share of images whose probability is above one half; "accepted_95_KIND": the same with the
         threshold that accepts 95 % of whole objects; "accepted_95_by_distance": of moved parts, by
-        distance.
+        distance; "coupling_entropy" of the last routed layer, 1 where couplings are equal.
     """
     model = run.model
     whole = render_faces("whole", NUM_IMAGES, seed=SEED)
@@ -54,6 +58,7 @@ def misplaced_parts(run: EvaluatedRun) -> Figures:
         figures[f"accepted_95_{kind}"] = float(torch.cat(is_accepted).double().mean())
         if kind == "moved":
             figures["accepted_95_by_distance"] = _by_distance(torch.cat(is_accepted), images)
+    figures |= _coupling_entropy(model, whole.subset(range(NUM_ROUTED)))
     figures["auroc_misplaced"] = mean(figures[f"auroc_{kind}"] for kind in MISPLACED)
     return figures
 
@@ -81,6 +86,14 @@ def misplaced_controls(_run: EvaluatedRun) -> Figures:
         "nearest_auroc_misplaced": mean(nearest_areas),
         "ink_auroc_misplaced": mean(ink_areas),
     }
+
+
+def _coupling_entropy(model: nn.Module, images: ImageSet) -> Figures:
+    """Entropy of the couplings of the last routed layer; nothing where nothing is routed."""
+    if not any(isinstance(module, RoutedLayer) for module in model.modules()):
+        return {}
+    *_, trace = route_images(model, images.float_images()).layers.values()
+    return {"coupling_entropy": coupling_entropy(trace).mean}
 
 
 def mean_auroc(whole: list[Tensor], misplaced: list[Tensor]) -> float:
