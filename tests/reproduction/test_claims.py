@@ -133,6 +133,25 @@ def test_a_verdict_needs_all_seeds_and_the_family(claim):
     assert judge_claim(claim, results, p_adjusted=0.2).outcome == "undecided"
 
 
+def test_images_that_depend_on_each_other_are_counted_by_their_groups(claim):
+    claim = replace(claim, seeds=6)
+    results = results_of(claim, 0.92, 0.9)
+    copies = []
+    answers_of = {training.arm: training.is_correct[:250] for training in results}
+    for training in results:  # eight copies of each of 250 images are no 2,000 images
+        answers = answers_of[training.arm].repeat_interleave(8)
+        groups = torch.arange(250).repeat_interleave(8).tolist()
+        figures = {"error": 0.1}  # as of pairs, which have no accuracy
+        copies.append(
+            replace(training, answers=pack_answers(answers), groups=groups, figures=figures)
+        )
+    grouped = judge_claim(claim, copies)
+    ungrouped = judge_claim(claim, [replace(training, groups=[]) for training in copies])
+    widths = [high - low for low, high in (grouped.interval, ungrouped.interval)]
+    assert widths[0] > 2 * widths[1]  # the root of 8, less what pseudo counts add
+    assert grouped.difference == ungrouped.difference
+
+
 def test_one_figure_a_training_is_compared_over_equal_seeds(tmp_path):
     changes = {'figure = "accuracy"': 'figure = "auroc"', '"50%"': "0.04"}
     claim = replace(claim_of(tmp_path, **changes), seeds=3)

@@ -330,7 +330,7 @@ def judge_claim(
     accuracy = None
     if primary.figure == ANSWERS:
         difference, interval, p_value = _compare_answers(*arms)
-        accuracy = mean(result.figures[ANSWERS] for result in arms[1])
+        accuracy = mean(float(result.is_correct.double().mean()) for result in arms[1])
     else:
         difference, interval, p_value = _compare_figures(primary, *arms)
     effect = primary.effect_size(accuracy)
@@ -348,9 +348,11 @@ def judge_claim(
 def _compare_answers(
     better: Sequence[ClaimResult], worse: Sequence[ClaimResult]
 ) -> tuple[float, tuple[float, float], float]:
-    """Difference of the accuracies, its interval and p-value, over seeds and images."""
+    """Difference of the accuracies, its interval and p-value, over seeds and images or groups."""
     rows = [torch.stack([result.is_correct for result in arm]) for arm in (better, worse)]
-    comparison = compare_runs(*rows)
+    labels = better[0].groups
+    groups = torch.tensor(labels) if labels else None
+    comparison = compare_runs(*rows, groups=groups)
     return comparison.difference, comparison.interval, comparison.p_value
 
 
