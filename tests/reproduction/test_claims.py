@@ -22,7 +22,6 @@ from torchcaps.reproduction import (
     run_claims,
 )
 from torchcaps.reproduction.claim_runner import RATE_SEED, choose_rate, missing_trainings
-from torchcaps.reproduction.claim_table import holm
 from torchcaps.reproduction.claims import check_protocol, pack_answers
 from torchcaps.training import Interrupted
 
@@ -170,11 +169,6 @@ def test_one_figure_a_training_is_compared_over_equal_seeds(tmp_path):
     assert judge_claim(lower, results).outcome == "refuted"
 
 
-def test_p_values_are_adjusted_as_by_holm():
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.5, 0.9]) == [1.0, 1.0]
-
-
 def test_one_claim_of_several_needs_a_smaller_p_value(tmp_path):
     changes = {'figure = "accuracy"': 'figure = "auroc"', '"50%"': "0.04"}
     claim = replace(claim_of(tmp_path, **changes), seeds=3)
@@ -224,12 +218,12 @@ def test_a_training_that_was_stopped_goes_on_and_none_is_done_twice(claim, tmp_p
     with pytest.raises(Interrupted):
         run(should_stop=lambda: len(steps) == 4)  # after the rates, of one step each
     assert names[3:] == ["mine, rate-N-0.01", "mine, C-0"]
-    assert run(minutes=0) == 0
-    assert run() == 4
+    assert run(minutes=0) == []
+    assert len(run()) == 4
     assert names[5:7] == ["mine, C-0", "mine, N-0"]
     assert len(steps) == 4 + 4 * 2  # no step was repeated
-    assert run() == 0
-    finished = read_claim_results(claim, results)
+    assert run() == []
+    finished = read_claim_results(claim, results, "small")
     assert len(finished) == 8
     assert not any((tmp_path / "work" / "mine").iterdir())
 
@@ -238,7 +232,8 @@ def test_a_training_that_was_stopped_goes_on_and_none_is_done_twice(claim, tmp_p
     assert training["rate"] == training["settings"]["lr"]
     again = next(each for each in finished if each.file_name == "N-1.json")
     assert float(again.is_correct.double().mean()) == training["figures"]["accuracy"]
-    check_protocol(claim, finished, "small")
+    with pytest.raises(RunError, match=r"was trained with epochs 1, and the protocol has 4"):
+        read_claim_results(claim, results)
     table = claims_table([claim], {"mine": finished})
     assert table.rows[0][:2] == ("mine", "4 of 4")
     assert [row[:3] for row in arms_table(claim, finished).rows] == [
@@ -280,7 +275,6 @@ def test_broken_protocols_and_results_are_one_sentence(claim, tmp_path):
 def test_results_of_this_repository_are_those_of_their_protocol(name, request):
     claim = load_claim(name)
     results = request.config.rootpath / "benchmarks" / "results" / "claims"
-    finished = read_claim_results(claim, results)
-    check_protocol(claim, finished)
+    finished = read_claim_results(claim, results)  # refuses others
     assert {each.arm for each in finished} <= {*claim.arms}
     assert claim.cost > 0

@@ -1,7 +1,7 @@
 """torchcaps reproduce."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,9 @@ from torchcaps.progress import print_above, progress_bar, report_rows
 
 CLAIMS = "claims"  # in place of the name of a recipe
 TRIAL_SEEDS = 2
+# Flags of `Extent` that only one of both reads.
+OF_CLAIMS = ("run", "minutes", "results")
+OF_RECIPES = ("seeds", "row")
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,9 @@ def reproduce(
 
     if recipe == CLAIMS:
         return reproduce_claims(claim, extent, root, device, threads, json)
-    if claim is not None or extent.run:
-        raise UsageError(f"expected `reproduce {CLAIMS}` before the name of a claim, or with --run")
+    if claim is not None:
+        raise UsageError(f"expected `reproduce {CLAIMS}` before the name of a claim, got {claim}")
+    _check_extent(extent, OF_CLAIMS, f"reproduce {CLAIMS}")
     if list or (recipe is None and not table):
         return _list(json)
     check_flag("--seeds", extent.seeds, low=1)
@@ -125,25 +129,43 @@ def _run(
 
     results: list[Any] = []
     for recipe in [tc.training.load_recipe(name) for name in names]:
-        with progress_bar(recipe.name) as bar, graceful_stop() as caught:
-            try:
-                results += reproduce(
-                    recipe,
-                    "small" if extent.budget == "auto" else extent.budget,
-                    output=output,
-                    seeds=extent.seeds,
-                    rows=extent.row,
-                    root=root,
-                    device=device,
-                    emit=report_rows(bar),
-                    started=partial(print_above, bar),
-                    should_stop=lambda: bool(caught),
-                )
-            except tc.training.Interrupted as stop:
-                ignore_signals()
-                note(f"{stop}; the same command continues it")
-                return 128 + caught[0]
+        run = partial(
+            reproduce,
+            recipe,
+            "small" if extent.budget == "auto" else extent.budget,
+            output=output,
+            seeds=extent.seeds,
+            rows=extent.row,
+            root=root,
+            device=device,
+        )
+        finished = _until_stopped(recipe.name, run)
+        if isinstance(finished, int):
+            return finished
+        results += finished
     return results
+
+
+def _until_stopped(name: str, run: Callable[..., list[Any]]) -> list[Any] | int:
+    """What a function returns that shows its trainings, or the status after a signal."""
+    with progress_bar(name) as bar, graceful_stop() as caught:
+        try:
+            return run(
+                emit=report_rows(bar),
+                started=partial(print_above, bar),
+                should_stop=lambda: bool(caught),
+            )
+        except tc.training.Interrupted as stop:
+            ignore_signals()
+            note(f"{stop}; the same command continues it")
+            return 128 + caught[0]
+
+
+def _check_extent(extent: Extent, names: Sequence[str], command: str) -> None:
+    """Raise UsageError for a flag that only another command reads."""
+    for name in names:
+        if getattr(extent, name) != getattr(Extent(), name):
+            raise UsageError(f"--{name}: has an effect only with `{command}`")
 
 
 def reproduce_claims(
@@ -158,8 +180,9 @@ def reproduce_claims(
 
     A trial (`--budget small`) has its results below `runs/`, and never counts.
     """
-    from torchcaps.reproduction import list_claims, load_claim, run_claims
+    from torchcaps.reproduction import list_claims, load_claim, read_claim_results, run_claims
 
+    _check_extent(extent, OF_RECIPES, "reproduce RECIPE")
     names = list_claims() if name is None else [name]
     loaded = [load_claim(each) for each in names]
     budget = "full" if extent.budget == "auto" else extent.budget
@@ -171,36 +194,26 @@ def reproduce_claims(
     if extent.run:
         use_threads(threads or 1)  # the trainings of many claims are done side by side
         tc.training.keep_memory()
-        with progress_bar(CLAIMS) as bar, graceful_stop() as caught:
-            try:
-                run_claims(
-                    loaded,
-                    results,
-                    work=work,
-                    budget=budget,
-                    minutes=extent.minutes,
-                    root=root,
-                    device=device,
-                    emit=report_rows(bar),
-                    started=partial(print_above, bar),
-                    should_stop=lambda: bool(caught),
-                )
-            except tc.training.Interrupted as stop:
-                ignore_signals()
-                note(f"{stop}; the same command continues it")
-                return 128 + caught[0]
-    return _print_claims(loaded, results, name, json)
+        options: dict[str, Any] = {"work": work, "budget": budget, "minutes": extent.minutes}
+        options |= {"root": root, "device": device}
+        finished = _until_stopped(CLAIMS, partial(run_claims, loaded, results, **options))
+        if isinstance(finished, int):
+            return finished
+    finished_of = {claim.name: read_claim_results(claim, results, budget) for claim in loaded}
+    _print_claims(loaded, finished_of, name, json)
+    return 0
 
 
-def _print_claims(claims: Sequence[Any], results: Path, name: str | None, json: bool) -> int:
-    """Print a table of all claims, or the arms of one."""
-    from torchcaps.reproduction import arms_table, claims_table, judge_claims, read_claim_results
+def _print_claims(
+    claims: Sequence[Any], finished: Mapping[str, Any], name: str | None, json: bool
+) -> None:
+    """Print a table of all claims, or the arms of one, with what is finished of each."""
+    from torchcaps.reproduction import arms_table, claims_table, judge_claims
 
-    finished = {claim.name: read_claim_results(claim, results) for claim in claims}
     if json:
         verdicts = judge_claims(claims, finished)
         print_json({claim: vars(verdict) for claim, verdict in verdicts.items()})
-        return 0
+        return
     if name is not None:
         [claim] = claims
         for title in ("statement", "source", "published", "measure", "support", "refutation"):
@@ -209,7 +222,6 @@ def _print_claims(claims: Sequence[Any], results: Path, name: str | None, json: 
         print_table(arms_table(claim, finished[claim.name]).lines)
         print()
     print_table(claims_table(claims, finished).lines)
-    return 0
 
 
 def _list(json: bool) -> int:

@@ -60,7 +60,7 @@ class ImageSet:
             "track".
         groups: `[n]` integers, equal for images that depend on each other, as those of one toy,
             patient, digit or video; None where each image is by itself. They stay together in
-            `train_val_split`, and a comparison of models resamples them together.
+            `train_val_split`, and a comparison of models counts them, not images.
         notes: sentences about what was read and what was left out.
         files: name of the file of each image, if known.
         preprocess: what prediction does to one of the inputs of a model trained on this.

@@ -47,7 +47,7 @@ def compare(
             booleans that say whether a model is right on each image, `[n]` or `[runs, n]`.
         second: the baseline, in the same forms.
         groups: a label for each image, integer or text, equal for images that depend on each other,
-            as those of one toy, patient, digit or video. Then these are resampled, not images. None
+            as those of one toy, patient, digit or video. Then these are counted, not images. None
             takes the groups of the test images of run folders, and of evaluations that know them.
         adjust: p-values of the other comparisons that are read together with this one; the
             p-value and the outcome are those after Holm's correction.

@@ -15,11 +15,10 @@ from torchcaps.reproduction.claims import (
     PLACE,
     Claim,
     ClaimResult,
-    check_protocol,
     pack_answers,
     read_claim_results,
 )
-from torchcaps.reproduction.run import measure_run, train_or_resume
+from torchcaps.reproduction.run import check_measures, measure_run, train_or_resume
 from torchcaps.training import Run
 
 RATE_SEED = 1_000  # of the short trainings that choose a rate; no other training has it
@@ -104,7 +103,7 @@ def run_claims(
     started: Callable[[str], None] | None = None,
     emit: Callable[[dict[str, Any]], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
-) -> int:
+) -> list[ClaimResult]:
     """Train what is missing, one training after another.
 
     A training that was stopped or killed is continued by the next call. Its result is written when
@@ -123,20 +122,21 @@ def run_claims(
         should_stop: see `train`.
 
     Returns:
-        The number of trainings that were finished.
+        The results of the trainings that were done.
 
     Raises:
         RunError: results that do not belong to the protocol.
+        UnknownNameError: a protocol names a measure that is not registered.
         Interrupted: `should_stop` said so; the state of the training is kept.
     """
     end = time.monotonic() + 60 * minutes
-    num_done = 0
+    done: list[ClaimResult] = []
     for claim in sorted(claims, key=training_cost):
-        finished = read_claim_results(claim, Path(results))
-        check_protocol(claim, finished, budget)
+        check_measures(claim.recipe)
+        finished = read_claim_results(claim, Path(results), budget)
         while training := next(missing_trainings(claim, finished), None):
             if time.monotonic() >= end:
-                return num_done
+                return done
             if started is not None:
                 started(f"{claim.name}, {training.name}")
             run = Run(Path(work) / claim.name / training.name)
@@ -145,8 +145,8 @@ def run_claims(
             result.write(Path(results) / claim.name)
             shutil.rmtree(run.path)
             finished.append(result)
-            num_done += 1
-    return num_done
+            done.append(result)
+    return done
 
 
 def training_cost(claim: Claim) -> float:

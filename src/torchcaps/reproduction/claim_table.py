@@ -2,15 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from torchcaps.evaluation import holm
 from torchcaps.evaluation.base import TextTable
 from torchcaps.reproduction.claim_runner import training_cost
-from torchcaps.reproduction.claims import (
-    ANSWERS,
-    Claim,
-    ClaimResult,
-    ClaimVerdict,
-    judge_claim,
-)
+from torchcaps.reproduction.claims import Claim, ClaimResult, ClaimVerdict, judge_claim
 from torchcaps.reproduction.table import over_seeds
 
 Finished = Mapping[str, Sequence[ClaimResult]]
@@ -20,8 +15,8 @@ Finished = Mapping[str, Sequence[ClaimResult]]
 def judge_claims(claims: Sequence[Claim], finished: Finished) -> dict[str, ClaimVerdict]:
     """The verdict of each claim, with Holm's correction over all of them.
 
-    A claim without a result counts with a p-value of 1, so that a verdict can only be lost by later
-    results, not won.
+    A claim without a result counts with a p-value of 1. Adjusted p-values can only fall when its
+    result comes, so that no other claim loses its support by it.
 
     Args:
         claims: the family.
@@ -76,27 +71,7 @@ def arms_table(claim: Claim, results: Sequence[ClaimResult]) -> TextTable:
         rates = sorted({f"{training.rate:g}" for training in trainings if training.rate})
         text = over_seeds(figure, figures) if trainings else "-"
         rows.append((arm, row_name, str(len(trainings)), ", ".join(rates) or "-", text))
-    name = ANSWERS if figure == ANSWERS else figure
-    return TextTable(("arm", "network", "seeds", "rate", name), rows)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values adjusted for a family of tests (Holm 1979, Scandinavian Journal of Statistics 6).
-
-    Args:
-        p_values: of the tests, in any order.
-
-    Returns:
-        The adjusted ones in the same order, at most 1. Those below 0.05 belong to tests whose
-        chance of any false rejection is 5 % together.
-    """
-    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
-    adjusted = [0.0] * len(p_values)
-    largest = 0.0
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = largest
-    return adjusted
+    return TextTable(("arm", "network", "seeds", "rate", figure), rows)
 
 
 def interval_text(verdict: ClaimVerdict) -> str:

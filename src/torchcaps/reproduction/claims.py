@@ -27,12 +27,12 @@ from torchcaps.errors import (
     read_text,
 )
 from torchcaps.evaluation import compare_runs
+from torchcaps.evaluation.comparison.exact import LEVEL
 from torchcaps.training import Recipe, TrainConfig, list_recipes, load_recipe
 from torchcaps.training.files import write_json
 from torchcaps.training.recipes import Row
 
 ANSWERS = "accuracy"  # the figure that is compared image by image
-LEVEL = 0.05
 # Settings that say where a run is done, not what is done.
 PLACE = ("root", "device", "seed", "checkpoint_every", "keep", "storage", "workers")
 
@@ -240,12 +240,13 @@ def pack_answers(is_correct: Bool[Tensor, " n"]) -> str:
     return base64.b64encode(np.packbits(is_correct.cpu().numpy()).tobytes()).decode()
 
 
-def read_claim_results(claim: Claim, results: Path) -> list[ClaimResult]:
+def read_claim_results(claim: Claim, results: Path, budget: str = "full") -> list[ClaimResult]:
     """The finished trainings of a claim, in the order of their file names.
 
     Args:
         claim: whose results are read.
         results: folder that has a folder for each claim.
+        budget: with which they were trained.
 
     Raises:
         RunError: a file that cannot be read, or whose settings are not those of the protocol,
@@ -259,11 +260,17 @@ def read_claim_results(claim: Claim, results: Path) -> list[ClaimResult]:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(f"{file}: is no readable result ({error})") from error
         finished.append(result)
+    check_protocol(claim, finished, budget)
     return finished
 
 
 def check_protocol(claim: Claim, results: Sequence[ClaimResult], budget: str = "full") -> None:
     """Check that results are those of the protocol.
+
+    Args:
+        claim: with its protocol.
+        results: of it.
+        budget: with which they were trained.
 
     Raises:
         RunError: settings differ, and the protocol does not say why it was changed.

@@ -65,6 +65,7 @@ def reproduce(
     if isinstance(recipe, str):
         recipe = load_recipe(recipe)
     check_range("seeds", seeds, low=1)
+    check_measures(recipe)
     results = Results()
     for row in _select_rows(recipe.rows_of(budget), rows):
         for seed in range(seeds):
@@ -81,6 +82,12 @@ def reproduce(
             result.write(run.path)
             results.append(result)
     return results
+
+
+def check_measures(recipe: Recipe) -> None:
+    """Raise UnknownNameError unless the measures of a recipe are registered."""
+    for name in recipe.measures:
+        MEASURES[name]
 
 
 def train_or_resume(
@@ -122,11 +129,10 @@ def measure_run(
     Raises:
         UnknownNameError: the recipe names a measure that is not registered.
     """
-    measures = [MEASURES[name] for name in recipe.measures]
     evaluated = _evaluate(run, config)
     result = _result(recipe, row, budget, evaluated)
-    for measure in measures:
-        result.figures.update(measure(evaluated))
+    for name in recipe.measures:
+        result.figures.update(MEASURES[name](evaluated))
     return result, evaluated
 
 

@@ -1,7 +1,7 @@
 """What a training will take, before anything large is allocated: parameters and memory.
 
-The model is built on, or copied to, the device "meta", and a training step is run on tensors without elements. A
-training that cannot fit is refused with the nearest size or batch that does.
+The model is built on, or copied to, the device "meta", and a training step is run on tensors
+without elements. A training that cannot fit is refused with the nearest size or batch that does.
 """
 
 from __future__ import annotations
@@ -159,9 +159,7 @@ def check_cost(
     task = create_task(model, config, images)
     config = complete_config(task, len(images))
     batch_size = config.training.batch_size or 1
-    if limit is None and quick:
-        return ""
-    if quick and rough_bytes(model, images, batch_size) < (limit or 0):
+    if quick and (limit is None or rough_bytes(model, images, batch_size) < limit):
         return ""
 
     estimator = create_estimator(task, config, images, device, problem, in_place)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchcaps.evaluation import compare_runs
+from torchcaps.evaluation import compare_runs, holm
 
 from ..stubs import refuses
 
@@ -180,3 +180,8 @@ def test_figures_verdict_and_table_of_a_clear_difference():
 def test_arguments_that_do_not_fit(first, second, options, message):
     with refuses(message):
         compare_runs(torch.ones(first).bool(), torch.ones(second).bool(), **options)
+
+
+def test_p_values_are_adjusted_as_by_holm():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
