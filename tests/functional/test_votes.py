@@ -10,7 +10,14 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 import torchcaps as tc
 from properties.variants import LIBRARY_ROUTERS
 from torchcaps.errors import AblationUnsupportedError, ArgumentError
-from torchcaps.functional import DenseField, DenseVotes, ProductVotes, dynamic_routing, em_routing
+from torchcaps.functional import (
+    DenseField,
+    DenseVotes,
+    ProductVotes,
+    dynamic_routing,
+    em_routing,
+    straightness,
+)
 from torchcaps.functional.votes import FixedCoupling, RoutingContext, as_votes
 from torchcaps.nn import CapsuleLinear, ConvCaps, Router, create_router
 from torchcaps.testing import random_capsules, random_votes
@@ -181,3 +188,60 @@ def test_extras_pass_through_a_compiled_call():
     compiled = torch.compile(route, fullgraph=True, backend="eager")(votes)
     assert torch.equal(compiled.extras["total"], votes.sum())
     torch.testing.assert_close(compiled.pose, route(votes).pose)
+
+
+def test_straightness_is_one_for_equal_votes_and_falls_by_the_root_of_their_number():
+    coupling = torch.full((1, 4, 1), 0.25)
+    at_right_angles = torch.eye(4).view(1, 4, 1, 4)
+    torch.testing.assert_close(straightness(coupling, at_right_angles), torch.tensor([[0.5]]))
+    equal = at_right_angles[:, :1].expand(-1, 4, -1, -1)
+    torch.testing.assert_close(straightness(coupling, equal), torch.tensor([[1.0]]))
+    opposite = torch.tensor([1.0, -1.0, 2.0, -2.0]).view(1, 4, 1, 1)
+    assert straightness(coupling, opposite).item() == 0
+
+
+@pytest.mark.parametrize("children", [16, 256])
+def test_straightness_of_random_votes(children):
+    votes = random_votes(50, children, 4, 16)
+    coupling = torch.full(votes.shape[:-1], 0.25)
+    mean = straightness(coupling, votes).mean().item()
+    assert mean == pytest.approx(children**-0.5, rel=0.1)
+
+
+def test_straightness_weighs_votes_by_their_couplings_and_not_by_their_sum():
+    votes = torch.tensor([[3.0, 0.0], [0.0, 1.0]]).view(1, 2, 1, 2)
+    coupling = torch.tensor([0.1, 0.4]).view(1, 2, 1)
+    # Couplings make 0.3 and 0.4 of the lengths, at right angles.
+    expected = torch.tensor([[0.5 / 0.7]])
+    torch.testing.assert_close(straightness(coupling, votes), expected)
+    torch.testing.assert_close(straightness(7 * coupling, votes), expected)
+
+
+def test_straightness_of_the_votes_of_a_layer_on_a_map():
+    layer = ConvCaps(2, 3, 3)
+    votes = layer.make_votes(random_capsules(2, 2, 16, space=(5, 5)))
+    coupling = layer.router(votes).coupling
+    ratio = straightness(coupling, votes)
+    assert ratio.shape == (2, 3, 3, 3)
+    torch.testing.assert_close(ratio, straightness(coupling, votes.dense()))
+
+
+@pytest.mark.parametrize(("length", "share"), [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0), (1e-30, 1e-5)])
+def test_straightness_is_finite_without_votes_or_couplings(length, share):
+    votes = (length * torch.ones(2, 5, 3, 4)).requires_grad_()
+    coupling = (share * torch.ones(2, 5, 3)).requires_grad_()
+    ratio = straightness(coupling, votes)
+    assert torch.equal(ratio, torch.zeros(2, 3))
+    for gradient in torch.autograd.grad(ratio.sum(), (coupling, votes)):
+        assert gradient.isfinite().all()
+
+
+def test_gradients_of_straightness():
+    votes = random_votes(2, 3, 2, 4, dtype=torch.float64).requires_grad_()
+    coupling = torch.rand(2, 3, 2, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(straightness, (coupling, votes))
+
+
+def test_couplings_of_other_sizes_have_no_straightness():
+    with pytest.raises(ArgumentError, match="coupling: expected"):
+        straightness(torch.ones(2, 3, 4), random_votes(2, 4, 3, 5))

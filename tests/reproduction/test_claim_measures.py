@@ -152,28 +152,6 @@ def test_a_planted_tree_is_seen_and_equal_coupling_is_none():
     assert uniform["straightness"] < 0.3
 
 
-def test_straightness_is_one_for_equal_votes_and_falls_by_the_root_of_their_number():
-    votes = torch.eye(4).view(1, 4, 1, 4)  # four children, at right angles
-    coupling = torch.full((1, 4, 1), 0.25)
-    assert parse_trees.straightness(coupling, votes).item() == pytest.approx(0.5)
-    equal = votes[:, :1].expand(-1, 4, -1, -1)
-    assert parse_trees.straightness(coupling, equal).item() == pytest.approx(1)
-
-
-def test_straightness_of_a_layer_is_that_of_its_votes():
-    model = create_model("capsnet", img_size=18, channels=4, primary_types=2, decoder=False)
-    images = torch.rand(3, 1, 18, 18, generator=torch.Generator().manual_seed(0))
-    children = {}
-    layer = model.class_capsules
-    layer.register_forward_pre_hook(lambda _, inputs: children.update(pose=inputs[0].pose))
-    figures = parse_trees.straightness_by_layer(model, images)
-    with torch.no_grad():
-        votes = torch.einsum("ijdk,bik->bijd", layer.weight, children["pose"])
-        coupling = layer.router(layer.make_votes(children["pose"])).coupling
-        expected = parse_trees.straightness(coupling, votes).mean()
-    assert figures == {"class_capsules": pytest.approx(expected.item(), rel=1e-4)}
-
-
 def planted_run(name, model):
     """A run on the test images of a named set, with nothing else."""
     images = load_dataset(name, "test").subset(range(40))

@@ -46,4 +46,5 @@ from torchcaps.functional.votes import (
     ProductVotes as ProductVotes,
     Votes as Votes,
     linear_votes as linear_votes,
+    straightness as straightness,
 )

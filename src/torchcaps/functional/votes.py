@@ -513,3 +513,34 @@ def as_votes(
                 owner = type(votes).__name__
                 raise ArgumentError(name, f"expected None beside {owner}, which have their own")
     return votes.bind(votes.context) if votes._memo is None else votes
+
+
+def straightness(
+    coupling: Float[Tensor, "*batch children parents"], votes: AnyVotes
+) -> Float[Tensor, "*batch parents"]:
+    """How far the votes that a parent receives agree: `|sum_i c_ij u_ij| / sum_i |c_ij u_ij|`.
+
+    It is 1 where all votes of a parent have one direction, about 1 / sqrt(children) where their
+    directions are random and their weights equal, and 0 where they cancel.
+
+    Source: the ratio of net to total length that statistics of directions calls the mean resultant
+    length (Mardia, Jupp, "Directional Statistics", 2000), weighted by couplings and lengths.
+
+    Args:
+        coupling: c, `[batch, *space, children, parents]`, such as that of `Routed`.
+        votes: u, `[batch, *space, children, parents, dim]`, or the votes of a layer.
+
+    Returns:
+        `[batch, *space, parents]` in [0, 1], in float32 or wider; 0 for a parent whose votes or
+        couplings are all zero.
+
+    Raises:
+        ArgumentError: shapes that do not fit, or tensors that are not of floating point.
+    """
+    votes = as_votes(votes)
+    u = votes.dense()
+    children, parents = u.shape[-3:-1]
+    axes = ("*batch", "children", "parents")
+    check_shape("coupling", coupling, axes, children=children, parents=parents)
+    total = (coupling.abs() * u.norm(dim=-1)).sum(dim=-2)
+    return votes.weighted(coupling).norm(dim=-1) / total.clamp(min=torch.finfo(total.dtype).tiny)

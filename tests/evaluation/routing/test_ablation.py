@@ -10,7 +10,7 @@ from torchcaps.evaluation import (
     iteration_dynamics,
     routing_ablation,
 )
-from torchcaps.functional import em_routing, uniform_routing
+from torchcaps.functional import dynamic_routing, em_routing, straightness, uniform_routing
 from torchcaps.nn import CapsuleLinear, DynamicRouting, EMRouting, Router
 from torchcaps.types import Routed
 
@@ -134,6 +134,19 @@ def test_iterations_one_by_one(sharp):
     first, second, third = dynamics.entropy["layers.0"]
     assert first == pytest.approx(1)
     assert first > second > third
+    by_iteration = dynamics.straightness["layers.0"]
+    assert by_iteration[0] < by_iteration[1] < by_iteration[2] < 1
+
+
+def test_straightness_of_a_class_is_that_of_its_own_images(sharp):
+    labels = torch.tensor([0, 2, 0, 2, 0, 2, 0, 2])
+    dynamics = iteration_dynamics(sharp, IMAGES, labels)
+    votes = torch.einsum("ijdk,bik->bijd", sharp.layers[0].weight, IMAGES.squeeze(1))
+    for count, (first, second, third) in enumerate(dynamics.class_straightness, start=1):
+        ratio = straightness(dynamic_routing(votes, count).coupling, votes)
+        assert first == pytest.approx(ratio[labels == 0, 0].mean().item(), rel=1e-4)
+        assert second is None
+        assert third == pytest.approx(ratio[labels == 2, 2].mean().item(), rel=1e-4)
 
 
 def test_one_pass_has_no_iterations():

@@ -5,6 +5,7 @@ from torch import nn
 from torchcaps import create_model
 from torchcaps.evaluation import route_images
 from torchcaps.evaluation.routing.layers import swapped_routers
+from torchcaps.functional import straightness
 from torchcaps.nn import ConvCaps, UniformRouting
 from torchcaps.types import Capsules
 
@@ -26,6 +27,10 @@ def test_all_images_are_recorded_whatever_the_batch_size():
         for tensor, expected in zip(in_parts.layers[name][:4], trace[:4], strict=True):
             assert torch.allclose(tensor, expected, atol=1e-4)
         assert torch.allclose(in_parts.children[name], record.children[name], atol=1e-5)
+        assert torch.allclose(in_parts.straightness[name], record.straightness[name], atol=1e-4)
+    votes = torch.einsum("ijdk,bik->bijd", model.layers[0].weight, images.squeeze(1))
+    expected = straightness(record.layers["layers.0"].coupling, votes)
+    assert torch.allclose(record.straightness["layers.0"], expected, atol=1e-5)
 
 
 class Convolution(nn.Module):
@@ -44,6 +49,7 @@ def test_a_child_in_several_windows_stands_among_the_children_once():
     routed = route_images(Convolution(), torch.rand(2, 32, 5, 5))
     assert routed.children["conv"].shape == (2, 5, 5, 2)
     assert routed.layers["conv"].child_activation.shape == (2, 3, 3, 18)
+    assert routed.straightness["conv"].shape == (2, 3)
 
 
 def test_swapped_routers_come_back_after_an_error():

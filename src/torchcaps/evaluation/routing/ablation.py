@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import methodcaller
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.evaluation.base import (
@@ -85,12 +86,19 @@ class IterationDynamics(EvaluationResult):
         changed: share of images whose answer differs from that after one iteration.
         entropy: layer -> mean entropy of its couplings after each iteration, for layers whose
             couplings are shares; see `coupling_entropy`.
+        straightness: layer -> mean straightness of the votes for its parents after each iteration,
+            for the same layers; see `functional.straightness`.
+        class_straightness: after each iteration, the straightness of the votes for each class, a
+            mean over the images of this class (None without one). Empty where the parents of the
+            last layer are not the classes.
     """
 
     iterations: tuple[int, ...]
     accuracy: tuple[float, ...]
     changed: tuple[float, ...]
     entropy: dict[str, tuple[float, ...]]
+    straightness: dict[str, tuple[float, ...]]
+    class_straightness: tuple[tuple[float | None, ...], ...]
 
     derived = ("verdict",)
 
@@ -167,7 +175,8 @@ def iteration_dynamics(
         batch_size: images at a time.
 
     Returns:
-        Accuracy, changed answers and entropy of couplings after each iteration.
+        Accuracy, changed answers, entropy of couplings and straightness of votes after each
+        iteration.
 
     Raises:
         ArgumentError: for a model without routed layers, or arguments that do not fit.
@@ -178,6 +187,8 @@ def iteration_dynamics(
     accuracy = []
     changed = []
     entropy = dict[str, tuple[float, ...]]()
+    straight = dict[str, tuple[float, ...]]()
+    straight_by_class = []
     for count in range(1, last + 1):
         with swapped_routers(model, methodcaller("with_iterations", count)):
             outcome = route_images(model, images, batch_size=batch_size)
@@ -189,9 +200,24 @@ def iteration_dynamics(
         for name, trace in outcome.layers.items():
             if routers[name].normalized:
                 entropy[name] = (*entropy.get(name, ()), coupling_entropy(trace).mean)
+                mean = float(outcome.straightness[name].mean())
+                straight[name] = (*straight.get(name, ()), mean)
+        if name in straight and outcome.layers[name].activation.shape == outcome.activation.shape:
+            by_class = _mean_of_class(outcome.straightness[name], labels.cpu())
+            straight_by_class.append(by_class)
     return IterationDynamics(
         iterations=tuple(range(1, last + 1)),
         accuracy=tuple(accuracy),
         changed=tuple(changed),
         entropy=entropy,
+        straightness=straight,
+        class_straightness=tuple(straight_by_class),
+    )
+
+
+def _mean_of_class(figures: Float[Tensor, "n classes"], labels: Labels) -> tuple[float | None, ...]:
+    """The figure of each class, a mean over its images; None for a class without images."""
+    of_class = ((column, labels == label) for label, column in enumerate(figures.unbind(dim=1)))
+    return tuple(
+        float(column[members].mean()) if members.any() else None for column, members in of_class
     )

@@ -147,7 +147,7 @@ def diagnose(
     images = dataset.float_images(order)
     labels = dataset.labels[order.to(dataset.labels.device)].cpu()
 
-    activation, traces, children = route_images(model, images, batch_size=batch_size)
+    activation, traces, children, _ = route_images(model, images, batch_size=batch_size)
     check_labels(labels, activation.shape[1])
     correct = activation.argmax(dim=1) == labels
     inputs = (model, images, labels)

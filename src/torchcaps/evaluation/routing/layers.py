@@ -10,10 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from torchcaps import ops
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.base import BATCH, Activations, Images, check_images
 from torchcaps.evaluation.forward import batches, evaluating
-from torchcaps.functional import safe_norm
+from torchcaps.functional import Votes, safe_norm, straightness
 from torchcaps.nn import RoutedLayer, Router, RoutingTrace, record_routing
 from torchcaps.types import Capsules
 
@@ -25,6 +26,8 @@ class RoutedImages(NamedTuple):
     layers: dict[str, RoutingTrace]  # of the layers that ran, by name, in the order of the model
     # Their activations, by layer; once each, while `layers` has them once a window.
     children: dict[str, Float[Tensor, "n *space capsules"]]
+    # Of the votes for each parent, a mean over positions; see `functional.straightness`.
+    straightness: dict[str, Float[Tensor, "n parents"]]
 
 
 def route_images(model: nn.Module, images: Images, *, batch_size: int = BATCH) -> RoutedImages:
@@ -39,8 +42,8 @@ def route_images(model: nn.Module, images: Images, *, batch_size: int = BATCH) -
         batch_size: images at a time.
 
     Returns:
-        Activations of the classes, recordings of all layers, and activations of their children; on
-        the CPU.
+        Activations of the classes, recordings of all layers, activations of their children and
+        straightness of their votes; on the CPU.
 
     Raises:
         ArgumentError: for a model without routed layers, or images that do not fit.
@@ -49,6 +52,8 @@ def route_images(model: nn.Module, images: Images, *, batch_size: int = BATCH) -
     activations = []
     traces = defaultdict(list)
     child_activations = defaultdict(list)
+    straight = defaultdict(list)
+    layers = routed_layers(model)
     with evaluating(model):
         for batch, _ in batches(model, images, batch_size=batch_size):
             with children_of(model) as children, record_routing(model) as record:
@@ -56,11 +61,24 @@ def route_images(model: nn.Module, images: Images, *, batch_size: int = BATCH) -
             for name, trace in record.last().items():
                 traces[name].append(trace.map(Tensor.cpu))
                 child_activations[name].append(children[name].activation.cpu())
+                votes = layers[name].make_votes(children[name])
+                straight[name].append(_straightness(votes, trace.coupling).cpu())
     return RoutedImages(
         torch.cat(activations),
         {name: _join_traces(parts) for name, parts in traces.items()},
         {name: torch.cat(parts) for name, parts in child_activations.items()},
+        {name: torch.cat(parts) for name, parts in straight.items()},
     )
+
+
+def _straightness(votes: Votes, coupling: Tensor) -> Float[Tensor, "n parents"]:
+    """The mean over positions, without storing the votes of all samples."""
+
+    def measure(votes: Votes, coupling: Tensor) -> tuple[Tensor]:
+        return (straightness(coupling, votes),)
+
+    [ratio] = ops.in_blocks(measure, votes, coupling)
+    return ratio.flatten(1, -2).mean(dim=1) if ratio.dim() > 2 else ratio
 
 
 def _join_traces(parts: Sequence[RoutingTrace]) -> RoutingTrace:

@@ -12,22 +12,18 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from torchcaps import evaluation
-from torchcaps.evaluation.base import Images
-from torchcaps.evaluation.forward import evaluating
 from torchcaps.evaluation.routing.couplings import (
     ParseTree,
     coupling_dynamics,
     coupling_entropy,
     parse_tree,
 )
-from torchcaps.evaluation.routing.layers import children_of, routed_layers
-from torchcaps.functional import dynamic_routing
-from torchcaps.nn import RoutingTrace, record_routing
+from torchcaps.functional import dynamic_routing, straightness
+from torchcaps.nn import RoutingTrace
 from torchcaps.reporting import EvaluatedRun
 from torchcaps.reproduction.measures import Figures, register_measure
 
 NUM_IMAGES = 256
-NUM_STRAIGHTENED = 32  # images whose votes are in memory at once
 # The planted votes: lengths that three iterations turn into a tree.
 PLANTED_LENGTH = 4.0
 PLANTED_NOISE = 0.3
@@ -41,12 +37,11 @@ def parse_trees(run: EvaluatedRun) -> Figures:
         "tree_support": share of children with a coupling above one half; "tree_information": what
         the best parent tells of the class, above chance, as a share of all there is to tell;
         "tree_entropy" of couplings, 1 if uniform; "tree_dynamics": standard deviation of a coupling
-        over images; "tree_straightness": |sum of c u| / sum of c |u|; "tree_dead": share of parents
-        that are never active; all as means over layers, with "layers" for each; and "planted_NAME",
-        the first four and the straightness of planted votes.
+        over images; "tree_straightness" of votes, see `functional.straightness`; "tree_dead": share
+        of parents that are never active; all as means over layers, with "layers" for each; and
+        "planted_NAME", the first four and the straightness of planted votes.
     """
     diagnosis = evaluation.diagnose(run.model, run.images, count=NUM_IMAGES)
-    straight = straightness_by_layer(run.model, run.subset(NUM_STRAIGHTENED).float_images())
     layers: dict[str, Figures] = {}
     for layer in diagnosis.layers:
         if layer.entropy is None or layer.dynamics is None or layer.tree is None:
@@ -56,7 +51,7 @@ def parse_trees(run: EvaluatedRun) -> Figures:
             "information": _share_of_class(layer.tree),
             "entropy": layer.entropy.mean,
             "dynamics": layer.dynamics.mean,
-            "straightness": straight[layer.name],
+            "straightness": diagnosis.iterations.straightness[layer.name][-1],
             "dead": None if layer.parents is None else layer.parents.dead,
         }
     figures: Figures = {"layers": layers}
@@ -66,28 +61,6 @@ def parse_trees(run: EvaluatedRun) -> Figures:
             figures[f"tree_{name}"] = mean(by_layer)
     for name, figure in planted_figures().items():
         figures[f"planted_{name}"] = figure
-    return figures
-
-
-def straightness(
-    coupling: Float[Tensor, "*batch children parents"],
-    votes: Float[Tensor, "*batch children parents dim"],
-) -> Float[Tensor, "*batch parents"]:
-    """|sum of c u| / sum of c |u| over children: 1 where all votes are equal."""
-    weighted = coupling.unsqueeze(-1) * votes
-    total = weighted.norm(dim=-1).sum(dim=-2)
-    return weighted.sum(dim=-3).norm(dim=-1) / total.clamp(min=1e-12)
-
-
-def straightness_by_layer(model: torch.nn.Module, images: Images) -> dict[str, float]:
-    """Mean over images and parents of the straightness of each routed layer."""
-    with evaluating(model), children_of(model) as children, record_routing(model) as record:
-        model(images.to(next(model.parameters()).device))
-    figures = {}
-    with evaluating(model):
-        for name, layer in routed_layers(model).items():
-            votes = layer.make_votes(children[name]).dense()
-            figures[name] = float(straightness(record[name][-1].coupling, votes).mean())
     return figures
 
 
