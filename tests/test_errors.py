@@ -41,6 +41,19 @@ def test_a_message_is_one_printable_line():
     assert len(one_line("long " * 1000)) <= 800
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("capsnte", "did you mean 'capsnet'?"),
+        ("cnn", "did you mean 'cnn_baseline' or 'cnn_matched'?"),
+        ("zzzz", f"known: {', '.join(f'a{number:02}' for number in range(30))}, and 13 more"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_what_may_be_meant(name, hint):
+    known = ["capsnet", "cnn_baseline", "cnn_matched", *(f"a{number:02}" for number in range(40))]
+    assert str(UnknownNameError("model", name, known)) == f"unknown model {name!r}; {hint}"
+
+
 def test_errors_are_pickled():
     error = ArgumentError("lr", "expected a number, got 'a'")
     copied = pickle.loads(pickle.dumps(error))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # the command line reports errors without waiting for torch
     from torch import Tensor
 
 LONGEST = 800  # characters of a message
+MOST_NAMES = 30  # that an error lists
 
 
 class TorchcapsError(Exception):
@@ -82,8 +83,11 @@ class UnknownNameError(ArgumentError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], note: str = "") -> None:
         names = sorted(known)
-        hint = f"known: {', '.join(names) or 'none'}"
+        more = f", and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        hint = f"known: {', '.join(names[:MOST_NAMES]) or 'none'}{more}"
         similar = get_close_matches(name, names, n=3, cutoff=0.5)
+        if not similar and name:  # the first word of a longer name
+            similar = [each for each in names if each.startswith(name)][:3]
         if similar:
             hint = f"did you mean {' or '.join(map(repr, similar))}?"
         cause = f" ({note})" if note else ""

@@ -48,11 +48,12 @@ def test_a_mistyped_name_is_answered_without_loading_torch(words):
     assert len(process.stderr.splitlines()) == 1
 
 
-def test_a_path_in_place_of_a_name_is_answered_with_the_flag_for_data(command, tmp_path):
+@pytest.mark.parametrize("path", ["pictures", "data/absent"])
+def test_a_path_in_place_of_a_name_is_answered_with_the_flag_for_data(command, tmp_path, path):
     (tmp_path / "pictures").mkdir()
-    outcome = command("train", "pictures")
+    outcome = command("train", path)
     assert outcome.status == 2
-    assert "--data pictures" in the_sentence(outcome)
+    assert f"--data {path}" in the_sentence(outcome)
 
 
 if __name__ == "__main__":

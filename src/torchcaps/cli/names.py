@@ -24,7 +24,7 @@ def check_name(arguments: Sequence[str]) -> None:
 
     Raises:
         UnknownNameError: it is neither a name nor a `.toml` file.
-        ArgumentError: it is the path of something else.
+        ArgumentError: it is a path.
     """
     kinds = NAMED.get("".join(arguments[:1]), ())
     name = "".join(arguments[1:2])
@@ -41,7 +41,7 @@ def check_name(arguments: Sequence[str]) -> None:
     if name in known:
         return
     kind = " or ".join(kinds)
-    if Path(name).exists():
+    if Path(name).exists() or "/" in name:
         raise ArgumentError(
             kind, f"expected a name, got the path {name}; to train on it: --data {name}"
         )
