@@ -168,6 +168,31 @@ class BiasNotDeclared(EqualCoupling):
         return Routed(*functional.squash_with_length(s), coupling)
 
 
+class AgreementNotDeclared(EqualCoupling):
+    activation = "probability"
+
+    def route(self, votes, parents):
+        routed = super().route(votes, parents)
+        variance = votes.dense().var(dim=-3, correction=0).sum(dim=-1)
+        return routed._replace(activation=torch.exp(-variance))
+
+
+class AgreementNotLeftOut(AgreementNotDeclared):
+    agreement = True
+
+
+@pytest.mark.parametrize(
+    ("router", "message"),
+    [
+        (AgreementNotDeclared, "agreement: declared False, which uniform"),
+        (AgreementNotLeftOut, "activations of uniform.agreement=False. depend on it"),
+    ],
+)
+def test_a_router_declares_the_agreement_in_its_activations_and_leaves_it_out(router, message):
+    with pytest.raises(PropertyError, match=message):
+        testing.check_ablations(router())
+
+
 @pytest.mark.parametrize("router", [OwnSoftmax, TemperedCoupling, BiasNotAdded, BiasNotDeclared])
 def test_a_router_that_breaks_a_convention_fails_its_check(router):
     check_router(EqualCoupling())

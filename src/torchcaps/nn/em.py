@@ -35,6 +35,7 @@ class EMRouting(Router):
 
     operators = ("em_routing",)
     activation = "probability"
+    agreement = True  # the cost of a parent is the logarithm of the variance of its votes
     adds_bias = True
     handles_extreme_votes = True
 
@@ -65,7 +66,9 @@ class EMRouting(Router):
         beta_a = self.beta_a.expand(votes.parents)
         beta_a = full_precision(beta_a) / self.inverse_temperature[-1]
         temperatures = self.inverse_temperature[-self.num_iterations :]
-        return ops.em_routing(
+        if not self.agreement:
+            votes = votes.bind(votes.context._replace(needs_coupling=True))
+        routed = ops.em_routing(
             votes,
             None,
             beta_u,
@@ -74,6 +77,13 @@ class EMRouting(Router):
             temperatures,
             impl=self.impl,
         )
+        if self.agreement:
+            return routed
+        assert routed.coupling is not None
+        # A variance of 1 has no cost.
+        S = (routed.coupling * votes.activation.unsqueeze(-1)).sum(dim=-2)
+        logit = temperatures[-1] * (beta_a - full_precision(beta_u) * votes.dim * S)
+        return routed._replace(activation=logit.sigmoid())
 
     def with_iterations(self, iterations: int) -> Router:
         router: Any = super().with_iterations(iterations)

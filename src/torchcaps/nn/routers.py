@@ -148,6 +148,8 @@ class Router(nn.Module):
             moves with them. Not so where couplings or parameters belong to their places.
         needs_votes: activations of parents depend on their votes; not so where children choose by
             their own poses.
+        agreement: activations depend on the spread of votes about their mean, whatever the
+            couplings are; an ablation may set it to False, and `route` then leaves that out.
         convention: which parents compete in a convolution by default; see `functional.ConvField`.
         handles_extreme_votes: finite for votes of any size. Other routers get votes clamped to 2^32
             (2^256 in float64), so that their squares stay finite.
@@ -168,6 +170,7 @@ class Router(nn.Module):
     adds_bias: bool = False
     permutation_equivariant: bool = True
     needs_votes: bool = True
+    agreement: bool = False
     convention: Convention = "all"
     handles_extreme_votes: bool = False
     sizes: LayerSizes | None = None
@@ -212,8 +215,7 @@ class Router(nn.Module):
             activation: of the children of a tensor of votes, `[batch, *space, children]` in [0, 1];
                 by default 1.
             parents: of the iteration before, where layers route together.
-            context: what the caller needs of this call; see `RoutingContext`. The router itself
-                says whether votes are clamped and couplings fixed.
+            context: what the caller needs; the router says what is clamped and fixed.
 
         Returns:
             Parents and couplings; see `Routed`.
@@ -241,25 +243,14 @@ class Router(nn.Module):
         votes = votes.bind(context)
         with without_autocast(votes.children.pose):
             routed = self.route(votes, parents)
-        if not isinstance(routed, Routed):
-            name = type(self).__name__
-            kind = type(routed).__name__
-            raise ArgumentError(
-                "routing", f"expected {self.describe()} ({name}) to return Routed, got {kind}"
-            )
-        if fixed is not None and not fixed.uses:
-            raise AblationUnsupportedError(
-                f"routing: {self.describe()} makes its couplings by itself, so they cannot be "
-                "fixed for an ablation; let it take them from votes.couple(logits)"
-            )
+        _check_routed(self, routed, fixed)
         return routed
 
     def route(self, votes: Votes, parents: Capsules | None) -> Routed:
         """The parents of these votes.
 
         Args:
-            votes: of shape `[batch, *positions, children, parents, dim]`, on request; they also
-                have the poses and activations of the children.
+            votes: `[batch, *positions, children, parents, dim]`, lazy, and their children.
             parents: of the iteration before, where layers route together.
 
         Returns:
@@ -271,16 +262,24 @@ class Router(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} does not define route")
 
-    def uniform(self) -> Router:
-        """The ablation of this router: every coupling is equal, its parameters stay as learned."""
-        return self.random(scale=0.0)
+    def uniform(self, *, agreement: bool = True) -> Router:
+        """The ablation of this router: every coupling is equal, its parameters stay as learned.
 
-    def random(self, seed: int = 0, *, scale: float = 1.0) -> Router:
+        Args:
+            agreement: as of `random`.
+
+        Returns:
+            A copy of this router, whose couplings are equal.
+        """
+        return self.random(scale=0.0, agreement=agreement)
+
+    def random(self, seed: int = 0, *, scale: float = 1.0, agreement: bool = True) -> Router:
         """The ablation of this router with fixed random couplings.
 
         Args:
             seed: of the couplings, in [0, 2^32).
             scale: standard deviation of their normal logits, at least 0.
+            agreement: False takes the spread of votes out of activations; see `Router.agreement`.
 
         Returns:
             A copy of this router, whose couplings are fixed.
@@ -291,6 +290,7 @@ class Router(nn.Module):
         _check_fixed(seed, scale)
         router = deepcopy(self)
         router.fixed = (seed, scale)
+        router.agreement = agreement and self.agreement
         return router
 
     def with_iterations(self, iterations: int) -> Router:
@@ -470,6 +470,19 @@ class FunctionRouter(Router):
 
     def describe(self) -> str:
         return str(getattr(self.function, "__name__", type(self.function).__name__))
+
+
+def _check_routed(router: Router, routed: object, fixed: FixedCoupling | None) -> None:
+    """Raise an error unless `route` returned Routed, by the fixed couplings of an ablation."""
+    if not isinstance(routed, Routed):
+        name = f"{router.describe()} ({type(router).__name__})"
+        kind = type(routed).__name__
+        raise ArgumentError("routing", f"expected {name} to return Routed, got {kind}")
+    if fixed is not None and not fixed.uses:
+        raise AblationUnsupportedError(
+            f"routing: {router.describe()} makes its couplings by itself, so they cannot be fixed "
+            "for an ablation; let it take them from votes.couple(logits)"
+        )
 
 
 def _check_fixed(seed: int, scale: float) -> None:

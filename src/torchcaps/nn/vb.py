@@ -83,6 +83,7 @@ class VBRouting(Router):
     """
 
     activation = "probability"  # of a parent: a number of its own, not the length of its pose
+    agreement = True  # H_j has the scatter of the votes in it
     adds_bias = True  # `route` adds the learned bias of the layer, `votes.bias`
 
     def __init__(
@@ -142,14 +143,12 @@ class VBRouting(Router):
             # M-step, equations 1 to 4.
             r = (R * a).mT  # [..., j, i]
             N = r.sum(dim=-1)  # [..., j], as are alpha, kappa and nu
-            alpha = 1 + N
-            kappa = 1 + N
+            alpha = kappa = 1 + N
             nu = D + 1 + N
             gaussians = gaussians_class(X, r, kappa)
 
             # Equations 5 and 6.
-            alpha_sum = alpha.sum(dim=-1, keepdim=True)
-            log_pi = torch.digamma(alpha) - torch.digamma(alpha_sum)
+            log_pi = torch.digamma(alpha) - torch.digamma(alpha.sum(dim=-1, keepdim=True))
             digammas = torch.digamma((nu.unsqueeze(-1) - d) / 2)  # [..., j, D]
             log_det_lambda = digammas.sum(dim=-1) + D * math.log(2) + gaussians.log_det_psi
 
@@ -164,7 +163,9 @@ class VBRouting(Router):
                 # `leaky` lets one more parent compete, of logit 0: the outlier.
                 R = votes.couple(log_density, leaky=self.leaky)
 
-        # Equations 10 and 11.
+        # Equations 10 and 11. Without agreement, Psi_j = I as of votes without scatter.
+        if not self.agreement:
+            log_det_lambda = log_det_lambda - gaussians.log_det_psi
         H = 0.5 * (D * LOG_2_PI_E - log_det_lambda)
         if self.weighted:
             H = H * N

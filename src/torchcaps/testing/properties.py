@@ -38,6 +38,7 @@ from torchcaps.testing.random import random_votes, seeded
 from torchcaps.types import LayerSizes, Routed
 
 NUM_SHAPES = 2  # drawn for each check
+SPREAD = 1e-5  # change of an activation by the spread of votes that is rounding
 
 
 class _Inputs(NamedTuple):
@@ -217,7 +218,9 @@ def check_copies(routing: Routing, **options: Any) -> None:
 def check_ablations(routing: Routing, **options: Any) -> None:
     """`uniform()` has equal couplings, `random()` those of its seed, the same for every sample.
 
-    Both leave the router as it is. A function makes its couplings by itself and has no ablations.
+    If votes spread twice as far about the same mean, the activations of `uniform()` change only
+    where the router declares `agreement`, and those of `uniform(agreement=False)` never do. Both
+    leave the router as it is. A function makes its couplings by itself and has no ablations.
 
     Args:
         routing: name of a router, a router, or a function `(votes, activation) -> Routed`.
@@ -245,7 +248,25 @@ def check_ablations(routing: Routing, **options: Any) -> None:
         if router.num_iterations > 1:
             pose = _route(router.with_iterations(1), inputs).pose
             assert_finite("pose of with_iterations(1)", pose)
+        _check_agreement(router, inputs)
         assert_same("after its ablations", _route(router, inputs), before)
+
+
+def _check_agreement(router: Router, inputs: _Inputs) -> None:
+    if not router.permutation_equivariant:
+        return  # its parameters may weigh children, and move the mean of the votes
+    inputs = inputs._replace(activation=torch.ones_like(inputs.activation))
+    mean = inputs.votes.mean(dim=-3, keepdim=True)
+    spread = inputs._replace(votes=2 * inputs.votes - mean)
+
+    def change(ablated: Router) -> float:
+        difference = _route(ablated, inputs).activation - _route(ablated, spread).activation
+        return float(difference.detach().abs().max())
+
+    if (change(router.uniform()) > SPREAD) != router.agreement:
+        raise PropertyError(f"agreement: declared {router.agreement}, which uniform() contradicts")
+    if change(router.uniform(agreement=False)) > SPREAD:
+        raise PropertyError("agreement: activations of uniform(agreement=False) depend on it")
 
 
 def check_bias(routing: Routing, **options: Any) -> None:

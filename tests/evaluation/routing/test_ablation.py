@@ -10,7 +10,9 @@ from torchcaps.evaluation import (
     iteration_dynamics,
     routing_ablation,
 )
+from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.functional import dynamic_routing, em_routing, straightness, uniform_routing
+from torchcaps.functional.routing.em import VAR_MIN
 from torchcaps.nn import CapsuleLinear, DynamicRouting, EMRouting, Router
 from torchcaps.types import Routed
 
@@ -87,6 +89,65 @@ def test_a_function_with_couplings_of_its_own_is_refused():
 def test_verdicts_ask_for_evidence(num_routed, num_uniform, n, words):
     comparison = compare_answers(torch.arange(n) < num_routed, torch.arange(n) < num_uniform)
     assert words in RoutingAblation(comparison, 0.1, 0.1).verdict
+
+
+def vote_layer(routing):
+    layer = CapsuleLinear(6, 4, 3, 4, routing)
+    generator = torch.Generator().manual_seed(2)
+    for parameter in layer.router.parameters():
+        parameter.data.normal_(generator=generator)
+    return layer
+
+
+@pytest.mark.parametrize("routing", ["em", "vb"])
+def test_activations_without_agreement_do_not_see_the_spread_of_votes(routing):
+    router = vote_layer(routing).router
+    votes = torch.randn(5, 6, 3, 4)
+    mean = votes.mean(dim=1, keepdim=True)
+    spread = mean + 3 * (votes - mean)
+    ones = torch.ones(5, 6)
+    uniform = router.uniform()
+    assert not torch.allclose(uniform(votes, ones).activation, uniform(spread, ones).activation)
+    ablated = router.uniform(agreement=False)
+    expected = ablated(mean.expand_as(votes), ones)
+    for routed in (ablated(votes, ones), ablated(spread, ones)):
+        torch.testing.assert_close(routed.activation, expected.activation)
+        torch.testing.assert_close(routed.pose, expected.pose)
+    assert router.agreement
+    few = torch.ones(5, 6)
+    few[:, 3:] = 0
+    assert not torch.allclose(ablated(votes, few).activation, expected.activation)
+
+
+def test_em_without_agreement_takes_variances_of_one():
+    """Votes +-c have variance c^2; c is such that the constant added to it makes 1."""
+    router = EMRouting(3, inverse_temperature=0.5, beta_u=0.2, beta_a=-0.3)
+    c = (1 - VAR_MIN) ** 0.5
+    votes = c * torch.tensor([1.0, -1.0, 1.0, -1.0]).view(1, 4, 1, 1).expand(2, 4, 3, 5)
+    expected = router.uniform()(votes).activation
+    routed = router.uniform(agreement=False)(torch.randn(2, 4, 3, 5))
+    torch.testing.assert_close(routed.activation, expected)
+
+
+def test_an_ablation_without_agreement():
+    model = RoutedPixels(6, 3)
+    model.layers[0] = vote_layer("em")
+    ablation = routing_ablation(model, IMAGES, LABELS, agreement=False)
+    assert not ablation.agreement
+    assert "how far votes agree" not in ablation.verdict
+    with_agreement = routing_ablation(model, IMAGES, LABELS)
+    assert with_agreement.agreement
+    assert "activations still measure how far votes agree" in with_agreement.verdict
+    with swapped_routers(model, lambda router: router.uniform(agreement=False)):
+        answers = model(IMAGES).argmax(dim=1)
+    assert ablation.uniform == pytest.approx(share(answers == LABELS))
+    assert ablation.p_value == ablation.comparison.p_value
+    assert not routing_ablation(RoutedPixels(6, 3), IMAGES, LABELS).agreement
+
+
+def test_an_activation_without_agreement_has_none_to_leave_out(sharp):
+    with refuses("agreement: expected True: with fixed couplings, no activation of this model"):
+        routing_ablation(sharp, IMAGES, LABELS, agreement=False)
 
 
 class Average(Router):

@@ -13,6 +13,7 @@ from operator import methodcaller
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.base import (
     BATCH,
     EvaluationResult,
@@ -40,13 +41,16 @@ class RoutingAblation(EvaluationResult):
         comparison: as trained, against the same routers with every coupling equal.
         random: accuracy with fixed random couplings.
         changed: share of images whose answer routing changes, against equal couplings.
+        agreement: whether activations still depend on the spread of votes, as those of EM and VB
+            routing do with any couplings; see `Router.agreement`.
     """
 
     comparison: Comparison
     random: float
     changed: float
+    agreement: bool = False
 
-    derived = ("routed", "uniform", "verdict")
+    derived = ("routed", "uniform", "p_value", "verdict")
 
     @property
     def routed(self) -> float:
@@ -57,6 +61,11 @@ class RoutingAblation(EvaluationResult):
     def uniform(self) -> float:
         """Accuracy with every coupling equal."""
         return self.comparison.second
+
+    @property
+    def p_value(self) -> float:
+        """Of the hypothesis that both are equally good, by McNemar's test."""
+        return self.comparison.p_value
 
     @property
     def verdict(self) -> str:
@@ -73,7 +82,10 @@ class RoutingAblation(EvaluationResult):
             "undecided": f"These images do not show that this model needs its routing {figures}. "
             f"{self.comparison.power}",
         }
-        return verdicts[self.comparison.outcome]
+        verdict = verdicts[self.comparison.outcome]
+        if not self.agreement:
+            return verdict
+        return f"{verdict} Without it, activations still measure how far votes agree."
 
 
 @dataclass(frozen=True)
@@ -118,6 +130,7 @@ def routing_ablation(
     images: Images,
     labels: Labels,
     *,
+    agreement: bool = True,
     seed: int = 0,
     batch_size: int = BATCH,
 ) -> RoutingAblation:
@@ -131,6 +144,10 @@ def routing_ablation(
         model: a model with routed layers.
         images: `[n, channels, height, width]` in [0, 1].
         labels: `[n]` true classes.
+        agreement: False takes the spread of votes out of the activations, too, of routers that have
+            it there: those of "em" and "vb" are lower for a parent whose votes disagree, whatever
+            the couplings are. What is left is how many children a parent has, which equal couplings
+            make equal.
         seed: of the random couplings.
         batch_size: images at a time.
 
@@ -138,10 +155,15 @@ def routing_ablation(
         The accuracies with and without routing, compared on the same images.
 
     Raises:
-        ArgumentError: for a model without routed layers, or arguments that do not fit.
+        ArgumentError: for a model without routed layers, arguments that do not fit, or
+            `agreement=False` where no router has agreement in its activations.
         AblationUnsupportedError: for a router that makes its couplings by itself.
     """
     check_labeled(images, labels)
+    has_agreement = any(router.agreement for router in routers_of(model).values())
+    if not agreement and not has_agreement:
+        problem = "with fixed couplings, no activation of this model depends on how far votes agree"
+        raise ArgumentError("agreement", f"expected True: {problem}")
 
     def answer(change: Callable[[Router], Router], size: int) -> Tensor:
         with swapped_routers(model, change):
@@ -151,10 +173,16 @@ def routing_ablation(
 
     true = labels.cpu()
     routed = answer(lambda router: router, batch_size)
-    uniform = answer(Router.uniform, batch_size)
-    random = answer(methodcaller("random", seed), min(batch_size, STORED_BATCH))
+    uniform = answer(methodcaller("uniform", agreement=agreement), batch_size)
+    change = methodcaller("random", seed, agreement=agreement)
+    random = answer(change, min(batch_size, STORED_BATCH))
     comparison = compare_answers(routed == true, uniform == true, seed=seed)
-    return RoutingAblation(comparison, proportion(random == true), proportion(routed != uniform))
+    return RoutingAblation(
+        comparison,
+        proportion(random == true),
+        proportion(routed != uniform),
+        agreement and has_agreement,
+    )
 
 
 def iteration_dynamics(
