@@ -10,6 +10,7 @@ def to_device(tensor: Tensor, like: Tensor | torch.device) -> Tensor:
     """A tensor on a device; one of the CPU goes to a GPU without a wait of the host.
 
     A copy from pinned memory is a part of the device's work, which later operations follow.
+    Numbers in float64 become float32 on a device without it.
 
     Args:
         tensor: on any device.
@@ -18,6 +19,8 @@ def to_device(tensor: Tensor, like: Tensor | torch.device) -> Tensor:
     device = like if isinstance(like, torch.device) else like.device
     if isinstance(like, Tensor):
         tensor = tensor.to(like.dtype)
+    if tensor.dtype == torch.float64:
+        tensor = tensor.to(widest_float(device.type))
     is_copy = tensor.device.type == "cpu" and device.type == "cuda"
     if is_copy and not torch.compiler.is_compiling():
         return tensor.pin_memory().to(device, non_blocking=True)

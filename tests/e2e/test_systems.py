@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import torchcaps as tc
-from properties.variants import SMALLER
+from models.small import SMALLER
 from torchcaps.cli.main import main
 from torchcaps.data import load_dataset
 from torchcaps.distributed import hard_exit, init

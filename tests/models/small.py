@@ -27,3 +27,16 @@ SMALL = {
     "unet": {"img_size": 16, "channels": 2, "levels": 3},
     "vb_caps": {"img_size": 18, "channels": 8, "primary_types": 2, "types": (3, 4)},
 }
+
+# Options of models whose published size costs seconds and proves nothing more; their counts are
+# checked elsewhere.
+SMALLER = SMALL | {
+    "cnn_multimnist": {"channels": (16, 16), "hidden": (32,)},
+    "deepcaps_small": {"channels": 8, "types": 4},
+    # Layers so small that no loops are compiled for them, which takes seconds.
+    "matrix_caps_small": SMALL["matrix_caps"],
+    "segcaps_r1": {"dim": 2, "img_size": 16},
+    "segcaps_small": {"dim": 2, "img_size": 16},
+    "transforming_autoencoder": {"capsules": 4, "bounded": True},  # its outputs are pixels
+    "unet_matched": {"channels": 2, "levels": 3, "img_size": 16},
+}

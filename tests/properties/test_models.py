@@ -6,12 +6,11 @@ import pytest
 import torch
 
 import torchcaps as tc
+from models.small import SMALLER
 from torchcaps import testing
 from torchcaps.errors import ArgumentError
 from torchcaps.models import CanonicalCapsules
 from torchcaps.nn import RoutedLayer
-
-from .variants import SMALLER
 
 
 @pytest.fixture(scope="module", params=tc.list_models())

@@ -4,7 +4,6 @@ import inspect
 
 import pytest
 
-from models.small import SMALL
 from torchcaps.nn import create_router, list_routers
 
 SECOND = ("heinsen_2022",)  # some of its parameters come in from the second iteration on
@@ -32,19 +31,6 @@ LIBRARY_ROUTERS = [
     name for name in list_routers() if type(create_router(name)).__module__.startswith("torchcaps.")
 ]
 ROUTERS = [variant for name in LIBRARY_ROUTERS for variant in make_variants(name)]
-
-# Options of models whose published size costs seconds and proves nothing more; their counts are
-# checked elsewhere.
-SMALLER = SMALL | {
-    "cnn_multimnist": {"channels": (16, 16), "hidden": (32,)},
-    "deepcaps_small": {"channels": 8, "types": 4},
-    # Layers so small that no loops are compiled for them, which takes seconds.
-    "matrix_caps_small": SMALL["matrix_caps"],
-    "segcaps_r1": {"dim": 2, "img_size": 16},
-    "segcaps_small": {"dim": 2, "img_size": 16},
-    "transforming_autoencoder": {"capsules": 4, "bounded": True},  # its outputs are pixels
-    "unet_matched": {"channels": 2, "levels": 3, "img_size": 16},
-}
 
 # Routers whose logits are products of votes: those of the default size, made for squash, decide so
 # sharply that five iterations make a difference of 5 % of the rounding of a weight.

@@ -8,6 +8,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 
+from torchcaps.transfer import widen
+
 
 def balanced_weights(labels: Int64[Tensor, " n *k"], num_classes: int) -> Float[Tensor, " classes"]:
     """Weight of a class: `w_c = m / (C * m_c)`, the mean number of labels over its own.
@@ -20,7 +22,7 @@ def balanced_weights(labels: Int64[Tensor, " n *k"], num_classes: int) -> Float[
         num_classes: number of weights.
     """
     labels = labels[labels >= 0]
-    counts = labels.bincount(minlength=num_classes).double()
+    counts = widen(labels.bincount(minlength=num_classes))
     mean_count = labels.numel() / (counts > 0).sum()
     return torch.where(counts > 0, mean_count / counts, 1.0).float()
 

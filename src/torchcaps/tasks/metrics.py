@@ -13,6 +13,7 @@ from torch import Tensor
 from torchcaps.data import multi_hot
 from torchcaps.evaluation import label_hits
 from torchcaps.registry import Registry
+from torchcaps.transfer import widen
 
 T = TypeVar("T", bound=Callable[..., Any])  # a function that is registered
 
@@ -89,7 +90,7 @@ def brier_score(
     """
     classes = labels.view(len(labels), -1)  # [n, k], k = 1 for one class an image
     targets = multi_hot(classes, activation.shape[1])
-    errors = (activation - targets).double().square()
+    errors = widen(activation - targets).square()
     return errors.sum(dim=1).mean()
 
 
@@ -108,7 +109,7 @@ def balanced_accuracy(
     is_right = label_hits(activation, classes)
     num_shown = classes[classes >= 0].bincount(minlength=activation.shape[1])
     num_right = classes[is_right].bincount(minlength=activation.shape[1])
-    recalls = num_right.double() / num_shown
+    recalls = widen(num_right) / num_shown
     return recalls[num_shown > 0].mean()
 
 
@@ -127,4 +128,4 @@ def top5_accuracy(
     classes = labels.view(len(labels), -1)  # [n, k]
     is_same = predicted.unsqueeze(1) == classes.unsqueeze(2)  # [n, k, 5]
     is_found = is_same.any(dim=2)  # [n, k]
-    return (is_found | (classes < 0)).all(dim=1).double().mean()
+    return widen((is_found | (classes < 0)).all(dim=1)).mean()

@@ -54,6 +54,7 @@ from torchcaps.tasks._base import (
 )
 from torchcaps.tasks.masks import ClassMaps, Masks, masks_from_probabilities
 from torchcaps.tasks.report_items import evenly
+from torchcaps.transfer import widen
 from torchcaps.types import ModelSpec
 
 MAX_EVAL_PIXELS = 1 << 18  # of a batch that is not trained with: 16 images of 128 x 128
@@ -294,7 +295,7 @@ class Segment(Task):
         counts = pixel_counts(predicted, masks, 1 + num_foreground)
         return {
             "counts": torch.stack(counts, dim=1),
-            "pixel_accuracy": (predicted == masks).flatten(1).double().mean(dim=1),
+            "pixel_accuracy": widen((predicted == masks).flatten(1)).mean(dim=1),
             "loss": self.compute_loss(prediction, masks).expand(num_images),
         }
 
@@ -352,7 +353,7 @@ def weigh_classes(images: MaskedSet) -> tuple[Float[Tensor, "foreground 1 1"], l
     The weight of a class is the number of other pixels for each of its pixels, and 1 for a class
     that no mask shows.
     """
-    class_sizes = images.masks.flatten().bincount(minlength=images.num_classes)[1:].double()
+    class_sizes = widen(images.masks.flatten().bincount(minlength=images.num_classes)[1:])
     weights = (images.masks.numel() - class_sizes) / class_sizes.clamp(min=1)
     weights = torch.where(class_sizes > 0, weights, 1.0).float().view(-1, 1, 1)
     missing = (class_sizes == 0).nonzero().flatten().tolist()

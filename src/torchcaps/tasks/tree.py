@@ -244,9 +244,10 @@ def is_consistent(paths: Paths, tree: LabelTree) -> Bool[Tensor, " n"]:
 
     `tree.parents[level][k]` is the parent of class k of the next level.
     """
-    agrees = torch.ones(len(paths), dtype=torch.bool)
+    agrees = torch.ones(len(paths), dtype=torch.bool, device=paths.device)
     for level, parents in enumerate(tree.parents):
-        agrees &= torch.tensor(parents)[paths[:, level + 1]] == paths[:, level]
+        parent_of = torch.tensor(parents, device=paths.device)
+        agrees &= parent_of[paths[:, level + 1]] == paths[:, level]
     return agrees
 
 
@@ -289,36 +290,36 @@ def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float
     """
     depth = len(tree.sizes)
     is_right = paths == truth
-    accuracies = is_right.double().mean(dim=0).tolist()
+    accuracies = widen(is_right).mean(dim=0).tolist()
     harmonic_mean = 0.0
     if min(accuracies):
         harmonic_mean = depth / sum(1 / share for share in accuracies)
 
     # Level by level, fine to coarse: `classes` are the predicted class of the level, and the
     # ancestors on this level of what is predicted on finer levels. They may be equal.
-    num_common = torch.zeros(len(paths), dtype=torch.float64)
-    num_predicted = torch.zeros(len(paths), dtype=torch.float64)
+    num_common = torch.zeros(len(paths), dtype=torch.int64, device=paths.device)
+    num_predicted = torch.zeros_like(num_common)
     classes = paths[:, depth:]  # none yet: [n, 0]
     for level in range(depth - 1, -1, -1):
         if level < depth - 1:
-            classes = torch.tensor(tree.parents[level])[classes]
+            classes = torch.tensor(tree.parents[level], device=paths.device)[classes]
         classes = torch.cat([paths[:, level : level + 1], classes], dim=1)
         num_common += (classes == truth[:, level : level + 1]).any(dim=1)
         # Number of different classes.
         steps = classes.sort(dim=1).values.diff(dim=1)
         num_predicted += 1 + (steps != 0).sum(dim=1)
 
-    precision = num_common / num_predicted
-    recall = num_common / depth
-    f1 = 2 * precision * recall / (precision + recall).clamp(min=torch.finfo(torch.float64).tiny)
+    precision = widen(num_common) / num_predicted
+    recall = widen(num_common) / depth
+    f1 = 2 * widen(num_common) / (num_predicted + depth)
     figures = {}
     for level, share in enumerate(accuracies, start=1):
         figures[f"level_{level}_accuracy"] = share
     return {
         **figures,
         "hierarchical_accuracy": harmonic_mean,
-        "exact_match": is_right.all(dim=1).double().mean().item(),
-        "consistency": is_consistent(paths, tree).double().mean().item(),
+        "exact_match": widen(is_right.all(dim=1)).mean().item(),
+        "consistency": widen(is_consistent(paths, tree)).mean().item(),
         "hierarchical_precision": precision.mean().item(),
         "hierarchical_recall": recall.mean().item(),
         "hierarchical_f1": f1.mean().item(),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torchcaps as tc
-from fakecuda import gpu, systems
+from fakecuda import gpu, runs
 from torchcaps.tasks.classify import Classify
 from torchcaps.training import state
 from torchcaps.training.update import Updater
@@ -16,21 +16,22 @@ pytestmark = pytest.mark.filterwarnings("default")
 SYSTEM = "cnn_baseline"
 
 
-USE = systems.use
+USE = runs.use
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """A function that trains the system, and says what was found, a sentence."""
-    monkeypatch.setattr(systems, "use", lambda folder, row: None)
+    monkeypatch.setattr(runs, "use", lambda folder, row: None)
 
     def run_system(precision="fp32"):
-        row = systems.run_system(SYSTEM, precision, tmp_path / str(len(list(tmp_path.iterdir()))))
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        row = runs.run_system(SYSTEM, precision, folder, gpu.counted)
         if row["fault"]:
             return row["fault"]
         if row["waits"]:
             return f"the host waited: {[*row['waiting lines']]}"
-        if row["leaked bytes"] > systems.LEAK:
+        if row["leaked bytes"] > runs.LEAK:
             return f"a step leaked {row['leaked bytes']} bytes"
         return ""
 
@@ -64,7 +65,7 @@ def test_a_tensor_made_without_device(run, change_loss):
 
 def test_a_generator_of_the_cpu(run, monkeypatch):
     monkeypatch.setattr(Updater, "_dropout_generator", lambda self, step: torch.Generator())
-    monkeypatch.setitem(systems.SMALLER, SYSTEM, systems.SMALLER[SYSTEM] | {"dropout": 0.5})
+    monkeypatch.setitem(runs.SMALLER, SYSTEM, runs.SMALLER[SYSTEM] | {"dropout": 0.5})
     assert "Expected a 'cuda' device type for generator" in run()
 
 
@@ -90,7 +91,7 @@ def test_a_wrong_map_location(run, monkeypatch):
         monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_: module)
         USE(folder, row)
 
-    monkeypatch.setattr(systems, "use", use_without_moves)
+    monkeypatch.setattr(runs, "use", use_without_moves)
     assert "Expected all tensors to be on the same device" in run()
 
 
@@ -122,7 +123,7 @@ def test_a_gradient_that_stays_scaled(run, monkeypatch):
         updates.append(max(float((a - b).abs().max()) for a, b in zip(after, before, strict=True)))
 
     monkeypatch.setattr(Updater, "update", note_update)
-    monkeypatch.setitem(systems.FURTHER, SYSTEM, {"model": SYSTEM, "optimizer": "sgd", "lr": 0.1})
+    monkeypatch.setitem(runs.FURTHER, SYSTEM, {"model": SYSTEM, "optimizer": "sgd", "lr": 0.1})
     run("fp16")
     right = max(updates)
     updates.clear()

@@ -5,10 +5,21 @@ import json
 import pytest
 
 import torchcaps as tc
-from fakecuda.systems import BUDGETS, FURTHER, run_system
+from fakecuda import gpu
+from fakecuda.runs import FP16, list_systems, run_system
+from fakecuda.systems import BUDGETS
 
 FAST = ("capsnet", "efficient_capsnet", "resnet20", "capsnet on pairs")
-ALL = [*tc.list_models(), *FURTHER]
+# One of each task, and all metrics.
+WITHOUT_FLOAT64 = (
+    "canonical_capsules_small",
+    "capsnet on pairs",
+    "capsnet with everything",
+    "scae",
+    "segcaps_small",
+    "transforming_autoencoder",
+    "tree_capsnet",
+)
 budgets = json.loads(BUDGETS.read_text())
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -19,12 +30,13 @@ def marked(name, precision):
     return pytest.param(name, precision, marks=[] if is_fast else [pytest.mark.slow])
 
 
-@pytest.mark.parametrize(
-    ("name", "precision"),
-    [marked(name, precision) for precision in ("bf16", "fp32") for name in ALL],
-)
+CASES = [marked(name, precision) for precision in ("bf16", "fp32") for name in list_systems()]
+CASES += [marked(name, "fp16") for name in FP16]
+
+
+@pytest.mark.parametrize(("name", "precision"), CASES)
 def test_a_system_runs(name, precision, tmp_path):
-    row = run_system(name, precision, tmp_path / "run")
+    row = run_system(name, precision, tmp_path / "run", gpu.counted)
     assert not row["fault"]
     assert row["stopped"]
     assert row["waits"] == budgets[name]["waits"], row["waiting lines"]
@@ -33,3 +45,13 @@ def test_a_system_runs(name, precision, tmp_path):
         assert row["launches"] <= launches, row["most frequent"]
         # What is won is kept: python -m fakecuda.systems NAME --write
         assert row["launches"] > 0.95 * launches, "the budget can be lowered"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WITHOUT_FLOAT64)
+def test_a_system_runs_without_float64(name, tmp_path):
+    with gpu.without_float64():
+        tc.transfer.widest_float.cache_clear()
+        row = run_system(name, "fp32", tmp_path / "run", gpu.counted)
+    tc.transfer.widest_float.cache_clear()
+    assert not row["fault"]

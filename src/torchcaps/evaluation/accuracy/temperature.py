@@ -23,11 +23,11 @@ from torch import Tensor
 from torchcaps.errors import ArgumentError, check_positive, check_range, check_shape
 from torchcaps.evaluation.accuracy.calibration import reliability
 from torchcaps.evaluation.base import Activations, Labels, check_labels, check_lengths
+from torchcaps.transfer import widen
 
 REJECTED = 0.05  # share of known images below the threshold
 CONFIDENCE = 0.95  # of the interval of that share
 ROUNDING = 1e-9
-SMALLEST = torch.finfo(torch.float64).tiny  # activation of which the logarithm is taken
 LOG_TEMPERATURES = (math.log(0.01), math.log(100))
 
 
@@ -63,7 +63,7 @@ class HeldOutCalibration:
             activations: `[n, classes]` in [0, 1].
 
         Returns:
-            `[n, classes]` in float64, of sum 1 for each image, in the order of the activations.
+            `[n, classes]` of `transfer.widest_float`, of sum 1 for each image, in the order of the activations.
         """
         return scaled_probabilities(activations, self.temperature)
 
@@ -123,7 +123,7 @@ def calibrate(activations: Activations, labels: Labels) -> HeldOutCalibration:
 
     # A new image is one of n + 1 in random order: its chance to be below the k-th of n follows
     # Beta(k, n + 1 - k).
-    largest = activations.double().amax(dim=1).sort().values
+    largest = widen(activations).amax(dim=1).sort().values
     num_samples = len(largest)
     num_below = math.floor(REJECTED * num_samples + ROUNDING)
     threshold = float(largest[num_below])
@@ -134,7 +134,7 @@ def calibrate(activations: Activations, labels: Labels) -> HeldOutCalibration:
         error_before=reliability(before, is_correct).error,
         error=reliability(after, is_correct).error,
         threshold=threshold,
-        rejected=float((largest < threshold).double().mean()),
+        rejected=float(widen(largest < threshold).mean()),
         rejected_low=float(low),
         rejected_high=float(high),
         num_samples=num_samples,
@@ -144,14 +144,19 @@ def calibrate(activations: Activations, labels: Labels) -> HeldOutCalibration:
 def scaled_probabilities(
     activations: Activations, temperature: float
 ) -> Float[Tensor, "n classes"]:
-    """`a_k^(1/T) / sum_j a_j^(1/T)`, in float64.
+    """`a_k^(1/T) / sum_j a_j^(1/T)`, in float64 where the device has it.
 
     Args:
         activations: `[n, classes]`, at least 0.
         temperature: T, above 0; 1 divides by the sum over classes.
     """
-    log_activations = activations.double().clamp(min=SMALLEST).log()
-    return (log_activations / temperature).softmax(dim=1)
+    return (_logarithm(activations) / temperature).softmax(dim=1)
+
+
+def _logarithm(activations: Activations) -> Activations:
+    """The logarithm of activations, finite for those of 0."""
+    x = widen(activations)
+    return x.clamp(min=torch.finfo(x.dtype).tiny).log()
 
 
 def _fit_temperature(activations: Activations, labels: Labels) -> float:
@@ -162,7 +167,7 @@ def _fit_temperature(activations: Activations, labels: Labels) -> float:
     """
     from scipy.optimize import minimize_scalar
 
-    log_activations = activations.double().clamp(min=SMALLEST).log()
+    log_activations = _logarithm(activations)
     smoothing = 1 / (len(labels) + 2)
 
     def negative_log_likelihood(log_temperature: float) -> float:
