@@ -22,7 +22,7 @@ from torchcaps.reproduction import (
     run_claims,
 )
 from torchcaps.reproduction.claim_runner import RATE_SEED, choose_rate, missing_trainings
-from torchcaps.reproduction.claims import check_protocol, pack_answers
+from torchcaps.reproduction.claims import check_protocol, pack_answers, pack_groups
 from torchcaps.training import Interrupted
 
 PROTOCOL = """
@@ -139,13 +139,13 @@ def test_images_that_depend_on_each_other_are_counted_by_their_groups(claim):
     answers_of = {training.arm: training.is_correct[:250] for training in results}
     for training in results:  # eight copies of each of 250 images are no 2,000 images
         answers = answers_of[training.arm].repeat_interleave(8)
-        groups = torch.arange(250).repeat_interleave(8).tolist()
+        groups = pack_groups(torch.arange(250).repeat_interleave(8))
         figures = {"error": 0.1}  # as of pairs, which have no accuracy
         copies.append(
             replace(training, answers=pack_answers(answers), groups=groups, figures=figures)
         )
     grouped = judge_claim(claim, copies)
-    ungrouped = judge_claim(claim, [replace(training, groups=[]) for training in copies])
+    ungrouped = judge_claim(claim, [replace(training, groups="") for training in copies])
     widths = [high - low for low, high in (grouped.interval, ungrouped.interval)]
     assert widths[0] > 2 * widths[1]  # the root of 8, less what pseudo counts add
     assert grouped.difference == ungrouped.difference

@@ -16,6 +16,7 @@ from torchcaps.reproduction.claims import (
     Claim,
     ClaimResult,
     pack_answers,
+    pack_groups,
     read_claim_results,
 )
 from torchcaps.reproduction.run import check_measures, measure_run, train_or_resume
@@ -183,7 +184,7 @@ def _train(
             is_correct = evaluated.is_correct
             answers = {"num_images": len(is_correct), "answers": pack_answers(is_correct)}
             if evaluated.images.groups is not None:
-                answers["groups"] = evaluated.images.groups.tolist()
+                answers["groups"] = pack_groups(evaluated.images.groups)
     settings = {name: value for name, value in config.flat().items() if name not in PLACE}
     return ClaimResult(
         claim=claim.name,

@@ -7,15 +7,16 @@ primary comparison is fixed before the first training. docs/claims.md has the ru
 import base64
 import json
 import math
+import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import mean
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from torchcaps.errors import (
@@ -197,7 +198,7 @@ class ClaimResult:
         machine: processor, threads and version of torch.
         num_images: number of test images; 0 where there are no right answers.
         answers: whether each test image was recognized, as packed bits in base64.
-        groups: group of each test image, where the set has groups.
+        groups: group of each test image, compressed in base64; "" for a set without groups.
     """
 
     claim: str
@@ -212,7 +213,7 @@ class ClaimResult:
     machine: str
     num_images: int = 0
     answers: str = ""
-    groups: list[int] = field(default_factory=list)
+    groups: str = ""
 
     @property
     def file_name(self) -> str:
@@ -227,6 +228,14 @@ class ClaimResult:
         packed = np.frombuffer(base64.b64decode(self.answers), np.uint8)
         return torch.from_numpy(np.unpackbits(packed, count=self.num_images).astype(bool))
 
+    @property
+    def image_groups(self) -> Int64[Tensor, " n"] | None:
+        """Group of each test image; None for a set without groups."""
+        if not self.groups:
+            return None
+        steps = np.frombuffer(zlib.decompress(base64.b64decode(self.groups)), "<i8")
+        return torch.from_numpy(steps.cumsum())
+
     def write(self, folder: Path) -> Path:
         """Write it into the folder of its claim, whole or not at all."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -238,6 +247,12 @@ class ClaimResult:
 def pack_answers(is_correct: Bool[Tensor, " n"]) -> str:
     """Booleans as packed bits in base64."""
     return base64.b64encode(np.packbits(is_correct.cpu().numpy()).tobytes()).decode()
+
+
+def pack_groups(groups: Int64[Tensor, " n"]) -> str:
+    """Groups as compressed steps from image to image, in base64."""
+    steps = np.diff(groups.cpu().numpy(), prepend=0).astype("<i8")
+    return base64.b64encode(zlib.compress(steps.tobytes())).decode()
 
 
 def read_claim_results(claim: Claim, results: Path, budget: str = "full") -> list[ClaimResult]:
@@ -357,9 +372,7 @@ def _compare_answers(
 ) -> tuple[float, tuple[float, float], float]:
     """Difference of the accuracies, its interval and p-value, over seeds and images or groups."""
     rows = [torch.stack([result.is_correct for result in arm]) for arm in (better, worse)]
-    labels = better[0].groups
-    groups = torch.tensor(labels) if labels else None
-    comparison = compare_runs(*rows, groups=groups)
+    comparison = compare_runs(*rows, groups=better[0].image_groups)
     return comparison.difference, comparison.interval, comparison.p_value
 
 
