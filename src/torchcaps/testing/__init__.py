@@ -1,4 +1,4 @@
-"""Property checks and makers of random capsules, shipped so that routers and layers of one's own can prove themselves.
+"""Property checks, planted answers and random capsules, by which one's own routers prove themselves.
 
 from torchcaps.testing import check_module, check_router, random_capsules
 check_router(my_router)
@@ -21,6 +21,14 @@ from torchcaps.testing.modules import (
     check_module_precision as check_module_precision,
     check_module_rows as check_module_rows,
     check_module_zeros as check_module_zeros,
+)
+from torchcaps.testing.planted import (
+    PlantedAccuracy as PlantedAccuracy,
+    PlantedAnswers as PlantedAnswers,
+    PlantedPair as PlantedPair,
+    planted_answers as planted_answers,
+    planted_pair as planted_pair,
+    planted_votes as planted_votes,
 )
 from torchcaps.testing.properties import (
     check_ablations as check_ablations,

@@ -146,7 +146,7 @@ def check_extremes(routing: Routing, **options: Any) -> None:
     """
     for children, parents in ((1, 1), (1, 4), (5, 1), (5, 4)):
         sizes = LayerSizes(children, 2, parents, 3)
-        router = _build(routing, options, sizes)
+        router = build_router(routing, options, sizes)
         votes, activation, pose = _make_inputs(sizes, batch=2)
         for scale in (0.0, 1e-30, 1.0, 1e18, 1e30, 1e37):
             inputs = _Inputs(votes * scale, torch.full_like(activation, 0.5), pose)
@@ -348,7 +348,7 @@ def _make_cases(
     for _ in range(NUM_SHAPES):
         random_sizes = torch.randint(2, max_size + 1, (4,), generator=generator).tolist()
         sizes = getattr(routing, "sizes", None) or LayerSizes(*random_sizes)
-        router = _build(routing, options, sizes)
+        router = build_router(routing, options, sizes)
         if is_perturbed:
             for parameter in router.parameters():
                 noise = torch.randn(parameter.shape, generator=generator).to(parameter)
@@ -356,7 +356,17 @@ def _make_cases(
         yield router, _make_inputs(sizes, batch, space)
 
 
-def _build(routing: Routing, options: dict[str, Any], sizes: LayerSizes) -> Router:
+def build_router(routing: Routing, options: dict[str, Any], sizes: LayerSizes) -> Router:
+    """A router as a layer of these sizes builds it; one that is given is copied.
+
+    Args:
+        routing: name of a router, a router, or a function `(votes, activation) -> Routed`.
+        options: of the router of that name.
+        sizes: of the layer.
+
+    Returns:
+        The router in eval mode.
+    """
     if isinstance(routing, nn.Module):
         routing = copy.deepcopy(routing)
     return RoutedLayer(LinearVotes(sizes), routing, **options).router.eval()

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from torchcaps import evaluation
 from torchcaps.evaluation.routing.couplings import (
@@ -22,11 +21,11 @@ from torchcaps.functional import dynamic_routing, straightness
 from torchcaps.nn import RoutingTrace
 from torchcaps.reporting import EvaluatedRun
 from torchcaps.reproduction.measures import Figures, register_measure
+from torchcaps.testing import planted_votes, seeded
 
 NUM_IMAGES = 256
-# The planted votes: lengths that three iterations turn into a tree.
-PLANTED_LENGTH = 4.0
-PLANTED_NOISE = 0.3
+PLANTED_LENGTH = 4.0  # of planted votes, which three iterations turn into a tree
+NUM_TREES = 10
 
 
 @register_measure()
@@ -64,7 +63,7 @@ def parse_trees(run: EvaluatedRun) -> Figures:
     return figures
 
 
-class PlantedVotes(NamedTuple):
+class PlantedTrees(NamedTuple):
     """Votes whose parse tree is known.
 
     Attributes:
@@ -78,39 +77,27 @@ class PlantedVotes(NamedTuple):
     labels: Int64[Tensor, " images"]
 
 
-def planted_votes(
-    num_images: int = NUM_IMAGES,
-    num_children: int = 64,
-    num_parents: int = 10,
-    *,
-    num_classes: int = 10,
-    dim: int = 16,
-    seed: int = 0,
-) -> PlantedVotes:
-    """Make votes with one tree for each class.
+def planted_trees(
+    num_images: int = NUM_IMAGES, num_children: int = 64, num_parents: int = 10, *, seed: int = 0
+) -> PlantedTrees:
+    """Make votes with ten classes and one tree for each.
 
     Args:
         num_images: 1 or more.
         num_children: 1 or more.
         num_parents: 2 or more.
-        num_classes: number of trees.
-        dim: of a vote.
         seed: of all that is random.
 
     Returns:
         The votes, the tree of each image, and its class.
     """
-    generator = torch.Generator().manual_seed(seed)
-    trees = torch.randint(num_parents, (num_classes, num_children), generator=generator)
-    labels = torch.arange(num_images) % num_classes
+    generator = seeded(seed)
+    trees = torch.randint(num_parents, (NUM_TREES, num_children), generator=generator)
+    labels = torch.arange(num_images) % NUM_TREES
     parents = trees[labels]
-    shape = (num_images, num_children, num_parents, dim)
-    directions = normalize(torch.randn(shape, generator=generator), dim=-1)
-    poses = normalize(torch.randn(num_images, 1, num_parents, dim, generator=generator), dim=-1)
-    agreed = normalize(poses + PLANTED_NOISE * directions, dim=-1)
-    is_parent = torch.nn.functional.one_hot(parents, num_parents).bool().unsqueeze(-1)
-    votes = PLANTED_LENGTH * torch.where(is_parent, agreed, directions)
-    return PlantedVotes(votes, parents, labels)
+    is_parent = torch.nn.functional.one_hot(parents, num_parents).bool()
+    votes = PLANTED_LENGTH * planted_votes(is_parent, generator=generator)
+    return PlantedTrees(votes, parents, labels)
 
 
 def planted_figures(iterations: int = 3) -> Figures:
@@ -120,7 +107,7 @@ def planted_figures(iterations: int = 3) -> Figures:
         "support", "information", "entropy", "dynamics" and "straightness" as in `parse_trees`, and
         "right": share of children whose best parent is the planted one.
     """
-    planted = planted_votes()
+    planted = planted_trees()
     routed = dynamic_routing(planted.votes, iterations)
     assert routed.coupling is not None
     children = torch.ones(planted.parents.shape)
