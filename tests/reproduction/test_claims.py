@@ -149,6 +149,8 @@ def test_images_that_depend_on_each_other_are_counted_by_their_groups(claim):
     widths = [high - low for low, high in (grouped.interval, ungrouped.interval)]
     assert widths[0] > 2 * widths[1]  # the root of 8, less what pseudo counts add
     assert grouped.difference == ungrouped.difference
+    shares = [float(row[-1].split()[0]) for row in arms_table(claim, copies).rows]
+    assert shares[0] - shares[1] == pytest.approx(100 * grouped.difference, abs=0.02)
 
 
 def test_one_figure_a_training_is_compared_over_equal_seeds(tmp_path):

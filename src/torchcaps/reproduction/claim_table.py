@@ -5,7 +5,13 @@ from collections.abc import Mapping, Sequence
 from torchcaps.evaluation import holm
 from torchcaps.evaluation.base import TextTable
 from torchcaps.reproduction.claim_runner import training_cost
-from torchcaps.reproduction.claims import Claim, ClaimResult, ClaimVerdict, judge_claim
+from torchcaps.reproduction.claims import (
+    ANSWERS,
+    Claim,
+    ClaimResult,
+    ClaimVerdict,
+    judge_claim,
+)
 from torchcaps.reproduction.table import over_seeds
 
 Finished = Mapping[str, Sequence[ClaimResult]]
@@ -67,7 +73,10 @@ def arms_table(claim: Claim, results: Sequence[ClaimResult]) -> TextTable:
     rows = []
     for arm, row_name in claim.arms.items():
         trainings = [each for each in results if each.kind == "training" and each.arm == arm]
-        figures = [training.figures.get(figure) for training in trainings]
+        if figure == ANSWERS:  # pairs of digits have no such figure
+            figures = [float(training.is_correct.double().mean()) for training in trainings]
+        else:
+            figures = [training.figures.get(figure) for training in trainings]
         rates = sorted({f"{training.rate:g}" for training in trainings if training.rate})
         text = over_seeds(figure, figures) if trainings else "-"
         rows.append((arm, row_name, str(len(trainings)), ", ".join(rates) or "-", text))
