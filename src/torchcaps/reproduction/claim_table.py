@@ -73,10 +73,9 @@ def arms_table(claim: Claim, results: Sequence[ClaimResult]) -> TextTable:
     rows = []
     for arm, row_name in claim.arms.items():
         trainings = [each for each in results if each.kind == "training" and each.arm == arm]
+        figures = [training.figures.get(figure) for training in trainings]
         if figure == ANSWERS:  # pairs of digits have no such figure
             figures = [float(training.is_correct.double().mean()) for training in trainings]
-        else:
-            figures = [training.figures.get(figure) for training in trainings]
         rates = sorted({f"{training.rate:g}" for training in trainings if training.rate})
         text = over_seeds(figure, figures) if trainings else "-"
         rows.append((arm, row_name, str(len(trainings)), ", ".join(rates) or "-", text))
