@@ -5,6 +5,8 @@ import shutil
 
 import pytest
 
+import torchcaps as tc
+from torchcaps.evaluation import holm
 from training.makers import edit_config, write_bars
 
 from .conftest import the_sentence
@@ -23,7 +25,7 @@ def runs(run, tmp_path):
 @pytest.mark.usefixtures("runs")
 class TestCompare:
     def test_two_methods_over_seeds_and_images(self, command):
-        outcome = command("compare", "a-0", "a-1", "--with", "b-1", "b-0", "--margin", "20")
+        outcome = command("compare", "a-0", "a-1", "--with", "b-1", "b-0", "--margin", "0.2")
         assert (outcome.status, outcome.err) == (0, "")
         heading, first, second, _, verdict = outcome.out.splitlines()
         assert heading.split() == ["method", "accuracy", "runs"]
@@ -39,7 +41,17 @@ class TestCompare:
         assert document["only_first"] == document["only_second"] == 0
         assert document["outcome"] == "undecided"
         assert "the same answers, right or wrong, on all" in document["verdict"]
-        assert document["margin"] == 0.01
+        expected = tc.compare("a-0", "b-0")
+        error = max(1 - expected.second, 1 / expected.num_samples)
+        assert document["margin"] == expected.margin == pytest.approx(0.1 * error)
+
+    def test_p_values_are_adjusted_for_the_others_of_their_family(self, command):
+        arguments = ("compare", "a-0", "a-1", "--with", "b-0", "b-1", "--json", "--margin", "5%")
+        plain = command(arguments).document
+        adjusted = command(arguments, "--adjust", 0.5, 0.01).document
+        assert (plain["family"], adjusted["family"]) == (1, 3)
+        assert adjusted["unadjusted_p"] == plain["p_value"]
+        assert adjusted["p_value"] == holm([plain["p_value"], 0.5, 0.01])[0]
 
     def test_runs_are_paired_by_their_seeds(self, command):
         outcome = command("compare", "a-0", "a-1", "--with", "b-1", "b-0", "--paired", "--json")
@@ -84,7 +96,17 @@ class TestCompare:
             ),
             (
                 ("a-0", "--with", "b-0", "--margin", "0"),
-                "--margin: expected points between 0 and 100, got 0.0",
+                "--margin: expected a share such as 10%, or a difference in accuracy such as 0.01, "
+                "got 0",
+            ),
+            (
+                ("a-0", "b-0", "--margin", "half"),
+                "--margin: expected a share such as 10%, or a difference in accuracy such as 0.01, "
+                "got half",
+            ),
+            (
+                ("a-0", "b-0", "--adjust", "0.1", "1.5"),
+                "--adjust: expected between 0 and 1, got 1.5",
             ),
             (
                 ("a-0", "--with", "b-0", "--paired"),

@@ -55,7 +55,8 @@ def compare(
     /,
     others: Annotated[tuple[Path, ...], tyro.conf.arg(name="with")] = (),
     paired: bool = False,
-    margin: float = 1.0,
+    margin: str = "10%",
+    adjust: tuple[float, ...] = (),
     root: Root = None,
     device: Device = "auto",
     threads: Threads = None,
@@ -64,7 +65,8 @@ def compare(
     """Compare two methods: one is better, they are equally good, or the runs do not decide.
 
     Two runs are compared over images. Several runs of each method, with different seeds, are
-    compared over seeds and images.
+    compared over seeds and images; where the test images have groups, such as toys or patients,
+    over these.
 
     Example: torchcaps compare runs/routed-0 runs/routed-1 --with runs/uniform-0 runs/uniform-1
 
@@ -72,8 +74,10 @@ def compare(
         runs: Run folders of the method in question; without --with, two run folders.
         others: Run folders of the baseline, tested on the same images.
         paired: Take runs of the same seed as pairs, because split and order come from it.
-        margin: Smallest difference that matters, in points of accuracy; methods closer than that
-            are equally good.
+        margin: Smallest difference that matters: a share of the errors of the baseline, such as 10%,
+            or a difference in accuracy, such as 0.01. Methods closer than that are equally good.
+        adjust: p-values of the other comparisons that are read together with this one, for Holm's
+            correction.
     """
     if not others:
         if len(runs) != 2:
@@ -91,14 +95,16 @@ def compare(
     if paired and counts[1] == 1:
         raise UsageError("--paired: expected several runs of each method, got one")
     _check_different((*runs, *others))
-    if not 0 < margin < 100:
-        raise UsageError(f"--margin: expected points between 0 and 100, got {margin}")
+    for p_value in adjust:
+        check_flag("--adjust", p_value, low=0, high=1)
+    difference = _read_margin(margin)
     use_threads(threads)
     with counting("evaluating") as progress:
         comparison = tc.compare(
             runs,
             others,
-            margin=margin / 100,
+            adjust=adjust,
+            margin=difference,
             paired=paired,
             root=root,
             device=device,
@@ -106,6 +112,19 @@ def compare(
         )
     show(json, comparison.to_dict(), comparison.table().lines, comparison.verdict)
     return 0
+
+
+def _read_margin(text: str) -> str | float:
+    """A share such as 10% as it is, a difference in accuracy as a number; `UsageError` otherwise."""
+    is_share = text.endswith("%")
+    try:
+        number = float(text.removesuffix("%")) / (100 if is_share else 1)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1:
+        expected = "expected a share such as 10%, or a difference in accuracy such as 0.01"
+        raise UsageError(f"--margin: {expected}, got {text}")
+    return text if is_share else number
 
 
 def diagnose(
