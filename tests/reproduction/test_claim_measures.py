@@ -13,6 +13,7 @@ from torchcaps.evaluation.robustness.attacks import full_margin_loss
 from torchcaps.models import create_model
 from torchcaps.reproduction.claim_measures import (
     adaptive_attack,
+    best_on_test,
     misplaced,
     parse_trees,
     uncrowding,
@@ -259,3 +260,17 @@ def test_the_novel_error_is_taken_where_familiar_views_are_as_good(monkeypatch):
     figures = viewpoint_match.matched_viewpoints(SimpleNamespace())
     assert figures["familiar_error_at_80"] == pytest.approx(0.3)
     assert figures["novel_error_at_80"] == pytest.approx(0.5)
+
+
+def test_the_epoch_that_is_best_on_the_test_images(monkeypatch):
+    errors = [0.3, 0.1, 0.2]  # in place of the models of three epochs
+    monkeypatch.setattr(best_on_test, "epoch_models", lambda run: errors)
+    monkeypatch.setattr(
+        best_on_test,
+        "evaluate",
+        lambda error, images: SimpleNamespace(to_dict=lambda: {"error": error}),
+    )
+    run = SimpleNamespace(images=None)
+    assert best_on_test.best_on_test(run) == {"best_on_test_error": 0.1}
+    errors.clear()
+    assert best_on_test.best_on_test(run) == {}

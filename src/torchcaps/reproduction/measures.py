@@ -112,9 +112,7 @@ def viewpoints(run: EvaluatedRun) -> Figures:
         "familiar_error": _error(run, familiar),
         "novel_error": _error(run, run.images),
     }
-    epochs = range(1, run.config.training.epochs + 1)
-    paths = [epoch_model_path(run.run, epoch) for epoch in epochs]
-    models = [load(path) for path in paths if path.exists()]
+    models = epoch_models(run)
     if models:
         subsets = {
             "familiar": replace(run, images=familiar).subset(NUM_CURVE),
@@ -125,6 +123,13 @@ def viewpoints(run: EvaluatedRun) -> Figures:
             accuracies = [evaluate(model, subset).to_dict()["accuracy"] for model in models]
             figures["curve"][name] = accuracies
     return figures
+
+
+def epoch_models(run: EvaluatedRun) -> list[nn.Module]:
+    """The models of all epochs that a run has kept."""
+    epochs = range(1, run.config.training.epochs + 1)
+    paths = [epoch_model_path(run.run, epoch) for epoch in epochs]
+    return [load(path) for path in paths if path.exists()]
 
 
 def _error(run: EvaluatedRun, images: ImageSet) -> float:
