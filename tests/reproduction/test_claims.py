@@ -280,3 +280,12 @@ def test_results_of_this_repository_are_those_of_their_protocol(name, request):
     finished = read_claim_results(claim, results)  # refuses others
     assert {each.arm for each in finished} <= {*claim.arms}
     assert claim.cost > 0
+
+
+def test_the_document_has_the_cost_of_each_claim(request):
+    text = (request.config.rootpath / "docs" / "claims.md").read_text()
+    claims = [load_claim(name) for name in list_claims()]
+    for claim in claims:
+        trainings = f"{claim.seeds} seeds of {len(claim.arms)} arms"
+        assert f"| `{claim.name}` | {trainings} | {claim.cost:.1f} |" in text
+    assert f"take {sum(claim.cost for claim in claims):.1f} core-hours" in text

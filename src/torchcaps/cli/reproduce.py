@@ -178,7 +178,8 @@ def reproduce_claims(
 ) -> int:
     """Train what is missing of the claims if asked, and print what is there.
 
-    A trial (`--budget small`) has its results below `runs/`, and never counts.
+    A trial (`--budget small`) has its results below `runs/`, or where `--results` says, and never
+    counts.
     """
     from torchcaps.reproduction import list_claims, load_claim, read_claim_results, run_claims
 
@@ -189,7 +190,8 @@ def reproduce_claims(
     work = Path("runs") / CLAIMS / budget
     results = extent.results
     if budget != "full":
-        results = work / "results"
+        if results == Extent.results:
+            results = work / "results"
         loaded = [replace(claim, seeds=TRIAL_SEEDS) for claim in loaded]
     if extent.run:
         use_threads(threads or 1)  # the trainings of many claims are done side by side
