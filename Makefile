@@ -52,13 +52,14 @@ test-fake-gpu: $(INSTALLED)
 	PYTHONPATH=src:tests:. OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" --timeout 1200 \
 	  -p fakecuda.gpu -o python_files='check_*.py' tests/fakecuda/on_device
 
-# What `python -m benchmarks.gpu --output gpu-bundle/figures` needs on a machine without network, with torch.
+# What `python -m benchmarks.gpu --output DIR` needs on a machine without network, beside torch: 62 MB.
 gpu-bundle: $(INSTALLED)
 	mkdir -p gpu-bundle/wheels
 	$(BIN)/python -m pip wheel --no-deps -w gpu-bundle/wheels .
 	$(BIN)/python -m pip download --only-binary :all: --python-version 3.12 --no-deps -d gpu-bundle/wheels \
-	  jaxtyping wadler-lindig safetensors scipy pillow jinja2 markupsafe
+	  jaxtyping wadler-lindig safetensors scipy pillow rich markdown-it-py mdurl pygments jinja2 markupsafe
 	$(BIN)/torchcaps data fetch mnist --root gpu-bundle
+	find gpu-bundle/mnist -name '*-ubyte' -exec gzip -f {} +
 
 test-lowest:
 	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)

@@ -213,6 +213,25 @@ def offline(shapes: str, command: str) -> int:
     return compile_all(shapes, command)
 
 
+def in_stages(options: argparse.Namespace) -> int:
+    """The stages of `gpu_stages`, or one of them."""
+    from benchmarks.gpu_stages import NAMES, SMALL, STAGES, Sizes, run_stage, run_stages
+
+    names = [options.stage] if options.stage else options.stages or NAMES
+    for name in names:
+        if name not in NAMES:
+            raise SystemExit(
+                f"benchmarks.gpu: expected stages among {', '.join(NAMES)}, got {name}"
+            )
+    output = options.output.resolve()
+    if options.stage is None:
+        command = [sys.executable, "-m", "benchmarks.gpu", *["--small"] * options.small]
+        return run_stages(command, output, options.minutes, names)
+    stage = STAGES[NAMES.index(options.stage)]
+    run_stage(stage, output, 60 * options.minutes, SMALL if options.small else Sizes())
+    return 0
+
+
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(
@@ -229,6 +248,8 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="run the stages of gpu_stages into a folder")
     parser.add_argument("--minutes", type=float, default=25.0, help="of --output")
     parser.add_argument("--stages", nargs="+", help="of --output; all by default")
+    parser.add_argument("--stage", help="of --output: run one, in this process")
+    parser.add_argument("--small", action="store_true", help="of --output: small sizes, for tests")
     options = parser.parse_args()
     command = " ".join(["python -m benchmarks.gpu", *sys.argv[1:]])
     if options.offline:
@@ -236,10 +257,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.gpu: torch sees no CUDA device here")
     if options.output is not None:
-        from benchmarks.gpu_stages import run_stages
-
-        run_stages(options.output, options.minutes, options.stages)
-        return 0
+        return in_stages(options)
     from torchcaps.cli.console import print_table  # needs packages of the command line
 
     torch.backends.cuda.matmul.allow_tf32 = False

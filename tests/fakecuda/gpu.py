@@ -85,11 +85,17 @@ ANSWERS = {
     "mem_get_info": _free_memory,
     "empty_cache": lambda: None,
     "is_current_stream_capturing": lambda: False,
+    "set_sync_debug_mode": lambda mode: None,
+    "set_per_process_memory_fraction": lambda fraction, device=None: _limit_memory(fraction),
 }
 
 
 def _device_memory(index):
     return device.memory()[index]
+
+
+def _limit_memory(fraction):
+    device.set_limit(int(fraction * PROPERTIES.total_memory) if fraction < 1 else 0)
 
 
 def _reset_peak():

