@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map_only
 
 from torchcaps.errors import ArgumentError, TrainingError
 
@@ -87,10 +88,14 @@ class Ranks:
         return torch.cat(self.gather(rows)).to(tensor.device)
 
     def broadcast(self, value: T) -> T:
-        """The value of rank 0, on all ranks."""
-        values = [value]
-        if self.world_size > 1:
-            dist.broadcast_object_list(values, src=0)
+        """The value of rank 0, on all ranks; its tensors come out on the CPU.
+
+        A tensor on the GPU of rank 0 would take memory there for every other rank.
+        """
+        if self.world_size == 1:
+            return value
+        values = [tree_map_only(Tensor, Tensor.cpu, value)]
+        dist.broadcast_object_list(values, src=0)
         return values[0]
 
     def claim_report(self) -> bool:

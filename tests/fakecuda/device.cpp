@@ -4,6 +4,8 @@
 // them, which runs the CPU's kernel on the same memory. Tensors have device.type == "cuda", and an
 // operation that mixes devices raises as on a GPU. Launches and host waits are counted.
 // It has no streams, no graphs, and not the rounding of a GPU's kernels.
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/extension.h>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -27,7 +29,14 @@
 namespace {
 using namespace at;
 
-const Device GPU(kCUDA, 0);
+int64_t environment(const char* name, int64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text && *text ? std::atoll(text) : otherwise;
+}
+
+// Each process of torchrun has one of the GPUs of its machine, and cannot use the others.
+const auto NUM_GPUS = static_cast<DeviceIndex>(environment("LOCAL_WORLD_SIZE", 1));
+const Device GPU(kCUDA, static_cast<DeviceIndex>(environment("LOCAL_RANK", 0)));
 const DispatchKeySet KEYS(DispatchKey::CUDA);
 
 // Memory: poisoned, counted and limited -----------------------------------------------------------
@@ -113,7 +122,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   Stream getStream(Device) const noexcept override { return Stream(Stream::DEFAULT, GPU); }
   Stream getDefaultStream(Device) const override { return Stream(Stream::DEFAULT, GPU); }
   Stream exchangeStream(Stream) const noexcept override { return Stream(Stream::DEFAULT, GPU); }
-  DeviceIndex deviceCount() const noexcept override { return 1; }
+  DeviceIndex deviceCount() const noexcept override { return NUM_GPUS; }
   void record(void**, const Stream&, DeviceIndex, c10::EventFlag) const override {}
   void block(void*, const Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
@@ -148,13 +157,13 @@ struct Hooks final : CUDAHooksInterface {
   bool isAvailable() const override { return true; }
   bool hasCUDA() const override { return true; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
-  DeviceIndex deviceCount() const override { return 1; }
-  int getNumGPUs() const override { return 1; }
-  DeviceIndex current_device() const override { return 0; }
-  DeviceIndex getCurrentDevice() const override { return 0; }
+  DeviceIndex deviceCount() const override { return NUM_GPUS; }
+  int getNumGPUs() const override { return NUM_GPUS; }
+  DeviceIndex current_device() const override { return GPU.index(); }
+  DeviceIndex getCurrentDevice() const override { return GPU.index(); }
   void setCurrentDevice(DeviceIndex) const override {}
-  DeviceIndex exchangeDevice(DeviceIndex) const override { return 0; }
-  DeviceIndex maybeExchangeDevice(DeviceIndex) const override { return 0; }
+  DeviceIndex exchangeDevice(DeviceIndex) const override { return GPU.index(); }
+  DeviceIndex maybeExchangeDevice(DeviceIndex) const override { return GPU.index(); }
   Device getDeviceFromPtr(void*) const override { return GPU; }
   const Generator& getDefaultGenerator(DeviceIndex) const override { return default_generator(); }
   Generator getNewGenerator(DeviceIndex) const override {
@@ -205,6 +214,11 @@ const std::set<std::string> INDEXING{
     "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"};
 
 // One kernel for all operations -------------------------------------------------------------------
+
+void check_device(std::optional<Device> device) {
+  TORCH_CHECK(!device || !device->has_index() || *device == GPU, *device,
+              " is the GPU of another process, and this one has ", GPU);
+}
 
 void check_dtype(ScalarType dtype) {
   TORCH_CHECK_TYPE(has_float64 || (dtype != kDouble && dtype != kComplexDouble),
@@ -386,14 +400,17 @@ void run_on_host(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stac
 // Operations on memory itself ---------------------------------------------------------------------
 
 Tensor device_empty(IntArrayRef size, std::optional<ScalarType> dtype, std::optional<Layout>,
-             std::optional<Device>, std::optional<bool>, std::optional<MemoryFormat> format) {
+             std::optional<Device> device, std::optional<bool>,
+             std::optional<MemoryFormat> format) {
+  check_device(device);
   check_dtype(dtype_or_default(dtype));
   return Tensor(at::detail::empty_generic(size, &device_allocator, KEYS, dtype_or_default(dtype),
                                           format));
 }
 
 Tensor device_empty_strided(IntArrayRef size, IntArrayRef strides, std::optional<ScalarType> dtype,
-                     std::optional<Layout>, std::optional<Device>, std::optional<bool>) {
+                     std::optional<Layout>, std::optional<Device> device, std::optional<bool>) {
+  check_device(device);
   check_dtype(dtype_or_default(dtype));
   return Tensor(at::detail::empty_strided_generic(size, strides, &device_allocator, KEYS,
                                                   dtype_or_default(dtype)));
@@ -468,7 +485,70 @@ Tensor& set_tensor(Tensor& self, const Tensor& source) {
   return set_storage(self, source.storage(), source.storage_offset(), source.sizes(),
                      source.strides());
 }
+
+// Several processes: what NCCL does for GPUs, by gloo in the memory of the host -------------------
+
+struct Done final : c10d::Work {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  explicit Done(const std::vector<Tensor>& outputs)
+      : future(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(),
+                                                         std::vector<Device>{GPU})) {
+    future->markCompleted(outputs);
+  }
+  bool isCompleted() override { return true; }
+  bool isSuccess() const override { return true; }
+  bool wait(std::chrono::milliseconds) override { return true; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future; }
+};
+
+struct DeviceGroup final : c10d::Backend {
+  c10::intrusive_ptr<c10d::Backend> gloo;
+  explicit DeviceGroup(c10::intrusive_ptr<c10d::Backend> group)
+      : Backend(group->getRank(), group->getSize()), gloo(std::move(group)) {}
+  const std::string getBackendName() const override { return "nccl"; }
+  void setSequenceNumberForGroup() override { gloo->setSequenceNumberForGroup(); }
+  uint64_t getSequenceNumberForGroup() override { return gloo->getSequenceNumberForGroup(); }
+
+  using Tensors = std::vector<Tensor>;
+  using Result = c10::intrusive_ptr<c10d::Work>;
+  static Tensors host_views(const Tensors& tensors) {
+    Tensors views;
+    for (const Tensor& tensor : tensors) {
+      TORCH_CHECK(tensor.is_cuda(), "NCCL takes tensors of GPUs, got one on ", tensor.device());
+      views.push_back(host_view(tensor));
+    }
+    return views;
+  }
+  Result broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    Tensors views = host_views(tensors);
+    gloo->broadcast(views, options)->wait();
+    return c10::make_intrusive<Done>(tensors);
+  }
+  Result allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    Tensors views = host_views(tensors);
+    gloo->allreduce(views, options)->wait();
+    return c10::make_intrusive<Done>(tensors);
+  }
+  Result allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                   const c10d::AllgatherOptions& options) override {
+    std::vector<Tensors> output_views;
+    for (const Tensors& tensors : outputs) output_views.push_back(host_views(tensors));
+    Tensors views = host_views(inputs);
+    gloo->allgather(output_views, views, options)->wait();
+    return c10::make_intrusive<Done>(outputs.front());
+  }
+  Result barrier(const c10d::BarrierOptions& options) override { return gloo->barrier(options); }
+};
+
+// DistributedDataParallel asks for one on each kind of device; nothing is timed here.
+struct DeviceTimer final : c10d::Timer {
+  explicit DeviceTimer(Device) {}
+  std::optional<int64_t> measureDifference(Event, Event) override { return std::nullopt; }
+};
 }  // namespace
+namespace c10d {
+C10_REGISTER_TYPED_CLASS(TimerRegistry, kCUDA, DeviceTimer);
+}
 
 TORCH_LIBRARY_IMPL(_, CUDA, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
@@ -503,6 +583,11 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   c10::SetAllocator(kCUDA, &device_allocator, 100);
+  m.def("index", [] { return GPU.index(); });
+  m.def("num_gpus", [] { return NUM_GPUS; });
+  m.def("process_group", [](const c10::intrusive_ptr<c10d::Backend>& gloo) {
+    return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<DeviceGroup>(gloo));
+  });
   m.def("has_hooks", [] { return at::detail::getCUDAHooks().hasCUDA(); });
   m.def("default_generator", [] { return default_generator(); });
   m.def("memory", [] { return std::pair<int64_t, int64_t>(allocated, peak); });

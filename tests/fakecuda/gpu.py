@@ -67,11 +67,11 @@ ANSWERS = {
     "_lazy_init": lambda: None,
     "is_available": lambda: True,
     "is_initialized": lambda: True,
-    "device_count": lambda: 1,
-    "current_device": lambda: 0,
-    "set_device": lambda device: None,
-    "_exchange_device": lambda device: 0,
-    "_maybe_exchange_device": lambda device: 0,
+    "device_count": lambda: device.num_gpus(),
+    "current_device": lambda: device.index(),
+    "set_device": lambda index: _check_index(index),
+    "_exchange_device": lambda _: device.index(),
+    "_maybe_exchange_device": lambda _: device.index(),
     "synchronize": lambda device=None: None,
     "get_device_properties": lambda device=None: PROPERTIES,
     "get_device_capability": lambda device=None: (PROPERTIES.major, PROPERTIES.minor),
@@ -90,6 +90,11 @@ ANSWERS = {
 }
 
 
+def _check_index(index):
+    if torch.device("cuda", index).index != device.index():
+        raise RuntimeError(f"cuda:{index} is the GPU of another process")
+
+
 def _device_memory(index):
     return device.memory()[index]
 
@@ -104,7 +109,7 @@ def _reset_peak():
 
 def _answer():
     """Let `torch.cuda`, and modules that took its functions by name, ask the fake device."""
-    torch.cuda.default_generators = (device.default_generator(),)
+    torch.cuda.default_generators = (device.default_generator(),) * device.num_gpus()
     originals = {name: getattr(torch.cuda, name) for name in ANSWERS}
     for module_name, module in list(sys.modules.items()):
         if not module_name.startswith("torch."):
@@ -115,6 +120,27 @@ def _answer():
 
 
 _answer()
+
+
+class Nccl(type):
+    """The type of groups of processes that exchange tensors of GPUs."""
+
+    def __instancecheck__(cls, group):
+        return isinstance(group, torch._C._distributed_c10d.Backend) and group.name() == "nccl"
+
+
+class ProcessGroupNCCL(metaclass=Nccl):
+    """NCCL by gloo, in the memory of the host."""
+
+    Options = SimpleNamespace
+
+    def __new__(cls, store, rank, size, options):
+        gloo = torch.distributed.ProcessGroupGloo(store, rank, size, timeout=options._timeout)
+        return device.process_group(gloo)
+
+
+torch.distributed.distributed_c10d.ProcessGroupNCCL = ProcessGroupNCCL
+torch.distributed.distributed_c10d._NCCL_AVAILABLE = True
 
 
 @dataclass

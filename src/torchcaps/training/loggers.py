@@ -190,12 +190,9 @@ class RunLogger(MemoryLogger):
                 raise TrainingError(
                     "data: expected the same images and labels in all processes, got different ones"
                 )
-            weights = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-            averages = {}
-            if average is not None:
-                averages = {name: tensor.cpu() for name, tensor in average.weights.items()}
+            averages = {} if average is None else average.weights
             state, moments, weights, averages = ranks.broadcast(
-                (state, optimizer.state_dict(), weights, averages)
+                (state, optimizer.state_dict(), dict(model.state_dict()), averages)
             )
             model.load_state_dict(weights)
             optimizer.load_state_dict(moments)

@@ -7,8 +7,10 @@ import torch
 
 import torchcaps as tc
 from fakecuda import gpu
+from torchcaps.data import label_tree
 from torchcaps.errors import TrainingError
 from torchcaps.tasks.classify import Classify
+from torchcaps.tasks.tree import path_figures
 from torchcaps.training import TrainConfig, train
 
 TINY = {"img_size": 12, "channels": (4, 6), "kernels": (5, 3), "hidden": (8,)}
@@ -162,8 +164,16 @@ def test_a_device_without_float64_trains_and_evaluates(images):
         )
         evaluation = tc.evaluate(model, images)
         activations = model(images[0].to("cuda")).softmax(dim=1)
-        tc.evaluation.calibration(activations, images[1].to("cuda"))
+        labels = images[1].to("cuda")
+        tc.evaluation.calibration(activations, labels)
+        calibration = tc.evaluation.calibrate(activations, labels)
+        paths = torch.stack([labels > 0, labels], dim=1).long()
+        tree = label_tree(("a/0", "b/1", "b/2"))
+        figures = path_figures(paths.flip(0), paths, tree)
     tc.transfer.widest_float.cache_clear()
+    expected = tc.evaluation.calibrate(activations.cpu(), images[1])
+    assert calibration.temperature == pytest.approx(expected.temperature, rel=1e-3)
+    assert figures == pytest.approx(path_figures(paths.flip(0).cpu(), paths.cpu(), tree))
     assert history[0]["train_accuracy"] > 0
     assert 0 <= evaluation.accuracy <= 1
 
