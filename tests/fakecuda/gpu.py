@@ -122,6 +122,18 @@ def _answer():
 _answer()
 
 
+def _clone_storage(storage):
+    """A copy, as `copy.deepcopy` of a tensor asks for; torch without CUDA makes none itself."""
+    content = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return content.clone().untyped_storage()
+
+
+_clone_host_storage = torch.UntypedStorage.clone
+torch.UntypedStorage.clone = lambda storage: (
+    _clone_storage(storage) if storage.is_cuda else _clone_host_storage(storage)
+)
+
+
 class Nccl(type):
     """The type of groups of processes that exchange tensors of GPUs."""
 

@@ -1,5 +1,7 @@
 """The fake GPU itself: it fails where a GPU fails, and counts what costs time there."""
 
+import copy
+
 import pytest
 import torch
 
@@ -16,6 +18,13 @@ def test_tensors_are_on_a_gpu(x):
     assert (x @ x).item() == 14
     assert torch.equal((x + 1).cpu(), torch.arange(4.0) + 1)
     assert x[1:].view(3, 1).storage_offset() == 1
+
+
+def test_copies_are_on_the_gpu_too(x):
+    twin = copy.deepcopy(x)
+    x += 1
+    assert twin.device == x.device
+    assert twin.tolist() == [0, 1, 2, 3]
 
 
 def test_devices_do_not_mix(x):
