@@ -43,6 +43,8 @@ KERNELS: dict[str, dict[str, Any]] = {
     **{f"pose_gradient, {name}": {"FACTOR": factor} for name, factor in FACTORS.items()},
     **{f"weight_gradient, {name}": {"FACTOR": factor} for name, factor in FACTORS.items()},
 }
+# They multiply no matrices, and are compiled for float32, in which all sums are.
+SQUASHES: dict[str, dict[str, Any]] = {"squash": {}, "squash_gradient": {"HAS_LENGTH": True}}
 # (dim, in_dim). The shapes that matter are 10, 17, 43 and 100 parents of 16 from 8, and 10 of 16 from 32. Other shapes
 # are compiled without what has loads of other types or does a part of another kernel's work.
 MATTER = [(16, 8), (16, 32)]
@@ -96,7 +98,8 @@ def _source(kernel: str, dim: int, in_dim: int, precision: str) -> tuple[ASTSour
     arguments = choose_tile(dim, in_dim)._asdict()
     options = {name: value for name, value in arguments.items() if name.islower()}
     constants = {name: value for name, value in arguments.items() if not name.islower()}
-    constants |= {"DIM": dim, "IN_DIM": in_dim, "MODE": mode, **KERNELS[kernel]}
+    constants |= {"DIM": dim, "IN_DIM": in_dim, "MODE": mode, **(KERNELS | SQUASHES)[kernel]}
+    constants = {name: constants[name] for name in function.arg_names if name in constants}
     numbers = {
         "batch": "i32",
         "children": "i32",
@@ -145,6 +148,8 @@ def rows(shapes: Iterable[tuple[int, int]]) -> Iterator[dict[str, Any]]:
         precisions, kernels = (PRECISIONS, KERNELS) if shape in MATTER else (MAIN, LARGEST)
         for precision, target, kernel in product(precisions, TARGETS, kernels):
             yield figures(kernel, *shape, precision, target)
+        for target, kernel in product(TARGETS, SQUASHES):
+            yield figures(kernel, *shape, "fp32", target)
 
 
 def worst(figure_rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -591,6 +591,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("has_hooks", [] { return at::detail::getCUDAHooks().hasCUDA(); });
   m.def("default_generator", [] { return default_generator(); });
   m.def("memory", [] { return std::pair<int64_t, int64_t>(allocated, peak); });
+  m.def("host_view", &host_view);
+  m.def("launched", &launched);
   m.def("reset_peak", [] { peak = allocated.load(); });
   m.def("set_limit", [](int64_t bytes) { limit = bytes; });
   m.def("set_float64", [](bool is_supported) { has_float64 = is_supported; });

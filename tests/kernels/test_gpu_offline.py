@@ -67,7 +67,10 @@ def test_shapes_that_matter_are_accepted_and_among_those_compiled(
     assert (dim, in_dim) in offline.MATTER
 
 
-@pytest.mark.parametrize("name", ["agreements", "sums", "pose_gradient", "weight_gradient"])
+NAMES = {name.partition(",")[0] for name in [*offline.KERNELS, *offline.SQUASHES]}
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
 def test_batch_and_parents_are_no_part_of_a_compiled_kernel(name):
     kernel = getattr(offline._triton_passes, name)
     not_specialized = {param.name for param in kernel.params if param.do_not_specialize}
@@ -133,12 +136,8 @@ def test_launches_compile_the_kernels_of_the_table(compiled_kernels):
         pose, weight, None, [], "type", 2, False, False, False
     )
     (v.sum() + length.sum()).backward()
-    assert {name for name, _ in compiled_kernels} == {
-        "agreements",
-        "sums",
-        "pose_gradient",
-        "weight_gradient",
-    }
-    for kernel in offline.LARGEST[1:]:  # those without options
-        row = figures_on_h100(kernel, 16, 8, "bf16")
+    assert {name for name, _ in compiled_kernels} == NAMES
+    squashes = [(kernel, "fp32") for kernel in offline.SQUASHES]
+    for kernel, precision in [*((name, "bf16") for name in offline.LARGEST[1:]), *squashes]:
+        row = figures_on_h100(kernel, 16, 8, precision)
         assert (row["kernel"].partition(",")[0], row["shared B"]) in compiled_kernels

@@ -165,6 +165,18 @@ def test_half_precision(dtype, weight_dtype):
 
 
 @runs_kernels
+@pytest.mark.parametrize("factor", [0.0, 1e-6, 1e3, 1e6])
+def test_sums_of_any_length_are_squashed(factor):
+    inputs, upstream = random_inputs(
+        3, 4, 5, 6, 7, has_bias=False, dtype=torch.float32, weight_dtype=torch.float32
+    )
+    inputs["pose"] = factor * inputs["pose"]
+    expected = run_layer(inputs, upstream, "reference", iterations=1)
+    for name, tensor in run_layer(inputs, upstream, "triton", iterations=1).items():
+        assert_close(name, tensor, expected[name], 1e-5)
+
+
+@runs_kernels
 def test_without_the_coupling_it_is_none():
     pose = torch.randn(2, 3, 4, device=DEVICE)
     weight = torch.randn(3, 5, 4, 4, device=DEVICE)

@@ -4,6 +4,7 @@ Activations are lengths in [0, 1], not logits.
 """
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
@@ -39,12 +40,12 @@ def margin_loss(
         ArgumentError: shapes that do not fit.
     """
     lengths = full_precision(activation)
-    targets = _make_targets(lengths, labels)  # T
-    too_short = (present - lengths).clamp(min=0)
-    too_long = (lengths - absent).clamp(min=0)
-    loss = targets * too_short.square()
-    loss = loss + down_weight * (1 - targets) * too_long.square()
-    return loss.sum(dim=1).mean()
+    is_present = _is_present(lengths, labels)
+    limits = torch.full_like(lengths, absent).masked_fill_(is_present, present)
+    weights = torch.full_like(lengths, down_weight).masked_fill_(is_present, 1.0)
+    counts = (lengths < limits) == is_present  # on one side of its limit only
+    squares = F.mse_loss(lengths, limits, reduction="none")
+    return (weights * counts * squares).sum(dim=1).mean()
 
 
 def spread_loss(
@@ -70,7 +71,7 @@ def spread_loss(
     check_shape("labels", labels, ("batch",), batch=activation.shape[0])
     index = labels.unsqueeze(1)
     right_activation = activation.gather(1, index)  # a_t
-    gaps = (margin - (right_activation - activation)).clamp(min=0)
+    gaps = (margin - (right_activation - activation)).relu()
     squares = gaps.square().scatter(1, index, 0.0)  # 0 for the right class
     return squares.sum(dim=1).mean()
 
@@ -97,15 +98,16 @@ def reconstruction_loss(
         expected = f"expected the images' shape {list(images.shape)}"
         raise ArgumentError("reconstruction", f"{expected}, got {list(reconstruction.shape)}")
 
-    difference = full_precision(reconstruction) - full_precision(images)
-    return difference.square().flatten(1).sum(dim=1).mean()
+    squares = F.mse_loss(full_precision(reconstruction), full_precision(images), reduction="none")
+    return squares.flatten(1).sum(dim=1).mean()
 
 
-def _make_targets(lengths: Tensor, labels: Tensor) -> Tensor:
-    """Labels as a tensor of zeros and ones, in the shape of `lengths`."""
+def _is_present(lengths: Tensor, labels: Tensor) -> Tensor:
+    """Whether a class is present, in the shape of `lengths`."""
     batch, classes = lengths.shape
     if labels.dim() == 2:
         check_shape("labels", labels, ("batch", "classes"), batch=batch, classes=classes)
-        return labels.to(lengths.dtype)
+        return labels.bool()
     check_shape("labels", labels, ("batch",), batch=batch)
-    return torch.zeros_like(lengths).scatter(1, labels.unsqueeze(1), 1.0)
+    absent = torch.zeros_like(lengths, dtype=torch.bool)
+    return absent.scatter(1, labels.unsqueeze(1), True)

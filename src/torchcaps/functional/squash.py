@@ -85,7 +85,7 @@ def squash_with_length(s: Float[Tensor, "*rest"], dim: int = -1) -> PoseAndLengt
     """
     scaled, norm, inverse_scale = _rescale(s, dim)
     # |s|^2 / (1 + |s|^2) / |s|, for vectors and norms in units of the scale.
-    factor = 1.0 / (inverse_scale * inverse_scale / norm + norm)
+    factor = (inverse_scale * inverse_scale / norm + norm).reciprocal()
     length = norm * factor
     return scaled * factor, length.squeeze(dim)
 
@@ -109,7 +109,7 @@ def steep_squash_with_length(s: Float[Tensor, "*rest"], dim: int = -1) -> PoseAn
     """
     scaled, norm, inverse_scale = _rescale(s, dim)
     # expm1 is exact for the shortest vectors, and exp(|s|) would overflow.
-    length = -torch.expm1(-norm / inverse_scale)
+    length = -torch.expm1(norm / -inverse_scale)
     return scaled * (length / norm), length.squeeze(dim)
 
 
@@ -125,7 +125,7 @@ def _rescale(s: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     check_floating(s=s)
     s = full_precision(s)
     scale = s.detach().abs().amax(dim, keepdim=True).clamp(min=1.0)
-    inverse_scale = 1.0 / scale
+    inverse_scale = scale.reciprocal()
     scaled = s * inverse_scale
     squared_norm = scaled.square().sum(dim, keepdim=True)
     norm = (squared_norm + _epsilon(s)).sqrt()

@@ -95,7 +95,7 @@ def squash_backward(s: Tensor, grad_v: Tensor, grad_length: Tensor | None) -> Te
         dL/ds `[..., d]`.
     """
     n = safe_norm(s, keepdim=True)
-    g = 1.0 / (1.0 / n + n)
+    g = (n.reciprocal() + n).reciprocal()
     unit = s / n
     slope = g * (g / n - g * n)  # n g'(n), in a form where g^2 does not underflow
     radial = slope * (unit * grad_v).sum(dim=-1, keepdim=True)

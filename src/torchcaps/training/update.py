@@ -152,7 +152,8 @@ class Updater:
                     losses = self.training_step(part, fraction_trained)
                 # The gradients of the ranks are averaged, so each loss is weighed by its samples.
                 weight = self.ranks.world_size * part_size / len(indices)
-                self.scaler.scale(losses["loss"] * weight).backward()
+                loss = losses["loss"] if weight == 1 else losses["loss"] * weight
+                self.scaler.scale(loss).backward()
             part_losses.append((losses, part_size))
         return join_losses(part_losses)
 

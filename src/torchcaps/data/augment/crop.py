@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 from torchcaps.data.augment._registry import AXES, Images
 from torchcaps.data.augment.random import random_offsets
 from torchcaps.errors import check_range, check_shape
+from torchcaps.transfer import to_device
 
 
 def random_crop(images: Images, size: int, *, generator: Generator) -> Images:
@@ -61,8 +62,8 @@ def random_windows(images: Images, size: Sequence[int], generator: Generator) ->
     """Cut a window of `size` (height, width) out of each image, its place drawn uniformly."""
     height, width = images.shape[2:]
     # The first row and the first column of each window, both [batch].
-    row = random_offsets(images, height, size[0], generator)
-    column = random_offsets(images, width, size[1], generator)
+    row = random_offsets(len(images), height, size[0], generator)
+    column = random_offsets(len(images), width, size[1], generator)
     return windows_at(images, size, row, column)
 
 
@@ -72,8 +73,8 @@ def windows_at(images: Images, size: Sequence[int], row: Tensor, column: Tensor)
     Args:
         images: `[batch, channels, height, width]`.
         size: (height, width) of the window.
-        row: first row of each window, `[batch]`.
-        column: first column of each window, `[batch]`.
+        row: first row of each window, `[batch]`, on the device of the images or on the CPU.
+        column: first column of each window, `[batch]`, where the rows are.
 
     Returns:
         `[batch, channels, *size]`.
@@ -83,5 +84,6 @@ def windows_at(images: Images, size: Sequence[int], row: Tensor, column: Tensor)
     windows = images.unfold(2, height, 1)
     windows = windows.unfold(3, width, 1)
     # One of them is copied for each image.
-    index = torch.arange(len(images), device=images.device)
+    index = torch.arange(len(images), device=row.device)
+    index, row, column = to_device(torch.stack([index, row, column]), images.device)
     return windows[index, :, row, column]

@@ -13,6 +13,7 @@ from torchcaps.data.augment._registry import AXES, Images, register_augmentation
 from torchcaps.data.augment.random import random_offsets
 from torchcaps.errors import check_range, check_shape
 from torchcaps.groups import setting
+from torchcaps.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ def _random_interval(images: Images, length: int, side: int, generator: Generato
     Returns:
         Booleans `[batch, length]`.
     """
-    start = random_offsets(images, length, side, generator).unsqueeze(1)  # [batch, 1]
+    start = random_offsets(len(images), length, side, generator)
+    start = to_device(start, images.device).unsqueeze(1)  # [batch, 1]
     pixels = torch.arange(length, device=images.device)
     is_after_start = pixels >= start
     return is_after_start & (pixels < start + side)

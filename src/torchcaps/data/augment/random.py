@@ -1,6 +1,6 @@
 """Random numbers for augmentations, drawn on the device of their generator.
 
-They are then moved to the device of the images, so that a generator on the CPU gives the same
+They are moved to the device of the images afterwards, so that a generator on the CPU gives the same
 numbers for images on any device.
 """
 
@@ -30,23 +30,17 @@ def uniform(
     return to_device(low + (high - low) * numbers, like.device)
 
 
-def random_offsets(images: Tensor, side: int, window: int, generator: Generator) -> Tensor:
-    """Where a window begins along an axis, for each image.
+def random_offsets(count: int, side: int, window: int, generator: Generator) -> Tensor:
+    """Where windows begin along an axis.
 
     Args:
-        images: `[batch, ...]`.
+        count: number of windows.
         side: pixels of the axis.
-        window: pixels of the window along it, at most `side`.
-        generator: draws the offsets uniformly, on its own device.
+        window: pixels of a window along it, at most `side`.
+        generator: draws the offsets uniformly.
 
     Returns:
-        `[batch]` integers from 0 to `side - window`, on the device of the images.
+        `[count]` integers from 0 to `side - window`, on the device of the generator.
     """
     num_offsets = side - window + 1
-    offsets = torch.randint(
-        num_offsets,
-        (len(images),),
-        generator=generator,
-        device=generator.device,
-    )
-    return to_device(offsets, images.device)
+    return torch.randint(num_offsets, (count,), generator=generator, device=generator.device)

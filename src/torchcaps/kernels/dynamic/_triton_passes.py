@@ -15,6 +15,8 @@ products of matrices over many children, for a parent's vector x_j and factors f
     gradient of weights  sum_b x_j (f_ij p_i)'
     gradient of poses    sum_j f_ij W_ij' x_j
 
+The kernels `squash` and `squash_gradient` turn sums into parents, and back.
+
 A program holds BLOCK_B samples and BLOCK_I children, whose poses are the rows of one matrix
 `[BLOCK_B, BLOCK_I * BLOCK_K]`, and goes through parents, or has one: blocks depend on neither the
 number of parents nor the batch. Between kernels there are two numbers for a pair of capsules,
@@ -35,10 +37,13 @@ Sizes: DIM and IN_DIM are those of d and k, BLOCK_D and BLOCK_K powers of two th
 import triton
 import triton.language as tl
 
+from torchcaps.functional.squash import EPSILON
+
 # FACTOR says what the factors f_ij are: the same for all, couplings c_ij, or dL/db_ij.
 UNIFORM = tl.constexpr(0)
 COUPLING = tl.constexpr(1)
 GRADIENT = tl.constexpr(2)
+NORM_EPSILON = tl.constexpr(EPSILON)
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
@@ -373,3 +378,67 @@ def pose_gradient(
                 total += _scale(_dot(x, w, MODE), g, BLOCK_B, BLOCK_I, BLOCK_K)
     previous = tl.load(grad_pose + offsets, mask, 0.0)
     tl.store(grad_pose + offsets, previous + total, mask)
+
+
+@triton.jit
+def _rescale(x):
+    """Vectors, the rows of x, in units of their largest number (at least one); norms in these.
+
+    Returns them with the units; `functional.squash` has the reason.
+    """
+    scale = tl.maximum(tl.max(tl.abs(x), axis=1), 1.0)
+    x = x / scale[:, None]
+    return x, tl.sqrt(tl.sum(x * x, axis=1) + NORM_EPSILON), scale
+
+
+@triton.jit(do_not_specialize=["batch", "parents"])
+def squash(
+    s,
+    v,
+    length,
+    batch,
+    parents,
+    DIM: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Write v = squash(s) `[b, j, d]` and its length `[b, j]`."""
+    samples = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)
+    j = tl.program_id(1)
+    offsets, mask = _locate_parent(j, samples, batch, parents, DIM, BLOCK_D)
+    x, norm, scale = _rescale(tl.load(s + offsets, mask, 0.0))
+    factor = 1.0 / (1.0 / (scale * scale * norm) + norm)
+    tl.store(v + offsets, x * factor[:, None], mask)
+    tl.store(length + samples * parents + j, norm * factor, samples < batch)
+
+
+@triton.jit(do_not_specialize=["batch", "parents"])
+def squash_gradient(
+    s,
+    grad_v,
+    grad_length,
+    grad_s,
+    batch,
+    parents,
+    DIM: tl.constexpr,
+    HAS_LENGTH: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Write dL/ds `[b, j, d]`, of dL/dv and, if HAS_LENGTH, of dL/d|v| `[b, j]`.
+
+    `numerics.squash_backward` has the equation.
+    """
+    samples = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B).to(tl.int64)
+    j = tl.program_id(1)
+    offsets, mask = _locate_parent(j, samples, batch, parents, DIM, BLOCK_D)
+    x, norm, scale = _rescale(tl.load(s + offsets, mask, 0.0))
+    n = scale * norm
+    g = 1.0 / (1.0 / n + n)
+    unit = x / norm[:, None]
+    grad = tl.load(grad_v + offsets, mask, 0.0)
+    radial = g * (g / n - g * n) * tl.sum(unit * grad, axis=1)
+    if HAS_LENGTH:
+        by_length = tl.load(grad_length + samples * parents + j, samples < batch, 0.0)
+        radial += 2.0 * g * g / n * by_length
+    tl.store(grad_s + offsets, g[:, None] * grad + radial[:, None] * unit, mask)

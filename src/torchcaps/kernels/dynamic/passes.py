@@ -23,7 +23,7 @@ from torch import Tensor
 
 from torchcaps.functional.fields import Convention, ConvField, DenseField, Field
 from torchcaps.functional.routing.dynamic import dynamic_routing
-from torchcaps.functional.squash import full_precision, squash, squash_with_length
+from torchcaps.functional.squash import PoseAndLength, full_precision, squash_with_length
 from torchcaps.functional.votes import DenseVotes, ProductVotes, Votes, linear_votes
 from torchcaps.kernels.numerics import squash_backward
 from torchcaps.kernels.operator import Grads, define_operator
@@ -125,6 +125,14 @@ class Passes(ABC):
     def votes_backward(self) -> Tensor:
         """Gradient of the poses, after all passes; that of the weight is added to `grad_weight`."""
 
+    def squash(self, s: Tensor) -> PoseAndLength:
+        """Parents v of s `[..., b, j, d]`, and their lengths `[..., b, j]`."""
+        return squash_with_length(s)
+
+    def squash_backward(self, s: Tensor, grad_v: Tensor, grad_length: Tensor | None) -> Tensor:
+        """dL/ds `[b, j, d]`; see `numerics.squash_backward`."""
+        return squash_backward(s, grad_v, grad_length)
+
 
 def make_operator(name: str, implementation: type[Passes]) -> Operator:
     """Define the operator of an implementation."""
@@ -139,11 +147,11 @@ def make_operator(name: str, implementation: type[Passes]) -> Operator:
                 sums = passes.weighted_sums(V, keep_coupling=problem.want_coupling and t == last)
                 s[t, block] = sums if problem.bias is None else sums + problem.bias
                 if t < last:
-                    v = squash(s[t, block])
+                    v, _ = passes.squash(s[t, block])
                     V = v if V is None else V + v
             if problem.want_coupling:
                 coupling[block] = passes.coupling()
-        return *squash_with_length(s[-1]), coupling, s
+        return *passes.squash(s[-1]), coupling, s
 
     def backward(
         problem: Problem, saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
@@ -152,9 +160,9 @@ def make_operator(name: str, implementation: type[Passes]) -> Operator:
         grad_v, grad_length, grad_coupling = grads
         passes = implementation(problem, True)
         grad_pose = s.new_empty(problem.pose.shape)
-        grad_bias = s.new_zeros(s.shape[2:])
+        grad_bias = None if problem.bias is None else s.new_zeros(s.shape[2:])
         for block in passes.blocks():
-            grad_bias += _passes_backward(
+            grads_s = _passes_backward(
                 passes,
                 s[:, block],
                 grad_v[block],
@@ -162,6 +170,8 @@ def make_operator(name: str, implementation: type[Passes]) -> Operator:
                 grad_coupling[block] if problem.want_coupling else None,
             )
             grad_pose[block] = passes.votes_backward()
+            if grad_bias is not None:
+                grad_bias += sum(grad_s.sum(dim=0) for grad_s in grads_s)
         if passes.scale is not None:
             grad_pose = grad_pose * passes.scale
         if problem.weight is None or passes.grad_weight is None:
@@ -207,24 +217,25 @@ def _shapes(problem: Problem) -> tuple[Tensor, ...]:
 
 def _passes_backward(
     passes: Passes, s: Tensor, grad_v: Tensor, grad_length: Tensor, grad_coupling: Tensor | None
-) -> Tensor:
-    """Passes of a block from the last to the first; returns the gradient of the bias `[j, d]`."""
+) -> list[Tensor]:
+    """Passes of a block from the last to the first; returns dL/ds `[b, j, d]` of each."""
     last = len(s) - 1
-    V = squash(s).cumsum(dim=0)
+    parents, _ = passes.squash(s)
+    V = parents.cumsum(dim=0)
     # dL/dv of each pass; later passes add to earlier ones.
     grad_parents = torch.zeros_like(s)
     grad_parents[last] = grad_v
-    grad_bias = s.new_zeros(s.shape[2:])
+    grads_s = []
     for t in range(last, -1, -1):
         is_last = t == last
-        grad_s = squash_backward(s[t], grad_parents[t], grad_length if is_last else None)
-        grad_bias += grad_s.sum(dim=0)
+        grad_s = passes.squash_backward(s[t], grad_parents[t], grad_length if is_last else None)
+        grads_s.append(grad_s)
         V_before = V[t - 1] if t else None
         grad_V = passes.pass_backward(V_before, grad_s, grad_coupling if is_last else None)
         if grad_V is None:  # no earlier pass has a gradient
             break
         grad_parents[:t] += grad_V
-    return grad_bias
+    return grads_s
 
 
 def not_linear(votes: Votes) -> str | None:

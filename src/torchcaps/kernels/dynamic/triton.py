@@ -1,4 +1,4 @@
-"""Routing by agreement on a GPU: a few kernels, with a small sum and a squash between them.
+"""Routing by agreement on a GPU: a few kernels, with a small sum between them.
 
 No votes are made. The backward pass recomputes, from the last pass to the first: the agreements of
 the pass, from them its part of the gradients of poses and weights, and dL/ds of earlier passes. The
@@ -6,6 +6,7 @@ kernels are in `_triton_passes.py`, which needs Triton and is imported at the fi
 there.
 """
 
+import math
 import shutil
 import sys
 from collections.abc import Collection, Iterator
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from torchcaps.functional.bounds import clamp_finite, steady_limit
 from torchcaps.functional.routing.dynamic import dynamic_routing
+from torchcaps.functional.squash import PoseAndLength
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.passes import Passes, Problem, make_operator, not_linear, route
 from torchcaps.kernels.registry import Support, fast_path
@@ -224,6 +226,21 @@ class _TritonPasses(Passes):
     def votes_backward(self) -> Tensor:
         return self.grad_pose
 
+    def squash(self, s: Tensor) -> PoseAndLength:
+        v = torch.empty_like(s)
+        length = s.new_empty(s.shape[:-1])
+        self._launch_on_parents("squash", s, v, length)
+        return v, length
+
+    def squash_backward(self, s: Tensor, grad_v: Tensor, grad_length: Tensor | None) -> Tensor:
+        grad_s = torch.empty_like(s)
+        has_length = grad_length is not None
+        lengths = s if grad_length is None else grad_length.contiguous()
+        self._launch_on_parents(
+            "squash_gradient", s, grad_v, lengths, grad_s, HAS_LENGTH=has_length
+        )
+        return grad_s
+
     def _agreements(
         self, V: Tensor, grad_s: Tensor | None = None, grad_coupling: Tensor | None = None
     ) -> _Agreements:
@@ -289,22 +306,38 @@ class _TritonPasses(Passes):
         return tuple(counts[axis] for axis in axes)
 
     def _launch(self, kernel: str, grid: tuple[int, ...], *tensors: Tensor, **options: Any) -> None:
-        """Run a kernel of `_triton_passes.py`."""
-        from torchcaps.kernels.dynamic import _triton_passes
-
+        """Run a kernel on poses or weights."""
         children, parents, dim, in_dim = self.weight.shape
-        with torch.cuda.device_of(self.weight):
-            getattr(_triton_passes, kernel)[grid](
-                *tensors,
-                batch=len(self.pose),
-                children=children,
-                parents=parents,
-                DIM=dim,
-                IN_DIM=in_dim,
-                MODE=self.mode,
-                **self.tile._asdict(),
-                **options,
-            )
+        _run(
+            kernel,
+            grid,
+            *tensors,
+            batch=len(self.pose),
+            children=children,
+            parents=parents,
+            DIM=dim,
+            IN_DIM=in_dim,
+            MODE=self.mode,
+            **self.tile._asdict(),
+            **options,
+        )
+
+    def _launch_on_parents(self, kernel: str, s: Tensor, *tensors: Tensor, **options: Any) -> None:
+        """Run a kernel on vectors of parents `[..., b, j, d]`."""
+        *samples, parents, dim = s.shape
+        batch = math.prod(samples)
+        grid = (-(-batch // self.tile.BLOCK_B), parents)
+        tile = self.tile._asdict()
+        del tile["BLOCK_I"], tile["BLOCK_K"]
+        _run(kernel, grid, s, *tensors, batch=batch, parents=parents, DIM=dim, **tile, **options)
+
+
+def _run(kernel: str, grid: tuple[int, ...], *tensors: Tensor, **options: Any) -> None:
+    """Run a kernel of `_triton_passes.py`."""
+    from torchcaps.kernels.dynamic import _triton_passes
+
+    with torch.cuda.device_of(tensors[0]):
+        getattr(_triton_passes, kernel)[grid](*tensors, **options)
 
 
 def _factor(agreements: _Agreements | None) -> int:
