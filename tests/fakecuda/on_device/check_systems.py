@@ -6,8 +6,8 @@ import pytest
 
 import torchcaps as tc
 from fakecuda import gpu
-from fakecuda.runs import FP16, list_systems, run_system
-from fakecuda.systems import BUDGETS
+from fakecuda.runs import FP16
+from fakecuda.systems import ALL, BUDGETS, run
 
 FAST = ("capsnet", "efficient_capsnet", "resnet20", "capsnet on pairs")
 # One of each task, and all metrics.
@@ -30,13 +30,13 @@ def marked(name, precision):
     return pytest.param(name, precision, marks=[] if is_fast else [pytest.mark.slow])
 
 
-CASES = [marked(name, precision) for precision in ("bf16", "fp32") for name in list_systems()]
+CASES = [marked(name, precision) for precision in ("bf16", "fp32") for name in ALL]
 CASES += [marked(name, "fp16") for name in FP16]
 
 
 @pytest.mark.parametrize(("name", "precision"), CASES)
 def test_a_system_runs(name, precision, tmp_path):
-    row = run_system(name, precision, tmp_path / "run", gpu.counted)
+    row = run(name, precision, tmp_path / "run")
     assert not row["fault"]
     assert row["stopped"]
     assert row["waits"] == budgets[name]["waits"], row["waiting lines"]
@@ -52,6 +52,6 @@ def test_a_system_runs(name, precision, tmp_path):
 def test_a_system_runs_without_float64(name, tmp_path):
     with gpu.without_float64():
         tc.transfer.widest_float.cache_clear()
-        row = run_system(name, "fp32", tmp_path / "run", gpu.counted)
+        row = run(name, "fp32", tmp_path / "run")
     tc.transfer.widest_float.cache_clear()
     assert not row["fault"]
