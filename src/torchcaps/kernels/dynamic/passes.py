@@ -156,8 +156,7 @@ def make_operator(name: str, implementation: type[Passes]) -> Operator:
     def backward(
         problem: Problem, saved: Sequence[Tensor], grads: Sequence[Tensor], _needed: Sequence[bool]
     ) -> Grads:
-        (s,) = saved
-        grad_v, grad_length, grad_coupling = grads
+        (s,), (grad_v, grad_length, grad_coupling) = saved, grads
         passes = implementation(problem, True)
         grad_pose = s.new_empty(problem.pose.shape)
         grad_bias = None if problem.bias is None else s.new_zeros(s.shape[2:])
