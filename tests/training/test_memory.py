@@ -96,3 +96,15 @@ def test_the_table_has_the_constants_of_the_kernels():
         frequency.BLOCK_BYTES,
         frequency.MAX_WINDOWS,
     )
+
+
+def test_couplings_of_compiled_loops_are_counted():
+    """16 windows of 16 parents each and 72 children, of which a group has 32 lanes in float32."""
+    sizes = {"pose": (4, 9, 9, 8, 16), "activation": (4, 9, 9, 8), "weight": (72, 16, 4, 4)}
+    operands = [torch.empty(size, device="meta") for size in sizes.values()]
+    arguments = [*operands, None, None, None, 3, 2, "all", [1.0, 1.0, 1.0], False]
+    coupling = 32 * 4 * (16 * 16) * 72
+    names = ("torchcaps::em_routing_numba", "torchcaps::em_routing_numba_backward")
+    forward, backward = (workspace.WORKSPACE[name](*arguments) for name in names)
+    assert coupling < forward < 2 * coupling
+    assert 6 * coupling < backward < 8 * coupling  # of three iterations, with their gradients

@@ -6,8 +6,9 @@ together. Those of torch's own kernels, and of code, were measured on Linux with
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor
 
 MIB = 1 << 20
@@ -82,21 +83,57 @@ def _frequency_backward(
     return _frequency(x, weight, bias, stride) + int(gradient.numel() * gradient.element_size())
 
 
-def _em_compiled(pose: Tensor, activation: Tensor, weight: Tensor, *_: Any) -> int:
-    """`em.numba`: poses and activations once more, a sample to a lane."""
-    per_sample = math.prod(pose.shape[1:]) + math.prod(activation.shape[1:])
-    return _groups(pose) * LANES * per_sample * weight.element_size()
+class _Windows(NamedTuple):
+    """Sizes of a problem of `em.numba`, from the arguments of its operator.
+
+    Attributes:
+        groups: of samples, one sample to a lane.
+        working: groups that are routed at once, one by each thread.
+        layout: bytes of poses and activations, a sample to a lane.
+        coupling: bytes of the couplings of a group.
+        moments: bytes of the means of a group.
+        tables: bytes of what all samples share: places, competitions, first couplings.
+    """
+
+    groups: int
+    working: int
+    layout: int
+    coupling: int
+    moments: int
+    tables: int
+
+    @classmethod
+    def of(cls, pose: Tensor, activation: Tensor, weight: Tensor, *rest: Any) -> Self:
+        """The sizes, with settings after beta_u, beta_a and shift."""
+        kernel, stride = rest[3:5]
+        children, parents, inner, outer = weight.shape
+        parents *= math.prod((side - kernel) // stride + 1 for side in pose.shape[1:3])
+        groups = math.ceil(len(pose) / LANES)
+        lanes = LANES * weight.element_size()
+        per_sample = math.prod(pose.shape[1:]) + math.prod(activation.shape[1:])
+        return cls(
+            groups,
+            min(groups, torch.get_num_threads()),
+            groups * lanes * per_sample,
+            lanes * parents * children,
+            lanes * parents * pose.shape[-1] // inner * outer,
+            parents * children * (2 * torch.int64.itemsize + 3 * weight.element_size()),
+        )
 
 
-def _em_compiled_backward(pose: Tensor, activation: Tensor, weight: Tensor, *_: Any) -> int:
-    """The same with its gradients, and those of the weights for each group of samples."""
-    gradients = _groups(pose) * weight.numel() * weight.element_size()
-    return 2 * _em_compiled(pose, activation, weight) + gradients
+def _em_compiled(*arguments: Any) -> int:
+    """`em.numba`: poses and activations once more, and couplings of the groups at work."""
+    sizes = _Windows.of(*arguments)
+    return sizes.layout + sizes.working * (sizes.coupling + 2 * sizes.moments) + sizes.tables
 
 
-def _groups(pose: Tensor) -> int:
-    """Number of groups of samples, one sample to a lane."""
-    return math.ceil(len(pose) / LANES)
+def _em_compiled_backward(*arguments: Any) -> int:
+    """The same with gradients, of all iterations, and of the weights for each group."""
+    sizes = _Windows.of(*arguments)
+    weight, num_iterations = arguments[2], len(arguments[9])
+    at_work = num_iterations * (2 * sizes.coupling + 4 * sizes.moments)
+    gradients = sizes.groups * weight.numel() * weight.element_size()
+    return 2 * sizes.layout + sizes.working * at_work + sizes.tables + gradients
 
 
 def _direct(_x: Tensor, weight: Tensor, *_: Any) -> int:
