@@ -37,6 +37,7 @@ FURTHER = {
     "capsnet on placed digits": {"model": "capsnet", "data": "placed-digits"},
     "capsnet with everything": {
         "model": "capsnet",
+        "epoch_size": 48,
         "degrees": 10.0,
         "zoom": 0.1,
         "erase": 3,
