@@ -103,8 +103,14 @@ def test_couplings_of_compiled_loops_are_counted():
     sizes = {"pose": (4, 9, 9, 8, 16), "activation": (4, 9, 9, 8), "weight": (72, 16, 4, 4)}
     operands = [torch.empty(size, device="meta") for size in sizes.values()]
     arguments = [*operands, None, None, None, 3, 2, "all", [1.0, 1.0, 1.0], False]
-    coupling = 32 * 4 * (16 * 16) * 72
+    lanes = 32 * 4
+    layout = lanes * (9 * 9 * 8) * (16 + 1)
+    coupling = lanes * (16 * 16) * 72
+    moments = lanes * (16 * 16) * 16
+    tables = (16 * 16) * 72 * (2 * 8 + 3 * 4)
+    weights = 72 * 16 * 4 * 4 * 4
     names = ("torchcaps::em_routing_numba", "torchcaps::em_routing_numba_backward")
     forward, backward = (workspace.WORKSPACE[name](*arguments) for name in names)
-    assert coupling < forward < 2 * coupling
-    assert 6 * coupling < backward < 8 * coupling  # of three iterations, with their gradients
+    assert forward == layout + coupling + 2 * moments + tables
+    of_iterations = 3 * (2 * coupling + 4 * moments)
+    assert backward == 2 * layout + of_iterations + tables + weights
