@@ -48,6 +48,15 @@ def test_margin_of_two_labels():
     assert loss.item() == pytest.approx(0.16, rel=1e-5)
 
 
+def test_margin_of_shares_is_between_that_of_both_classes():
+    activation = torch.tensor([[0.7, 0.4]], dtype=torch.float64, requires_grad=True)
+    first, second = (margin_loss(activation, torch.tensor([label])) for label in (0, 1))
+    mixed = margin_loss(activation, torch.tensor([[0.25, 0.75]], dtype=torch.float64))
+    torch.testing.assert_close(mixed, 0.25 * first + 0.75 * second)
+    whole = margin_loss(activation, torch.tensor([[0.0, 1.0]], dtype=torch.float64))
+    torch.testing.assert_close(whole, second)
+
+
 def test_margins_are_arguments():
     activation = torch.tensor([[0.4, 0.4]])
     loss = margin_loss(

@@ -1,6 +1,7 @@
 """Names of the package's own models and recipes, to answer a mistyped one without loading torch.
 
-`names.json` is written by `python -m cli.test_names` in tests; a test keeps it equal to the registries.
+`names.json` is written by `python -m cli.test_names` in tests; a test keeps it equal to the
+registries.
 """
 
 import json

@@ -74,8 +74,8 @@ def compare(
         runs: Run folders of the method in question; without --with, two run folders.
         others: Run folders of the baseline, tested on the same images.
         paired: Take runs of the same seed as pairs, because split and order come from it.
-        margin: Smallest difference that matters: a share of the errors of the baseline, such as 10%,
-            or a difference in accuracy, such as 0.01. Methods closer than that are equally good.
+        margin: Smallest difference that matters: a share of the errors of the baseline, as in 10%,
+            or a difference in accuracy, as in 0.01. Methods closer than that are equally good.
         adjust: p-values of the other comparisons that are read together with this one, for Holm's
             correction.
     """
@@ -115,7 +115,7 @@ def compare(
 
 
 def _read_margin(text: str) -> str | float:
-    """A share such as 10% as it is, a difference in accuracy as a number; `UsageError` otherwise."""
+    """A share such as 10% as it is, a difference in accuracy as a number; else `UsageError`."""
     is_share = text.endswith("%")
     try:
         number = float(text.removesuffix("%")) / (100 if is_share else 1)

@@ -21,14 +21,16 @@ def margin_loss(
 ) -> Float[Tensor, ""]:
     """Margin loss: `sum_k T_k max(0, m+ - |v_k|)^2 + lambda (1 - T_k) max(0, |v_k| - m-)^2`.
 
-    |v_k| is the length of the capsule of class k, and T_k is 1 if the class is present, else 0.
+    |v_k| is the length of the capsule of class k, and T_k is 1 if the class is present, else 0, or
+    a share between them.
 
     Source: arXiv 1710.09829, equation 4. Known values with ten classes: 0.81 when every length is 0
     (dead), 3.645 when every length is 1 (saturated), 0.5236 for the best constant length.
 
     Args:
         activation: `[batch, classes]` lengths in [0, 1].
-        labels: `[batch]` class indices, or `[batch, classes]` with 1 for each present class.
+        labels: `[batch]` class indices; or T, `[batch, classes]`, with 1 for each present class. Of
+            floating point it may have shares, as of mixed images.
         present: m+, below which the length of a present class is penalized.
         absent: m-, above which the length of an absent class is penalized.
         down_weight: lambda, the weight of absent classes.
@@ -40,10 +42,15 @@ def margin_loss(
         ArgumentError: shapes that do not fit.
     """
     lengths = full_precision(activation)
-    is_present = _is_present(lengths, labels)
-    limits = torch.full_like(lengths, absent).masked_fill_(is_present, present)
-    weights = torch.full_like(lengths, down_weight).masked_fill_(is_present, 1.0)
-    counts = (lengths < limits) == is_present  # on one side of its limit only
+    targets = _make_targets(lengths, labels)  # T
+    if targets.is_floating_point():
+        too_short = (present - lengths).relu().square()
+        too_long = (lengths - absent).relu().square()
+        loss = targets * too_short + down_weight * (1 - targets) * too_long
+        return loss.sum(dim=1).mean()
+    limits = torch.full_like(lengths, absent).masked_fill_(targets, present)
+    weights = torch.full_like(lengths, down_weight).masked_fill_(targets, 1.0)
+    counts = (lengths < limits) == targets  # on one side of its limit only
     squares = F.mse_loss(lengths, limits, reduction="none")
     return (weights * counts * squares).sum(dim=1).mean()
 
@@ -102,12 +109,12 @@ def reconstruction_loss(
     return squares.flatten(1).sum(dim=1).mean()
 
 
-def _is_present(lengths: Tensor, labels: Tensor) -> Tensor:
-    """Whether a class is present, in the shape of `lengths`."""
+def _make_targets(lengths: Tensor, labels: Tensor) -> Tensor:
+    """Labels in the shape of `lengths`: shares of classes, or booleans."""
     batch, classes = lengths.shape
     if labels.dim() == 2:
         check_shape("labels", labels, ("batch", "classes"), batch=batch, classes=classes)
-        return labels.bool()
+        return labels.to(lengths.dtype) if labels.is_floating_point() else labels.bool()
     check_shape("labels", labels, ("batch",), batch=batch)
     absent = torch.zeros_like(lengths, dtype=torch.bool)
     return absent.scatter(1, labels.unsqueeze(1), True)

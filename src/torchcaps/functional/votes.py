@@ -531,16 +531,20 @@ def straightness(
         votes: u, `[batch, *space, children, parents, dim]`, or the votes of a layer.
 
     Returns:
-        `[batch, *space, parents]` in [0, 1], in float32 or wider; 0 for a parent whose votes or
-        couplings are all zero.
+        `[batch, *space, parents]` in [0, 1] up to rounding, in float32 or wider; 0 for a parent
+        whose votes or couplings are all zero.
 
     Raises:
         ArgumentError: shapes that do not fit, or tensors that are not of floating point.
     """
-    votes = as_votes(votes)
-    u = votes.dense()
+    check_floating(coupling=coupling)
+    u = full_precision(as_votes(votes).dense())
     children, parents = u.shape[-3:-1]
     axes = ("*batch", "children", "parents")
     check_shape("coupling", coupling, axes, children=children, parents=parents)
-    total = (coupling.abs() * u.norm(dim=-1)).sum(dim=-2)
-    return votes.weighted(coupling).norm(dim=-1) / total.clamp(min=torch.finfo(total.dtype).tiny)
+    tiny = torch.finfo(u.dtype).tiny
+    # In units of the largest coordinate, so that squares are finite.
+    u = u / u.detach().abs().amax(dim=(-3, -1), keepdim=True).clamp(min=tiny**0.5)
+    weighted = full_precision(coupling).unsqueeze(-1) * u
+    total = weighted.norm(dim=-1).sum(dim=-2)
+    return weighted.sum(dim=-3).norm(dim=-1) / total.clamp(min=tiny)

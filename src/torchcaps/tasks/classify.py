@@ -96,7 +96,7 @@ def margin(
     _settings: TaskSettings,
 ) -> Tensor:
     """Margin loss (arXiv 1710.09829, equation 4)."""
-    return margin_loss(scores.activation, targets)
+    return margin_loss(scores.activation, _without_shares(targets))
 
 
 @LOSSES.register()
@@ -108,7 +108,12 @@ def two_margins(
 ) -> Tensor:
     """Margin loss that asks for more in the second half of the training (DeepCaps' code)."""
     margins = {} if fraction_trained < 0.5 else HARD
-    return margin_loss(scores.activation, targets, **margins)
+    return margin_loss(scores.activation, _without_shares(targets), **margins)
+
+
+def _without_shares(targets: Tensor) -> Tensor:
+    """Class indices as they are, `[batch, classes]` as booleans: the loss then takes less time."""
+    return targets if targets.dim() == 1 else targets.bool()
 
 
 @LOSSES.register()

@@ -1,4 +1,4 @@
-"""Property checks, planted answers and random capsules, by which one's own routers prove themselves.
+"""Property checks, planted answers and random capsules, by which your own routers are tested.
 
 from torchcaps.testing import check_module, check_router, random_capsules
 check_router(my_router)

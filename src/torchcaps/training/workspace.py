@@ -83,7 +83,7 @@ def _frequency_backward(
     return _frequency(x, weight, bias, stride) + int(gradient.numel() * gradient.element_size())
 
 
-class _Windows(NamedTuple):
+class _EMSizes(NamedTuple):
     """Sizes of a problem of `em.numba`, from the arguments of its operator.
 
     Attributes:
@@ -123,13 +123,13 @@ class _Windows(NamedTuple):
 
 def _em_compiled(*arguments: Any) -> int:
     """`em.numba`: poses and activations once more, and couplings of the groups at work."""
-    sizes = _Windows.of(*arguments)
+    sizes = _EMSizes.of(*arguments)
     return sizes.layout + sizes.working * (sizes.coupling + 2 * sizes.moments) + sizes.tables
 
 
 def _em_compiled_backward(*arguments: Any) -> int:
     """The same with gradients, of all iterations, and of the weights for each group."""
-    sizes = _Windows.of(*arguments)
+    sizes = _EMSizes.of(*arguments)
     weight, num_iterations = arguments[2], len(arguments[9])
     at_work = num_iterations * (2 * sizes.coupling + 4 * sizes.moments)
     gradients = sizes.groups * weight.numel() * weight.element_size()

@@ -63,7 +63,8 @@ class HeldOutCalibration:
             activations: `[n, classes]` in [0, 1].
 
         Returns:
-            `[n, classes]` of `transfer.widest_float`, of sum 1 for each image, in the order of the activations.
+            `[n, classes]`, of sum 1 for each image, in the order of the activations; in float64
+            where the device has it.
         """
         return scaled_probabilities(activations, self.temperature)
 

@@ -230,8 +230,9 @@ def iteration_dynamics(
                 entropy[name] = (*entropy.get(name, ()), coupling_entropy(trace).mean)
                 mean = float(outcome.straightness[name].mean())
                 straight[name] = (*straight.get(name, ()), mean)
-        if name in straight and outcome.layers[name].activation.shape == outcome.activation.shape:
-            by_class = _mean_of_class(outcome.straightness[name], labels.cpu())
+        last_name, last_trace = [*outcome.layers.items()][-1]
+        if last_name in straight and last_trace.activation.shape == outcome.activation.shape:
+            by_class = _mean_of_class(outcome.straightness[last_name], labels.cpu())
             straight_by_class.append(by_class)
     return IterationDynamics(
         iterations=tuple(range(1, last + 1)),
