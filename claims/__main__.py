@@ -27,7 +27,7 @@ from torchcaps.cli.reproduce import until_stopped
 from torchcaps.errors import TorchcapsError, UnknownNameError, one_line
 from torchcaps.training import keep_memory
 
-RESULTS = Path("benchmarks/results/claims")
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "claims"
 TRIAL_SEEDS = 2
 
 
@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="start no training after so many"
     )
-    parser.add_argument("--results", type=Path, help=f"folder of the results ({RESULTS})")
+    parser.add_argument("--results", type=Path, help="folder of the results")
     parser.add_argument("--root", help="folder that is searched first for a named data set")
     parser.add_argument("--device", help="auto, cpu, cuda, ...")
     parser.add_argument("--threads", type=int, default=1, help="processor threads (1)")
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for module in ("claims", *flags.imports):
             plugins.import_module(module)  # runs record the name
         return run(flags)
-    except (UsageError, UnknownNameError) as error:
+    except (UsageError, UnknownNameError, ModuleNotFoundError) as error:
         note(f"claims: error: {one_line(str(error))}")
         return 2
     except (TorchcapsError, ValueError, ImportError, OSError) as error:
