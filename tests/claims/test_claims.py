@@ -22,6 +22,7 @@ from claims.verdict import judge_claim
 from torchcaps.errors import RunError, UnknownNameError
 from torchcaps.reporting import api
 from torchcaps.training import Interrupted
+from training import test_recipes
 
 PROTOCOL = """
 title = "two networks"
@@ -287,3 +288,8 @@ def test_the_document_has_the_cost_of_each_claim(request):
         trainings = f"{claim.seeds} seeds of {len(claim.arms)} arms"
         assert f"| `{claim.name}` | {trainings} | {claim.cost:.1f} |" in text
     assert f"take {sum(claim.cost for claim in claims):.1f} core-hours" in text
+
+
+@pytest.mark.parametrize("name", list_claims())
+def test_every_protocol_names_what_exists(name):
+    test_recipes.test_every_recipe_names_what_exists(name)
