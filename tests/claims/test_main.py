@@ -11,7 +11,6 @@ import pytest
 import claims
 from claims.__main__ import main
 from claims.protocol import list_claims
-from torchcaps.cli.main import main as torchcaps_main
 
 FOLDER = Path(claims.__file__).parent
 
@@ -21,7 +20,7 @@ def command(capsys, monkeypatch, tmp_path):
     """A function that runs a command line in an empty folder: its status, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*words, main=main):
+    def run(*words):
         capsys.readouterr()
         try:
             status = main(words)
@@ -87,9 +86,3 @@ def test_only_public_names_of_the_library_are_imported():
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchcaps"):
                 names = [*node.module.split("."), *(alias.name for alias in node.names)]
                 assert not [name for name in names if name.startswith("_")], file
-
-
-def test_an_experiment_of_claims_is_listed_by_the_library(command):
-    status, out, _ = command("recipes", "--import", "claims", main=torchcaps_main)
-    assert status == 0
-    assert set(list_claims()) <= set(out.split())
