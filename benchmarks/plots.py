@@ -107,6 +107,7 @@ def _make_logarithmic(axes: Any, ticks: Sequence[float]) -> None:
     axes.set(xscale="log", yscale="log")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("{x:g}")
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_xticks([], minor=True)
     axes.grid(True, alpha=0.3)
