@@ -24,18 +24,18 @@ def benchmark_impls(
     clock: Clock,
 ) -> list[Row]:
     """A row for each implementation: time, images per second, memory."""
-    subjects = {impl: replace(workload, impl=impl) for impl in impls}
+    subjects: dict[str, Workload] = {impl: replace(workload, impl=impl) for impl in impls}
     steps = {}
-    for impl, subject in subjects.items():
+    for name, subject in subjects.items():
         model = subject.build()
-        steps[impl] = training_step(model, *subject.data(model), precision)
+        steps[name] = training_step(model, *subject.data(model), precision)
     rows = []
-    for impl, seconds in alternate(steps, repeats, clock=clock).items():
-        row = {"impl": impl, "precision": precision, **spread("ms", seconds)}
+    for name, seconds in alternate(steps, repeats, clock=clock).items():
+        row = {"impl": name, "precision": precision, **spread("ms", seconds)}
         row["img/s"] = 1e3 * workload.batch / row["ms"]
         if timing.can_measure_memory():
-            subject = asdict(subjects[impl])
-            marks = in_fresh_process("workload", workload=subject, precision=precision)
+            arguments = {"workload": asdict(subjects[name]), "precision": precision}
+            marks = in_fresh_process("workload", **arguments)
             row["peak MiB"] = marks["peak_mib"] - marks["before_mib"]
         rows.append(row)
     return rows
