@@ -49,7 +49,9 @@ def make_parser(
     parser.add_argument(
         "--threads", type=positive, default=threads or torch.get_num_threads(), help="of torch"
     )
-    parser.add_argument("--output", type=Path, default=RESULTS / f"{name}.json", help="JSON file")
+    output = RESULTS / f"{name}.json"
+    about = f"file of the figures; by default benchmarks/results/{name}.json"
+    parser.add_argument("--output", type=Path, default=output, metavar="JSON", help=about)
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
     return parser
 

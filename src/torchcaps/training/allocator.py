@@ -26,4 +26,5 @@ def keep_memory() -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     settings = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: 2**31 - 1, _M_TOP_PAD: 64 << 20}
-    return all([mallopt(key, number) == 1 for key, number in settings.items()])
+    accepted = [mallopt(key, number) == 1 for key, number in settings.items()]
+    return all(accepted)
