@@ -1,1 +1,1 @@
-"""What only a machine with a GPU can measure, and the results kept; all else is `torchcaps bench`."""
+"""Measurements of speed, memory and accuracy: `python -m benchmarks.NAME --help`, from a checkout."""

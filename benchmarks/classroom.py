@@ -1,46 +1,26 @@
-"""A class before the page of `torchcaps explore`: 30 pages draw a stroke every 0.8 s; how soon is each answered?
+"""A class before the page of `torchcaps explore`: 30 pages draw, a stroke every 0.8 s.
 
-    python -m benchmarks.classroom [RUN] [--clients 30] [--seconds 60] [--threads 1]
-
-Once each page begins by chance, and once all draw in the same moment. The server is a process of its own. The pages ask
-as the real one does (`latest` in api.js): the newest stroke overtakes one that waits for more than 250 ms, and what is
-refused is tried again. The result goes to benchmarks/results/classroom.json.
+Measured is how soon each stroke is answered: once each page begins by chance, and once all draw in
+the same moment. The server is a process of its own. The pages ask as the real one does (`latest` in
+api.js): the newest stroke overtakes one that waits for more than 250 ms, and what is refused is
+tried again.
 """
 
-from __future__ import annotations
-
-import argparse
 import asyncio
 import base64
 import json
 import random
-import subprocess
-import sys
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
-from torchcaps.bench.timing import machine
-from torchcaps.errors import check_range
+from benchmarks.explorer import served
+from benchmarks.report import Row, finish, make_parser, parse, positive, run
 
-RESULT = Path(__file__).parent / "results" / "classroom.json"
 CLIENTS, STROKE_INTERVAL = 30, 0.8  # pages, seconds between the strokes of one
 OVERTAKE, FIRST_PAUSE, LONGEST_PAUSE = 0.25, 0.25, 4.0  # seconds, as in api.js
 PATIENCE = 60.0  # seconds for the last strokes
-SERVER = """
-import sys, torch
-from benchmarks.explorer import untrained
-from torchcaps.explorer import open_session
-from torchcaps.explorer.server import serve
-torch.set_num_threads(int(sys.argv[1]))
-torch.manual_seed(0)
-session = open_session(sys.argv[2]) if sys.argv[2:] else untrained()
-try:
-    serve([session], port=0, open_page=False, log=lambda line: print(line, flush=True))
-except KeyboardInterrupt:
-    pass
-"""
 
 
 class Attendance(NamedTuple):
@@ -183,55 +163,21 @@ def attend(
     )
 
 
-def measure(options: argparse.Namespace, in_step: bool) -> Attendance:
-    """A class before a server of its own."""
-    command = [
-        sys.executable,
-        "-c",
-        SERVER,
-        str(options.threads),
-        *([options.run] if options.run else []),
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            port = int(server.stdout.readline().strip().rstrip("/").rpartition(":")[2])
-            return attend(port, options.seconds, options.clients, in_step=in_step)
-        finally:
-            server.terminate()
-
-
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "run", nargs="?", help="a run folder; without one, an untrained network of the 2017 paper"
-    )
-    parser.add_argument("--clients", type=int, default=CLIENTS)
+    parser = make_parser(__doc__, "classroom", threads=1)
+    parser.add_argument("run", nargs="*", help="by default an untrained network of the 2017 paper")
+    parser.add_argument("--clients", type=positive, default=CLIENTS)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--threads", type=int, default=1, help="of torch, as for torchcaps explore")
-    parser.add_argument("--output", type=Path, default=RESULT)
-    options = parser.parse_args(arguments)
-    check_range("--clients", options.clients, low=1)
-    attendances = {
-        name: measure(options, in_step=name == "in_step") for name in ("by_chance", "in_step")
-    }
-    report = {
-        "model": options.run or "untrained",
-        "clients": options.clients,
-        "seconds": options.seconds,
-        "every_s": STROKE_INTERVAL,
-    }
-    for name, attendance in attendances.items():
-        report[name] = attendance.summary() | {"wrong": attendance.wrong}
-    report["machine"] = machine()
-    options.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    json.dump(report, sys.stdout, indent=2)
-    print()
-    return 0
+    options = parse(parser, arguments)
+    rows: list[Row] = []
+    for in_step in (False, True):
+        with served(options.run, options.threads) as address:
+            port = int(address.rstrip("/").rpartition(":")[2])
+            attendance = attend(port, options.seconds, options.clients, in_step=in_step)
+        rows.append({"in step": in_step, **attendance.summary(), "wrong": attendance.wrong})
+    return finish(options, {"rows": rows})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -5,8 +5,6 @@
 Runs are folders of `torchcaps train` with the same data. Each network reads the test images once.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -23,18 +21,15 @@ BATCH = 500
 
 
 @torch.inference_mode()
-def activations(model: nn.Module, images: ImageSet) -> Tensor:
+def activations_of(model: nn.Module, images: ImageSet) -> Tensor:
     """Class activations `[n, classes]` of all images."""
-    return torch.cat(
-        [
-            model(images.float_images(index)).float()
-            for index in torch.arange(len(images)).split(BATCH)
-        ]
-    )
+    model.eval()
+    batches = torch.arange(len(images)).split(BATCH)
+    return torch.cat([model(images.float_images(indices)).float() for indices in batches])
 
 
 def ensemble_accuracy(outputs: list[Tensor], labels: Tensor) -> dict[str, object]:
-    """Accuracy of each network's activations `[n, classes]`, their mean and standard deviation, and that of all."""
+    """Accuracy of each of some activations `[n, classes]`, mean and deviation, and of their mean."""
     accuracies = [float((one.argmax(dim=1) == labels).double().mean()) for one in outputs]
     spread = stdev(accuracies) if len(accuracies) > 1 else 0.0
     all_of_them = float((torch.stack(outputs).mean(dim=0).argmax(dim=1) == labels).double().mean())
@@ -57,9 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     if len({(images.name, images.classes) for _, images in opened}) > 1:
         print("runs: expected runs with the same data", file=sys.stderr)
         return 2
-    outputs = [
-        activations(task.model.eval(), images) for task, images in opened
-    ]  # of the size each of them takes
+    outputs = [activations_of(task.model, images) for task, images in opened]
     print(json.dumps(ensemble_accuracy(outputs, opened[0][1].labels)))
     return 0
 

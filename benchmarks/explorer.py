@@ -1,70 +1,56 @@
 """How long a stroke on the page of `torchcaps explore` takes to reach the bars, in headless Chromium.
 
-    python -m benchmarks.explorer [RUN] [--strokes 40] [--threads 1]
-
-A pen draws digit-like strokes with a pause between its movements; the page measures each time from the movement's event
-to the frame in which the bars have changed. The result goes to benchmarks/results/explorer.json.
+A pen draws digit-like strokes with a pause between its movements; the page measures each time from
+the movement's event to the frame in which the bars have changed.
 """
 
-from __future__ import annotations
-
-import argparse
-import json
 import random
 import shutil
+import subprocess
 import sys
-import threading
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median, quantiles
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-
-from torchcaps.bench.timing import machine
-from torchcaps.data import Preprocess
-from torchcaps.errors import check_range
-from torchcaps.explorer import Session, open_session
-from torchcaps.explorer.server import bound, make_app
-from torchcaps.models import create_model
+import torchcaps as tc
+from benchmarks.report import Row, finish, make_parser, parse, positive, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from selenium.webdriver import Chrome
 
-RESULT = Path(__file__).parent / "results" / "explorer.json"
 MOVES, PAUSE, WAIT = 12, 0.05, 60.0  # movements of a stroke, seconds between them, seconds at most
 SCRIPT = "return performance.getEntriesByName('stroke-to-bars').map((one) => one.duration)"
 
 
-def untrained() -> Session:
-    """The network of the 2017 paper with its first weights: it takes as long as a trained one."""
-    model = create_model("capsnet").eval()
-    model.classes, model.preprocess = tuple("0123456789"), Preprocess((28, 28), 1)  # type: ignore[assignment]
-    return Session(model, "untrained")
+@contextmanager
+def served(words: Sequence[str], threads: int = 1) -> Iterator[str]:
+    """The address of a page of `torchcaps explore`, in a process of its own.
+
+    Args:
+        words: of its command line, such as run folders. Without any, the page shows the network of
+            the 2017 paper with its first weights: it takes as long as a trained one.
+        threads: of torch.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        if not words:
+            model = tc.create_model("capsnet")
+            tc.save(model, Path(folder) / "untrained")
+            words = [str(Path(folder) / "untrained")]
+        line = [sys.executable, "-m", "torchcaps", "explore", *words, "--no-open", "--port", "0"]
+        line += ["--threads", str(threads)]
+        with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as server:
+            try:
+                assert server.stdout is not None
+                yield server.stdout.readline().strip()
+            finally:
+                server.terminate()
 
 
 @contextmanager
-def served(*sessions: Session) -> Iterator[str]:
-    """The address of a page on these models."""
-    import uvicorn
-
-    with bound("127.0.0.1", 0) as listening:
-        server = uvicorn.Server(
-            uvicorn.Config(make_app(list(sessions)), log_level="warning", lifespan="off", ws="none")
-        )
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        finally:
-            server.should_exit = True
-            thread.join()
-
-
-@contextmanager
-def opened(address: str) -> Iterator[Chrome]:
+def opened(address: str) -> Iterator["Chrome"]:
     """A browser that shows it."""
     from selenium import webdriver
     from selenium.webdriver.support.ui import WebDriverWait
@@ -95,7 +81,7 @@ def opened(address: str) -> Iterator[Chrome]:
         browser.quit()
 
 
-def stroke(browser: Chrome, draw: random.Random) -> list[float]:
+def stroke(browser: "Chrome", draw: random.Random) -> list[float]:
     """Clear the page, draw one stroke, and return the milliseconds of its movements."""
     from selenium.webdriver.common.action_chains import ActionChains
 
@@ -115,10 +101,10 @@ def stroke(browser: Chrome, draw: random.Random) -> list[float]:
     return list(browser.execute_script(SCRIPT))
 
 
-def measure(session: Session, strokes: int) -> dict[str, Any]:
+def measure(words: Sequence[str], strokes: int, threads: int) -> Row:
     """Milliseconds from pen to bars: the median, and what nine of ten movements stay under."""
     draw = random.Random(0)
-    with served(session) as address, opened(address) as browser:
+    with served(words, threads) as address, opened(address) as browser:
         stroke(browser, draw)  # to warm up
         durations = [one for _ in range(strokes) for one in stroke(browser, draw)]
     return {
@@ -128,32 +114,14 @@ def measure(session: Session, strokes: int) -> dict[str, Any]:
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "run", nargs="?", help="a run folder; without one, an untrained network of the 2017 paper"
-    )
-    parser.add_argument("--strokes", type=int, default=40)
-    parser.add_argument("--threads", type=int, default=1, help="of torch, as for torchcaps explore")
-    parser.add_argument("--output", type=Path, default=RESULT)
-    options = parser.parse_args(arguments)
-    check_range("--strokes", options.strokes, low=2)
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    session = untrained() if options.run is None else open_session(options.run)
-    report = (
-        {"model": session.name, "strokes": options.strokes}
-        | measure(session, options.strokes)
-        | {"machine": machine()}
-    )
-    options.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    json.dump(report, sys.stdout, indent=2)
-    print()
-    return 0
+    parser = make_parser(__doc__, "explorer", threads=1)
+    parser.add_argument("run", nargs="*", help="by default an untrained network of the 2017 paper")
+    parser.add_argument("--strokes", type=positive, default=40)
+    options = parse(parser, arguments)
+    return finish(options, {"rows": [measure(options.run, options.strokes, options.threads)]})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

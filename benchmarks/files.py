@@ -1,62 +1,46 @@
 """Training on many image files: memory, speed, and the same weights however they are read.
 
-    python -m benchmarks.files [--files 100000] [--side 224] [--steps 300] [--folder /tmp/files]
-
 Makes JPEG files of ten classes in a folder that is deleted afterwards: a few hundred distinct
 pictures, each file with bytes of its own. Trains a small capsule network on them at 32 px, each
 time in a new process: with 0 and with 2 workers, killed and resumed, and by two processes of
 torchrun; and on the first 1,000 files alone, to tell the memory of the files from that of the
 model. Memory is the largest sum over the processes of a run of their proportional set sizes
-(Linux), read every 50 ms. The result goes to benchmarks/results/files.json.
+(Linux), read every 50 ms.
 """
-
-from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from torchcaps.distributed import hard_exit, init
-from torchcaps.training import TrainConfig, train
-from torchcaps.training.environment import environment
+from benchmarks.report import Row, finish, make_parser, parse, positive, run
+from torchcaps.training import Run
 
-RESULT = Path(__file__).parent / "results" / "files.json"
 NUM_CLASSES = 10
 PICTURES_PER_CLASS = 30
 FEW_FILES = 1000
 LAST_STATE = "checkpoints/last.safetensors"
 INTERVAL = 0.05  # seconds between two readings of memory
 BATCH_SIZE = 32
-SETTINGS: dict[str, Any] = {
-    "model": "capsnet",
-    "model_options": {"channels": 16, "primary_types": 4, "decoder": False},
-    "img_size": 32,
-    "storage": "disk",
-    "batch_size": BATCH_SIZE,
-    "epochs": 2,
-    "holdout": 0.005,
-    # Adam turns the rounding of a gradient near zero into a step of full size, in any training.
-    "optimizer": "sgd",
-    "lr": 0.01,
-    "precision": "fp32",
-    "device": "cpu",
-    "checkpoint_every": 50,
-}
+EPOCHS = 2
+# Adam turns the rounding of a gradient near zero into a step of full size, in any training.
+SETTINGS = """
+    --option channels=16 --option primary_types=4 --option decoder=false --img-size 32
+    --storage disk --holdout 0.005 --optimizer sgd --lr 0.01 --precision fp32 --device cpu
+    --checkpoint-every 50 --threads 1
+"""
 
 
 def make_picture(label: int, index: int, side: int) -> bytes:
@@ -85,31 +69,16 @@ def write_files(folder: Path, num_files: int, side: int) -> int:
     return num_bytes
 
 
-def work(options: argparse.Namespace) -> None:
-    """Train in this process, which `measure` or torchrun started."""
-    torch.set_num_threads(1)
-    config = TrainConfig.of(
-        **SETTINGS,
-        data=str(options.data),
-        workers=options.workers,
-        epoch_size=options.steps * BATCH_SIZE // SETTINGS["epochs"],
-    )
-    with init(os.environ, "cpu"):
-        train(config, options.work, resume=(options.work / "config.json").exists())
-    hard_exit(0)
-
-
 def measure(
     data: Path, run: Path, options: argparse.Namespace, *, workers: int = 0, world: int = 1
-) -> dict[str, Any]:
+) -> Row:
     """Train in a new process; its time, speed and memory."""
     start = time.perf_counter()
     with started(data, run, options, workers, world) as process, MemoryMeter(process.pid) as meter:
         process.wait()
     if process.returncode:
         raise RuntimeError(f"the training of {run.name} failed")
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    epochs = [row for row in rows if row["kind"] == "epoch"]
+    epochs = Run(run).epochs
     return {
         "seconds": round(time.perf_counter() - start, 1),
         "images_per_second": epochs[-1]["images_per_second"],
@@ -126,14 +95,16 @@ def started(
     line = [sys.executable, "-m"]
     if world > 1:
         line += ["torch.distributed.run", "--standalone", f"--nproc-per-node={world}", "-m"]
-    line += ["benchmarks.files", "--work", str(run), "--data", str(data)]
-    line += ["--workers", str(workers), "--steps", str(options.steps)]
+    line += ["torchcaps", "train", "capsnet", "--data", str(data), *SETTINGS.split()]
+    line += ["--batch-size", str(BATCH_SIZE), "--epochs", str(EPOCHS)]
+    line += ["--epoch-size", str(options.steps * BATCH_SIZE // EPOCHS)]
+    line += ["--workers", str(workers), "--output", str(run), *["--resume"] * run.exists()]
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(line, env=environ) as process:
+    with subprocess.Popen(line, env=environ, stdout=subprocess.DEVNULL) as process:
         yield process
 
 
-def kill_and_resume(data: Path, run: Path, options: argparse.Namespace) -> dict[str, Any]:
+def kill_and_resume(data: Path, run: Path, options: argparse.Namespace) -> Row:
     """A training with two workers, killed after half of its steps and resumed at once."""
     metrics = run / "metrics.jsonl"
     with started(data, run, options, workers=2, world=1) as process:
@@ -154,7 +125,7 @@ class MemoryMeter:
         self.is_done = threading.Event()
         self.thread = threading.Thread(target=self._watch)
 
-    def __enter__(self) -> MemoryMeter:
+    def __enter__(self) -> "MemoryMeter":
         self.thread.start()
         return self
 
@@ -194,49 +165,36 @@ def largest_difference(first: Path, second: Path) -> float:
 def compare(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Write the files, train in every way, and compare."""
     data = folder / "images"
-    report: dict[str, Any] = {"files": options.files, "side": options.side, "steps": options.steps}
-    report["bytes"] = write_files(data, options.files, options.side)
     few = folder / "few"
+    num_bytes = write_files(data, options.files, options.side)
     write_files(few, min(FEW_FILES, options.files), options.side)
-    report["few files"] = measure(few, folder / "run-few", options)
-    report["0 workers"] = measure(data, folder / "run-0", options)
-    report["2 workers"] = measure(data, folder / "run-2", options, workers=2)
-    report["killed and resumed"] = kill_and_resume(data, folder / "run-killed", options)
-    report["torchrun"] = measure(data, folder / "run-ranks", options, workers=1, world=2)
-    for name in ("2", "killed", "ranks"):
-        difference = largest_difference(folder / "run-0", folder / f"run-{name}")
-        report[f"difference of {name}"] = difference
-    return report
+    runs = {
+        "few files": measure(few, folder / "few files", options),
+        "0 workers": measure(data, folder / "0 workers", options),
+        "2 workers": measure(data, folder / "2 workers", options, workers=2),
+        "killed and resumed": kill_and_resume(data, folder / "killed and resumed", options),
+        "torchrun": measure(data, folder / "torchrun", options, workers=1, world=2),
+    }
+    for name in ("2 workers", "killed and resumed", "torchrun"):
+        runs[name]["difference"] = largest_difference(folder / "0 workers", folder / name)
+    return {"bytes": num_bytes, "rows": [{"run": name, **row} for name, row in runs.items()]}
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--files", type=int, default=100_000)
-    parser.add_argument("--side", type=int, default=224, help="of the files in pixels")
-    parser.add_argument("--steps", type=int, default=300)
+    parser = make_parser(__doc__, "files", threads=1)
+    parser.add_argument("--files", type=positive, default=100_000)
+    parser.add_argument("--side", type=positive, default=224, help="of the files in pixels")
+    parser.add_argument("--steps", type=positive, default=300)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/torchcaps-files"))
-    parser.add_argument("--output", type=Path, default=RESULT)
-    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--workers", type=int, default=0, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    if options.work is not None:
-        work(options)
+    options = parse(parser, arguments)
     options.folder.mkdir()
     try:
-        report = compare(options.folder, options)
+        figures = compare(options.folder, options)
     finally:
         shutil.rmtree(options.folder)
-    report["load"] = os.getloadavg()
-    report["environment"] = environment()
-    options.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    json.dump(report, sys.stdout, indent=2)
-    print()
-    return 0
+    return finish(options, figures)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -7,8 +7,6 @@ Each seed then draws 20 training images of each of the other classes; both rows 
 images, in the same order, for 100 steps. The test images are read once by each training.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,235 +1,522 @@
-"""Every GPU figure, by one command; it needs a CUDA device and Triton. Nothing has been run on a GPU yet.
+"""What there is to know of a GPU that is there for half an hour, in stages that write a file each.
 
-    python -m benchmarks.gpu [--batches 128 1024] [--repeats 20]
-    python -m benchmarks.gpu --offline [--shapes matter|grid|all]
-    python -m benchmarks.gpu --minutes 25 --output DIR
+    python -m benchmarks.gpu --output DIR [--minutes 25] [--stages correctness step ...]
 
-The last runs the stages of `gpu_stages.py`.
-
-The second needs Triton and no GPU, no CUDA. It compiles every kernel for sm_80 and sm_90 in the tile that is chosen for
-each shape, and tells registers, spills, shared memory and tensor-core instructions: evidence that the kernels would
-launch, none that they are fast. 220 compilations for the shapes that matter, 412 for the grid, 796 for all sizes, a
-second or two each.
-
-The first measures:
-
-1. The kernels against the reference, in value and gradient: without that, no figure.
-2. The class-capsule layer of the MNIST network, forward and backward: textbook, einsum, torch.compile of the reference,
-   the Triton kernels, and the roofline: the larger of bytes over the measured copy rate and products over the measured
-   matrix-product rate, for the least work that this algorithm does (`torchcaps.bench.least_work`).
-3. The whole training step, as it is and replayed as a CUDA graph; the tax over a plain linear layer; seconds per epoch.
+Each stage is a process of its own, so that one that fails, hangs or breaks the state of the GPU
+stops no other. Its file is written again with every row that is measured, so that it is there
+whenever a stage is killed. It has the expectation, which was written before any GPU was seen, and
+the ratio of what was measured to it. It needs torch, numba, Triton and a checkout, no network, and
+no package of the command line.
 """
 
-from __future__ import annotations
-
 import argparse
+import importlib
 import json
+import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
-from importlib.util import find_spec
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from torchcaps.bench.baselines import VARIANTS, check_errors, largest_error, outputs_of
-from torchcaps.bench.layer import Rates, least_seconds, least_work
-from torchcaps.bench.timing import cells, machine
-from torchcaps.data import ImageBatch
-from torchcaps.models import create_model
-from torchcaps.nn import CapsuleLinear
-from torchcaps.settings import TrainConfig
-from torchcaps.tasks import create_task
-from torchcaps.types import Capsules
+import torchcaps as tc
+from benchmarks.baselines import VARIANTS
+from benchmarks.report import CHECKOUT, Row, run, write_json
+from benchmarks.workload import training_step
+from torchcaps import Capsules, ops
+from torchcaps.errors import TrainingError
+from torchcaps.functional import DenseField, ProductVotes, dynamic_routing
+from torchcaps.training import Interrupted, Run, train
 
-EPOCH = 60_000
-RESULT = Path(__file__).parent / "results" / "gpu.json"
-LAYERS = {
-    name: VARIANTS[name]
-    for name in ("limit", "textbook", "einsum", "compiled", "reference", "triton")
-}
+BUNDLE = CHECKOUT / "gpu-bundle"  # of `make gpu-bundle`, with MNIST
+MESSAGE = 500  # characters of a failure that are kept
+MEMORY_SHARE = 0.01  # of the GPU, in which a training has to run out of memory
+FURTHEST = 0.05  # loss of a GPU from that of the CPU after six steps
+GRACE = 60  # seconds after which a process is killed that should have ended
+# Largest error relative to the norm of the reference, by the type of the numbers.
+LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
 
-def milliseconds(run: Callable[[], object], repeats: int) -> float:
-    """Median time on the device, by events, after three runs to warm up and to tune."""
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured; the small ones are for tests.
+
+    Attributes:
+        layers: (children, parents, dimensions of a parent, of a child) of layers that are checked.
+        systems: that are trained for some steps; None for all.
+        batches: of the training step.
+        repeats: steps that are timed.
+        options: of the capsule network whose step is timed.
+        head_batch: images of a step of the backbone's head.
+        head_side: side of these images.
+        mnist: settings of the training on MNIST.
+        score: of held-out images, that ends it.
+    """
+
+    layers: tuple[tuple[int, int, int, int], ...] = (
+        (1152, 10, 16, 8),
+        (1152, 43, 16, 8),
+        (1152, 10, 16, 32),
+        (33, 17, 5, 3),
+    )
+    systems: tuple[str, ...] | None = None
+    batches: tuple[int, ...] = (128, 1024)
+    repeats: int = 20
+    options: Row = field(default_factory=dict)
+    head_batch: int = 128
+    head_side: int = 224
+    mnist: Row = field(default_factory=lambda: {"epochs": 10, "root": str(BUNDLE)})
+    score: float = 0.995
+
+
+SMALL = Sizes(
+    layers=((33, 5, 4, 3),),
+    systems=("cnn_baseline",),
+    batches=(2,),
+    repeats=2,
+    options={"channels": 8, "primary_types": 2},
+    head_batch=2,
+    head_side=64,
+    mnist={"data": "digits", "epochs": 1, "per_class": 4, "holdout": 0.5, "batch_size": 8}
+    | {"model_options": {"channels": 8, "primary_types": 2}},
+    score=0.01,
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the measurement.
+
+    Attributes:
+        name: of its file.
+        minutes: after which it is cut.
+        expectation: a sentence, written before.
+        measure: takes the sizes, a folder for runs and the seconds that are left; yields a row for
+            each measurement, with "failure" if it failed.
+        ratio: of what the rows say to the expectation; None if they do not say it.
+    """
+
+    name: str
+    minutes: float
+    expectation: str
+    measure: Callable[[Sizes, Path, float], Iterator[Row]]
+    ratio: Callable[[Sequence[Row]], float | None]
+
+
+def attempt(row: Row, measure: Callable[..., Row], *arguments: Any) -> Row:
+    """A row with the figures that a function of these arguments gives, or with how it failed."""
+    start = time.perf_counter()
+    try:
+        figures = measure(*arguments)
+    except Exception as failure:
+        figures = {
+            "failure": f"{type(failure).__name__}: {failure}"[:MESSAGE],
+            "traceback": traceback.format_exc()[-4 * MESSAGE :],
+        }
+    return row | figures | {"seconds": round(time.perf_counter() - start, 2)}
+
+
+def correctness(sizes: Sizes, _folder: Path, _seconds: float) -> Iterator[Row]:
+    """Errors of every kernel in value and gradient, in three types, beside what is allowed."""
+    for children, parents, dim, in_dim in sizes.layers:
+        for dtype in LIMITS:
+            generator = torch.Generator().manual_seed(0)
+            pose = torch.randn(8, children, in_dim, generator=generator)
+            weight = torch.randn(children, parents, in_dim, dim, generator=generator) / in_dim**0.5
+            operands = pose.to("cuda", dtype), weight.to("cuda", dtype)
+            for impl in ops.IMPLS:
+                if impl in ("auto", "reference"):
+                    continue
+                row: Row = {"impl": impl, "dtype": str(dtype)}
+                row["sizes"] = [children, parents, dim, in_dim]
+                try:
+                    ops.choose("dynamic_routing", product_votes(*operands), impl=impl)
+                except ValueError as error:
+                    yield row | {"reason": str(error)}
+                    continue
+                for leaky, detach in ((False, False), (True, False), (False, True)):
+                    options = {"iterations": 3, "leaky": leaky, "detach": detach}
+                    yield attempt(row | options, _kernel_error, impl, operands, options)
+
+
+def product_votes(pose: Tensor, weight: Tensor) -> ProductVotes:
+    """Votes of children that are all connected with all parents; their activations are lengths."""
+    return ProductVotes(Capsules(pose, pose.detach().norm(dim=-1)), DenseField(), weight)
+
+
+def _kernel_error(impl: ops.Impl, operands: tuple[Tensor, Tensor], options: Row) -> Row:
+    """The largest errors of an implementation, and their ratio to what is allowed."""
+    expected = _outcome(dynamic_routing, [x.float() for x in operands], options)
+    outcome = _outcome(ops.dynamic_routing, operands, options | {"impl": impl})
+    errors = {}
+    for name, target in expected.items():
+        errors[name] = ((outcome[name].float() - target).norm() / target.norm()).item()
+    ratio = max(errors.values()) / LIMITS[operands[0].dtype]
+    figures: Row = {"errors": errors, "ratio": ratio}
+    if not ratio <= 1:  # nor NaN
+        figures["failure"] = f"an error is {ratio:.3g} times what is allowed"
+    return figures
+
+
+def _outcome(
+    route: Callable[..., tc.Routed], operands: Sequence[Tensor], options: Row
+) -> dict[str, Tensor]:
+    """Values and gradients by name."""
+    pose, weight = (x.detach().clone().requires_grad_() for x in operands)
+    routed = route(product_votes(pose, weight), **options)
+    generator = torch.Generator().manual_seed(1)
+    upstream = torch.randn(routed.pose.shape, generator=generator).to(pose.device)
+    loss = (routed.pose.float() * upstream).sum() + routed.activation.float().square().sum()
+    gradients = torch.autograd.grad(loss, (pose, weight))
+    names = ("pose", "activation", "gradient of the pose", "gradient of the weight")
+    return dict(zip(names, (routed.pose, routed.activation, *gradients), strict=True))
+
+
+def systems(sizes: Sizes, folder: Path, _seconds: float) -> Iterator[Row]:
+    """The tests of the GPU of host memory, on this one; and the losses of the CPU beside."""
+    sys.path.append(str(CHECKOUT / "tests"))
+    runs: Any = importlib.import_module("fakecuda.runs")
+    names = sizes.systems or runs.list_systems()
+    yield attempt({"name": "a run that repeats"}, _repeat, runs, folder)
+    yield attempt({"name": "exhausted memory"}, _exhaust, runs, folder)
+    for precision in ("bf16", "fp16", "fp32"):
+        for name in names if precision != "fp16" else runs.FP16[: len(names)]:
+            path = folder / f"{name} {precision}".replace(" ", "-")
+            row = runs.run_system(name, precision, path, counted)
+            if row["fault"]:
+                row["failure"] = row["fault"]
+            elif row["waits"]:
+                row["failure"] = f"the host waited: {row['waiting lines']}"
+            yield row
+            if precision == "fp32" and "failure" not in row:
+                yield attempt({"name": f"{name} beside the CPU"}, _distance, runs, name, path)
+
+
+@dataclass
+class Counts:
+    """Kernels and host waits of a block, as `fakecuda.gpu.counted` counts them."""
+
+    launches: Counter[str] = field(default_factory=Counter)
+    waits: Counter[str] = field(default_factory=Counter)
+    waiting_lines: Counter[str] = field(default_factory=Counter)
+
+
+@contextmanager
+def counted() -> Iterator[Counts]:
+    """Count the kernels and host waits of a block on a real GPU, which says where it waits."""
+    counts = Counts()
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(record=True) as messages:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with profiled() as kernels:
+                yield counts
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    counts.launches.update(name for name, _ in kernels)
+    for message in messages:
+        if "synchronizing CUDA operation" in str(message.message):
+            counts.waits["wait"] += 1
+            counts.waiting_lines[f"{message.filename}:{message.lineno}"] += 1
+
+
+@contextmanager
+def profiled() -> Iterator[list[tuple[str, float]]]:
+    """Collect the kernels of a block, with their seconds, if this torch can trace a GPU."""
+    kernels: list[tuple[str, float]] = []
+    activity = torch.profiler.ProfilerActivity.CUDA
+    if activity not in torch.profiler.supported_activities():
+        yield kernels
+        return
+    with torch.profiler.profile(activities=[activity]) as profile:
+        yield kernels
+    for event in profile.events() or []:
+        if "CUDA" in str(event.device_type):
+            kernels.append((event.name, event.time_range.elapsed_us() / 1e6))
+
+
+def _repeat(runs: Any, folder: Path) -> Row:
+    """Whether a run with `deterministic` that is stopped and resumed gives the bits of another."""
+    config = runs.settings("capsnet", "bf16").updated(deterministic=True)
+    steps = iter(range(1, 100))
+    try:
+        train(config, folder / "stopped", should_stop=lambda: next(steps) == 2)
+    except Interrupted:
+        train(config, folder / "stopped", resume=True)
+    train(config, folder / "whole")
+    weights = [folder / name / "model.safetensors" for name in ("stopped", "whole")]
+    if weights[0].read_bytes() == weights[1].read_bytes():
+        return {}
+    return {"failure": "the weights are not those of a run that was not stopped"}
+
+
+def _exhaust(runs: Any, folder: Path) -> Row:
+    """Whether exhausted memory is one sentence."""
+    config = runs.settings("capsnet", "fp32").updated(batch_size=1024, epoch_size=None)
+    torch.cuda.set_per_process_memory_fraction(MEMORY_SHARE)
+    try:
+        train(config.updated(model_options={}, per_class=None), folder / "large")
+    except TrainingError as error:
+        return {} if "the memory is exhausted" in str(error) else {"failure": str(error)[:MESSAGE]}
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    return {"failure": f"it fits into {MEMORY_SHARE:.0%} of the memory"}
+
+
+def _distance(runs: Any, name: str, folder: Path) -> Row:
+    """How far the loss of an epoch on the GPU is from that on the CPU."""
+    config = runs.settings(name, "fp32").updated(device="cpu")
+    losses = []
+    for path in (folder, train(config, folder.with_name(f"{folder.name}-cpu")).path):
+        losses.append(Run(path).epochs[0]["train_loss"])
+    distance = abs(losses[0] / losses[1] - 1)
+    figures: Row = {"loss": losses[0], "loss of the CPU": losses[1]}
+    if not distance <= FURTHEST:
+        figures["failure"] = f"the losses differ by {distance:.1%}"
+    return figures
+
+
+def step(sizes: Sizes, _folder: Path, _seconds: float) -> Iterator[Row]:
+    """Time and memory of the training step of MNIST's network by the layer of its classes."""
+    for batch in sizes.batches:
+        for precision in ("bf16", "fp32"):
+            for layer in ("limit", "triton", "blocked", "compiled", "textbook"):
+                row: Row = {"layer": layer, "batch": batch, "precision": precision}
+                yield attempt(row, _measure_network, layer, batch, precision, sizes)
+
+
+def _measure_network(layer: str, batch: int, precision: str, sizes: Sizes) -> Row:
+    """Row of the step of the network with this layer of classes."""
+    torch.manual_seed(0)
+    model: Any = tc.create_model("capsnet", **sizes.options)
+    model.class_capsules = VARIANTS[layer].build(model.class_capsules)
+    images = torch.rand(batch, 1, 28, 28, device="cuda")
+    return _measure_step(model, images, precision, sizes.repeats)
+
+
+def _measure_step(model: Any, images: Tensor, precision: str, repeats: int) -> Row:
+    """Figures of the training step of a classifier of ten classes."""
+    labels = torch.randint(10, (len(images),), device="cuda")
+    return _measure(training_step(model.cuda(), images, labels, precision), repeats)
+
+
+def _measure(run: Callable[[], object], repeats: int) -> Row:
+    """Median milliseconds, the most memory, launches, and the busy share of the device."""
     for _ in range(3):
         run()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
     times = []
     for _ in range(repeats):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
+        start = time.perf_counter()
         run()
-        stop.record()
         torch.cuda.synchronize()
-        times.append(start.elapsed_time(stop))
-    return median(times)
-
-
-def as_graph(run: Callable[[], object]) -> Callable[[], object]:
-    """The same work, recorded once and replayed without the host."""
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+        times.append(time.perf_counter() - start)
+    figures = {"ms": 1e3 * median(times), "MiB": torch.cuda.max_memory_allocated() / 2**20}
+    with profiled() as kernels:
         run()
-    return graph.replay
+        torch.cuda.synchronize()
+    if kernels:
+        busy_seconds = sum(seconds for _, seconds in kernels)
+        figures |= {"launches": len(kernels), "busy share": busy_seconds / median(times)}
+    return figures
 
 
-def rates(repeats: int) -> dict[str, float]:
-    """Measured rates: copies in bytes per second (read and written), matrix products in multiply-adds per second."""
-    x, y = torch.empty(1 << 28, device="cuda"), torch.empty(1 << 28, device="cuda")
-    speeds = {"copy": 2 * x.nbytes / (milliseconds(lambda: y.copy_(x), repeats) / 1e3)}
-    for dtype in (torch.float32, torch.bfloat16):
-        a = torch.randn(8192, 8192, device="cuda", dtype=dtype)
-        speeds[str(dtype)] = 8192**3 / (milliseconds(partial(torch.mm, a, a), repeats) / 1e3)
-    return speeds
+def mnist(sizes: Sizes, folder: Path, seconds: float) -> Iterator[Row]:
+    """Wall time until a share of the held-out images of MNIST is right."""
+    yield attempt({}, _train_mnist, sizes, folder / "run", time.monotonic() + seconds)
 
 
-def forward_and_backward(
-    layer: torch.nn.Module, batch: int, sizes: tuple[int, int]
-) -> Callable[[], None]:
-    """A function that runs a layer forward and backward."""
-    pose = (torch.randn(batch, *sizes, device="cuda") * 0.1).requires_grad_()
-    children = Capsules(pose, pose.detach().norm(dim=-1))
-
-    def run() -> None:
-        layer.zero_grad(set_to_none=True)
-        pose.grad = None
-        parents = layer(children)
-        (parents.pose.square().sum() + parents.activation.sum()).backward()
-
-    return run
-
-
-def layer_rows(batch: int, repeats: int, device_rates: dict[str, float]) -> list[dict[str, object]]:
-    """A row for each layer at this batch size, and its share of the roofline."""
-    layer = CapsuleLinear(1152, 8, 10, 16, impl="reference").cuda()
-    bound = 1e3 * least_seconds(
-        least_work(batch, layer), Rates(device_rates["copy"], device_rates[str(torch.float32)])
-    )
-    rows = []
-    for name, variant in LAYERS.items():
-        built = variant.build(layer).cuda()
-        time = milliseconds(forward_and_backward(built, batch, (1152, 8)), repeats)
-        peak = peak_mib(forward_and_backward(built, batch, (1152, 8)))
-        rows.append(
-            {
-                "layer": name,
-                "batch": batch,
-                "ms": time,
-                "roofline ms": bound,
-                "of roofline": bound / time,
-                "MiB": peak,
-            }
-        )
-    return rows
+def _train_mnist(sizes: Sizes, folder: Path, deadline: float) -> Row:
+    """Train until the score is reached; the test images are read once, at the end."""
+    config = tc.training.load_recipe("capsnet-mnist").config
+    config = config.updated(device="cuda", stop_at=sizes.score, **sizes.mnist)
+    start = time.perf_counter()
+    run = train(config, folder, should_stop=lambda: time.monotonic() > deadline)
+    figures: Row = {"s to the score": time.perf_counter() - start}
+    scores = [epoch["val_accuracy"] for epoch in run.epochs]
+    figures |= {"epochs": len(scores), "held-out accuracy": max(scores)}
+    if max(scores) < sizes.score:
+        return figures | {"failure": f"{sizes.score:.1%} of held-out images was not reached"}
+    evaluation: Any = tc.evaluate(run.path, device="cuda")
+    return figures | {"test accuracy": evaluation.accuracy}
 
 
-def peak_mib(run: Callable[[], object]) -> float:
-    """Most device memory that a run holds, over what was held before."""
-    run()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run()
-    return (torch.cuda.max_memory_allocated() - before) / (1 << 20)
+def backbone(sizes: Sizes, _folder: Path, _seconds: float) -> Iterator[Row]:
+    """The step of a capsule head on a backbone, beside a linear head, on made images."""
+    images = torch.rand(sizes.head_batch, 3, sizes.head_side, sizes.head_side, device="cuda")
+    for name in ("linear_head", "capsule_head"):
+        yield attempt({"head": name}, _measure_head, name, images, sizes.repeats)
 
 
-def step_of(name: str, batch: int, bf16: bool) -> Callable[[], None]:
-    """One training step of the MNIST network with this class-capsule layer."""
-    torch.manual_seed(0)
-    model: Any = create_model("capsnet")
-    model.class_capsules = LAYERS[name].build(model.class_capsules)
-    task = create_task(model, TrainConfig()).cuda()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, capturable=True)
-    images, labels = (
-        torch.rand(batch, 1, 28, 28, device="cuda"),
-        torch.randint(10, (batch,), device="cuda"),
-    )
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=False)
-        with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
-            loss = task.training_step(ImageBatch(images, labels), 0.0)["loss"]
-        loss.backward()
-        optimizer.step()
-
-    return step
+def _measure_head(name: str, images: Tensor, repeats: int) -> Row:
+    """Row of the step of a head on a backbone."""
+    model = tc.create_model(name, in_chans=3, img_size=images.shape[-1])
+    return _measure_step(model, images, "bf16", repeats)
 
 
-def step_rows(batch: int, repeats: int) -> list[dict[str, object]]:
-    """A row for each layer and precision: step time as it is and as a graph, tax, seconds per epoch."""
-    rows = []
-    for bf16 in (False, True):
-        steps = {
-            name: step_of(name, batch, bf16) for name in ("limit", "triton", "compiled", "textbook")
-        }
-        plain = {name: milliseconds(step, repeats) for name, step in steps.items()}
-        graphs = {
-            name: milliseconds(as_graph(steps[name]), repeats) for name in ("limit", "triton")
-        }
-        for name in steps:
-            best = graphs.get(name, plain[name])
-            rows.append(
-                {
-                    "step": name,
-                    "batch": batch,
-                    "precision": "bf16" if bf16 else "fp32",
-                    "ms": plain[name],
-                    "ms as graph": graphs.get(name),
-                    "tax": best / graphs["limit"],
-                    "s per epoch": best / 1e3 * EPOCH / batch,
-                }
-            )
-    return rows
+def largest_ratio(rows: Sequence[Row]) -> float | None:
+    """The largest of the ratios of rows."""
+    return max((row["ratio"] for row in rows if "ratio" in row), default=None)
 
 
-def verify(batch: int = 37) -> float:
-    """Largest relative error of the kernels.
+def share_of_failures(rows: Sequence[Row]) -> float | None:
+    """Of the rows, those that failed."""
+    return sum("failure" in row for row in rows) / len(rows) if rows else None
 
-    Raises:
-        WrongResultError: if it exceeds the tolerance.
+
+def time_ratio(key: str, name: str, other: str) -> Callable[[Sequence[Row]], float | None]:
+    """A function of rows: the time of the first with one name over that of another."""
+
+    def ratio(rows: Sequence[Row]) -> float | None:
+        times: Row = {}
+        for row in rows:
+            if "ms" in row:
+                times.setdefault(row[key], row["ms"])
+        return times[name] / times[other] if {name, other} <= times.keys() else None
+
+    return ratio
+
+
+def share_of_a_minute(rows: Sequence[Row]) -> float | None:
+    """The seconds until the score is reached, in minutes."""
+    return rows[0]["s to the score"] / 60 if "s to the score" in rows[0] else None
+
+
+STAGES = (
+    Stage(
+        "correctness",
+        4,
+        "no error is larger than allowed: a ratio of at most 1",
+        correctness,
+        largest_ratio,
+    ),
+    Stage("systems", 8, "nothing fails: a ratio of 0", systems, share_of_failures),
+    Stage(
+        "step",
+        6,
+        "the step with Triton takes 1.5 times that with a linear layer",
+        step,
+        time_ratio("layer", "triton", "limit"),
+    ),
+    Stage(
+        "mnist",
+        5,
+        "99.5 % of held-out images within a minute: a ratio of at most 1",
+        mnist,
+        share_of_a_minute,
+    ),
+    Stage(
+        "backbone",
+        2,
+        "the step of a capsule head takes 1.2 times that of a linear head",
+        backbone,
+        time_ratio("head", "capsule_head", "linear_head"),
+    ),
+)
+NAMES = tuple(stage.name for stage in STAGES)
+
+
+def run_stage(stage: Stage, output: Path, seconds: float, sizes: Sizes) -> None:
+    """Run a stage in this process; write its file with every row.
+
+    Args:
+        stage: what is measured.
+        output: folder of the files.
+        seconds: after which no further row is measured.
+        sizes: how much is measured.
     """
-    layer = CapsuleLinear(1152, 8, 10, 16, impl="reference").cuda()
-    pose, upstream = (
-        torch.randn(batch, 1152, 8, device="cuda") * 0.1,
-        torch.randn(batch, 10, 16, device="cuda"),
-    )
-    truth = outputs_of(layer, pose, upstream)
-    outputs = outputs_of(LAYERS["triton"].build(layer).cuda(), pose, upstream)
-    return check_errors({"triton": largest_error(outputs, truth)})["triton"]
+    start = time.perf_counter()
+    rows: list[Row] = []
+    document: Row = {
+        "expectation": stage.expectation,
+        "ratio": None,
+        "failure": "it was killed",
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "rows": rows,
+    }
+    path = output / f"{stage.name}.json"
+    write_json(path, document)
+    with tempfile.TemporaryDirectory() as folder:
+        for row in stage.measure(sizes, Path(folder), seconds):
+            rows.append(row)
+            document["ratio"] = stage.ratio(rows)
+            document["seconds"] = round(time.perf_counter() - start, 1)
+            write_json(path, document)
+            if document["seconds"] > seconds:
+                write_json(path, document | {"failure": "it was cut, for its time was over"})
+                return
+    del document["failure"]
+    write_json(path, document)
 
 
-def offline(shapes: str, command: str) -> int:
-    """What the compiler makes of the kernels, here where there is no GPU."""
-    if find_spec("triton") is None:
-        raise SystemExit("benchmarks.gpu: --offline needs Triton (pip install triton)")
-    from benchmarks.offline import main as compile_all
+def run_stages(
+    command: Sequence[str], output: Path, minutes: float, names: Sequence[str] = NAMES
+) -> int:
+    """Run stages one after another, each in a process; print what was expected and what came.
 
-    return compile_all(shapes, command)
+    Args:
+        command: that runs a stage, with `--stage NAME --output DIR --minutes M` behind it.
+        output: folder of the files.
+        minutes: for all of them.
+        names: of stages.
+
+    Returns:
+        0; or 1 if anything failed, or a stage was cut or not begun.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + 60 * minutes
+    status = 0
+    for stage in STAGES:
+        if stage.name not in names:
+            continue
+        print(f"{stage.name}: expected: {stage.expectation}", flush=True)
+        path = output / f"{stage.name}.json"
+        write_json(path, {"expectation": stage.expectation, "failure": "it was not begun"})
+        seconds = min(60 * stage.minutes, deadline - time.monotonic())
+        ending = ""
+        if seconds > 0:
+            words = ["--stage", stage.name, "--output", str(output), "--minutes", f"{seconds / 60}"]
+            ending = _run_process([*command, *words], seconds + GRACE)
+        document = json.loads(path.read_text())
+        if ending:
+            write_json(path, document | {"failure": ending})
+            document["failure"] = ending
+        failures = _failures(document)
+        print(f"{stage.name}: ratio: {document.get('ratio')}", *failures, sep="\n  ", flush=True)
+        status |= bool(failures)
+    return status
 
 
-def in_stages(options: argparse.Namespace) -> int:
-    """The stages of `gpu_stages`, or one of them."""
-    from benchmarks.gpu_stages import NAMES, SMALL, STAGES, Sizes, run_stage, run_stages
+def _run_process(command: Sequence[str], seconds: float) -> str:
+    """How a process failed; empty if it ended with status 0."""
+    try:
+        process = subprocess.run(command, check=False, timeout=seconds, cwd=CHECKOUT)
+    except subprocess.TimeoutExpired:
+        return f"its process was killed after {seconds:.0f} s"
+    return f"its process ended with status {process.returncode}" if process.returncode else ""
 
-    names = [options.stage] if options.stage else options.stages or NAMES
-    for name in names:
-        if name not in NAMES:
-            raise SystemExit(
-                f"benchmarks.gpu: expected stages among {', '.join(NAMES)}, got {name}"
-            )
-    output = options.output.resolve()
-    if options.stage is None:
-        command = [sys.executable, "-m", "benchmarks.gpu", *["--small"] * options.small]
-        return run_stages(command, output, options.minutes, names)
-    stage = STAGES[NAMES.index(options.stage)]
-    run_stage(stage, output, 60 * options.minutes, SMALL if options.small else Sizes())
-    return 0
+
+def _failures(document: Row) -> list[str]:
+    """What failed of a stage, and of its rows, a line each."""
+    lines = [document["failure"]] if "failure" in document else []
+    for row in document.get("rows", []):
+        if "failure" in row:
+            labels = [str(label) for label in row.values() if isinstance(label, str | int)][:4]
+            lines.append(f"{' '.join(labels)}: {row['failure']}")
+    return lines
 
 
 def main() -> int:
@@ -237,44 +524,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--batches", type=int, nargs="+", default=[128, 1024])
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument(
-        "--offline", action="store_true", help="compile for sm_80 and sm_90 and run nothing"
-    )
-    parser.add_argument(
-        "--shapes", choices=("matter", "grid", "all"), default="grid", help="of --offline"
-    )
-    parser.add_argument("--output", type=Path, help="run the stages of gpu_stages into a folder")
-    parser.add_argument("--minutes", type=float, default=25.0, help="of --output")
-    parser.add_argument("--stages", nargs="+", help="of --output; all by default")
-    parser.add_argument("--stage", help="of --output: run one, in this process")
-    parser.add_argument("--small", action="store_true", help="of --output: small sizes, for tests")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the files")
+    parser.add_argument("--minutes", type=float, default=25.0, help="for all stages")
+    parser.add_argument("--stages", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--stage", choices=NAMES, help="run one, in this process")
+    parser.add_argument("--small", action="store_true", help="small sizes, for tests")
     options = parser.parse_args()
-    command = " ".join(["python -m benchmarks.gpu", *sys.argv[1:]])
-    if options.offline:
-        return offline(options.shapes, command)
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.gpu: torch sees no CUDA device here")
-    if options.output is not None:
-        return in_stages(options)
-    from torchcaps.cli.console import print_table  # needs packages of the command line
-
-    torch.backends.cuda.matmul.allow_tf32 = False
-    error, device_rates = verify(), rates(options.repeats)
-    layers = [
-        row for batch in options.batches for row in layer_rows(batch, options.repeats, device_rates)
-    ]
-    steps = [row for batch in options.batches for row in step_rows(batch, options.repeats)]
-    print_table(cells(layers))
-    print_table(cells(steps))
-    figures = {"error": error, "rates": device_rates, "layers": layers, "steps": steps}
-    RESULT.write_text(
-        json.dumps({"command": command, "machine": machine(), **figures}, indent=2) + "\n"
-    )
-    print(f"written to {RESULT}")
+    output = options.output.resolve()
+    if options.stage is None:
+        command = [sys.executable, "-m", "benchmarks.gpu", *["--small"] * options.small]
+        return run_stages(command, output, options.minutes, options.stages)
+    stage = STAGES[NAMES.index(options.stage)]
+    run_stage(stage, output, 60 * options.minutes, SMALL if options.small else Sizes())
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

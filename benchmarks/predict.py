@@ -1,37 +1,26 @@
 """Prediction of many image files: memory and speed of `torchcaps predict`.
 
-    python -m benchmarks.predict [--files 100000] [--side 224] [--folder /tmp/predict]
-
 Makes JPEG files of 200 distinct pictures in ten folders (the others are hard links), which are
 deleted afterwards, and predicts 1 %, 10 % and all of them with the network of the package, each
-time in a new process; and 10 % with two workers, and into a file, killed in the middle and started
-again. Memory is the largest resident set of the process (workers have their
-own). The result goes to benchmarks/results/predict.json.
+time in a new process; and 10 % with two workers. Memory is the largest resident set of the process
+(workers have their own).
 """
 
-from __future__ import annotations
-
-import argparse
-import csv
-import json
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from torchcaps.bench.timing import machine
-from torchcaps.cli.console import print_table
+from benchmarks.report import Row, finish, make_parser, parse, positive, run
 
-RESULT = Path(__file__).parent / "results" / "predict.json"
 NUM_PICTURES = 200
 NUM_FOLDERS = 10
-INTERVAL = 0.1  # seconds between two looks at a file
 
 
 def write_files(folder: Path, num_files: int, side: int) -> None:
@@ -50,87 +39,43 @@ def write_files(folder: Path, num_files: int, side: int) -> None:
         os.link(pictures / f"{number % NUM_PICTURES}.jpg", path)
 
 
-def start(words: list[str], folder: Path) -> subprocess.Popen[bytes]:
-    """A command of the package in a process of its own."""
-    line = [sys.executable, "-m", "torchcaps", "predict", *words]
-    if "--output-file" not in words:
-        line.append("--csv")
-    with open(folder / "stdout.csv", "wb") as stdout:
-        return subprocess.Popen(line, stdout=stdout, stderr=subprocess.DEVNULL)
-
-
-def measure(words: list[str], folder: Path) -> dict[str, Any]:
-    """Run a command to its end; its time and memory."""
+def measure(words: Sequence[str]) -> Row:
+    """Run `torchcaps predict` to its end; its time and memory."""
     begin = time.perf_counter()
-    process = start(words, folder)
+    line = [sys.executable, "-m", "torchcaps", "predict", *words, "--csv"]
+    process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     if status:
-        raise RuntimeError(f"predict {' '.join(words)} failed")
+        raise ValueError(f"predict {' '.join(words)}: failed")
     seconds = time.perf_counter() - begin
-    return {"seconds": round(seconds, 1), "peak_mb": round(usage.ru_maxrss / 1000)}
+    return {"seconds": round(seconds, 1), "peak MB": round(usage.ru_maxrss / 1000)}
 
 
-def kill_and_continue(words: list[str], folder: Path, num_files: int) -> dict[str, Any]:
-    """Predict into a file, kill the process in the middle, start again, and check the rows."""
-    file = folder / "rows.csv"
-    words = [*words, "--output-file", str(file)]
-    process = start(words, folder)
-    while not file.exists() or file.read_bytes().count(b"\n") < num_files // 2:
-        if process.poll() is not None:
-            raise RuntimeError("the process ended before it was killed")
-        time.sleep(INTERVAL)
-    process.kill()
-    process.wait()
-    num_done = file.read_bytes().count(b"\n") - 1
-    report = measure(words, folder)
-    with open(file, encoding="utf-8", newline="") as lines:
-        paths = [row["path"] for row in csv.DictReader(lines)]
-    is_complete = len(paths) == len(set(paths)) == num_files
-    return report | {"rows_when_killed": num_done, "complete": is_complete}
-
-
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--files", type=int, default=100_000)
-    parser.add_argument("--side", type=int, default=224, help="of the files in pixels")
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser = make_parser(__doc__, "predict", threads=1)
+    parser.add_argument("--files", type=positive, default=100_000)
+    parser.add_argument("--side", type=positive, default=224, help="of the files in pixels")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/torchcaps-predict"))
-    options = parser.parse_args()
+    options = parse(parser, arguments)
     options.folder.mkdir()
+    rows: list[Row] = []
     try:
         write_files(options.folder, options.files, options.side)
-        everything = str(options.folder / "files")
-        part = f"{everything}/*/*0.jpg"  # 10 %
-        flags = ["--threads", str(options.threads)]
-        num_part = options.files // 10
-        rows: dict[str, dict[str, Any]] = {
-            f"{num_part // 10:,} files": measure(
-                [f"{everything}/*/*00.jpg", *flags], options.folder
-            ),
-            f"{num_part:,} files": measure([part, *flags], options.folder),
-            "with 2 workers": measure([part, *flags, "--workers", "2"], options.folder),
-            "killed and continued": kill_and_continue([part, *flags], options.folder, num_part),
-            f"{options.files:,} files": measure([everything, *flags], options.folder),
-        }
+        for pattern, share, workers in (
+            ("files/*/*00.jpg", 100, 0),
+            ("files/*/*0.jpg", 10, 0),
+            ("files/*/*0.jpg", 10, 2),
+            ("files", 1, 0),
+        ):
+            words = [str(options.folder / pattern), "--threads", str(options.threads)]
+            words += ["--workers", str(workers)]
+            files = options.files // share
+            rows.append({"files": files, "workers": workers, **measure(words)})
     finally:
         shutil.rmtree(options.folder)
-    document = {
-        "machine": machine(),
-        "load": os.getloadavg(),
-        "files": options.files,
-        "side": options.side,
-        "rows": rows,
-    }
-    RESULT.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    table = [["", "seconds", "peak MB"]]
-    for name, row in rows.items():
-        table.append([name, f"{row['seconds']:.1f}", str(row["peak_mb"])])
-    print_table(table)
-    return 0
+    return finish(options, {"rows": rows})
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

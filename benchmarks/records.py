@@ -12,8 +12,6 @@ the seconds and the parameters, and the mean of all runs is above the accuracy w
 runs).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -27,9 +25,9 @@ from typing import Any
 import torch
 
 import torchcaps
+from benchmarks.report import machine, write_json
 from torchcaps.data import ImageSet, load_dataset
 from torchcaps.training import TrainConfig, keep_memory
-from torchcaps.training.environment import environment
 
 FOLDER = Path(__file__).parent / "records"
 LEVEL = 0.01
@@ -161,11 +159,8 @@ def main(arguments: list[str] | None = None) -> int:
         judgment = verdict(record["claim"], runs)
         print(json.dumps(runs[-1]), json.dumps(judgment), flush=True)
         if not options.search:
-            facts = {"record": record, "threads": options.threads, "environment": environment()}
-            log.write_text(
-                json.dumps({**facts, "verdict": judgment, "runs": runs}, indent=1) + "\n",
-                encoding="utf-8",
-            )
+            facts = {"record": record, "threads": options.threads, "environment": machine()}
+            write_json(log, {**facts, "verdict": judgment, "runs": runs})
     return 0
 
 

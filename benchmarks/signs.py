@@ -1,33 +1,26 @@
 """A folder as people have it, from the command line: 43 classes of signs, and unknown ones.
 
-    python -m benchmarks.signs [--model capsnet_small] [--epochs 20]
-
 It makes a folder of 43 classes: tracks of three similar frames, from 2 to 19 tracks a class, some
 in sub-folders, images of several sizes, ten damaged files. A model is trained on it, with the
 frames of a track on one side of each split. Then `predict --csv --unknown-below auto` reads two
-folders that nothing was trained on: new tracks of the same classes, and tracks of seven others. The
-result goes to benchmarks/results/signs.json.
+folders that nothing was trained on: new tracks of the same classes, and tracks of seven others.
 """
 
-from __future__ import annotations
-
-import argparse
 import csv
 import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from torchcaps.bench.timing import machine
+from benchmarks.report import Row, finish, make_parser, parse, positive, run
 from torchcaps.evaluation import auroc
 
-RESULT = Path(__file__).parent / "results" / "signs.json"
 NUM_KNOWN = 43
 NUM_UNKNOWN = 7
 NUM_DAMAGED = 10
@@ -90,7 +83,7 @@ def predict(run: Path, folder: Path) -> tuple[torch.Tensor, list[str], list[str]
     return activations, [row["label"] for row in rows], names
 
 
-def measure(folder: Path, model: str, epochs: int) -> dict[str, Any]:
+def measure(folder: Path, model: str, epochs: int) -> Row:
     """Make the folders, train, predict."""
     signs, new, unknown, run = (folder / name for name in ("signs", "new", "unknown", "run"))
     files = write_signs(signs, range(NUM_KNOWN), 0, None)
@@ -99,7 +92,16 @@ def measure(folder: Path, model: str, epochs: int) -> dict[str, Any]:
     write_signs(new, range(NUM_KNOWN), 5000, NEW_TRACKS)
     write_signs(unknown, range(NUM_KNOWN, NUM_KNOWN + NUM_UNKNOWN), 8000, 4 * NEW_TRACKS)
 
-    settings = ["--img-size", "20", "--epochs", str(epochs), "--threads", "1", "--shift", "0"]
+    settings = [
+        "--img-size",
+        "20",
+        "--epochs",
+        str(epochs),
+        "--threads",
+        str(torch.get_num_threads()),
+        "--shift",
+        "0",
+    ]
     options = ["--skip-damaged", "--group-pattern", TRACK, "--class-weights", "auto"]
     run_command("train", model, "--data", signs, *settings, *options, "--output", run)
     test = json.loads((run / "evaluation.json").read_text())
@@ -122,21 +124,15 @@ def measure(folder: Path, model: str, epochs: int) -> dict[str, Any]:
     }
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "signs", threads=1)
     parser.add_argument("--model", default="capsnet_small", help="name of the model")
-    parser.add_argument("--epochs", type=int, default=20, help="of the training")
-    options = parser.parse_args()
+    parser.add_argument("--epochs", type=positive, default=20, help="of the training")
+    options = parse(parser, arguments)
     with tempfile.TemporaryDirectory() as folder:
-        figures = measure(Path(folder), options.model, options.epochs)
-    document = {"machine": machine(), **figures}
-    RESULT.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(figures, indent=1))
-    return 0
+        return finish(options, {"rows": [measure(Path(folder), options.model, options.epochs)]})
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

@@ -1,17 +1,13 @@
 """Calibration, and images of unknown classes: two classes of Fashion-MNIST are left out.
 
-    python -m benchmarks.unknown --root data/ [--models capsnet_small cnn_matched] [--epochs 5]
-
 Each model is trained on 1,500 images of each of eight classes. Temperature and threshold come from
 its held-out images. All figures are of test images, which are read once: 8,000 of the known classes
-and 2,000 of the two others. The result goes to benchmarks/results/unknown.json.
+and 2,000 of the two others.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +15,10 @@ import numpy as np
 import torch
 
 import torchcaps as tc
-from torchcaps.bench.timing import machine
-from torchcaps.cli.console import print_table
-from torchcaps.evaluation import auroc, calibration, reliability
-from torchcaps.evaluation.forward import image_activations
-from torchcaps.training.calibration import read_calibration
+from benchmarks.ensemble import activations_of
+from benchmarks.report import Row, finish, make_parser, parse, positive, run
+from torchcaps.evaluation import HeldOutCalibration, auroc, calibration, reliability
 
-RESULT = Path(__file__).parent / "results" / "unknown.json"
 LEFT_OUT = (8, 9)  # Bag and Ankle boot
 PER_CLASS = 1500
 SMALL = {"match": "capsnet_small"}
@@ -50,18 +43,18 @@ def _of_class(images: tc.data.ImageSet, label: int, split: str) -> np.ndarray:
     return indices[:PER_CLASS] if split == "train" else indices
 
 
-def measure(run: tc.training.Run, root: str) -> dict[str, Any]:
+def measure(run: tc.training.Run, root: str) -> Row:
     """The figures of a trained run on test images."""
     model = tc.load(run.path)
-    held_out = read_calibration(run.path)
-    assert held_out is not None
+    figures = json.loads((run.path / "calibration.json").read_text())
+    held_out = HeldOutCalibration.from_dict(figures)
     known = tc.data.load_dataset(run.config.data.name, "test")
     every_class = tc.data.load_dataset("fashion-mnist", "test", root)
     is_unknown = torch.isin(every_class.labels, torch.tensor(LEFT_OUT))
     unknown = every_class.subset(is_unknown.nonzero().flatten())
 
-    activations = image_activations(model, known.float_images())
-    unknown_activations = image_activations(model, unknown.float_images())
+    activations = activations_of(model, known)
+    unknown_activations = activations_of(model, unknown)
     is_correct = activations.argmax(dim=1) == known.labels
     probability = held_out.probabilities(activations).amax(dim=1)
     unknown_probability = held_out.probabilities(unknown_activations).amax(dim=1)
@@ -85,23 +78,19 @@ def measure(run: tc.training.Run, root: str) -> dict[str, Any]:
     }
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "unknown", threads=2)
     parser.add_argument("--root", required=True, help="where the folder of Fashion-MNIST is")
     parser.add_argument("--models", nargs="+", default=["capsnet_small", "cnn_matched"])
-    parser.add_argument("--epochs", type=int, default=5, help="of each training")
-    parser.add_argument("--threads", type=int, default=2, help="of torch")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    document: dict[str, Any] = {"machine": machine(), "epochs": options.epochs, "rows": []}
+    parser.add_argument("--epochs", type=positive, default=5, help="of each training")
+    options = parse(parser, arguments)
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "known.npz"
         write_known(data, options.root)
         for name in options.models:
-            run = tc.train(
+            trained = tc.train(
                 name,
                 Path(folder) / name,
                 data=str(data),
@@ -110,20 +99,9 @@ def main() -> int:
                 batch_size=64,
                 device="cpu",
             )
-            document["rows"].append({"model": name, **measure(run, options.root)})
-    RESULT.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    heads = ["model", "ece_length", "ece_normalized", "ece_calibrated"]
-    heads += ["known_rejected", "unknown_rejected", "auroc_activation"]
-    table = [heads]
-    for row in document["rows"]:
-        table.append([_as_text(row[head]) for head in heads])
-    print_table(table)
-    return 0
-
-
-def _as_text(cell: Any) -> str:
-    return f"{cell:.4f}" if isinstance(cell, float) else str(cell)
+            rows.append({"model": name, **measure(trained, options.root)})
+    return finish(options, {"rows": rows})
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

@@ -31,7 +31,6 @@ PACKAGES = [
     ("viz",),
     ("tasks",),
     ("training",),
-    ("bench",),
     ("reporting",),
     ("reproduction",),
     ("explorer",),

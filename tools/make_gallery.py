@@ -62,8 +62,6 @@ class Entry(NamedTuple):
 
 
 SETUP = """\
-import json
-
 import torch
 import torchcaps as tc
 from torchcaps import evaluation, tasks, viz
@@ -79,12 +77,7 @@ def epochs(run):
     rows = tc.training.Run(run).epochs
     return [
         row | {"train_loss": row["train_margin"]} for row in rows
-    ]  # the loss of the classes, as in validation
-
-
-def bench(name):
-    with open(f"benchmarks/results/{name}.json", encoding="utf-8") as file:
-        return json.load(file)[name]["rows"]"""
+    ]  # the loss of the classes, as in validation"""
 
 TRANSFORMING = """\
 auto = tc.load("runs/transforming-digits")
@@ -92,9 +85,6 @@ test = digits.float_images()
 pairs = tasks.transformed_pairs(test, generator=torch.Generator().manual_seed(1))
 known = tasks.evaluate_transforming(auto, pairs)
 """
-BENCH = (
-    "`benchmarks/results/{0}.json`, written by `torchcaps bench {0}` on the machine that it names"
-)
 TEST = "the 1,000 embedded test digits"
 
 SECTIONS: dict[str, list[Entry]] = {
@@ -299,29 +289,7 @@ task, planes = tc.reporting.open_task("runs/planes", device="cpu")
 figure = task.report_items(task.evaluate(planes), planes)[0].figure  # calls viz.point_sets(rows)""",
         ),
     ],
-    "Speed and memory": [
-        Entry(
-            "throughput_bars",
-            "Training speed, for this library, other code, and a network without routing (`limit`).",
-            BENCH.format("step"),
-            """\
-figure = viz.throughput_bars(bench("step"))""",
-        ),
-        Entry(
-            "layer_bars",
-            "Time of the routed layer alone.",
-            BENCH.format("layer"),
-            """\
-figure = viz.layer_bars(bench("layer"))""",
-        ),
-        Entry(
-            "scaling_curves",
-            "Time of the routed layer against each of its sizes.",
-            BENCH.format("scaling"),
-            """\
-figure = viz.scaling_curves(bench("scaling"))""",
-            80,
-        ),
+    "Speed": [
         Entry(
             "accuracy_against_time",
             "Test error of systems against minutes of training; a bar reaches from the worst to the best run.",
@@ -339,20 +307,6 @@ panels = {
     },
 }
 figure = viz.accuracy_against_time(panels)""",
-        ),
-        Entry(
-            "latency_curves",
-            "Time of an answer.",
-            BENCH.format("latency"),
-            """\
-figure = viz.latency_curves(bench("latency"))""",
-        ),
-        Entry(
-            "memory_bars",
-            "Memory of a training step, as predicted and as measured.",
-            BENCH.format("memory"),
-            """\
-figure = viz.memory_bars(bench("memory"))""",
         ),
     ],
 }

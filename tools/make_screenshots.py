@@ -21,8 +21,6 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.explorer import opened, served  # noqa: E402
 
-from torchcaps.explorer import Session, open_session  # noqa: E402
-
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
@@ -87,10 +85,10 @@ def draw_seven(browser: Chrome) -> None:
     time.sleep(ANSWER_SECONDS)
 
 
-def make_all(browser: Chrome, address: str, sessions: list[Session], folder: Path) -> None:
+def make_all(browser: Chrome, address: str, num_runs: int, folder: Path) -> None:
     """Every view at every width in both color schemes, named after them."""
     folder.mkdir(parents=True, exist_ok=True)
-    for view in VIEWS if len(sessions) > 1 else VIEWS[:-1]:
+    for view in VIEWS if num_runs > 1 else VIEWS[:-1]:
         browser.get(f"{address}#tab={view}&ex=0{STATES[view]}")
         browser.refresh()
         time.sleep(ANSWER_SECONDS)
@@ -118,10 +116,10 @@ def main() -> int:
         help="every view into this folder, and no picture for docs",
     )
     options = parser.parse_args()
-    sessions = [open_session(run, root=options.root) for run in options.run]
-    with served(*sessions) as address, opened(address) as browser:
+    words = [*options.run, *(["--root", options.root] if options.root else [])]
+    with served(words) as address, opened(address) as browser:
         if options.all is not None:
-            make_all(browser, address, sessions, options.all)
+            make_all(browser, address, len(options.run), options.all)
         else:
             draw_seven(browser)
             capture(browser, PICTURE, WIDTHS["desktop"])

@@ -12,7 +12,6 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from torchcaps import (
-        bench,
         data,
         evaluation,
         functional,
@@ -65,7 +64,6 @@ __all__ = [
     "Predictor",
     "Routed",
     "__version__",
-    "bench",
     "compare",
     "create_model",
     "cross_validate",

@@ -197,7 +197,6 @@ def test_an_empty_word_is_no_place_to_write_to(command, run, tmp_path):
     for name, words in (
         ("--output", ("evaluate", run, "--output", "")),
         ("--output", ("perturb", run, "--output=")),
-        ("--plots", ("bench", "--plots", "")),
         ("command line", ("predict", run, "")),
     ):
         outcome = command(words)

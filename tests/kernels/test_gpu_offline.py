@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +14,11 @@ from torchcaps.functional import DenseField, ProductVotes
 from torchcaps.kernels.dynamic import triton as path
 from torchcaps.types import Capsules
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 pytest.importorskip(
     "triton.backends.nvidia.compiler", reason="Triton is not installed (pip install triton)"
 )
-offline = pytest.importorskip("benchmarks.offline", reason="needs a checkout")
+offline = pytest.importorskip("compile_kernels", reason="needs a checkout")
 pytestmark = [
     pytest.mark.skipif(
         os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"

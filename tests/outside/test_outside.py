@@ -1,14 +1,15 @@
-"""Routers from outside the library work in the bench, ablation, diagnosis and stacks."""
+"""Routers from outside the library work in benchmarks, ablation, diagnosis and stacks."""
 
 import time
 from functools import partial
 
 import pytest
 import torch
+from benchmarks.layer import Sizes
+from benchmarks.routers import benchmark_routers
 from torch import nn
 
 import torchcaps as tc
-from torchcaps.bench import Sizes, benchmark_routers
 from torchcaps.evaluation import diagnose, iteration_dynamics, routing_ablation
 from torchcaps.functional import ConvField, DenseField
 from torchcaps.functional.votes import FixedCoupling, RoutingContext
@@ -54,7 +55,7 @@ def test_ablation_and_diagnosis(name):
     assert len(dynamics.iterations) == max(model.below.router.num_iterations, 3)
 
 
-def test_bench():
+def test_benchmark():
     sizes = Sizes(
         batch=2,
         children=6,

@@ -20,7 +20,6 @@ ABOVE = (
     "training",
     "evaluation",
     "viz",
-    "bench",
     "reporting",
     "reproduction",
     "explorer",

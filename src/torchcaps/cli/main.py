@@ -14,7 +14,7 @@ from contextlib import (
 from itertools import pairwise
 
 import torchcaps as tc
-from torchcaps.cli import bench, data, evaluate, lists, pictures, predict, report, reproduce, train
+from torchcaps.cli import data, evaluate, lists, pictures, predict, report, reproduce, train
 from torchcaps.cli.console import UsageError, usage
 from torchcaps.cli.flags import find_values
 from torchcaps.cli.names import check_name
@@ -36,7 +36,6 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "models": lists.models,
     "recipes": lists.recipes,
     "data": data.data,
-    "bench": bench.bench,
     "reproduce": reproduce.reproduce,
     "doctor": lists.doctor,
 }

@@ -10,14 +10,6 @@ fit raise ArgumentError, a ValueError.
 
 # The first import names the package to install where matplotlib is missing.
 from torchcaps.viz import canvas as _canvas
-from torchcaps.viz.bench import (
-    accuracy_against_time as accuracy_against_time,
-    latency_curves as latency_curves,
-    layer_bars as layer_bars,
-    memory_bars as memory_bars,
-    scaling_curves as scaling_curves,
-    throughput_bars as throughput_bars,
-)
 from torchcaps.viz.calibration import calibration as calibration
 from torchcaps.viz.classes import (
     activation_bars as activation_bars,
@@ -37,6 +29,7 @@ from torchcaps.viz.tiles import (
     perturbations as perturbations,
     reconstructions as reconstructions,
 )
+from torchcaps.viz.tradeoff import accuracy_against_time as accuracy_against_time
 from torchcaps.viz.transformations import (
     generation_weights as generation_weights,
     predicted_transformations as predicted_transformations,

@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from benchmarks.gpu_stages import NAMES, STAGES, run_stages
+from benchmarks.gpu import NAMES, STAGES, run_stages
 
 # What there is beside torch, and what `make gpu-bundle` brings.
 PACKAGES = """

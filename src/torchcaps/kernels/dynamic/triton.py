@@ -34,7 +34,7 @@ from torchcaps.types import Routed
 # multiprocessors busy.
 BLOCKS_PER_SPLIT = 8
 # Dimensions of a parent and of a child up to which the kernels were compiled and fit; see
-# `python -m benchmarks.gpu --offline`. Parents, children and samples may be any number.
+# `python tools/compile_kernels.py`. Parents, children and samples may be any number.
 MAX_DIM = 32
 MAX_IN_DIM = 128
 COMPILERS = ("cc", "gcc", "clang")  # that Triton looks for at its first call
@@ -66,7 +66,7 @@ class Tile(NamedTuple):
 def choose_tile(dim: int, in_dim: int) -> Tile:
     """The tile for these sizes of a parent's and of a child's pose.
 
-    They were chosen by `python -m benchmarks.gpu --offline`. The tile depends on nothing else: if
+    They were chosen by `python tools/compile_kernels.py`. The tile depends on nothing else: if
     it followed a trial or the batch, two processes could differ in the last bits of their results.
     """
     block_k = max(4, 1 << (in_dim - 1).bit_length())

@@ -1,8 +1,7 @@
 """Timing in one process, by turns, with medians; peak memory in a fresh process each."""
 
-import datetime
+import argparse
 import json
-import os
 import subprocess
 import sys
 import time
@@ -14,46 +13,39 @@ from typing import Any
 
 import torch
 
-from torchcaps.errors import ArgumentError, TorchcapsError
-from torchcaps.training.environment import environment
+from benchmarks.report import CHECKOUT, Row, positive
 
 MIB = 1 << 20
 Clock = Callable[[], float]
-Row = dict[str, Any]
-Log = Callable[[str], None]  # called with a line about the work that begins
+Run = Callable[[], object]
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 PROC = Path("/proc/self")
 
 
-def silent(_: str) -> None:
-    """Log nothing."""
+def add_timing(parser: argparse.ArgumentParser, repeats: int = 5) -> None:
+    """Add `--repeats` and `--clock`."""
+    parser.add_argument("--repeats", type=positive, default=repeats, help="timed runs of each")
+    parser.add_argument(
+        "--clock", choices=CLOCKS, default="wall", help="cpu: for a busy machine, with --threads 1"
+    )
 
 
-def use_clock(clock: str, threads: int | None) -> Clock:
-    """Set the number of threads of torch, and choose a clock.
+def clock_of(options: argparse.Namespace) -> Clock:
+    """The clock of a command line.
 
-    Args:
-        clock: "wall", or "cpu" for a machine that others keep busy.
-        threads: of torch; None leaves their number.
-
-    Raises:
-        ArgumentError: for CPU time of several threads, because a thread that waits in a spinning
-            barrier would count.
+    Raises SystemExit for CPU time of several threads: one that waits in a spinning barrier counts.
     """
-    num_threads = threads or torch.get_num_threads()
-    if clock == "cpu" and num_threads != 1:
-        raise ArgumentError("--clock cpu", f"expected --threads 1, got {num_threads}")
-    torch.set_num_threads(num_threads)
-    return CLOCKS[clock]
+    if options.clock == "cpu" and options.threads != 1:
+        raise SystemExit(f"--clock cpu: expected --threads 1, got {options.threads}")
+    return CLOCKS[options.clock]
 
 
 def alternate(
-    work: Mapping[str, Callable[[], object]],
+    work: Mapping[str, Run],
     repeats: int,
     warm_up: int = 1,
     clock: Clock = time.perf_counter,
-    log: Log = silent,
-    settle: Callable[[str, Callable[[], object]], object] | None = None,
+    settle: Callable[[str, Run], object] | None = None,
 ) -> dict[str, list[float]]:
     """Time functions by turns, so that a busy moment of the machine hits all alike.
 
@@ -62,20 +54,17 @@ def alternate(
         repeats: number of timed runs of each.
         warm_up: number of runs before them.
         clock: returns seconds.
-        log: called with a line before each run.
         settle: called with name and function before each timed run.
 
     Returns:
         Seconds of each run, by name.
     """
-    for name, run in work.items():
-        log(f"{name}: warming up")
+    for run in work.values():
         for _ in range(warm_up):
             run()
     seconds: dict[str, list[float]] = {name: [] for name in work}
-    for repeat in range(repeats):
+    for _ in range(repeats):
         for name, run in work.items():
-            log(f"{name}: run {repeat + 1} of {repeats}")
             if settle is not None:
                 settle(name, run)
             start = clock()
@@ -92,7 +81,7 @@ def spread(head: str, seconds: Sequence[float]) -> Row:
     return {head: 1e3 * median(seconds), "q1": 1e3 * low, "q3": 1e3 * high}
 
 
-def peak_of(run: Callable[[], object]) -> dict[str, float]:
+def peak_of(run: Run) -> dict[str, float]:
     """Resident memory before a function runs, and its high-water mark meanwhile, in MiB.
 
     Call the function once before, to warm up. Where the system does not let the mark be reset, it
@@ -118,54 +107,28 @@ def _status(field: str) -> float:
     raise KeyError(field)
 
 
-def in_fresh_process(work: str, **arguments: Any) -> dict[str, float]:
-    """Call `torchcaps.bench.WORK.peak` in a process of its own, with as many threads as this one.
+def in_fresh_process(module: str, **arguments: Any) -> dict[str, float]:
+    """Call `benchmarks.MODULE.peak` in a process of its own, with as many threads as this one.
 
     Args:
-        work: name of the module.
+        module: its name.
         arguments: of `peak`, ready for JSON.
 
     Returns:
         What `peak` returns.
 
     Raises:
-        TorchcapsError: with the last line of the error output, if the process fails.
+        RuntimeError: with the last line of the error output, if the process fails.
     """
     code = (
         f"import json, sys, torch; torch.set_num_threads({torch.get_num_threads()}); "
-        f"from torchcaps.bench import {work}; "
-        f"print(json.dumps({work}.peak(**json.loads(sys.argv[1]))))"
+        f"from benchmarks import {module}; "
+        f"print(json.dumps({module}.peak(**json.loads(sys.argv[1]))))"
     )
-    command = [sys.executable, "-P", "-c", code, json.dumps(arguments)]
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", code, json.dumps(arguments)]
+    process = subprocess.run(command, capture_output=True, text=True, check=False, cwd=CHECKOUT)
     if process.returncode:
         lines = process.stderr.strip().splitlines() or [f"status {process.returncode}"]
-        raise TorchcapsError(
-            f"memory of {work} {arguments}: the process that measures it failed: {lines[-1]}"
-        )
+        raise RuntimeError(f"memory of {module} {arguments}: the process failed: {lines[-1]}")
     peak: dict[str, float] = json.loads(process.stdout.splitlines()[-1])
     return peak
-
-
-def machine() -> dict[str, object]:
-    """Versions, hardware, load and date that figures belong to."""
-    load = os.getloadavg()[0] if sys.platform != "win32" else None
-    return environment() | {"load_1min": load, "date": datetime.date.today().isoformat()}
-
-
-def cells(rows: Sequence[Mapping[str, object]]) -> list[list[str]]:
-    """Rows as text, with a heading: figures to three digits, a dash where there is none."""
-    heads = list(dict.fromkeys(head for row in rows for head in row))
-    table = [heads]
-    for row in rows:
-        table.append([_cell(row.get(head)) for head in heads])
-    return table
-
-
-def _cell(figure: object) -> str:
-    """A figure, or several, as text."""
-    if isinstance(figure, list):
-        return " ".join(map(_cell, figure))
-    if isinstance(figure, float):
-        return f"{figure:.3g}" if abs(figure) < 100 else f"{figure:.0f}"
-    return "-" if figure is None else str(figure)

@@ -7,20 +7,28 @@ torch's own convolution before them, and the C library's own allocator; this lib
 surrounding, and the tax is counted over the one in the same.
 """
 
+import ctypes
+import platform
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from torchcaps.bench import timing
-from torchcaps.bench.baselines import VARIANTS, select, unusable, verify
-from torchcaps.bench.timing import Clock, Log, Row, alternate, silent, spread
-from torchcaps.bench.workload import Workload, routed_layer, training_step
-from torchcaps.nn import set_impl
-from torchcaps.training.allocator import give_memory_back, keep_memory
+from torch import nn
+
+from benchmarks import timing
+from benchmarks.baselines import VARIANTS, iterations_of, usable, verify
+from benchmarks.plots import add_plot, save, throughput_bars
+from benchmarks.report import Row, finish, make_parser, parse, run
+from benchmarks.timing import Clock, add_timing, alternate, clock_of, spread
+from benchmarks.workload import Workload, add_workload, training_step, workload_of
+from torchcaps.nn import CapsuleLinear
+from torchcaps.training import keep_memory
 
 TORCH_LIMIT = "limit-torch"
 STEPS = (*VARIANTS, TORCH_LIMIT)
 FOREIGN = (TORCH_LIMIT, "einsum", "textbook")  # steps in the surroundings that other code has
+# By number of malloc.h: M_MMAP_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD.
+GLIBC_DEFAULTS = {-4: 65536, -3: 32 << 20, -1: 64 << 20, -2: 1 << 17}
 BASES = {  # heading of a ratio -> variant and precision (None: the row's own) it is taken over
     "x limit-torch": (TORCH_LIMIT, None),
     "x textbook": ("textbook", None),
@@ -29,26 +37,26 @@ BASES = {  # heading of a ratio -> variant and precision (None: the row's own) i
 }
 
 
-def step_variants(workload: Workload, names: Sequence[str] = (), log: Log = silent) -> list[str]:
-    """The variants of these names; without any, all that can run here.
+def routed_layer(model: nn.Module) -> tuple[str, CapsuleLinear]:
+    """Name and module of a model's last capsule layer, which variants take the place of.
 
-    Those that cannot are logged with the reason. Raises UnknownNameError for one that does not
-    exist, and ArgumentError for a model that none can be built for.
+    Raises ValueError if there is none, or one whose routing the variants do not compute.
     """
-    return select("variant", names, STEPS, lambda: unusable(routed_layer(workload.build())[1]), log)
-
-
-def verify_steps(variants: Sequence[str], workload: Workload) -> dict[str, float]:
-    """Largest relative error of each exact variant; see `verify`."""
-    layer = routed_layer(workload.build())[1]
-    return verify([name for name in variants if name in VARIANTS], layer)
+    layers = [pair for pair in model.named_modules() if isinstance(pair[1], CapsuleLinear)]
+    if not layers:
+        kind = type(model).__name__
+        raise ValueError(f"model: expected one with a CapsuleLinear, got {kind}")
+    name, layer = layers[-1]
+    assert isinstance(layer, CapsuleLinear)
+    iterations_of(layer)
+    return name, layer
 
 
 def step_of(variant: str, workload: Workload, precision: str) -> Callable[[], None]:
     """A function that makes one training step with this class-capsule layer."""
-    model = workload.build()
     if variant in FOREIGN:
-        set_impl(model, "reference")
+        workload = replace(workload, impl="reference")
+    model = workload.build()
     name, layer = routed_layer(model)
     baseline = VARIANTS[variant.removesuffix("-torch")]
     model.set_submodule(name, baseline.build(layer))
@@ -62,18 +70,16 @@ def benchmark_steps(
     repeats: int,
     memory: bool,
     clock: Clock,
-    log: Log = silent,
 ) -> list[Row]:
     """Time training steps by turns, and measure the peak memory of each in a fresh process.
 
     Args:
         workload: the model and the batch.
-        variants: names of class-capsule layers, see `step_variants`.
+        variants: names of class-capsule layers.
         precisions: "fp32", "bf16" or both.
         repeats: number of runs of each.
         memory: whether memory is measured, where the system can.
-        clock: see `timing.use_clock`.
-        log: called with a line about the work that begins.
+        clock: see `clock_of`.
 
     Returns:
         A row for each variant and precision: time, images per second, ratios, memory.
@@ -81,13 +87,7 @@ def benchmark_steps(
     rows: list[Row] = []
     for precision in precisions:
         work = {name: step_of(name, workload, precision) for name in variants}
-        seconds = alternate(
-            work,
-            repeats,
-            clock=clock,
-            log=_prefixed(log, precision),
-            settle=_settle_allocator,
-        )
+        seconds = alternate(work, repeats, clock=clock, settle=_settle_allocator)
         give_memory_back()
         del work
         for name in variants:
@@ -95,13 +95,8 @@ def benchmark_steps(
             rows.append(row | {"img/s": 1e3 * workload.batch / row["ms"]})
     _add_ratios(rows)
     if memory and timing.can_measure_memory():
-        _add_memory(rows, workload, log)
+        _add_memory(rows, workload)
     return rows
-
-
-def _prefixed(log: Log, prefix: str) -> Log:
-    """A log whose lines begin with a prefix."""
-    return lambda line: log(f"{prefix}, {line}")
 
 
 def _settle_allocator(variant: str, run: Callable[[], object]) -> None:
@@ -111,6 +106,14 @@ def _settle_allocator(variant: str, run: Callable[[], object]) -> None:
     else:
         keep_memory()
     run()
+
+
+def give_memory_back() -> None:
+    """Undo `keep_memory`: what glibc comes to by itself once large blocks have come and gone."""
+    if platform.libc_ver()[0] == "glibc":
+        mallopt = ctypes.CDLL(None).mallopt
+        for key, number in GLIBC_DEFAULTS.items():
+            mallopt(key, number)
 
 
 def peak(variant: str, workload: dict[str, Any], precision: str) -> dict[str, float]:
@@ -132,13 +135,12 @@ def _add_ratios(rows: list[Row]) -> None:
             row[head] = time and time / row["ms"]
 
 
-def _add_memory(rows: list[Row], workload: Workload, log: Log) -> None:
+def _add_memory(rows: list[Row], workload: Workload) -> None:
     """Add the peak memory of each step, and what it is above that of the limit."""
     limits = {}
     for row in rows:
         variant = row["variant"]
         precision = row["precision"]
-        log(f"{precision}, {variant}: memory")
         memory = timing.in_fresh_process(
             "step",
             workload=asdict(workload),
@@ -151,3 +153,28 @@ def _add_memory(rows: list[Row], workload: Workload, log: Log) -> None:
     for row in rows:
         limit = limits.get(row["precision"])
         row["above limit-torch MiB"] = limit and row["peak MiB"] - limit
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = make_parser(__doc__, "step")
+    add_workload(parser)
+    add_timing(parser)
+    add_plot(parser)
+    parser.add_argument("--variants", nargs="+", choices=STEPS, help="all that run here")
+    parser.add_argument("--no-memory", dest="memory", action="store_false", help="time alone")
+    options = parse(parser, arguments)
+    clock = clock_of(options)
+    workload = workload_of(options)
+    _, layer = routed_layer(workload.build())
+    variants = options.variants or [*usable(layer), TORCH_LIMIT]
+    errors = verify([name for name in variants if name in VARIANTS], layer)
+    rows = benchmark_steps(
+        workload, variants, options.precision, options.repeats, options.memory, clock
+    )
+    save(options.plot, throughput_bars, rows)
+    return finish(options, {"rows": rows, "errors": errors})
+
+
+if __name__ == "__main__":
+    run(main)

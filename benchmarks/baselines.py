@@ -5,7 +5,8 @@ its reference in value and gradient: `verify` checks it before anything is timed
 b batch, i children, j parents, d dimensions of a parent, k dimensions of a child.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
 from shutil import which
@@ -14,13 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchcaps import ops
-from torchcaps.bench.timing import Log, silent
-from torchcaps.errors import ArgumentError, TorchcapsError, check_known
+from torchcaps import Capsules, ops, set_impl
 from torchcaps.functional import squash_with_length
-from torchcaps.nn import CapsuleLinear, set_impl
-from torchcaps.nn.routers import DynamicRouting
-from torchcaps.types import Capsules
+from torchcaps.nn import CapsuleLinear, DynamicRouting
 
 # Of the largest magnitude, in float32: three passes amplify a rounding of 6e-8 by about 1e2.
 TOLERANCE = 1e-4
@@ -139,37 +136,8 @@ VARIANTS = {
 }
 
 
-def select(
-    argument: str,
-    names: Sequence[str],
-    choices: Iterable[str],
-    reasons: Callable[[], Mapping[str, str]] = dict,
-    log: Log = silent,
-) -> list[str]:
-    """These names, each once; without any, the known names that can be used.
-
-    Args:
-        argument: what has the names, for errors.
-        names: the choice; may be empty.
-        choices: all names.
-        reasons: returns the names that cannot be used, with the reason of each.
-        log: called with each of these reasons.
-
-    Raises:
-        UnknownNameError: for a name that does not exist.
-    """
-    for name in names:
-        check_known(argument, name, choices)
-    if names:
-        return list(dict.fromkeys(names))
-    unusable_names = reasons()
-    for name, reason in unusable_names.items():
-        log(f"left out: {name} ({reason})")
-    return [name for name in choices if name not in unusable_names]
-
-
-def unusable(layer: CapsuleLinear) -> dict[str, str]:
-    """Variants that cannot take the place of this layer on this machine, and the reason of each."""
+def usable(layer: CapsuleLinear) -> list[str]:
+    """The variants that can take the place of a layer on this machine; prints why others cannot."""
     votes = layer.make_votes(layer.weight.new_zeros(1, layer.in_capsules, layer.in_dim))
     reasons = {}
     for name in set(ops.IMPLS) & set(VARIANTS):
@@ -179,23 +147,23 @@ def unusable(layer: CapsuleLinear) -> dict[str, str]:
             reasons[name] = str(error)
     if not any(map(which, COMPILERS)):
         reasons["compiled"] = f"torch.compile needs one of {', '.join(COMPILERS)}"
-    return reasons
+    for name, reason in reasons.items():
+        print(f"left out: {name} ({reason})", file=sys.stderr)
+    return [name for name in VARIANTS if name not in reasons]
 
 
 def iterations_of(layer: CapsuleLinear) -> int:
     """Iterations of a layer's dynamic routing.
 
-    Raises ArgumentError for another routing, or one with options that the baselines do not have.
+    Raises ValueError for another routing, or one with options that the baselines do not have.
     """
     router = layer.router
     if not isinstance(router, DynamicRouting) or router.leaky or router.detach:
-        raise ArgumentError(
-            "routing", f"expected plain dynamic routing to compare with, got {router}"
-        )
+        raise ValueError(f"routing: expected plain dynamic routing to compare with, got {router}")
     return router.iterations
 
 
-class WrongResultError(TorchcapsError):
+class WrongResultError(ValueError):
     """A variant computes something else than the reference."""
 
 
@@ -203,25 +171,30 @@ def verify(names: Sequence[str], layer: CapsuleLinear, batch: int = 4) -> dict[s
     """Compare the exact variants among these with the reference of a layer.
 
     Returns:
-        The largest relative error of each, see `largest_error`.
+        For each, the largest difference of an output or gradient over its largest magnitude.
 
     Raises:
-        WrongResultError: for an error beyond the tolerance.
+        WrongResultError: for one beyond the tolerance, or NaN.
     """
     generator = torch.Generator().manual_seed(0)
-    pose = torch.randn(batch, layer.in_capsules, layer.in_dim, generator=generator)
+    pose = 0.1 * torch.randn(batch, layer.in_capsules, layer.in_dim, generator=generator)
     upstream = torch.randn(batch, layer.out_capsules, layer.out_dim, generator=generator)
-    inputs = (0.1 * pose.to(layer.weight.device), upstream.to(layer.weight.device))
-    expected = outputs_of(VARIANTS["reference"].build(layer), *inputs)
+    expected = _outputs(VARIANTS["reference"].build(layer), pose, upstream)
     errors = {}
     for name in names:
         if VARIANTS[name].exact:
-            outputs = outputs_of(VARIANTS[name].build(layer), *inputs)
-            errors[name] = largest_error(outputs, expected)
-    return check_errors(errors)
+            outputs = _outputs(VARIANTS[name].build(layer), pose, upstream)
+            pairs = zip(outputs, expected, strict=True)
+            error = max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
+            if not error <= TOLERANCE:
+                raise WrongResultError(
+                    f"{name}: differs from the reference by {error:.1e}; nothing was timed"
+                )
+            errors[name] = error
+    return errors
 
 
-def outputs_of(layer: nn.Module, pose: Tensor, upstream: Tensor) -> list[Tensor]:
+def _outputs(layer: nn.Module, pose: Tensor, upstream: Tensor) -> list[Tensor]:
     """Poses and lengths of the parents, and gradient of the children's poses.
 
     Args:
@@ -234,21 +207,3 @@ def outputs_of(layer: nn.Module, pose: Tensor, upstream: Tensor) -> list[Tensor]
     ((parents.pose * upstream).sum() + parents.activation.sum()).backward()
     assert pose.grad is not None
     return [parents.pose.detach(), parents.activation.detach(), pose.grad]
-
-
-def largest_error(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Largest difference of any pair, over the largest magnitude of the expected tensor."""
-    errors = []
-    for output, target in zip(outputs, expected, strict=True):
-        errors.append(((output - target).abs().max() / target.abs().max()).item())
-    return max(errors)
-
-
-def check_errors(errors: dict[str, float]) -> dict[str, float]:
-    """These errors. Raises WrongResultError if one exceeds the tolerance, or is NaN."""
-    for name, error in errors.items():
-        if not error <= TOLERANCE:
-            raise WrongResultError(
-                f"{name}: differs from the reference by {error:.1e}; nothing was timed"
-            )
-    return errors

@@ -3,6 +3,7 @@
 `extra MiB` is the high-water mark of a forward and backward pass over what the process held before.
 """
 
+import argparse
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from torchcaps.bench import timing
-from torchcaps.bench.baselines import VARIANTS, iterations_of, select, unusable
-from torchcaps.bench.timing import Clock, Log, Row, alternate, silent, spread
-from torchcaps.errors import check_range
-from torchcaps.nn import CapsuleLinear, create_router, list_routers, use_generator
-from torchcaps.types import Capsules
+from benchmarks import timing
+from benchmarks.baselines import VARIANTS, iterations_of, usable, verify
+from benchmarks.plots import add_plot, layer_bars, save
+from benchmarks.report import Row, finish, make_parser, parse, positive, run
+from benchmarks.timing import Clock, add_timing, alternate, clock_of, spread
+from torchcaps import Capsules
+from torchcaps.nn import CapsuleLinear, create_router, use_generator
 
 NUM_COPIED = 1 << 24  # numbers that are copied to measure a machine
 MATRIX_SIZE = 1024  # rows of the matrices that are multiplied
@@ -44,10 +46,7 @@ class Rates(NamedTuple):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a routed layer and its input; by default the class capsules of the MNIST network.
-
-    Raises ArgumentError for one below 1.
-    """
+    """Of a routed layer and its input; by default the class capsules of the MNIST network."""
 
     batch: int = 128
     children: int = 1152
@@ -55,10 +54,6 @@ class Sizes:
     dim: int = 16
     in_dim: int = 8
     iterations: int = 3
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            check_range(field.name, getattr(self, field.name), low=1)
 
     def layer(self) -> CapsuleLinear:
         """The reference layer of these sizes."""
@@ -83,14 +78,6 @@ class Sizes:
                 routing,
                 **options,
             )
-
-
-def layer_variants(sizes: Sizes, names: Sequence[str] = (), log: Log = silent) -> list[str]:
-    """The variants of these names; without any, all that can run here.
-
-    Those that cannot are logged with the reason.
-    """
-    return select("variant", names, VARIANTS, lambda: unusable(sizes.layer()), log)
 
 
 def passes_of(variant: str | nn.Module, sizes: Sizes) -> Passes:
@@ -124,23 +111,21 @@ def benchmark_layers(
     memory: bool,
     rates: Rates,
     clock: Clock,
-    log: Log = silent,
 ) -> list[Row]:
     """Time the passes of layers by turns, and measure the peak memory of each in a fresh process.
 
     Args:
         sizes: of the layers.
-        variants: their names, see `layer_variants`.
+        variants: their names.
         repeats: number of runs of each.
         memory: whether memory is measured, where the system can.
         rates: of the machine, see `machine_rates`.
-        clock: see `timing.use_clock`.
-        log: called with a line about the work that begins.
+        clock: see `clock_of`.
 
     Returns:
         A row for each variant: times, ratio to the reference, share of the roofline, extra memory.
     """
-    rows = _time_passes({name: passes_of(name, sizes) for name in variants}, repeats, clock, log)
+    rows = time_passes({name: passes_of(name, sizes) for name in variants}, repeats, clock)
     roofline = 1e3 * least_seconds(least_work(sizes.batch, sizes.layer()), rates)
     for name, row in rows.items():
         ratios = dict.fromkeys(("x reference", "roofline ms", "of roofline"))
@@ -151,24 +136,18 @@ def benchmark_layers(
             ratios["of roofline"] = roofline / row[TOTAL]
         row.update(ratios)
         if memory and timing.can_measure_memory():
-            log(f"{name}: memory")
             marks = timing.in_fresh_process("layer", variant=name, sizes=asdict(sizes))
             row["extra MiB"] = marks["peak_mib"] - marks["before_mib"]
     return list(rows.values())
 
 
-def _time_passes(
-    passes: Mapping[str, Passes],
-    repeats: int,
-    clock: Clock,
-    log: Log,
-) -> dict[str, Row]:
+def time_passes(passes: Mapping[str, Passes], repeats: int, clock: Clock) -> dict[str, Row]:
     """A row for each name: milliseconds forward, and forward and backward with quartiles."""
     forward = {name: pair[0] for name, pair in passes.items()}
     forward_backward = {name: pair[1] for name, pair in passes.items()}
-    forward_seconds = alternate(forward, repeats, clock=clock, log=log)
+    forward_seconds = alternate(forward, repeats, clock=clock)
     rows = {}
-    for name, seconds in alternate(forward_backward, repeats, clock=clock, log=log).items():
+    for name, seconds in alternate(forward_backward, repeats, clock=clock).items():
         forward_ms = 1e3 * median(forward_seconds[name])
         rows[name] = {"variant": name, "forward ms": forward_ms, **spread(TOTAL, seconds)}
     return rows
@@ -222,48 +201,37 @@ def machine_rates(
     return Rates(2 * source.nbytes / min(seconds["copy"]), num_products / min(seconds["product"]))
 
 
-def routers_known(names: Sequence[str] = ()) -> list[str]:
-    """The routers of these names; without any, all that are registered.
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for each of the sizes of a layer."""
+    for field in fields(Sizes):
+        flag = f"--{field.name.replace('_', '-')}"
+        parser.add_argument(flag, type=positive, default=field.default, help="of the layer")
 
-    Raises UnknownNameError for one that is not.
-    """
-    return select("routing", names, list_routers())
+
+def sizes_of(options: argparse.Namespace) -> Sizes:
+    """The sizes of a command line."""
+    return Sizes(**{field.name: getattr(options, field.name) for field in fields(Sizes)})
 
 
-def benchmark_routers(
-    sizes: Sizes,
-    names: Sequence[str],
-    repeats: int,
-    clock: Clock,
-    *,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
-    log: Log = silent,
-) -> list[Row]:
-    """Time routers in the same layer, by turns.
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = make_parser(__doc__, "layer")
+    add_sizes(parser)
+    add_timing(parser)
+    add_plot(parser)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, help="all that run here")
+    parser.add_argument("--no-memory", dest="memory", action="store_false", help="time alone")
+    options = parse(parser, arguments)
+    clock = clock_of(options)
+    sizes = sizes_of(options)
+    layer = sizes.layer()
+    variants = options.variants or usable(layer)
+    errors = verify(variants, layer)
+    rates = machine_rates(options.repeats, clock)
+    rows = benchmark_layers(sizes, variants, options.repeats, options.memory, rates, clock)
+    save(options.plot, layer_bars, rows)
+    return finish(options, {"rows": rows, "errors": errors, "rates": rates._asdict()})
 
-    Each takes the fastest implementation that it has here; votes are stored for one that is written
-    as a function of them.
 
-    Args:
-        sizes: of the layer; `iterations` is passed to routers that take it.
-        names: of `list_routers()`.
-        repeats: number of runs of each; the median counts.
-        clock: see `timing.use_clock`.
-        options: options of routers, by name.
-        log: called with a line about the work that begins.
-
-    Returns:
-        A row for each router: milliseconds forward, and forward and backward, and the latter over
-        the time of "uniform", the router of the ablation.
-
-    Raises:
-        UnknownNameError: for a router that is not registered.
-        TypeError: for an option that it does not take.
-    """
-    options = options or {}
-    passes = {}
-    for name in dict.fromkeys([*routers_known(names), "uniform"]):
-        passes[name] = passes_of(sizes.routed(name, **options.get(name, {})), sizes)
-    rows = _time_passes(passes, repeats, clock, log)
-    uniform = rows["uniform"][TOTAL]
-    return [rows[name] | {"x uniform": rows[name][TOTAL] / uniform} for name in names]
+if __name__ == "__main__":
+    run(main)
