@@ -1,21 +1,29 @@
 """The registry of models: names, what is known of each, construction."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, replace as with_changes
 from fnmatch import fnmatch
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import nn
 
+from torchcaps.errors import ArgumentError
+from torchcaps.models._memory import available_memory
 from torchcaps.models._pretrained import FOLDER, pretrained_model
 from torchcaps.nn import use_generator
+from torchcaps.nn.generator import on_meta
 from torchcaps.registry import Registry
 from torchcaps.types import model_metadata
 
 Builder = Callable[..., nn.Module]
+
+GIB = 1 << 30
+BYTES_PER_PARAMETER = 4 * 4  # of float32: the weight, its gradient, two moments of Adam
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,23 +172,40 @@ def create_model(
         The model, in training mode.
 
     Raises:
-        ValueError: for an unknown name, a size that the model cannot take, or weights that are not
-            there or do not fit.
+        ValueError: for an unknown name, a size that the model cannot take, parameters that the
+            memory at hand cannot train, or weights that are not there or do not fit.
         TypeError: for an option that the model does not take.
 
     Example:
         >>> model = create_model("capsnet", num_classes=3, in_chans=3, img_size=(40, 28))
     """
+    sizes = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
+    if pretrained:
+        with nullcontext() if generator is None else use_generator(generator):
+            return pretrained_model(name, MODELS[name][0], sizes, options)
+    check_memory(name, sizes, options, torch.get_default_device())
+    return construct_model(name, sizes, options, generator)
+
+
+def construct_model(
+    name: str,
+    sizes: Mapping[str, Any],
+    options: Mapping[str, Any],
+    generator: torch.Generator | None = None,
+) -> nn.Module:
+    """A model by name, whatever memory it takes; see `create_model`.
+
+    Args:
+        name: of the model.
+        sizes: num_classes, in_chans and img_size, or None for the published ones.
+        options: the model's own.
+        generator: draws the weights.
+    """
     builder, info = MODELS[name]
-    arguments = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
-    sizes = {}
-    for key, size in arguments.items():
-        sizes[key] = getattr(info, key) if size is None else size
+    sizes = {key: getattr(info, key) if size is None else size for key, size in sizes.items()}
     if not info.num_classes:
         del sizes["num_classes"]
     with nullcontext() if generator is None else use_generator(generator):
-        if pretrained:
-            return pretrained_model(name, builder, arguments, options)
         model = builder(**sizes, **options)
     metadata = model_metadata(model)
     # What the builder itself states takes precedence: it builds the model without its sources.
@@ -188,3 +213,39 @@ def create_model(
     metadata = with_changes(metadata, name=name, options=all_options)
     model._torchcaps = metadata  # type: ignore[assignment]
     return model
+
+
+def check_memory(
+    name: str, sizes: Mapping[str, Any], options: Mapping[str, Any], device: torch.device
+) -> None:
+    """Refuse a model whose parameters cannot be trained in the memory at hand.
+
+    They are counted on the device "meta", where nothing is allocated and nothing drawn. A model with
+    an option `freeze`, whose backbone is read from a file, is not counted, nor is one that computes
+    with numbers while it is built.
+
+    Args:
+        name: of the model.
+        sizes: see `construct_model`.
+        options: the model's own.
+        device: where it is trained.
+
+    Raises:
+        ArgumentError: it does not fit with gradients and optimizer.
+    """
+    if device.type == "meta" or "freeze" in signature(MODELS[name][0]).parameters:
+        return
+    try:
+        with on_meta():
+            model = construct_model(name, sizes, deepcopy(options))
+        count = sum(weight.numel() for weight in model.parameters())
+    except (RuntimeError, TypeError):  # what torch raises where a tensor has no numbers
+        return
+    available = available_memory(device)
+    if BYTES_PER_PARAMETER * count > available:
+        raise ArgumentError(
+            "model",
+            f"expected one to train in {available / GIB:.1f} GiB of memory, got {name} with "
+            f"{count:,} parameters, which take {BYTES_PER_PARAMETER * count / GIB:.1f} GiB with "
+            "gradients and optimizer; take a smaller img_size or num_classes, or another model",
+        )
