@@ -30,7 +30,7 @@ from torchcaps.errors import (
 )
 from torchcaps.models import model_info
 from torchcaps.models._pretrained import take_weights
-from torchcaps.models._registry import check_memory, construct_model
+from torchcaps.models._registry import construct_model
 from torchcaps.nn import use_generator
 from torchcaps.training.builders import (
     Builder,
@@ -240,14 +240,12 @@ def build_model(
     if builder is None or description["preprocess"] is not None:
         preprocess = Preprocess.from_dict(description["preprocess"])
     try:
-        if builder is not None:
-            with use_generator(generator):
+        with use_generator(generator):
+            if builder is not None:
                 model = build_by(builder, options)
-        else:
-            sizes = _model_sizes(name, classes, preprocess)
-            if device is not None:
-                check_memory(name, sizes, options, device)
-            model = construct_model(name, sizes, options, generator)
+            else:
+                sizes = _model_sizes(name, classes, preprocess)
+                model = construct_model(name, sizes, options, device)
     except TypeError as error:
         wording = ", ".join(f"{option}={value!r}" for option, value in options.items())
         reason = str(error).splitlines()[0]
