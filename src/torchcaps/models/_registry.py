@@ -214,7 +214,7 @@ def construct_model(
     model = builder(**sizes, **options)
     metadata = model_metadata(model)
     # What the builder itself states takes precedence: it builds the model without its sources.
-    all_options = sizes | options | dict(metadata.options)
+    all_options = {**sizes, **options, **metadata.options}
     metadata = with_changes(metadata, name=name, options=all_options)
     model._torchcaps = metadata  # type: ignore[assignment]
     return model

@@ -87,9 +87,9 @@ def train(
         saved = ranks.broadcast(opened.config if ranks.is_main else config)
         can_extend = ranks.broadcast(ranks.is_main and is_complete(opened))
         saved = resumed_config(saved, settings, can_extend)
-        device = None if config.training.device == "auto" else config.training.device
+        device_name = None if config.training.device == "auto" else config.training.device
         config = saved.updated(
-            device=device,
+            device=device_name,
             root=config.data.root,
             max_bytes=config.data.max_bytes,
             workers=config.data.workers,

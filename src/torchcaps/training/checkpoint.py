@@ -8,7 +8,7 @@ The metadata holds a description, the number of the format, and a checksum (CRC-
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -240,7 +240,7 @@ def build_model(
     if builder is None or description["preprocess"] is not None:
         preprocess = Preprocess.from_dict(description["preprocess"])
     try:
-        with use_generator(generator):
+        with nullcontext() if generator is None else use_generator(generator):
             if builder is not None:
                 model = build_by(builder, options)
             else:
