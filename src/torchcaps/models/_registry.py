@@ -204,9 +204,9 @@ def construct_model(
         ArgumentError: the model does not fit.
     """
     builder, info = MODELS[name]
+    parameters = signature(builder).parameters
     # A backbone that is read from a file (`freeze`) is not counted.
-    is_counted = device is not None and device.type != "meta"
-    if is_counted and "freeze" not in signature(builder).parameters:
+    if device is not None and device.type != "meta" and "freeze" not in parameters:
         _check_memory(name, sizes, options, device)
     sizes = {key: getattr(info, key) if size is None else size for key, size in sizes.items()}
     if not info.num_classes:
