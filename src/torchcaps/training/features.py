@@ -100,12 +100,6 @@ def feature_set(images: ImageSet, table: np.ndarray) -> FeatureSet:
     )
 
 
-def blank_features(model: Any, images: ImageSet) -> FeatureSet:
-    """A set of the size of the features of a model's backbone; all are 0, and take no memory."""
-    shape = (len(images), *model.feature_shape)
-    return feature_set(images, np.broadcast_to(np.float16(0), shape))
-
-
 class FeatureFile:
     """The file of the features that a model's frozen backbone gives of a set.
 
