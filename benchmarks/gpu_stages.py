@@ -32,11 +32,11 @@ import torch
 import torchcaps as tc
 from torchcaps.bench.baselines import VARIANTS
 from torchcaps.data import ImageBatch
-from torchcaps.errors import TrainingError
-from torchcaps.functional import DenseField, ProductVotes, dynamic_routing
-from torchcaps.kernels import registry, verify
+from torchcaps.errors import ArgumentError, TrainingError
+from torchcaps.nn import CapsuleLinear
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
+from torchcaps.testing import KERNEL_LIMITS, kernel_errors, random_capsules
 from torchcaps.training import Interrupted, Run, train
 from torchcaps.training.files import write_json
 from torchcaps.types import Capsules
@@ -134,26 +134,29 @@ def correctness(sizes: Sizes, _folder: Path, _seconds: float) -> Iterator[Figure
     """Errors of every kernel in value and gradient, in three types, beside what is allowed."""
     for children, parents, dim, in_dim in sizes.layers:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            pose = torch.empty(8, children, in_dim, device="cuda", dtype=dtype)
-            weight = torch.empty(children, parents, in_dim, dim, device="cuda", dtype=dtype)
-            votes = ProductVotes(Capsules(pose, pose[..., 0]), DenseField(), weight)
-            for path in registry.PATHS["dynamic_routing"]:
-                support = path.supports(votes)
-                row: Figures = {"impl": path.impl, "dtype": str(dtype), "reason": support.reason}
-                row["sizes"] = [children, parents, dim, in_dim]
-                if not support.usable:
-                    yield row
-                    continue
-                for leaky, detach in ((False, False), (True, False), (False, True)):
-                    options = {"iterations": 3, "leaky": leaky, "detach": detach}
-                    yield attempt(row | options, _kernel_error, path, votes, options)
+            for leaky, detach in ((False, False), (True, False), (False, True)):
+                options = {"iterations": 3, "leaky": leaky, "detach": detach}
+                layer = CapsuleLinear(children, in_dim, parents, dim, **options).cuda()
+                capsules = random_capsules(8, children, in_dim, device="cuda")
+                for impl in tc.ops.implementations("dynamic_routing")[2:]:
+                    row: Figures = {"impl": impl, "dtype": str(dtype)} | options
+                    row["sizes"] = [children, parents, dim, in_dim]
+                    try:
+                        _, row["reason"] = tc.ops.choose(
+                            "dynamic_routing", layer.make_votes(capsules), impl=impl
+                        )
+                    except ArgumentError as error:
+                        yield row | {"reason": str(error)}
+                        continue
+                    yield attempt(row, _kernel_error, layer, capsules, impl, dtype)
 
 
-def _kernel_error(path: registry.FastPath, votes: ProductVotes, options: Figures) -> Figures:
+def _kernel_error(
+    layer: CapsuleLinear, capsules: Capsules, impl: str, dtype: torch.dtype
+) -> Figures:
     """The largest errors of a fast path, and their ratio to what is allowed."""
-    errors = verify.relative_errors(path.run, dynamic_routing, votes, options)
-    limit = verify.LIMITS[verify.product_type(votes)]
-    ratio = max(errors.values()) / limit
+    errors = kernel_errors(layer, capsules, impl, dtype)
+    ratio = max(errors.values()) / KERNEL_LIMITS[dtype]
     figures: Figures = {"errors": errors, "ratio": ratio}
     if not ratio <= 1:  # nor NaN
         figures["failure"] = f"an error is {ratio:.3g} times what is allowed"

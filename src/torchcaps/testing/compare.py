@@ -31,8 +31,8 @@ def relative_rms(actual: Tensor, expected: Tensor, floor: float = 0.0) -> float:
         0 for equal tensors, infinity where only `expected` is zero and there is no floor, NaN where
         either has a NaN.
     """
-    expected = expected.detach().double()
-    error = (actual.detach().double() - expected).norm()
+    expected = expected.detach().cpu().double()
+    error = (actual.detach().cpu().double() - expected).norm()
     if error == 0:
         return 0.0
     return float(error / expected.norm().clamp(min=floor * expected.numel() ** 0.5))
@@ -178,7 +178,7 @@ def make_loss(outcome: Any) -> Tensor:
     for tensor in named_tensors(outcome).values():
         # The sum of couplings alone is constant: each element has its own weight.
         weights = 0.5 + torch.rand(tensor.shape, generator=seeded(2))
-        loss = loss + (tensor.double() * weights).sum()
+        loss = loss + (tensor.cpu().double() * weights).sum()
     return loss
 
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from torchcaps.functional.bounds import clamp_finite, steady_limit
-from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.squash import PoseAndLength
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.passes import Passes, Problem, make_operator, not_linear, route
@@ -158,7 +157,7 @@ def _is_interpreting() -> bool:
     return triton is not None and bool(triton.knobs.runtime.interpret)
 
 
-@fast_path("dynamic_routing", "triton", supports, rank=5, reference=dynamic_routing)
+@fast_path("dynamic_routing", "triton", supports, rank=5)
 def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
     """Routing by agreement of linear votes; products in half precision under autocast."""
     pose_dtype = votes.autocast_dtype
