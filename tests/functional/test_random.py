@@ -59,11 +59,6 @@ def test_a_scale_of_zero_is_uniform():
     torch.testing.assert_close(random_routing(votes, scale=0.0), uniform_routing(votes))
 
 
-def test_couplings_belong_to_places():
-    assert not create_router("random").permutation_equivariant
-    assert create_router("dynamic").permutation_equivariant
-
-
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("impl", ["auto", "reference", "blocked"])
 def test_one_operator_gives_the_parents_of_stored_votes(bias, impl):

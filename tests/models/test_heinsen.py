@@ -42,24 +42,6 @@ def test_any_size(name, dim, in_chans, img_size):
     assert torch.equal(order, capsules.activation.argsort())
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_images_that_are_too_small(name):
-    with pytest.raises(ValueError, match="img_size: expected images of at least 9x9"):
-        make_model(name, img_size=8)
-
-
-def test_the_sequence_is_as_long_as_the_map():
-    model = tc.create_model("heinsen").eval()
-    with tc.record_routing(model) as record:
-        model(torch.rand(1, 1, 28, 28, generator=seeded()))
-    shapes = [tuple(passes[0].coupling.shape) for passes in record.values()]
-    assert shapes == [
-        (1, 100, 64),
-        (1, 64, 64),
-        (1, 64, 10),
-    ]
-
-
 def test_logits_of_2019_are_those_of_the_router():
     model = make_model("heinsen_2019")
     with tc.record_routing(model) as record:

@@ -39,11 +39,12 @@ def test_a_generator_draws_the_weights_and_nothing_else_is_drawn(name):
 
 
 def sample_dataset(model, classes):
-    images = torch.rand(2, *model.image_shape)
+    images = torch.rand(3, *model.image_shape)
     if model.spec.is_dense:
         masks = (images[:, 0] > 0.5).to(torch.uint8)
         return MaskedSet.of(images, masks, classes, "noise")
-    return ImageSet(images, torch.tensor([0, 1]), classes, "noise")
+    # Not as many of each: the gradients of a norm over both classes would cancel.
+    return ImageSet(images, torch.tensor([0, 1, 1]), classes, "noise")
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -52,30 +53,13 @@ def test_a_step_reaches_every_parameter(name):
     images = sample_dataset(model, SMALL[name].get("classes", ("a", "b")))
     labeled = images if model.spec.task == "tree" else None
     task = create_task(model, TrainConfig(), labeled).train()
-    batch = task.sample_batch(images, torch.arange(2), seeded())
+    batch = task.sample_batch(images, torch.arange(3), seeded())
     task.training_step(batch, 0.0)["loss"].backward()
     for parameter_name, parameter in model.named_parameters():
         if parameter.requires_grad:  # else it is there because it is counted
             assert parameter.grad is not None, parameter_name
             assert parameter.grad.isfinite().all(), parameter_name
             assert parameter.grad.abs().max() > 0, parameter_name
-
-
-@pytest.mark.parametrize(
-    ("num_classes", "in_chans", "img_size"),
-    [
-        (43, 1, 17),
-        (3, 3, (40, 28)),
-        (1, 1, 18),
-    ],
-)
-def test_capsnet_of_any_size(num_classes, in_chans, img_size):
-    model = small_capsnet(num_classes=num_classes, in_chans=in_chans, img_size=img_size)
-    images = torch.rand(2, *model.image_shape)
-    capsules = model.capsules(images)
-    assert capsules.pose.shape == (2, num_classes, 16)
-    assert model.reconstruct(capsules).shape == images.shape
-    assert 0.001 < capsules.activation.mean() < 0.9  # starts neither dead nor saturated
 
 
 @pytest.mark.parametrize(
@@ -191,18 +175,6 @@ def test_a_drawing_is_enlarged():
     enlarged = model.reconstruct(capsules)
     expected = torch.nn.functional.interpolate(drawings, (72, 72), mode="bilinear")
     torch.testing.assert_close(enlarged, expected)
-
-
-@pytest.mark.parametrize(
-    "img_size",
-    [
-        (28, 16),
-        (16, 28),
-    ],
-)
-def test_images_that_are_too_small(img_size):
-    with pytest.raises(ValueError, match="img_size: expected images of at least 17x17 pixels, got"):
-        small_capsnet(img_size=img_size)
 
 
 def test_images_of_another_shape():
