@@ -82,13 +82,6 @@ def test_half_precision_is_computed_in_float32(dtype):
     assert spread_loss(activation, labels, 0.5).dtype == torch.float32
 
 
-def test_gradients():
-    activation = torch.rand(3, 4, dtype=torch.float64).requires_grad_()
-    labels = torch.tensor([0, 3, 2])
-    assert torch.autograd.gradcheck(lambda a: margin_loss(a, labels), (activation,))
-    assert torch.autograd.gradcheck(lambda a: spread_loss(a, labels, 0.3), (activation,))
-
-
 def test_shapes_that_do_not_fit(request):
     if request.config.getoption("--typecheck"):
         pytest.skip("with --typecheck the annotations refuse these before the function can")

@@ -134,7 +134,7 @@ def test_shapes_that_do_not_fit():
         procrustes(torch.zeros(1, 3, 4), torch.zeros(1, 3, 4))
     with pytest.raises(ValueError, match=r"target: expected \[batch=4, points=6, dim=2\]"):
         procrustes(x, x[:, :3])
-    with pytest.raises(ValueError, match=r"others: expected \[batch=4, m, dim=2\]"):
+    with pytest.raises(ValueError, match=r"targets: expected \[batch=4, m, dim=2\]"):
         chamfer_distance(x, random_points(3))
 
 

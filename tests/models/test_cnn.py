@@ -124,18 +124,3 @@ def test_several_classes_are_learned_one_by_one():
     task = Multilabel(model, TrainConfig())
     outputs = task.training_step(ImageBatch(sample_images(2), labels), 0.0)
     torch.testing.assert_close(outputs["loss"], expected)
-
-
-def test_a_cross_entropy_needs_logits():
-    model = tc.create_model("capsnet", **CAPSNET)
-    task = create_task(model, TrainConfig.of(loss="cross_entropy"))
-    batch = ImageBatch(torch.rand(2, 1, 28, 28), torch.tensor([0, 1]))
-    message = "loss: cross_entropy needs a model with logits, and this one has none"
-    with pytest.raises(ValueError, match=message):
-        task.training_step(batch, 0.0)
-
-
-def test_a_reconstruction_needs_a_decoder():
-    message = "reconstruction: expected 0 for a model without a decoder, got 1"
-    with pytest.raises(ValueError, match=message):
-        create_task(small_cnn(), TrainConfig.of(loss="margin", reconstruction=1.0))

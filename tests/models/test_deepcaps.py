@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.data import ImageBatch
 from torchcaps.nn import MapRouting
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
@@ -55,22 +54,6 @@ def test_the_decoder_is_not_told_the_class():
     first = model.reconstruct(capsules, torch.full((3,), 0))
     second = model.reconstruct(capsules, torch.full((3,), 2))
     torch.testing.assert_close(first, second)
-
-
-@pytest.mark.parametrize(
-    ("progress", "present", "absent", "down_weight"),
-    [
-        (0.0, 0.9, 0.1, 0.5),
-        (0.5, 0.95, 0.05, 0.8),
-    ],
-)
-def test_the_second_half_of_the_training_has_other_margins(progress, present, absent, down_weight):
-    model = make_model().eval()
-    task = create_task(model, TrainConfig.of(loss="two_margins"))
-    batch = ImageBatch(sample_images(model), torch.tensor([2, 0, 1]))
-    lengths = model(batch.images)
-    expected = tc.functional.margin_loss(lengths, batch.labels, present, absent, down_weight)
-    torch.testing.assert_close(task.training_step(batch, progress)["two_margins"], expected)
 
 
 @pytest.mark.parametrize("loss", ["margin", "two_margins"])

@@ -43,7 +43,3 @@ def test_one_iteration_has_one_schedule():
 
 def test_schedules_differ_from_two_iterations_on():
     assert not torch.allclose(poses(iterations=2), poses(iterations=2, sequential=True))
-
-
-def test_a_third_iteration_changes_the_poses():
-    assert not torch.allclose(poses(iterations=3), poses(iterations=2))

@@ -98,15 +98,6 @@ def test_votes_are_not_stored_for_the_gradient():
     assert sum(stored.values()) < num_votes / 2
 
 
-def test_activations_are_lengths_of_poses():
-    model = small_segcaps(img_size=(17, 30))
-    images = sample_images(model)
-    pose, length = capsules = model.capsules(images)
-    assert pose.shape == (2, 17, 30, 2, 2)
-    torch.testing.assert_close(length, pose.norm(dim=-1), atol=1e-3, rtol=0)
-    assert model.reconstruct(capsules).shape == images.shape
-
-
 def test_a_pixel_is_drawn_by_the_capsule_of_its_class():
     model = small_segcaps()
     capsules = model.capsules(sample_images(model))

@@ -180,18 +180,6 @@ def test_properties(layer):
     testing.check_module(layer, matrix_capsules(3))
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        ConvCaps(1, 2, 2, pose_size=2, bias=True, **SOFT),
-        ClassCaps(1, 2, pose_size=2, **SOFT),
-    ],
-    ids=["conv", "class"],
-)
-def test_gradients(layer):
-    testing.check_module_gradients(layer, matrix_capsules(1, 3, 2, types=1, dim=4))
-
-
 def test_properties_of_primary_capsules():
     images = torch.randn(3, 5, 4, 6, generator=seeded())
     testing.check_module(MatrixPrimaryCaps(5, 3), images)

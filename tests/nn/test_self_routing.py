@@ -83,24 +83,6 @@ def test_it_equals_loops():
         assert_equal_array(trace.coupling[sample], coupling)
 
 
-def test_a_layer_of_choices_gives_the_mean_of_poses():
-    layer = make_layer(LayerSizes(6, 4, 5, 4), PoseVotes)
-    children = random_children(2, 6, 4)
-    parents = layer(children)
-    identity = np.broadcast_to(np.eye(4), (6, 5, 4, 4))
-    choice, lean = (parameter.detach().numpy() for parameter in layer.router.parameters())
-    for sample in range(2):
-        u = children.pose[sample].numpy()
-        a = children.activation[sample].numpy()
-        pose, activation, _ = route_by_loops(u, a, identity, choice, lean)
-        assert_equal_array(parents.pose[sample], pose)
-        assert_equal_array(parents.activation[sample], activation)
-    votes = layer.make_votes(children)
-    c = torch.rand(2, 6, 5, generator=seeded(), dtype=torch.float64)
-    expected = torch.einsum("bij,bijd->bjd", c, votes.dense())
-    torch.testing.assert_close(votes.weighted(c), expected)
-
-
 def test_pose_votes_need_parents_of_the_childrens_dimensions():
     message = "sizes: expected parents of the children's 4 dimensions, got 3"
     with pytest.raises(ValueError, match=message):
