@@ -33,9 +33,9 @@ import torchcaps as tc
 from benchmarks.baselines import VARIANTS
 from benchmarks.report import CHECKOUT, Row, run, write_json
 from benchmarks.workload import training_step
-from torchcaps import Capsules, ops
-from torchcaps.errors import TrainingError
-from torchcaps.functional import DenseField, ProductVotes, dynamic_routing
+from torchcaps import Capsules
+from torchcaps.errors import ArgumentError, TrainingError
+from torchcaps.testing import KERNEL_LIMITS, kernel_errors, random_capsules
 from torchcaps.training import Interrupted, Run, train
 
 BUNDLE = CHECKOUT / "gpu-bundle"  # of `make gpu-bundle`, with MNIST
@@ -43,8 +43,6 @@ MESSAGE = 500  # characters of a failure that are kept
 MEMORY_SHARE = 0.01  # of the GPU, in which a training has to run out of memory
 FURTHEST = 0.05  # loss of a GPU from that of the CPU after six steps
 GRACE = 60  # seconds after which a process is killed that should have ended
-# Largest error relative to the norm of the reference, by the type of the numbers.
-LIMITS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
 
 @dataclass(frozen=True)
@@ -129,57 +127,34 @@ def attempt(row: Row, measure: Callable[..., Row], *arguments: Any) -> Row:
 def correctness(sizes: Sizes, _folder: Path, _seconds: float) -> Iterator[Row]:
     """Errors of every kernel in value and gradient, in three types, beside what is allowed."""
     for children, parents, dim, in_dim in sizes.layers:
-        for dtype in LIMITS:
-            generator = torch.Generator().manual_seed(0)
-            pose = torch.randn(8, children, in_dim, generator=generator)
-            weight = torch.randn(children, parents, in_dim, dim, generator=generator) / in_dim**0.5
-            operands = pose.to("cuda", dtype), weight.to("cuda", dtype)
-            for impl in ops.IMPLS:
-                if impl in ("auto", "reference"):
-                    continue
-                row: Row = {"impl": impl, "dtype": str(dtype)}
-                row["sizes"] = [children, parents, dim, in_dim]
-                try:
-                    ops.choose("dynamic_routing", product_votes(*operands), impl=impl)
-                except ValueError as error:
-                    yield row | {"reason": str(error)}
-                    continue
-                for leaky, detach in ((False, False), (True, False), (False, True)):
-                    options = {"iterations": 3, "leaky": leaky, "detach": detach}
-                    yield attempt(row | options, _kernel_error, impl, operands, options)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            for leaky, detach in ((False, False), (True, False), (False, True)):
+                options = {"iterations": 3, "leaky": leaky, "detach": detach}
+                layer = tc.nn.CapsuleLinear(children, in_dim, parents, dim, **options).cuda()
+                capsules = random_capsules(8, children, in_dim, device="cuda")
+                for impl in tc.ops.implementations("dynamic_routing")[2:]:
+                    row: Row = {"impl": impl, "dtype": str(dtype)} | options
+                    row["sizes"] = [children, parents, dim, in_dim]
+                    try:
+                        _, row["reason"] = tc.ops.choose(
+                            "dynamic_routing", layer.make_votes(capsules), impl=impl
+                        )
+                    except ArgumentError as error:
+                        yield row | {"reason": str(error)}
+                        continue
+                    yield attempt(row, _kernel_error, layer, capsules, impl, dtype)
 
 
-def product_votes(pose: Tensor, weight: Tensor) -> ProductVotes:
-    """Votes of children that are all connected with all parents; their activations are lengths."""
-    return ProductVotes(Capsules(pose, pose.detach().norm(dim=-1)), DenseField(), weight)
-
-
-def _kernel_error(impl: ops.Impl, operands: tuple[Tensor, Tensor], options: Row) -> Row:
-    """The largest errors of an implementation, and their ratio to what is allowed."""
-    expected = _outcome(dynamic_routing, [x.float() for x in operands], options)
-    outcome = _outcome(ops.dynamic_routing, operands, options | {"impl": impl})
-    errors = {}
-    for name, target in expected.items():
-        errors[name] = ((outcome[name].float() - target).norm() / target.norm()).item()
-    ratio = max(errors.values()) / LIMITS[operands[0].dtype]
+def _kernel_error(
+    layer: tc.nn.CapsuleLinear, capsules: Capsules, impl: str, dtype: torch.dtype
+) -> Row:
+    """The largest errors of a fast path, and their ratio to what is allowed."""
+    errors = kernel_errors(layer, capsules, impl, dtype)
+    ratio = max(errors.values()) / KERNEL_LIMITS[dtype]
     figures: Row = {"errors": errors, "ratio": ratio}
     if not ratio <= 1:  # nor NaN
         figures["failure"] = f"an error is {ratio:.3g} times what is allowed"
     return figures
-
-
-def _outcome(
-    route: Callable[..., tc.Routed], operands: Sequence[Tensor], options: Row
-) -> dict[str, Tensor]:
-    """Values and gradients by name."""
-    pose, weight = (x.detach().clone().requires_grad_() for x in operands)
-    routed = route(product_votes(pose, weight), **options)
-    generator = torch.Generator().manual_seed(1)
-    upstream = torch.randn(routed.pose.shape, generator=generator).to(pose.device)
-    loss = (routed.pose.float() * upstream).sum() + routed.activation.float().square().sum()
-    gradients = torch.autograd.grad(loss, (pose, weight))
-    names = ("pose", "activation", "gradient of the pose", "gradient of the weight")
-    return dict(zip(names, (routed.pose, routed.activation, *gradients), strict=True))
 
 
 def systems(sizes: Sizes, folder: Path, _seconds: float) -> Iterator[Row]:

@@ -1,6 +1,6 @@
 """Dispatcher of operators: which implementation runs, and why."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -26,13 +26,10 @@ from torchcaps.functional.votes import AnyVotes, Bias, DenseMapVotes, ProductVot
 from torchcaps.kernels import registry
 from torchcaps.kernels.samples import by_samples
 from torchcaps.kernels.support import recomputable
-from torchcaps.kernels.verify import fault_of
 from torchcaps.types import Capsules, Routed
 
 Impl = Literal["auto", "reference", "blocked", "numba", "triton"]
 IMPLS = get_args(Impl)
-# Arguments of an operator beside its operands, where a question names none.
-OPTIONS = {"dynamic_routing": {"iterations": 3, "leaky": False, "detach": False}}
 
 
 def dynamic_routing(
@@ -79,10 +76,8 @@ def dynamic_routing(
         votes = votes.bind(votes.context.without_fixed())
         iterations = 1
 
-    options: dict[str, Any] = {"iterations": iterations, "leaky": leaky, "detach": detach}
-    path, _ = _choose("dynamic_routing", (votes,), impl, options)
-    route = functional.dynamic_routing if path is None else path.run
-    return route(votes, **options)
+    route = fastest("dynamic_routing", votes, impl) or functional.dynamic_routing
+    return route(votes, iterations=iterations, leaky=leaky, detach=detach)
 
 
 def em_routing(
@@ -122,17 +117,17 @@ def em_routing(
         votes = votes.bind(votes.context.without_fixed())
         inverse_temperatures = inverse_temperatures[-1:]
 
-    path, _ = _choose("em_routing", (votes,), impl)
-    if path is None:
-        return functional.em_routing(
-            votes,
-            None,
-            beta_u,
-            beta_a,
-            len(inverse_temperatures),
-            inverse_temperatures,
-        )
-    return path.run(votes, beta_u=beta_u, beta_a=beta_a, temperatures=inverse_temperatures)
+    run = fastest("em_routing", votes, impl)
+    if run is not None:
+        return run(votes, beta_u=beta_u, beta_a=beta_a, temperatures=inverse_temperatures)
+    return functional.em_routing(
+        votes,
+        None,
+        beta_u,
+        beta_a,
+        len(inverse_temperatures),
+        inverse_temperatures,
+    )
 
 
 def conv2d(
@@ -194,9 +189,7 @@ def in_blocks(
         What `route` returns for the whole batch.
     """
     has_blocks = not (
-        torch.compiler.is_exporting()
-        or torch._C._are_functorch_transforms_active()
-        or not recomputable(votes).usable
+        torch.compiler.is_exporting() or _is_transforming() or not recomputable(votes).usable
     )
     if has_blocks and len(votes.children.pose) > 0:
         return by_samples(route, votes, *others)
@@ -317,53 +310,38 @@ def _check_products(votes: ProductVotes) -> None:
         )
 
 
-def _choose(
-    op: str, operands: tuple[Any, ...], impl: str, options: Mapping[str, Any] | None = None
-) -> tuple[registry.FastPath | None, str]:
-    """The fast path that would run on these operands, None for the reference, and the reason.
+def _is_transforming() -> bool:
+    """Whether a transform of `torch.func` is running."""
+    # torch 2.11 to 2.15 have no public function for it.
+    return torch._C._are_functorch_transforms_active()
 
-    `options` are the further arguments with which it would run.
-    """
+
+def _choose(op: str, operands: tuple[Any, ...], impl: str) -> tuple[registry.FastPath | None, str]:
+    """The fast path that would run on these operands, None for the reference, and the reason."""
     if impl not in IMPLS:
         raise UnknownNameError("impl", impl, IMPLS)
     if impl == "reference":
         return None, "asked for by name"
     if impl == "auto" and torch.compiler.is_exporting():
         return None, "an exported program consists of torch's own operations"
-    if torch._C._are_functorch_transforms_active():
+    if _is_transforming():
         if impl == "auto":
             return None, "torch.func transforms see through torch's own operations alone"
         raise ArgumentError(
             "impl",
             f"{impl!r} cannot run {op} within torch.func transforms; 'auto' takes the reference",
         )
-    return _first_usable(op, operands, impl, OPTIONS.get(op, {}) if options is None else options)
 
-
-def _first_usable(
-    op: str, operands: tuple[Any, ...], impl: str, options: Mapping[str, Any]
-) -> tuple[registry.FastPath | None, str]:
-    """The first fast path of the table that `impl` allows and that takes the operands."""
-    paths = registry.PATHS[op]
     reasons = []
-    faults: list[str] = []
-    for path in paths:
+    for path in registry.PATHS[op]:
         if impl not in ("auto", path.impl):
             continue
         support = path.supports(*operands)
-        if not support.usable or (impl == "auto" and not support.worth_it):
-            reasons.append(f"{path.impl}: {support.reason}")
-            continue
-        fault = "" if path.reference is None else fault_of(op, path, operands[0], options)
-        if not fault:
-            return path, "; ".join([support.reason, *faults])
-        faults.append(f"{path.impl} is not used {fault}")
-        reasons.append(faults[-1])
-
-    explanation = "; ".join(reasons)
+        if support.usable and (impl == path.impl or support.worth_it):
+            return path, support.reason
+        reasons.append(f"{path.impl}: {support.reason}")
     if impl == "auto":
-        return None, explanation
-    if not explanation:
-        names = ", ".join(["reference", *(path.impl for path in paths)])
-        explanation = f"it has {names}"
+        return None, "; ".join(reasons)
+    names = ", ".join(["reference", *(path.impl for path in registry.PATHS[op])])
+    explanation = reasons[0] if reasons else f"it has {names}"
     raise ArgumentError("impl", f"{impl!r} cannot run {op} here ({explanation})")

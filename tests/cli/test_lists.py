@@ -6,10 +6,15 @@ import pytest
 import torch
 
 from checks import column
-from torchcaps import ops
+from torchcaps import ops, testing
 from torchcaps.data import list_datasets
+from torchcaps.functional import dynamic_routing
+from torchcaps.kernels import registry
 from torchcaps.models import list_models
+from torchcaps.nn import CapsuleLinear
+from torchcaps.testing import random_capsules
 from torchcaps.training import list_recipes
+from torchcaps.types import Routed
 
 from .conftest import first_words, the_sentence
 
@@ -107,3 +112,49 @@ def test_the_doctor_names_versions_device_threads_and_kernels(command):
         assert reason
     for name in facts:
         assert name in outcome.out
+
+
+def wrong_value(routed):
+    return routed._replace(activation=1.1 * routed.activation)
+
+
+def wrong_gradient(routed):
+    if routed.pose.requires_grad:
+        routed.pose.register_hook(lambda gradient: 1.1 * gradient)
+    return routed
+
+
+def unwritten(routed):
+    return routed._replace(pose=torch.full_like(routed.pose, torch.nan))
+
+
+def failing(routed):
+    raise RuntimeError("ptxas: no such file")
+
+
+@pytest.mark.parametrize(
+    ("fault", "tensor"),
+    [
+        (Routed._replace, ""),
+        (wrong_value, "activation"),
+        (wrong_gradient, "gradient of "),
+        (unwritten, "pose"),
+        (failing, "RuntimeError: ptxas: no such file"),
+    ],
+)
+def test_the_doctor_compares_kernels_with_the_reference(command, monkeypatch, fault, tensor):
+    def run(votes, **options):
+        return fault(dynamic_routing(votes, **options))
+
+    # Of one operator: the loops of others would be compiled.
+    cases = {"dynamic_routing": (CapsuleLinear(6, 4, 3, 2), random_capsules(2, 6, 4))}
+    monkeypatch.setattr(testing.kernels, "_make_cases", lambda: cases)
+    path = registry.FastPath("blocked", run, lambda votes: registry.Support(True, ""), 0)
+    monkeypatch.setitem(registry.PATHS, "dynamic_routing", [path])
+    outcome = command("doctor", "--kernels", "--json")
+    assert outcome.status == (1 if tensor else 0)
+    assert [row["dtype"] for row in outcome.document] == ["float32", "bfloat16"]
+    for row in outcome.document:
+        assert row["tensor"].startswith(tensor)
+        assert row["passed"] == (not tensor)
+        assert row["limit"] >= {"float32": 1e-4, "bfloat16": 3e-2}[row["dtype"]]

@@ -29,7 +29,7 @@ ALL = [*list_systems(), "capsnet" + WITHOUT_TRITON]
 def run(name, precision, folder):
     """The row of a system, whose name may say that it runs without Triton."""
     system = name.removesuffix(WITHOUT_TRITON)
-    kernels = stand_ins(folder.parent / "kernels") if system == name else nullcontext()
+    kernels = stand_ins() if system == name else nullcontext()
     with kernels:
         return run_system(system, precision, folder, gpu.counted) | {"name": name}
 

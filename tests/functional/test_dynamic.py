@@ -52,51 +52,12 @@ def test_it_equals_loops(iterations, leaky, bias):
         )
 
 
-def test_the_softmax_runs_over_parents():
-    coupling = dynamic_routing(random_votes(2, 9, 3, 4), 3).coupling
-    torch.testing.assert_close(coupling.sum(dim=-1), torch.ones(2, 9))
-    assert (coupling.sum(dim=-2) - 1).abs().min() > 0.1  # not over children
-
-
 def test_one_iteration_is_uniform_coupling():
     votes = random_votes(2, 8, 5, 3)
     routed = dynamic_routing(votes, 1)
     assert (routed.coupling == 1 / 5).all()
     torch.testing.assert_close(routed.pose, squash(votes.sum(dim=1) / 5))
     torch.testing.assert_close(uniform_routing(votes), routed)
-
-
-def test_a_leaky_share_is_dropped_and_its_logit_stays_zero():
-    votes = random_votes(2, 8, 5, 3)
-    first = dynamic_routing(votes, 1, leaky=True).coupling
-    torch.testing.assert_close(first, torch.full((2, 8, 5), 1 / 6))
-    coupling = dynamic_routing(votes, 3, leaky=True).coupling
-    assert (coupling.sum(-1) < 1).all()
-
-
-def test_logits_belong_to_a_sample():
-    votes = random_votes(4, 6, 3, 2)
-    single = dynamic_routing(votes[2:3])
-    for _ in range(2):  # nothing is kept
-        routed = dynamic_routing(votes)
-        torch.testing.assert_close(routed.pose[2:3], single.pose)
-
-
-@pytest.mark.parametrize("space", [(), (2, 3)])
-def test_votes_may_stand_at_positions(space):
-    routed = dynamic_routing(random_votes(2, 6, 3, 4, space=space))
-    assert routed.pose.shape == (2, *space, 3, 4)
-    assert routed.activation.shape == (2, *space, 3)
-    assert routed.coupling.shape == (2, *space, 6, 3)
-
-
-@pytest.mark.parametrize("iterations", [1, 3])
-def test_the_gradient_flows_through_all_iterations(iterations):
-    votes = random_votes(2, 4, 3, 2, dtype=torch.float64).requires_grad_()
-    bias = torch.full((3, 2), 0.1, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(
-        lambda u, b: dynamic_routing(u, iterations, bias=b), (votes, bias)
-    )
 
 
 def test_a_detached_gradient_treats_the_coupling_as_constant():

@@ -6,7 +6,7 @@ import torch
 
 from torchcaps.functional import em_routing
 from torchcaps.functional.routing.em import temperatures
-from torchcaps.testing import assert_same_routing, random_votes, seeded
+from torchcaps.testing import random_votes, seeded
 
 EPSILON = 1e-7
 VAR_MIN = 5e-4
@@ -89,64 +89,6 @@ def test_it_equals_loops(iterations, limit):
         )
 
 
-def test_one_iteration_is_one_weighted_gaussian_fit():
-    votes = random_votes(2, 8, 3, 4, dtype=torch.float64)
-    activation = random_activation(2, 8, dtype=torch.float64)
-    routed = em_routing(votes, activation, 0.0, 0.0, 1, [0.5])
-    for n in range(2):
-        weights = activation[n].numpy()
-        for j in range(3):
-            points = votes[n, :, j].numpy()
-            mean = np.average(points, axis=0, weights=weights)
-            var = np.average((points - mean) ** 2, axis=0, weights=weights)
-            np.testing.assert_allclose(routed.pose[n, j], mean, rtol=1e-6)
-            cost = 0.5 * np.log(var + VAR_MIN).sum() * weights.sum() / 3
-            assert routed.activation[n, j].item() == pytest.approx(sigmoid(-0.5 * cost), rel=1e-6)
-    assert (routed.coupling == 1 / 3).all()
-
-
-def test_couplings_sum_to_one_over_parents_and_not_over_children():
-    coupling = em_routing(random_votes(2, 9, 3, 4), torch.full((2, 9), 0.5), 0.0, 0.0).coupling
-    torch.testing.assert_close(coupling.sum(dim=-1), torch.ones(2, 9))
-    assert (coupling.sum(dim=-2) - 1).abs().min() > 0.1
-
-
-def test_a_child_of_activation_zero_has_no_influence():
-    votes = random_votes(2, 9, 3, 4)
-    activation = random_activation(2, 9)
-    activation[:, 4] = 0.0
-    active_children = [0, 1, 2, 3, 5, 6, 7, 8]
-    routed = em_routing(votes, activation, 0.1, 0.2)
-    expected = em_routing(
-        votes[:, active_children],
-        activation[:, active_children],
-        0.1,
-        0.2,
-    )
-    torch.testing.assert_close(routed.pose, expected.pose)
-    torch.testing.assert_close(routed.activation, expected.activation)
-
-
-def test_the_activation_of_children_does_not_cancel():
-    """In public code that divides r by its sum over parents, activations cancel."""
-    votes = random_votes(1, 6, 3, 4)
-    activation = torch.linspace(0.1, 0.9, 6).unsqueeze(0)
-    pose = em_routing(votes, activation, 0.0, 0.0).pose
-    flipped = em_routing(votes, activation.flip(1), 0.0, 0.0).pose
-    assert (pose - flipped).abs().max() > 0.1
-
-
-def test_parents_that_agree_attract_and_are_active():
-    """Children agree about parent 0 and contradict each other about parent 1."""
-    votes = random_votes(1, 20, 2, 4)
-    agreed = torch.tensor([1.0, -2.0, 0.5, 3.0])
-    votes[:, :, 0] = agreed + 0.05 * votes[:, :, 0]
-    routed = em_routing(votes, torch.ones(1, 20), 0.0, 0.0, 3, 0.5)
-    assert routed.activation[0, 0] > 0.9 > routed.activation[0, 1]
-    assert routed.coupling[0, :, 0].min() > 0.9
-    torch.testing.assert_close(routed.pose[0, 0], agreed, atol=0.05, rtol=0)
-
-
 @pytest.mark.parametrize("children", [1, 8])
 @pytest.mark.parametrize("level", [0.0, 1e-4, 1.0])
 def test_identical_votes_have_finite_values_and_gradients(children, level):
@@ -157,53 +99,6 @@ def test_identical_votes_have_finite_values_and_gradients(children, level):
     for tensor in (*routed, *torch.autograd.grad(loss, (votes, activation))):
         assert tensor.isfinite().all()
     torch.testing.assert_close(routed.coupling, torch.full_like(routed.coupling, 1 / 3))
-
-
-def test_zero_votes_and_zero_activations_have_finite_gradients():
-    shapes = ((2, 6, 3, 4), (2, 6), (3,), (3,))
-    leaves = [torch.zeros(shape, requires_grad=True) for shape in shapes]
-    routed = em_routing(*leaves)
-    loss = routed.pose.sum() + routed.activation.sum()
-    for gradient in torch.autograd.grad(loss, leaves):
-        assert gradient.isfinite().all()
-
-
-def test_far_votes_underflow_to_no_nan():
-    votes = random_votes(1, 6, 3, 16)
-    votes[0, 0] = 1e4  # its density is exp(-1e10) everywhere
-    routed = em_routing(votes, torch.ones(1, 6), 0.0, 0.0, 5, 1.0)
-    for tensor in routed:
-        assert tensor.isfinite().all()
-    torch.testing.assert_close(routed.coupling.sum(dim=-1), torch.ones(1, 6))
-
-
-def test_gradients():
-    votes = random_votes(1, 4, 3, 4, dtype=torch.float64)
-    activation = random_activation(1, 4, dtype=torch.float64)
-    betas = torch.randn(2, 3, generator=seeded(2), dtype=torch.float64)
-    leaves = [x.requires_grad_() for x in (votes, activation, *betas)]
-    assert torch.autograd.gradcheck(lambda *x: tuple(em_routing(*x, 3, 0.7)), leaves)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_computed_in_float32(dtype):
-    votes = random_votes(2, 9, 3, 4).to(dtype)
-    activation = random_activation(2, 9).to(dtype)
-    half = em_routing(votes, activation, 0.1, 0.2)
-    expected = em_routing(votes.float(), activation.float(), 0.1, 0.2)
-    for tensor in half:
-        assert tensor.dtype == torch.float32
-    assert_same_routing(half, expected, 1e-6)
-
-
-def test_autocast_changes_nothing():
-    votes = random_votes(2, 9, 3, 4)
-    activation = random_activation(2, 9)
-    with torch.autocast("cpu", torch.bfloat16):
-        cast = em_routing(votes, activation, 0.1, 0.2)
-    for tensor in cast:
-        assert tensor.dtype == torch.float32
-    assert_same_routing(cast, em_routing(votes, activation, 0.1, 0.2), 1e-6)
 
 
 def test_temperatures():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from torchcaps.functional import ConvField, ConvTransposeField, DenseField, DenseVotes, em_routing
+from torchcaps.functional import ConvField, ConvTransposeField, DenseField
 from torchcaps.testing import seeded
 
 TYPES = 2
@@ -108,14 +108,6 @@ def test_the_softmax_equals_that_of_a_table(field, scale):
 
 
 @ALL_FIELDS
-def test_couplings_of_a_child_sum_to_one_or_to_zero_where_no_window_reaches(field):
-    logits = 30 * random_logits(field)
-    sums = field.scatter(field.softmax(logits).sum(dim=-1))
-    window_mask = (count_windows(field) > 0).double()
-    torch.testing.assert_close(sums, window_mask[None, :, :, None].expand_as(sums))
-
-
-@ALL_FIELDS
 def test_equal_logits_give_equal_couplings(field):
     coupling = field.initial_coupling(random_logits(field))
     windows = count_windows(field).double()[None, :, :, None].expand(2, -1, -1, TYPES)
@@ -140,13 +132,6 @@ def test_conventions():
 
     sums = make_field(convention="patch").softmax(logits).sum(dim=(1, 2, 4))
     torch.testing.assert_close(sums, torch.ones_like(sums))
-
-
-@pytest.mark.parametrize("convention", ["all", "type", "patch"])
-def test_one_window_makes_conventions_equal(convention):
-    logits = torch.randn(2, 1, 1, 9, 4, generator=seeded())
-    coupling = ConvField(3, 3, 3, convention=convention).softmax(logits)
-    torch.testing.assert_close(coupling, logits.softmax(dim=-1))
 
 
 @pytest.mark.parametrize("convention", ["all", "type", "patch"])
@@ -202,27 +187,6 @@ def test_a_dense_field_flattens_a_map():
     assert DenseField().count(7) == 7
     assert field.mask(5) is None
     assert field.positions == ()
-
-
-@pytest.mark.parametrize("field", FIELDS[:2], ids=["stride 1", "stride 2"])
-def test_em_routing_in_a_convolution_equals_that_of_a_table(field):
-    votes = random_logits(field, PARENTS * 4).unflatten(-1, (PARENTS, 4))
-    activation = torch.rand(2, field.height, field.width, TYPES, generator=seeded(1)).double()
-
-    class CoupledVotes(DenseVotes):
-        """Couplings by a softmax of its own."""
-
-        def couple(self, logits=None):
-            if logits is None:
-                logits = torch.zeros_like(votes[..., 0])
-            return self.softmax(logits)
-
-    routings = []
-    for softmax in (field.softmax, partial(softmax_of_table, field)):
-        coupled = CoupledVotes(votes, field.gather(activation))
-        coupled.softmax = softmax
-        routings.append(em_routing(coupled, None, 0.1, 0.2, 3, 0.5))
-    torch.testing.assert_close(*routings)
 
 
 @pytest.mark.parametrize("leaky", [False, True])

@@ -32,17 +32,6 @@ def test_margin_by_hand():
     assert loss.item() == pytest.approx((first + second) / 2, rel=1e-5)
 
 
-def test_margin_is_summed_over_classes_and_averaged_over_the_batch():
-    activation = torch.rand(6, 4)
-    labels = torch.randint(4, (6,))
-    rows = [margin_loss(activation[k : k + 1], labels[k : k + 1]) for k in range(6)]
-    expected = torch.stack(rows).mean()
-    torch.testing.assert_close(margin_loss(activation, labels), expected)
-    silent = torch.full((6, 3), 0.05)
-    with_silent = margin_loss(torch.cat([activation, silent], 1), labels)
-    torch.testing.assert_close(with_silent, expected)
-
-
 def test_margin_of_two_labels():
     loss = margin_loss(torch.tensor([[0.9, 0.5, 0.1]]), torch.tensor([[1, 1, 0]]))
     assert loss.item() == pytest.approx(0.16, rel=1e-5)
@@ -91,13 +80,6 @@ def test_half_precision_is_computed_in_float32(dtype):
     labels = torch.tensor([0, 1, 2, 0])
     assert margin_loss(activation, labels).dtype == torch.float32
     assert spread_loss(activation, labels, 0.5).dtype == torch.float32
-
-
-def test_gradients():
-    activation = torch.rand(3, 4, dtype=torch.float64).requires_grad_()
-    labels = torch.tensor([0, 3, 2])
-    assert torch.autograd.gradcheck(lambda a: margin_loss(a, labels), (activation,))
-    assert torch.autograd.gradcheck(lambda a: spread_loss(a, labels, 0.3), (activation,))
 
 
 def test_shapes_that_do_not_fit(request):

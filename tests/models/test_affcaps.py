@@ -98,13 +98,6 @@ def test_the_equation(constant, c, children):
             np.testing.assert_allclose(poses[b, k], expected, rtol=1e-4)
 
 
-def test_children_may_be_permuted(children):
-    layer = make_layer(iterations=1)
-    order = torch.randperm(12)
-    permuted = Capsules(children.pose[:, order], children.activation[:, order])
-    torch.testing.assert_close(layer(permuted).pose, layer(children).pose)
-
-
 @pytest.mark.parametrize("iterations", [1, 3])
 def test_without_sharing_and_with_equal_couplings_it_is_capsnet(iterations, images):
     model = make_model(share="none", constant="1/K", routing_iters=iterations)
@@ -161,25 +154,7 @@ def test_it_starts_neither_dead_nor_saturated(share):
     assert 0.02 < lengths.mean() < 0.9
 
 
-def test_gradients_of_zeros_are_finite():
-    pose = torch.zeros(2, 12, 8, requires_grad=True)
-    make_layer(iterations=1)(pose).pose.sum().backward()
-    assert pose.grad.isfinite().all()
-
-
 def test_another_number_of_children():
     message = r"children: expected \[batch, children=12, dim=8\], got \[batch=2, children=11"
     with pytest.raises(ValueError, match=message):
         make_layer(iterations=1)(torch.zeros(2, 11, 8))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"share": "some"}, "unknown share 'some'"),
-        ({"constant": "1/C"}, "unknown constant '1/C'"),
-    ],
-)
-def test_wrong_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        make_model(**options)

@@ -162,16 +162,3 @@ def test_poses_are_in_full_precision():
     assert {part.dtype for part in aligned} == {torch.float32}
     products = aligned.rotation @ aligned.rotation.mT
     torch.testing.assert_close(products, torch.eye(2).expand(4, 2, 2))
-
-
-@pytest.mark.parametrize(
-    ("dim", "img_size", "message"),
-    [
-        (4, (12, 1), r"in_chans \(coordinates of a point\): expected between 2 and 3, got 4"),
-        (2, (12, 2), r"img_size: expected \(10 or more points, 1\), got \(12, 2\)"),
-        (2, (9, 1), r"img_size: expected \(10 or more points, 1\), got \(9, 1\)"),
-    ],
-)
-def test_wrong_sizes(dim, img_size, message):
-    with pytest.raises(ValueError, match=message):
-        CanonicalCapsules(dim, img_size)

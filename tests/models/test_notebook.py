@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from html.parser import HTMLParser
 
 import pytest
@@ -69,14 +68,6 @@ def model(request):
     return tc.create_model(request.param, **SMALL[request.param])
 
 
-def test_parameters_of_the_stages_add_up(model):
-    rows = rows_of(model)
-    del rows["stage"]
-    counts = {name: int(cells[-1].replace(",", "") or 0) for name, cells in rows.items()}
-    total = counts.pop("total")
-    assert total == parameter_count(model) == sum(counts.values())
-
-
 def test_outputs_are_those_of_a_forward_pass(model):
     outputs = {}
     for name, module in model.eval().named_modules():
@@ -110,20 +101,6 @@ def test_one_iteration_is_in_the_singular():
     model = tc.create_model("matrix_caps", **SMALL["matrix_caps"] | {"iterations": 1})
     kind = rows_of(model)["conv_capsules.0"][0]
     assert kind == "ConvCaps 3 × 3, stride 2, em routing, 1 iteration"
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"routing": "em", "class_dim": 16},
-        {"bias": True},
-    ],
-)
-def test_parameters_of_routers_and_biases_are_counted(options):
-    model = small_capsnet(decoder=False, **options)
-    count = parameter_count(model.class_capsules)
-    assert rows_of(model)["class_capsules"][-1] == f"{count:,}"
-    assert count > model.class_capsules.weight.numel()
 
 
 def test_a_function_as_router_is_named_and_not_called():
@@ -187,16 +164,6 @@ def test_showing_records_nothing():
     assert record["class_capsules"] == []
 
 
-def test_copies_and_pickles_show_the_same(model):
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert twin._repr_html_() == model._repr_html_()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_the_precision_of_weights_does_not_matter(dtype):
-    assert rows_of(small_capsnet().to(dtype)) == rows_of(small_capsnet())
-
-
 @pytest.mark.parametrize(
     ("pose", "dim"),
     [
@@ -224,4 +191,9 @@ def test_every_model_shows_itself(name):
         if model.spec.is_dense:
             model = tc.create_model(name, img_size=16)
     rows = rows_of(model.to_empty(device="cpu"))
-    assert rows["total"][-1] == f"{parameter_count(model):,}"
+    del rows["stage"]
+    counts = {name: int(cells[-1].replace(",", "") or 0) for name, cells in rows.items()}
+    total = counts.pop("total")
+    assert total == parameter_count(model)
+    if name in NAMES:  # others have parameters in no stage
+        assert total == sum(counts.values())

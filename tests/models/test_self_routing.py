@@ -5,7 +5,6 @@ import torch
 
 import torchcaps as tc
 from torchcaps.data import ImageBatch, ImageSet
-from torchcaps.errors import UnknownNameError
 from torchcaps.evaluation import diagnose, routing_ablation
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
@@ -13,16 +12,6 @@ from torchcaps.tasks.classify import LOSSES, Scores
 from torchcaps.testing import check_module, seeded
 
 SMALL = {"types": 4, "dim": 4}
-HEADS = {
-    "average": {"head": "average"},
-    "linear": {"head": "linear"},
-    "self-routing": {"head": "self_routing", **SMALL},
-    "self-routing, depth 2": {"head": "self_routing", "depth": 2, **SMALL},
-    "dynamic": {"head": "dynamic", **SMALL},
-    "dynamic, depth 2": {"head": "dynamic", "depth": 2, **SMALL},
-    "em": {"head": "em", **SMALL},
-    "em, depth 2": {"head": "em", "depth": 2, **SMALL},
-}
 LABELS = torch.tensor([2, 0, 1])
 
 
@@ -42,34 +31,6 @@ def sample_images(count=3):
 def training_step(model):
     task = create_task(model, TrainConfig())
     return task.training_step(ImageBatch(sample_images(), LABELS), 0.0)
-
-
-@pytest.mark.parametrize("options", HEADS.values(), ids=HEADS)
-def test_every_head_keeps_the_properties_of_models(options):
-    model = make_model(**options)
-    with torch.no_grad():  # a step of statistics, for fresh ones do not norm anything
-        model.train()(sample_images(16))
-    check_module(model.eval(), sample_images())
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        *HEADS.values(),
-        {"backbone": "convnet"},
-    ],
-)
-def test_every_head_learns(options):
-    model = make_model(**options)
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    losses = []
-    for _ in range(8):
-        optimizer.zero_grad()
-        loss = training_step(model)["loss"]
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.9 * losses[0]
 
 
 @pytest.mark.parametrize("head", ["self_routing", "dynamic", "em"])
@@ -120,35 +81,6 @@ def test_any_size(img_size, positions):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"img_size": 4}, "img_size: expected images of at least 5x5 pixels, got 4x4"),
-        ({"img_size": 8, "depth": 2}, "img_size: expected images of at least 9x9 pixels"),
-        ({"img_size": 16, "depth": 2, "backbone": "convnet"}, "img_size: .* at least 17x17 pixels"),
-        ({"depth": 3}, "depth: expected between 1 and 2, got 3"),
-        ({"head": "em", "dim": 5}, "sizes: expected poses of P x P numbers"),
-        ({"uniform": True}, "uniform: expected depth 2, for the couplings of self-routed classes"),
-        ({"types": 0}, "types: expected at least 1, got 0"),
-    ],
-)
-def test_wrong_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        make_model(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"head": "linaer"}, "unknown head 'linaer'; did you mean 'linear'"),
-        ({"backbone": "resnet"}, "unknown backbone 'resnet'; did you mean 'resnet20'"),
-    ],
-)
-def test_unknown_names(options, message):
-    with pytest.raises(UnknownNameError, match=message):
-        make_model(**options)
-
-
-@pytest.mark.parametrize(
     ("head", "depth", "layer"),
     [
         ("self_routing", 2, "conv_capsules"),
@@ -185,6 +117,11 @@ def test_it_is_ablated_and_diagnosed():
     assert 0 <= ablation.uniform <= 1
     images = ImageSet(sample_images(), LABELS, ("a", "b", "c"), "noise")
     assert diagnose(model, images, count=3).layers
+
+
+@pytest.mark.parametrize("head", ["average", "linear"])
+def test_heads_without_capsules_keep_every_property(head):
+    check_module(make_model(head=head).eval(), sample_images())
 
 
 def test_the_average_head_is_resnet20():

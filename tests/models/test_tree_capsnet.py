@@ -8,7 +8,6 @@ import torch
 
 import torchcaps as tc
 from torchcaps.data.sets.fashion_mnist import GROUPS
-from torchcaps.errors import UnknownNameError
 from torchcaps.models.notebook import parameter_count
 from torchcaps.models.tree_capsnet import OFF_TREE, tree_prior
 from torchcaps.testing import seeded
@@ -162,34 +161,7 @@ def test_couplings_can_be_made_equal():
     assert record["level_capsules.2"][0].coupling.allclose(torch.tensor(0.2))
 
 
-def test_gradients_of_all_levels_are_finite_at_zero():
-    model = small_model().train()
-    for convolution in model.convolutions:
-        torch.nn.init.zeros_(convolution.bias)
-    images = torch.zeros(2, 1, 12, 9, requires_grad=True)
-    sum(level.activation.sum() for level in model.levels(images)).backward()
-    assert images.grad.isfinite().all()
-    assert all(p.grad.isfinite().all() for p in model.parameters())
-
-
 def test_many_classes_have_a_bias():
     names = tuple(f"{k % 3}/{k}" for k in range(12))
     layers = small_model(num_classes=12, classes=names).level_capsules
     assert [layer.bias is not None for layer in layers] == [False, True]
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"tree": "lables"}, UnknownNameError, "unknown tree 'lables'; did you mean 'labels'"),
-        ({"classes": PATHS[:3]}, ValueError, "classes: expected a name for each of 5, got 3"),
-        ({"channels": (4, 6, 8)}, ValueError, "channels: expected .* a multiple of 16, got"),
-        ({"channels": (4, 16)}, ValueError, "channels: expected three numbers"),
-        ({"class_dim": 30}, ValueError, "class_dim: expected 16, as two primary capsules have"),
-        ({"img_size": 7}, ValueError, "img_size: expected images of at least 8x8 pixels, got 7x7"),
-        ({"iterations": 0}, ValueError, "iterations: expected at least 1, got 0"),
-    ],
-)
-def test_wrong_options(options, error, message):
-    with pytest.raises(error, match=message):
-        small_model(**options)

@@ -6,7 +6,7 @@ import torch
 
 import torchcaps as tc
 from torchcaps.functional import DenseVotes, Votes
-from torchcaps.nn import FactorizedVotes, MatrixVotes, RoutedLayer, RoutingHead, create_router
+from torchcaps.nn import FactorizedVotes, RoutedLayer, RoutingHead, create_router
 from torchcaps.testing import random_votes, seeded
 from torchcaps.types import Capsules, LayerSizes
 
@@ -103,57 +103,6 @@ def test_initial_deviations_are_the_authors():
     expected |= {"router.B_A": 0, "router.B_S": 0, "router.B_G2": 0}
     expected |= {"votes.factor": 1, "votes.mix": 2 / 10, "votes.offset": 0}
     assert deviations == pytest.approx(expected, rel=0.1)
-
-
-def route_2019(V, f, use, ignore, iterations):
-    """One sample's means, logits and couplings, from votes `[i, j, d]`."""
-    children, parents, dim = V.shape
-    R = np.full((children, parents), 1 / parents)
-    for t in range(iterations):
-        a = np.zeros(parents)
-        mu = np.zeros((parents, dim))
-        var = np.zeros((parents, dim))
-        for j in range(parents):
-            used = f * R[:, j]
-            a[j] = sum(use[:, j] * used) - sum(ignore[:, j] * (f - used))
-            weight = used / (used.sum() + 1e-5)
-            mu[j] = weight @ V[:, j]
-            var[j] = weight @ (V[:, j] - mu[j]) ** 2 + 1e-5
-        if t == iterations - 1:
-            return mu, a, R
-        for i in range(children):
-            log = np.zeros(parents)
-            for j in range(parents):
-                log[j] = np.log(sigmoid(a[j])) - sum(np.log(np.sqrt(var[j])))
-                log[j] -= sum((V[i, j] - mu[j]) ** 2 / (2 * var[j]))
-            R[i] = softmax(log)
-    raise ValueError("no iterations")
-
-
-@pytest.mark.parametrize("children", [1, 5])
-@pytest.mark.parametrize("iterations", [1, 3])
-def test_2019_equals_loops(children, iterations):
-    votes = MatrixVotes(LayerSizes(children, 4, 3, 4))
-    layer, parameters = make_layer(votes, "heinsen_2019", iterations)
-    pose = torch.randn(2, 5, 4, generator=seeded()).double()
-    f = torch.rand(2, 5, generator=seeded(1)).double()
-    with tc.record_routing(layer) as record:
-        layer(Capsules(pose, f))
-    trace = record[""][0]
-    actual = (trace.pose, trace.extras["logits"], trace.activation, trace.coupling)
-    per_child = {name: repeat_rows(array, 5) for name, array in parameters.items()}
-    for n in range(2):
-        products = np.einsum(
-            "ipr,ijrq->ijpq",
-            pose[n].view(5, 2, 2),
-            per_child["votes.weight"],
-        )
-        V = products.reshape(5, 3, 4) + per_child["router.B"]
-        use = per_child["router.beta_use"]
-        ignore = per_child["router.beta_ignore"]
-        mu, a, R = route_2019(V, f[n].numpy(), use, ignore, iterations)
-        for tensor, expected in zip(actual, (mu, a, sigmoid(a), R), strict=True):
-            np.testing.assert_allclose(tensor[n], expected, atol=1e-8)
 
 
 def test_credit_is_an_extra_beside_the_couplings():

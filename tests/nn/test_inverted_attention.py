@@ -1,14 +1,12 @@
 """Inverted dot-product attention against loops over its equations, and its two schedules."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.functional import ConvField, ProductVotes
-from torchcaps.nn import MatrixVotes, RoutedLayer, RoutedStack, create_router
+from torchcaps.functional import ProductVotes
+from torchcaps.nn import MatrixVotes, RoutedLayer, create_router
 from torchcaps.testing import random_votes, seeded
 from torchcaps.types import Capsules, LayerSizes
 
@@ -63,40 +61,6 @@ def test_it_equals_loops(iterations):
         np.testing.assert_allclose(routed.coupling[n].detach(), r, atol=1e-10)
 
 
-def test_a_convolution_equals_loops_over_its_windows():
-    field = partial(
-        ConvField,
-        kernel=3,
-        stride=2,
-        padding=1,
-        convention="type",
-    )
-    layer = make_layer(9 * 2, 4, 3, 4, field=field)
-    children = random_children(1, 4, 5, 2, 4)
-    parents = layer(children)
-    padded = np.pad(children.pose[0].numpy(), [(1, 1), (1, 1), (0, 0), (0, 0)])
-    weight = layer.weight.detach().numpy()
-    for row in range(parents.pose.shape[1]):
-        for column in range(parents.pose.shape[2]):
-            window = padded[2 * row : 2 * row + 3, 2 * column : 2 * column + 3]
-            votes = np.einsum("ipr,ijrq->ijpq", window.reshape(18, 2, 2), weight)
-            v, _ = route_by_loops(votes.reshape(18, 3, 4), 2)
-            np.testing.assert_allclose(parents.pose[0, row, column].detach(), v, atol=1e-4)
-
-
-def test_the_softmax_runs_over_parents():
-    """LayerNorm leaves (1, -1) of two numbers, and the logits are differences / sqrt(2)."""
-    votes = torch.tensor([[[[2.0, 0.0], [0.0, 1.0]]]])  # one child, two parents
-    coupling = build_router(LayerSizes(1, 2, 2, 2))(votes).coupling
-    expected = (torch.tensor([2.0, 1.0]) / 2**0.5).softmax(dim=0)
-    torch.testing.assert_close(
-        coupling[0, 0],
-        expected,
-        atol=1e-4,
-        rtol=1e-4,
-    )
-
-
 def test_a_single_number_is_not_normalized():
     router = build_router(LayerSizes(3, 1, 2, 1), iterations=1)
     votes = random_votes(2, 3, 2, 1)
@@ -126,27 +90,3 @@ def test_blocks_of_samples_equal_a_whole_batch(monkeypatch):
     (expected,) = torch.autograd.grad((poses * upstream).sum(), children.pose)
     (gradient,) = torch.autograd.grad((in_blocks * upstream).sum(), children.pose)
     torch.testing.assert_close(gradient, expected)
-
-
-def test_concurrent_routing_equals_its_definition():
-    """Tsai et al., algorithm 1: in pass t every layer takes all poses of pass t - 1."""
-    lower = make_layer(6, 4, 5, 4, iterations=1)
-    upper = make_layer(5, 4, 3, 4, iterations=1)
-    children = random_children(2, 6, 4)
-
-    def run_pass(layer, pose, parents):
-        votes = (pose.view(2, -1, 1, 2, 2) @ layer.weight).flatten(-2)
-        r = torch.full_like(votes[..., 0], 1 / votes.shape[2])
-        if parents is not None:
-            r = (torch.einsum("bijd,bjd->bij", votes, parents) / 2).softmax(dim=-1)
-        return layer.router.norm(torch.einsum("bij,bijd->bjd", r, votes))
-
-    first = run_pass(lower, children.pose, None)
-    second = run_pass(upper, first, None)
-    for _ in range(2):
-        second = run_pass(upper, first, second)
-        first = run_pass(lower, children.pose, first)
-    stack = RoutedStack(lower, upper, num_iterations=3)
-    torch.testing.assert_close(stack(children).pose, second)
-    single = RoutedStack(lower, upper, num_iterations=1)
-    torch.testing.assert_close(single(children).pose, upper(lower(children)).pose)

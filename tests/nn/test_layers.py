@@ -12,7 +12,6 @@ from torchcaps.functional import dynamic_routing, linear_votes, squash, uniform_
 from torchcaps.nn import (
     CapsuleLinear,
     DynamicRouting,
-    FullyConnectedDecoder,
     PrimaryCaps,
     flatten_space,
     mask_capsules,
@@ -39,13 +38,6 @@ def test_a_primary_capsule_is_eight_channels_at_one_pixel(layout):
         atol=1e-4,
         rtol=1e-3,
     )
-
-
-def test_shifting_the_image_by_a_stride_shifts_the_capsules():
-    layer = PrimaryCaps(2, types=3, dim=4, kernel_size=3, stride=2)
-    x = torch.randn(1, 2, 13, 13)
-    shifted = layer(x.roll(2, dims=3))
-    torch.testing.assert_close(shifted.pose[:, :, 1:], layer(x).pose[:, :, :-1])
 
 
 def test_flat_primary_capsules_lie_along_the_rows_of_a_channel():
@@ -199,13 +191,6 @@ def test_a_mask_keeps_the_label_or_the_longest():
         for sample, label in enumerate(classes):
             expected[sample, label] = pose[sample, label]
         torch.testing.assert_close(masked, expected)
-
-
-def test_a_decoder_draws_images_in_range():
-    decoder = FullyConnectedDecoder(3, 4, (2, 5, 6))
-    images = decoder(torch.randn(7, 3, 4))
-    assert images.shape == (7, 2, 5, 6)
-    assert 0 <= images.min() <= images.max() <= 1
 
 
 def test_recordings_have_one_entry_for_each_pass_of_each_layer():

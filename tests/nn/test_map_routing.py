@@ -127,17 +127,3 @@ def test_wrong_options():
         KernelVotes(LayerSizes(3, 2, 4, 5), kernel_size=2)
     with pytest.raises(ValueError, match="iterations: expected at least 1, got 0"):
         MapRouting(0)
-
-
-def test_parents_compete_over_the_whole_map_by_default():
-    sizes = LayerSizes(3, 2, 4, 5)
-    pose = torch.randn(2, 4, 4, 3, 2, generator=seeded())
-    activation = torch.rand(2, 4, 4, 3, generator=seeded(1))
-    layers = []
-    for options in ({}, {"local": False}):
-        with use_generator(seeded()):
-            layers.append(
-                RoutedLayer(KernelVotes(sizes), MapRouting(**options), global_competition)
-            )
-    default, explicit = (layer(Capsules(pose, activation)).pose for layer in layers)
-    torch.testing.assert_close(default, explicit)

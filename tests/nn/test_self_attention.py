@@ -69,14 +69,6 @@ def test_it_equals_loops(votes, options, scale, prior):
             )
 
 
-def test_the_prior_comes_after_the_softmax(votes):
-    without = build_router()(votes)
-    with_prior = build_router(0.7)(votes)
-    torch.testing.assert_close(with_prior.coupling, without.coupling)
-    assert (with_prior.pose - without.pose).abs().max() > 0.01
-    assert (with_prior.coupling.sum(dim=-1) - 1).abs().max() < 1e-12
-
-
 def test_absent_children_have_no_part_in_the_sum(votes):
     """An offset of a layer gives votes to the padding of a convolution."""
 

@@ -1,13 +1,11 @@
 """Self-routing against its equations in NumPy, and what follows from them."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.functional import ConvField, DenseField, DenseVotes
+from torchcaps.functional import DenseField, DenseVotes
 from torchcaps.nn import LinearVotes, PoseVotes, RoutedLayer, create_router
 from torchcaps.testing import check_module, check_module_gradients, random_capsules, seeded
 from torchcaps.types import Capsules, LayerSizes
@@ -85,47 +83,6 @@ def test_it_equals_loops():
         assert_equal_array(trace.coupling[sample], coupling)
 
 
-def test_a_convolution_equals_loops_over_its_windows():
-    """Kernel 3, stride 2, padding 1: matrices belong to the place in the window and the type."""
-    field = partial(
-        ConvField,
-        kernel=3,
-        stride=2,
-        padding=1,
-        convention="type",
-    )
-    layer = make_layer(LayerSizes(9 * 2, 4, 3, 4), field=field)
-    pose, activation = random_children(1, 4, 6, 2, 4)
-    parents = layer(Capsules(pose, activation))
-    u = np.pad(pose[0], [(1, 1), (1, 1), (0, 0), (0, 0)])
-    a = np.pad(activation[0], [(1, 1), (1, 1), (0, 0)])
-    for row in range(2):
-        for column in range(3):
-            window = slice(2 * row, 2 * row + 3), slice(2 * column, 2 * column + 3)
-            children = u[window].reshape(18, 4), a[window].reshape(18)
-            pose, activation, _ = route_by_loops(*children, *get_parameters(layer))
-            assert_equal_array(parents.pose[0, row, column], pose)
-            assert_equal_array(parents.activation[0, row, column], activation)
-
-
-def test_a_layer_of_choices_gives_the_mean_of_poses():
-    layer = make_layer(LayerSizes(6, 4, 5, 4), PoseVotes)
-    children = random_children(2, 6, 4)
-    parents = layer(children)
-    identity = np.broadcast_to(np.eye(4), (6, 5, 4, 4))
-    choice, lean = (parameter.detach().numpy() for parameter in layer.router.parameters())
-    for sample in range(2):
-        u = children.pose[sample].numpy()
-        a = children.activation[sample].numpy()
-        pose, activation, _ = route_by_loops(u, a, identity, choice, lean)
-        assert_equal_array(parents.pose[sample], pose)
-        assert_equal_array(parents.activation[sample], activation)
-    votes = layer.make_votes(children)
-    c = torch.rand(2, 6, 5, generator=seeded(), dtype=torch.float64)
-    expected = torch.einsum("bij,bijd->bjd", c, votes.dense())
-    torch.testing.assert_close(votes.weighted(c), expected)
-
-
 def test_pose_votes_need_parents_of_the_childrens_dimensions():
     message = "sizes: expected parents of the children's 4 dimensions, got 3"
     with pytest.raises(ValueError, match=message):
@@ -160,26 +117,6 @@ def test_activations_are_relative():
         rtol=1e-4,
         atol=1e-5,
     )
-
-
-def test_the_activation_of_the_strongest_child_has_the_gradient_of_the_others():
-    """It divides all of them, and no gradient is sent through that: there is none in the outcome."""
-    layer = make_layer()
-    pose, activation = random_children(1, 6, 4)
-    assert torch.autograd.gradcheck(
-        lambda a: tuple(layer(Capsules(pose, a))),
-        activation.requires_grad_(),
-    )
-
-
-def test_an_absent_child_has_no_effect():
-    layer = make_layer()
-    pose, activation = random_children(2, 6, 4)
-    activation[:, 3] = 0
-    distant_pose = pose.clone()
-    distant_pose[:, 3] = 100.0
-    parents = layer(Capsules(pose, activation))
-    torch.testing.assert_close(layer(Capsules(distant_pose, activation)), parents)
 
 
 def test_children_that_are_all_absent_have_equal_weights():

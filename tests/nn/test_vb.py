@@ -10,7 +10,7 @@ from scipy.special import digamma
 
 from torchcaps import testing
 from torchcaps.functional import ConvField
-from torchcaps.nn import CapsuleLinear, ConvCaps, MatrixVotes, RoutedLayer, VBRouting
+from torchcaps.nn import CapsuleLinear, MatrixVotes, RoutedLayer, VBRouting
 from torchcaps.testing import random_votes, seeded
 from torchcaps.types import Capsules, LayerSizes
 
@@ -111,54 +111,6 @@ def test_it_equals_loops(covariance, options):
             np.testing.assert_allclose(actual[b].detach(), expected, rtol=1e-6, atol=1e-12)
 
 
-def test_a_map_equals_loops_over_its_windows():
-    """A child's couplings sum to one over all windows; each window has its own posteriors."""
-    layer = ConvCaps(2, 3, 3, 2, routing="vb", pose_size=2).double()
-    pose = torch.randn(
-        1,
-        7,
-        5,
-        2,
-        4,
-        generator=seeded(),
-        dtype=torch.float64,
-    )
-    activation = random_activation(1, 7, 5, 2)
-    index = np.arange(7 * 5 * 2).reshape(7, 5, 2)
-    windows = []
-    for y in (0, 2, 4):
-        for x in (0, 2):
-            windows.append(index[y : y + 3, x : x + 3].reshape(-1))
-    poses = pose.reshape(-1, 2, 2).numpy()
-    active = activation.reshape(-1).numpy()
-    weight = layer.weight.detach().numpy()
-
-    # Couplings of a child in each window. Initial ones are equal over the three parents of each
-    # window that contains the child: one over their number.
-    densities = np.ones((6, 18, 3))
-    expected = np.zeros((6, 3, 4))
-    for _ in range(3):
-        totals = np.zeros(len(poses))
-        for window, i in enumerate(windows):
-            totals[i] += densities[window].sum(axis=1)
-
-        for window, i in enumerate(windows):
-            votes = np.einsum("ipr,ijrq->ijpq", poses[i], weight).reshape(-1, 3, 4)
-            coupling = densities[window] / totals[i, None]
-            posteriors = fit_posteriors(votes, coupling * active[i, None], "diagonal")
-            densities[window] = np.exp(compute_log_density(votes, posteriors))
-            for j, (_, _, _, m, _) in enumerate(posteriors):
-                expected[window, j] = m
-
-    parents = layer(Capsules(pose, activation))
-    np.testing.assert_allclose(
-        parents.pose.detach(),
-        expected.reshape(1, 3, 2, 3, 4),
-        rtol=1e-7,
-        atol=1e-12,
-    )
-
-
 @pytest.mark.parametrize(("data", "log_det"), [(0, 30.878014), (10, 46.166831), (100, 74.973766)])
 def test_worked_values(data, log_det):
     """Sixteen dimensions; votes at m_0 leave Psi = I, and one parent has E ln pi = 0."""
@@ -168,26 +120,6 @@ def test_worked_values(data, log_det):
     if data == 0:
         assert entropy == pytest.approx(7.264010, abs=1e-6)
     assert -routed.activation.logit().item() == pytest.approx(entropy, abs=2e-6)
-
-
-@ALL_COVARIANCES
-def test_negative_votes_have_negative_poses_and_the_same_activation(covariance):
-    router = build_router(7, 4, 5, covariance=covariance)
-    votes = random_votes(2, 7, 4, 5)
-    routed = router(votes)
-    negative = router(-votes)
-    torch.testing.assert_close(negative.pose, -routed.pose)
-    torch.testing.assert_close(negative.activation, routed.activation)
-
-
-def test_full_is_diagonal_where_dimensions_vary_alone():
-    """Each vote lies on one axis, and comes with its mirror image."""
-    axes = torch.eye(4, dtype=torch.float64) * torch.arange(1, 5)
-    votes = torch.cat([axes, -axes])[None, :, None].expand(1, 8, 3, 4)
-    diagonal = build_router(8, 3, 4, iterations=1)(votes)
-    full = build_router(8, 3, 4, covariance="full", iterations=1)(votes)
-    torch.testing.assert_close(diagonal.activation, full.activation)
-    torch.testing.assert_close(diagonal.pose, full.pose)
 
 
 @ALL_COVARIANCES

@@ -6,14 +6,13 @@ from hypothesis import given, settings, strategies as st
 
 from checks import assert_finite
 from torchcaps import ops
-from torchcaps.functional import ConvField, ConvTransposeField, DenseField, DenseVotes
+from torchcaps.functional import ConvField, DenseField, DenseVotes
 from torchcaps.functional.votes import FixedCoupling, RoutingContext
 from torchcaps.kernels import samples
 from torchcaps.testing.compare import assert_close
 from torchcaps.testing.random import random_votes, seeded
 
 from .makers import (
-    OUTPUTS,
     Layer,
     add_gradients,
     as_leaves,
@@ -111,21 +110,6 @@ def test_precision_and_several_blocks(sizes, dtype, tolerance):
     assert compare(layer, tolerance=tolerance) == ["blocked"]
 
 
-@pytest.mark.parametrize(
-    "field",
-    [ConvField(8, 8, 3, 2), ConvField(8, 8, 3, 2, 1, "type"), ConvTransposeField(4, 4, 3, 2, 1)],
-)
-def test_convolutions_in_float32(field):
-    layer = Layer(field, 3, 4, 6, (1, 8, 8), bias=True, dtype=torch.float32, scale=0.3)
-    assert compare(layer, tolerance=2e-5) == ["blocked"]
-
-
-@pytest.mark.parametrize("field", [DenseField(), ConvField(4, 4, 3)])
-@pytest.mark.parametrize("output", OUTPUTS)
-def test_gradient_through_each_output(field, output):
-    assert compare(Layer(field, types=3, bias=True), loss_of=[output]) == ["blocked"]
-
-
 @pytest.mark.parametrize("field", [DenseField(), ConvField(4, 4, 3)])
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-8, 1e8, 1e18, 1e30])
 def test_zero_vectors_and_sizes(field, scale):
@@ -184,28 +168,6 @@ def test_poses_in_half_precision_are_routed_in_float32(dtype):
     assert outputs["pose"].dtype == torch.float32
     torch.testing.assert_close(outputs["pose"], expected["pose"])
     assert outputs["gradient of pose"].dtype == dtype
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_given_votes_in_half_precision_are_routed_in_float32(dtype):
-    votes = random_votes(3, 9, 5, 4).to(dtype)
-    bias = torch.full((5, 4), 0.1, dtype=dtype)
-    pose = ops.dynamic_routing(votes, bias=bias, impl="blocked").pose
-    expected = ops.dynamic_routing(votes.float(), bias=bias.float(), impl="reference").pose
-    torch.testing.assert_close(pose, expected)
-
-
-def test_a_sample_alone_and_repetition():
-    layer = Layer(DenseField(), 20, 30, dtype=torch.float32)
-    tensors = layer.tensors()
-
-    def route_poses(tensors):
-        return ops.dynamic_routing(layer.votes(tensors), impl="blocked").pose
-
-    pose = route_poses(tensors)
-    assert torch.equal(route_poses(tensors), pose)
-    sample = {name: tensors[name][2:3] for name in ("pose", "activation")}
-    torch.testing.assert_close(route_poses(tensors | sample), pose[2:3])
 
 
 def test_coupling_of_a_layer_unless_it_is_not_needed():

@@ -50,23 +50,6 @@ def test_any_matrices(matrices, shift):
     assert compare(layer, "em") == FAST
 
 
-@pytest.mark.parametrize("output", makers.OUTPUTS)
-def test_gradient_through_each_output(output):
-    assert compare(LAYER, "em", loss_of=[output]) == FAST
-
-
-@pytest.mark.parametrize("impl", COMPILED)
-def test_numerical_gradient(impl):
-    layer = replace(LAYER, field=ConvField(3, 3, 2), batch=1, types=1, parents=2)
-    tensors = layer.tensors()
-
-    def call(*_):
-        return makers.route("em", layer.votes(tensors), tensors, impl)
-
-    leaves = [tensor for tensor in tensors.values() if tensor is not None]
-    assert torch.autograd.gradcheck(call, leaves, fast_mode=True)
-
-
 @pytest.mark.parametrize("impl", ["auto", *FAST])
 @pytest.mark.parametrize("field", [DenseField(), ConvField(3, 3, 2, convention="type")])
 def test_second_derivatives(impl, field):
@@ -133,19 +116,6 @@ def test_zeros(zero, scaled, level, impl):
     tensors[zero] = torch.zeros_like(tensors[zero]).requires_grad_()
     tensors[scaled] = (level * tensors[scaled].detach()).requires_grad_()
     assert_finite(run_layer(LAYER, "em", impl, tensors))
-
-
-@pytest.mark.parametrize("impl", COMPILED)
-@pytest.mark.parametrize("index", [0, 15, 16, 19])
-def test_samples_do_not_meet(index, impl):
-    """Each has a lane: the rest of the batch does not change its outcome."""
-    layer = replace(LAYER, batch=20)
-    tensors = layer.tensors()
-    in_batch = makers.route("em", layer.votes(tensors), tensors, impl).pose[index]
-    for name in ("pose", "activation"):
-        tensors[name] = tensors[name][index : index + 1]
-    alone = makers.route("em", layer.votes(tensors), tensors, impl).pose[0]
-    assert torch.equal(alone, in_batch)
 
 
 @pytest.mark.parametrize("impl", COMPILED)

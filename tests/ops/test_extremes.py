@@ -103,13 +103,6 @@ def test_windows_of_any_size(convention, routing, impl):
 
 
 @pytest.mark.parametrize("impl", FAST["em"])
-@pytest.mark.parametrize("scale", [1e-30, 1e-6, 1e6, 1e30])
-def test_em_of_poses_of_any_size(scale, impl):
-    layer = Layer(ConvField(8, 8, 3, 2), 3, 4, 5, PAPER_MATRICES, dtype=torch.float32, scale=scale)
-    assert_finite(run_layer(layer, "em", impl, inverse_temperature=0.01))
-
-
-@pytest.mark.parametrize("impl", FAST["em"])
 def test_em_of_the_papers_matrices_in_float32(impl):
     layer = Layer(ConvField(8, 8, 3, 2), 3, 4, 5, PAPER_MATRICES)  # reads no last row and column
     tensors = layer.tensors()
@@ -237,18 +230,3 @@ def test_other_than_floating_point_is_named(name, shape, call, dtype):
     tensor = torch.ones(shape, dtype=dtype)
     with pytest.raises(ValueError, match=f"^{name}: expected floating point, got {dtype}$"):
         call(tensor)
-
-
-@pytest.mark.parametrize("impl", EM_IMPLS)
-@pytest.mark.parametrize("convention", ["all", "type", "space", "patch"])
-def test_an_empty_batch(impl, convention):
-    layer = ConvCaps(2, 3, 3, impl=impl, convention=convention, pose_size=2)
-    pose = torch.ones(0, 5, 5, 2, 4).requires_grad_()
-    activation = torch.ones(0, 5, 5, 2).requires_grad_()
-    parents = layer(Capsules(pose, activation))
-    assert parents.pose.shape == (0, 3, 3, 3, 4)
-    assert parents.activation.shape == (0, 3, 3, 3)
-    loss = parents.pose.sum() + parents.activation.sum()
-    pose_gradient, weight_gradient = torch.autograd.grad(loss, [pose, layer.weight])
-    assert pose_gradient.shape == pose.shape
-    assert not weight_gradient.any()

@@ -136,20 +136,6 @@ def test_second_derivatives_of_a_convolution(impl):
     assert torch.autograd.gradgradcheck(convolve, operands, fast_mode=True)
 
 
-def weight_gradient_of_a_penalty(impl):
-    """Gradient by the weight of a penalty on the gradient by the pose."""
-    tensors = LINEAR.tensors()
-    pose = route("dynamic", LINEAR.votes(tensors), tensors, impl).pose
-    (gradient,) = torch.autograd.grad(pose.square().sum(), tensors["pose"], create_graph=True)
-    gradient.square().sum().backward()
-    return tensors["weight"].grad
-
-
-def test_a_penalty_on_gradients_trains_as_by_the_reference():
-    expected = weight_gradient_of_a_penalty("reference")
-    torch.testing.assert_close(weight_gradient_of_a_penalty("auto"), expected)
-
-
 def linear_gradients(tensors, impl):
     return compute_gradients(route("dynamic", LINEAR.votes(tensors), tensors, impl), tensors)
 

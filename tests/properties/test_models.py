@@ -79,12 +79,6 @@ def test_a_batch_of_the_smallest_size_trains(model, images):
     testing.assert_finite("activation", activation)
 
 
-def test_parameters(model, images):
-    if model.spec.task == "unsupervised":
-        pytest.skip("presences come from a part of it; a step reaches all")
-    testing.check_module_parameters(model, images, unused=("decoder", "decoders", "grid"))
-
-
 def test_a_model_without_capsules_is_a_classifier(model, images):
     if model.spec.pose:
         pytest.skip("it has capsules")

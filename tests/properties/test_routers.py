@@ -156,6 +156,14 @@ class EqualCoupling(Router):
         return squashed(votes, votes.couple())
 
 
+class CoupledTwice(Router):
+    """Couples once more for nothing: recorded iterations are too many."""
+
+    def route(self, votes, parents):
+        votes.couple()
+        return squashed(votes, votes.couple())
+
+
 class BiasNotAdded(EqualCoupling):
     adds_bias = True
 
@@ -198,6 +206,11 @@ def test_a_router_that_breaks_a_convention_fails_its_check(router):
     check_router(EqualCoupling())
     with pytest.raises(PropertyError):
         check_router(router())
+
+
+def test_a_router_couples_once_an_iteration():
+    with pytest.raises(PropertyError, match="expected one call an iteration, 1, got 2"):
+        check_router(CoupledTwice())
 
 
 def test_routing_that_returns_a_bare_tuple_is_refused_by_name():

@@ -1,6 +1,8 @@
 """torchcaps models, torchcaps recipes and torchcaps doctor: what there is."""
 
+import math
 from dataclasses import asdict
+from typing import Any
 
 import torchcaps as tc
 from torchcaps.cli.console import show
@@ -41,13 +43,19 @@ def recipes(json: Json = False) -> int:
     return 0
 
 
-def doctor(json: Json = False) -> int:
+def doctor(kernels: bool = False, json: Json = False) -> int:
     """Report versions, device, threads, precision, and the kernels that run on this machine.
 
     Example: torchcaps doctor
+
+    Args:
+        kernels: Compare every kernel that can run here with the reference, in value and gradient;
+            status 1 if one fails. Loops are compiled first, which takes a minute.
     """
     environment = tc.training.environment
     device = tc.training.device.resolve_device("auto")
+    if kernels:
+        return _check_kernels(device, json)
     facts = environment.environment()
     facts["device"] = str(device)
     facts["precision auto"] = tc.training.device.resolve_precision("auto", device)
@@ -60,3 +68,17 @@ def doctor(json: Json = False) -> int:
         rows.append((name, str(fact)))
     show(json, facts, rows)
     return 0
+
+
+def _check_kernels(device: Any, json: bool) -> int:
+    """Show the error of every kernel; 1 if one is beyond rounding."""
+    document = []
+    rows = [("kernel", "implementation", "products", "error", "allowed", "tensor", "passed")]
+    for check in tc.testing.check_kernels(device):
+        *names, tensor, error, limit = check
+        number = error if math.isfinite(error) else None  # JSON has no other numbers
+        document.append(check._asdict() | {"error": number, "passed": check.passed})
+        passed = "yes" if check.passed else "no"
+        rows.append((*names, f"{error:.1e}", f"{limit:.1e}", tensor, passed))
+    show(json, document, rows)
+    return int(not all(row["passed"] for row in document))

@@ -93,7 +93,7 @@ def shrink(images: Images, size: tuple[int, int]) -> Images:
         return F.interpolate(full_precision(images), size, mode="bilinear", antialias=True)
 
 
-def standardize(images: Images, least: float = 1e-3) -> Images:
+def standardize(images: Images, min_std: float = 1e-3) -> Images:
     """Give each image mean 0 and standard deviation 1 over all of its pixels and channels.
 
     This is a part of a model and not of its data, so that attacks, sweeps and figures all have
@@ -101,7 +101,7 @@ def standardize(images: Images, least: float = 1e-3) -> Images:
 
     Args:
         images: `[batch, channels, height, width]`; half precision is computed in float32.
-        least: smallest standard deviation; an image of one gray becomes zero.
+        min_std: smallest standard deviation; an image of one gray becomes zero.
 
     Returns:
         Images of the same shape.
@@ -115,5 +115,5 @@ def standardize(images: Images, least: float = 1e-3) -> Images:
     centered = images - mean
     # The gradient of a root at zero is infinite: the variance is bounded, not the root.
     variance = centered.square().mean(dim=(1, 2, 3), keepdim=True)
-    variance = variance.clamp(min=least**2)
+    variance = variance.clamp(min=min_std**2)
     return centered / variance.sqrt()

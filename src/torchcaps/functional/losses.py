@@ -44,9 +44,9 @@ def margin_loss(
     lengths = full_precision(activation)
     targets = _make_targets(lengths, labels)  # T
     if targets.is_floating_point():
-        too_short = (present - lengths).relu().square()
-        too_long = (lengths - absent).relu().square()
-        loss = targets * too_short + down_weight * (1 - targets) * too_long
+        shortfall = (present - lengths).relu().square()
+        excess = (lengths - absent).relu().square()
+        loss = targets * shortfall + down_weight * (1 - targets) * excess
         return loss.sum(dim=1).mean()
     limits = torch.full_like(lengths, absent).masked_fill_(targets, present)
     weights = torch.full_like(lengths, down_weight).masked_fill_(targets, 1.0)

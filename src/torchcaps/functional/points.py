@@ -117,7 +117,7 @@ def _cross_matrix(vectors: Float[Tensor, "batch 3"]) -> Float[Tensor, "batch 3 3
 
 
 def chamfer_distance(
-    points: Float[Tensor, "batch n dim"], others: Float[Tensor, "batch m dim"]
+    points: Float[Tensor, "batch n dim"], targets: Float[Tensor, "batch m dim"]
 ) -> Float[Tensor, " batch"]:
     """Chamfer distance: `mean_n min_m |x_n - y_m|^2 + mean_m min_n |x_n - y_m|^2`.
 
@@ -125,7 +125,7 @@ def chamfer_distance(
 
     Args:
         points: x, `[batch, n, dim]`; half precision is computed in float32.
-        others: y, `[batch, m, dim]`.
+        targets: y, `[batch, m, dim]`.
 
     Returns:
         Distances `[batch]`.
@@ -134,21 +134,21 @@ def chamfer_distance(
         ArgumentError: other shapes.
     """
     check_shape("points", points, ("batch", "n", "dim"))
-    check_shape("others", others, ("batch", "m", "dim"), batch=len(points), dim=points.shape[2])
+    check_shape("targets", targets, ("batch", "m", "dim"), batch=len(points), dim=points.shape[2])
     points = full_precision(points)
-    others = full_precision(others)
+    targets = full_precision(targets)
     # Which point is nearest has no gradient, and the table [batch, n, m] of distances is large.
     with torch.no_grad(), without_autocast(points):
         # |x - y|^2 = |x|^2 + |y|^2 - 2 <x, y>; for the nearest y of an x, |x|^2 is a constant.
-        squared_y = others.square().sum(dim=2).unsqueeze(1)
-        distances = squared_y - 2 * points @ others.mT
+        squared_y = targets.square().sum(dim=2).unsqueeze(1)
+        distances = squared_y - 2 * points @ targets.mT
         nearest_y = distances.argmin(dim=2)
         squared_x = points.square().sum(dim=2).unsqueeze(2)
         distances = distances + squared_x
         nearest_x = distances.argmin(dim=1)
 
-    distance_x = _mean_distance(points, others, nearest_y)
-    distance_y = _mean_distance(others, points, nearest_x)
+    distance_x = _mean_distance(points, targets, nearest_y)
+    distance_y = _mean_distance(targets, points, nearest_x)
     return distance_x + distance_y
 
 

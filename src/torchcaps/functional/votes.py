@@ -85,7 +85,8 @@ class RoutingContext(NamedTuple):
         needs_coupling: whether the coupling is used; otherwise a fast path may leave it out.
         clamp: whether stored votes are clamped to 2^32 (2^256 in float64), so that their squares
             stay finite.
-        trace: list that receives the couplings of every iteration, or None.
+        trace: list to which each call of `Votes.couple` appends its couplings, or None. A router
+            calls it exactly once an iteration, so that the list has one entry of each.
         fixed: couplings of an ablation, or None.
     """
 
@@ -251,8 +252,8 @@ class Votes(ABC):
     ) -> Float[Tensor, "batch *positions i j"]:
         """Couplings: a softmax over the parents that compete for a child.
 
-        Every router takes its couplings from here: in an ablation they are equal, or random and
-        fixed, whatever the logits are.
+        Every router takes its couplings from here, by exactly one call an iteration: in an ablation
+        they are equal, or random and fixed, whatever the logits are, and a trace records each call.
 
         Args:
             logits: `[batch, *positions, i, j]`; None for equal couplings.

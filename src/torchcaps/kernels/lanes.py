@@ -25,8 +25,8 @@ def by_lane(x: Tensor) -> Tensor:
     """`[b, ...]` -> `[g, ..., LANES]`, contiguous; zeros in the place of missing samples."""
     num_groups, remainder = divmod(len(x), LANES)
     lanes = x.new_empty(num_groups + bool(remainder), *x.shape[1:], LANES)
-    whole = x[: num_groups * LANES]
-    lanes[:num_groups] = whole.unflatten(0, (num_groups, LANES)).movedim(1, -1)
+    full_groups = x[: num_groups * LANES]
+    lanes[:num_groups] = full_groups.unflatten(0, (num_groups, LANES)).movedim(1, -1)
     if remainder:
         lanes[num_groups] = 0
         lanes[num_groups, ..., :remainder] = x[num_groups * LANES :].movedim(0, -1)

@@ -32,15 +32,12 @@ class FastPath(NamedTuple):
         supports: takes the operands (votes, or the tensors of a convolution) and says whether the
             implementation can run on them.
         rank: "auto" asks implementations of lower rank first.
-        reference: takes what `run` takes. Where there is one, `verify` compares the two on a device
-            before the implementation runs there.
     """
 
     impl: str
     run: Callable[..., Any]
     supports: Callable[..., Support]
     rank: int
-    reference: Callable[..., Any] | None = None
 
 
 # Fast paths of each operation, by rank.
@@ -53,7 +50,6 @@ def fast_path(
     supports: Callable[..., Support],
     *,
     rank: int,
-    reference: Callable[..., Any] | None = None,
 ) -> Callable[[Run], Run]:
     """Decorator that registers a function as the implementation `impl` of an operation.
 
@@ -62,12 +58,11 @@ def fast_path(
         impl: name of the implementation; one of that name is replaced.
         supports: see `FastPath`.
         rank: see `FastPath`.
-        reference: see `FastPath`.
     """
 
     def register(run: Run) -> Run:
         others = [path for path in PATHS.get(operation, []) if path.impl != impl]
-        path = FastPath(impl, run, supports, rank, reference)
+        path = FastPath(impl, run, supports, rank)
         PATHS[operation] = sorted([*others, path], key=lambda path: path.rank)
         return run
 

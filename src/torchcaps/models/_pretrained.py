@@ -39,11 +39,11 @@ def weights_file(name: str = DEFAULT_MODEL) -> Path:
     """
     path = FOLDER / f"{name}.safetensors"
     if not path.is_file():
-        known = sorted(file.stem for file in FOLDER.glob("*.safetensors"))
+        names = sorted(file.stem for file in FOLDER.glob("*.safetensors"))
         raise ArgumentError(
             "pretrained",
             f"no weights of {name!r} come with the package, only of "
-            f"{', '.join(known) or 'no model'}; train it with `torchcaps train {name}`",
+            f"{', '.join(names) or 'no model'}; train it with `torchcaps train {name}`",
         )
     return path
 
@@ -83,10 +83,10 @@ def pretrained_model(
         ValueError: if there are no weights, or they do not fit these sizes or options.
     """
     file = weights_file(name)
-    about = read_description(file)
-    preprocess = Preprocess.from_dict(about["preprocess"])
+    description = read_description(file)
+    preprocess = Preprocess.from_dict(description["preprocess"])
     trained: dict[str, Any] = {
-        "num_classes": len(about["classes"]),
+        "num_classes": len(description["classes"]),
         "in_chans": preprocess.in_chans,
         "img_size": preprocess.model_size,
     }
@@ -98,7 +98,7 @@ def pretrained_model(
                 key, f"the weights of {name} are for {trained[key]}, got {all_sizes[key]}"
             )
 
-    all_options = about["options"] | dict(options)
+    all_options = description["options"] | dict(options)
     weights = load_file(file)
     with torch.device("meta"):
         state = build(**trained, **all_options).state_dict()
@@ -112,11 +112,11 @@ def pretrained_model(
     model = build(**all_sizes, **all_options)
     take_weights(model, weights)
     has_same_classes = all_sizes["num_classes"] == trained["num_classes"]
-    classes = tuple(about["classes"]) if has_same_classes else ()
+    classes = tuple(description["classes"]) if has_same_classes else ()
     metadata = ModelMetadata(
         classes,
         preprocess,
-        about["task"],
+        description["task"],
         name=name,
         options=all_sizes | all_options,
     )

@@ -111,8 +111,8 @@ def describe_efficient(sizes: Sizes, **options: Any) -> Description:
     """
     kernel = sizes["k"]
     if kernel not in NETWORKS:
-        known = ", ".join(map(str, NETWORKS))
-        raise ValueError(f"expected a depthwise kernel of {known} pixels, got {kernel}")
+        kernels = ", ".join(map(str, NETWORKS))
+        raise ValueError(f"expected a depthwise kernel of {kernels} pixels, got {kernel}")
     side = 8 * isqrt(sizes["s"]) - 16 if "s" in sizes else image_side(sizes)
     return Description(NETWORKS[kernel], sizes["J"], sizes["c"], side, options)
 

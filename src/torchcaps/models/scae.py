@@ -135,8 +135,8 @@ class Explanation(NamedTuple):
         objects: object capsules.
         drawings: c_m T'_m of (4), what each part draws at each pixel, in [0, 1],
             `[batch, parts + 1, channels, height, width]`; the last one is the gray background.
-        mixing_logits: A'_m + log d_m of (3), before the softmax, and the background's logit,
-            `[batch, parts + 1, 1, height, width]`.
+        mixing_logits: of each part at each pixel, before the softmax (3), and of the background:
+            the part's opacity there, A'_m, plus log d_m; `[batch, parts + 1, 1, height, width]`.
         pixel_log_likelihood: (4), `[batch]`.
         pose_log_likelihood: (8), `[batch]`.
         posterior: r_km of (10), `[batch, parts, objects + 1]`; the last one is "no object".
@@ -304,8 +304,9 @@ class SCAE(ImageModel):
         set_units: width of the set transformer that looks at parts; 16 in the paper.
         weights: of terms of the loss, those that differ from `WEIGHTS`. With `views` above 0 parts
             and objects learn one after the other; see `tasks.unsupervised.Unsupervised`.
-        part_options: of `PartCapsules`: `channels`, 128 in the paper; `strides`; `pixel_scale`, 1
-            in the paper, with which a training takes many times longer.
+        part_options: of `PartCapsules`: `channels`, 128 in the paper; `strides`; `pixel_scale`,
+            the standard deviation of a pixel in (4), 1 in the paper, with which a training takes
+            many times longer.
 
     Raises:
         ValueError: for weights that are not numbers of at least 0 under names of `WEIGHTS`, for
@@ -317,7 +318,8 @@ class SCAE(ImageModel):
             from `smallest` pixels a side), and its task and loss.
         centers: `[2, clusters, objects]`, of clusters of images by posteriors and by presences;
             zeros until `tasks.unsupervised` has found them.
-        names: number of the class that each of these clusters stands for, `[2, clusters]`.
+        cluster_classes: number of the class that each of these clusters stands for,
+            `[2, clusters]`.
     """
 
     def __init__(
@@ -367,7 +369,7 @@ class SCAE(ImageModel):
             check_weights(weights)
             self.weights.update(weights)
         self.register_buffer("centers", torch.zeros(2, clusters, objects))
-        self.register_buffer("names", torch.zeros(2, clusters, dtype=torch.int64))
+        self.register_buffer("cluster_classes", torch.zeros(2, clusters, dtype=torch.int64))
 
     def explain(self, images: Images, noise: Noise | None = None) -> Explanation:
         """Parts and objects of images, what the parts draw, and the likelihoods.
@@ -437,12 +439,10 @@ class SCAE(ImageModel):
         return self.part_capsules.templates().detach()
 
     def opacities(self) -> Tensor:
-        """Where a template covers others: sigmoid(A_m).
-
-        It is the share (3) of a pixel beside one other part with A = 0 and the same presence.
+        """How much each pixel of a template covers other parts: sigmoid(A_m).
 
         Returns:
-            `[parts, 1, 11, 11]` in (0, 1).
+            `[parts, 1, 11, 11]` in (0, 1); two parts of opacity 0.5 show equally where they meet.
         """
         return self.part_capsules.alpha.detach().sigmoid()
 

@@ -261,7 +261,6 @@ class RoutedStack(nn.Module):
         self.num_iterations = num_iterations
 
     def forward(self, children: Capsules) -> Capsules:
-        # First iteration: layer by layer, from the bottom up.
         """Route children through all layers, `num_iterations` times.
 
         Args:
@@ -270,6 +269,7 @@ class RoutedStack(nn.Module):
         Returns:
             Parents of the highest layer after the last iteration.
         """
+        # First iteration: layer by layer, from the bottom up.
         outputs: list[Capsules] = []
         current = children
         for layer in self.layers:

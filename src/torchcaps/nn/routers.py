@@ -135,8 +135,8 @@ class Router(nn.Module):
     """Base of routers. A subclass defines `route`, and `build_parameters` if it has parameters.
 
     Couplings come from `votes.couple(logits)`: a softmax over the parents that compete for a child.
-    A router that takes them from there works in every layer, and has the ablations `uniform()` and
-    `random()`.
+    A router that takes them from there, by exactly one call in each iteration, works in every layer,
+    has the ablations `uniform()` and `random()`, and has the couplings of its iterations recorded.
 
     Attributes:
         activation: meaning of the activation of a parent: the "length" of its pose, a "probability"

@@ -75,15 +75,16 @@ class VBRouting(Router):
             and is left out of the output; None for no such parent. It adds its density to the sum
             of equation 9. With ln 1e-11 = -25.33 it is near the authors' code, which takes the
             larger of the sum and 1e-11.
-        local_start: start with R_ij = 1 / parents of a position, as in the authors' code. On a map
-            the first couplings of a child then sum to the number of its windows; by default to 1.
+        local_start: start with R_ij = 1 / (number of parents at a position), as in the authors'
+            code. Where windows of a convolution overlap, a child stands in several of them, and its
+            first couplings then sum to their number. By default they sum to 1.
 
     Raises:
         ArgumentError: an unknown covariance, or iterations out of range.
     """
 
     activation = "probability"  # of a parent: a number of its own, not the length of its pose
-    agreement = True  # H_j has the scatter of the votes in it
+    agreement = True  # H_j has the scatter of the votes in it; an ablation sets it to False
     adds_bias = True  # `route` adds the learned bias of the layer, `votes.bias`
 
     def __init__(
@@ -139,6 +140,7 @@ class VBRouting(Router):
         X = torch.cat([V, V.square()], dim=-1) if is_diagonal else V
 
         R = self._first_couplings(votes)
+        # `num_iterations` is `iterations`, or 1 for the fixed couplings of an ablation.
         for remaining in reversed(range(self.num_iterations)):
             # M-step, equations 1 to 4.
             r = (R * a).mT  # [..., j, i]
@@ -160,7 +162,8 @@ class VBRouting(Router):
                 log_density = (log_scale.unsqueeze(-1) - 0.5 * Q).mT
                 if self.outlier is not None:
                     log_density = log_density - self.outlier
-                # `leaky` lets one more parent compete, of logit 0: the outlier.
+                # Equation 9: a softmax over competing parents. `leaky` lets one more compete, of
+                # logit 0: the outlier.
                 R = votes.couple(log_density, leaky=self.leaky)
 
         # Equations 10 and 11. Without agreement, Psi_j = I as of votes without scatter.
@@ -179,7 +182,7 @@ class VBRouting(Router):
         return Routed(pose, torch.sigmoid(logit), R)
 
     def _first_couplings(self, votes: Votes) -> Tensor:
-        """Equal couplings R `[..., i, j]`; those of an ablation stay as they are."""
+        """Equal couplings R `[..., i, j]`, or those that an ablation has fixed."""
         R = votes.couple()
         if self.local_start and votes.context.fixed is None:
             R = torch.full_like(R, 1 / votes.parents)

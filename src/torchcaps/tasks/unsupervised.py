@@ -223,11 +223,11 @@ class Unsupervised(Task):
             if self.training:
                 centers = kmeans(points, self.model.num_clusters, generator=generator)
                 self.model.centers[row] = centers
-                self.model.names[row] = match_clusters(
+                self.model.cluster_classes[row] = match_clusters(
                     nearest(points, centers), labels, len(centers)
                 )
             clusters = nearest(points, self.model.centers[row].cpu())
-            cluster_classes = self.model.names[row].cpu()
+            cluster_classes = self.model.cluster_classes[row].cpu()
             is_right = cluster_classes[clusters] == labels
             metrics[f"accuracy_{name}"] = float(is_right.double().mean())
             metrics[f"linear_{name}"] = linear_accuracy(points, labels)
@@ -261,7 +261,7 @@ class Unsupervised(Task):
         for presence, cluster in zip(presences, clusters.tolist(), strict=True):
             order = presence.argsort(descending=True, stable=True)[:MAX_OBJECTS].tolist()
             top_objects = [{"object": k, "presence": float(presence[k])} for k in order]
-            label = int(self.model.names[PRESENCE_ROW, cluster])
+            label = int(self.model.cluster_classes[PRESENCE_ROW, cluster])
             predictions.append({"cluster": cluster, "class": label, "objects": top_objects})
         return predictions
 

@@ -13,6 +13,12 @@ from torchcaps.testing.compare import (
     assert_same_routing as assert_same_routing,
     relative_rms as relative_rms,
 )
+from torchcaps.testing.kernels import (
+    KERNEL_LIMITS as KERNEL_LIMITS,
+    KernelCheck as KernelCheck,
+    check_kernels as check_kernels,
+    kernel_errors as kernel_errors,
+)
 from torchcaps.testing.modules import (
     check_module as check_module,
     check_module_copies as check_module_copies,

@@ -31,8 +31,8 @@ def relative_rms(actual: Tensor, expected: Tensor, floor: float = 0.0) -> float:
         0 for equal tensors, infinity where only `expected` is zero and there is no floor, NaN where
         either has a NaN.
     """
-    expected = expected.detach().double()
-    error = (actual.detach().double() - expected).norm()
+    expected = expected.detach().cpu().double()
+    error = (actual.detach().cpu().double() - expected).norm()
     if error == 0:
         return 0.0
     return float(error / expected.norm().clamp(min=floor * expected.numel() ** 0.5))
@@ -117,7 +117,7 @@ def assert_same_routing(
     Raises:
         PropertyError: they differ.
     """
-    assert_same("routing", actual, expected, tolerance, floor)
+    assert_outcome("routing", actual, expected, tolerance, floor)
 
 
 def named_tensors(outcome: Any) -> dict[str, Tensor]:
@@ -131,7 +131,7 @@ def map_tensors(change: Callable[[Tensor], Tensor], inputs: Any) -> Any:
     return change(inputs) if isinstance(inputs, Tensor) else type(inputs)(*map(change, inputs))
 
 
-def assert_same(
+def assert_outcome(
     label: str,
     actual: Any,
     expected: Any,
@@ -160,7 +160,7 @@ def assert_moves_along(
     change: Callable[[Tensor], Tensor],
 ) -> None:
     """Raise PropertyError unless a change of the inputs changes their outcome in the same way."""
-    assert_same(label, call(map_tensors(change, inputs)), map_tensors(change, outcome))
+    assert_outcome(label, call(map_tensors(change, inputs)), map_tensors(change, outcome))
 
 
 def assert_pure(call: Callable[[Any], Any], inputs: Any, outcome: Any) -> None:
@@ -169,7 +169,7 @@ def assert_pure(call: Callable[[Any], Any], inputs: Any, outcome: Any) -> None:
     later = call(inputs)
     for name, tensor in named_tensors(inputs).items():
         assert_close(f"{name} after the call", tensor, before[name], 0.0)
-    assert_same("second call", later, outcome)
+    assert_outcome("second call", later, outcome)
 
 
 def make_loss(outcome: Any) -> Tensor:
@@ -178,7 +178,7 @@ def make_loss(outcome: Any) -> Tensor:
     for tensor in named_tensors(outcome).values():
         # The sum of couplings alone is constant: each element has its own weight.
         weights = 0.5 + torch.rand(tensor.shape, generator=seeded(2))
-        loss = loss + (tensor.double() * weights).sum()
+        loss = loss + (tensor.cpu().double() * weights).sum()
     return loss
 
 

@@ -25,8 +25,8 @@ from torchcaps.testing.compare import (
     assert_float32,
     assert_gradients,
     assert_moves_along,
+    assert_outcome,
     assert_pure,
-    assert_same,
     make_loss,
     map_tensors,
     named_tensors,
@@ -90,16 +90,16 @@ def check_module_copies(module: nn.Module, inputs: Inputs) -> None:
     """
     module = copy.deepcopy(module).eval()
     expected = module(inputs)
-    assert_same("pickle", pickle.loads(pickle.dumps(module))(inputs), expected)
+    assert_outcome("pickle", pickle.loads(pickle.dumps(module))(inputs), expected)
 
     file = io.BytesIO()
     torch.save(module.state_dict(), file)
     file.seek(0)
-    other = copy.deepcopy(module)
-    for parameter in other.parameters():
+    loaded = copy.deepcopy(module)
+    for parameter in loaded.parameters():
         parameter.data.fill_(0.5)
-    other.load_state_dict(torch.load(file, weights_only=True))
-    assert_same("loaded parameters", other(inputs), expected)
+    loaded.load_state_dict(torch.load(file, weights_only=True))
+    assert_outcome("loaded parameters", loaded(inputs), expected)
 
 
 def check_module_zeros(module: nn.Module, inputs: Inputs) -> None:
@@ -134,10 +134,10 @@ def check_module_precision(module: nn.Module, inputs: Inputs) -> None:
         converted = copy.deepcopy(module).to(dtype)
         with _floor_of_float32():
             outcome = converted(map_tensors(partial(Tensor.to, dtype=dtype), inputs))
-        assert_same(f"{dtype}", outcome, expected, tolerance)
+        assert_outcome(f"{dtype}", outcome, expected, tolerance)
     with torch.autocast("cpu", torch.bfloat16):
         outcome = module(inputs)
-    assert_same("under autocast", outcome, expected, ROUNDED)
+    assert_outcome("under autocast", outcome, expected, ROUNDED)
     assert_float32(outcome, " under autocast")
 
 

@@ -94,8 +94,8 @@ def planted_answers(
     labels = torch.arange(num_samples) % parents
     is_right = one_hot(labels, parents)
     order = torch.rand(num_samples, children, generator=generator).argsort(dim=1)
-    is_chosen = order < (SHARE * children if kind == "agreement" else 0)
-    agrees = is_chosen.unsqueeze(-1) & is_right.bool().unsqueeze(1)
+    in_cluster = order < (SHARE * children if kind == "agreement" else 0)
+    agrees = in_cluster.unsqueeze(-1) & is_right.bool().unsqueeze(1)
     votes = planted_votes(agrees, dim, generator=generator)
 
     mean = votes.mean(dim=1, keepdim=True)

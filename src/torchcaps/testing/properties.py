@@ -31,8 +31,8 @@ from torchcaps.testing.compare import (
     assert_float32,
     assert_gradients,
     assert_moves_along,
+    assert_outcome,
     assert_pure,
-    assert_same,
 )
 from torchcaps.testing.random import random_votes, seeded
 from torchcaps.types import LayerSizes, Routed
@@ -94,13 +94,13 @@ def check_permutations(routing: Routing, **options: Any) -> None:
         if not router.permutation_equivariant:
             continue
         pose, activation, coupling = routed
-        moved = route(inputs._replace(votes=inputs.votes.roll(1, -2)))
+        permuted = route(inputs._replace(votes=inputs.votes.roll(1, -2)))
         expected = Routed(pose.roll(1, -2), activation.roll(1, -1), coupling.roll(1, -1))
         advice = "if places matter, set permutation_equivariant = False"
-        assert_same(f"{advice}; parents", moved, expected)
-        moved = route(_Inputs(*(tensor.roll(1, 3) for tensor in inputs)))
+        assert_outcome(f"{advice}; parents", permuted, expected)
+        permuted = route(_Inputs(*(tensor.roll(1, 3) for tensor in inputs)))
         expected = Routed(pose, activation, coupling.roll(1, -2))
-        assert_same(f"{advice}; children", moved, expected)
+        assert_outcome(f"{advice}; children", permuted, expected)
 
 
 def check_batch_independence(routing: Routing, **options: Any) -> None:
@@ -187,12 +187,12 @@ def check_precision(routing: Routing, **options: Any) -> None:
         assert_float32(expected)
         with torch.autocast("cpu", torch.bfloat16):
             outcome = _route(router, inputs)
-        assert_same("under autocast", outcome, expected)
+        assert_outcome("under autocast", outcome, expected)
         assert_float32(outcome, " under autocast")
         for dtype in (torch.bfloat16, torch.float16):
             half = inputs.votes.to(dtype)
             outcome = _route(router, inputs._replace(votes=half))
-            assert_same(f"{dtype}", outcome, _route(router, inputs._replace(votes=half.float())))
+            assert_outcome(f"{dtype}", outcome, _route(router, inputs._replace(votes=half.float())))
             assert_float32(outcome, f" of {dtype}")
 
 
@@ -210,9 +210,9 @@ def check_copies(routing: Routing, **options: Any) -> None:
         if isinstance(routing, nn.Module) and not isinstance(routing, Router):
             router = create_router(routing)  # itself, and not the copy that other checks change
         expected = _route(router, inputs)
-        assert_same("deepcopy", _route(copy.deepcopy(router), inputs), expected)
+        assert_outcome("deepcopy", _route(copy.deepcopy(router), inputs), expected)
         if isinstance(routing, str | nn.Module):
-            assert_same("pickle", _route(pickle.loads(pickle.dumps(router)), inputs), expected)
+            assert_outcome("pickle", _route(pickle.loads(pickle.dumps(router)), inputs), expected)
 
 
 def check_ablations(routing: Routing, **options: Any) -> None:
@@ -249,7 +249,31 @@ def check_ablations(routing: Routing, **options: Any) -> None:
             pose = _route(router.with_iterations(1), inputs).pose
             assert_finite("pose of with_iterations(1)", pose)
         _check_agreement(router, inputs)
-        assert_same("after its ablations", _route(router, inputs), before)
+        assert_outcome("after its ablations", _route(router, inputs), before)
+
+
+def check_couplings(routing: Routing, **options: Any) -> None:
+    """`route` calls `votes.couple` exactly once an iteration, and returns the last couplings.
+
+    Otherwise the couplings of its iterations are recorded wrongly. A function makes its couplings
+    by itself.
+
+    Args:
+        routing: name of a router, a router, or a function `(votes, activation) -> Routed`.
+        options: of the router of that name, such as `iterations=2`.
+
+    Raises:
+        PropertyError: for a router without this property.
+    """
+    for router, inputs in _make_cases(routing, options):
+        if isinstance(router, FunctionRouter):
+            return
+        trace: list[Tensor] = []
+        routed = router(DenseVotes(*inputs), context=RoutingContext(trace=trace))
+        if len(trace) != router.num_iterations:
+            expected = f"expected one call an iteration, {router.num_iterations}"
+            raise PropertyError(f"votes.couple: {expected}, got {len(trace)}")
+        assert_close("coupling against the last votes.couple", routed.coupling, trace[-1], 1e-6)
 
 
 def _check_agreement(router: Router, inputs: _Inputs) -> None:
@@ -298,6 +322,7 @@ def check_bias(routing: Routing, **options: Any) -> None:
 
 ROUTER_CHECKS = (
     check_bias,
+    check_couplings,
     check_ranges,
     check_permutations,
     check_batch_independence,

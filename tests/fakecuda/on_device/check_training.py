@@ -202,6 +202,4 @@ def test_doctor_tells_of_the_device(capsys):
     assert main(["doctor", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["gpu"] == gpu.PROPERTIES.name
-    assert (
-        "triton is not used because it failed when it was tried" in facts["kernel dynamic_routing"]
-    )
+    assert facts["kernel dynamic_routing"].startswith("triton: ")

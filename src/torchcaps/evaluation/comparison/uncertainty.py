@@ -128,8 +128,8 @@ class Uncertainty:
 
 
 def estimate_uncertainty(
-    first: Float[NDArray[np.float64], "runs n"],
-    second: Float[NDArray[np.float64], "other_runs n"],
+    first: Float[np.ndarray, "runs n"],
+    second: Float[np.ndarray, "other_runs n"],
     group_of_image: NDArray[np.int64] | None,
     paired: bool,
 ) -> Uncertainty:
@@ -167,7 +167,7 @@ def estimate_uncertainty(
 
 
 def _sum_groups(
-    answers: Float[NDArray[np.float64], "runs n"], group_of_image: NDArray[np.int64] | None
+    answers: Float[np.ndarray, "runs n"], group_of_image: NDArray[np.int64] | None
 ) -> NDArray[np.float64]:
     """The sum over the images of each group, `[runs, groups]`."""
     if group_of_image is None:

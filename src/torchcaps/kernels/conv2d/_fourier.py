@@ -87,7 +87,7 @@ class Plan(NamedTuple):
         return self.stride[0] * rows, self.stride[1] * columns
 
     def phases(self) -> list[Pair]:
-        """First row and column of each phase that has taps."""
+        """The phases that have taps, each by the row and column of its first pixel."""
         rows = range(min(self.stride[0], self.kernel_size[0]))
         columns = range(min(self.stride[1], self.kernel_size[1]))
         return list(product(rows, columns))
@@ -153,7 +153,7 @@ class Matrices(NamedTuple):
 
     Attributes:
         window_to_spectrum: `[r, window height * width]`.
-        taps_to_spectrum: `[r, taps height, taps width]`.
+        taps_to_spectrum: `[r, taps height, taps width]`; a phase with fewer taps takes a part.
         spectrum_to_tile: `[tile height * width, r]`.
     """
 

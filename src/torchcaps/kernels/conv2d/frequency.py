@@ -26,9 +26,10 @@ With channels, the products of number k of all spectra, k = 1 ... r, are a produ
 
 Names here: `window_spectra` is V, `tap_spectra` U, `output_spectra` S and `grad_spectra` G. Of a
 9x9 kernel with stride 2, a phase has 5x5 taps, and a tile of 6x6 outputs depends on a window of
-10x10 pixels. A spectrum then has r = 148 numbers: products of complex numbers take three real ones.
-These products are 148 multiplications for each tile and phase, where the direct way takes 6 x 6 x
-25 = 900. One phase of a block of channels is taken at a time, so that it stays in the cache. The
+10x10 pixels. The spectrum of such a window has 4 real numbers and 48 pairs of conjugate complex
+ones. A product of complex numbers is computed by three products of real ones, so that a spectrum
+has r = 4 + 3 x 48 = 148 real numbers. A tile and phase take 148 multiplications, where the direct
+way takes 6 x 6 x 25 = 900. One phase of a block of channels is taken at a time, so that it stays in the cache. The
 backward pass computes V and U again, which is faster than storing them.
 
 A `Plan` says how a convolution is cut up: its phases, the sizes of tiles, windows and taps, and the
@@ -86,10 +87,10 @@ class Problem(NamedTuple):
 
 
 def supports(x: Tensor, weight: Tensor) -> Support:
-    """Whether the operator can take this convolution, and whether it is likely to be faster.
+    """Whether the operator can take this convolution, and whether "auto" should (`worth_it`).
 
     It takes float32, float64 (`FULL_PRECISION`) and bfloat16. For shapes where the frequency domain
-    does not pay, the operator itself convolves directly.
+    costs more than it saves, the operator itself convolves directly.
     """
     reason = device_mismatch({"x": x, "weight": weight}, torch.device("cpu"))
     reason = reason or wrong_dtype("weight", weight, (*FULL_PRECISION, torch.bfloat16))
@@ -147,7 +148,7 @@ def _forward(problem: Problem) -> tuple[Tensor, ...]:
 def _backward(
     problem: Problem, _saved: Sequence[Tensor], grads: Sequence[Tensor], needed: Sequence[bool]
 ) -> Grads:
-    """Gradients of x, weight and bias, of those that are needed."""
+    """Gradients of x, weight and bias, of those that are needed; no output is saved for it."""
     (grad_y,) = grads
     needs_x, needs_weight, needs_bias = needed
     x, weight, _, stride = problem
@@ -190,6 +191,7 @@ def _reference(problem: Problem) -> tuple[Tensor, ...]:
     return (F.conv2d(x, weight, bias, stride),)
 
 
+# An operator of torch, `torchcaps::conv2d_frequency`, with its gradient.
 _conv2d = define_operator(
     "conv2d_frequency",
     Problem,

@@ -152,9 +152,9 @@ def _agreement(
 
 @triton.jit
 def _couplings(
-    agreement, child_stats, j, location, batch, children, parents, GRADIENT_TOO: tl.constexpr
+    agreement, child_stats, j, location, batch, children, parents, WITH_GRADIENT: tl.constexpr
 ):
-    """Coupling c_ij with parent j and, if GRADIENT_TOO, dL/db_ij; else the coupling twice.
+    """Coupling c_ij with parent j and, if WITH_GRADIENT, dL/db_ij; else the coupling twice.
 
     Both are `[BLOCK_B, BLOCK_I]`, at a location of `_locate_pairs`.
     """
@@ -164,7 +164,7 @@ def _couplings(
     inverse_total = _load(child_stats + num_pairs, location)
     c = tl.exp(logit - largest) * inverse_total
     grad = c
-    if GRADIENT_TOO:
+    if WITH_GRADIENT:
         grad_c = _load(agreement + (parents + j) * num_pairs, location)
         mean = _load(child_stats + 2 * num_pairs, location)
         grad = c * (grad_c - mean)

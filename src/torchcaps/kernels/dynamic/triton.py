@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from torchcaps.functional.bounds import clamp_finite, steady_limit
-from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.squash import PoseAndLength
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.passes import Passes, Problem, make_operator, not_linear, route
@@ -40,7 +39,7 @@ MAX_IN_DIM = 128
 COMPILERS = ("cc", "gcc", "clang")  # that Triton looks for at its first call
 # Compute capabilities of NVIDIA GPUs for Triton at all, and for tensor cores with bfloat16; and the
 # architectures of AMD that Triton compiles for.
-LEAST_CAPABILITY = (7, 0)
+MIN_CAPABILITY = (7, 0)
 BF16_CAPABILITY = (8, 0)
 ROCM_ARCHITECTURES = ("gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")
 
@@ -105,8 +104,8 @@ def supports(votes: Votes) -> Support:
     reason = device_mismatch(vote_operands(votes), device)
     reason = reason or wrong_dtype("weight", weight, dtypes)
     reason = reason or wrong_dtype("pose", votes.children.pose, dtypes)
-    reason = reason or _too_large("dim", votes.dim, MAX_DIM)
-    reason = reason or _too_large("in_dim", weight.shape[2], MAX_IN_DIM)
+    reason = reason or _exceeds("dim", votes.dim, MAX_DIM)
+    reason = reason or _exceeds("in_dim", weight.shape[2], MAX_IN_DIM)
     if reason is None and is_gpu:
         reason = missing_hardware(device, (votes.autocast_dtype, weight.dtype, votes.pose.dtype))
     if reason is not None:
@@ -133,17 +132,17 @@ def missing_hardware(device: torch.device, dtypes: Collection[torch.dtype | None
             return None
         return f"the GPU is a {architecture}; supported: {', '.join(ROCM_ARCHITECTURES)}"
     capability = (properties.major, properties.minor)
-    least = BF16_CAPABILITY if torch.bfloat16 in dtypes else LEAST_CAPABILITY
-    if capability >= least:
+    minimum = BF16_CAPABILITY if torch.bfloat16 in dtypes else MIN_CAPABILITY
+    if capability >= minimum:
         return None
     products = "products in bfloat16" if torch.bfloat16 in dtypes else "Triton"
     return (
         f"the GPU has compute capability {capability[0]}.{capability[1]}; {products} needs "
-        f"{least[0]}.{least[1]}"
+        f"{minimum[0]}.{minimum[1]}"
     )
 
 
-def _too_large(name: str, size: int, limit: int) -> str | None:
+def _exceeds(name: str, size: int, limit: int) -> str | None:
     """Reason for a size beyond a limit."""
     if size <= limit:
         return None
@@ -158,7 +157,7 @@ def _is_interpreting() -> bool:
     return triton is not None and bool(triton.knobs.runtime.interpret)
 
 
-@fast_path("dynamic_routing", "triton", supports, rank=5, reference=dynamic_routing)
+@fast_path("dynamic_routing", "triton", supports, rank=5)
 def run(votes: Votes, *, iterations: int, leaky: bool, detach: bool) -> Routed:
     """Routing by agreement of linear votes; products in half precision under autocast."""
     pose_dtype = votes.autocast_dtype
