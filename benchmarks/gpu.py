@@ -129,7 +129,7 @@ def correctness(sizes: Sizes, _folder: Path, _seconds: float) -> Iterator[Row]:
     for children, parents, dim, in_dim in sizes.layers:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             for leaky, detach in ((False, False), (True, False), (False, True)):
-                options = {"iterations": 3, "leaky": leaky, "detach": detach}
+                options: Row = {"iterations": 3, "leaky": leaky, "detach": detach}
                 layer = tc.nn.CapsuleLinear(children, in_dim, parents, dim, **options).cuda()
                 capsules = random_capsules(8, children, in_dim, device="cuda")
                 for impl in tc.ops.implementations("dynamic_routing")[2:]:
