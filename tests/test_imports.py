@@ -4,6 +4,7 @@ import ast
 import importlib
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import version
 from pathlib import Path
 
@@ -54,6 +55,8 @@ EXCLUSIVE_IMPORTS = {
     },
     "plugins": {"errors"},
 }
+# Files of one package that import each other: the first needs the second for annotations alone.
+CIRCLES = (("data/files.py", "data/entries.py"),)
 FILES = sorted(SOURCE.rglob("*.py"))
 TEXTS = {path: path.read_text(encoding="utf-8") for path in FILES}
 
@@ -89,6 +92,33 @@ def test_a_package_imports_from_those_above_it(package):
     for path, packages in IMPORTS.items():
         if package_of(path) == package:
             assert packages <= allowed, path
+
+
+def imported_files(path, text):
+    """Files of the package that a file imports, anywhere in it: those of modules and their names."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        for module in modules:
+            file = SOURCE.parent.joinpath(*module.split(".")).with_suffix(".py")
+            if file in TEXTS and file != path:
+                yield file
+
+
+def test_no_files_import_each_other():
+    """Packages' `__init__` do not count: they import their files, which register themselves."""
+    graph = {path: set(imported_files(path, text)) for path, text in TEXTS.items()}
+    for first, second in CIRCLES:
+        graph[SOURCE / first].discard(SOURCE / second)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle = [str(path.relative_to(SOURCE)) for path in error.args[1]]
+        pytest.fail(f"imports in a circle: {' <- '.join(circle)}")
 
 
 def test_only_ops_imports_kernels():
