@@ -1,9 +1,10 @@
 import json
+from statistics import NormalDist
 
 import pytest
 import torch
 
-from torchcaps.evaluation import compare_answers, mcnemar
+from torchcaps.evaluation import compare_answers, mcnemar, smallest_visible
 
 from ..stubs import refuses
 
@@ -67,6 +68,17 @@ def test_the_interval_is_that_of_the_difference():
     comparison = compare_answers(first, second)
     low, high = comparison.interval
     deviation = ((0.9 * 0.1 + 0.8 * 0.2) / 4000) ** 0.5
+    discordant = comparison.only_first + comparison.only_second
+    normal = NormalDist()
+    quantiles = normal.inv_cdf(0.95) + normal.inv_cdf(0.9)
+    assert comparison.smallest_margin == pytest.approx(quantiles * (discordant + 4) ** 0.5 / 4000)
+    assert comparison.visible == smallest_visible(4000, discordant / 4000)
+    few = (first[:200], second[:200])
+    family = compare_answers(*few, adjust=[0.9, 0.8])
+    alone = compare_answers(*few)
+    assert 1e-6 < alone.p_value < alone.equivalence_p
+    assert family.p_value == pytest.approx(3 * alone.p_value)
+    assert family.equivalence_p == pytest.approx(min(1, 3 * alone.equivalence_p))
     assert high - low == pytest.approx(2 * 1.96 * deviation, rel=0.1)
     assert comparison == compare_answers(first, second)
     assert compare_answers(second, first).outcome == "second"

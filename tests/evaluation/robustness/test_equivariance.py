@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from torchcaps.evaluation import equivariance
+from torchcaps.evaluation import equivariance, transform_images
 from torchcaps.evaluation.robustness.equivariance import linear_map, r_squared
 from torchcaps.types import Capsules, ModelSpec
 
-from ..stubs import Linear, refuses
+from ..stubs import Linear, refuses, share
 
 
 def rotation_matrix(degrees):
@@ -91,6 +91,32 @@ def test_poses_that_turn_with_the_image():
     assert turned.activation_change == pytest.approx((0, 0, 0))
     assert turned.agreement == (1, 1, 1)
     assert turned.num_samples == 20
+
+
+class Dice(nn.Module):
+    """Poses and activations like random numbers: any change of an image gives others."""
+
+    spec = ModelSpec(pose=True, activation="probability")
+
+    def capsules(self, images):
+        keys = torch.arange(1.0, 1 + images[0].numel(), dtype=torch.float64)
+        places = 1e5 * (images.flatten(1).double() * keys.sqrt()).sum(dim=1, keepdim=True)
+        numbers = torch.sin(places * torch.arange(1, 25).sqrt()).float().unflatten(1, (2, 12))
+        return Capsules(numbers, numbers[..., 0].abs())
+
+
+def test_random_poses_are_neither_equivariant_nor_invariant():
+    """A map that was measured where it was learned would explain half of them."""
+    images = torch.rand(60, 1, 9, 9, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(60) % 2
+    figures = equivariance(Dice(), images, labels, rotation=[15, 40])
+    assert max(figures.equivariant) < 0
+    assert max(figures.invariant) < -0.5
+    activations = Dice().capsules(images[1::2]).activation
+    turned = Dice().capsules(transform_images(images, rotation=40)[1::2]).activation
+    assert figures.activation_change[1] == pytest.approx(float((turned - activations).abs().mean()))
+    agreement = share(turned.argmax(dim=1) == activations.argmax(dim=1))
+    assert figures.agreement[1] == pytest.approx(agreement)
 
 
 def test_arguments_that_do_not_fit():

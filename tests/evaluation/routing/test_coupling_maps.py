@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from torchcaps.evaluation import coupling_maps
-from torchcaps.evaluation.routing.coupling_maps import _window
+from torchcaps.evaluation.routing.coupling_maps import _spread_over_pixels, _window
 from torchcaps.models import create_model
 
 from ..stubs import RoutedPixels, assert_model_is_back, refuses
@@ -110,6 +110,17 @@ def test_even_support_makes_an_even_map(kernel, stride):
     if kernel >= stride:
         sums = [float(spread[offset::stride].sum()) for offset in range(stride)]
         assert sums == pytest.approx([1 / stride] * stride)
+
+
+def test_positions_are_stretched_over_an_image_of_another_shape():
+    positions = torch.zeros(1, 3, 4)
+    positions[0, 2, 0] = 6.0  # at the lower left
+    spread = _spread_over_pixels(positions, None, (12, 28))
+    assert spread.shape == (1, 12, 28)
+    assert float(spread.sum()) == pytest.approx(6.0, rel=0.5)
+    assert not spread[0, :6].any() and not spread[0, :, 14:].any()
+    even = _spread_over_pixels(torch.ones(1, 3, 4), None, (12, 28))
+    torch.testing.assert_close(even, torch.full((1, 12, 28), 12 / (12 * 28)))
 
 
 def test_the_batch_size_changes_nothing_and_the_model_is_left_as_it_was(capsnet):

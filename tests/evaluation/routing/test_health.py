@@ -27,6 +27,9 @@ def test_dead_and_constant_capsules_are_counted():
     assert activity.capsules == 10
     assert activity.strongest == pytest.approx(0.8)
     assert "in use" in activity.verdict
+    pair = torch.tensor([[0.5], [0.519]])  # a deviation of 0.0095 from their mean
+    assert capsule_activity(pair).constant == 1
+    assert capsule_activity(torch.tensor([[0.5], [0.521]])).constant == 0
 
 
 def test_capsules_of_each_position_count():
