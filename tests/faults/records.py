@@ -47,6 +47,8 @@ def load() -> list[Fault]:
     for file in sorted(FOLDER.glob("*.toml")):
         for name, record in tomllib.loads(file.read_text(encoding="utf-8")).items():
             tests = tuple(map("tests/{}".format, record.pop("tests")))
-            path = f"src/torchcaps/{record.pop('path')}"
+            path = record.pop("path")
+            if not path.startswith("claims/"):
+                path = f"src/torchcaps/{path}"
             faults.append(Fault(f"{file.stem}/{name}", path, tests=tests, **record))
     return faults
