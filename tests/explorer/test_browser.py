@@ -19,7 +19,6 @@ import uvicorn
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from torchcaps.data import load_dataset, make_pairs
@@ -281,16 +280,6 @@ def test_a_stroke_that_a_busy_server_refused_is_answered_and_nothing_moves(page,
     page.wait(lambda: not page.is_displayed("busy"))
 
 
-def test_the_keyboard_draws(page):
-    page.open()
-    page.clear()
-    keys = [Keys.SPACE, *[Keys.ARROW_UP] * 5, *[Keys.ARROW_LEFT] * 3, Keys.SPACE]
-    page.find("paper").send_keys(*keys)
-    assert (page.pixels("seen") > 100).sum() > 10
-    page.find("paper").send_keys(Keys.DELETE)
-    page.wait(lambda: page.pixels("seen").max() == 0)
-
-
 def test_a_slider_changes_the_reconstruction_and_reset_brings_it_back(page):
     page.open("ex=0")
     page.wait(lambda: not page.is_changed())
@@ -300,27 +289,6 @@ def test_a_slider_changes_the_reconstruction_and_reset_brings_it_back(page):
     page.wait(page.is_changed)
     page.click("reset")
     page.wait(lambda: not page.is_changed())
-
-
-def test_a_walk_ends_at_the_second_pictures_pose(page, reader):
-    infer = VIEWS["infer"](reader).run
-    inference = infer(reader.example(0)[0])
-    label = inference.shown[0]
-    pose = infer(reader.example(3)[0]).pose[label]
-    drawing = VIEWS["pose"](reader).run(pose[None], label)
-    start = 255 * inference.reconstructions.flatten().numpy()
-    end = 255 * drawing.flatten().numpy()
-
-    def shows(expected):
-        gray = page.pixels("walk")[:, 0]
-        return len(gray) == len(expected) and np.abs(gray - expected).max() <= 1.5
-
-    page.open("ex=0&ex2=3")
-    page.wait(lambda: shows(start))
-    assert np.abs(start - end).max() > 20
-    [walk] = page.select("#pose input[aria-label=walk]")
-    page.set_slider(walk, 1)
-    page.wait(lambda: shows(end))
 
 
 def find_pair(reader, labels):
@@ -391,15 +359,6 @@ def test_the_address_brings_everything_back(page):
     page.browser.refresh()
     page.wait(lambda: page.text("prediction"))
     page.wait(lambda: state() == state_before)
-
-
-def test_a_transformation_draws_its_lines(page):
-    page.open("tab=transform&ex=0&deg=30")
-    page.wait(lambda: page.count("#length-lines path") == 6)
-    page.wait(lambda: page.count("#pose-lines path") == 6)
-    page.choose("sweep", "right")
-    lines = page.find("length-lines")
-    page.wait(lambda: "shift right" in lines.get_attribute("innerHTML"))
 
 
 def test_two_models_side_by_side_and_a_cnn_says_what_it_lacks(page):
@@ -513,15 +472,6 @@ def test_a_finger_draws(page):
         touch(page, "touchEnd")
         page.wait(page.predicts_seven)
         assert page.run("return scrollY") == 0
-
-
-def test_tabs_follow_the_arrow_keys(page):
-    page.open()
-    page.find("tab-pose").send_keys(Keys.ARROW_RIGHT)
-    focus = page.browser.switch_to.active_element
-    assert focus.get_attribute("id") == "tab-routing"
-    assert page.is_displayed("routing")
-    assert not page.is_displayed("pose")
 
 
 @pytest.mark.parametrize("tab", TABS)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps.data import make_pairs
 from torchcaps.errors import DataError
 from torchcaps.evaluation import reconstructions
 from torchcaps.explorer import VIEWS, Motion, Session, open_views, overlay, pictures
@@ -64,11 +63,6 @@ def test_decoding_follows_the_pose(session, infer, draw, image):
     first, second = draw(poses, 1)
     assert first.shape == session.shape
     assert (first - second).abs().max() > 0
-
-
-def test_lengths_follow_the_pose_whatever_activation_is_given(infer, draw, image):
-    pose = infer(image).pose[1][None]
-    assert torch.equal(draw(pose, 1), draw(pose, 1, torch.tensor([7.0])))
 
 
 def test_without_routing_couplings_are_uniform_and_the_model_stays(infer, route, image):
@@ -198,18 +192,6 @@ def test_a_large_image_is_refused_before_it_is_decoded(session, monkeypatch):
         read_picture(encode_image(), session.preprocess)
 
 
-def test_a_picture_is_fitted_to_another_model(color, session, image):
-    assert color.fit(image).shape == (3, *SIZE)
-    assert torch.equal(session.fit(image), image)
-
-
-def test_motions_that_are_not_possible():
-    with pytest.raises(ValueError, match="unknown motion 'color'"):
-        Motion(changing="color")
-    with pytest.raises(ValueError, match="scale: expected between"):
-        Motion(scale=float("nan"))
-
-
 def test_a_session_says_what_it_has(session, color):
     description = session.describe()
     assert (description["classes"], description["data"]) == (list(CLASSES), "bars")
@@ -222,12 +204,6 @@ def test_a_session_says_what_it_has(session, color):
     assert color.describe()["note"] == "No test images: none."
     with pytest.raises(ValueError, match="there are none"):
         color.example(0)
-
-
-def test_examples_of_two_classes(session):
-    pairs = Session(session.model, "pairs", make_pairs(make_bars(), pad=0))
-    assert pairs.describe()["several"] == 2
-    assert len(pairs.example(0)[1]) == 2
 
 
 def test_a_model_that_was_not_loaded_is_refused():

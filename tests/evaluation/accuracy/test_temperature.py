@@ -101,19 +101,3 @@ def test_json_holds_everything():
     ):
         with pytest.raises(ArgumentError, match=f"^{name}: "):
             HeldOutCalibration.from_dict(document | {name: figure})
-
-
-@pytest.mark.parametrize(
-    ("activations", "labels"),
-    [
-        (torch.rand(3), torch.zeros(3, dtype=torch.int64)),
-        (torch.rand(3, 1), torch.zeros(3, dtype=torch.int64)),
-        (torch.rand(3, 2), torch.zeros(2, dtype=torch.int64)),
-        (torch.rand(3, 2), torch.full((3,), 2)),
-        (torch.rand(3, 2) + 5, torch.zeros(3, dtype=torch.int64)),
-        (torch.rand(0, 2), torch.zeros(0, dtype=torch.int64)),
-    ],
-)
-def test_what_is_no_classification_is_refused(activations, labels):
-    with pytest.raises(ArgumentError):
-        calibrate(activations, labels)

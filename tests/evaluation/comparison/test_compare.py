@@ -6,8 +6,6 @@ import torch
 
 from torchcaps.evaluation import compare_answers, mcnemar, smallest_visible
 
-from ..stubs import refuses
-
 
 def answers(only_first, only_second, n):
     """Two models of which one alone is right on so many of n images."""
@@ -82,11 +80,3 @@ def test_the_interval_is_that_of_the_difference():
     assert high - low == pytest.approx(2 * 1.96 * deviation, rel=0.1)
     assert comparison == compare_answers(first, second)
     assert compare_answers(second, first).outcome == "second"
-
-
-def test_arguments_that_do_not_fit():
-    correct = torch.ones(3, dtype=torch.bool)
-    with refuses(r"second: expected \[n=3\]"):
-        compare_answers(correct, correct[:2])
-    with refuses("margin: expected a difference in accuracy between 0 and 1, got 0"):
-        compare_answers(correct, correct, margin=0)

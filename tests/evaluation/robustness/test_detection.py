@@ -11,7 +11,7 @@ from torchcaps.evaluation import (
 )
 from torchcaps.types import Capsules
 
-from ..stubs import Decodes, PixelReader, refuses, share
+from ..stubs import Decodes, PixelReader, share
 
 
 class Painter(Decodes):
@@ -104,20 +104,3 @@ def test_an_image_that_changed_sides_is_unlike_itself():
     distances = reconstruction_distances(Painter(), adversarial)
     assert detection.auroc == pytest.approx(auroc(distances, torch.zeros(4)))
     assert detection.num_samples == 4
-
-
-def test_arguments_that_do_not_fit():
-    images = torch.zeros(2, 1, 2, 2)
-    labels = torch.tensor([0, 0])
-    with refuses(r"adversarial: expected \[batch=2"):
-        detect_adversarial(
-            Painter(),
-            images,
-            images[:1],
-            labels,
-            threshold=1.0,
-        )
-    with refuses("positive: expected numbers, got NaN"):
-        auroc(torch.tensor([torch.nan]), torch.zeros(1))
-    with refuses("number of distances scores: expected at least 1, got 0"):
-        detection_threshold(torch.zeros(0))

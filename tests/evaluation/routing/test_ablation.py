@@ -174,12 +174,6 @@ def test_straightness_of_a_class_is_that_of_its_own_images(sharp):
         assert third == pytest.approx(ratio[labels == 2, 2].mean().item(), rel=1e-4)
 
 
-def test_one_pass_has_no_iterations():
-    dynamics = iteration_dynamics(RoutedPixels(6, 3, routing="uniform"), IMAGES, LABELS)
-    assert dynamics.iterations == (1,)
-    assert "one pass" in dynamics.verdict
-
-
 @pytest.mark.parametrize(
     ("change", "iterations", "temperatures"),
     [
@@ -214,10 +208,3 @@ def test_leaky_routing_keeps_its_leak():
     layer = CapsuleLinear(6, 4, 3, 4, leaky=True, impl="reference")
     routed = layer.router.uniform()(torch.randn(2, 6, 3, 4), torch.rand(2, 6))
     assert torch.allclose(routed.coupling, torch.full((2, 6, 3), 1 / 4))
-
-
-def test_arguments_that_do_not_fit():
-    with refuses("labels: expected class indices from 0 to 2, got 3"):
-        routing_ablation(RoutedPixels(6, 3), IMAGES, torch.full((8,), 3))
-    with refuses("iterations: expected at least 1, got 0"):
-        DynamicRouting().with_iterations(0)

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from torchcaps.evaluation import coupling_dynamics, coupling_entropy, parse_tree
-from torchcaps.nn import RoutingTrace
 
 from ..stubs import recorded, refuses
 
@@ -46,19 +45,6 @@ def test_shares_of_a_window_are_taken_within_it():
     # second.
     coupling = torch.tensor([[[0.125, 0.125], [0.5, 0.5]]])
     assert coupling_entropy(recorded(coupling)).mean == pytest.approx(1)
-
-
-def test_maps_of_parents_are_flattened():
-    coupling = torch.rand(N, 2, 3, CHILDREN, PARENTS).softmax(dim=-1)
-    child = torch.rand(N, 2, 3, CHILDREN)
-    in_maps = RoutingTrace(
-        coupling,
-        coupling[..., 0, :],
-        child,
-        coupling[..., :1, :],
-    )
-    in_rows = recorded(coupling.flatten(1, 3), child.flatten(1))
-    assert coupling_entropy(in_maps).mean == pytest.approx(coupling_entropy(in_rows).mean)
 
 
 def test_couplings_that_never_change_have_no_dynamics():

@@ -82,6 +82,7 @@ def test_planted_defects_are_found():
     diagnosis = diagnose(model, data, count=40)
     first, second = diagnosis.layers
     assert diagnosis.accuracy == diagnosis.ablation.routed == 1
+    assert diagnosis.verdicts()["baseline"].startswith("No baseline was given")
     assert diagnosis.ablation.uniform < 1
     assert (first.starvation.starved, first.parents.dead) == pytest.approx((1 / 6, 1 / 5))
     assert (second.starvation.starved, second.parents.dead) == (0, 0)
@@ -121,13 +122,6 @@ def test_a_cnn_is_a_baseline_but_has_no_routing(capsnet, of_capsnet, digits):
     assert f"{of_capsnet.parameters:,} parameters against" in sentence
     with refuses("model: expected a capsule network with routed layers, got CNN"):
         diagnose(matched_cnn(capsnet), digits, count=COUNT)
-
-
-def test_without_a_baseline_the_verdicts_say_so():
-    diagnosis = diagnose(RoutedPixels(6, 3), random_data(), count=8)
-    assert diagnosis.baseline is None
-    assert diagnosis.verdicts()["baseline"].startswith("No baseline was given")
-    assert diagnosis.to_dict()["baseline"] is None
 
 
 def test_the_model_is_left_as_it_was():

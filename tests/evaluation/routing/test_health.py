@@ -65,13 +65,6 @@ def test_a_capsule_without_a_way_to_the_loss_is_starved(images):
     assert "Many" in figures.verdict
 
 
-def test_starvation_does_not_depend_on_the_batch_size(images):
-    model = RoutedPixels(6, 3)
-    in_one_batch = starvation(model, images, LABELS)["layers.0"]
-    in_parts = starvation(model, images, LABELS, batch_size=3)["layers.0"]
-    assert in_parts.median == pytest.approx(in_one_batch.median, rel=1e-4)
-
-
 def test_starvation_by_hand():
     # Two children of one dimension; only the first has votes, of twice its pose.
     model = RoutedPixels(2, 2, dim=1, routing="uniform")
