@@ -65,8 +65,8 @@ def test_long_capsules_mean_known_images():
     assert rejection.auroc == 1
     assert rejection.false_positive_rate == 0
     assert rejection.threshold == pytest.approx(0.7)
-    assert rejection.known_length == pytest.approx(0.8)
-    assert rejection.other_length == pytest.approx(0.2)
+    assert rejection.inlier_length == pytest.approx(0.8)
+    assert rejection.outlier_length == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.05, 0.2])
