@@ -84,7 +84,7 @@ def test_an_inference_over_the_wire(client, session, image, picture):
 def test_every_view_answers(client, picture):
     motion = {"degrees": 30, "changing": "degrees"}
     bodies = {
-        "examples": {"label": 1, "count": 2},
+        "examples": {"label": 1, "count": 2, "start": 1},
         "infer": {"uniform": True, "motion": motion},
         "pose": {"label": 2, "poses": [[0.1] * 16, [0] * 16]},
         "routing": {"label": 0},
@@ -97,7 +97,7 @@ def test_every_view_answers(client, picture):
         response = client.post(f"/api/{name}", json={"image": picture} | body)
         assert response.status_code == 200, response.text
         answers[name] = response.json()
-    assert [example["index"] for example in answers["examples"]["examples"]] == [1, 4]
+    assert [example["index"] for example in answers["examples"]["examples"]] == [4, 7]
     assert len(answers["pose"]["drawn"]) == 2
     assert len(answers["routing"]["steps"]) == 3
     assert len(answers["transform"]["activation"]) == 3

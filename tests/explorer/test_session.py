@@ -9,7 +9,7 @@ from PIL import Image
 from torchcaps.errors import DataError
 from torchcaps.evaluation import reconstructions
 from torchcaps.explorer import VIEWS, Motion, Session, open_views, overlay, pictures
-from torchcaps.explorer.pictures import read_picture
+from torchcaps.explorer.pictures import move, read_picture
 from torchcaps.models import create_model
 from torchcaps.nn import record_routing
 
@@ -86,6 +86,7 @@ def test_routing_steps_end_where_the_model_ends(session, route, image):
     last = routing.steps[-1]
     torch.testing.assert_close(last.activation, activation)
     torch.testing.assert_close(last.coupling, coupling.mean(dim=0))
+    assert last.spread == pytest.approx(float(coupling.std(correction=0)), rel=1e-4)
     torch.testing.assert_close(last.share.flatten(), coupling[:, 2].reshape(2, 2).mean(dim=1))
     torch.testing.assert_close(routing.steps[0].coupling, torch.full((3,), 1 / 3))
 
@@ -156,6 +157,9 @@ def test_an_overlay_is_a_sum_that_ends_at_white(image):
     shifted = overlay(torch.zeros_like(image), image, right=3, down=-2)
     assert torch.equal(shifted[:, :-2, 3:], image[:, 2:, :-3])
     assert shifted[:, -2:].max() == 0
+    white = torch.full_like(image, 255)
+    half = move(white, Motion(scale=0.5)).float().mean()
+    assert float(half) == pytest.approx(255 / 4, rel=0.02)
 
 
 def test_examples_by_index_and_by_class(session):

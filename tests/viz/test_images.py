@@ -29,11 +29,11 @@ def test_the_longer_side_sets_the_size():
 
 def test_a_grid_has_a_row_a_name_and_white_between_its_images():
     tiles = np.zeros((6, 20, 10, 3), dtype=np.uint8)
-    tiles[4] = 200
+    tiles[3] = 200
     [axes] = tile_grid(tiles, ["a", "b"]).axes
     grid = axes.images[0].get_array()
     assert grid.shape == (2 * 22, 3 * 12, 3)
-    assert (grid[22 + 1 : 22 + 21, 12 + 1 : 12 + 11] == 200).all()
+    assert (grid[22 + 1 : 22 + 21, 1:11] == 200).all()
     assert (grid[:, 12] == 255).all()
     assert (grid[22] == 255).all()
     assert axes.get_xlim() == (0, 3)

@@ -30,38 +30,42 @@ def simulate_runs(num_runs, n, lead=0.0, by_seed=0.3):
     return answers
 
 
-def sources_of_variance(first, second, paired):
-    """Variance of the difference by images; of each method's (or pair's) runs, and by chance."""
+def sources_of_variance(first, second, group, paired):
+    """Variance of the difference by groups; of each method's (or pair's) runs, and by chance."""
     n = first.shape[1]
+    count = group.max() + 1
+    is_member = group == np.arange(count)[:, None]
     methods = [first - second] if paired else [first, second]
-    deviations = [runs - runs.mean(axis=1, keepdims=True) for runs in methods]
-    # Deviations of an image from the mean of its run, averaged over runs.
+    deviations = [(runs - runs.mean(axis=1, keepdims=True)) @ is_member.T for runs in methods]
+    # Deviations of a group from the mean of its run, averaged over runs.
     by_image = [runs.mean(axis=0) for runs in deviations]
     difference = by_image[0] if paired else by_image[0] - by_image[1]
-    images = (np.sum(difference**2) * n / (n - 1) + 4) / n**2
+    images = (np.sum(difference**2) * count / (count - 1) + 4) / n**2
     seeds = [variance(runs.mean(axis=1).tolist()) for runs in methods]
-    chance = [np.var(runs, axis=0, ddof=1).sum() / (n * (n - 1)) for runs in deviations]
-    return images, seeds, chance
+    chance = [np.var(runs, axis=0, ddof=1).sum() for runs in deviations]
+    return images, seeds, [squares * count / (count - 1) / n**2 for squares in chance]
 
 
 @pytest.mark.parametrize("paired", [False, True])
-@pytest.mark.parametrize("num_groups", [None, 300])
+@pytest.mark.parametrize("num_groups", [None, 200])
 def test_every_figure_by_formulas_of_its_own(paired, num_groups):
     num_runs = 4
     answers = simulate_runs(num_runs, 300, lead=0.4)
     first, second = (runs.double().numpy() for runs in answers)
-    images, seeds, chance = sources_of_variance(first, second, paired)
+    group = np.arange(300) % (num_groups or 300)  # of one or two images each
+    images, seeds, chance = sources_of_variance(first, second, group, paired)
     error = (images + max(0, (sum(seeds) - sum(chance)) / num_runs)) ** 0.5
     pooled = sum(seeds) / len(seeds)
     terms = sum((max(seed, pooled) / num_runs) ** 2 / (num_runs - 1) for seed in seeds)
-    degrees = max(error**4 / (images**2 / 299 + terms), num_runs - 1)
+    units = 300**2 / (np.bincount(group) ** 2).sum()
+    degrees = max(error**4 / (images**2 / (units - 1) + terms), num_runs - 1)
     difference = first.mean() - second.mean()
     p_value = 2 * t.sf(abs(difference) / error, degrees)
     gap = t.sf((0.1 - difference) / error, degrees)
     low, high = t.interval(0.95, degrees, difference, error)
     visible = (t.ppf(0.975, degrees) + t.ppf(0.8, degrees)) * error
 
-    groups = None if num_groups is None else np.arange(300)
+    groups = None if num_groups is None else group
     options = {"paired": paired, "groups": groups, "margin": 0.1}
     alone = compare_runs(*answers, **options)
     family = compare_runs(*answers, **options, adjust=[p_value / 2, 0.9])

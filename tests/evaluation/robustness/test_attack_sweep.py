@@ -35,6 +35,15 @@ def test_the_norm_is_that_of_successful_changes():
     assert outcome.accuracy == 0.5  # the last one is right now
 
 
+def test_the_norm_is_over_all_pixels():
+    model = Linear(torch.tensor([1.0, 0.0]), offset=0.5)
+    images = torch.tensor([0.6, 0.1]).view(1, 1, 1, 2)
+    changed = images + torch.tensor([-0.3, 0.4])
+    assert attack_outcome(model, images, changed, LABELS[:1], eps=0.4).distance == pytest.approx(
+        0.5
+    )
+
+
 def test_without_right_answers_there_is_nothing_to_attack():
     outcome = attack_outcome(
         MODEL,

@@ -2,8 +2,10 @@ import pytest
 import torch
 
 from torchcaps.evaluation import coupling_maps
-from torchcaps.evaluation.routing.coupling_maps import _spread_over_pixels, _window
+from torchcaps.evaluation.routing.coupling_maps import _hand_down, _spread_over_pixels, _window
 from torchcaps.models import create_model
+from torchcaps.nn import ConvCaps, record_routing
+from torchcaps.types import Capsules
 
 from ..stubs import RoutedPixels, assert_model_is_back, refuses
 
@@ -110,6 +112,17 @@ def test_even_support_makes_an_even_map(kernel, stride):
     if kernel >= stride:
         sums = [float(spread[offset::stride].sum()) for offset in range(stride)]
         assert sums == pytest.approx([1 / stride] * stride)
+
+
+def test_support_is_handed_down_without_loss():
+    layer = ConvCaps(2, 3, 3, 2)
+    children = Capsules(torch.randn(1, 7, 9, 2, 16), torch.rand(1, 7, 9, 2))
+    with record_routing(layer) as record:
+        layer(children)
+    support = torch.rand(1, 3, 4, 3)
+    handed = _hand_down(layer, support, children, record.last()[""])
+    assert handed.shape == (1, 7, 9, 2)
+    torch.testing.assert_close(handed.sum(), support.sum())
 
 
 def test_positions_are_stretched_over_an_image_of_another_shape():

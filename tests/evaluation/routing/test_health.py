@@ -66,17 +66,20 @@ def test_a_capsule_without_a_way_to_the_loss_is_starved(images):
 
 
 def test_starvation_by_hand():
-    # Two children of one dimension; only the first has votes, of twice its pose.
-    model = RoutedPixels(2, 2, dim=1, routing="uniform")
+    # Three children of one dimension; two have votes, of twice their poses. Two equal images.
+    model = RoutedPixels(3, 2, dim=1, routing="uniform")
     with torch.no_grad():
-        model.layers[0].weight[0] = 2.0
-        model.layers[0].weight[1] = 0.0
-    arguments = (model, torch.tensor([0.5, 0.3]).view(1, 1, 2, 1), torch.tensor([0]))
-    figures = starvation(*arguments, loss=lambda a, _: a[:, 0].mean())["layers.0"]
-    # s = 2 u / 2 = u, and |squash(s)| = s^2 / (1 + s^2), whose slope is 2 s / (1 + s^2)^2.
-    slope = 2 * 0.5 / (1 + 0.25) ** 2
-    assert figures.starved == 0.5
-    assert figures.median in (0.0, pytest.approx(slope, rel=1e-4))
+        model.layers[0].weight.fill_(2.0)
+        model.layers[0].weight[2] = 0.0
+    poses = torch.tensor([0.5, 0.3, 0.9]).view(1, 1, 3, 1).expand(2, -1, -1, -1)
+    arguments = (model, poses, torch.tensor([0, 0]))
+    # s = u_1 + u_2, and |squash(s)| = s^2 / (1 + s^2), whose slope is 2 s / (1 + s^2)^2.
+    slope = 2 * 0.8 / (1 + 0.64) ** 2
+    for batch_size in (1, 2):
+        options = {"loss": lambda a, _: a[:, 0].mean(), "batch_size": batch_size}
+        figures = starvation(*arguments, **options)["layers.0"]
+        assert figures.starved == pytest.approx(1 / 3)
+        assert figures.median == pytest.approx(slope, rel=1e-4)
     flat = starvation(*arguments, loss=lambda a, _: 0 * a.mean())["layers.0"]
     assert flat.starved == 1
     assert "No gradient" in flat.verdict

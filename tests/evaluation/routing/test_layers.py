@@ -16,6 +16,8 @@ def test_all_images_are_recorded_whatever_the_batch_size():
     assert list(record.layers) == ["layers.0", "layers.1"]
     assert record.layers["layers.0"].coupling.shape == (5, 6, 5)
     assert torch.allclose(record.activation, model(images), atol=1e-6)
+    parents = record.layers["layers.1"].pose
+    assert torch.allclose(parents.norm(dim=-1), record.activation, atol=1e-6)
     lengths = images.squeeze(1).norm(dim=-1)
     assert torch.allclose(record.children["layers.0"], lengths, atol=1e-6)
     assert not record.activation.is_inference()
