@@ -456,7 +456,7 @@ def _infer(
     }
 
 
-def _adjust(unadjusted_p: float, equivalence_p: float, adjust: Sequence[float]) -> dict[str, float]:
+def _adjust(unadjusted_p: float, equivalence_p: float, adjust: Sequence[float]) -> dict[str, Any]:
     """The p-values of a family: by Holm's correction, of equivalence by Bonferroni's."""
     family = 1 + len(adjust)
     return {
