@@ -4,6 +4,7 @@ import ast
 import importlib
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import version
 from pathlib import Path
 
@@ -53,6 +54,8 @@ EXCLUSIVE_IMPORTS = {
     },
     "plugins": {"errors"},
 }
+# Files of one package that import each other: the first needs the second for annotations alone.
+CIRCLES = (("data/files.py", "data/entries.py"),)
 FILES = sorted(SOURCE.rglob("*.py"))
 TEXTS = {path: path.read_text(encoding="utf-8") for path in FILES}
 
@@ -88,6 +91,34 @@ def test_a_package_imports_from_those_above_it(package):
     for path, packages in IMPORTS.items():
         if package_of(path) == package:
             assert packages <= allowed, path
+
+
+def file_of(module):
+    """The file of a module of the package, if there is one."""
+    path = SOURCE.parent.joinpath(*module.split("."))
+    return next(filter(TEXTS.get, (path.with_suffix(".py"), path / "__init__.py")), None)
+
+
+def imported_files(text):
+    """Files of the package that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (file_of(alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                yield file_of(f"{node.module}.{alias.name}") or file_of(node.module)
+
+
+def test_no_files_import_each_other():
+    graph = {path: set(imported_files(text)) - {None} for path, text in TEXTS.items()}
+    del graph[SOURCE / "__init__.py"]  # it imports nothing before it is asked for
+    for first, second in CIRCLES:
+        graph[SOURCE / first].discard(SOURCE / second)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle = [str(path.relative_to(SOURCE)) for path in error.args[1]]
+        pytest.fail(f"imports in a circle: {' <- '.join(circle)}")
 
 
 def test_only_ops_imports_kernels():

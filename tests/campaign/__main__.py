@@ -31,7 +31,6 @@ def main() -> int:
     parser.add_argument(
         "--failures", type=Path, default=Path("campaign-failures"), help="folder for their files"
     )
-    parser.add_argument("--markdown", action="store_true", help="print the table for a document")
     options = parser.parse_args()
     stream = chain(fixed(options.only), cases(options.seed, options.only))
     if options.minutes is None:
@@ -46,7 +45,7 @@ def main() -> int:
     print(
         f"{date.today()}, seed {options.seed}, {options.processes} processes, {minutes:.1f} minutes\n"
     )
-    print(campaign.table(options.markdown))
+    print(campaign.table())
     return int(campaign.failed)
 
 

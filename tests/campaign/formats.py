@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import pickle
 import struct
 import tarfile
 import zipfile
@@ -203,10 +202,6 @@ def _files() -> dict[str, Format]:
 def _published() -> dict[str, Format]:
     labels = (np.arange(4) % 10).astype(np.uint8)
     rows = pixels(4, 3072)
-    batch = {b"labels": labels.tolist(), b"data": rows, b"filenames": [b"a.png"] * 4}
-    old = pickle.dumps(batch, protocol=2).replace(
-        b"numpy._core.multiarray", b"numpy.core.multiarray"
-    )
     raw = np.hstack([labels[:, None], rows]).tobytes()
     batches = [*map("data_batch_{}".format, range(1, 6)), "test_batch"]
     norb = {}
@@ -222,14 +217,8 @@ def _published() -> dict[str, Format]:
         norb |= {f"s/{stem}-{kind}.mat": matrix_bytes(array) for kind, array in arrays.items()}
     digits = [(1 + np.arange(4) % 10).astype(np.uint8)[:, None], pixels(32, 32, 3, 4)]
     svhn = mat("X", digits[1], ("y", digits[0])), mat("y", digits[0], ("X", digits[1]))
-    views = {
-        "image": pixels(1600, 4),
-        "label_int": labels[None],
-        "original_id": np.arange(1.0, 5)[None],
-    }
     return {
-        "cifar": Format("s", {f"s/{name}": old for name in batches}),
-        "cifar binary": Format("s", {f"s/{name}.bin": raw for name in batches}),
+        "cifar": Format("s", {f"s/{name}.bin": raw for name in batches}),
         "norb": Format("s", norb),
         "norb.gz": Format("s", {}, gzipped(norb)),
         "svhn": Format(
@@ -238,11 +227,6 @@ def _published() -> dict[str, Format]:
             {"s/train_32x32.mat": svhn[0]},
         ),
         "svhn labels": Format("s", {}, {"s/train_32x32.mat": svhn[1], "s/test_32x32.mat": svhn[1]}),
-        "affnist": Format(
-            "s",
-            {"s/test_batches/1.mat": mat_bytes({"affNISTdata": views}, packed=False)},
-            {"s/training_and_validation_batches/1.mat": mat("affNISTdata", views)},
-        ),
         "gtsrb": Format("s", _gtsrb()),
     }
 

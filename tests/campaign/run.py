@@ -78,7 +78,7 @@ class Campaign:
         """Whether any case was."""
         return any(verdict.failure is not None for _, verdict in self.verdicts)
 
-    def table(self, markdown: bool = False) -> str:
+    def table(self) -> str:
         """A row for each test, and one for all."""
         rows: dict[tuple[str, str], list[float]] = {}
         for case, verdict in self.verdicts:
@@ -91,13 +91,6 @@ class Campaign:
         for (area, test), (count, failures, seconds) in sorted(rows.items()):
             name = area.replace("~", "all")
             table.append((name, test, f"{count:,}", f"{failures}", f"{seconds:,.0f}"))
-        if markdown:
-            lines = list(map("| {} |".format, map(" | ".join, table)))
-            lines.insert(1, "| --- | --- | ---: | ---: | ---: |")
-            return "\n".join(lines)
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = []
-        for row in table:
-            cells = map(str.ljust, row, widths)
-            lines.append("  ".join(cells).rstrip())
+        lines = list(map("| {} |".format, map(" | ".join, table)))
+        lines.insert(1, "| --- | --- | ---: | ---: | ---: |")
         return "\n".join(lines)

@@ -139,5 +139,5 @@ def test_without_a_run_a_network_of_the_package_is_shown_with_digits(command, se
     description = session.describe()
     assert (description["name"], description["classes"]) == ("capsnet_small", list("0123456789"))
     assert (description["data"], description["note"]) == ("digits", "")
-    assert description["views"]["pose"]["decoder"] is True
-    assert "routing" in description["views"]
+    assert session.has_decoder
+    assert session.has_routing

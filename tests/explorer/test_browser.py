@@ -19,11 +19,10 @@ import uvicorn
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from torchcaps.data import load_dataset, make_pairs
-from torchcaps.explorer import Session, overlay, worker as queue
+from torchcaps.explorer import VIEWS, Session, overlay, worker as queue
 from torchcaps.explorer.server import bound, make_app, settings
 from torchcaps.models import create_model
 from torchcaps.nn import DynamicRouting
@@ -31,7 +30,7 @@ from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 
 from .conftest import as_loaded, encode_image
-from .test_tasks import make_brightness_session, make_spots_session
+from .test_tasks import make_spots_session
 
 pytestmark = pytest.mark.slow
 SECONDS = 30
@@ -281,42 +280,6 @@ def test_a_stroke_that_a_busy_server_refused_is_answered_and_nothing_moves(page,
     page.wait(lambda: not page.is_displayed("busy"))
 
 
-def test_the_newest_stroke_overtakes_those_that_wait(page, reader, monkeypatch):
-    worker = queue.Worker()
-    is_over = threading.Event()
-    superseded = []
-    settle = queue._settle
-
-    def record_and_settle(future, answer):
-        if isinstance(answer, queue.Superseded):
-            superseded.append(answer)
-        settle(future, answer)
-
-    monkeypatch.setattr(queue, "_settle", record_and_settle)
-    with serve(reader, worker=worker) as address:
-        page.open(address=address)
-        page.clear()
-        page.wait(lambda: not page.predicts_seven())
-        worker._thread.submit(is_over.wait, SECONDS)
-        page.draw(SEVEN[:2])
-        page.pause(400)
-        page.draw(SEVEN[1:])
-        page.wait(lambda: superseded)
-        is_over.set()
-        page.wait(page.predicts_seven)
-        assert not page.is_displayed("problem")
-
-
-def test_the_keyboard_draws(page):
-    page.open()
-    page.clear()
-    keys = [Keys.SPACE, *[Keys.ARROW_UP] * 5, *[Keys.ARROW_LEFT] * 3, Keys.SPACE]
-    page.find("paper").send_keys(*keys)
-    assert (page.pixels("seen") > 100).sum() > 10
-    page.find("paper").send_keys(Keys.DELETE)
-    page.wait(lambda: page.pixels("seen").max() == 0)
-
-
 def test_a_slider_changes_the_reconstruction_and_reset_brings_it_back(page):
     page.open("ex=0")
     page.wait(lambda: not page.is_changed())
@@ -328,40 +291,13 @@ def test_a_slider_changes_the_reconstruction_and_reset_brings_it_back(page):
     page.wait(lambda: not page.is_changed())
 
 
-def test_a_walk_ends_at_the_second_pictures_pose(page, reader):
-    infer = reader.view("infer").run
-    inference = infer(reader.example(0)[0])
-    label = inference.shown[0]
-    pose = infer(reader.example(3)[0]).pose[label]
-    drawing = reader.view("pose").run(pose[None], label)
-    start = 255 * inference.reconstructions.flatten().numpy()
-    end = 255 * drawing.flatten().numpy()
-
-    def shows(expected):
-        gray = page.pixels("walk")[:, 0]
-        return len(gray) == len(expected) and np.abs(gray - expected).max() <= 1.5
-
-    page.open("ex=0&ex2=3")
-    page.wait(lambda: shows(start))
-    assert np.abs(start - end).max() > 20
-    [walk] = page.select("#pose input[aria-label=walk]")
-    page.set_slider(walk, 1)
-    page.wait(lambda: shows(end))
-
-
-def test_the_effect_of_a_dimension_is_shown_as_a_strip(page):
-    page.open("ex=0")
-    page.select("#pose .slider button")[0].click()
-    page.wait(lambda: page.count("#pose .strip canvas") == 11)
-
-
 def find_pair(reader, labels):
     """Two examples of different classes, which the model recognizes in their overlay."""
     for first in range(len(labels)):
         for second in range(first):
             picture = overlay(reader.example(first)[0], reader.example(second)[0])
             pair = {labels[first], labels[second]}
-            if len(pair) == 2 and set(reader.view("infer").run(picture, count=2).shown) == pair:
+            if len(pair) == 2 and set(VIEWS["infer"](reader).run(picture, count=2).shown) == pair:
                 return first, second
     pytest.fail("the model finds no pair")
 
@@ -377,18 +313,6 @@ def test_two_overlaid_digits_are_the_two_longest(page, reader, digits):
         assert page.pixels(canvas).max() > 50
         label = page.find(canvas).get_attribute("aria-label")
         names.remove(label.partition("capsule ")[2].partition(" (")[0])
-
-
-def test_two_overlaid_pictures_are_drawn_by_two_capsules(page, digits):
-    labels = digits.labels.tolist()
-    second = int((digits.labels != labels[0]).nonzero()[0])
-    page.open(f"tab=overlap&ex=0&ex2={second}&c1={labels[0]}&c2={labels[second]}")
-    page.wait(lambda: page.pixels("capsule-1").any() and page.pixels("capsule-2").any())
-    orange = page.pixels("capsule-1")
-    blue = page.pixels("capsule-2")
-    assert orange[:, 0].sum() > orange[:, 2].sum()
-    assert blue[:, 2].sum() > blue[:, 0].sum()
-    assert np.abs(orange.max(axis=1) - blue.max(axis=1)).sum() > 28 * 28
 
 
 def test_without_routing_the_couplings_are_uniform(page):
@@ -435,15 +359,6 @@ def test_the_address_brings_everything_back(page):
     page.browser.refresh()
     page.wait(lambda: page.text("prediction"))
     page.wait(lambda: state() == state_before)
-
-
-def test_a_transformation_draws_its_lines(page):
-    page.open("tab=transform&ex=0&deg=30")
-    page.wait(lambda: page.count("#length-lines path") == 6)
-    page.wait(lambda: page.count("#pose-lines path") == 6)
-    page.choose("sweep", "right")
-    lines = page.find("length-lines")
-    page.wait(lambda: "shift right" in lines.get_attribute("innerHTML"))
 
 
 def test_two_models_side_by_side_and_a_cnn_says_what_it_lacks(page):
@@ -528,14 +443,6 @@ def test_capsules_that_are_no_classes_are_numbered_and_drawn(page):
         assert not page.is_displayed("problem")
 
 
-def test_a_system_without_capsules_and_classes_has_a_page(page):
-    with serve(make_brightness_session()) as address:
-        page.open("ex=0", address)
-        assert "has no capsules" in page.text("prediction")
-        assert page.texts("#tabs button") == []
-        assert not page.is_displayed("problem")
-
-
 @contextmanager
 def emulate(page, name, settings, ending):
     """A setting of chromium's emulation, until this ends."""
@@ -565,15 +472,6 @@ def test_a_finger_draws(page):
         touch(page, "touchEnd")
         page.wait(page.predicts_seven)
         assert page.run("return scrollY") == 0
-
-
-def test_tabs_follow_the_arrow_keys(page):
-    page.open()
-    page.find("tab-pose").send_keys(Keys.ARROW_RIGHT)
-    focus = page.browser.switch_to.active_element
-    assert focus.get_attribute("id") == "tab-routing"
-    assert page.is_displayed("routing")
-    assert not page.is_displayed("pose")
 
 
 @pytest.mark.parametrize("tab", TABS)

@@ -6,11 +6,10 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps.data import make_pairs
 from torchcaps.errors import DataError
 from torchcaps.evaluation import reconstructions
-from torchcaps.explorer import Motion, Session, overlay, pictures
-from torchcaps.explorer.pictures import read_picture
+from torchcaps.explorer import VIEWS, Motion, Session, open_views, overlay, pictures
+from torchcaps.explorer.pictures import move, read_picture
 from torchcaps.models import create_model
 from torchcaps.nn import record_routing
 
@@ -19,22 +18,22 @@ from .conftest import CLASSES, SIZE, as_loaded, encode_image, make_bars, make_ca
 
 @pytest.fixture
 def infer(session):
-    return session.view("infer").run
+    return VIEWS["infer"](session).run
 
 
 @pytest.fixture
 def draw(session):
-    return session.view("pose").run
+    return VIEWS["pose"](session).run
 
 
 @pytest.fixture
 def route(session):
-    return session.view("routing").run
+    return VIEWS["routing"](session).run
 
 
 @pytest.fixture
 def sweep(session):
-    return session.view("transform").run
+    return VIEWS["transform"](session).run
 
 
 def test_an_inference_is_what_the_model_computes(session, infer, image):
@@ -66,11 +65,6 @@ def test_decoding_follows_the_pose(session, infer, draw, image):
     assert (first - second).abs().max() > 0
 
 
-def test_lengths_follow_the_pose_whatever_activation_is_given(infer, draw, image):
-    pose = infer(image).pose[1][None]
-    assert torch.equal(draw(pose, 1), draw(pose, 1, torch.tensor([7.0])))
-
-
 def test_without_routing_couplings_are_uniform_and_the_model_stays(infer, route, image):
     inference = infer(image)
     uniform = infer(image, uniform=True)
@@ -92,6 +86,7 @@ def test_routing_steps_end_where_the_model_ends(session, route, image):
     last = routing.steps[-1]
     torch.testing.assert_close(last.activation, activation)
     torch.testing.assert_close(last.coupling, coupling.mean(dim=0))
+    assert last.spread == pytest.approx(float(coupling.std(correction=0)), rel=1e-4)
     torch.testing.assert_close(last.share.flatten(), coupling[:, 2].reshape(2, 2).mean(dim=1))
     torch.testing.assert_close(routing.steps[0].coupling, torch.full((3,), 1 / 3))
 
@@ -109,7 +104,7 @@ def test_the_map_is_the_class_taken_apart(infer, route, image):
 
 def test_places_look_at_their_receptive_fields():
     square = Session(make_capsnet(size=(20, 20)), "square")
-    routing = square.view("routing").run(square.blank, 0)
+    routing = VIEWS["routing"](square).run(square.blank, 0)
     assert routing.steps[0].amount.shape == (2, 2)
     assert routing.fields == ((8.0, 2, 17), (8.0, 2, 17))
 
@@ -120,8 +115,8 @@ def test_matrix_capsules_route_step_by_step_and_have_no_decoder():
     model = create_model("matrix_caps", **sizes, channels=4, primary_types=2, types=(2, 2))
     session = Session(as_loaded(model, (21, 21), 2), "matrix")
     image = torch.randint(0, 255, (2, 21, 21), dtype=torch.uint8)
-    routing = session.view("routing").run(image, 1)
-    inference = session.view("infer").run(image)
+    routing = VIEWS["routing"](session).run(image, 1)
+    inference = VIEWS["infer"](session).run(image)
     assert len(routing.steps) == 3
     torch.testing.assert_close(routing.steps[-1].activation, inference.activation)
     rows, columns = routing.steps[0].amount.shape
@@ -131,21 +126,21 @@ def test_matrix_capsules_route_step_by_step_and_have_no_decoder():
     # Activations of their own, not lengths of poses.
     assert (session.pose_dim, session.describe()["activation"]) == (16, "activation")
     with pytest.raises(ValueError, match="pose: this model has no decoder"):
-        session.view("pose").run(torch.zeros(1, 16), 0)
+        VIEWS["pose"](session).run(torch.zeros(1, 16), 0)
 
 
 def test_a_cnn_has_probabilities_and_nothing_else(plain, image):
-    infer = plain.view("infer").run
+    infer = VIEWS["infer"](plain).run
     inference = infer(image)
     assert inference.activation.sum() == pytest.approx(1, abs=1e-5)
     assert (inference.pose, inference.reconstructions) == (None, None)
-    assert plain.views.keys() == {"infer", "overlap", "transform"}
+    assert open_views(plain).keys() == {"infer", "overlap", "transform"}
     for name, problem in {"routing": "the votes for", "pose": "this model has no"}.items():
         with pytest.raises(ValueError, match=f"{name}: {problem}"):
-            plain.view(name)
+            VIEWS[name](plain)
     with pytest.raises(ValueError, match="uniform: this model has no routing"):
         infer(image, uniform=True)
-    assert plain.view("transform").run(image, Motion(), [0.0], 0).pose is None
+    assert VIEWS["transform"](plain).run(image, Motion(), [0.0], 0).pose is None
 
 
 def test_a_sweep_passes_through_the_input(infer, sweep, image):
@@ -162,6 +157,9 @@ def test_an_overlay_is_a_sum_that_ends_at_white(image):
     shifted = overlay(torch.zeros_like(image), image, right=3, down=-2)
     assert torch.equal(shifted[:, :-2, 3:], image[:, 2:, :-3])
     assert shifted[:, -2:].max() == 0
+    white = torch.full_like(image, 255)
+    half = move(white, Motion(scale=0.5)).float().mean()
+    assert float(half) == pytest.approx(255 / 4, rel=0.02)
 
 
 def test_examples_by_index_and_by_class(session):
@@ -198,60 +196,18 @@ def test_a_large_image_is_refused_before_it_is_decoded(session, monkeypatch):
         read_picture(encode_image(), session.preprocess)
 
 
-def test_a_picture_is_fitted_to_another_model(color, session, image):
-    assert color.fit(image).shape == (3, *SIZE)
-    assert torch.equal(session.fit(image), image)
-
-
-@pytest.mark.parametrize(
-    ("view", "arguments", "problem"),
-    [
-        ("infer", {"image": torch.zeros(1, 5, 20, dtype=torch.uint8)}, "image: expected"),
-        ("infer", {"classes": (3,)}, "class: expected between 0 and 2"),
-        ("infer", {"classes": (0,) * 100}, "classes: expected at most"),
-        ("infer", {"count": 4}, "count: expected"),
-        ("routing", {"label": -1}, "class: expected"),
-        ("pose", {"poses": torch.zeros(1, 5), "label": 0}, "poses: expected"),
-        ("pose", {"poses": torch.zeros(65, 16), "label": 0}, "poses: expected between"),
-        ("transform", {"values": [0.0] * 42}, "values: expected between"),
-        ("transform", {"values": [400.0]}, "degrees: expected between"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_refused_in_one_sentence(
-    session, image, view, arguments, problem
-):
-    if view != "pose":
-        arguments = {"image": image} | arguments
-    if view == "transform":
-        arguments |= {"motion": Motion(), "label": 0}
-    with pytest.raises(ValueError, match=problem):
-        session.view(view).run(**arguments)
-
-
-def test_motions_that_are_not_possible():
-    with pytest.raises(ValueError, match="unknown motion 'color'"):
-        Motion(changing="color")
-    with pytest.raises(ValueError, match="scale: expected between"):
-        Motion(scale=float("nan"))
-
-
 def test_a_session_says_what_it_has(session, color):
     description = session.describe()
     assert (description["classes"], description["data"]) == (list(CLASSES), "bars")
     assert (description["activation"], description["several"]) == ("length", 1)
-    assert description["views"]["examples"]["count"] == 9
-    assert description["views"]["pose"] == {"title": "Pose", "dim": 16, "decoder": True}
-    assert list(session.views) == ["infer", "examples", "pose", "routing", "overlap", "transform"]
-    assert color.describe()["views"]["pose"]["decoder"] is False
+    views = open_views(session)
+    assert list(views) == ["infer", "examples", "pose", "routing", "overlap", "transform"]
+    assert views["examples"].describe()["count"] == 9
+    assert views["pose"].describe() == {"title": "Pose", "dim": 16, "decoder": True}
+    assert VIEWS["pose"](color).describe()["decoder"] is False
     assert color.describe()["note"] == "No test images: none."
     with pytest.raises(ValueError, match="there are none"):
         color.example(0)
-
-
-def test_examples_of_two_classes(session):
-    pairs = Session(session.model, "pairs", make_pairs(make_bars(), pad=0))
-    assert pairs.describe()["several"] == 2
-    assert len(pairs.example(0)[1]) == 2
 
 
 def test_a_model_that_was_not_loaded_is_refused():

@@ -13,7 +13,7 @@ pytest.importorskip("starlette.testclient", reason="needs starlette and httpx")
 
 from starlette.testclient import TestClient
 
-from torchcaps.explorer import VIEWS, Motion, Session, View, register_view
+from torchcaps.explorer import VIEWS, Motion, Session, View, open_views, register_view
 from torchcaps.explorer.server import make_app
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task
@@ -94,6 +94,13 @@ def post(session, name, **body):
     return client.post(f"/api/{name}", json=body)
 
 
+def describe(session):
+    """What the page is told of a model."""
+    client = TestClient(make_app([session]), base_url=HOME)
+    [description] = client.get("/api/describe").json()["models"]
+    return description
+
+
 def refusal(session, name, **body):
     """The sentence of a request that is refused."""
     response = post(session, name, **body)
@@ -102,7 +109,7 @@ def refusal(session, name, **body):
 
 
 def test_capsules_that_are_no_classes_are_numbered_and_examples_have_no_labels(spots):
-    description = spots.describe()
+    description = describe(spots)
     assert description["classes"] == [f"capsule {k}" for k in range(1, 6)]
     assert (description["task"], description["activation"]) == ("spots", "activation")
     assert (description["labeled"], description["routed"]) == (False, False)
@@ -119,8 +126,8 @@ def test_capsules_that_are_no_classes_are_numbered_and_examples_have_no_labels(s
 
 
 def test_a_drawing_is_weighted_by_the_presence_of_its_capsule(spots, image):
-    draw = spots.view("pose").run
-    inference = spots.view("infer").run(image, (3,))
+    draw = VIEWS["pose"](spots).run
+    inference = VIEWS["infer"](spots).run(image, (3,))
     capsules = Capsules(inference.pose[None], inference.activation[None])
     expected = spots.model.reconstruct(capsules, torch.tensor([3]))
     pose = inference.pose[3][None]
@@ -147,11 +154,11 @@ def test_presences_come_with_the_poses_that_are_drawn(spots):
 
 
 def test_views_that_the_task_does_not_offer_are_refused_in_one_sentence(spots, image, picture):
-    assert spots.view("transform").run(image, Motion(), [0.0, 5.0], 4).pose.shape == (2, 2)
+    assert VIEWS["transform"](spots).run(image, Motion(), [0.0, 5.0], 4).pose.shape == (2, 2)
     assert "step by step" in refusal(spots, "routing", image=picture, label=0)
     assert "no routing" in refusal(spots, "infer", image=picture, uniform=True)
     with pytest.raises(ValueError, match="transform: the task brightness does not offer it"):
-        make_brightness_session().view("transform")
+        VIEWS["transform"](make_brightness_session())
 
 
 class Reading(Task):
@@ -163,18 +170,18 @@ class Reading(Task):
 
 def test_a_task_may_offer_less_than_its_model_has(image):
     session = Session(Reading(make_capsnet(), TrainConfig()), "small", make_bars())
-    description = session.describe()
+    description = describe(session)
     assert (description["labeled"], description["routed"]) == (True, False)
-    assert session.views.keys() == {"infer", "examples", "pose", "overlap"}
+    assert description["views"].keys() == {"infer", "examples", "pose", "overlap"}
     assert description["views"]["pose"]["decoder"] is False
-    assert session.view("infer").run(image).reconstructions is None
+    assert VIEWS["infer"](session).run(image).reconstructions is None
 
 
 def test_a_system_without_capsules_and_classes_is_served(picture):
     session = make_brightness_session()
     description = session.describe()
     assert (description["classes"], description["parameters"]) == ([], 0)
-    assert session.views.keys() == {"infer", "examples"}
+    assert open_views(session).keys() == {"infer", "examples"}
     answer = post(session, "infer", image=picture).json()
     del answer["image"]
     assert answer == {"activation": [], "pose": None, "drawn": None, "shown": []}
@@ -190,7 +197,7 @@ def test_a_module_that_declares_nothing_is_a_classifier(picture):
 
 def test_the_places_of_routing_maps_reach_the_page(session, image, picture):
     answer = post(session, "routing", image=picture, label=0).json()
-    fields = session.view("routing").run(image, 0).fields
+    fields = VIEWS["routing"](session).run(image, 0).fields
     assert answer["fields"] == [{"first": field.first, "step": 2, "size": 17} for field in fields]
 
 
@@ -209,7 +216,7 @@ def test_a_view_of_ones_own_is_asked_like_ours(session, image, picture):
                 return {"mean": float(request.image().float().mean())}
 
         extended = Session(session.model, "extended")
-        assert extended.describe()["views"]["brightness"] == {"title": ""}
+        assert describe(extended)["views"]["brightness"] == {"title": ""}
         answer = post(extended, "brightness", image=picture).json()
         assert answer["mean"] == pytest.approx(float(image.float().mean()))
     assert post(session, "brightness").status_code == 404

@@ -16,7 +16,7 @@ pytest.importorskip("starlette.testclient", reason="needs starlette and httpx")
 from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 
-from torchcaps.explorer import app, worker
+from torchcaps.explorer import VIEWS, app, worker
 from torchcaps.explorer.server import make_app
 from torchcaps.explorer.views import Infer
 from torchcaps.explorer.worker import Superseded, Worker
@@ -54,14 +54,14 @@ def answer_all(queue, requests):
     """
     passes = []
 
-    def answer(argument):
-        return answer_batch([argument])[0]
-
     def answer_batch(arguments):
         passes.append("".join(arguments))
         if "-" in arguments:
             raise ValueError("cannot be answered")
         return list(map(str.upper, arguments))
+
+    def answer(arguments):
+        return answer_batch(arguments)
 
     async def ask():
         tasks = []
@@ -118,18 +118,22 @@ def test_a_request_that_fails_takes_no_other_with_it():
 
 def test_a_request_that_was_given_up_is_not_worked_for():
     queue = Worker()
-    arguments = []
+    passes = []
+
+    def answer(arguments):
+        passes.append(arguments)
+        return arguments
 
     async def ask():
         with busy(queue):
-            task = asyncio.create_task(queue.run(arguments.append, "a"))
+            task = asyncio.create_task(queue.run(answer, "a"))
             await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        return await queue.run(str.upper, "b")
+        return await queue.run(answer, "b")
 
-    assert asyncio.run(ask()) == "B"
-    assert arguments == []
+    assert asyncio.run(ask()) == "b"
+    assert passes == [["b"]]
 
 
 def test_a_closed_worker_refuses_those_who_wait_and_those_who_are_worked_for():
@@ -140,6 +144,7 @@ def test_a_closed_worker_refuses_those_who_wait_and_those_who_are_worked_for():
     def work(_):
         started.set()
         is_over.wait(60)
+        return [None]
 
     async def ask():
         tasks = [asyncio.create_task(queue.run(work, letter)) for letter in "ab"]
@@ -200,7 +205,7 @@ def test_inferences_of_several_pages_are_one_pass_and_each_gets_its_own(
     expected = []
     bodies = []
     for image, classes in zip(images, all_classes, strict=True):
-        expected.append(session.view("infer").run(image, classes))
+        expected.append(VIEWS["infer"](session).run(image, classes))
         bodies.append(make_body(image, classes=classes))
     bodies.append(make_body(images[0], model=1))
     bodies.append(make_body(images[0], uniform=True))
@@ -238,7 +243,7 @@ def test_a_request_that_made_room_gets_no_error(session, images):
     first, wrong, newest = post_all(client_of(session, queue=queue), queue, requests)
     assert (first.status_code, first.json()) == (200, {"superseded": True})
     assert (wrong.status_code, newest.status_code) == (400, 200)
-    activation = session.view("infer").run(images[1]).activation.tolist()
+    activation = VIEWS["infer"](session).run(images[1]).activation.tolist()
     assert newest.json()["activation"] == pytest.approx(activation, abs=1e-4)
 
 

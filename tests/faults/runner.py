@@ -1,96 +1,57 @@
-"""Run faults in copies of the checkout, several at a time."""
+"""Put a fault into a copy of the checkout, and run the tests that should fail."""
 
-import json
+import os
+import shutil
+import subprocess
+import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from queue import SimpleQueue
 
-from .records import Fault
-from .tree import ROOT, Tree
+from .records import ROOT, Fault
+
+IGNORED = shutil.ignore_patterns(".?*", "runs", "*.egg-info")
+TIMEOUT = 900.0  # seconds of one run of tests
+PASSED = 0  # exit status of pytest
+FAILED = (1, 2)  # 2: a file of tests cannot be imported
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What became of a fault.
+def judge(fault: Fault, root: Path = ROOT) -> str:
+    """The verdict of a fault.
 
-    Attributes:
-        name, path: of the fault.
-        verdict: "caught", "survived", "stale", or "unusable" where its tests fail without it, too.
-        detail: the test that caught it, or the reason.
-        seconds: of the tests.
-        why: the sentence of the fault.
+    "caught", "survived", "stale", or "unusable" where its tests fail without it, too.
     """
+    if fault.stale(root):
+        return "stale"
+    with tempfile.TemporaryDirectory(prefix="fault-") as name:
+        copy = Path(name, "checkout")
+        shutil.copytree(root, copy, ignore=IGNORED)
+        source = copy / fault.path
+        text = source.read_text(encoding="utf-8")
+        source.write_text(text.replace(fault.find, fault.replace), encoding="utf-8")
+        status = run_tests(copy, *fault.tests)
+        if status == PASSED:
+            return "survived"
 
-    name: str
-    path: str
-    verdict: str
-    detail: str
-    seconds: float
-    why: str
-
-    def to_json(self) -> str:
-        """One line."""
-        return json.dumps(asdict(self), ensure_ascii=False)
-
-
-def judge(fault: Fault, tree: Tree, stages: Iterable[tuple[str, ...]] = ()) -> Verdict:
-    """Put the fault into the tree, run its tests and those of further stages, and take it out."""
-
-    def verdict(word: str, detail: str, seconds: float = 0.0) -> Verdict:
-        return Verdict(fault.name, fault.path, word, detail, round(seconds, 1), fault.why)
-
-    stale = fault.stale(tree.path)
-    if stale:
-        return verdict("stale", stale)
-    source = (tree.path / fault.path).read_text(encoding="utf-8")
-    seconds = 0.0
-    for tests in (fault.tests, *stages):
-        tree.write(fault.path, fault.inject(source) or source)
-        outcome = tree.run(list(tests))
-        tree.write(fault.path, source)
-        seconds += outcome.seconds
-        if outcome.status == "timeout":
-            return verdict("caught", "by the time limit", seconds)
-        if outcome.status == "unusable":
-            return verdict("unusable", outcome.test, seconds)
-        if outcome.status == "failed":
-            repeated = tree.run([outcome.test])
-            if repeated.status == "failed":
-                return verdict("unusable", f"{outcome.test} fails without the fault", seconds)
-            return verdict("caught", outcome.test, seconds)
-    return verdict("survived", ", ".join(fault.tests), seconds)
+        # With its time of change, so that Python does not take the compiled fault for current.
+        shutil.copy2(root / fault.path, source)
+        repeated = run_tests(copy, "--last-failed", *fault.tests)
+        return "caught" if status in FAILED and repeated == PASSED else "unusable"
 
 
-def run(
-    faults: Iterable[Fault],
-    jobs: int,
-    report: Callable[[Verdict], object],
-    stages: Callable[[Fault], Iterable[tuple[str, ...]]] = lambda fault: (),
-    root: Path = ROOT,
-) -> list[Verdict]:
-    """Judge all faults in `jobs` copies of the checkout; `report` is called with each verdict."""
-    trees: SimpleQueue[Tree] = SimpleQueue()
-    verdicts = []
-    lock = threading.Lock()
-    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        for job in range(jobs):
-            trees.put(Tree(Path(folder) / str(job), root))
-
-        def judge_one(fault: Fault) -> None:
-            tree = trees.get()
-            try:
-                verdict = judge(fault, tree, stages(fault))
-            finally:
-                trees.put(tree)
-            with lock:
-                verdicts.append(verdict)
-                report(verdict)
-
-        with ThreadPoolExecutor(jobs) as pool:
-            for _ in pool.map(judge_one, faults):
-                pass
-    return verdicts
+def run_tests(checkout: Path, *words: str) -> int:
+    """Run tests on the package of a checkout until one fails; pytest's exit status."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", *words]
+    environment = os.environ | {"PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
+    try:
+        process = subprocess.run(
+            command,
+            cwd=checkout,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return FAILED[0]
+    return process.returncode

@@ -16,7 +16,7 @@ from torchcaps.data.masks import palette, write_mask
 from torchcaps.data.sets import shapes as shapes_set
 from torchcaps.errors import DataError, RunError
 from torchcaps.evaluation.accuracy.pixels import mask_figures, pixel_counts
-from torchcaps.explorer import Motion, Session
+from torchcaps.explorer import VIEWS, Motion, Session, open_views
 from torchcaps.reporting import predict
 from torchcaps.tasks import create_task
 from torchcaps.tasks.masks import predict_masks, predict_tiles
@@ -496,14 +496,14 @@ def test_the_explorer_shows_a_drawing_for_each_class():
     model.preprocess = tc.data.Preprocess((16, 16), 1)
     session = Session(create_task(model, TrainConfig(), images), "masks", images)
     picture, labels = session.example(2)
-    look = session.view("infer").run(picture)
+    look = VIEWS["infer"](session).run(picture)
     assert look.activation.sum().item() == pytest.approx(1)
     assert look.reconstructions.shape == (1, 3, 16, 16)
     assert labels == (images.labels[2].item(),)
     description = session.describe()
     assert (description["classes"], description["dense"]) == (list(images.classes), True)
-    assert "pose" not in description["views"]
-    rotated = session.view("transform").run(picture, Motion(), [0.0, 10.0], 1)
+    assert "pose" not in open_views(session)
+    rotated = VIEWS["transform"](session).run(picture, Motion(), [0.0, 10.0], 1)
     assert rotated.activation.shape == (2, 4)
 
 

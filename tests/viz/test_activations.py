@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from evaluation.stubs import refuses
 from torchcaps.viz import activation_bars
 from torchcaps.viz.canvas import GRAY, ORANGE, SKY
 
@@ -80,16 +79,3 @@ def test_nothing_is_cut(count, num_classes, shape):
     )
     assert len(figure.axes) == 2 * count
     assert_nothing_cut(figure)
-
-
-@pytest.mark.parametrize(
-    ("images", "lengths", "labels", "message"),
-    [
-        (PICTURES, np.zeros((2, 4)), [0, 1], r"activations: expected \[n=2, classes=3\]"),
-        (PICTURES, LENGTHS, [0], "labels: expected .n=2., got .n=1."),
-        (np.zeros((21, 1, 4, 4)), np.zeros((21, 3)), [0] * 21, "number of images: .* at most 20"),
-    ],
-)
-def test_arguments_that_do_not_fit(images, lengths, labels, message):
-    with refuses(message):
-        activation_bars(images, lengths, labels, classes=CLASSES)

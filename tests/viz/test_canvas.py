@@ -5,10 +5,9 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-from evaluation.stubs import refuses
 from torchcaps import viz
 from torchcaps.viz.canvas import new_figure
-from torchcaps.viz.names import class_indices, short, short_names
+from torchcaps.viz.names import short, short_names
 
 
 def test_figures_are_bounded():
@@ -32,14 +31,6 @@ def test_names_that_become_equal_get_their_index():
     assert names == ["0: s…road", "1: s…road"]
     assert short_names(["cat", "dog"], 9) == ["cat", "dog"]
     assert short_names(["cat", "cat"], 9) == ["cat", "cat"]
-
-
-def test_class_indices():
-    assert class_indices("labels", [0, 2], 3, n=2).tolist() == [0, 2]
-    with refuses(r"labels: expected \[n=2\], got \[n=1\]"):
-        class_indices("labels", [0], 3, n=2)
-    with refuses("labels: expected class indices from 0 to 2, got 3"):
-        class_indices("labels", [0, 3], 3, n=2)
 
 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):

@@ -18,12 +18,6 @@ def test_the_matrix_is_colored_by_row_and_written_in_counts():
     assert axes.get_title(loc="left") == "13 of 15 right (86.67 %)"
 
 
-def test_a_class_without_samples_is_an_empty_row():
-    figure = confusion_matrix([[3, 0], [0, 0]], ["cat", "dog"])
-    assert figure.axes[0].images[0].get_array().tolist() == [[100, 0], [0, 0]]
-    assert_nothing_cut(figure)
-
-
 @pytest.mark.parametrize("count", [1, 3, 10, 100])
 def test_matrices_of_any_size_are_bounded_and_not_cut(count):
     figure = confusion_matrix(np.eye(count, dtype=int) * 300 + 1, long_names(count))
@@ -85,10 +79,3 @@ def test_of_many_classes_the_lowest_have_bars():
     axes = per_class_bars(accuracies, numbered(200), [10] * 200).axes[0]
     assert words(axes.get_yticklabels()) == numbered(60)
     assert "the 60 lowest of 200 classes" in axes.get_title(loc="left")
-
-
-def test_bars_that_do_not_fit():
-    with refuses("number of accuracies: expected at least 1"):
-        per_class_bars([], [], [])
-    with refuses("counts: expected 1 entries, got 2"):
-        per_class_bars([0.5], ["cat"], [1, 2])

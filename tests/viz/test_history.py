@@ -42,13 +42,6 @@ def test_both_panels_hold_the_recorded_figures_and_name_the_best_epochs():
     assert_nothing_cut(figure)
 
 
-def test_one_epoch_is_a_visible_point():
-    loss = curves(ROWS[:1]).axes[0]
-    assert loss.lines[0].get_marker() == "o"
-    low, high = loss.get_xlim()
-    assert low < 1 < high
-
-
 def test_absent_keys_leave_a_note_and_none_is_passed_over():
     figure = curves([{"val_loss": 0.4}, {"val_loss": None}, {"val_loss": 0.2}])
     assert list(figure.axes[0].lines[0].get_xdata()) == [1, 3]
@@ -62,10 +55,6 @@ def test_absent_keys_leave_a_note_and_none_is_passed_over():
 def test_losses_that_are_not_finite_leave_a_gap(draw, loss):
     [line] = draw(rows(0.4, loss, 0.2)).axes[0].lines
     assert list(line.get_ydata()) == pytest.approx([0.4, math.nan, 0.2], nan_ok=True)
-
-
-def test_only_nan_is_not_recorded():
-    assert not curves([{"train_loss": math.nan}]).axes[0].lines
 
 
 @pytest.mark.parametrize("draw", [curves, lambda rows: overlaid_curves({"a": rows})])
@@ -106,8 +95,3 @@ def test_any_loss_and_score_go_by_their_names():
     _, score = figure.axes
     assert list(score.lines[0].get_ydata()) == [-2.0, -0.5]
     assert words(score.get_legend().get_texts()) == ["validation: highest -0.5 at epoch 2"]
-
-
-def test_no_rows_are_refused():
-    with refuses("number of rows: expected at least 1"):
-        curves([])

@@ -3,7 +3,7 @@
 from torchcaps.explorer.launch import explore
 from torchcaps.explorer.pictures import Motion, overlay
 from torchcaps.explorer.session import Session, open_session
-from torchcaps.explorer.views import VIEWS, Inference, View, register_view
+from torchcaps.explorer.views import VIEWS, Inference, View, open_views, register_view
 
 __all__ = [
     "VIEWS",
@@ -13,6 +13,7 @@ __all__ = [
     "View",
     "explore",
     "open_session",
+    "open_views",
     "overlay",
     "register_view",
 ]

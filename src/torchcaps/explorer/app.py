@@ -9,7 +9,7 @@ import inspect
 import ipaddress
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,13 @@ from starlette.requests import ClientDisconnect, Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
+from torch import Tensor
 
 from torchcaps.errors import TorchcapsError, one_line
 from torchcaps.explorer.pictures import read_picture
 from torchcaps.explorer.requests import Request, as_base64
 from torchcaps.explorer.session import Session
-from torchcaps.explorer.views import VIEWS
+from torchcaps.explorer.views import VIEWS, open_views
 from torchcaps.explorer.worker import Superseded, Worker
 
 MAX_FILE = 8_000_000  # bytes of an image file
@@ -146,10 +147,8 @@ class Api:
         self.sessions = sessions
         self.worker = worker
         self.files = 0
-        self.functions: dict[str, Callable[..., Any]] = {}
-        for name, view in VIEWS.items():
-            function = _answer_batch if view.batched else _answer
-            self.functions[name] = partial(function, name)
+        self.views = {session: open_views(session) for session in sessions}
+        self.functions = {name: partial(self._answer_batch, name) for name in VIEWS}
 
         # Two pictures as base64, and as many poses as are decoded at once.
         picture = 4 * (math.prod(sessions[0].shape) + 3) // 3
@@ -158,7 +157,11 @@ class Api:
 
     async def describe(self, _: HTTPRequest) -> Response:
         """The models, and the views that there are of each."""
-        return JSONResponse({"models": [session.describe() for session in self.sessions]})
+        models = []
+        for session, views in self.views.items():
+            descriptions = {name: view.describe() for name, view in views.items()}
+            models.append(session.describe() | {"views": descriptions})
+        return JSONResponse({"models": models})
 
     async def answer(self, http: HTTPRequest) -> Response:
         """A view's answer. A request replaces an older one of its stream in the queue."""
@@ -184,29 +187,24 @@ class Api:
             raise HTTPException(503, detail)
         self.files += 1
         try:
-            read = partial(read_picture, preprocess=self.sessions[0].preprocess)
             file = await read_body(http, MAX_FILE)
-            image = await self.worker.run(read, file)
+            image = await self.worker.run(self._read_pictures, file)
         finally:
             self.files -= 1
         return JSONResponse({"image": as_base64(image)})
 
+    def _read_pictures(self, files: Sequence[bytes]) -> list[Tensor]:
+        return [read_picture(file, self.sessions[0].preprocess) for file in files]
 
-def _answer(name: str, request: Request) -> dict[str, Any]:
-    """The answer of a view, by its name."""
-    return request.session.view(name).answer(request)
-
-
-def _answer_batch(name: str, requests: Sequence[Request]) -> list[dict[str, Any]]:
-    """One pass of each model that the requests are about."""
-    batches: dict[Session, list[Request]] = {}
-    for request in requests:
-        batches.setdefault(request.session, []).append(request)
-    answers: dict[Request, dict[str, Any]] = {}
-    for session, batch in batches.items():
-        batch_answers = session.view(name).answer_batch(batch)
-        answers.update(zip(batch, batch_answers, strict=True))
-    return [answers[request] for request in requests]
+    def _answer_batch(self, name: str, requests: Sequence[Request]) -> list[dict[str, Any]]:
+        """A view's answers, by one pass of each model that the requests are about."""
+        answers: dict[Request, dict[str, Any]] = {}
+        for session, views in self.views.items():
+            batch = [request for request in requests if request.session is session]
+            if batch:
+                view = views.get(name) or VIEWS[name](session)
+                answers.update(zip(batch, view.answer_batch(batch), strict=True))
+        return [answers[request] for request in requests]
 
 
 async def read_body(request: HTTPRequest, limit: int) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +17,7 @@ from torch import Tensor
 
 from torchcaps.errors import ArgumentError
 from torchcaps.explorer.pictures import Motion, Picture, move
-
-if TYPE_CHECKING:
-    from torchcaps.explorer.session import Session
+from torchcaps.explorer.session import Session
 
 
 class Request:

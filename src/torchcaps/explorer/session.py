@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -24,7 +23,6 @@ from torchcaps.errors import ArgumentError, DataError, RunError, check_range, ch
 from torchcaps.evaluation.forward import activations_of, device_of, evaluating
 from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.explorer.pictures import AXES, Picture
-from torchcaps.explorer.views import VIEWS, View
 from torchcaps.models.notebook import parameter_count
 from torchcaps.nn import RoutedLayer, Router
 from torchcaps.reporting import open_task
@@ -37,7 +35,7 @@ from torchcaps.types import Capsules, ModelSpec, model_metadata
 
 
 class Session:
-    """A trained model, images to show it, and the views that there are of it.
+    """A trained model, and images to show it.
 
     Classes of a model without capsules count as capsules. Wrong arguments raise ValueError.
 
@@ -58,7 +56,6 @@ class Session:
             one for each class.
         pose_dim: 0 without poses.
         has_labels: whether labels of examples are indices of `names`.
-        views: by name, those that this model and its task are for.
     """
 
     MAX_DECODED: ClassVar = 64  # capsules in one call
@@ -100,18 +97,6 @@ class Session:
         self.names = classes if len(classes) == len(numbered) else numbered
         self.pose_dim = 0 if pose is None else pose.shape[-1]
         self.has_labels = task.labeled and 0 < len(classes) == len(numbered)
-        self.views: dict[str, View] = {}
-        for view in sorted(VIEWS.values(), key=attrgetter("order")):
-            if not view.missing(self):
-                self.views[view.name] = view(self)
-
-    def view(self, name: str) -> View:
-        """A view by name.
-
-        Raises:
-            ValueError: for one that this model or its task is not for.
-        """
-        return self.views.get(name) or VIEWS[name](self)
 
     def describe(self) -> dict[str, Any]:
         """What the page needs to know of the model, ready for JSON."""
@@ -131,7 +116,6 @@ class Session:
             "several": math.prod(sides),
             "data": "" if examples is None else examples.name,
             "note": self.note,
-            "views": {name: view.describe() for name, view in self.views.items()},
         }
 
     def example(self, index: int) -> tuple[Picture, tuple[int, ...]]:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from typing import Any, NamedTuple
 
 from starlette.exceptions import HTTPException
@@ -33,17 +34,16 @@ class Worker:
 
     async def run(
         self,
-        function: Callable[[Any], Any],
+        function: Callable[[list[Any]], list[Any]],
         argument: object,
         stream: str = "",
         *,
         batched: bool = False,
     ) -> Any:
-        """What the function returns for one argument, run in the thread.
+        """The function's answer for one argument, computed in the thread.
 
         Args:
-            function: takes the argument; if `batched`, the arguments of several requests, and
-                returns a list of answers.
+            function: takes a list of arguments and returns a list of answers.
             argument: of this request.
             stream: whose older request this one replaces in the queue; empty for none.
             batched: whether requests of this function leave the queue together.
@@ -103,7 +103,7 @@ class Worker:
 class _Job(NamedTuple):
     """What a request waits for."""
 
-    function: Callable[[Any], Any]
+    function: Callable[[list[Any]], list[Any]]
     argument: object
     batched: bool
     future: Future[Any]
@@ -116,18 +116,12 @@ def _answers(jobs: Sequence[_Job]) -> list[Any]:
     """
     if not jobs:
         return []
-    function = jobs[0].function
     try:
-        if jobs[0].batched:
-            return list(function([job.argument for job in jobs]))
-        return [function(jobs[0].argument)]
+        return jobs[0].function([job.argument for job in jobs])
     except Exception as error:
         if len(jobs) == 1:
             return [error]
-        answers = []
-        for job in jobs:
-            answers.extend(_answers([job]))
-        return answers
+        return list(chain.from_iterable(_answers([job]) for job in jobs))
 
 
 def _settle(future: Future[Any], answer: object) -> None:

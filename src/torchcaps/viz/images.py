@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from torchcaps.errors import ArgumentError, check_range, check_shape, named_shape
+from torchcaps.errors import check_range, check_shape
 from torchcaps.viz.canvas import SMALL, TEXT, Axes, Figure, new_figure
 from torchcaps.viz.names import short
 
@@ -35,11 +35,8 @@ def pictures(argument: str, images: ArrayLike) -> NDArray[np.uint8]:
         ArgumentError: for an array with other axes, no pixel, or too many images.
     """
     pixels = np.asarray(images)
-    if pixels.ndim != 4 or pixels.size == 0:
-        shape = named_shape(IMAGE_AXES, pixels.shape)
-        raise ArgumentError(
-            argument, f"expected [n, channels, height, width] with at least one image, got {shape}"
-        )
+    check_shape(argument, pixels, IMAGE_AXES)
+    check_range(f"{argument}: number of values", pixels.size, low=1)
     check_range(f"{argument}: number of images", len(pixels), high=MAX_IMAGES)
     if not np.issubdtype(pixels.dtype, np.integer):
         pixels = np.nan_to_num(pixels.astype(np.float32)) * 255 + 0.5

@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
-from torchcaps.errors import ArgumentError, check_range, named_shape
+from torchcaps.errors import check_range, check_shape
 from torchcaps.viz.canvas import BLUE, GRAY, TEXT, Figure, panels, plain
 from torchcaps.viz.images import pictures, pictures_like, tile_grid
 from torchcaps.viz.names import check_length, short, sized_array
@@ -71,9 +71,8 @@ def predicted_transformations(
         ArgumentError: for shapes that do not fit.
     """
     targets = np.asarray(true, dtype=np.float64)
-    if targets.ndim != 2 or targets.size == 0:
-        shape = named_shape(("n", "m"), targets.shape)
-        raise ArgumentError("true", f"expected [n, m] with at least one row, got {shape}")
+    check_shape("true", targets, ("n", "m"))
+    check_range("true: number of values", targets.size, low=1)
     count, num_names = targets.shape
     estimates = sized_array("predicted", predicted, n=count, m=num_names).astype(np.float64)
     check_length("names", names, num_names)
@@ -115,10 +114,8 @@ def generation_weights(weights: ArrayLike, *, title: str = "") -> Figure:
         ArgumentError: for an array of other axes, or too many units.
     """
     array = np.asarray(weights, dtype=np.float64)
-    if array.ndim != 4 or array.size == 0:
-        axes = ("capsules", "units", "height", "width")
-        shape = named_shape(axes, array.shape)
-        raise ArgumentError("weights", f"expected [capsules, units, height, width], got {shape}")
+    check_shape("weights", array, ("capsules", "units", "height", "width"))
+    check_range("weights: number of values", array.size, low=1)
     scale = max(float(np.quantile(np.abs(array), SCALE_QUANTILE)), 1e-12)
     # From -scale..scale to 0..1; `pictures` clips the outliers.
     gray = 0.5 + 0.5 * array / scale

@@ -11,7 +11,7 @@ from campaign.watch import no_side_effects
 
 MEMORY = 50 << 20
 SECONDS = 0.3
-WALL = 6.0
+WALL = 3.0
 
 
 def check(case: Case, folder: Path) -> None:

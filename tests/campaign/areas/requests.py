@@ -30,7 +30,6 @@ TESTS = {
     "pictures": 250,
     "addresses": 250,
     "sockets": 150,
-    "a class": 0,
 }
 HOME = "http://127.0.0.1:8700"
 SIZE = (18, 20)
@@ -64,8 +63,6 @@ HOSTS = (
 )
 SITES = (None, "same-origin", "cross-site", "x")
 METHODS = ("GET", "POST", "PUT", "HEAD", "OPTIONS", "DELETE", "TRACE", "FOO")
-PUPILS = 30
-LOOKS = 2
 
 
 @cache
@@ -151,9 +148,7 @@ def check(case: Case, folder: Path) -> None:
         over_a_socket(case, random)
         return
     with no_side_effects(folder):
-        if case["test"] == "a class":
-            a_class()
-        elif case["test"] == "addresses":
+        if case["test"] == "addresses":
             headers = {name: value.encode("latin-1") for name, value in case["headers"].items()}
             content = json.dumps(body()).encode() if case["method"] == "POST" else None
             answer = client().request(
@@ -250,26 +245,3 @@ def exchanged(request: bytes, seconds: float = 0.2) -> int | None:
         except (TimeoutError, ConnectionError):
             return None
     return int(answer[9:12]) if answer.startswith(b"HTTP/1.1 ") else None
-
-
-def a_class() -> None:
-    """So many pupils look at once, again and again: nobody is refused."""
-    refused: list[int] = []
-
-    def pupil(number: int) -> None:
-        with client() as asking:
-            for _ in range(LOOKS):
-                answer = asking.post(
-                    "/api/infer", json=body(), headers={"x-stream": f"pupil {number}"}
-                )
-                if answer.status_code != 200:
-                    refused.append(answer.status_code)
-
-    threads = [threading.Thread(target=pupil, args=(number,)) for number in range(PUPILS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not refused, (
-        f"{len(refused)} of {PUPILS * LOOKS} looks were refused, the first with {refused[0]}"
-    )

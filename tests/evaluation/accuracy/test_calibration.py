@@ -6,8 +6,6 @@ from hypothesis import given, settings, strategies as st
 
 from torchcaps.evaluation import calibration, reliability
 
-from ..stubs import refuses
-
 
 def test_error_of_four_samples_worked_out_by_hand():
     # Ten bins: (0.9, 1] holds 0.92 and 0.98, of which one is right: |1/2 - 0.95|; (0.6, 0.7] holds
@@ -59,17 +57,3 @@ def test_the_error_is_that_of_a_plain_loop(samples, bins):
     assert table.error == pytest.approx(error, abs=1e-6)
     assert 0 <= table.error <= 1
     assert sum(table.count) == len(samples)
-
-
-@pytest.mark.parametrize(
-    ("confidence", "correct", "bins", "message"),
-    [
-        (torch.ones(2, 2), torch.ones(2), 15, "confidence: expected"),
-        (torch.ones(2), torch.ones(3), 15, "correct: expected"),
-        (torch.ones(0), torch.ones(0), 15, "number of samples: expected at least 1"),
-        (torch.ones(2), torch.ones(2), 0, "bins: expected at least 1"),
-    ],
-)
-def test_arguments_that_do_not_fit(confidence, correct, bins, message):
-    with refuses(message):
-        reliability(confidence, correct.bool(), bins)

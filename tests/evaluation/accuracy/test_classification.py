@@ -7,7 +7,6 @@ from hypothesis import given, settings, strategies as st
 
 from checks import column
 from torchcaps.evaluation import score
-from torchcaps.functional import margin_loss
 from torchcaps.tasks.metrics import balanced_accuracy
 
 from ..stubs import PixelReader, StubData, data_of, evaluate, refuses
@@ -50,18 +49,6 @@ def test_figures_worked_out_by_hand(pets):
     ]
     # Margin loss: 0; 0.1^2 + 0.6^2 / 2; 0.6^2 + 0.5^2 / 2; 0; 0.5^2 + 0.4^2 / 2; 0.
     assert evaluation.loss == pytest.approx((0.19 + 0.485 + 0.33) / 6)
-
-
-def test_the_default_loss_is_the_margin_loss_and_another_may_be_given(pets):
-    evaluation = evaluate(PixelReader(4), pets)
-    assert evaluation.loss == float(margin_loss(evaluation.activations, pets.labels))
-    largest = score(
-        evaluation.activations,
-        pets.labels,
-        CLASSES,
-        loss=lambda a, _: a.max(),
-    )
-    assert largest.loss == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 100])
@@ -173,11 +160,6 @@ def test_the_figures_agree_with_each_other(num_samples, num_classes, seed):
     assert evaluation.balanced_accuracy == pytest.approx(float(metric))
     if len(set(labels.tolist())) > 1:
         assert 0 <= evaluation.auroc <= 1
-
-
-def test_another_number_of_classes_is_refused(pets):
-    with refuses(r"activations: expected \[n=6, classes=3\], got \[n=6, classes=4\]"):
-        evaluate(PixelReader(4), StubData(pets.images, pets.labels, CLASSES[:3]))
 
 
 @pytest.mark.parametrize("label", [4, -1])

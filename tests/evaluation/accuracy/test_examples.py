@@ -2,8 +2,6 @@ import torch
 
 from torchcaps.evaluation import example_indices, worst_mistakes
 
-from ..stubs import refuses
-
 
 def test_the_worst_mistake_has_the_largest_lead_over_the_true_class():
     activations = torch.tensor([[0.9, 0.1], [0.2, 0.3], [0.1, 0.9], [0.8, 0.2], [0.9, 0.95]])
@@ -33,11 +31,3 @@ def test_the_seed_decides_and_the_global_generator_is_left_alone():
     assert torch.equal(state, torch.get_rng_state())
     assert torch.equal(first, example_indices(labels, 5, seed=3))
     assert not torch.equal(first, example_indices(labels, 5, seed=4))
-
-
-def test_arguments_that_do_not_fit():
-    labels = torch.zeros(3, dtype=torch.int64)
-    with refuses("per_class: expected at least 1, got 0"):
-        example_indices(labels, 0, seed=0)
-    with refuses(r"labels: expected \[n\]"):
-        example_indices(labels.view(3, 1), 1, seed=0)

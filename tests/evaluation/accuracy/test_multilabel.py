@@ -51,6 +51,8 @@ def test_composites_of_one_digit_count_as_one_draw():
     # Deviations 1/2, -1/2, 1/2, -1/2 add up to 1 and -1 in the two groups.
     alternating = score_multilabel(ACTIVATIONS, LABELS, groups=torch.tensor([5, 8, 5, 8]))
     assert alternating.standard_error == pytest.approx(2**0.5 / 4)
+    # By default each image is its own group, as tosses of a coin are.
+    assert score_multilabel(ACTIVATIONS, LABELS).standard_error == pytest.approx(0.5 / 4**0.5)
     mixed = score_multilabel(ACTIVATIONS, LABELS, groups=torch.tensor([5, 5, 8, 8]))
     assert mixed.standard_error == 0
 

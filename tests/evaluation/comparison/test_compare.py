@@ -1,11 +1,10 @@
 import json
+from statistics import NormalDist
 
 import pytest
 import torch
 
-from torchcaps.evaluation import compare_answers, mcnemar
-
-from ..stubs import refuses
+from torchcaps.evaluation import compare_answers, mcnemar, smallest_visible
 
 
 def answers(only_first, only_second, n):
@@ -67,14 +66,17 @@ def test_the_interval_is_that_of_the_difference():
     comparison = compare_answers(first, second)
     low, high = comparison.interval
     deviation = ((0.9 * 0.1 + 0.8 * 0.2) / 4000) ** 0.5
+    discordant = comparison.only_first + comparison.only_second
+    normal = NormalDist()
+    quantiles = normal.inv_cdf(0.95) + normal.inv_cdf(0.9)
+    assert comparison.smallest_margin == pytest.approx(quantiles * (discordant + 4) ** 0.5 / 4000)
+    assert comparison.visible == smallest_visible(4000, discordant / 4000)
+    few = (first[:200], second[:200])
+    family = compare_answers(*few, adjust=[0.9, 0.8])
+    alone = compare_answers(*few)
+    assert 1e-6 < alone.p_value < alone.equivalence_p
+    assert family.p_value == pytest.approx(3 * alone.p_value)
+    assert family.equivalence_p == pytest.approx(min(1, 3 * alone.equivalence_p))
     assert high - low == pytest.approx(2 * 1.96 * deviation, rel=0.1)
     assert comparison == compare_answers(first, second)
     assert compare_answers(second, first).outcome == "second"
-
-
-def test_arguments_that_do_not_fit():
-    correct = torch.ones(3, dtype=torch.bool)
-    with refuses(r"second: expected \[n=3\]"):
-        compare_answers(correct, correct[:2])
-    with refuses("margin: expected a difference in accuracy between 0 and 1, got 0"):
-        compare_answers(correct, correct, margin=0)

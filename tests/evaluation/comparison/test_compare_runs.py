@@ -1,11 +1,12 @@
 """Methods whose true accuracies are known, because their answers are simulated."""
 
 import json
-from statistics import NormalDist
+from statistics import variance
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import t
 
 from torchcaps.evaluation import compare_runs, holm
 
@@ -14,95 +15,72 @@ from ..stubs import refuses
 # Standard deviations: how much images differ, and how much single answers are left to chance.
 HARDNESS = 1.0
 CHANCE = 0.7
-CDF = NormalDist().cdf
 
 
-def simulate_runs(rng, num_runs, n, *, lead=0.0, by_seed, shared=0.0):
+def simulate_runs(num_runs, n, lead=0.0, by_seed=0.3):
     """Answers of two methods: right where skill + seed + chance exceeds an image's hardness."""
+    rng = np.random.default_rng(3)
     hardness = rng.normal(0, HARDNESS, n)
-    pair_skill = rng.normal(0, shared, (num_runs, 1))
     answers = []
     for gain in (lead, 0.0):
-        seed_skill = rng.normal(0, by_seed, (num_runs, 1))
-        skill = 2 + gain + pair_skill + seed_skill + rng.normal(0, CHANCE, (num_runs, n))
+        skill = (
+            2 + gain + rng.normal(0, by_seed, (num_runs, 1)) + rng.normal(0, CHANCE, (num_runs, n))
+        )
         answers.append(torch.from_numpy(skill > hardness))
     return answers
 
 
-def true_lead(lead, by_seed, shared=0.0):
-    """The true difference of the accuracies."""
-    deviation = (HARDNESS**2 + CHANCE**2 + by_seed**2 + shared**2) ** 0.5
-    return CDF((2 + lead) / deviation) - CDF(2 / deviation)
-
-
-def compare_simulated(num_tries, num_runs, n, *, paired=False, margin=0.01, **skills):
-    rng = np.random.default_rng(0)
-    options = {"paired": paired, "margin": margin}
-    comparisons = []
-    for _ in range(num_tries):
-        first, second = simulate_runs(rng, num_runs, n, **skills)
-        comparisons.append(compare_runs(first, second, **options))
-    return comparisons
-
-
-def share_covering(comparisons, difference):
-    is_inside = []
-    for comparison in comparisons:
-        low, high = comparison.interval
-        is_inside.append(low <= difference <= high)
-    return np.mean(is_inside)
-
-
-def share_of(comparisons, *outcomes):
-    return np.mean([comparison.outcome in outcomes for comparison in comparisons])
-
-
-def share_equivalent(comparisons):
-    return np.mean([comparison.equivalence_p < 0.05 for comparison in comparisons])
-
-
-def median_visible(comparisons):
-    return np.median([comparison.visible or 1 for comparison in comparisons])
-
-
-@pytest.mark.parametrize(("num_runs", "by_seed"), [(3, 0.03), (3, 0.2), (5, 0.2)])
-def test_the_interval_holds_the_truth_in_95_percent(num_runs, by_seed):
-    """Where images decide, and where seeds do; three resampled runs would give 80 to 93 %."""
-    comparisons = compare_simulated(200, num_runs, 1000, by_seed=by_seed)
-    assert 0.92 <= share_covering(comparisons, 0.0) <= 0.995
-    assert share_of(comparisons, "first", "second") <= 0.08
+def sources_of_variance(first, second, group, paired):
+    """Variance of the difference by groups; of each method's (or pair's) runs, and by chance."""
+    n = first.shape[1]
+    count = group.max() + 1
+    is_member = group == np.arange(count)[:, None]
+    methods = [first - second] if paired else [first, second]
+    deviations = [(runs - runs.mean(axis=1, keepdims=True)) @ is_member.T for runs in methods]
+    # Deviations of a group from the mean of its run, averaged over runs.
+    by_image = [runs.mean(axis=0) for runs in deviations]
+    difference = by_image[0] if paired else by_image[0] - by_image[1]
+    images = (np.sum(difference**2) * count / (count - 1) + 4) / n**2
+    seeds = [variance(runs.mean(axis=1).tolist()) for runs in methods]
+    chance = [np.var(runs, axis=0, ddof=1).sum() for runs in deviations]
+    return images, seeds, [squares * count / (count - 1) / n**2 for squares in chance]
 
 
 @pytest.mark.parametrize("paired", [False, True])
-def test_a_true_difference_is_covered_and_seen(paired):
-    skills = {"lead": 0.25, "by_seed": 0.05, "shared": 0.2 if paired else 0.0}
-    comparisons = compare_simulated(120, 4, 2000, paired=paired, **skills)
-    assert 0.91 <= share_covering(comparisons, true_lead(**skills)) <= 0.995
-    assert share_of(comparisons, "first") > 0.7
-    assert share_of(comparisons, "second") == 0
+@pytest.mark.parametrize("num_groups", [None, 200])
+def test_every_figure_by_formulas_of_its_own(paired, num_groups):
+    num_runs = 4
+    answers = simulate_runs(num_runs, 300, lead=0.4)
+    first, second = (runs.double().numpy() for runs in answers)
+    group = np.arange(300) % (num_groups or 300)  # of one or two images each
+    images, seeds, chance = sources_of_variance(first, second, group, paired)
+    error = (images + max(0, (sum(seeds) - sum(chance)) / num_runs)) ** 0.5
+    pooled = sum(seeds) / len(seeds)
+    terms = sum((max(seed, pooled) / num_runs) ** 2 / (num_runs - 1) for seed in seeds)
+    units = 300**2 / (np.bincount(group) ** 2).sum()
+    degrees = max(error**4 / (images**2 / (units - 1) + terms), num_runs - 1)
+    difference = first.mean() - second.mean()
+    p_value = 2 * t.sf(abs(difference) / error, degrees)
+    gap = t.sf((0.1 - difference) / error, degrees)
+    low, high = t.interval(0.95, degrees, difference, error)
+    visible = (t.ppf(0.975, degrees) + t.ppf(0.8, degrees)) * error
 
-
-def test_pairs_see_more_where_seeds_are_shared():
-    skills = {"by_seed": 0.02, "shared": 0.3}
-    paired = compare_simulated(30, 5, 2000, paired=True, **skills)
-    unpaired = compare_simulated(30, 5, 2000, **skills)
-    assert median_visible(paired) < 0.8 * median_visible(unpaired)
-
-
-def test_the_smallest_visible_difference_is_seen_in_four_of_five_tries():
-    visible = median_visible(compare_simulated(60, 5, 1000, by_seed=0.05))
-    lead = next(k / 1000 for k in range(1000) if true_lead(k / 1000, 0.05) >= visible)
-    comparisons = compare_simulated(200, 5, 1000, lead=lead, by_seed=0.05)
-    assert 0.7 < share_of(comparisons, "first") < 0.9
-
-
-def test_equal_methods_pass_as_equal_and_those_a_margin_apart_do_not():
-    skills = {"lead": 0.25, "by_seed": 0.03}
-    margin = true_lead(**skills)
-    equal = compare_simulated(100, 5, 2000, margin=margin, by_seed=0.03)
-    assert share_equivalent(equal) > 0.8
-    distant = compare_simulated(150, 5, 2000, margin=margin, **skills)
-    assert share_equivalent(distant) <= 0.09
+    groups = None if num_groups is None else group
+    options = {"paired": paired, "groups": groups, "margin": 0.1}
+    alone = compare_runs(*answers, **options)
+    family = compare_runs(*answers, **options, adjust=[p_value / 2, 0.9])
+    assert alone.difference == pytest.approx(difference)
+    assert alone.interval == family.interval == pytest.approx((low, high))
+    assert (alone.p_value, alone.unadjusted_p) == pytest.approx((p_value, p_value))
+    assert alone.equivalence_p == pytest.approx(gap)
+    assert alone.visible == pytest.approx(visible)
+    smallest_margin = (t.ppf(0.95, degrees) + t.ppf(0.9, degrees)) * error
+    assert alone.smallest_margin == pytest.approx(smallest_margin)
+    # The second smallest of three p-values counts twice by Holm, an equivalence three times.
+    assert family.p_value == pytest.approx(min(1, max(2 * p_value, 3 * p_value / 2)))
+    assert family.equivalence_p == pytest.approx(min(1, 3 * gap))
+    assert (family.unadjusted_p, family.family) == (pytest.approx(p_value), 3)
+    assert alone.num_groups == num_groups
 
 
 def test_seeds_that_vary_widen_the_interval():
@@ -122,14 +100,6 @@ def test_seeds_that_vary_widen_the_interval():
     assert paired.interval[1] < 0.01
 
 
-def test_more_runs_see_more():
-    visible = []
-    for num_runs in (2, 3, 6):
-        comparisons = compare_simulated(30, num_runs, 1000, by_seed=0.1)
-        visible.append(median_visible(comparisons))
-    assert visible == sorted(visible, reverse=True)
-
-
 def test_the_same_answers_are_equivalent_where_there_are_enough_images():
     correct = torch.ones(3, 1000, dtype=torch.bool)
     assert compare_runs(correct, correct).outcome == "equivalent"
@@ -139,15 +109,8 @@ def test_the_same_answers_are_equivalent_where_there_are_enough_images():
     assert "only a difference of" in on_few_images.verdict
 
 
-def test_two_runs_on_two_images_show_nothing():
-    correct = torch.tensor([[True, False], [True, True]])
-    comparison = compare_runs(correct, correct & correct.flip(0).logical_not())
-    assert comparison.visible is None
-    assert "no difference would be seen" in comparison.verdict
-
-
 def test_figures_verdict_and_table_of_a_clear_difference():
-    first, second = simulate_runs(np.random.default_rng(3), 4, 2000, lead=1.0, by_seed=0.02)
+    first, second = simulate_runs(4, 2000, lead=1.0, by_seed=0.02)
     comparison = compare_runs(first, second)
     assert comparison == compare_runs(first, second)
     accuracies = first.double().mean(dim=1)

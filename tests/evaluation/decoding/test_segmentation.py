@@ -5,7 +5,7 @@ from torch import nn
 from torchcaps.evaluation import Segments, match_segments, score_segmentation, segment
 from torchcaps.types import Capsules
 
-from ..stubs import Decodes, refuses
+from ..stubs import Decodes
 
 # Three digits: a bar above, a bar on the left, a bar below. The first two share a corner.
 SHAPES = torch.zeros(3, 1, 4, 4)
@@ -92,17 +92,3 @@ def test_digits_without_pixels_of_their_own_have_no_share_of_ink(brightness):
 
 def test_equally_bright_drawings_decide_nothing():
     assert score_segmentation(torch.full_like(DIGITS, 0.5), DIGITS).ink_right == 0
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: score_segmentation(DIGITS, DIGITS[:, :1]), r"digits: expected \[n=3, k=2,"),
-        (lambda: score_segmentation(DIGITS, DIGITS, threshold=0.0), "threshold: expected between"),
-        (lambda: segment(PerfectDecoder(), IMAGES, PAIRS[:1]), r"labels: expected \[n=3, k\]"),
-        (lambda: segment(PerfectDecoder(), IMAGES, PAIRS + 1), "labels: expected class indices"),
-    ],
-)
-def test_arguments_that_do_not_fit(call, message):
-    with refuses(message):
-        call()

@@ -93,7 +93,11 @@ def test_half_drop_is_the_smallest_change_that_is_bad_enough():
     assert curve.accuracy[0] == pytest.approx(0.2)  # only the center stays
     assert curve.half_drop == 180
     assert sweep.curves["scale"].half_drop is None
-    assert list(sweep.curves) == ["rotation", "scale"]
+    # Of two classes a guess is right in one half: below three quarters is bad enough.
+    even = torch.tensor([[1.0, 0.0], [0.9, 0.9]]).view(2, 1, 1, 2)
+    sweep = affine_sweep(PixelReader(2), even, torch.tensor([0, 0]), rotation=[180])
+    assert (sweep.clean, sweep.curves["rotation"].accuracy) == (1, (0.5,))
+    assert sweep.curves["rotation"].half_drop == 180
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_gradients_that_point_the_wrong_way_fail():
         IMAGES,
         LABELS,
         eps=0.4,
-        other=Open(),
+        surrogate=Open(),
     )
     assert report.silent == 0
     assert report.transfer == 0  # images made for the open model fool this one

@@ -48,6 +48,14 @@ def test_models_meet_at_the_lower_of_their_best():
     assert comparison.gap_closed == pytest.approx(0.05 / 0.2)
 
 
+def test_the_gap_is_measured_at_the_target_between_epochs():
+    comparison = compare_viewpoints((FAMILIAR, NOVEL), ([0.6, 0.95], [0.3, 0.6]))
+    baseline = 0.3 + 0.3 * 0.3 / 0.35
+    assert comparison.second.familiar == 0.95
+    assert comparison.second.novel_at_target == pytest.approx(baseline)
+    assert comparison.gap_closed == pytest.approx((0.8 - baseline) / (0.9 - baseline))
+
+
 def test_without_a_crossing_the_nearest_epochs_are_compared():
     comparison = compare_viewpoints(([0.9, 0.95], [0.7, 0.8]), ([0.6], [0.6]))
     assert not comparison.interpolated

@@ -1,4 +1,4 @@
-import json
+from operator import methodcaller
 
 import pytest
 import torch
@@ -14,7 +14,6 @@ from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.functional import dynamic_routing, em_routing, straightness, uniform_routing
 from torchcaps.functional.routing.em import VAR_MIN
 from torchcaps.nn import CapsuleLinear, DynamicRouting, EMRouting, Router
-from torchcaps.types import Routed
 
 from ..stubs import RoutedPixels, refuses, share
 
@@ -40,11 +39,18 @@ def answer_of_twin(model, **options):
 def test_without_routing_is_the_model_with_uniform_coupling(sharp):
     routed = sharp(IMAGES).argmax(dim=1)
     uniform = answer_of_twin(sharp, routing="uniform")
-    ablation = routing_ablation(sharp, IMAGES, LABELS)
-    assert ablation.routed == pytest.approx(share(routed == LABELS))
-    assert ablation.uniform == pytest.approx(share(uniform == LABELS))
+    with swapped_routers(sharp, methodcaller("random", 5, agreement=True)):
+        random = sharp(IMAGES).argmax(dim=1)
+    # Labels for which the arms differ: the model is right, but for one image.
+    labels = routed.clone()
+    labels[0] = (labels[0] + 1) % 3
+    ablation = routing_ablation(sharp, IMAGES, labels, seed=5)
+    assert ablation.routed == 7 / 8
+    assert ablation.uniform == pytest.approx(share(uniform == labels))
+    assert ablation.random == pytest.approx(share(random == labels))
     assert ablation.changed == pytest.approx(share(routed != uniform))
-    assert ablation.changed > 0
+    assert len({ablation.routed, ablation.uniform, ablation.random}) == 3
+    assert ablation.changed not in (1 - ablation.uniform, ablation.routed - ablation.uniform)
     assert isinstance(sharp.layers[0].router, DynamicRouting)
     assert sharp.layers[0].router.iterations == 3
 
@@ -55,14 +61,6 @@ def test_a_model_trained_without_routing_loses_nothing():
     assert ablation.changed == 0
     # Eight images are too few to call the two equivalent.
     assert "do not show" in ablation.verdict
-
-
-@pytest.mark.parametrize("routing", ["em", "random"])
-def test_every_routing_has_its_own_ablations(routing):
-    ablation = routing_ablation(RoutedPixels(6, 3, routing=routing), IMAGES, LABELS)
-    assert 0 <= ablation.uniform <= 1
-    assert 0 <= ablation.random <= 1
-    json.dumps(ablation.to_dict(), allow_nan=False)
 
 
 def test_a_function_with_couplings_of_its_own_is_refused():
@@ -150,40 +148,6 @@ def test_an_activation_without_agreement_has_none_to_leave_out(sharp):
         routing_ablation(sharp, IMAGES, LABELS, agreement=False)
 
 
-class Average(Router):
-    """A routing whose couplings are always equal, and whose parents are not squashed."""
-
-    activation = "none"
-
-    def build_parameters(self, sizes):
-        self.gain = torch.nn.Parameter(torch.ones(sizes.parents))
-
-    def route(self, votes, parents):
-        c = votes.couple()
-        s = votes.weighted(c) * self.gain.unsqueeze(-1)
-        return Routed(s, s.square().sum(dim=-1), c)
-
-
-def test_a_trained_router_with_equal_couplings_does_nothing():
-    """Its ablation is itself: it loses nothing but its couplings, so nothing can change."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(600) % 3
-    noise = 0.5 * torch.rand(600, 1, 6, 4, generator=generator)
-    images = noise + 0.5 * torch.eye(3)[labels][:, None, None, [0, 1, 2, 0]]
-    model = RoutedPixels(6, 3)
-    model.layers[0] = CapsuleLinear(6, 4, 3, 4, Average(), init_std=0.3)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    for _ in range(30):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-    ablation = routing_ablation(model, images, labels)
-    assert ablation.routed > 0.8
-    assert ablation.changed == 0
-    assert ablation.routed == ablation.uniform
-    assert ablation.comparison.outcome == "equivalent"
-
-
 def test_iterations_one_by_one(sharp):
     dynamics = iteration_dynamics(sharp, IMAGES, LABELS, batch_size=3)
     assert dynamics.iterations == (1, 2, 3)
@@ -208,12 +172,6 @@ def test_straightness_of_a_class_is_that_of_its_own_images(sharp):
         assert first == pytest.approx(ratio[labels == 0, 0].mean().item(), rel=1e-4)
         assert second is None
         assert third == pytest.approx(ratio[labels == 2, 2].mean().item(), rel=1e-4)
-
-
-def test_one_pass_has_no_iterations():
-    dynamics = iteration_dynamics(RoutedPixels(6, 3, routing="uniform"), IMAGES, LABELS)
-    assert dynamics.iterations == (1,)
-    assert "one pass" in dynamics.verdict
 
 
 @pytest.mark.parametrize(
@@ -250,10 +208,3 @@ def test_leaky_routing_keeps_its_leak():
     layer = CapsuleLinear(6, 4, 3, 4, leaky=True, impl="reference")
     routed = layer.router.uniform()(torch.randn(2, 6, 3, 4), torch.rand(2, 6))
     assert torch.allclose(routed.coupling, torch.full((2, 6, 3), 1 / 4))
-
-
-def test_arguments_that_do_not_fit():
-    with refuses("labels: expected class indices from 0 to 2, got 3"):
-        routing_ablation(RoutedPixels(6, 3), IMAGES, torch.full((8,), 3))
-    with refuses("iterations: expected at least 1, got 0"):
-        DynamicRouting().with_iterations(0)

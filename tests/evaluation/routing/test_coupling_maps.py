@@ -2,8 +2,10 @@ import pytest
 import torch
 
 from torchcaps.evaluation import coupling_maps
-from torchcaps.evaluation.routing.coupling_maps import _window
+from torchcaps.evaluation.routing.coupling_maps import _hand_down, _spread_over_pixels, _window
 from torchcaps.models import create_model
+from torchcaps.nn import ConvCaps, record_routing
+from torchcaps.types import Capsules
 
 from ..stubs import RoutedPixels, assert_model_is_back, refuses
 
@@ -112,6 +114,28 @@ def test_even_support_makes_an_even_map(kernel, stride):
         assert sums == pytest.approx([1 / stride] * stride)
 
 
+def test_support_is_handed_down_without_loss():
+    layer = ConvCaps(2, 3, 3, 2)
+    children = Capsules(torch.randn(1, 7, 9, 2, 16), torch.rand(1, 7, 9, 2))
+    with record_routing(layer) as record:
+        layer(children)
+    support = torch.rand(1, 3, 4, 3)
+    handed = _hand_down(layer, support, children, record.last()[""])
+    assert handed.shape == (1, 7, 9, 2)
+    torch.testing.assert_close(handed.sum(), support.sum())
+
+
+def test_positions_are_stretched_over_an_image_of_another_shape():
+    positions = torch.zeros(1, 3, 4)
+    positions[0, 2, 0] = 6.0  # at the lower left
+    spread = _spread_over_pixels(positions, None, (12, 28))
+    assert spread.shape == (1, 12, 28)
+    assert float(spread.sum()) == pytest.approx(6.0, rel=0.5)
+    assert not spread[0, :6].any() and not spread[0, :, 14:].any()
+    even = _spread_over_pixels(torch.ones(1, 3, 4), None, (12, 28))
+    torch.testing.assert_close(even, torch.full((1, 12, 28), 12 / (12 * 28)))
+
+
 def test_the_batch_size_changes_nothing_and_the_model_is_left_as_it_was(capsnet):
     capsnet.train()
     maps = coupling_maps(capsnet, IMAGES)
@@ -139,29 +163,6 @@ def test_matrix_capsules_hand_support_down_through_convolutions(options):
         atol=1e-4,
         rtol=1e-4,
     )
-
-
-def test_the_support_of_a_matrix_capsule_is_bounded_by_its_childrens_activations():
-    model = create_model(
-        "matrix_caps_small",
-        in_chans=1,
-        img_size=(20, 20),
-        **MATRIX,
-    )
-    sums = []
-
-    def record(_, inputs):
-        sums.append(inputs[0].activation.sum())
-
-    model.class_capsules.register_forward_pre_hook(record)
-    maps = coupling_maps(model, random_images(1, 1, 20, 20))
-    assert maps.positions.sum().abs() <= sums[0]
-
-
-@pytest.mark.parametrize("labels", [[0], [0, 1, 2, 3]])
-def test_labels_that_do_not_fit_are_refused(capsnet, labels):
-    with refuses("labels: expected"):
-        coupling_maps(capsnet, IMAGES, torch.tensor(labels))
 
 
 def test_networks_without_places_or_without_capsules_are_refused():

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from torchcaps.evaluation import coupling_dynamics, coupling_entropy, parse_tree
-from torchcaps.nn import RoutingTrace
 
 from ..stubs import recorded, refuses
 
@@ -44,21 +43,8 @@ def test_entropy_by_hand():
 def test_shares_of_a_window_are_taken_within_it():
     # Three quarters of the first child lie in other windows; inside, it divides itself like the
     # second.
-    coupling = torch.tensor([[[0.125, 0.125], [0.5, 0.5]]])
-    assert coupling_entropy(recorded(coupling)).mean == pytest.approx(1)
-
-
-def test_maps_of_parents_are_flattened():
-    coupling = torch.rand(N, 2, 3, CHILDREN, PARENTS).softmax(dim=-1)
-    child = torch.rand(N, 2, 3, CHILDREN)
-    in_maps = RoutingTrace(
-        coupling,
-        coupling[..., 0, :],
-        child,
-        coupling[..., :1, :],
-    )
-    in_rows = recorded(coupling.flatten(1, 3), child.flatten(1))
-    assert coupling_entropy(in_maps).mean == pytest.approx(coupling_entropy(in_rows).mean)
+    coupling = torch.tensor([[[0.125, 0.125], [1.0, 0.0]]])
+    assert coupling_entropy(recorded(coupling)).mean == pytest.approx((0.25 * 1 + 0) / 1.25)
 
 
 def test_couplings_that_never_change_have_no_dynamics():
@@ -77,6 +63,14 @@ def test_dynamics_that_follow_the_class_are_explained_by_it():
     assert dynamics.high == pytest.approx(deviation)
     assert dynamics.explained == pytest.approx(1)
     assert dynamics.chance == pytest.approx(2 / 11)
+
+
+def test_few_links_that_move_are_in_the_highest_twentieth():
+    parents = torch.zeros(N, CHILDREN, dtype=torch.int64)
+    parents[:, 0] = LABELS  # three links of twenty
+    dynamics = coupling_dynamics(recorded(one_hot(parents)), LABELS)
+    assert dynamics.high == pytest.approx(math.sqrt(2) / 3)
+    assert dynamics.mean == pytest.approx(3 / 20 * math.sqrt(2) / 3)
 
 
 def test_dynamics_without_the_class_are_not_explained_by_it():

@@ -70,13 +70,28 @@ def test_every_measure_of_vector_capsules(capsnet, of_capsnet):
     assert layer.sign.blind  # nothing in this network has a bias
 
 
-def test_every_measure_of_a_network_without_routing(digits):
-    model = create_model("capsnet", **OPTIONS, routing="uniform")
-    diagnosis = diagnose(model, digits, count=COUNT)
-    assert_names(diagnosis, ["class_capsules"])
-    assert diagnosis.layers[0].entropy.mean == pytest.approx(1)
-    assert diagnosis.ablation.changed == 0
-    assert diagnosis.iterations.iterations == (1,)
+def test_planted_defects_are_found():
+    """A child without a way on, a parent that never fires, and answers that need the routing."""
+    model = RoutedPixels(6, 5, 3)
+    data = random_data()
+    with torch.no_grad():
+        torch.nn.init.normal_(model.layers[0].weight, std=2.0)
+        model.layers[0].weight[1] = 0
+        model.layers[0].weight[:, 2] = 0
+        data.labels = model(data.images).argmax(dim=1)
+    diagnosis = diagnose(model, data, count=40)
+    first, second = diagnosis.layers
+    assert diagnosis.accuracy == diagnosis.ablation.routed == 1
+    assert diagnosis.verdicts()["baseline"].startswith("No baseline was given")
+    assert diagnosis.ablation.uniform < 1
+    assert (first.starvation.starved, first.parents.dead) == pytest.approx((1 / 6, 1 / 5))
+    assert (second.starvation.starved, second.parents.dead) == (0, 0)
+    assert second.tree.possible == pytest.approx(class_entropy(data.labels))
+
+
+def class_entropy(labels):
+    shares = labels.bincount().double() / len(labels)
+    return -float((shares * shares.log2()).nansum())
 
 
 def test_every_measure_of_matrix_capsules(digits):
@@ -107,13 +122,6 @@ def test_a_cnn_is_a_baseline_but_has_no_routing(capsnet, of_capsnet, digits):
     assert f"{of_capsnet.parameters:,} parameters against" in sentence
     with refuses("model: expected a capsule network with routed layers, got CNN"):
         diagnose(matched_cnn(capsnet), digits, count=COUNT)
-
-
-def test_without_a_baseline_the_verdicts_say_so():
-    diagnosis = diagnose(RoutedPixels(6, 3), random_data(), count=8)
-    assert diagnosis.baseline is None
-    assert diagnosis.verdicts()["baseline"].startswith("No baseline was given")
-    assert diagnosis.to_dict()["baseline"] is None
 
 
 def test_the_model_is_left_as_it_was():
@@ -148,10 +156,3 @@ def test_a_seed_chooses_the_images():
 def test_arguments_that_do_not_fit(model, options, message):
     with refuses(message):
         diagnose(model, random_data(), **options)
-
-
-def test_images_of_several_classes_are_refused():
-    images = random_data()
-    images.labels = torch.zeros(40, 2, dtype=torch.int64)
-    with refuses(r"labels: expected \[n\]"):
-        diagnose(RoutedPixels(6, 3), images)

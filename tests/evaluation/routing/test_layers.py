@@ -1,15 +1,12 @@
-import pytest
 import torch
 from torch import nn
 
-from torchcaps import create_model
 from torchcaps.evaluation import route_images
-from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.functional import straightness
-from torchcaps.nn import ConvCaps, UniformRouting
+from torchcaps.nn import ConvCaps
 from torchcaps.types import Capsules
 
-from ..stubs import RoutedPixels, refuses
+from ..stubs import RoutedPixels
 
 
 def test_all_images_are_recorded_whatever_the_batch_size():
@@ -19,6 +16,8 @@ def test_all_images_are_recorded_whatever_the_batch_size():
     assert list(record.layers) == ["layers.0", "layers.1"]
     assert record.layers["layers.0"].coupling.shape == (5, 6, 5)
     assert torch.allclose(record.activation, model(images), atol=1e-6)
+    parents = record.layers["layers.1"].pose
+    assert torch.allclose(parents.norm(dim=-1), record.activation, atol=1e-6)
     lengths = images.squeeze(1).norm(dim=-1)
     assert torch.allclose(record.children["layers.0"], lengths, atol=1e-6)
     assert not record.activation.is_inference()
@@ -50,18 +49,3 @@ def test_a_child_in_several_windows_stands_among_the_children_once():
     assert routed.children["conv"].shape == (2, 5, 5, 2)
     assert routed.layers["conv"].child_activation.shape == (2, 3, 3, 18)
     assert routed.straightness["conv"].shape == (2, 3)
-
-
-def test_swapped_routers_come_back_after_an_error():
-    model = RoutedPixels(6, 3)
-    router = model.layers[0].router
-    with pytest.raises(KeyError), swapped_routers(model, lambda _: UniformRouting()):
-        assert isinstance(model.layers[0].router, UniformRouting)
-        raise KeyError
-    assert model.layers[0].router is router
-
-
-def test_a_model_without_capsules_is_refused():
-    cnn = create_model("cnn_multimnist", channels=(2, 2), hidden=(4,))
-    with refuses("expected a capsule network with routed layers, got CNN"):
-        route_images(cnn, torch.rand(2, 1, 36, 36))

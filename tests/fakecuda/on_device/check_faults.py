@@ -111,27 +111,6 @@ def test_float64_on_a_device_without_it(run, change_loss):
     tc.transfer.widest_float.cache_clear()
 
 
-def test_a_gradient_that_stays_scaled(run, monkeypatch):
-    """Clipped to norm 1 while it is scaled, it changes no weight; see `check_training` too."""
-    updates = []
-    update = Updater.update
-
-    def note_update(self, number):
-        before = [weight.detach().clone() for weight in self.task.parameters()]
-        update(self, number)
-        after = self.task.parameters()
-        updates.append(max(float((a - b).abs().max()) for a, b in zip(after, before, strict=True)))
-
-    monkeypatch.setattr(Updater, "update", note_update)
-    monkeypatch.setitem(runs.FURTHER, SYSTEM, {"model": SYSTEM, "optimizer": "sgd", "lr": 0.1})
-    run("fp16")
-    right = max(updates)
-    updates.clear()
-    monkeypatch.setattr(torch.amp.GradScaler, "unscale_", lambda self, optimizer: None)
-    run("fp16")
-    assert max(updates) < right / 100
-
-
 def test_a_leak_of_a_megabyte_a_step(run, change_loss):
     leaked = []
 

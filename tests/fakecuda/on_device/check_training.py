@@ -171,7 +171,9 @@ def test_a_device_without_float64_trains_and_evaluates(images):
         figures = path_figures(paths.flip(0), paths, tree)
     tc.transfer.widest_float.cache_clear()
     expected = tc.evaluation.calibrate(activations.cpu(), images[1])
-    assert calibration.temperature == pytest.approx(expected.temperature, rel=1e-3)
+    # Near its minimum a loss is flat: its rounding in float32, 1e-7, moves the minimum by the root
+    # of it over the curvature, which is 0.01 or so for 40 images.
+    assert calibration.temperature == pytest.approx(expected.temperature, rel=0.02)
     assert figures == pytest.approx(path_figures(paths.flip(0).cpu(), paths.cpu(), tree))
     assert history[0]["train_accuracy"] > 0
     assert 0 <= evaluation.accuracy <= 1

@@ -123,7 +123,7 @@ class BaseComparison(EvaluationResult):
         return "equivalent" if self.equivalence_p < LEVEL else "undecided"
 
     @property
-    def evidence(self) -> str:
+    def evidence_text(self) -> str:
         """The difference, its interval and the p-value that decided the outcome, in words."""
         low, high = self.interval
         difference = f"{100 * self.difference:+.2f} points"
@@ -143,19 +143,19 @@ class BaseComparison(EvaluationResult):
         return self.smallest_margin <= self.margin
 
     @property
-    def power(self) -> str:
+    def power_text(self) -> str:
         """The smallest difference that would be seen, and whether the margin can be resolved."""
         if self.visible is None:
             return f"{self.sample}, no difference would be seen, however large."
-        seen = (
-            f"{self.sample}, only a difference of {points(self.visible)} or more is seen "
+        sentence = (
+            f"{self.sample}, only a difference of {format_points(self.visible)} or more is seen "
             "in 80 % of tries; a smaller one may be there."
         )
         if self.resolves_margin:
-            return seen
+            return sentence
         return (
-            f"{seen} They cannot resolve a margin of {points(self.margin)}, only one of "
-            f"{points(self.smallest_margin)} or more{self.remedy}."
+            f"{sentence} They cannot resolve a margin of {format_points(self.margin)}, only one of "
+            f"{format_points(self.smallest_margin)} or more{self.remedy}."
         )
 
     @property
@@ -165,18 +165,18 @@ class BaseComparison(EvaluationResult):
 
     @property
     def verdict(self) -> str:
-        """The outcome and its evidence in one sentence; `power` follows if it is undecided."""
-        within = f"equally good within {points(self.margin)}"
+        """The outcome and its evidence in one sentence; `power_text` follows if it is undecided."""
+        within = f"equally good within {format_points(self.margin)}"
         if self.outcome == "equivalent":
-            return f"The two {self.subject}s are {within} ({self.evidence})."
+            return f"The two {self.subject}s are {within} ({self.evidence_text})."
         if self.outcome == "undecided":
             return (
                 f"These {self.evidence_noun} do not tell the two {self.subject}s apart, "
-                f"nor show that they are {within} ({self.evidence}). {self.power}"
+                f"nor show that they are {within} ({self.evidence_text}). {self.power_text}"
             )
-        small = f", by less than {points(self.margin)}" if self.equivalence_p < LEVEL else ""
+        small = f", by less than {format_points(self.margin)}" if self.equivalence_p < LEVEL else ""
         better = f"The {self.outcome} {self.subject} is better {self.scope}"
-        return f"{better}{small} ({self.evidence})."
+        return f"{better}{small} ({self.evidence_text})."
 
     @property
     def summary(self) -> str:
@@ -228,10 +228,10 @@ class Comparison(BaseComparison):
         return self.only_first == self.only_second == 0
 
     @property
-    def evidence(self) -> str:
+    def evidence_text(self) -> str:
         """As in the base class; with equal answers, the p-value of equivalence alone."""
         if not self.has_equal_answers:
-            return super().evidence
+            return super().evidence_text
         return f"p = {self.equivalence_p:.2g} for a larger gap"
 
     @property
@@ -240,10 +240,12 @@ class Comparison(BaseComparison):
         if not self.has_equal_answers:
             return super().verdict
         answers = f"give the same answers, right or wrong, on all {self.num_samples:,} images"
-        within = f"equally good within {points(self.margin)} ({self.evidence})."
+        within = f"equally good within {format_points(self.margin)} ({self.evidence_text})."
         if self.outcome == "equivalent":
             return f"The two models {answers}, and are {within}"
-        return f"The two models {answers}; these do not show that they are {within} {self.power}"
+        return (
+            f"The two models {answers}; these do not show that they are {within} {self.power_text}"
+        )
 
     def table(self) -> TextTable:
         """A row for each model: its accuracy, and how many images it alone gets right."""
@@ -319,12 +321,9 @@ def compare_answers(
     return Comparison(
         **figures,
         interval=(float(low), float(high)),
-        unadjusted_p=unadjusted_p,
-        p_value=holm([unadjusted_p, *adjust])[0],
-        equivalence_p=min(1.0, equivalence_p * (1 + len(adjust))),
         visible=smallest_visible(n, (only_first + only_second) / n),
         smallest_margin=quantiles * standard_error,
-        family=1 + len(adjust),
+        **_adjust(unadjusted_p, equivalence_p, adjust),
     )
 
 
@@ -450,17 +449,25 @@ def _infer(
     smallest_margin = error.quantile(1 - LEVEL) + error.quantile((1 + POWER) / 2)
     return {
         "interval": (difference - half, difference + half),
-        "unadjusted_p": unadjusted_p,
-        "p_value": holm([unadjusted_p, *adjust])[0],
-        "equivalence_p": min(1.0, error.tail(margin - abs(difference)) * (1 + len(adjust))),
         "visible": visible if visible <= 1 else None,
         "smallest_margin": smallest_margin,
         "num_groups": None if units is None else int(units.max()) + 1,
-        "family": 1 + len(adjust),
+        **_adjust(unadjusted_p, error.tail(margin - abs(difference)), adjust),
     }
 
 
-def points(difference: float) -> str:
+def _adjust(unadjusted_p: float, equivalence_p: float, adjust: Sequence[float]) -> dict[str, Any]:
+    """The p-values of a family: by Holm's correction, of equivalence by Bonferroni's."""
+    family = 1 + len(adjust)
+    return {
+        "unadjusted_p": unadjusted_p,
+        "p_value": holm([unadjusted_p, *adjust])[0],
+        "equivalence_p": min(1.0, equivalence_p * family),
+        "family": family,
+    }
+
+
+def format_points(difference: float) -> str:
     """Write a difference in accuracy in words: 0.01 is "1 point"."""
     number = f"{100 * difference:.2g}"
     return f"{number} point" if number == "1" else f"{number} points"

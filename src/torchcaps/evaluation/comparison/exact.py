@@ -10,6 +10,7 @@ equivalence are sums over the likely (m, k).
 """
 
 import math
+from bisect import bisect_left
 
 import numpy as np
 from jaxtyping import Float, Int64
@@ -22,6 +23,7 @@ MARGIN = 0.01
 
 NUM_DEVIATIONS = 6  # a sum over m covers so many standard deviations on either side of its mean
 MAX_TERMS = 256  # a sum over more m than these skips some, evenly
+PARTS = 2**20  # of a difference of 1, to which the smallest visible one is found
 NUM_SHARES = 25  # the equivalence test takes the largest p-value over so many discordant shares
 EXCLUDED = 0.001  # bound of the error from implausible discordant shares that it leaves out
 
@@ -109,15 +111,8 @@ def smallest_visible(num_samples: int, discordant: float) -> float | None:
 
     if not is_visible(1.0):
         return None
-    low = 0.0
-    high = 1.0
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        if is_visible(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+    part = bisect_left(range(PARTS), True, lo=1, key=lambda part: is_visible(part / PARTS))
+    return part / PARTS
 
 
 def equivalence_test(

@@ -12,6 +12,7 @@ Groups are the units of sampling, so that images within a group may depend on ea
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -114,17 +115,9 @@ class Uncertainty:
 
     def seeds_needed(self, difference: float) -> int | None:
         """The least runs of each method that see a difference; see the function of this name."""
-        if not self.with_runs(MAX_SEEDS).sees(difference):
-            return None
-        low = 1
-        high = MAX_SEEDS
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.with_runs(middle).sees(difference):
-                high = middle
-            else:
-                low = middle
-        return high
+        counts = range(2, MAX_SEEDS + 1)
+        fewest = bisect_left(counts, True, key=lambda count: self.with_runs(count).sees(difference))
+        return counts[fewest] if fewest < len(counts) else None
 
 
 def estimate_uncertainty(

@@ -199,7 +199,7 @@ class MaskingReport(EvaluationResult):
         fgsm: accuracy under one step of FGSM.
         bim: accuracy under many steps (BIM).
         pgd: accuracy under many steps from random starts (PGD).
-        transfer: accuracy under PGD images that were made for the other model; None without one.
+        transfer: accuracy under PGD images that were made for the surrogate; None without one.
         large: accuracy under PGD of strength `large_eps`.
         large_eps: strength of the large attack.
         loss_eps: ascending strengths.
@@ -289,7 +289,7 @@ def masking_report(
     eps: float = 0.1,
     large_eps: float = 1.0,
     steps: int = 10,
-    other: nn.Module | None = None,
+    surrogate: nn.Module | None = None,
     loss: Loss = full_margin_loss,
     seed: int = 0,
     batch_size: int = BATCH,
@@ -304,7 +304,7 @@ def masking_report(
         large_eps: strength that must leave nothing, in [eps, 1]; at 1 every image can become any
             other.
         steps: of BIM and PGD, at least 1.
-        other: a model trained otherwise. The model must withstand images made for it better than
+        surrogate: a model trained otherwise. The model must withstand images made for it better than
             those made for itself.
         loss: what the attacks raise.
         seed: of noise and random starts.
@@ -334,8 +334,8 @@ def masking_report(
         "pgd": attacked[-1],
         "large": attack(model, large_eps),
     }
-    if other is not None:
-        inputs["transfer"] = attack(other, eps)
+    if surrogate is not None:
+        inputs["transfer"] = attack(surrogate, eps)
     accuracies: dict[str, Any] = {"transfer": None}
     for name, changed in inputs.items():
         accuracies[name] = proportion(right_answers(model, changed, labels, batch_size))

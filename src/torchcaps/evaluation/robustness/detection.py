@@ -171,26 +171,26 @@ class Rejection(EvaluationResult):
         false_positive_rate: share of other images that are accepted when 95 % of the known ones
             are.
         threshold: length at which 95 % of the known images are accepted.
-        known_length: mean of the largest length over known images.
-        other_length: mean of the largest length over other images. Margin loss drives absent
+        inlier_length: mean of the largest length over known images.
+        outlier_length: mean of the largest length over other images. Margin loss drives absent
             classes to 0.1, not to 0.
-        num_known: n, number of known images.
-        num_other: m, number of other images.
+        num_inliers: n, number of known images.
+        num_outliers: m, number of other images.
     """
 
     auroc: float
     false_positive_rate: float
     threshold: float
-    known_length: float
-    other_length: float
-    num_known: int
-    num_other: int
+    inlier_length: float
+    outlier_length: float
+    num_inliers: int
+    num_outliers: int
 
 
 def reject_by_length(
     model: nn.Module,
-    known: Images,
-    other: Float[Tensor, "m channels height width"],
+    inliers: Images,
+    outliers: Float[Tensor, "m channels height width"],
 ) -> Rejection:
     """Measure how well the largest activation separates images of known classes from others.
 
@@ -198,8 +198,8 @@ def reject_by_length(
 
     Args:
         model: maps images to `[batch, classes]`.
-        known: `[n, channels, height, width]` test images of known classes, in [0, 1].
-        other: `[m, channels, height, width]` images of no known class.
+        inliers: `[n, channels, height, width]` test images of known classes, in [0, 1].
+        outliers: `[m, channels, height, width]` images of no known class.
 
     Returns:
         The area under the ROC curve, the threshold, and the mean lengths of both.
@@ -207,18 +207,18 @@ def reject_by_length(
     Raises:
         ArgumentError: for images that do not fit.
     """
-    lengths_of_known = image_activations(model, known).amax(dim=1)
-    lengths_of_others = image_activations(model, other).amax(dim=1)
-    num_rejected = math.floor((1 - RECALL) * len(lengths_of_known) + ROUNDING)
-    threshold = lengths_of_known.sort().values[num_rejected]
+    inlier_lengths = image_activations(model, inliers).amax(dim=1)
+    outlier_lengths = image_activations(model, outliers).amax(dim=1)
+    num_rejected = math.floor((1 - RECALL) * len(inlier_lengths) + ROUNDING)
+    threshold = inlier_lengths.sort().values[num_rejected]
     return Rejection(
-        auroc=auroc(lengths_of_known, lengths_of_others),
-        false_positive_rate=proportion(lengths_of_others >= threshold),
+        auroc=auroc(inlier_lengths, outlier_lengths),
+        false_positive_rate=proportion(outlier_lengths >= threshold),
         threshold=float(threshold),
-        known_length=float(widen(lengths_of_known).mean()),
-        other_length=float(widen(lengths_of_others).mean()),
-        num_known=len(lengths_of_known),
-        num_other=len(lengths_of_others),
+        inlier_length=float(widen(inlier_lengths).mean()),
+        outlier_length=float(widen(outlier_lengths).mean()),
+        num_inliers=len(inlier_lengths),
+        num_outliers=len(outlier_lengths),
     )
 
 

@@ -22,7 +22,7 @@ from torchcaps.evaluation.base import (
     check_labeled,
     check_labels,
 )
-from torchcaps.evaluation.comparison.compare import Comparison, compare_answers, points
+from torchcaps.evaluation.comparison.compare import Comparison, compare_answers, format_points
 from torchcaps.evaluation.forward import image_activations, proportion
 from torchcaps.evaluation.routing.couplings import coupling_entropy
 from torchcaps.evaluation.routing.layers import route_images, routers_of, swapped_routers
@@ -72,15 +72,15 @@ class RoutingAblation(EvaluationResult):
         """One sentence; where nothing is decided, a second one on what would have been seen."""
         accuracies = f"{self.routed:.1%} with it, {self.uniform:.1%} without"
         changes = f"it changes {self.changed:.1%} of the answers"
-        figures = f"({accuracies}; {changes}; {self.comparison.evidence})"
-        within = f"within {points(self.comparison.margin)}"
+        figures = f"({accuracies}; {changes}; {self.comparison.evidence_text})"
+        within = f"within {format_points(self.comparison.margin)}"
         verdicts = {
             "first": "This model needs its routing at test time; one trained without may not "
             f"{figures}.",
             "second": f"This model does better without its routing {figures}.",
             "equivalent": f"This model does as well without its routing, {within} {figures}.",
             "undecided": f"These images do not show that this model needs its routing {figures}. "
-            f"{self.comparison.power}",
+            f"{self.comparison.power_text}",
         }
         verdict = verdicts[self.comparison.outcome]
         if not self.agreement:
@@ -219,20 +219,20 @@ def iteration_dynamics(
     straight_by_class = []
     for count in range(1, last + 1):
         with swapped_routers(model, methodcaller("with_iterations", count)):
-            outcome = route_images(model, images, batch_size=batch_size)
-        answers = outcome.activation.argmax(dim=1)
+            routed = route_images(model, images, batch_size=batch_size)
+        answers = routed.activation.argmax(dim=1)
         if count == 1:
             first_answers = answers
         accuracy.append(proportion(answers == labels.cpu()))
         changed.append(proportion(answers != first_answers))
-        for name, trace in outcome.layers.items():
-            if routers[name].normalized:
+        for name, trace in routed.layers.items():
+            if routers[name].normalized:  # couplings of a child sum to one
                 entropy[name] = (*entropy.get(name, ()), coupling_entropy(trace).mean)
-                mean = float(outcome.straightness[name].mean())
+                mean = float(routed.straightness[name].mean())
                 straight[name] = (*straight.get(name, ()), mean)
-        last_name, last_trace = [*outcome.layers.items()][-1]
-        if last_name in straight and last_trace.activation.shape == outcome.activation.shape:
-            by_class = _mean_of_class(outcome.straightness[last_name], labels.cpu())
+        last_name, last_trace = [*routed.layers.items()][-1]
+        if last_name in straight and last_trace.activation.shape == routed.activation.shape:
+            by_class = _mean_of_class(routed.straightness[last_name], labels.cpu())
             straight_by_class.append(by_class)
     return IterationDynamics(
         iterations=tuple(range(1, last + 1)),

@@ -3,7 +3,7 @@
 A file here is enough to add one.
 """
 
-from torchcaps.explorer.views._base import VIEWS, View, register_view
+from torchcaps.explorer.views._base import VIEWS, View, open_views, register_view
 from torchcaps.explorer.views.infer import Infer, Inference
 from torchcaps.explorer.views.routing import Routing
 from torchcaps.registry import import_submodules
@@ -16,5 +16,6 @@ __all__ = [
     "Inference",
     "Routing",
     "View",
+    "open_views",
     "register_view",
 ]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from operator import attrgetter
+from typing import Any, ClassVar, TypeVar
 
 from torchcaps.errors import ArgumentError
+from torchcaps.explorer.requests import Request
+from torchcaps.explorer.session import Session
 from torchcaps.registry import Registry
-
-if TYPE_CHECKING:
-    from torchcaps.explorer.requests import Request
-    from torchcaps.explorer.session import Session
 
 V = TypeVar("V", bound="type[View]")
 VIEWS: Registry[type[View]] = Registry("view")
@@ -52,6 +51,15 @@ class View:
     def answer_batch(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
         """The answers to several requests about this model."""
         return [self.answer(request) for request in requests]
+
+
+def open_views(session: Session) -> dict[str, View]:
+    """The views that are for a model, by name, in the order of their tabs."""
+    views = {}
+    for view in sorted(VIEWS.values(), key=attrgetter("order")):
+        if not view.missing(session):
+            views[view.name] = view(session)
+    return views
 
 
 def register_view(name: str, *, replace: bool = False) -> Callable[[V], V]:

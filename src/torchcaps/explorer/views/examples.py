@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchcaps.explorer.requests import Request, as_base64
+from torchcaps.explorer.session import Session
 from torchcaps.explorer.views._base import View, register_view
-
-if TYPE_CHECKING:
-    from torchcaps.explorer.session import Session
 
 MAX_EXAMPLES = 60  # of one answer
 

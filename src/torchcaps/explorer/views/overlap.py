@@ -5,15 +5,13 @@ See arXiv 1710.09829, section 6.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchcaps.explorer.pictures import overlay
 from torchcaps.explorer.requests import Request
+from torchcaps.explorer.session import Session
 from torchcaps.explorer.views._base import View, register_view
 from torchcaps.explorer.views.infer import Infer
-
-if TYPE_CHECKING:
-    from torchcaps.explorer.session import Session
 
 
 @register_view("overlap")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,10 +10,8 @@ from torch import Tensor
 
 from torchcaps.errors import ArgumentError, check_range, check_shape
 from torchcaps.explorer.requests import Request, as_base64
+from torchcaps.explorer.session import Session
 from torchcaps.explorer.views._base import View, register_view
-
-if TYPE_CHECKING:
-    from torchcaps.explorer.session import Session
 
 MAX_VALUE = 1e4  # of a number in a pose
 

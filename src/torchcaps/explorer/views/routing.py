@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -21,13 +21,11 @@ from torchcaps.evaluation.routing.layers import (
 from torchcaps.evaluation.routing.places import CapsuleMap, places_of
 from torchcaps.explorer.pictures import Picture
 from torchcaps.explorer.requests import Request, as_lists
+from torchcaps.explorer.session import Session
 from torchcaps.explorer.views._base import View, register_view
 from torchcaps.functional import DenseField
 from torchcaps.functional.geometry import ReceptiveField, receptive_field
 from torchcaps.nn import RoutingTrace
-
-if TYPE_CHECKING:
-    from torchcaps.explorer.session import Session
 
 MAX_STEPS = 10  # iterations shown
 TINY = 1e-12

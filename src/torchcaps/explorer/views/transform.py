@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
@@ -11,10 +11,8 @@ from torch import Tensor
 from torchcaps.errors import check_range
 from torchcaps.explorer.pictures import Motion, Picture, move
 from torchcaps.explorer.requests import Request, as_lists
+from torchcaps.explorer.session import Session
 from torchcaps.explorer.views._base import View, register_view
-
-if TYPE_CHECKING:
-    from torchcaps.explorer.session import Session
 
 MAX_STEPS = 41  # pictures of one sweep
 
