@@ -20,7 +20,7 @@ def small_capsnet(**options):
 
 
 @pytest.mark.parametrize("name", tc.list_models())
-def test_passport_counts_the_parameters_of_a_model_without_memory(name):
+def test_info_counts_the_parameters_of_a_model_without_memory(name):
     with torch.device("meta"):
         model = tc.create_model(name)
     assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))

@@ -26,7 +26,7 @@ def test_there_are_small_files_of_weights():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_they_know_digits_as_their_passport_says(name):
+def test_they_know_digits_as_their_info_says(name):
     model = pretrained(name)
     digits = load_dataset("digits", "test")
     assert model.classes == digits.classes
@@ -37,11 +37,11 @@ def test_they_know_digits_as_their_passport_says(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_passport_tells_where_the_weights_come_from(name):
-    passport = json.loads(json.dumps(weights_info(name)))
-    assert passport["data"] == "mnist"
-    assert passport["command"].startswith("torchcaps train ")
-    assert {"seed", "license", "torch", "epochs"} <= passport.keys()
+def test_a_info_tells_where_the_weights_come_from(name):
+    info = json.loads(json.dumps(weights_info(name)))
+    assert info["data"] == "mnist"
+    assert info["command"].startswith("torchcaps train ")
+    assert {"seed", "license", "torch", "epochs"} <= info.keys()
 
 
 @pytest.mark.parametrize("name", NAMES)
