@@ -13,7 +13,7 @@ from torchcaps.data._registry import (
     dataset_info,
     list_datasets,
 )
-from torchcaps.data.dataset import ImageSet
+from torchcaps.data.dataset import Dataset
 from torchcaps.data.entries import list_entries
 from torchcaps.data.folder import label_files, scan_folder
 from torchcaps.data.images import is_gray, opened
@@ -21,7 +21,7 @@ from torchcaps.data.pixels import Size, size_pair
 from torchcaps.errors import DataError
 
 
-def unread_images(name_or_path: str, img_size: Size, options: ReadOptions) -> ImageSet | None:
+def unread_images(name_or_path: str, img_size: Size, options: ReadOptions) -> Dataset | None:
     """The training images of a named set or of a folder of class folders, without their pixels.
 
     Of a folder, names are listed and the header of the first image is read.
@@ -37,7 +37,7 @@ def unread_images(name_or_path: str, img_size: Size, options: ReadOptions) -> Im
     """
     if name_or_path in list_datasets():
         info = dataset_info(name_or_path)
-        if len(info.classes) < ImageSet.min_classes:  # no images, such as sets of points
+        if len(info.classes) < 2:  # no images, such as sets of points
             return None
         labels = torch.zeros(info.train, dtype=torch.long)
         return _black(info.name, labels, info.classes, info.image_shape, img_size)
@@ -53,7 +53,13 @@ def unread_images(name_or_path: str, img_size: Size, options: ReadOptions) -> Im
     except DataError:  # said in words where the folder is read
         return None
     image_shape = (channels, height, width)
-    return _black(root.name, listing.labels, listing.classes, image_shape, img_size)
+    return _black(
+        root.name,
+        (listing.targets.get("label") if "label" in listing.targets else listing.targets["labels"]),
+        listing.classes,
+        image_shape,
+        img_size,
+    )
 
 
 def _black(
@@ -62,9 +68,10 @@ def _black(
     classes: Sequence[str],
     image_shape: Sequence[int],
     img_size: Size,
-) -> ImageSet:
+) -> Dataset:
     """A set of black images, all of which are the same pixel in memory."""
     channels, *own_size = image_shape
     height, width = own_size if img_size is None else size_pair(img_size)
     pixels = torch.zeros(1, 1, 1, 1, dtype=torch.uint8).expand(len(labels), channels, height, width)
-    return ImageSet(pixels, labels, tuple(classes), name)
+    target = "label" if labels.dim() == 1 else "labels"
+    return Dataset(pixels, {target: labels}, tuple(classes), name)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from torchcaps.data import ImageFiles, ImageSet, ReadOptions, list_datasets
-from torchcaps.data.files import MAX_DECODED_BYTES, stream
+from torchcaps.data import Dataset, DiskDataset, ReadOptions, list_datasets
+from torchcaps.data.files import MAX_DECODED_BYTES
 from torchcaps.data.unread import unread_images
 from torchcaps.errors import ArgumentError, one_line
 from torchcaps.models import create_model, list_models
@@ -126,7 +126,7 @@ def format_bytes(num_bytes: float) -> str:
 def check_cost(
     model: nn.Module,
     config: TrainConfig,
-    images: ImageSet,
+    images: Dataset,
     device: torch.device,
     *,
     limit: int | None = None,
@@ -190,7 +190,7 @@ class Estimator(NamedTuple):
     """
 
     task: Task
-    images: ImageSet
+    images: Dataset
     device: torch.device
     precision: str
     num_moments: int
@@ -212,7 +212,7 @@ class Estimator(NamedTuple):
 def create_estimator(
     task: Task,
     config: TrainConfig,
-    images: ImageSet,
+    images: Dataset,
     device: torch.device,
     problem: str = "",
     in_place: bool = False,
@@ -287,7 +287,7 @@ def bare_model(metadata: ModelMetadata, **changes: Any) -> nn.Module:
 
 
 def check_run(
-    config: TrainConfig, images: ImageSet, device: torch.device, *, quick: bool = False
+    config: TrainConfig, images: Dataset, device: torch.device, *, quick: bool = False
 ) -> str:
     """`check_cost` of a run's model; "" for a backbone, which is read from a file before."""
     if has_backbone(config):
@@ -336,7 +336,7 @@ def check_unread(config: TrainConfig, device: torch.device, *, limit: int | None
     check_cost(model, config, images, device, limit=limit)
 
 
-def describe_run_model(config: TrainConfig, images: ImageSet) -> dict[str, Any]:
+def describe_run_model(config: TrainConfig, images: Dataset) -> dict[str, Any]:
     """Description of a run's model for its images; see `checkpoint.describe_model`."""
     return describe_model(
         config.model.name,
@@ -347,7 +347,7 @@ def describe_run_model(config: TrainConfig, images: ImageSet) -> dict[str, Any]:
     )
 
 
-def rough_bytes(model: nn.Module, images: ImageSet, batch_size: int) -> int:
+def rough_bytes(model: nn.Module, images: Dataset, batch_size: int) -> int:
     """Bytes that a training of a model surely does not exceed."""
     height, width = images.img_size
     values = batch_size * images.in_chans * height * width
@@ -398,15 +398,16 @@ def count_decoder(task: Task) -> int:
     return count_parameters(decoder) if has_decoder else 0
 
 
-def sized_batch(task: Task, images: ImageSet, batch_size: int) -> Any:
+def sized_batch(task: Task, images: Dataset, batch_size: int) -> Any:
     """A batch of training images of which sizes and types alone are true: it is on "meta"."""
     sample = images.subset(range(min(2, len(images))))
-    if isinstance(sample, ImageFiles):
+    if isinstance(sample, DiskDataset):
         sample = replace(sample, workers=0)
     task.train()
-    all_indices = torch.arange(len(sample), device=sample.images.device)
-    for batch_images, indices in stream(sample, [all_indices]):
-        batch = task.sample_batch(batch_images, indices, torch.Generator())
+    generator = torch.Generator()
+    targets = {name: sample.targets[name] for name in task.targets}
+    batch = next(sample.batches([torch.arange(len(sample))], targets, [generator]))
+    batch = task.augment(batch, generator)
 
     def enlarge(tensor: Tensor) -> Tensor:
         shape = (batch_size, *tensor.shape[1:])

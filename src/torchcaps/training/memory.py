@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from torchcaps.data import ImageBatch
+from torchcaps.data import Batch
 from torchcaps.errors import check_range
 from torchcaps.evaluation.base import EvaluationResult
 from torchcaps.evaluation.forward import autocast
@@ -92,7 +92,7 @@ def estimate_memory(model: nn.Module, batch: int, precision: str = "fp32") -> Me
     images = torch.empty(batch, *shape, device="meta").contiguous(memory_format=torch.channels_last)
     pixels = shape[1:] if task.spec.is_dense else ()
     labels = torch.empty(batch, *pixels, dtype=torch.long, device="meta")
-    return estimate_step(task, ImageBatch(images, labels, masks=labels), device, precision)
+    return estimate_step(task, Batch(images, {task.targets[0]: labels}, labels), device, precision)
 
 
 def image_shape(model: Any) -> tuple[int, int, int]:
@@ -118,7 +118,7 @@ def estimate_step(
 
     Args:
         task: its model may be on the device "meta", and stays as it is.
-        batch: of `Task.sample_batch`; only sizes and types of its tensors count.
+        batch: of `Task.augment`; only sizes and types of its tensors count.
         device: on which the step would run.
         precision: "fp32" or "bf16".
         num_moments: numbers that the optimizer keeps for each weight.
