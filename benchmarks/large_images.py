@@ -19,7 +19,7 @@ import torch
 
 import torchcaps as tc
 from torchcaps.bench.timing import MIB, peak_of
-from torchcaps.data import ImageSet, MaskedSet
+from torchcaps.data import Dataset, MaskedSet
 from torchcaps.errors import ArgumentError
 from torchcaps.nn.generator import on_meta
 from torchcaps.settings import TrainConfig
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 RESULTS = Path(__file__).parent / "results" / "large_images.json"
 
 
-def training_images(model: Any) -> ImageSet:
+def training_images(model: Any) -> Dataset:
     """As many random images as a batch, with labels or masks as the model's task needs them."""
     generator = torch.Generator().manual_seed(0)
     shape = (BATCH_SIZE, 3, SIDE, SIDE)
@@ -44,10 +44,10 @@ def training_images(model: Any) -> ImageSet:
     if spec_of(model).is_dense:
         masks = (images[:, 0] > 127).to(torch.uint8)
         return MaskedSet(images, labels, classes, "random", masks=masks)
-    return ImageSet(images, labels, classes, "random")
+    return Dataset(images, {"label": labels}, classes, "random")
 
 
-def take_steps(name: str, config: TrainConfig, images: ImageSet) -> None:
+def take_steps(name: str, config: TrainConfig, images: Dataset) -> None:
     """Build the model and take two steps: in the second the optimizer has its state."""
     task = create_task(tc.create_model(name, in_chans=3, img_size=SIDE), config, images).train()
     optimizer = torch.optim.Adam(task.parameters(), fused=True)

@@ -196,7 +196,7 @@ def test_axes_are_those_of_full_precision_under_autocast():
 def test_images_settings_and_models_that_do_not_fit_are_refused():
     model = tc.create_model("canonical_capsules_small", img_size=(8, 1), **MODEL)
     digits = tc.data.load_dataset("digits", "test")
-    with pytest.raises(ValueError, match="task: align takes sets of points, got ImageSet"):
+    with pytest.raises(ValueError, match="task: align takes sets of points, got Dataset"):
         create_task(model, TrainConfig(), digits)
     for name, setting in {
         "erase": 2,

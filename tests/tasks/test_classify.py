@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from torchcaps import create_model
-from torchcaps.data import ImageBatch, ImageSet
+from torchcaps.data import Batch, Dataset
 from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
 from torchcaps.models import CNN
 from torchcaps.settings import TrainConfig
@@ -31,8 +31,8 @@ def images_of(size=20, channels=1):
 
 def set_of(labels):
     pixels = torch.zeros(len(labels), 1, 20, 20, dtype=torch.uint8)
-    source = ImageSet(
-        pixels, labels.view(len(labels), -1)[:, 0].contiguous(), ("a", "b", "c"), "some"
+    source = Dataset(
+        pixels, {"label": labels.view(len(labels), -1)[:, 0].contiguous()}, ("a", "b", "c"), "some"
     )
     if labels.dim() == 1:
         return source
@@ -45,9 +45,7 @@ def task_of(model, labels=LABELS, **settings):
 
 
 def losses(model, images, labels, singles=None, share=0.0, **settings):
-    return task_of(model, labels, **settings).training_step(
-        ImageBatch(images, labels, singles), share
-    )
+    return task_of(model, labels, **settings).training_step(Batch(images, labels, singles), share)
 
 
 def test_the_total_is_the_margin_plus_the_weighted_error_of_the_labeled_capsules_picture():
@@ -255,9 +253,11 @@ def test_a_module_that_declares_nothing_gives_logits(labels, function):
 def test_validation_has_the_loss_of_the_end_of_the_training():
     task = task_of(matrix_model())
     pixels = images_of().mul(255).byte()
-    outcomes = eval_outputs(task, ImageSet(pixels, LABELS, ("a", "b", "c"), "some"))
+    outcomes = eval_outputs(task, Dataset(pixels, {"label": LABELS}, ("a", "b", "c"), "some"))
     figures = task.compute_metrics(outcomes)
-    outputs = task.eval().training_step(ImageBatch(pixels.float() / 255, LABELS), 1.0)
+    outputs = task.eval().training_step(
+        Batch(pixels.float() / 255, {"label": LABELS}, torch.arange(len(LABELS))), 1.0
+    )
     assert figures["loss"] == pytest.approx(outputs["loss"].item(), rel=1e-5)
     assert figures["accuracy"] == outputs["accuracy"].item()
 

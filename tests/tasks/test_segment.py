@@ -11,7 +11,7 @@ from PIL import Image
 import torchcaps as tc
 from checks import column
 from torchcaps.cli.main import main
-from torchcaps.data import ImageSet, MaskedSet, Preprocess, _registry, load_dataset, render_shapes
+from torchcaps.data import Dataset, Preprocess, _registry, load_dataset, masked_set, render_shapes
 from torchcaps.data.masks import palette, write_mask
 from torchcaps.data.sets import shapes as shapes_set
 from torchcaps.errors import DataError, RunError
@@ -174,7 +174,7 @@ def test_masks_move_with_their_images():
     """Images that are their own masks stay so, whatever is done to both."""
     images = shapes(6)
     masks = (images.masks > 0).to(torch.uint8)
-    mask_images = MaskedSet.of(255 * masks.unsqueeze(1), masks, ("a", "b"), "same")
+    mask_images = masked_set(255 * masks.unsqueeze(1), masks, ("a", "b"), "same")
     config = TrainConfig.of(shift=3, flip=True, degrees=30.0, zoom=0.2, shear=0.2, crop=12)
     model = model_of(size=12, classes=2)
     task = create_task(model, config, mask_images).train()
@@ -212,8 +212,8 @@ def test_a_plain_module_learns_masks():
 
 
 def test_images_settings_and_models_that_do_not_suit_are_refused():
-    plain = ImageSet(torch.zeros(2, 1, 16, 16), torch.tensor([0, 1]), ("a", "b"), "plain")
-    with pytest.raises(ValueError, match="task: segment takes images with masks, got ImageSet"):
+    plain = Dataset(torch.zeros(2, 1, 16, 16), {"label": torch.tensor([0, 1])}, ("a", "b"), "plain")
+    with pytest.raises(ValueError, match="task: segment takes images with masks, got Dataset"):
         create_task(model_of(), TrainConfig(), plain)
     with pytest.raises(
         ValueError,
@@ -234,7 +234,7 @@ def test_images_settings_and_models_that_do_not_suit_are_refused():
 
 def test_a_class_that_no_mask_shows_has_a_warning():
     images = shapes()
-    images = MaskedSet.of(images.images, images.masks.clamp(max=2), images.classes, "shapes")
+    images = masked_set(images.images, images.masks.clamp(max=2), images.classes, "shapes")
     history = tc.fit(model_of(), images, epochs=1, holdout=0.2).history
     assert "no mask to train with shows the class 'triangle'" in history[0]["warnings"]
 
@@ -317,7 +317,7 @@ def test_a_tile_weighs_more_near_its_center():
 def test_only_the_foreground_is_drawn():
     images = shapes(4)
     bright = torch.maximum(images.images, torch.tensor(90, dtype=torch.uint8))
-    images = MaskedSet.of(bright, images.masks, images.classes, "shapes")
+    images = masked_set(bright, images.masks, images.classes, "shapes")
     torch.manual_seed(0)
     task = create_task(model_of("segcaps"), TrainConfig(), images).eval()
     batch = task.sample_batch(images, torch.arange(4), torch.Generator())

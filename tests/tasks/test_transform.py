@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import torchcaps as tc
 from checks import assert_equal, column
-from torchcaps.data import ImageSet
+from torchcaps.data import Dataset
 from torchcaps.functional import move_by_matrix
 from torchcaps.models import TransformingAutoencoder
 from torchcaps.tasks import (
@@ -48,7 +48,7 @@ def blobs(count=400, size=12):
 
 
 def as_set(images):
-    return ImageSet(images, torch.arange(len(images)) % 2, ("a", "b"), "images")
+    return Dataset(images, {"label": torch.arange(len(images)) % 2}, ("a", "b"), "images")
 
 
 def small(pose="translation", size=12, seed=0, **settings):

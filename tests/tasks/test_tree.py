@@ -12,7 +12,7 @@ from PIL import Image
 
 import torchcaps as tc
 from torchcaps.cli.main import main
-from torchcaps.data import ImageSet, label_tree
+from torchcaps.data import Dataset, label_tree
 from torchcaps.functional import margin_loss
 from torchcaps.reporting import evaluate
 from torchcaps.tasks import Classify, Tree, check_task, create_task, eval_outputs
@@ -32,7 +32,7 @@ def bars(count=60, classes=PATHS):
     images = random.integers(0, 40, (count, 1, 12, 10), dtype=np.uint8)
     for image, label in zip(images, labels, strict=True):
         image[..., 2 * label : 2 * label + 2] += 180
-    return ImageSet(torch.from_numpy(images), torch.from_numpy(labels), classes, "bars")
+    return Dataset(torch.from_numpy(images), {"label": torch.from_numpy(labels)}, classes, "bars")
 
 
 def network(**options):

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 import torchcaps as tc
 from checks import assert_equal, column
-from torchcaps.data import ImageSet
+from torchcaps.data import Dataset
 from torchcaps.evaluation.accuracy.clusters import (
     kmeans,
     linear_accuracy,
@@ -48,9 +48,9 @@ def task_of(**settings):
 
 def image_set(count=12, size=20):
     """Images of noise."""
-    return ImageSet(
+    return Dataset(
         torch.rand(count, 1, size, size, generator=generator()),
-        torch.arange(count) % 2,
+        {"label": torch.arange(count) % 2},
         ("a", "b"),
         "noise",
     )
@@ -216,7 +216,7 @@ def test_noise_is_drawn_for_training_alone():
 def test_labels_have_no_part_in_a_step():
     task = task_of().train()
     images = image_set()
-    swapped = ImageSet(images.images, 1 - images.labels, images.classes, images.name)
+    swapped = Dataset(images.images, {"label": 1 - images.labels}, images.classes, images.name)
     batch = task.sample_batch(images, torch.arange(6), generator())
     swapped_batch = task.sample_batch(swapped, torch.arange(6), generator())
     assert_equal(task.training_step(batch, 0.0), task.training_step(swapped_batch, 0.0))

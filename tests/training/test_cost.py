@@ -10,7 +10,7 @@ from PIL.PngImagePlugin import PngImageFile
 from torch import nn
 
 import torchcaps as tc
-from torchcaps.data import ImageSet, MaskedSet
+from torchcaps.data import Dataset, MaskedSet
 from torchcaps.errors import ArgumentError
 from torchcaps.nn import use_generator
 from torchcaps.settings import TrainConfig
@@ -40,7 +40,7 @@ def bare(name, **options):
 
 def images_of(channels, side, count=8):
     pixels = torch.zeros(count, channels, side, side, dtype=torch.uint8)
-    return ImageSet(pixels, torch.arange(count) % 10, tuple("0123456789"), "zeros")
+    return Dataset(pixels, {"label": torch.arange(count) % 10}, tuple("0123456789"), "zeros")
 
 
 def check(name, side, limit=LIMIT, batch_size=4, in_chans=3, **options):
@@ -169,7 +169,9 @@ def refusal_of(name, side, limit, classes):
     """The sentence with which a training of color images of so many classes is refused."""
     model = bare(name, in_chans=3, img_size=side, num_classes=classes)
     images = images_of(3, side)
-    images = ImageSet(images.images, images.labels % classes, tuple("0123456789")[:classes], "x")
+    images = Dataset(
+        images.images, {"label": images.labels % classes}, tuple("0123456789")[:classes], "x"
+    )
     with pytest.raises(ArgumentError) as refusal:
         check_cost(model, TrainConfig.of(batch_size=4), images, CPU, limit=limit)
     return str(refusal.value)

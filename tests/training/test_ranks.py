@@ -14,7 +14,7 @@ from torchcaps.models import create_model
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 from torchcaps.training import Interrupted, loggers, train
-from torchcaps.training.batches import SetBatches
+from torchcaps.training.batches import DatasetBatches
 from torchcaps.training.loggers import MemoryLogger
 from torchcaps.training.loop import Trainer
 
@@ -27,7 +27,7 @@ def trainer(bars):
     config = TrainConfig.of(loss="margin", reconstruction=0.0, shift=0, precision="fp32", lr=0.1)
     model = create_model("capsnet", num_classes=3, img_size=images.img_size, **TINY)
     task = create_task(model, config, images)
-    batches = SetBatches(images, config)
+    batches = DatasetBatches(images, config)
     return Trainer(task, config, batches, images, MemoryLogger(), initial_weights=model.state_dict)
 
 

@@ -83,7 +83,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
     """
 
     inputs: Shaped[Tensor, "n channels *space"]
-    targets: Mapping[str, Shaped[Tensor, n * rest]]
+    targets: Mapping[str, Shaped[Tensor, "n ..."]]
     classes: tuple[str, ...]
     name: str
     groups: Int64[Tensor, " n"] | None = None
@@ -134,7 +134,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
         return self.inputs
 
     @property
-    def labels(self) -> Shaped[Tensor, n * classes]:
+    def labels(self) -> Shaped[Tensor, "n ..."]:
         """The target "label" or "labels"; zeros `[n]` where there is neither."""
         for name in ("label", "labels"):
             if name in self.targets:
@@ -178,6 +178,8 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
         Raises:
             DataError: inputs, such as points, that have another size and are not resized.
         """
+        if img_size is None and in_chans is None:
+            return self
         inputs = self.preprocess.resize(self.name, self.inputs, img_size, in_chans)
         targets = dict(self.targets)
         if "mask" in targets:
