@@ -30,14 +30,11 @@ class Bare(Task):
 
     name = "bare"
 
-    def sample_batch(self, images, indices, generator):
-        return (images.float_images(indices),)
-
-    def training_step(self, batch, progress):
-        return {"loss": self.model(batch[0]).square().mean()}
+    def training_step(self, batch, fraction_trained):
+        return {"loss": self.model(batch.inputs).square().mean()}
 
     def eval_step(self, batch):
-        error = self.model(batch[0]).square().flatten(1).mean(dim=1)
+        error = self.model(batch.inputs).square().flatten(1).mean(dim=1)
         return {"loss": error, "accuracy": -error}
 
 

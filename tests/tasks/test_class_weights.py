@@ -47,14 +47,14 @@ def test_weights_are_inverse_frequencies_whose_mean_over_images_is_one():
 
 
 def test_the_weight_of_an_image_of_several_classes_is_their_mean():
-    labels = torch.tensor([[0, 1], [0, 2], [0, 2]])
+    labels = torch.tensor([[1, 1, 0], [1, 0, 1], [1, 0, 1]])
     weights = balanced_weights(labels, 3)
     torch.testing.assert_close(weights, torch.tensor([6 / (3 * 3), 6 / (3 * 1), 6 / (3 * 2)]))
     expected = torch.stack([weights[[0, 1]].mean(), weights[[0, 2]].mean(), weights[[0, 2]].mean()])
     torch.testing.assert_close(image_weights(weights, labels), expected)
     assert expected.mean() == pytest.approx(1)
 
-    fewer = torch.tensor([[0, 1], [2, -1]])
+    fewer = torch.tensor([[1, 1, 0], [0, 0, 1]])
     assert torch.equal(balanced_weights(fewer, 3), torch.ones(3))
     expected = torch.stack([weights[[0, 1]].mean(), weights[2]])
     torch.testing.assert_close(image_weights(weights, fewer), expected)

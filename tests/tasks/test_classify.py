@@ -29,15 +29,17 @@ def images_of(size=20, channels=1):
     return torch.rand(4, channels, size, size, generator=torch.Generator().manual_seed(1))
 
 
+def targets_of(labels, **targets):
+    """Classes `[n]`, or the two classes `[n, 2]` of each image, as targets."""
+    if labels.dim() == 1:
+        return {"label": labels}
+    hot = torch.zeros(len(labels), 3, dtype=torch.uint8).scatter_(1, labels, 1)
+    return {"labels": hot, "single_label": labels, **targets}
+
+
 def set_of(labels):
     pixels = torch.zeros(len(labels), 1, 20, 20, dtype=torch.uint8)
-    source = Dataset(
-        pixels, {"label": labels.view(len(labels), -1)[:, 0].contiguous()}, ("a", "b", "c"), "some"
-    )
-    if labels.dim() == 1:
-        return source
-    object.__setattr__(source, "labels", labels)
-    return source
+    return Dataset(pixels, targets_of(labels), ("a", "b", "c"), "some")
 
 
 def task_of(model, labels=LABELS, **settings):
@@ -45,7 +47,9 @@ def task_of(model, labels=LABELS, **settings):
 
 
 def losses(model, images, labels, singles=None, share=0.0, **settings):
-    return task_of(model, labels, **settings).training_step(Batch(images, labels, singles), share)
+    targets = targets_of(labels) if singles is None else targets_of(labels, singles=singles)
+    batch = Batch(images, targets, torch.arange(len(images)))
+    return task_of(model, labels, **settings).training_step(batch, share)
 
 
 def test_the_total_is_the_margin_plus_the_weighted_error_of_the_labeled_capsules_picture():
@@ -211,7 +215,10 @@ def test_a_network_for_several_classes_takes_each_by_itself(labels):
 def test_a_network_for_one_class_refuses_two_labels():
     with pytest.raises(ValueError, match="multilabel=true"):
         losses(CNN(3, 1, 20, channels=(4,), kernels=(3,), hidden=(8,)), images_of(), TWO)
-    with pytest.raises(ValueError, match="task: classify takes images of one class each, got"):
+    with pytest.raises(
+        ValueError,
+        match="task: classify takes images of one class each: it needs the target 'label'",
+    ):
         task_of(model_of(), TWO, task="classify")
 
 

@@ -109,6 +109,6 @@ def test_a_training_that_learns_the_large_class_alone_says_so_to_its_end():
 
 def test_of_images_that_show_two_classes_each_class_counts_by_itself():
     activation = torch.tensor([[0.9, 0.8, 0.1], [0.9, 0.1, 0.8], [0.9, 0.8, 0.1]])
-    labels = torch.tensor([[0, 1], [1, 2], [1, 2]])
+    labels = torch.tensor([[1, 1, 0], [0, 1, 1], [0, 1, 1]])
     # Class 0 is right in one of one image, class 1 in two of three, class 2 in one of two.
     assert float(balanced_accuracy(activation, labels)) == pytest.approx((1 + 2 / 3 + 1 / 2) / 3)

@@ -311,8 +311,9 @@ def check_targets(images: Dataset) -> None:
                 f"{name}: expected labels of 0 and 1 [n={count}, classes={images.num_classes}], "
                 f"got {list(labels.shape)} of {labels.dtype}"
             )
-        if not labels.any(dim=1).all():
-            row = int((~labels.any(dim=1)).nonzero()[0])
+        has_class = labels.sum(dim=1) > 0
+        if not has_class.all():
+            row = int((~has_class).nonzero()[0])
             raise DataError(f"{name}: expected a class of each image, got none of image {row}")
     if mask is not None:
         if mask.dtype != torch.uint8 or mask.shape != (count, *images.img_size):

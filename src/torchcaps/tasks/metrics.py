@@ -121,5 +121,5 @@ def top5_accuracy(
     """
     num_predicted = min(5, activation.shape[1])
     predicted = activation.topk(num_predicted, dim=1).indices
-    is_missed = multi_hot(labels, activation.shape[1]).scatter(1, predicted, 0)
+    is_missed = multi_hot(labels, activation.shape[1]).bool().scatter(1, predicted, False)
     return widen(~is_missed.any(dim=1)).mean()

@@ -131,7 +131,7 @@ class Transform(Task):
 
     def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         """Squared error of the drawing, a sum over pixels and a mean over the batch."""
-        pairs = _pairs_of(batch)
+        pairs = pairs_of(batch)
         if self.spec.draw_size is None:
             drawings = self.model(pairs.source, pairs.transformation)
             error = reconstruction_loss(drawings, pairs.target)
@@ -143,7 +143,7 @@ class Transform(Task):
 
     def eval_step(self, batch: Batch) -> Outputs:
         """Poses, presences and errors of each pair; see `compare_pairs`."""
-        compared = compare_pairs(self.model, _pairs_of(batch))
+        compared = compare_pairs(self.model, pairs_of(batch))
         return {name: values.float() for name, values in compared.items()}
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
@@ -159,7 +159,7 @@ class Transform(Task):
 
     def report_items(self, evaluation: Any, images: Dataset) -> list[ReportItem]:
         with evaluating(self):
-            pairs = _pairs_of(first_batch(self, images, MAX_PAIRS))
+            pairs = pairs_of(first_batch(self, images, MAX_PAIRS))
             drawings = self.model(pairs.source, pairs.transformation)
         pictures = [images.float().cpu() for images in (pairs.source, drawings, pairs.target)]
         return [
@@ -183,7 +183,7 @@ class Transform(Task):
         return rows
 
 
-def _pairs_of(batch: Batch) -> TransformedPairs:
+def pairs_of(batch: Batch) -> TransformedPairs:
     """A batch of `Transform.augment` as the model's pairs."""
     return TransformedPairs(batch.inputs, batch.targets["target"], batch.targets["transformation"])
 
