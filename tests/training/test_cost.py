@@ -10,7 +10,8 @@ from PIL.PngImagePlugin import PngImageFile
 from torch import nn
 
 import torchcaps as tc
-from torchcaps.data import Dataset, MaskedSet
+from tasks.makers import batch_of
+from torchcaps.data import Dataset
 from torchcaps.errors import ArgumentError
 from torchcaps.nn import use_generator
 from torchcaps.settings import TrainConfig
@@ -295,9 +296,7 @@ def test_a_model_at_224_pixels_trains_a_step_or_is_refused_at_once(name):
         model = bare(name, in_chans=3, img_size=224)
         images = images_of(3, 224, count=2)
         if spec_of(model).is_dense:
-            images = MaskedSet(
-                images.images, images.labels, images.classes, "x", masks=images.images[:, 0]
-            )
+            images = images.with_targets(mask=images.images[:, 0])
         check_cost(model, config, images, CPU, limit=LIMIT)
     except ArgumentError as refusal:
         assert time.process_time() - start < 3
@@ -307,7 +306,7 @@ def test_a_model_at_224_pixels_trains_a_step_or_is_refused_at_once(name):
     if estimate.estimate(2).num_bytes > 600 << 20:
         return
     task = create_task(tc.create_model(name, in_chans=3, img_size=224), config, images).train()
-    batch = task.sample_batch(images, torch.arange(2), torch.Generator())
+    batch = batch_of(task, images, torch.arange(2))
     loss = task.training_step(batch, 0.0)["loss"]
     loss.backward()
     assert torch.isfinite(loss)
