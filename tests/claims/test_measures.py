@@ -7,11 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchcaps.data import Dataset, load_dataset, render_faces
-from torchcaps.evaluation import pgd
-from torchcaps.evaluation.robustness.attacks import full_margin_loss
-from torchcaps.models import create_model
-from torchcaps.reproduction.claim_measures import (
+from claims.measures import (
     adaptive_attack,
     best_on_test,
     misplaced,
@@ -20,7 +16,11 @@ from torchcaps.reproduction.claim_measures import (
     unknown,
     viewpoint_match,
 )
-from torchcaps.reproduction.claim_measures._scores import class_scores
+from claims.measures.scores import class_scores
+from claims.sets.faces import render_faces
+from torchcaps.data import Dataset, load_dataset
+from torchcaps.evaluation import full_margin_loss, pgd
+from torchcaps.models import create_model
 from torchcaps.types import ModelSpec
 
 
