@@ -169,7 +169,11 @@ def target_tensors(
             targets[name] = torch.as_tensor(array.astype(np.uint8))
             largest = int(targets[name].max())
         elif name == "labels":
-            targets[name] = torch.as_tensor(array)
+            if not np.isin(array, (0, 1)).all():
+                raise ArgumentError(
+                    "labels", f"expected 0 and 1 [n, classes], got {array.min()} to {array.max()}"
+                )
+            targets[name] = torch.as_tensor(array.astype(np.uint8))
             largest = array.shape[1] - 1
         else:
             targets[name] = torch.as_tensor(array)
