@@ -389,6 +389,4 @@ class Samples:
     def decode(self) -> Tensor:
         """The inputs, read now."""
         samples = [split_sample(self.dataset[row])[0] for row in self.rows.tolist()]
-        if not _is_picture(samples[0]):
-            samples = np.stack(samples)
-        return image_tensor(samples)
+        return image_tensor(samples if _is_picture(samples[0]) else np.stack(samples))
