@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 import torchcaps as tc
 from benchmarks.report import write_json
-from torchcaps.data import ImageSet, few_labels, load_dataset
+from torchcaps.data import Dataset, few_labels, load_dataset
 from torchcaps.models import Backbone, register_backbone
 
 SIDE = 128
@@ -167,7 +167,7 @@ class Split:
         labels: `[n]` of the same.
     """
 
-    train: ImageSet
+    train: Dataset
     inputs: Tensor
     labels: Tensor
 

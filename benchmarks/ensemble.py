@@ -13,7 +13,7 @@ from statistics import mean, stdev
 import torch
 from torch import Tensor, nn
 
-from torchcaps.data import ImageSet
+from torchcaps.data import Dataset
 from torchcaps.errors import DataError, RunError
 from torchcaps.reporting import open_task
 
@@ -21,7 +21,7 @@ BATCH = 500
 
 
 @torch.inference_mode()
-def activations_of(model: nn.Module, images: ImageSet) -> Tensor:
+def activations_of(model: nn.Module, images: Dataset) -> Tensor:
     """Class activations `[n, classes]` of all images."""
     model.eval()
     batches = torch.arange(len(images)).split(BATCH)

@@ -15,7 +15,7 @@ import torch
 import torchcaps as tc
 from benchmarks.report import Row, finish, make_parser, parse, run
 from benchmarks.timing import in_fresh_process, peak_of
-from torchcaps.data import ImageSet, MaskedSet
+from torchcaps.data import Dataset
 from torchcaps.tasks import create_task
 from torchcaps.training import TrainConfig
 from torchcaps.types import spec_of
@@ -25,7 +25,7 @@ SIDE = 224
 LIMIT = 8_000_000_000
 
 
-def training_images(model: Any) -> ImageSet:
+def training_images(model: Any) -> Dataset:
     """As many random images as a batch, with labels or masks as the model's task needs them."""
     generator = torch.Generator().manual_seed(0)
     shape = (BATCH_SIZE, 3, SIDE, SIDE)
@@ -33,10 +33,10 @@ def training_images(model: Any) -> ImageSet:
     num_classes = getattr(model, "num_classes", BATCH_SIZE)
     labels = torch.arange(BATCH_SIZE) % num_classes
     classes = tuple(map(str, range(num_classes)))
+    targets = {"label": labels}
     if spec_of(model).is_dense:
-        masks = (images[:, 0] > 127).to(torch.uint8)
-        return MaskedSet(images, labels, classes, "random", masks=masks)
-    return ImageSet(images, labels, classes, "random")
+        targets["mask"] = (images[:, 0] > 127).to(torch.uint8)
+    return Dataset(images, targets, classes, "random")
 
 
 def take_steps(name: str) -> None:
@@ -48,7 +48,8 @@ def take_steps(name: str) -> None:
     optimizer = torch.optim.Adam(task.parameters(), fused=True)
     for step in range(2):
         generator = torch.Generator().manual_seed(step)
-        batch = task.sample_batch(images, torch.arange(BATCH_SIZE), generator)
+        (batch,) = images.batches([torch.arange(BATCH_SIZE)], task.eval_targets(images))
+        batch = task.augment(batch, generator)
         optimizer.zero_grad(set_to_none=True)
         task.training_step(batch, 0.0)["loss"].backward()
         optimizer.step()

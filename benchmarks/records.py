@@ -26,7 +26,7 @@ import torch
 
 import torchcaps
 from benchmarks.report import machine, write_json
-from torchcaps.data import ImageSet, load_dataset
+from torchcaps.data import Dataset, load_dataset
 from torchcaps.training import TrainConfig, keep_memory
 
 FOLDER = Path(__file__).parent / "records"
@@ -50,7 +50,7 @@ class Clock:
         self.since = time.perf_counter()
 
 
-def run(record: dict[str, Any], images: ImageSet, tested: ImageSet, seed: int) -> dict[str, Any]:
+def run(record: dict[str, Any], images: Dataset, tested: Dataset, seed: int) -> dict[str, Any]:
     """Train once and classify the images of `tested` once."""
     config = TrainConfig.of(**record["run"], seed=seed)
     torch.manual_seed(seed)
@@ -74,7 +74,7 @@ def run(record: dict[str, Any], images: ImageSet, tested: ImageSet, seed: int) -
     }
 
 
-def accuracy(model: torch.nn.Module, tested: ImageSet, views: int) -> float:
+def accuracy(model: torch.nn.Module, tested: Dataset, views: int) -> float:
     """Share of images that are classified as labeled, by the sum of activations over shifts of `views` pixels.
 
     An image is seen as it is and moved up, down, left and right; 0 is as it is only.

@@ -14,7 +14,7 @@ from torch.nn.utils import convert_conv2d_weight_memory_format
 import torchcaps as tc
 from benchmarks.report import positive
 from benchmarks.timing import peak_of
-from torchcaps.data import ImageBatch
+from torchcaps.data import Batch
 from torchcaps.tasks import create_task
 from torchcaps.training import TrainConfig
 from torchcaps.types import spec_of
@@ -78,7 +78,7 @@ def training_step(
         precision: "fp32", or "bf16" for autocast.
     """
     task = create_task(model, TrainConfig()).to(images.device).train()
-    batch = ImageBatch(images, labels, masks=labels)
+    batch = Batch(images, {"label": labels, "mask": labels}, labels)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
 
     def step() -> None:

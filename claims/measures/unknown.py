@@ -3,7 +3,7 @@
 import torch
 
 from claims.measures.scores import class_scores, image_logits
-from torchcaps.data import ImageSet, dataset_info, load_dataset
+from torchcaps.data import Dataset, dataset_info, load_dataset
 from torchcaps.evaluation import auroc, reconstruction_distances
 from torchcaps.reporting import EvaluatedRun
 from torchcaps.reproduction.measures import UNKNOWN_SETS, Figures, register_measure
@@ -45,7 +45,7 @@ def unknown_classes(run: EvaluatedRun) -> Figures:
     return figures
 
 
-def _unknown_images(run: EvaluatedRun) -> ImageSet:
+def _unknown_images(run: EvaluatedRun) -> Dataset:
     """Test images of no class of the run."""
     name = run.config.data.name
     if name in UNKNOWN_SETS:

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from torchcaps.data import ImageSet, dataset_info, register_derived
+from torchcaps.data import Dataset, dataset_info, register_derived
 
 NUM_CLASSES = 6
 # Which six, and where they begin.
@@ -17,12 +17,12 @@ COUNTS = {
 }
 
 
-def _select(images: ImageSet, _split: str, start: int) -> ImageSet:
+def _select(images: Dataset, _split: str, start: int) -> Dataset:
     """The images of six classes, labeled from 0."""
     is_known = (images.labels >= start) & (images.labels < start + NUM_CLASSES)
     known = images.subset(torch.nonzero(is_known).flatten())
     classes = images.classes[start : start + NUM_CLASSES]
-    return replace(known, labels=known.labels - start, classes=classes)
+    return replace(known, targets={"label": known.labels - start}, classes=classes)
 
 
 for _base, _counts in COUNTS.items():

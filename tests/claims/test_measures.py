@@ -18,7 +18,7 @@ from claims.measures import (
 )
 from claims.measures.scores import class_scores
 from claims.sets.faces import render_faces
-from torchcaps.data import ImageSet, MultilabelSet, load_dataset
+from torchcaps.data import Dataset, load_dataset
 from torchcaps.evaluation import full_margin_loss, pgd
 from torchcaps.models import create_model
 from torchcaps.types import ModelSpec
@@ -52,7 +52,7 @@ def planted_faces(kind, count, *, seed=0):
     images = levels.view(-1, 1, 1, 1).expand(-1, 1, 2, 2)
     labels = torch.arange(count) % 4
     factors = {"distance": 60 - 50 * torch.arange(count) / count}
-    return ImageSet(images.contiguous(), labels, ("a", "b", "c", "d"), kind, factors)
+    return Dataset(images.contiguous(), {"label": labels, **factors}, ("a", "b", "c", "d"), kind)
 
 
 def test_misplaced_parts_of_known_scores(monkeypatch):
@@ -127,9 +127,8 @@ def test_uncrowding_of_known_answers(monkeypatch):
         is_wrong = torch.arange(count) % 100 < wrong
         shown[is_wrong] = 1 - shown[is_wrong]
         images = shown.float().view(-1, 1, 1, 1).expand(-1, 1, 2, 2).contiguous()
-        return MultilabelSet(
-            images, torch.stack([labels, labels + 2], dim=1), ("left", "right", "x", "y"), "planted"
-        )
+        hot = torch.nn.functional.one_hot(labels, 4) + torch.nn.functional.one_hot(labels + 2, 4)
+        return Dataset(images, {"labels": hot}, ("left", "right", "x", "y"), "planted")
 
     monkeypatch.setattr(uncrowding, "render_verniers", planted_verniers)
     figures = uncrowding.uncrowding(SimpleNamespace(model=Offset()))
@@ -225,7 +224,7 @@ def test_detection_counts_the_changes_that_pass(monkeypatch, drawing):
     monkeypatch.setattr(adaptive_attack, "WEIGHTS", (0.0, 0.1))
     run = planted_run("digits", drawing)
     answers = drawing(run.images.float_images()).argmax(dim=1)
-    images = replace(run.images, labels=answers.detach())
+    images = replace(run.images, targets={**run.images.targets, "label": answers.detach()})
     run.subset = lambda count: images.subset(range(count))
     run.task = SimpleNamespace(spec=drawing.spec)
     run.held_out_images = lambda: images

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.data import ImageBatch
+from torchcaps.data import Batch
 from torchcaps.evaluation import perturb
 from torchcaps.models import CNN, matched_cnn
 from torchcaps.models.notebook import parameter_count
@@ -105,7 +105,9 @@ def test_one_class_is_learned_by_cross_entropy():
     labels = torch.tensor([2, 0, 1])
     task = create_task(model, TrainConfig())
     assert (task.name, task.loss) == ("classify", "cross_entropy")
-    outputs = task.training_step(ImageBatch(sample_images(), labels), 0.0)
+    outputs = task.training_step(
+        Batch(sample_images(), {"label": labels}, torch.arange(len(labels))), 0.0
+    )
     probabilities = model(sample_images())
     torch.testing.assert_close(outputs["activation"], probabilities)
     expected = -probabilities[torch.arange(3), labels].log().mean()
@@ -122,5 +124,7 @@ def test_several_classes_are_learned_one_by_one():
     log_likelihood = targets * p.log() + (1 - targets) * (1 - p).log()
     expected = -log_likelihood.sum(dim=1).mean()
     task = Multilabel(model, TrainConfig())
-    outputs = task.training_step(ImageBatch(sample_images(2), labels), 0.0)
+    outputs = task.training_step(
+        Batch(sample_images(2), {"label": labels}, torch.arange(len(labels))), 0.0
+    )
     torch.testing.assert_close(outputs["loss"], expected)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.data import ImageSet, MaskedSet
+from tasks.makers import batch_of
+from torchcaps.data import Dataset, masked_set
 from torchcaps.errors import UnknownNameError
 from torchcaps.models import model_info
 from torchcaps.models.notebook import parameter_count
@@ -42,8 +43,8 @@ def sample_dataset(model, classes):
     images = torch.rand(2, *model.image_shape)
     if model.spec.is_dense:
         masks = (images[:, 0] > 0.5).to(torch.uint8)
-        return MaskedSet.of(images, masks, classes, "noise")
-    return ImageSet(images, torch.tensor([0, 1]), classes, "noise")
+        return masked_set(images, masks, classes, "noise")
+    return Dataset(images, {"label": torch.tensor([0, 1])}, classes, "noise")
 
 
 # Numbers that are added to the logits of all classes alike: the softmax takes them away, and what is
@@ -57,7 +58,7 @@ def test_a_step_reaches_every_parameter(name):
     images = sample_dataset(model, SMALL[name].get("classes", ("a", "b")))
     labeled = images if model.spec.task == "tree" else None
     task = create_task(model, TrainConfig(), labeled).train()
-    batch = task.sample_batch(images, torch.arange(2), seeded())
+    batch = batch_of(task, images, torch.arange(2), seeded())
     task.training_step(batch, 0.0)["loss"].backward()
     for parameter_name, parameter in model.named_parameters():
         if parameter.requires_grad:  # else it is there because it is counted

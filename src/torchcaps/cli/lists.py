@@ -73,7 +73,9 @@ def doctor(kernels: bool = False, json: Json = False) -> int:
 def _check_kernels(device: Any, json: bool) -> int:
     """Show the error of every kernel; 1 if one is beyond rounding."""
     document = []
-    rows = [("kernel", "implementation", "products", "error", "allowed", "tensor", "passed")]
+    rows: list[tuple[str, ...]] = [
+        ("kernel", "implementation", "products", "error", "allowed", "tensor", "passed")
+    ]
     for check in tc.testing.check_kernels(device):
         *names, tensor, error, limit = check
         number = error if math.isfinite(error) else None  # JSON has no other numbers

@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchcaps.data import ImageSet, PairSet, multi_hot
+from torchcaps.data import Batch, Dataset, multi_hot
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import score_multilabel
 from torchcaps.functional.squash import full_precision
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, register_task
-from torchcaps.tasks.classify import Classify, ImageBatch
+from torchcaps.tasks.classify import Classify
 from torchcaps.tasks.report_items import overlaps
 from torchcaps.types import Capsules
 
@@ -32,19 +32,19 @@ class Multilabel(Classify):
 
     # Answers to the questions of the base classes:
     model_tasks = ("classify",)  # models for which "auto" is this task, where the labels suit
-    label_axes = 2  # labels are `[n, k]`
+    targets = ("labels",)
     single_label = False
     data = "images of several classes each"  # words of the error for other data
 
     def __init__(
-        self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
+        self, model: nn.Module, config: TrainConfig, images: Dataset | None = None
     ) -> None:
         # Only a set of composites has what a capsule could draw: each of its classes alone.
-        if images is not None and not isinstance(images, PairSet):
+        if images is not None and "single_label" not in images.targets:
             config = config.filled({"reconstruction": 0.0})
         super().__init__(model, config, images)
 
-    def training_step(self, batch: ImageBatch, fraction_trained: float) -> Outputs:
+    def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         if self.spec.logits and not self.spec.multilabel:
             raise ArgumentError(
                 "model",
@@ -57,20 +57,21 @@ class Multilabel(Classify):
         return full_precision(logits).sigmoid()
 
     def _targets(self, labels: Tensor, num_classes: int) -> Tensor:
-        return multi_hot(labels, num_classes)
+        return multi_hot(labels, num_classes).float()
 
-    def _reconstruction_error(self, capsules: Capsules, batch: ImageBatch) -> Tensor:
-        """Squared error of the drawings of the labeled capsules, beside `singles` of the batch."""
-        if batch.singles is None:
+    def _reconstruction_error(self, capsules: Capsules, batch: Batch) -> Tensor:
+        """Squared error of the drawings of the labeled capsules, beside each class alone."""
+        if "singles" not in batch.targets:
             raise ArgumentError(
                 "singles", "expected what each labeled class looks like alone, got none"
             )
         error = capsules.pose.new_zeros(())
-        for labels, targets in zip(batch.labels.T, batch.singles.unbind(dim=1), strict=True):
+        columns = batch.targets["single_label"].T
+        for labels, targets in zip(columns, batch.targets["singles"].unbind(dim=1), strict=True):
             error = error + self._drawing_error(capsules, labels, targets)
         return error
 
-    def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
+    def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
         return score_multilabel(outputs["activation"], images.labels.cpu(), groups=images.groups)
 
     def predict(self, images: Tensor) -> list[dict[str, Any]]:
@@ -81,7 +82,7 @@ class Multilabel(Classify):
             row["label"] = " + ".join(names or [row["label"]])
         return rows
 
-    def report_items(self, evaluation: EvaluationResult, images: ImageSet) -> list[ReportItem]:
-        if not self.spec.decoder or not isinstance(images, PairSet):
+    def report_items(self, evaluation: EvaluationResult, images: Dataset) -> list[ReportItem]:
+        if not self.spec.decoder or "single_label" not in images.targets:
             return []
         return [overlaps(self.model, images)]

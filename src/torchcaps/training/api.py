@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.data import ImageFiles
+from torchcaps.data import DiskDataset
 from torchcaps.distributed import current, main_first
 from torchcaps.models import model_info
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, create_task
 from torchcaps.training import folder
-from torchcaps.training.batches import SetBatches
+from torchcaps.training.batches import DatasetBatches
 from torchcaps.training.calibration import write_calibration
 from torchcaps.training.callbacks import Callback, FunctionCallback
 from torchcaps.training.checkpoint import build_model, describe_model, saved_options
@@ -155,7 +155,7 @@ def _create_trainer(
     if stores_features:
         without_augmentation(task)
     # A resumed run reads the images as the first start did, also on a machine of other memory.
-    storage = "disk" if isinstance(train_images, ImageFiles) else "memory"
+    storage = "disk" if isinstance(train_images, DiskDataset) else "memory"
     config = complete_config(task, len(train_images)).updated(storage=storage)
     num_images = (len(train_images), len(val_images))
     summary = training_summary(task, config, train_images.name, num_images, device)
@@ -167,7 +167,7 @@ def _create_trainer(
     return Trainer(
         task,
         config,
-        SetBatches(train_images, config, task.spec.smallest_batch),
+        DatasetBatches(train_images, task, config),
         val_images,
         logger,
         initial_weights=build_weights,

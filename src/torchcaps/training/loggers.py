@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchcaps.data import ImageSet
+from torchcaps.data import Dataset
 from torchcaps.data.files import identities
 from torchcaps.distributed import current
 from torchcaps.errors import TrainingError, printable
@@ -137,8 +137,8 @@ class RunLogger(MemoryLogger):
         run: Run,
         config: TrainConfig,
         description: dict[str, Any],
-        train_images: ImageSet,
-        val_images: ImageSet,
+        train_images: Dataset,
+        val_images: Dataset,
         emit: Callable[[Row], None] | None = None,
         initial: InitialWeights | None = None,
     ) -> None:

@@ -5,7 +5,7 @@ checkpoints and the best model go to the logger.
 
 Words:
     task: a model with its loss (`training_step`), its metrics (`compute_metrics`) and its batches
-        (`sample_batch`). `Task.score` names the validation metric by which the best epoch is chosen;
+        (`augment`). `Task.score` names the validation metric by which the best epoch is chosen;
         more is better. `Task.spec` is what the model declares, such as its smallest batch.
     rank: number of this process among the `world_size` processes of the run, which `torchrun`
         starts. Each draws the whole batch, and computes the losses of its *shard*: a part of the
@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
-from torchcaps.data import ImageSet
+from torchcaps.data import Batch, Dataset
 from torchcaps.distributed import Ranks, current, sync_batch_norms
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, eval_outputs
@@ -74,7 +74,7 @@ class Trainer:
     task: Task
     config: TrainConfig
     batches: BatchSource
-    val_images: ImageSet
+    val_images: Dataset
     logger: MemoryLogger
     initial_weights: Callable[[], dict[str, Tensor]]
     callbacks: Sequence[Callback] = ()
@@ -144,9 +144,9 @@ class Trainer:
         """
         epoch, num_steps_done = divmod(state.step, self.steps_per_epoch)
         timer = EpochTimer()
-        for images, indices in self.batches.epoch(epoch, num_steps_done):
-            losses, should_stop = self.step(state, images, indices)
-            timer.add_step(self.ranks.shard_size(len(indices)))
+        for batch in self.batches.epoch(epoch, num_steps_done):
+            losses, should_stop = self.step(state, batch)
+            timer.add_step(self.ranks.shard_size(len(batch.indices)))
 
             # The end of the step: a second start, or the end of the epoch; a checkpoint.
             is_epoch_end = state.step % self.steps_per_epoch == 0
@@ -174,15 +174,12 @@ class Trainer:
                 break
         return state
 
-    def step(
-        self, state: TrainingState, images: ImageSet, indices: Tensor
-    ) -> tuple[dict[str, Tensor], bool]:
+    def step(self, state: TrainingState, batch: Batch) -> tuple[dict[str, Tensor], bool]:
         """Take a step, after which the state is that of the next one.
 
         Args:
             state: of the training.
-            images: that hold those of the batch.
-            indices: `[samples]` of the images of all ranks together.
+            batch: of all ranks together.
 
         Returns:
             What `Task.training_step` gave for this rank's samples; whether a rank is asked to stop.
@@ -195,10 +192,10 @@ class Trainer:
 
         # Forward and backward pass of this rank's samples.
         fraction_trained = min(1.0, state.step / self.planned_steps)
-        losses = self.updater.compute_gradients(images, indices, state.step, fraction_trained)
+        losses = self.updater.compute_gradients(batch, state.step, fraction_trained)
 
         should_stop = any(callback.should_stop() for callback in self.callbacks)
-        self.losses.add(state.step, lr, self.ranks.shard_size(len(indices)), losses)
+        self.losses.add(state.step, lr, self.ranks.shard_size(len(batch.indices)), losses)
         if self.losses.is_read_each_step:  # before an update, which an infinite loss would spoil
             should_stop = self.losses.read(state, should_stop)
         state.step += 1
