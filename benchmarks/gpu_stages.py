@@ -37,7 +37,7 @@ from torchcaps.functional import DenseField, ProductVotes, dynamic_routing
 from torchcaps.kernels import registry, verify
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
-from torchcaps.training import Interrupted, Run, train
+from torchcaps.training import Interrupted, Run, StopWhen, train
 from torchcaps.training.files import write_json
 from torchcaps.types import Capsules
 
@@ -227,9 +227,8 @@ def profiled() -> Iterator[list[tuple[str, float]]]:
 def _repeat(runs: Any, folder: Path) -> Figures:
     """Whether a run with `deterministic` that is stopped and resumed gives the bits of another."""
     config = runs.settings("capsnet", "bf16").updated(deterministic=True)
-    steps = iter(range(1, 100))
     try:
-        train(config, folder / "stopped", should_stop=lambda: next(steps) == 2)
+        train(config, folder / "stopped", callbacks=[runs.StopAfter(2)])
     except Interrupted:
         train(config, folder / "stopped", resume=True)
     train(config, folder / "whole")
@@ -335,7 +334,7 @@ def _train_mnist(sizes: Sizes, folder: Path, deadline: float) -> Figures:
     config = tc.training.load_recipe("capsnet-mnist").config
     config = config.updated(device="cuda", stop_at=sizes.score, **sizes.mnist)
     start = time.perf_counter()
-    run = train(config, folder, should_stop=lambda: time.monotonic() > deadline)
+    run = train(config, folder, callbacks=[StopWhen(lambda: time.monotonic() > deadline)])
     figures: Figures = {"s to the score": time.perf_counter() - start}
     scores = [epoch["val_accuracy"] for epoch in run.epochs]
     figures |= {"epochs": len(scores), "held-out accuracy": max(scores)}

@@ -24,7 +24,7 @@ import torch
 import torchcaps
 from torchcaps.data import load_dataset
 from torchcaps.distributed import hard_exit, init
-from torchcaps.training import fit
+from torchcaps.training import StopWhen, fit
 from torchcaps.training.environment import environment
 
 RESULT = Path(__file__).parent / "results" / "processes.json"
@@ -44,7 +44,7 @@ def work(output: Path, steps: int, size: int) -> None:
             epoch_size=(WARM + steps) * size,
             batch_size=size,
             holdout=10,
-            on_step=lambda *_: times.append(time.perf_counter()),
+            callbacks=[StopWhen(lambda: times.append(time.perf_counter()) or False)],
         )
         if ranks.is_main:
             seconds = [

@@ -16,7 +16,14 @@ from torchcaps.data import ReadOptions
 from torchcaps.data.augment import Augmentation, ordered_augmentations
 from torchcaps.errors import UnknownNameError, check_known
 from torchcaps.groups import SettingsGroup, field_types, setting as setting
+from torchcaps.registry import Registry
 
+# Of settings that only some optimizers or schedules read, those that do (`setting(of=...)`).
+CHOICES: dict[str, Registry[Any]] = {
+    "optimizer": Registry("optimizer"),
+    "schedule": Registry("schedule"),
+}
+OPEN = (None, "auto")  # a setting is open whose default is one of these, and that has it
 LARGEST_SEED = 2**31 - 1  # the random numbers of numpy, which draw the split, take seeds of 32 bits
 
 
@@ -303,6 +310,9 @@ class TrainConfig:
         augmentation: settings of all augmentations; its class is made from those that are
             registered.
         training: epochs, batch size, precision, device, seed, checkpoints and callbacks.
+        origins: where values come from, by the names of settings: "given", "recipe", "model" (the
+            one that is trained by its name), "task", "data" or "default", which is also that of
+            the names that are not there.
 
     Example:
         >>> config = TrainConfig.of(model="capsnet", data="digits", epochs=3)
@@ -317,6 +327,7 @@ class TrainConfig:
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     augmentation: Any = field(default_factory=_default_augmentation)
     training: TrainingSettings = field(default_factory=TrainingSettings)
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, **settings: Any) -> TrainConfig:
@@ -336,11 +347,12 @@ class TrainConfig:
         return cls.from_dict(settings)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
+    def from_dict(cls, values: Mapping[str, Any], origin: str = "given") -> TrainConfig:
         """The inverse of `to_dict`; it also reads settings without groups.
 
         Args:
             values: settings by name, or by group.
+            origin: of these values, such as "recipe".
 
         Returns:
             The configuration.
@@ -349,23 +361,24 @@ class TrainConfig:
             ValueError: no mapping, a value of another kind, or out of range.
             UnknownNameError: a name that is no setting.
         """
-        return cls()._with(flattened(values))
+        return cls()._with(flattened(values), origin)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, by groups."""
-        return asdict(self)
+        return {group: asdict(getattr(self, group)) for group in groups()}
 
     def flat(self) -> dict[str, Any]:
         """JSON-ready, every setting by its name without a group."""
         return flattened(self.to_dict())
 
-    def updated(self, **changes: Any) -> TrainConfig:
+    def updated(self, origin: str = "given", /, **changes: Any) -> TrainConfig:
         """A copy with changes.
 
         Another optimizer or schedule comes with the defaults of the settings that only some
         optimizers or schedules read: the momentum of sgd does not outlive a change to adam.
 
         Args:
+            origin: of the new values.
             changes: settings by name, or by group; None changes nothing.
 
         Returns:
@@ -381,27 +394,34 @@ class TrainConfig:
         for name, known in known_settings().items():
             if known.of in updates and updates[known.of] != current[known.of]:
                 resets[name] = known.default
-        return self._with(resets | updates)
+        return self._with(resets, "default")._with(updates, origin)
 
-    def filled(self, defaults: Mapping[str, Any]) -> TrainConfig:
-        """A copy in which defaults take the place of settings that are None.
+    def filled(self, defaults: Mapping[str, Any], origin: str = "default") -> TrainConfig:
+        """A copy in which defaults take the place of open settings: those of None or "auto".
 
         Args:
             defaults: by name, without groups.
+            origin: of these values.
 
         Returns:
             The copy.
         """
         flat = self.flat()
-        return self._with({name: value for name, value in defaults.items() if flat[name] is None})
+        known = known_settings()
+        changes = {
+            name: value
+            for name, value in defaults.items()
+            if flat[name] in OPEN and flat[name] == known[name].default
+        }
+        return self._with(changes, origin)
 
-    def _with(self, changes: Mapping[str, Any]) -> TrainConfig:
+    def _with(self, changes: Mapping[str, Any], origin: str) -> TrainConfig:
         known = known_settings()
         by_group: dict[str, dict[str, Any]] = {}
         for name, value in changes.items():
             by_group.setdefault(known[name].group, {})[known[name].key] = value
         current = groups()
-        updated = {}
+        updated: dict[str, Any] = {"origins": {**self.origins, **dict.fromkeys(changes, origin)}}
         for group, values in by_group.items():
             updated[group] = current[group](**vars(getattr(self, group)) | values)
         return replace(self, **updated)
@@ -429,7 +449,9 @@ class KnownSetting(NamedTuple):
 
 def groups() -> dict[str, Any]:
     """The classes of the groups by name. That of augmentations grows with what is registered."""
-    return field_types(TrainConfig) | {"augmentation": augmentation_settings()}
+    types = field_types(TrainConfig)
+    classes = {each.name: types[each.name] for each in fields(TrainConfig) if each.compare}
+    return classes | {"augmentation": augmentation_settings()}
 
 
 def known_settings() -> dict[str, KnownSetting]:

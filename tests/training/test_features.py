@@ -111,18 +111,13 @@ def test_files_and_features_that_cannot_be_used_are_refused(encoder, tmp_path, m
 SETTINGS = {"data": "digits", "per_class": 10, "holdout": 20, "epochs": 2, "backbone": "encoder"}
 
 
-def test_a_run_trains_on_features_and_its_model_takes_images(encoder, tmp_path):
-    messages = []
-
-    def emit(row):
-        if row["kind"] == "message":
-            messages.append(row["text"])
-
+def test_a_run_trains_on_features_and_its_model_takes_images(encoder, tmp_path, capsys):
     options = {"model_options": {"types": 3}, **SETTINGS}
     config = tc.training.TrainConfig.of(model="capsule_head", **options)
-    run = tc.train(config, tmp_path / "run", emit=emit)
-    assert any("100 images: 100 to be computed" in text for text in messages)
-    assert any("20 images: 20 to be computed" in text for text in messages)
+    run = tc.train(config, tmp_path / "run", callbacks=[tc.training.ProgressBar()])
+    printed = capsys.readouterr().err
+    assert "100 images: 100 to be computed" in printed
+    assert "20 images: 20 to be computed" in printed
     assert sum(PASSES) < 2 * 120  # and not once in each epoch
     assert run.config.model.backbone == "encoder"
     assert run.config.augmentation.shift == 0

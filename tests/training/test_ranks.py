@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torchcaps.training.loggers import MemoryLogger
 
 from torchcaps.data import load_dataset
 from torchcaps.distributed import Ranks
@@ -15,7 +16,6 @@ from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 from torchcaps.training import Interrupted, loggers, train
 from torchcaps.training.batches import SetBatches
-from torchcaps.training.loggers import MemoryLogger
 from torchcaps.training.loop import Trainer
 
 from .makers import TINY, stop_after, tiny
@@ -50,7 +50,7 @@ def test_the_mean_gradient_of_two_processes_is_that_of_one(trainer, num_images):
 def resume_beside(monkeypatch, bars, folder, reply):
     """Resume a run as rank 0 of two, whose partner replies with this checksum, or with the same."""
     with pytest.raises(Interrupted):
-        train(tiny(bars), folder, should_stop=stop_after(4))
+        train(tiny(bars), folder, callbacks=[stop_after(4)])
     ranks = SimpleNamespace(
         is_main=True,
         world_size=2,

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 import torch
+from torchcaps.training.loggers import append_metrics, truncate_metrics
 
 from torchcaps.errors import RunError, TrainingError
 from torchcaps.training import Run, TrainConfig, folder, loggers
 from torchcaps.training.files import exclusive
-from torchcaps.training.loggers import append_metrics, truncate_metrics
 
 ROW = {"kind": "step", "step": 20, "loss": 0.5}
 ROWS = [ROW, ROW | {"step": 40}, ROW | {"step": 60}]

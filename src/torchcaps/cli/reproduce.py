@@ -19,7 +19,6 @@ from torchcaps.cli.console import (
 )
 from torchcaps.cli.flags import Json, Root, Threads, check_flag, use_threads
 from torchcaps.cli.signals import graceful_stop, ignore_signals
-from torchcaps.progress import print_above, progress_bar, report_rows
 
 CLAIMS = "claims"  # in place of the name of a recipe
 TRIAL_SEEDS = 2
@@ -148,12 +147,14 @@ def _run(
 
 def _until_stopped(name: str, run: Callable[..., list[Any]]) -> list[Any] | int:
     """What a function returns that shows its trainings, or the status after a signal."""
-    with progress_bar(name) as bar, graceful_stop() as caught:
+    with graceful_stop() as caught:
         try:
             return run(
-                emit=report_rows(bar),
-                started=partial(print_above, bar),
-                should_stop=lambda: bool(caught),
+                callbacks=[
+                    tc.training.StopWhen(lambda: bool(caught)),
+                    tc.training.ProgressBar(name),
+                ],
+                started=note,
             )
         except tc.training.Interrupted as stop:
             ignore_signals()

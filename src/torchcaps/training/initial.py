@@ -12,8 +12,8 @@ from torchcaps.errors import ArgumentError
 from torchcaps.models import list_models, weights_file
 from torchcaps.models._pretrained import take_weights
 from torchcaps.settings import TrainConfig
-from torchcaps.training.builders import is_builder_name
-from torchcaps.training.checkpoint import build_model, load_tensors, model_file, save_tensors
+from torchcaps.training.checkpoint import build_model, is_builder_name, model_file
+from torchcaps.training.files import load_tensors, save_tensors
 
 MAX_NAMES = 3  # of new tensors, in a sentence
 

@@ -9,13 +9,13 @@ from torch import nn
 
 from torchcaps.errors import ArgumentError
 from torchcaps.registry import Registry
-from torchcaps.settings import OptimizerSettings
+from torchcaps.settings import CHOICES, OptimizerSettings
 from torchcaps.training.parameters import scale_rates, trainable_parameters
 
 NamedParameters = list[tuple[str, nn.Parameter]]
 # (parameters by name, peak learning rate, settings) -> optimizer
 OptimizerBuilder = Callable[[NamedParameters, float, OptimizerSettings], torch.optim.Optimizer]
-OPTIMIZERS: Registry[OptimizerBuilder] = Registry("optimizer")
+OPTIMIZERS: Registry[OptimizerBuilder] = CHOICES["optimizer"]
 
 
 register_optimizer = OPTIMIZERS.register
