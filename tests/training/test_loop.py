@@ -146,7 +146,7 @@ class PowerCut(BaseException):
 
 @pytest.mark.parametrize(
     ("function", "step", "last_saved"),
-    [("truncate_metrics", 0, 0), ("step", 1, 0), ("step", 4, 3), ("save_state", 3, 2)],
+    [("truncate_metrics", 0, 0), ("step", 1, 0), ("step", 5, 4), ("save_state", 3, 2)],
 )
 def test_a_crash_loses_only_what_the_last_checkpoint_lacks(
     bars, finished, tmp_path, monkeypatch, function, step, last_saved
@@ -495,7 +495,7 @@ def test_names_and_paths_train_in_the_next_free_folder(bars, finished, tmp_path,
     assert run.path == Path("runs/mine-bars-2")
 
     with pytest.raises(Interrupted):
-        train("capsnet", callbacks=[stop_after(1)], **tiny(bars).flat())
+        train("capsnet", **(tiny(bars).flat() | {"callbacks": [stop_after(1)]}))
     with pytest.raises(ArgumentError, match="epochs: expected 2, as the run was started, got 3"):
         train("capsnet", resume=True, epochs=3, data=bars)
     run = train("capsnet", resume=True, epochs=2, data=bars)

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torchcaps.training.loggers import MemoryLogger
 
 from torchcaps.data import load_dataset
 from torchcaps.distributed import Ranks
@@ -14,7 +13,7 @@ from torchcaps.errors import TrainingError
 from torchcaps.models import create_model
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
-from torchcaps.training import Interrupted, loggers, train
+from torchcaps.training import Interrupted, folder as folder_module, train
 from torchcaps.training.batches import SetBatches
 from torchcaps.training.loop import Trainer
 
@@ -28,7 +27,7 @@ def trainer(bars):
     model = create_model("capsnet", num_classes=3, img_size=images.img_size, **TINY)
     task = create_task(model, config, images)
     batches = SetBatches(images, config)
-    return Trainer(task, config, batches, images, MemoryLogger(), initial_weights=model.state_dict)
+    return Trainer(task, config, batches, images)
 
 
 def compute_gradient(trainer, ranks, num_images):
@@ -57,7 +56,7 @@ def resume_beside(monkeypatch, bars, folder, reply):
         gather=lambda checksum: [checksum, reply or checksum],
         broadcast=lambda state: state,
     )
-    monkeypatch.setattr(loggers, "current", lambda: ranks)
+    monkeypatch.setattr(folder_module, "current", lambda: ranks)
     return train(tiny(bars), folder, resume=True)
 
 

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 import torch
-from torchcaps.training.loggers import append_metrics, truncate_metrics
 
 from torchcaps.errors import RunError, TrainingError
-from torchcaps.training import Run, TrainConfig, folder, loggers
+from torchcaps.training import Run, TrainConfig, folder
 from torchcaps.training.files import exclusive
+from torchcaps.training.folder import append_metrics, truncate_metrics
 
 ROW = {"kind": "step", "step": 20, "loss": 0.5}
 ROWS = [ROW, ROW | {"step": 40}, ROW | {"step": 60}]
@@ -151,7 +151,7 @@ def test_a_row_that_is_written_only_in_part_is_removed(run, monkeypatch):
         def write(self, line):
             return super().write(line[:10])
 
-    monkeypatch.setattr(loggers, "open", lambda path, *_, **__: FullDisk(path, "ab"), raising=False)
+    monkeypatch.setattr(folder, "open", lambda path, *_, **__: FullDisk(path, "ab"), raising=False)
     with pytest.raises(
         TrainingError, match=r"metrics\.jsonl: cannot be written \(No space left on device\)"
     ):

@@ -126,7 +126,7 @@ class Task(nn.Module):
                 f"{self.name} takes a model whose outputs are of {unit}, "
                 f"which {type(model).__name__} is not",
             )
-        self.config = complete_config(config, type(self), model)
+        self.config = complete_config(config, type(self), model, images, trains=False)
         self.loss = self.config.task.loss
         if self.augments:
             self.transforms = Transforms(
@@ -144,6 +144,11 @@ class Task(nn.Module):
         Of reconstruction, label smoothing and class weights, those that the task does not return
         have no effect, unless the loss declares to read them. A run that gives one is refused.
         """
+        return {}
+
+    @classmethod
+    def data_settings(cls, images: ImageSet) -> dict[str, Any]:
+        """Settings that the images decide, where a run leaves them open."""
         return {}
 
     @classmethod

@@ -42,6 +42,8 @@ def complete_config(
     task: type[Task],
     model: nn.Module,
     images: ImageSet | None = None,
+    *,
+    trains: bool = True,
 ) -> TrainConfig:
     """The configuration of a run with a value for each setting that it leaves open.
 
@@ -51,7 +53,8 @@ def complete_config(
         config: of the run.
         task: its class.
         model: that is trained.
-        images: to train on. None where nothing is trained: the size of batches and what only an
+        images: of the run, if there are any yet.
+        trains: whether these images are trained on. Else the size of batches and what only an
             optimizer or a schedule reads stay open.
 
     Raises:
@@ -72,13 +75,13 @@ def complete_config(
     by_task = task.default_settings(model, spec, loss)
     _check_used(config, task, spec, by_task)
     table: dict[str, Mapping[str, Any]] = {
-        "data": {} if images is None else _data_settings(images),
+        "data": {} if images is None else task.data_settings(images) | _data_settings(images),
         "task": {"clip": task.clip, **by_task},
         "default": DEFAULTS,
     }
     for origin, values in table.items():
         config = config.filled(values, origin)
-    if images is not None:
+    if trains and images is not None:
         config = config.filled(read_settings(config))
         config = config.filled({"batch_size": _batch_size(config, spec, len(images))}, "data")
     return config if task.augments else without_default_changes(config)

@@ -146,7 +146,7 @@ class SecondStart(Callback):
         collapse = trainer.task.detect_collapse(samples) or ""
         if state.step == 1:  # computed before the weights changed
             state.initial_collapse = collapse
-        elif collapse != state.initial_collapse:
+        elif collapse not in ("", state.initial_collapse):
             lr = (trainer.config.optimizer.lr or 0.0) * RESTART_LR_SCALE
             reason = f"{collapse} after step {state.step}; {SECOND_START} ({lr:g})"
             trainer.restart(self.weights, RESTART_LR_SCALE, reason)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ class RunFolder(Callback):
         run: the folder.
         description: of the model (`checkpoint.describe_model`).
         train_images: to be the same when the run is resumed.
-        val_images: to be the same when the run is resumed; to calibrate the model by.
+        val_images: to be the same when the run is resumed.
         initial: weights of another training that this one begins with; a copy is kept.
         resumed: configuration of the run that is resumed; None for a new one. One of more epochs
             takes the place of that in the folder, and the figures of the test images, which are
@@ -94,7 +95,6 @@ class RunFolder(Callback):
     ) -> None:
         self.run = run
         self.description = description
-        self.val_images = val_images
         self.initial = initial
         self.resumed = resumed
         self.is_main = current().is_main
@@ -122,7 +122,12 @@ class RunFolder(Callback):
             trainer.note(self.initial.sentence)
         with main_first():  # the others wait until the folder is held
             if self.is_main:
-                self._hold(config)
+                hold = create(self.run, config)
+                if self.resumed is not None:
+                    hold = resume(self.run, self.resumed)
+                self.stack.enter_context(hold)
+                # That of an older model, where a finished run goes on.
+                (self.run.path / CALIBRATION_FILE).unlink(missing_ok=True)
         self.description["options"] = saved_options(trainer.model)
         self.description["task"] = trainer.task.name
         # Properties that must be the same when the run is resumed, by name.
@@ -163,39 +168,20 @@ class RunFolder(Callback):
 
     def on_end(self, trainer: Trainer) -> None:
         step = trainer.state.step
-        self.end = trainer.error
+        error = self.end = trainer.error
+        if error is not None:
+            self.stack.__exit__(type(error), error, error.__traceback__)
+            return
         with self.stack:
-            if trainer.is_stopped:
-                if step != self.saved_step:  # within an epoch
-                    self._save(trainer)
-                self.end = Interrupted(
-                    f"stopped after step {step} of {trainer.total_steps}; the state is saved"
-                )
-            elif trainer.error is None and self.is_main:
-                write_calibration(self.run, trainer.task, self.val_images)
-            elif isinstance(trainer.error, Exception) and self.resumed is None and self.is_main:
-                _discard_empty(self.run)
-
-    def _hold(self, config: TrainConfig) -> None:
-        """Hold the folder, and write what a run begins with."""
-        run = self.run
-        self.stack.enter_context(exclusive(run.path))
-        is_new = self.resumed is None
-        if is_new:
-            check_empty(run)
-        make_folder(run.checkpoint_path.parent)  # copying a run may leave out empty folders
-        if is_new:
-            write_json(run.path / ENVIRONMENT_FILE, environment())
-        elif run.environment.get("threads") is None:  # lost
-            write_json(run.path / ENVIRONMENT_FILE, environment() | run.environment)
-        # The configuration comes last: it makes the folder a run.
-        if self.resumed is None:
-            write_json(run.path / CONFIG_FILE, {"format": FORMAT} | config.to_dict())
-        elif self.resumed != run.config:
-            (run.path / EVALUATION_FILE).unlink(missing_ok=True)
-            write_json(run.path / CONFIG_FILE, {"format": FORMAT} | self.resumed.to_dict())
-        # That of an older model, where a finished run goes on.
-        (run.path / CALIBRATION_FILE).unlink(missing_ok=True)
+            if not trainer.is_stopped:
+                if self.is_main:
+                    write_calibration(self.run, trainer.task, trainer.val_images)
+                return
+            if step != self.saved_step:  # within an epoch
+                self._save(trainer)
+            self.end = Interrupted(
+                f"stopped after step {step} of {trainer.total_steps}; the state is saved"
+            )
 
     def _restore(self, trainer: Trainer) -> None:
         """Restore the newest state, and forget the metrics after it."""
@@ -265,17 +251,8 @@ class RunFolder(Callback):
                 self._write(row)
 
     def _write(self, row: Row) -> None:
-        """Add a row to the metrics in a single write; one that does not fit is taken back."""
-        path = self.run.metrics_path
-        line = (json.dumps(row) + "\n").encode()
-        try:
-            with open(path if self.is_main else os.devnull, "ab", buffering=0) as file:
-                size = file.tell()
-                if file.write(line) != len(line):
-                    file.truncate(size)
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            raise TrainingError(f"{path}: cannot be written ({error.strerror})") from error
+        if self.is_main:
+            append_metrics(self.run, row)
 
 
 def check_new(run: Run) -> None:
@@ -283,11 +260,58 @@ def check_new(run: Run) -> None:
     if is_run(run.path):
         with exclusive(run.path):  # names the process that is training here
             pass
-    check_empty(run)
+    _check_empty(run)
 
 
-def check_empty(run: Run) -> None:
-    """Raise RunError if there is a run already, or a file that a run would replace."""
+@contextmanager
+def create(run: Run, config: TrainConfig) -> Iterator[None]:
+    """Hold the folder of a new run; after an error without a checkpoint it is removed.
+
+    Args:
+        run: that is not there yet.
+        config: the resolved configuration.
+
+    Raises:
+        RunError: there is a run already, or the folder cannot be made.
+        TrainingError: the folder cannot be written to.
+    """
+    with exclusive(run.path):
+        _check_empty(run)
+        try:
+            make_folder(run.checkpoint_path.parent)
+            write_json(run.path / ENVIRONMENT_FILE, environment())
+            # The configuration comes last: it makes the folder a run.
+            write_json(run.path / CONFIG_FILE, {"format": FORMAT} | config.to_dict())
+            yield
+        except Exception:
+            _discard_empty(run)
+            raise
+
+
+@contextmanager
+def resume(run: Run, config: TrainConfig | None = None) -> Iterator[None]:
+    """Hold the folder of a run that goes on; a lost environment is written anew.
+
+    Args:
+        run: to continue.
+        config: of a run that is extended; it takes the place of the one in the folder. The figures
+            of the test images, which are those of the shorter training, are then removed.
+
+    Raises:
+        RunError: another process holds it.
+        TrainingError: the folder cannot be written to.
+    """
+    with exclusive(run.path):
+        make_folder(run.checkpoint_path.parent)  # copying may leave out empty folders
+        if run.environment.get("threads") is None:
+            write_json(run.path / ENVIRONMENT_FILE, environment() | run.environment)
+        if config is not None and config != run.config:
+            (run.path / EVALUATION_FILE).unlink(missing_ok=True)
+            write_json(run.path / CONFIG_FILE, {"format": FORMAT} | config.to_dict())
+        yield
+
+
+def _check_empty(run: Run) -> None:
     if is_run(run.path):
         raise RunError(
             f"{run.path}: there is a run here already; "
@@ -314,6 +338,22 @@ def _discard_empty(run: Run) -> None:
         run.checkpoint_path.parent.rmdir()
         (run.path / LOCK_FILE).unlink(missing_ok=True)
         run.path.rmdir()
+
+
+def append_metrics(run: Run, row: Row) -> None:
+    """Add a row to the metrics in a single write; one that does not fit is taken back.
+
+    Raises TrainingError when it cannot be written.
+    """
+    line = (json.dumps(row) + "\n").encode()
+    try:
+        with open(run.metrics_path, "ab", buffering=0) as file:
+            size = file.tell()
+            if file.write(line) != len(line):
+                file.truncate(size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        raise TrainingError(f"{run.metrics_path}: cannot be written ({error.strerror})") from error
 
 
 def truncate_metrics(run: Run, step: int) -> None:

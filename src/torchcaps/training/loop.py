@@ -37,7 +37,7 @@ from torchcaps.tasks import Task, eval_outputs
 from torchcaps.tasks.metrics import extra_metrics
 from torchcaps.training.batches import BatchSource
 from torchcaps.training.callbacks import CALLBACKS, Callback
-from torchcaps.training.device import arithmetic
+from torchcaps.training.device import arithmetic, memory_errors
 from torchcaps.training.schedules import learning_rate_factor, part_ends, set_learning_rate
 from torchcaps.training.update import Updater
 
@@ -191,7 +191,10 @@ class Trainer:
             for callback in self.callbacks:
                 started.append(callback)
                 callback.on_start(self)
-            with arithmetic(self.updater.device, self.updater.precision, settings.deterministic):
+            with (
+                memory_errors(settings.batch_size or 1),
+                arithmetic(self.updater.device, self.updater.precision, settings.deterministic),
+            ):
                 while self.state.step < self.total_steps and not self._is_over():
                     self._run_epoch()
         except BaseException as error:

@@ -80,7 +80,6 @@ def test_fp16_resumes_with_its_scale(tmp_path):
         precision="fp16",
         checkpoint_every=2,
     )
-    steps = iter(range(1, 100))
     with pytest.raises(tc.training.Interrupted):
         train(config, tmp_path / "a", callbacks=[runs.StopAfter(2)])
     train(config, tmp_path / "a", resume=True)
