@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchcaps as tc
-from torchcaps.data import ImageSet, few_labels, load_dataset
+from torchcaps.data import Dataset, few_labels, load_dataset
 from torchcaps.evaluation.forward import evaluating
 from torchcaps.models import Backbone, register_backbone
 from torchcaps.models.notebook import parameter_count
@@ -161,7 +161,7 @@ def training_rows(labels: Tensor, per_class: int | None, seed: int) -> tuple[Ten
 
 
 def train_head(
-    task: Task, head: Head, stage: Stage, seed: int, sets: dict[str, ImageSet]
+    task: Task, head: Head, stage: Stage, seed: int, sets: dict[str, Dataset]
 ) -> dict[str, Any]:
     """One training, and its answers on the test images."""
     freeze = stage.regime == "frozen"
@@ -189,9 +189,9 @@ def train_head(
     }
 
 
-def load_sets(task: Task, regime: str) -> dict[str, ImageSet]:
+def load_sets(task: Task, regime: str) -> dict[str, Dataset]:
     """Images of both splits; of a frozen backbone their features."""
-    sets: dict[str, ImageSet] = {}
+    sets: dict[str, Dataset] = {}
     for split in ("train", "test"):
         images = load_dataset(task.data, split, storage="memory")
         if regime == "frozen":
@@ -208,7 +208,7 @@ def file_name(task: str, head: str, stage: Stage) -> str:
 
 def run(task: Task, output: Path, regimes: Sequence[str]) -> None:
     """Every training that is not done yet."""
-    sets: dict[str, dict[str, ImageSet]] = {}
+    sets: dict[str, dict[str, Dataset]] = {}
     output.mkdir(parents=True, exist_ok=True)
     stages = [stage for stage in STAGES[task.name] if stage.regime in regimes]
     for stage, seed, (name, head) in product(stages, SEEDS, HEADS.items()):

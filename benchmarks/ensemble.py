@@ -15,7 +15,7 @@ from statistics import mean, stdev
 import torch
 from torch import Tensor, nn
 
-from torchcaps.data import ImageSet
+from torchcaps.data import Dataset
 from torchcaps.errors import DataError, RunError
 from torchcaps.reporting import open_task
 
@@ -23,7 +23,7 @@ BATCH = 500
 
 
 @torch.inference_mode()
-def activations(model: nn.Module, images: ImageSet) -> Tensor:
+def activations(model: nn.Module, images: Dataset) -> Tensor:
     """Class activations `[n, classes]` of all images."""
     return torch.cat(
         [

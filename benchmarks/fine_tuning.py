@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import torchcaps as tc
-from torchcaps.data import ImageSet, few_labels, load_dataset
+from torchcaps.data import Dataset, few_labels, load_dataset
 
 MODEL = "capsnet_small"
 PER_CLASS = 20
@@ -29,13 +29,13 @@ SOURCE_SETTINGS: dict[str, Any] = {"epochs": 1, "epoch_size": 12_000, "batch_siz
 TARGET_SETTINGS: dict[str, Any] = {"epochs": 20, "batch_size": 20, "shift": 1}
 
 
-def select_classes(images: ImageSet, classes: Sequence[int]) -> ImageSet:
+def select_classes(images: Dataset, classes: Sequence[int]) -> Dataset:
     """The images of some classes, whose labels are counted from 0."""
     is_selected = torch.isin(images.labels, torch.tensor(classes))
     subset = images.subset(is_selected.nonzero().flatten())
     labels = torch.tensor([classes.index(label) for label in subset.labels.tolist()])
     names = tuple(images.classes[label] for label in classes)
-    return ImageSet(subset.images, labels, names, images.name)
+    return Dataset(subset.images, {"label": labels}, names, images.name)
 
 
 def create(seed: int, num_classes: int) -> torch.nn.Module:
@@ -44,14 +44,14 @@ def create(seed: int, num_classes: int) -> torch.nn.Module:
     return tc.create_model(MODEL, num_classes=num_classes, generator=generator)
 
 
-def train_source(train: ImageSet, test: ImageSet, folder: Path) -> float:
+def train_source(train: Dataset, test: Dataset, folder: Path) -> float:
     """Save a network that is trained on the first classes; return its accuracy."""
     model, _ = tc.fit(create(0, train.num_classes), train, **SOURCE_SETTINGS)
     tc.save(model, folder)
     return float(tc.evaluate(model, test).to_dict()["accuracy"])
 
 
-def train_target(train: ImageSet, test: ImageSet, seed: int, init: str | None) -> float:
+def train_target(train: Dataset, test: Dataset, seed: int, init: str | None) -> float:
     """Accuracy of a network that is trained on few images; they also choose its epoch."""
     few = train.subset(few_labels(train.labels, PER_CLASS, seed))
     model = create(seed, few.num_classes)

@@ -37,7 +37,7 @@ import torch
 from torchcaps.bench.baselines import VARIANTS, check_errors, largest_error, outputs_of
 from torchcaps.bench.layer import Rates, least_seconds, least_work
 from torchcaps.bench.timing import cells, machine
-from torchcaps.data import ImageBatch
+from torchcaps.data import Batch
 from torchcaps.models import create_model
 from torchcaps.nn import CapsuleLinear
 from torchcaps.settings import TrainConfig
@@ -154,7 +154,9 @@ def step_of(name: str, batch: int, bf16: bool) -> Callable[[], None]:
     def step() -> None:
         optimizer.zero_grad(set_to_none=False)
         with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
-            loss = task.training_step(ImageBatch(images, labels), 0.0)["loss"]
+            loss = task.training_step(
+                Batch(images, {"label": labels}, torch.arange(len(labels))), 0.0
+            )["loss"]
         loss.backward()
         optimizer.step()
 

@@ -31,7 +31,7 @@ import torch
 
 import torchcaps as tc
 from torchcaps.bench.baselines import VARIANTS
-from torchcaps.data import ImageBatch
+from torchcaps.data import Batch
 from torchcaps.errors import TrainingError
 from torchcaps.functional import DenseField, ProductVotes, dynamic_routing
 from torchcaps.kernels import registry, verify
@@ -295,7 +295,9 @@ def _training_step(
         with torch.autocast(
             "cuda", torch.bfloat16, enabled=precision == "bf16", cache_enabled=False
         ):
-            loss = task.training_step(ImageBatch(images, labels), 0.0)["loss"]
+            loss = task.training_step(
+                Batch(images, {"label": labels}, torch.arange(len(labels))), 0.0
+            )["loss"]
         loss.backward()
         optimizer.step()
 

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 import torchcaps
-from torchcaps.data import ImageSet, load_dataset
+from torchcaps.data import Dataset, load_dataset
 from torchcaps.training import Callback, TrainConfig, Trainer, keep_memory
 from torchcaps.training.environment import environment
 
@@ -52,7 +52,7 @@ class Clock(Callback):
         self.since = time.perf_counter()
 
 
-def run(record: dict[str, Any], images: ImageSet, tested: ImageSet, seed: int) -> dict[str, Any]:
+def run(record: dict[str, Any], images: Dataset, tested: Dataset, seed: int) -> dict[str, Any]:
     """Train once and classify the images of `tested` once."""
     config = TrainConfig.of(**record["run"], seed=seed)
     torch.manual_seed(seed)
@@ -74,7 +74,7 @@ def run(record: dict[str, Any], images: ImageSet, tested: ImageSet, seed: int) -
     }
 
 
-def accuracy(model: torch.nn.Module, tested: ImageSet, views: int) -> float:
+def accuracy(model: torch.nn.Module, tested: Dataset, views: int) -> float:
     """Share of images that are classified as labeled, by the sum of activations over shifts of `views` pixels.
 
     An image is seen as it is and moved up, down, left and right; 0 is as it is only.

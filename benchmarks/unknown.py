@@ -44,7 +44,7 @@ def write_known(path: Path, root: str) -> None:
     np.savez(path, **arrays)
 
 
-def _of_class(images: tc.data.ImageSet, label: int, split: str) -> np.ndarray:
+def _of_class(images: tc.data.Dataset, label: int, split: str) -> np.ndarray:
     """Indices of the images of a class, of training images the first 1,500."""
     indices = np.flatnonzero(images.labels.numpy() == label)
     return indices[:PER_CLASS] if split == "train" else indices

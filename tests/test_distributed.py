@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from torchcaps import distributed
-from torchcaps.data import ImageSet
+from torchcaps.data import Dataset
 from torchcaps.distributed import (
     Ranks,
     current,
@@ -243,7 +243,7 @@ class Doubled(nn.Module):
 def check_accumulation(ranks):
     """The gradient of parts on several ranks is that of one batch, averaged once."""
     pixels = torch.rand(23, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-    images = ImageSet(pixels, torch.arange(23) % 3, ("a", "b", "c"), "some")
+    images = Dataset(pixels, {"label": torch.arange(23) % 3}, ("a", "b", "c"), "some")
     gradients = []
     mean_losses = []
     for world, batch_size, accumulate in ((Ranks(), 23, 1), (ranks, 8, 3)):

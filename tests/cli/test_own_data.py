@@ -37,7 +37,7 @@ def test_signs_in_tracks_train_without_damaged_files_and_are_predicted(command, 
     config = Run("run").config
     _, train, val = read_images(config, "cpu")
     test = load_images(config, "test")
-    tracks = [set(images.factors["object"].tolist()) for images in (train, val, test)]
+    tracks = [set(images.targets["object"].tolist()) for images in (train, val, test)]
     assert not tracks[0] & tracks[1]
     assert not (tracks[0] | tracks[1]) & tracks[2]
 

@@ -4,7 +4,7 @@ import threading
 import pytest
 import torch
 
-from torchcaps.data import DatasetInfo, ImageSet, _registry
+from torchcaps.data import Dataset, DatasetInfo, _registry
 
 from .web import CONTENT, DIGESTS, Server
 
@@ -26,8 +26,11 @@ def read_toy(folder, _request):
     if not (folder / "big").exists():
         return None
     count = len((folder / "big").read_bytes()) // 1_000_000
-    return ImageSet(
-        torch.zeros(count, 1, 2, 2), torch.zeros(count, dtype=torch.int64), ("a", "b"), "toy"
+    return Dataset(
+        torch.zeros(count, 1, 2, 2),
+        {"label": torch.zeros(count, dtype=torch.int64)},
+        ("a", "b"),
+        "toy",
     )
 
 

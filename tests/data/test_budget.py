@@ -10,7 +10,7 @@ import torch
 
 from torchcaps import load
 from torchcaps.data import (
-    ImageSet,
+    Dataset,
     budget,
     decode_image,
     images,
@@ -207,5 +207,5 @@ def test_an_image_is_the_same_in_strips(monkeypatch, mode, channels):
 
 def test_images_can_be_written_to(tmp_path):
     images = load_dataset(compressible(tmp_path))
-    assert isinstance(images, ImageSet)
+    assert isinstance(images, Dataset)
     images.images.add_(1)  # not a view of a file

@@ -1,9 +1,10 @@
-"""What an `ImageSet` accepts, and what it gives."""
+"""What a `Dataset` accepts, and what it gives."""
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
-from torchcaps.data import ImageSet
+from torchcaps.data import Dataset, masked_set
 from torchcaps.errors import DataError
 
 CLASSES = ("a", "b", "c")
@@ -12,7 +13,7 @@ IMAGES = torch.arange(4 * 2 * 3).view(4, 1, 2, 3).to(torch.uint8)
 
 
 def make_set(images=IMAGES, labels=LABELS, classes=CLASSES, **options):
-    return ImageSet(images, labels, classes, "toy", **options)
+    return Dataset(images, {"label": labels}, classes, "toy", **options)
 
 
 @pytest.fixture
@@ -20,15 +21,19 @@ def grouped():
     """Eight images of two classes; toys 0 and 1 of each."""
     factors = {"toy": torch.arange(8) // 2 % 2, "light": torch.arange(8)}
     images = torch.rand(8, 1, 2, 2)
-    return ImageSet(
-        images, torch.arange(8) // 4, ("a", "b"), "toys", factors, groups=factors["toy"]
+    return Dataset(
+        images,
+        {"label": torch.arange(8) // 4, **factors},
+        ("a", "b"),
+        "toys",
+        groups=factors["toy"],
     )
 
 
 def test_it_describes_itself():
     images = make_set()
     assert (len(images), images.img_size, images.in_chans, images.num_classes) == (4, (2, 3), 1, 3)
-    assert repr(images) == "ImageSet('toy': 4 images 1 × 2 × 3 uint8, 3 classes: a, b, c)"
+    assert repr(images) == "Dataset('toy': 4 images 1 × 2 × 3 uint8, 3 classes: a, b, c)"
     long = make_set(classes=tuple("abcdefghij"))
     assert "10 classes: a, b, c, d, …, j)" in repr(long)
 
@@ -84,7 +89,7 @@ def test_unsuitable_images_are_refused(images, message):
     [
         (torch.tensor([0, 1, 3, 0]), r"label 3 of image 2 lies outside the 3 classes \(0 to 2\)"),
         (torch.tensor([-1, 1, 2, 0]), "label -1 of image 0 lies outside"),
-        (torch.tensor([0, 1, 2]), r"one int64 label for each of 4 images, got labels \[3\]"),
+        (torch.tensor([0, 1, 2]), r"a 'label' for each of 4 images, got \[3\]"),
         (torch.tensor([0.0, 1, 2, 0]), "of torch.float32"),
     ],
 )
@@ -100,17 +105,17 @@ def test_unsuitable_classes_are_refused():
         make_set(labels=torch.zeros(4, dtype=torch.int64), classes=("a",))
 
 
-def test_factors_belong_to_images():
+def test_targets_belong_to_images():
     with pytest.raises(DataError, match=r"expected a 'toy' for each of 4 images, got \[3\]"):
-        make_set(factors={"toy": torch.zeros(3)})
+        make_set().with_targets(toy=torch.zeros(3))
     with pytest.raises(DataError, match=r"an int64 group for each of 4 images, got groups \[3\]"):
         make_set(groups=torch.zeros(3, dtype=torch.int64))
 
 
-def test_factors_are_selected_with_their_images(grouped):
+def test_targets_are_selected_with_their_images(grouped):
     subset = grouped.subset([5, 0])
-    assert subset.factors["toy"].tolist() == [0, 0]
-    assert subset.factors["light"].tolist() == [5, 0]
+    assert subset.targets["toy"].tolist() == [0, 0]
+    assert subset.targets["light"].tolist() == [5, 0]
     assert subset.groups.tolist() == [0, 0]
 
 
@@ -118,15 +123,37 @@ def test_train_and_val_share_no_group(grouped):
     train, val = grouped.train_val_split(0.5)
     groups = []
     for part in (train, val):
-        groups.append(set(zip(part.labels.tolist(), part.factors["toy"].tolist(), strict=True)))
+        groups.append(set(zip(part.labels.tolist(), part.targets["toy"].tolist(), strict=True)))
     assert not groups[0] & groups[1]
     assert groups[0] | groups[1] == {(0, 0), (0, 1), (1, 0), (1, 1)}
-    lights = torch.cat([train.factors["light"], val.factors["light"]])
+    lights = torch.cat([train.targets["light"], val.targets["light"]])
     assert torch.equal(lights.sort().values, torch.arange(8))
 
 
-def test_a_batch_to_train_on_is_the_images(grouped):
-    batch = grouped.sample_batch(torch.tensor([3, 1]), generator=torch.Generator())
-    torch.testing.assert_close(batch.images, grouped.images[[3, 1]])
-    assert batch.labels.tolist() == [0, 0]
-    assert batch.singles is None
+def test_a_batch_has_the_images_and_the_targets_that_are_asked_for(grouped):
+    [batch] = grouped.batches([torch.tensor([3, 1])], {"light": grouped.targets["light"]})
+    torch.testing.assert_close(batch.inputs, grouped.images[[3, 1]])
+    assert {name: rows.tolist() for name, rows in batch.targets.items()} == {"light": [3, 1]}
+    assert batch.indices.tolist() == [3, 1]
+
+
+def test_torch_loads_it(grouped):
+    inputs, targets = next(iter(DataLoader(grouped, batch_size=3)))
+    assert torch.equal(inputs, grouped.images[:3])
+    assert targets["light"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("height", "width"), [(4, 6), (12, 9), (5, 5)])
+def test_masks_are_brought_to_the_size_of_the_picture(height, width):
+    """The left third is of class 1 at any size; a mask has the class of the nearest pixel."""
+    masks = torch.zeros(2, 6, 9, dtype=torch.uint8)
+    masks[:, :, :3] = 1
+    images = masked_set(255 * masks.unsqueeze(1), masks, ("a", "b"), "thirds")
+    resized = images.resized((height, width), None)
+    assert resized.targets["mask"].shape == (2, height, width)
+    columns = resized.targets["mask"][0, 0]
+    expected = [1 if (column + 0.5) * 9 / width < 3 else 0 for column in range(width)]
+    assert columns.tolist() == expected
+    assert (resized.targets["mask"] == columns).all()
+    cropped = images.cropped(4)
+    assert torch.equal(cropped.targets["mask"] * 255, cropped.images.squeeze(1))

@@ -9,7 +9,7 @@ import signal
 import pytest
 import torch
 
-from torchcaps.data import ImageFiles, files, load_dataset
+from torchcaps.data import DiskDataset, files, load_dataset
 from torchcaps.errors import DataError
 
 from .makers import picture
@@ -32,15 +32,16 @@ def folder(tmp_path):
 
 def on_disk(path, **options):
     images = load_dataset(path, **{"img_size": 8, "storage": "disk", "workers": 0} | options)
-    assert isinstance(images, ImageFiles)
+    assert isinstance(images, DiskDataset)
     return images
 
 
 def streamed(images, batches, **options):
     """Float images and labels of batches."""
     parts = []
-    for batch, indices in files.stream(images, [torch.tensor(part) for part in batches], **options):
-        parts.append((batch.float_images(indices), batch.labels[indices].tolist()))
+    index_batches = [torch.tensor(part) for part in batches]
+    for batch in images.batches(index_batches, images.targets, **options):
+        parts.append((batch.inputs, batch.targets["label"].tolist()))
     return parts
 
 
@@ -115,16 +116,9 @@ def test_batches_are_the_same_with_any_number_of_workers(folder, workers):
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_a_set_in_memory_is_streamed_as_it_is(folder):
-    images = load_dataset(folder, img_size=8)
-    ((batch, indices),) = files.stream(images, [torch.tensor([3, 1])])
-    assert batch is images
-    assert indices.tolist() == [3, 1]
-
-
 def test_only_the_needed_images_of_a_batch_are_decoded(folder):
     images = on_disk(folder)
-    ((pixels, labels),) = streamed(images, [[3, 1, 2]], needed=lambda size: slice(1, size - 1))
+    ((pixels, labels),) = streamed(images, [[3, 1, 2]], shard=lambda size: slice(1, size - 1))
     assert torch.equal(pixels[1], images.float_images([1])[0])
     assert pixels[[0, 2]].count_nonzero() == 0
     assert labels == images.labels[[3, 1, 2]].tolist()
@@ -155,15 +149,15 @@ def test_a_worker_that_is_killed_is_an_error_with_a_remedy(folder, monkeypatch):
 
 
 def test_large_sets_stay_on_disk_by_default(folder, monkeypatch):
-    assert not isinstance(load_dataset(folder, img_size=8, storage="auto"), ImageFiles)
+    assert not isinstance(load_dataset(folder, img_size=8, storage="auto"), DiskDataset)
     decoded = 14 * 3 * 8 * 8
     by_argument = load_dataset(folder, img_size=8, storage="auto", max_bytes=decoded - 1)
-    assert isinstance(by_argument, ImageFiles)
+    assert isinstance(by_argument, DiskDataset)
     monkeypatch.setattr(files, "MAX_DECODED_BYTES", decoded)
-    assert not isinstance(load_dataset(folder, img_size=8, storage="auto"), ImageFiles)
+    assert not isinstance(load_dataset(folder, img_size=8, storage="auto"), DiskDataset)
     monkeypatch.setattr(files, "MAX_DECODED_BYTES", decoded - 1)
     images = load_dataset(folder, img_size=8, storage="auto")
-    assert isinstance(images, ImageFiles)
+    assert isinstance(images, DiskDataset)
     assert "own: 14 images stay on disk" in images.notes[-1]
 
 
@@ -218,8 +212,8 @@ def test_images_of_several_classes_stay_on_disk(folder):
     expected = load_dataset(table, **options)
     images = on_disk(table, **options)
     assert images.labels.tolist() == expected.labels.tolist()
-    ((batch, indices),) = files.stream(images, [torch.tensor([2, 0])])
-    assert batch.labels[indices].tolist() == expected.labels[[2, 0]].tolist()
+    [batch] = images.batches([torch.tensor([2, 0])], images.targets)
+    assert batch.targets["labels"].tolist() == expected.labels[[2, 0]].tolist()
 
 
 def test_sets_are_told_apart_by_their_files(folder):
@@ -227,7 +221,7 @@ def test_sets_are_told_apart_by_their_files(folder):
     order = torch.arange(len(images)).flip(0)
     tensors = files.identities(images)
     others = files.identities(images.subset(order))
-    assert tensors["labels"].tolist() == images.labels.tolist()
-    assert not torch.equal(tensors["images"], others["images"])
+    assert tensors["label"].tolist() == images.labels.tolist()
+    assert not torch.equal(tensors["inputs"], others["inputs"])
     in_memory = load_dataset(folder, img_size=8)
-    assert torch.equal(files.identities(in_memory)["images"], in_memory.images)
+    assert torch.equal(files.identities(in_memory)["inputs"], in_memory.images)

@@ -3,13 +3,12 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
 
 from torchcaps.data import (
-    ImageSet,
+    Dataset,
     Preprocess,
     _registry,
     dataset_info,
@@ -161,7 +160,7 @@ def test_a_new_format_is_one_reader(tmp_path, restore):
 
     def read_pixels(path, _request):
         pixels = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).view(-1, 1, 2, 2)
-        return ImageSet(pixels, torch.arange(len(pixels)) % 2, ("a", "b"), path.stem)
+        return Dataset(pixels, {"label": torch.arange(len(pixels)) % 2}, ("a", "b"), path.stem)
 
     register_format("a .pixels file", lambda path: path.suffix == ".pixels", read_pixels)
     (tmp_path / "own.pixels").write_bytes(bytes(range(16)))
@@ -192,19 +191,16 @@ def test_a_format_of_signals_is_one_file(tmp_path):
         class SignalPreprocess(Preprocess, kind="signals"):
             pass
 
-        @dataclass(frozen=True, eq=False, repr=False)
-        class SignalSet(ImageSet):
-            preprocess: ClassVar = SignalPreprocess
-
         def read_signals(path, request):
             request.budget.reserve(str(path), 64)
             signals = torch.zeros(4, 1, 1, 16)
-            return SignalSet(signals, torch.arange(4) % 2, ("a", "b"), path.stem)
+            targets = {"label": torch.arange(4) % 2}
+            return Dataset(signals, targets, ("a", "b"), path.stem, preprocess=SignalPreprocess)
 
         register_format("a .signal file", lambda path: path.suffix == ".signal", read_signals)
         (tmp_path / "own.signal").touch()
         signals = load_dataset(tmp_path / "own.signal")
-        assert (type(signals), signals.preprocess.kind) == (SignalSet, "signals")
+        assert signals.preprocess.kind == "signals"
         preprocess = signals.preprocess(signals.img_size, signals.in_chans)
         assert Preprocess.from_dict(preprocess.to_dict()) == preprocess
         assert not preprocess.is_picture

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchcaps.data import MultilabelSet, load_dataset, match_classes, multi_hot
+from torchcaps.data import Dataset, load_dataset, match_classes
 from torchcaps.errors import ArgumentError, DamagedImageError, DataError, MissingSplitError
 
 from .makers import SIGN_PATTERN, picture, write_folder, write_medmnist, write_sign_folder
@@ -15,7 +15,7 @@ from .test_tar import pack
 
 
 def tracks(images):
-    return set(images.factors["object"].tolist())
+    return set(images.targets["object"].tolist())
 
 
 def test_the_folder_of_signs_is_refused_with_all_its_damaged_files(tmp_path):
@@ -38,7 +38,7 @@ def test_the_folder_of_signs_without_its_damaged_files(tmp_path):
     num_files = sum(file.is_file() for file in root.rglob("*")) - 1  # the notes
     assert len(train) + len(test) == num_files - len(damaged)
     assert train.classes == test.classes == tuple(f"{label:02d} sign" for label in range(14))
-    assert torch.equal(train.groups, train.factors["object"])
+    assert torch.equal(train.groups, train.targets["object"])
     assert not tracks(train) & tracks(test)
     assert set(test.labels.tolist()) == set(range(14))
 
@@ -168,8 +168,8 @@ def test_the_columns_of_labels_and_groups(tmp_path):
     train = load_dataset(path, **options)
     test = load_dataset(path, "test", **options)
     assert train.classes == ("x", "y", "z")
-    assert torch.equal(train.groups, train.factors["patient"])
-    groups = [set(images.factors["patient"].tolist()) for images in (train, test)]
+    assert torch.equal(train.groups, train.targets["patient"])
+    groups = [set(images.targets["patient"].tolist()) for images in (train, test)]
     assert not groups[0] & groups[1]
     assert len(groups[0] | groups[1]) == 4
     assert len(train) + len(test) == 12
@@ -179,13 +179,12 @@ def test_several_columns_of_labels(tmp_path):
     rows = [f"{i}.png,{('red', 'blue')[i % 2]},{('disk', 'bar')[i // 6]}" for i in range(12)]
     path = write_rows(tmp_path, "file,color,shape", rows)
     images = load_dataset(path, label_column="color, shape")
-    assert isinstance(images, MultilabelSet)
     assert images.classes == ("bar", "blue", "disk", "red")
-    for row in images.labels.tolist():
-        assert images.classes[row[0]] in ("red", "blue")
-        assert images.classes[row[1]] in ("bar", "disk")
+    labels = images.targets["labels"]
+    assert (labels[:, [1, 3]].sum(dim=1) == 1).all()
+    assert (labels[:, [0, 2]].sum(dim=1) == 1).all()
     train, val = images.train_val_split(0.25)
-    assert train.labels.shape[1] == val.labels.shape[1] == 2
+    assert train.labels.shape[1] == val.labels.shape[1] == 4
 
 
 TAGS = ["cat | dog", "dog", "owl|cat|dog", "dog|", "owl", "cat"]
@@ -198,15 +197,14 @@ def test_any_number_of_labels_in_a_column(tmp_path, storage):
     options = {"label_column": "tags", "label_separator": "|", "storage": storage}
     train = load_dataset(path, **options)
     test = load_dataset(path, "test", **options)
-    assert isinstance(train, MultilabelSet)
     assert train.classes == ("cat", "dog", "owl")
     rows = train.labels.tolist() + test.labels.tolist()
-    expected = [[0, 1, -1], [1, -1, -1], [2, 0, 1], [1, -1, -1], [2, -1, -1], [0, -1, -1]]
+    expected = [[1, 1, 0], [0, 1, 0], [1, 1, 1], [0, 1, 0], [0, 0, 1], [1, 0, 0]]
     assert sorted(rows) == sorted(2 * expected)
 
     matched = match_classes(train, ("bat", "cat", "dog", "owl"))
-    assert torch.equal(matched.labels, train.labels + (train.labels >= 0))
-    assert multi_hot(matched.labels, 4).sum() == (train.labels >= 0).sum()
+    assert torch.equal(matched.labels[:, 1:], train.labels)
+    assert not matched.labels[:, 0].any()
 
 
 def test_a_column_of_labels_may_be_empty_for_an_image(tmp_path):
@@ -215,21 +213,22 @@ def test_a_column_of_labels_may_be_empty_for_an_image(tmp_path):
         write_rows(tmp_path, "file,first,second", rows), label_column="first,second"
     )
     assert images.classes == ("a", "b", "c")
-    assert {tuple(row) for row in images.labels.tolist()} <= {(0, -1), (1, -1), (0, 2), (1, 2)}
+    rows = {tuple(row) for row in images.labels.tolist()}
+    assert rows <= {(1, 0, 0), (0, 1, 0), (1, 0, 1), (0, 1, 1)}
 
 
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([[-1, 0], [0, 1]], "label -1 of image 0 lies outside"),
-        ([[0, -2], [0, 1]], "label -2 of image 0 lies outside"),
-        ([[0, -1, -1], [1, 0, 1]], "different classes in image 1, got b, a, b"),
+        ([[-1, 0], [0, 1]], r"labels of 0 and 1 \[n=2, classes=2\], got \[2, 2\]"),
+        ([[0, 1, 1], [1, 0, 1]], r"labels of 0 and 1 \[n=2, classes=2\], got \[2, 3\]"),
+        ([[1, 1], [0, 0]], "expected a class of each image, got none of image 1"),
     ],
 )
 def test_unsuitable_rows_of_labels_are_refused(labels, message):
     pixels = torch.zeros(2, 1, 2, 2, dtype=torch.uint8)
     with pytest.raises(DataError, match=message):
-        MultilabelSet(pixels, torch.tensor(labels), ("a", "b"), "own")
+        Dataset(pixels, {"labels": torch.tensor(labels)}, ("a", "b"), "own")
 
 
 def test_a_separator_that_separates_nothing_is_refused(tmp_path):
@@ -338,8 +337,8 @@ def test_groups_that_span_classes_stay_on_one_side(tmp_path):
     path = write_rows(tmp_path, "file,label,patient", rows, count=40)
     train = load_dataset(path, group_column="patient")
     test = load_dataset(path, "test", group_column="patient")
-    patients = [images.factors["patient"].tolist() for images in (train, test)]
+    patients = [images.targets["patient"].tolist() for images in (train, test)]
     assert not set(patients[0]) & set(patients[1])
     assert len(test) == 8
     rest, val = train.train_val_split(8)
-    assert not set(rest.factors["patient"].tolist()) & set(val.factors["patient"].tolist())
+    assert not set(rest.targets["patient"].tolist()) & set(val.targets["patient"].tolist())

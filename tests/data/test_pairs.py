@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchcaps.data import ImageSet, PairMaker, PairSet, load_dataset, make_pairs, multi_hot
+from torchcaps.data import Dataset, PairMaker, load_dataset, make_pairs, multi_hot
 from torchcaps.data.pixels import fit_images
 from torchcaps.errors import DataError
 
@@ -19,7 +19,7 @@ def make_source(per_class=6, num_classes=4):
     images = torch.zeros(count, 1, 12, 12, dtype=torch.uint8)
     images[:, :, 2:-2, 2:-2] = torch.from_numpy(blobs)
     classes = tuple("abcdefgh"[:num_classes])
-    return ImageSet(images, torch.arange(count) % num_classes, classes, "toy")
+    return Dataset(images, {"label": torch.arange(count) % num_classes}, classes, "toy")
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +35,11 @@ def pairs(source):
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
+
+
+def draw(pairs, indices):
+    """A batch of a training."""
+    return next(pairs.batches([indices], {}, [generator()]))
 
 
 def compose(singles):
@@ -55,7 +60,7 @@ def first_ink(images):
 @pytest.mark.parametrize("max_shift", [0, 1, 4])
 def test_composites_add_two_shifted_images(source, max_shift):
     base = torch.arange(24).repeat(40)
-    batch = PairMaker(source, max_shift).sample_batch(base, generator=generator())
+    batch = PairMaker(source, max_shift).draw_pairs(base, generator=generator())
     side = 12 + 2 * max_shift
     assert batch.images.shape == (960, 1, side, side)
     assert batch.singles.shape == (960, 2, 1, side, side)
@@ -78,7 +83,7 @@ def test_partners_are_all_images_of_other_classes_alike():
     ranks = torch.arange(int(maker.others(base[:1])))
     partners = maker.partner(base[: len(ranks)], ranks).tolist()
     assert sorted(partners) == [1, 2, 3, 5, 6, 7, 9, 10, 11]
-    batch = maker.sample_batch(base, generator=generator())
+    batch = maker.draw_pairs(base, generator=generator())
     counts = batch.labels[:, 1].bincount(minlength=4)
     assert counts[0] == 0
     assert (counts[1:] - 3000).abs().max() < 200
@@ -86,7 +91,7 @@ def test_partners_are_all_images_of_other_classes_alike():
 
 def test_less_padding_than_shift_cuts_off(source):
     base = torch.zeros(200, dtype=torch.int64)
-    batch = PairMaker(source, max_shift=6, pad=0).sample_batch(base, generator=generator())
+    batch = PairMaker(source, max_shift=6, pad=0).draw_pairs(base, generator=generator())
     ink = batch.singles[:, 0].flatten(1).sum(dim=1)
     uncut = int(source.images[0].sum())
     assert batch.images.shape[-1] == 12
@@ -97,10 +102,10 @@ def test_less_padding_than_shift_cuts_off(source):
 def test_a_batch_depends_on_the_generator_alone(source):
     maker = PairMaker(source)
     base = torch.arange(24)
-    batch = maker.sample_batch(base, generator=generator(1))
-    repeated = maker.sample_batch(base, generator=generator(1))
+    batch = maker.draw_pairs(base, generator=generator(1))
+    repeated = maker.draw_pairs(base, generator=generator(1))
     torch.testing.assert_close(repeated[:3], batch[:3], rtol=0, atol=0)
-    assert not torch.equal(batch.images, maker.sample_batch(base, generator=generator(2)).images)
+    assert not torch.equal(batch.images, maker.draw_pairs(base, generator=generator(2)).images)
 
 
 # A set of pairs.
@@ -108,58 +113,65 @@ def test_a_batch_depends_on_the_generator_alone(source):
 
 def test_a_set_is_the_same_on_every_machine(source):
     pairs = make_pairs(source, 2, seed=5)
-    assert pairs.chosen[:6].tolist() == [[0, 13], [0, 11], [1, 15], [1, 2], [2, 19], [2, 13]]
-    assert pairs.moves[:2].tolist() == [[[3, -1], [-3, 1]], [[3, -1], [3, -4]]]
+    assert pairs.targets["chosen"][:6].tolist() == [
+        [0, 13],
+        [0, 11],
+        [1, 15],
+        [1, 2],
+        [2, 19],
+        [2, 13],
+    ]
+    assert pairs.targets["moves"][:2].tolist() == [[[3, -1], [-3, 1]], [[3, -1], [3, -4]]]
     assert pairs.name == "multi-toy"
 
 
 def test_partners_of_an_image_differ_and_it_keeps_its_place(source):
     pairs = make_pairs(source, per_image=9)
-    assert torch.equal(pairs.chosen[:, 0], torch.arange(24).repeat_interleave(9))
-    for partners in pairs.chosen[:, 1].view(24, 9).tolist():
+    assert torch.equal(pairs.targets["chosen"][:, 0], torch.arange(24).repeat_interleave(9))
+    for partners in pairs.targets["chosen"][:, 1].view(24, 9).tolist():
         assert len(set(partners)) == 9
-    assert (pairs.labels[:, 0] != pairs.labels[:, 1]).all()
-    moves = pairs.moves[:, 0].view(24, 9, 2)
+    assert (pairs.labels.sum(dim=1) == 2).all()
+    moves = pairs.targets["moves"][:, 0].view(24, 9, 2)
     assert (moves == moves[:, :1]).all()
-    assert len(pairs.moves[:, 1].unique(dim=0)) > 9
-    assert pairs.moves.abs().max() == 4
+    assert len(pairs.targets["moves"][:, 1].unique(dim=0)) > 9
+    assert pairs.targets["moves"].abs().max() == 4
 
 
 def test_singles_make_the_composite(pairs):
-    singles = pairs.singles([0, 5, 47])
+    singles = pairs.maker.singles(pairs, [0, 5, 47])
     assert singles.dtype == torch.uint8
     torch.testing.assert_close(pairs.images[[0, 5, 47]], compose(singles))
 
 
 def test_a_batch_to_train_on_is_drawn_anew(pairs):
-    indices = [0, 1, 40]
-    batch = pairs.sample_batch(indices, generator=generator())
-    assert torch.equal(batch.labels[:, 0], pairs.labels[indices, 0])
-    assert batch.images.dtype == batch.singles.dtype == torch.float32
-    torch.testing.assert_close(batch.images, batch.singles.sum(dim=1).clamp(max=1))
-    assert not torch.equal(batch.images, pairs.float_images(indices))
-    second_batch = pairs.sample_batch(indices, generator=generator())
-    torch.testing.assert_close(second_batch.images, batch.images, rtol=0, atol=0)
+    indices = torch.tensor([0, 1, 40])
+    batch = draw(pairs, indices)
+    classes = batch.targets["single_label"]
+    assert torch.equal(classes[:, 0], pairs.targets["single_label"][indices, 0])
+    assert torch.equal(batch.targets["labels"].nonzero()[:, 1], classes.sort().values.flatten())
+    singles = batch.targets["singles"]
+    assert batch.inputs.dtype == singles.dtype == torch.float32
+    torch.testing.assert_close(batch.inputs, singles.sum(dim=1).clamp(max=1))
+    assert not torch.equal(batch.inputs, pairs.float_images(indices))
+    torch.testing.assert_close(draw(pairs, indices).inputs, batch.inputs, rtol=0, atol=0)
 
 
 def test_a_subset_keeps_its_singles(pairs):
     subset = pairs.subset([40, 3, 7])
-    assert isinstance(subset, PairSet)
-    torch.testing.assert_close(subset.images, compose(subset.singles([0, 1, 2])))
+    torch.testing.assert_close(subset.images, compose(subset.maker.singles(subset, [0, 1, 2])))
     torch.testing.assert_close(subset.labels, pairs.labels[[40, 3, 7]])
 
 
-def test_labels_become_two_hot_targets():
-    assert multi_hot(torch.tensor([[2, 0]]), 4).tolist() == [[1.0, 0.0, 1.0, 0.0]]
-    with pytest.raises(ValueError, match=r"labels: expected \[batch, several\]"):
-        multi_hot(torch.tensor([1, 2]), 4)
+def test_labels_become_0_and_1():
+    assert multi_hot(torch.tensor([2, 0]), 3).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert multi_hot(torch.tensor([[1, 0, 1]]), 4).tolist() == [[1, 0, 1, 0]]
 
 
 def test_resized_composites_have_resized_singles(pairs):
-    resized = replace(pairs, images=fit_images(pairs.images, 14, 3))
-    assert resized.singles([0, 1]).shape == (2, 2, 3, 14, 14)
-    batch = resized.sample_batch([0], generator=generator())
-    assert batch.singles.shape == (1, 2, 3, 14, 14)
+    resized = replace(pairs, inputs=fit_images(pairs.images, 14, 3))
+    assert resized.maker.singles(resized, [0, 1]).shape == (2, 2, 3, 14, 14)
+    batch = draw(resized, torch.tensor([0]))
+    assert batch.targets["singles"].shape == (1, 2, 3, 14, 14)
     _, val = resized.train_val_split(0.5)
     assert val.images.shape[1:] == (3, 14, 14)
 
@@ -180,18 +192,18 @@ def test_train_and_val_share_no_single_image():
     assert (len(train_images), len(val_images)) == (32, 8)
     assert not train_images & val_images
     for part in (train, val):
-        torch.testing.assert_close(part.images, compose(part.singles(range(len(part)))))
+        torch.testing.assert_close(part.images, compose(part.maker.singles(part, range(len(part)))))
     _, second_val = pairs.train_val_split(0.2)
     torch.testing.assert_close(second_val.images, val.images, rtol=0, atol=0)
 
 
 def test_groups_of_the_source_are_never_split():
     toys = torch.arange(20) // 4
-    grouped = replace(make_source(10, 2), factors={"toy": toys}, groups=toys)
+    grouped = replace(make_source(10, 2).with_targets(toy=toys), groups=toys)
     groups = []
     for part in make_pairs(grouped).train_val_split(0.4):
         single = part.maker.source
-        groups.append(set(zip(single.labels.tolist(), single.factors["toy"].tolist(), strict=True)))
+        groups.append(set(zip(single.labels.tolist(), single.targets["toy"].tolist(), strict=True)))
     assert groups[1]
     assert not groups[0] & groups[1]
 
@@ -208,7 +220,7 @@ def test_named_sets_are_made_of_the_splits_of_their_source():
 
 def test_boxes_overlap_as_documented():
     """Boxes of 20 × 20 that both move by up to 4 overlap by 72.6 %: ((20 - E|d|) / 20)²."""
-    moves = make_pairs(make_source(100), 8).moves
+    moves = make_pairs(make_source(100), 8).targets["moves"]
     distances = (moves[:, 0] - moves[:, 1]).abs().double()
     overlap = ((20 - distances) / 20).prod(dim=1).mean()
     assert abs(overlap - 0.726) < 0.01
@@ -219,7 +231,7 @@ def test_boxes_overlap_as_documented():
     [
         (lambda s: make_pairs(s.subset([0, 4])), "toy: expected images of two classes or more"),
         (
-            lambda s: PairMaker(replace(s, images=s.float_images())),
+            lambda s: PairMaker(replace(s, inputs=s.float_images())),
             r"expected uint8 images to make pairs of, got torch\.float32",
         ),
         (lambda s: PairMaker(s, -1), "max_shift: expected at least 0, got -1"),

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from torchcaps.data import (
-    PointSet,
     Preprocess,
     load_dataset,
     make_planes,
+    point_set,
 )
 from torchcaps.data.inputs import list_inputs
 from torchcaps.data.points import RADIUS, PointPreprocess, standardized_points
@@ -56,7 +56,7 @@ def test_a_csv_and_an_npz_of_the_same_sets_are_the_same(tmp_path, dim):
     write_csv(tmp_path / "sets.csv", sets, "xyz"[:dim])
     for split, count in (("train", 8), ("test", 2)):
         points = load_dataset(tmp_path / "sets.npz", split)
-        assert isinstance(points, PointSet)
+        assert points.preprocess is PointPreprocess
         assert (points.name, points.images.shape) == ("sets", (count, dim, 6, 1))
         from_csv = load_dataset(tmp_path / "sets.csv", split)
         torch.testing.assert_close(points.images, from_csv.images)
@@ -151,7 +151,7 @@ def test_the_scale_of_numbers_does_not_matter():
 
 def test_points_are_not_resized():
     planes = make_planes(2)
-    assert planes.resized((256, 1), 2) is planes
+    assert torch.equal(planes.resized((256, 1), 2).images, planes.images)
     for size, channels in ((28, None), (None, 3), ((200, 1), 2)):
         with pytest.raises(
             DataError, match="got 256 points in 2 dimensions each; sets of points are not resized"
@@ -160,16 +160,11 @@ def test_points_are_not_resized():
     with pytest.raises(DataError, match="not resized"):
         load_dataset("planes", img_size=28)
     with pytest.raises(DataError, match="holds NaN"):
-        PointSet(
-            torch.full((1, 2, 4, 1), float("nan")),
-            torch.zeros(1, dtype=torch.int64),
-            ("a",),
-            "mine",
-        )
+        point_set(torch.full((1, 2, 4, 1), float("nan")), "mine")
     with pytest.raises(
         DataError, match=r"with 2 or 3 coordinates, got \[n=1, coordinates=4, points=4, 1=1\]"
     ):
-        PointSet(torch.zeros(1, 4, 4, 1), torch.zeros(1, dtype=torch.int64), ("a",), "mine")
+        point_set(torch.zeros(1, 4, 4, 1), "mine")
 
 
 def test_preprocessing_of_points_is_stored_as_json():

@@ -9,7 +9,7 @@ import tarfile
 import pytest
 import torch
 
-from torchcaps.data import ImageFiles, files, load_dataset, tar_members
+from torchcaps.data import DiskDataset, files, load_dataset, tar_members
 from torchcaps.data.shards import is_sharded
 from torchcaps.errors import ArgumentError, DataError
 
@@ -73,7 +73,7 @@ def test_shards_read_as_the_folder_of_their_images(shards, twin, split):
     assert expected.classes == ("2", "10")
     for storage in ("memory", "disk"):
         images = load_dataset(shards, split, img_size=8, storage=storage, workers=0)
-        assert isinstance(images, ImageFiles) is (storage == "disk")
+        assert isinstance(images, DiskDataset) is (storage == "disk")
         assert (images.classes, images.name) == (expected.classes, "own")
         assert torch.equal(images.labels, expected.labels)
         assert torch.equal(images.float_images(), expected.float_images())
@@ -90,7 +90,7 @@ def test_folders_of_shards_are_the_splits(tmp_path):
 def test_images_of_one_group_stay_on_one_side(shards, storage):
     options = {"group_pattern": r"part/(\d+)\d\.jpg$", "storage": storage, "img_size": 8}
     splits = [load_dataset(shards, split, **options) for split in ("train", "test")]
-    groups = [set(images.factors["object"].tolist()) for images in splits]
+    groups = [set(images.targets["object"].tolist()) for images in splits]
     assert [len(images) for images in splits] == [10, 2]  # 0000 to 0009, 0010 and 0011
     assert not groups[0] & groups[1]
     with pytest.raises(ArgumentError, match=r"to match every path, got '\./part/0000\.jpg'"):
@@ -117,7 +117,7 @@ def test_a_plain_archive_of_class_folders_reads_as_its_folder(tmp_path, storage)
     with tarfile.open(tmp_path / "own.tar", "w") as archive:
         archive.add(root, arcname=".")
     images = load_dataset(tmp_path / "own.tar", storage=storage)
-    assert isinstance(images, ImageFiles) is (storage == "disk")
+    assert isinstance(images, DiskDataset) is (storage == "disk")
     assert torch.equal(images.float_images(), load_dataset(root).float_images())
 
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from torchcaps.data import Transforms, register_augmentation
+from torchcaps.data import Batch, Transforms, register_augmentation
 from torchcaps.data.augment import AUGMENTATIONS, ordered_augmentations
+from torchcaps.data.augment._registry import MOVED
 from torchcaps.errors import ArgumentError
 from torchcaps.settings import TrainConfig, known_settings, setting
 
 ZEROS = torch.zeros(4, 1, 6, 6)
+LABELS = torch.arange(4)
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,14 @@ def register_tag():
         yield register
 
 
-def transform(settings, images=ZEROS, companions=None, crop=None, masks=False):
+def transform(settings, images=ZEROS, crop=None, mask_classes=None, **targets):
+    """The inputs and the targets of a batch after its augmentations."""
     augmentation = TrainConfig.of(**{"shift": 0} | settings).augmentation
     generator = torch.Generator().manual_seed(0)
-    return Transforms(augmentation, crop, masks=masks)(images, generator, companions)
+    transforms = Transforms(augmentation, crop, mask_classes=mask_classes)
+    batch = Batch(images, targets, torch.arange(len(images)))
+    inputs, targets, _ = transforms(batch, generator)
+    return inputs, targets
 
 
 def test_they_are_applied_in_the_order_of_their_numbers():
@@ -51,32 +57,46 @@ def test_an_erased_square_lies_in_the_window():
     assert torch.equal((images == 0).flatten(1).sum(dim=1), torch.full((50,), 9))
 
 
-@pytest.mark.parametrize("moves_pixels", [True, False])
-def test_companions_are_changed_where_pixels_move(register_tag, moves_pixels):
-    register_tag(moves_pixels=moves_pixels)
-    images, companions = transform({"tag": 2.0}, companions=torch.zeros(4, 3, 6, 6))
+@pytest.mark.parametrize("moves", [MOVED, ()])
+def test_targets_are_changed_that_are_declared_to_move(register_tag, moves):
+    register_tag(moves=moves)
+    images, targets = transform({"tag": 2.0}, singles=torch.zeros(4, 3, 1, 6, 6), label=LABELS)
     assert torch.equal(images, ZEROS + 2)
-    expected = 2.0 if moves_pixels else 0.0
-    assert torch.equal(companions, torch.full((4, 3, 6, 6), expected))
+    expected = 2.0 if moves else 0.0
+    assert torch.equal(targets["singles"], torch.full((4, 3, 1, 6, 6), expected))
+    assert torch.equal(targets["label"], LABELS)
 
 
 @pytest.mark.parametrize(
     "settings", [{"shift": 3}, {"flip": True}, {"degrees": 30.0}, {"erase": 4}]
 )
-def test_companions_move_as_their_images(settings):
-    images = torch.rand(20, 1, 12, 12, generator=torch.Generator().manual_seed(1))
-    changed, companions = transform(settings, images, companions=images, crop=8)
-    assert torch.equal(changed, companions)
+def test_singles_and_masks_move_as_their_images(settings):
+    """A mask is what is bright; of turned ones, what is at least half bright."""
+    masks = (torch.rand(20, 12, 12, generator=torch.Generator().manual_seed(1)) > 0.5).byte()
+    images = masks.unsqueeze(1).float()
+    changed, targets = transform(
+        settings, images, crop=8, mask_classes=2, mask=masks, singles=images.unsqueeze(1)
+    )
+    assert torch.equal(changed, targets["singles"].squeeze(1))
+    assert torch.equal(changed.squeeze(1) > 0.5, targets["mask"] == 1)
     assert not torch.equal(changed, images[:, :, 2:10, 2:10])
 
 
+def test_a_color_jitter_leaves_masks():
+    masks = torch.tensor([[[0, 1], [2, 1]]], dtype=torch.uint8)
+    _, targets = transform(
+        {"color_jitter": True}, torch.rand(1, 1, 2, 2), mask_classes=3, mask=masks
+    )
+    assert torch.equal(targets["mask"], masks.long())
+
+
 def test_masks_refuse_what_does_not_fit_them(register_tag):
-    register_tag(moves_pixels=True, fits_masks=False)
+    register_tag(moves=("singles",))
     for settings in ({"tag": 1.0}, {"morphology": 0.5}):
         with pytest.raises(ArgumentError) as error:
-            transform(settings, masks=True)
+            transform(settings, mask_classes=2)
         assert {error.value.argument} == settings.keys()
-    transform({"degrees": 10.0}, masks=True)
+    transform({"degrees": 10.0}, mask_classes=2)
 
 
 @dataclass(frozen=True)
@@ -85,27 +105,28 @@ class OnByDefaultSettings:
 
 
 def test_masks_are_never_changed_by_what_does_not_fit_them(register_tag):
-    register_tag(OnByDefaultSettings, moves_pixels=True, fits_masks=False)
-    images, masks = transform({}, companions=ZEROS, masks=True)
+    register_tag(OnByDefaultSettings, moves=("singles",))
+    masks = torch.zeros(4, 6, 6, dtype=torch.uint8)
+    images, targets = transform({}, mask_classes=2, mask=masks)
     assert torch.equal(images, ZEROS)
-    assert torch.equal(masks, ZEROS)
+    assert torch.equal(targets["mask"], masks)
     assert torch.equal(transform({})[0], ZEROS + 1)
     with pytest.raises(ArgumentError):
-        transform({"tag": 2.0}, masks=True)
+        transform({"tag": 2.0}, mask_classes=2)
 
 
 def test_a_taken_name_or_setting_is_refused(register_tag):
-    register_tag(moves_pixels=True)
+    register_tag(moves=MOVED)
     with pytest.raises(ValueError, match="'tag' is registered already"):
-        register_tag(moves_pixels=True)
+        register_tag(moves=MOVED)
     with pytest.raises(ArgumentError, match="'tag' is one of tag"):
-        register_augmentation("other", TagSettings, moves_pixels=True)(lambda x, _s, _g: x)
-    register_tag(moves_pixels=False, replace=True)
-    assert AUGMENTATIONS["tag"].moves_pixels is False
+        register_augmentation("other", TagSettings, moves=MOVED)(lambda x, _s, _g: x)
+    register_tag(moves=(), replace=True)
+    assert AUGMENTATIONS["tag"].moves == ()
 
 
 def test_settings_are_those_of_registered_augmentations(register_tag):
-    register_tag(moves_pixels=True)
+    register_tag(moves=MOVED)
     config = TrainConfig.of(tag=2)
     assert config.augmentation.tag == 2
     assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
@@ -127,20 +148,19 @@ def test_a_parameter_switches_nothing_on_and_is_refused_by_nothing():
         @register_augmentation(
             "invert",
             ThresholdSettings,
-            moves_pixels=True,
-            fits_masks=False,
+            moves=("singles",),
             parameters=["invert_above"],
         )
         def invert(images, settings, generator):
             calls.append(settings)
             return images
 
-        transform({"invert_above": 0.25}, masks=True)
+        transform({"invert_above": 0.25}, mask_classes=2)
         assert calls == []
         transform({"invert": 1, "invert_above": 0.25})
         assert calls == [ThresholdSettings(1, 0.25)]
         with pytest.raises(ArgumentError) as refused:
-            transform({"invert": 1}, masks=True)
+            transform({"invert": 1}, mask_classes=2)
         assert refused.value.argument == "invert"
 
 
@@ -154,14 +174,14 @@ def test_a_parameter_switches_nothing_on_and_is_refused_by_nothing():
     ],
     ids=["none", "array", "narrower", "nan"],
 )
-@pytest.mark.parametrize("moves_pixels", [False, True])
-def test_an_augmentation_that_returns_no_images_is_named(function, moves_pixels):
+@pytest.mark.parametrize("moves", [(), MOVED])
+def test_an_augmentation_that_returns_no_images_is_named(function, moves):
     with AUGMENTATIONS.restored():
 
-        @register_augmentation("broken", TagSettings, moves_pixels=moves_pixels)
+        @register_augmentation("broken", TagSettings, moves=moves)
         def change(images, settings, generator):
             return function(images)
 
         with pytest.raises(ArgumentError) as raised:
-            transform({"tag": 1.0}, companions=ZEROS)
+            transform({"tag": 1.0}, singles=ZEROS.unsqueeze(1))
     assert raised.value.argument == "broken"

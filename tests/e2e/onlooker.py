@@ -98,7 +98,7 @@ def read_bars(folder, request):
     with np.load(file) as arrays:
         images = torch.from_numpy(arrays["images"])
         labels = torch.from_numpy(arrays["labels"])
-    return data.ImageSet(images.unsqueeze(1), labels, CLASSES, "made")
+    return data.Dataset(images.unsqueeze(1), {"label": labels}, CLASSES, "made")
 
 
 @data.register_dataset(make_info("unlike"))
@@ -106,4 +106,4 @@ def read_unlike(folder, request):
     """Other images in other processes."""
     random = torch.Generator().manual_seed(int(os.environ.get("RANK", "0")))
     images = torch.randint(0, 255, (60, 1, 18, 20), dtype=torch.uint8, generator=random)
-    return data.ImageSet(images, torch.arange(60) % 3, CLASSES, "unlike")
+    return data.Dataset(images, {"label": torch.arange(60) % 3}, CLASSES, "unlike")

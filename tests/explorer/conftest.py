@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps.data import ImageSet, Preprocess
+from torchcaps.data import Dataset, Preprocess
 from torchcaps.explorer import Session
 from torchcaps.models import create_model
 
@@ -44,7 +44,7 @@ def make_bars(count=9):
     labels = torch.arange(count) % 3
     for image, label in zip(images, labels, strict=True):
         image[:, :, 6 * label : 6 * label + 6] += 200
-    return ImageSet(images, labels, CLASSES, "bars")
+    return Dataset(images, {"label": labels}, CLASSES, "bars")
 
 
 def encode_image(color="white", mode="RGB", kind="PNG"):

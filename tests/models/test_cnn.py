@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.data import ImageBatch, ImageSet
+from torchcaps.data import Batch, Dataset
 from torchcaps.evaluation import perturb
 from torchcaps.models import CNN, matched_cnn
 from torchcaps.models.notebook import parameter_count
@@ -172,7 +172,9 @@ def test_one_class_is_learned_by_cross_entropy():
     labels = torch.tensor([2, 0, 1])
     task = create_task(model, TrainConfig())
     assert (task.name, task.loss) == ("classify", "cross_entropy")
-    outputs = task.training_step(ImageBatch(sample_images(), labels), 0.0)
+    outputs = task.training_step(
+        Batch(sample_images(), {"label": labels}, torch.arange(len(labels))), 0.0
+    )
     probabilities = model(sample_images())
     torch.testing.assert_close(outputs["activation"], probabilities)
     expected = -probabilities[torch.arange(3), labels].log().mean()
@@ -189,14 +191,20 @@ def test_several_classes_are_learned_one_by_one():
     log_likelihood = targets * p.log() + (1 - targets) * (1 - p).log()
     expected = -log_likelihood.sum(dim=1).mean()
     task = Multilabel(model, TrainConfig())
-    outputs = task.training_step(ImageBatch(sample_images(2), labels), 0.0)
+    outputs = task.training_step(
+        Batch(sample_images(2), {"label": labels}, torch.arange(len(labels))), 0.0
+    )
     torch.testing.assert_close(outputs["loss"], expected)
 
 
 def test_a_cross_entropy_needs_logits():
     model = tc.create_model("capsnet", **CAPSNET)
     task = create_task(model, TrainConfig.of(loss="cross_entropy"))
-    batch = ImageBatch(torch.rand(2, 1, 28, 28), torch.tensor([0, 1]))
+    batch = Batch(
+        torch.rand(2, 1, 28, 28),
+        {"label": torch.tensor([0, 1])},
+        torch.arange(len(torch.tensor([0, 1]))),
+    )
     message = "loss: cross_entropy needs a model with logits, and this one has none"
     with pytest.raises(ValueError, match=message):
         task.training_step(batch, 0.0)
@@ -229,7 +237,7 @@ def test_a_run_is_read_back_and_evaluated_like_that_of_any_model(tmp_path):
     assert not model.training
     pixels = torch.from_numpy(images).unsqueeze(1)
     evaluation = evaluate(
-        model, ImageSet(pixels, torch.from_numpy(labels), ("0", "1", "2"), "bars")
+        model, Dataset(pixels, {"label": torch.from_numpy(labels)}, ("0", "1", "2"), "bars")
     )
     assert evaluation.accuracy > 0.9
     torch.testing.assert_close(evaluation.activations.sum(dim=1), torch.ones(60))

@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import torchcaps as tc
-from torchcaps.data import ImageBatch
+from torchcaps.data import Batch
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 from torchcaps.training.update import TrainingStep
@@ -51,7 +51,11 @@ def test_a_training_step_compiles_whole_and_once():
     compiled = torch.compile(step, fullgraph=True, dynamic=True, backend=counter)
     frames = []
     for count in (16, 24):
-        batch = ImageBatch(torch.rand(count, 1, 28, 28), torch.arange(count) % 10)
+        batch = Batch(
+            torch.rand(count, 1, 28, 28),
+            {"label": torch.arange(count) % 10},
+            torch.arange(len(torch.arange(count) % 10)),
+        )
         gradients = gradients_of(compiled, model, batch)
         expected = gradients_of(step, model, batch)
         torch.testing.assert_close(gradients, expected, atol=1e-6, rtol=1e-4)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.data import ImageBatch
+from torchcaps.data import Batch
 from torchcaps.nn import MapRouting
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
@@ -118,7 +118,11 @@ def test_the_decoder_is_not_told_the_class():
 def test_the_second_half_of_the_training_has_other_margins(progress, present, absent, down_weight):
     model = make_model().eval()
     task = create_task(model, TrainConfig.of(loss="two_margins"))
-    batch = ImageBatch(sample_images(model), torch.tensor([2, 0, 1]))
+    batch = Batch(
+        sample_images(model),
+        {"label": torch.tensor([2, 0, 1])},
+        torch.arange(len(torch.tensor([2, 0, 1]))),
+    )
     lengths = model(batch.images)
     expected = tc.functional.margin_loss(lengths, batch.labels, present, absent, down_weight)
     torch.testing.assert_close(task.training_step(batch, progress)["two_margins"], expected)
@@ -141,7 +145,9 @@ def test_training_steps_lower_the_loss():
     losses = []
     for _ in range(15):
         optimizer.zero_grad()
-        loss = task.training_step(ImageBatch(images, labels), 1.0)["loss"]
+        loss = task.training_step(Batch(images, {"label": labels}, torch.arange(len(labels))), 1.0)[
+            "loss"
+        ]
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

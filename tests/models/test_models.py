@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.data import ImageSet, MaskedSet
+from torchcaps.data import Dataset, masked_set
 from torchcaps.errors import UnknownNameError
 from torchcaps.models import model_info
 from torchcaps.models.notebook import parameter_count
@@ -42,8 +42,8 @@ def sample_dataset(model, classes):
     images = torch.rand(2, *model.image_shape)
     if model.spec.is_dense:
         masks = (images[:, 0] > 0.5).to(torch.uint8)
-        return MaskedSet.of(images, masks, classes, "noise")
-    return ImageSet(images, torch.tensor([0, 1]), classes, "noise")
+        return masked_set(images, masks, classes, "noise")
+    return Dataset(images, {"label": torch.tensor([0, 1])}, classes, "noise")
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.data import ImageBatch, ImageSet
+from torchcaps.data import Batch, Dataset
 from torchcaps.errors import UnknownNameError
 from torchcaps.evaluation import diagnose, routing_ablation
 from torchcaps.settings import TrainConfig
@@ -41,7 +41,9 @@ def sample_images(count=3):
 
 def training_step(model):
     task = create_task(model, TrainConfig())
-    return task.training_step(ImageBatch(sample_images(), LABELS), 0.0)
+    return task.training_step(
+        Batch(sample_images(), {"label": LABELS}, torch.arange(len(LABELS))), 0.0
+    )
 
 
 @pytest.mark.parametrize("options", HEADS.values(), ids=HEADS)
@@ -183,7 +185,7 @@ def test_it_is_ablated_and_diagnosed():
     model = make_model(**SMALL)
     ablation = routing_ablation(model, sample_images(), LABELS)
     assert 0 <= ablation.uniform <= 1
-    images = ImageSet(sample_images(), LABELS, ("a", "b", "c"), "noise")
+    images = Dataset(sample_images(), {"label": LABELS}, ("a", "b", "c"), "noise")
     assert diagnose(model, images, count=3).layers
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.data import ImageBatch
+from torchcaps.data import Batch
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 from torchcaps.testing import check_module, seeded
@@ -101,7 +101,9 @@ def test_training_steps_lower_the_loss():
     losses = []
     for _ in range(16):
         optimizer.zero_grad()
-        loss = task.training_step(ImageBatch(images, labels), 1.0)["loss"]
+        loss = task.training_step(Batch(images, {"label": labels}, torch.arange(len(labels))), 1.0)[
+            "loss"
+        ]
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

@@ -250,7 +250,7 @@ def stripes(count):
     images = torch.randint(0, 40, (count, 1, 18, 20), generator=generator).byte()
     for image, label in zip(images, labels.tolist(), strict=True):
         image[..., 6 * label : 6 * label + 6] += 180
-    return data.ImageSet(images, labels, ("left", "middle", "right"), "stripes")
+    return data.Dataset(images, {"label": labels}, ("left", "middle", "right"), "stripes")
 
 
 data.register_format(

@@ -9,7 +9,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from checks import column
-from torchcaps.data import ImageSet
+from torchcaps.data import Dataset
 from torchcaps.errors import TrainingError
 from torchcaps.evaluation import score
 from torchcaps.models import create_model
@@ -99,9 +99,9 @@ def test_classes_in_scripts_that_the_font_lacks_are_drawn_by_number(tmp_path):
     names = ("左折禁止", "शरद", "größe")
     torch.manual_seed(0)
     model = create_model("capsnet", num_classes=3, img_size=18, channels=4, primary_types=2).eval()
-    images = ImageSet(
+    images = Dataset(
         torch.randint(0, 255, (9, 1, 18, 18), dtype=torch.uint8),
-        torch.arange(9) % 3,
+        {"label": torch.arange(9) % 3},
         names,
         "scripts",
     )

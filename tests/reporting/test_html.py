@@ -184,10 +184,10 @@ def test_markup_in_names_is_shown_as_text(finished, no_drawing):
     evaluation = score(finished.activations.flip(1), images.labels, HOSTILE)
     hostile = replace(
         finished,
-        images=images,
         evaluation=evaluation,
         num_diagnosed=0,
         config=finished.config.updated(data="<data>&.npz"),
+        inputs=images,
     )
     content = page(
         "<title> & more", sections.lead(hostile), sections.sections_of(hostile), "foot <&>"
@@ -245,7 +245,7 @@ def test_mistakes_name_their_files_where_the_images_have_some(finished, pictures
     activations[torch.arange(12), images.labels] = 0.5
     activations[6, 0] = 0.9
     evaluation = score(activations, images.labels, images.classes)
-    item = classes.mistakes(replace(finished, images=images, evaluation=evaluation))
+    item = classes.mistakes(replace(finished, evaluation=evaluation, inputs=images))
     assert item.heads[-1] == "File"
     [row] = item.rows
     assert row[:4] == ("1", "0", "0.500", "0.900")
@@ -428,10 +428,10 @@ def pairs_run(finished, bars):
     return replace(
         finished,
         task=task,
-        images=pairs,
         num_images=len(pairs),
         evaluation=task.evaluate(pairs),
         num_diagnosed=8,
+        inputs=pairs,
     )
 
 
@@ -584,8 +584,8 @@ def test_runs_on_other_images_are_not_tested_against_each_other(finished, run, t
 
 
 def test_images_of_other_sizes_are_the_same_where_their_set_is(finished):
-    cropped = replace(finished.images, images=finished.images.images[..., 1:])
-    smaller = replace(finished, images=cropped)
+    cropped = replace(finished.images, inputs=finished.images.images[..., 1:])
+    smaller = replace(finished, inputs=cropped)
     assert have_same_images(finished, smaller)
     elsewhere = replace(smaller, config=TrainConfig.of(data="elsewhere"))
     assert not have_same_images(finished, elsewhere)

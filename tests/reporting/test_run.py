@@ -8,7 +8,7 @@ from PIL import Image
 
 from checks import column
 from torchcaps import viz
-from torchcaps.data import ImageSet, MaskedSet, match_classes
+from torchcaps.data import Dataset, masked_set, match_classes
 from torchcaps.errors import DataError, RunError
 from torchcaps.reporting import api, evaluate, evaluation_folder, open_task
 from torchcaps.training import Run
@@ -37,8 +37,11 @@ def test_other_images_are_brought_to_the_models_size_and_channels(run, tmp_path)
 
 
 def test_data_with_some_of_the_classes_in_another_order_are_matched_by_name(run):
-    data = ImageSet(
-        torch.zeros(6, 1, 18, 20), torch.tensor([0, 0, 0, 1, 1, 1]), ("2", "0"), "two classes"
+    data = Dataset(
+        torch.zeros(6, 1, 18, 20),
+        {"label": torch.tensor([0, 0, 0, 1, 1, 1])},
+        ("2", "0"),
+        "two classes",
     )
     _, images = open_task(run, data=data)
     assert images.classes == ("0", "1", "2")
@@ -53,7 +56,9 @@ def test_data_with_some_of_the_classes_in_another_order_are_matched_by_name(run)
 
 def test_images_of_classes_that_the_model_does_not_know_are_refused_by_name(run):
     labels = torch.tensor([0, 1, 2, 0])
-    data = ImageSet(torch.zeros(4, 1, 18, 20), labels, ("0", "owl", "yak", "emu"), "animals")
+    data = Dataset(
+        torch.zeros(4, 1, 18, 20), {"label": labels}, ("0", "owl", "yak", "emu"), "animals"
+    )
     with pytest.raises(DataError) as raised:
         open_task(run, data=data)
     assert str(raised.value) == (
@@ -63,13 +68,15 @@ def test_images_of_classes_that_the_model_does_not_know_are_refused_by_name(run)
 
 
 def test_a_class_without_images_need_not_be_known(run):
-    data = ImageSet(torch.zeros(2, 1, 18, 20), torch.tensor([1, 1]), ("owl", "2"), "one of two")
+    data = Dataset(
+        torch.zeros(2, 1, 18, 20), {"label": torch.tensor([1, 1])}, ("owl", "2"), "one of two"
+    )
     assert open_task(run, data=data)[1].labels.tolist() == [2, 2]
 
 
 def test_masks_are_matched_with_their_labels():
     masks = torch.tensor([[[0, 1], [2, 2]]], dtype=torch.uint8)
-    images = MaskedSet.of(torch.zeros(1, 1, 2, 2), masks, ("ground", "cat", "dog"), "masks")
+    images = masked_set(torch.zeros(1, 1, 2, 2), masks, ("ground", "cat", "dog"), "masks")
     matched = match_classes(images, ("ground", "dog", "owl", "cat"))
     assert matched.masks.tolist() == [[[0, 3], [1, 1]]]
     assert matched.masks.dtype == torch.uint8

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchcaps.data import ImageSet, MultilabelSet, load_dataset, render_faces
+from torchcaps.data import Dataset, MultilabelSet, load_dataset, render_faces
 from torchcaps.evaluation import pgd
 from torchcaps.evaluation.robustness.attacks import full_margin_loss
 from torchcaps.models import create_model
@@ -52,7 +52,7 @@ def planted_faces(kind, count, *, seed=0):
     images = levels.view(-1, 1, 1, 1).expand(-1, 1, 2, 2)
     labels = torch.arange(count) % 4
     factors = {"distance": 60 - 50 * torch.arange(count) / count}
-    return ImageSet(images.contiguous(), labels, ("a", "b", "c", "d"), kind, factors)
+    return Dataset(images.contiguous(), {"label": labels, **factors}, ("a", "b", "c", "d"), kind)
 
 
 def test_misplaced_parts_of_known_scores(monkeypatch):
@@ -225,7 +225,7 @@ def test_detection_counts_the_changes_that_pass(monkeypatch, drawing):
     monkeypatch.setattr(adaptive_attack, "WEIGHTS", (0.0, 0.1))
     run = planted_run("digits", drawing)
     answers = drawing(run.images.float_images()).argmax(dim=1)
-    images = replace(run.images, labels=answers.detach())
+    images = replace(run.images, targets={**run.images.targets, "label": answers.detach()})
     run.subset = lambda count: images.subset(range(count))
     run.task = SimpleNamespace(spec=drawing.spec)
     run.held_out_images = lambda: images

@@ -141,9 +141,9 @@ def test_groups_stay_together(bars):
     tested = []
     for fold in (1, 2, 3):
         config = tiny(bars, folds=3, fold=fold)
-        inside = {*inside_fold(images, config).factors["track"].tolist()}
+        inside = {*inside_fold(images, config).targets["track"].tolist()}
         train_images, val_images = split(images, config, CPU)
-        outside = {*train_images.factors["track"].tolist(), *val_images.factors["track"].tolist()}
+        outside = {*train_images.targets["track"].tolist(), *val_images.targets["track"].tolist()}
         assert not inside & outside
         tested += inside
     assert sorted(tested) == sorted({*groups.tolist()})

@@ -9,9 +9,10 @@ import torch
 from torch.utils._pytree import tree_map
 
 import torchcaps as tc
+from tasks.makers import batch_of
 from torchcaps.cli.main import main
-from torchcaps.data import PointSet, make_planes
-from torchcaps.data.points import standardized_points
+from torchcaps.data import make_planes
+from torchcaps.data.points import point_set, standardized_points
 from torchcaps.errors import ArgumentError
 from torchcaps.explorer import open_session
 from torchcaps.tasks import create_task, eval_outputs
@@ -21,6 +22,7 @@ from torchcaps.tasks.align import (
     principal_axes,
     random_motions,
     resultant_lengths,
+    view,
 )
 from torchcaps.testing import seeded
 from torchcaps.training import TrainConfig, train
@@ -30,15 +32,13 @@ MODEL = {"capsules": 3, "channels": 4, "grid": 2, "decoder": [6]}
 SETS = np.random.RandomState(0).normal(size=(30, 8, 2))
 
 
-def point_set(dim=2, count=10, points=8):
+def points_of(dim=2, count=10, points=8):
     sets = np.random.RandomState(1).normal(size=(count, points, dim))
-    return PointSet(
-        standardized_points("some", sets), torch.zeros(count, dtype=torch.int64), ("a",), "some"
-    )
+    return point_set(standardized_points("some", sets), "some")
 
 
 def task(dim=2, **settings):
-    images = point_set(dim)
+    images = points_of(dim)
     with tc.nn.use_generator(seeded(0)):
         model = tc.create_model("canonical_capsules_small", in_chans=dim, img_size=(8, 1), **MODEL)
     return create_task(model, TrainConfig.of(**settings), images), images
@@ -52,9 +52,9 @@ def circle(angles):
 
 @pytest.mark.parametrize("dim", [2, 3])
 def test_motions_are_rigid_uniform_and_from_the_generator(dim):
-    rotation, shift = random_motions(2000, 2, dim, seeded(1))
-    repeated_rotation, _ = random_motions(2000, 2, dim, seeded(1))
-    different_rotation, _ = random_motions(2000, 2, dim, seeded(2))
+    rotation, shift = random_motions(2000, 2, dim, seeded(1)).values()
+    repeated_rotation = random_motions(2000, 2, dim, seeded(1))["rotation"]
+    different_rotation = random_motions(2000, 2, dim, seeded(2))["rotation"]
     assert torch.equal(rotation, repeated_rotation)
     assert not torch.equal(rotation, different_rotation)
     identity = torch.eye(dim).expand_as(rotation)
@@ -69,14 +69,14 @@ def test_motions_are_rigid_uniform_and_from_the_generator(dim):
 def test_the_losses_by_loops_over_sets_capsules_and_points(dim):
     align, images = task(dim)
     align.train()
-    batch = align.sample_batch(images, torch.arange(5), seeded(3))
+    batch = batch_of(align, images, torch.arange(5), seeded(3))
     align.eval()
     with torch.no_grad():
-        aligned = align.model.align(torch.cat([batch.view(0), batch.view(1)]))
+        aligned = align.model.align(torch.cat([view(batch, 0), view(batch, 1)]))
     aligned = tree_map(torch.Tensor.double, aligned)
     batch = tree_map(torch.Tensor.double, batch)
     losses = tree_map(torch.Tensor.numpy, capsule_losses(aligned, batch))
-    points, turns, shifts = tree_map(torch.Tensor.numpy, batch)
+    points, turns, shifts = (tensor.numpy() for tensor in (batch.inputs, *batch.targets.values()))
     attention, theta, beta, canonical, rotation, translation, _ = tree_map(
         torch.Tensor.numpy, aligned
     )
@@ -87,12 +87,12 @@ def test_the_losses_by_loops_over_sets_capsules_and_points(dim):
             target = turns[b, 1] @ home + shifts[b, 1]
             expected["equivariance"] += ((target - theta[5 + b, k]) ** 2).sum() / 3
             expected["invariance"] += ((beta[b, k] - beta[5 + b, k]) ** 2).mean() / 3
-        for view, s in enumerate((b, 5 + b)):
+        for number, s in enumerate((b, 5 + b)):
             mass = attention[s].sum(axis=0)
             expected["equilibrium"] += ((mass - mass.mean()) ** 2).sum() / 2 / 2
             for k in range(3):
                 for n in range(8):
-                    x = turns[b, view] @ points[b, :, n, 0] + shifts[b, view]
+                    x = turns[b, number] @ points[b, :, n, 0] + shifts[b, number]
                     expected["localization"] += (
                         attention[s, n, k] * ((x - theta[s, k]) ** 2).sum() / mass[k] / 2
                     )
@@ -104,7 +104,7 @@ def test_the_losses_by_loops_over_sets_capsules_and_points(dim):
 
 def test_the_weights_are_those_of_the_authors_code():
     align, images = task()
-    batch = align.eval().sample_batch(images, torch.arange(4), seeded())
+    batch = batch_of(align.eval(), images, torch.arange(4), seeded())
     losses = align.training_step(batch, 0.0)
     assert losses.keys() == {"loss", *WEIGHTS}
     expected = (
@@ -130,7 +130,7 @@ def test_every_loss_falls_on_few_sets():
     align, images = task()
     optimizer = torch.optim.Adam(align.parameters(), lr=3e-3)
     align.train()
-    batch = align.sample_batch(images, torch.arange(10), seeded(5))
+    batch = batch_of(align, images, torch.arange(10), seeded(5))
     history = []
     for _ in range(40):
         losses = align.training_step(batch, 0.0)
@@ -148,7 +148,7 @@ def test_outputs_of_an_evaluation_do_not_depend_on_the_batch():
     repeated = eval_outputs(align, images)  # the motions are fixed
     for name, values in outputs.items():
         torch.testing.assert_close(repeated[name], values, rtol=0, atol=0)
-    batch = align.eval().sample_batch(images, torch.tensor([7]), seeded(9))
+    batch = batch_of(align.eval(), images, torch.tensor([7]), seeded(9))
     torch.testing.assert_close(align.eval_step(batch)["chamfer"], outputs["chamfer"][7:8])
 
 
@@ -173,8 +173,8 @@ def test_steady_opposite_and_agreeing_rotations():
 
 @pytest.mark.parametrize("dim", [2, 3])
 def test_principal_axes_follow_a_motion_up_to_half_turns(dim):
-    points = point_set(dim).images.squeeze(3).mT.double()
-    rotation = random_motions(10, 1, dim, seeded(4))[0][:, 0].double()
+    points = points_of(dim).images.squeeze(3).mT.double()
+    rotation = random_motions(10, 1, dim, seeded(4))["rotation"][:, 0].double()
     before = principal_axes(points)
     after = principal_axes(points @ rotation.mT + 0.1)
     torch.testing.assert_close(torch.linalg.det(after), torch.ones(10, dtype=torch.float64))
@@ -185,7 +185,7 @@ def test_axes_are_those_of_full_precision_under_autocast():
     points = torch.randn(3, 20, 2, generator=seeded()) * torch.tensor([3.0, 1.0])
     exact = principal_axes(points)
     align, images = task()
-    batch = align.eval().sample_batch(images, torch.arange(3), seeded())
+    batch = batch_of(align.eval(), images, torch.arange(3), seeded())
     axes_rotation = align.eval_step(batch)["axes_rotation"]
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(align.eval_step(batch)["axes_rotation"], axes_rotation)
@@ -196,7 +196,7 @@ def test_axes_are_those_of_full_precision_under_autocast():
 def test_images_settings_and_models_that_do_not_fit_are_refused():
     model = tc.create_model("canonical_capsules_small", img_size=(8, 1), **MODEL)
     digits = tc.data.load_dataset("digits", "test")
-    with pytest.raises(ValueError, match="task: align takes sets of points, got ImageSet"):
+    with pytest.raises(ValueError, match="task: align takes sets of points, got Dataset"):
         create_task(model, TrainConfig(), digits)
     for name, setting in {
         "erase": 2,
@@ -206,18 +206,18 @@ def test_images_settings_and_models_that_do_not_fit_are_refused():
         "shift": 3,
     }.items():
         with pytest.raises(ArgumentError, match=f"^{name}: "):
-            create_task(model, TrainConfig.of(**{name: setting}), point_set())
+            create_task(model, TrainConfig.of(**{name: setting}), points_of())
     with pytest.raises(
         ValueError, match="task: align takes a model of sets of points, got CapsNet"
     ):
         create_task(tc.create_model("capsnet"), TrainConfig.of(task="align"))
     with pytest.raises(ValueError, match="unknown loss 'margin'"):
-        create_task(model, TrainConfig.of(loss="margin"), point_set())
+        create_task(model, TrainConfig.of(loss="margin"), points_of())
 
 
 def test_fit_in_memory_and_predict_a_file(tmp_path):
     model = tc.create_model("canonical_capsules_small", img_size=(8, 1), **MODEL)
-    fitted, history = tc.fit(model, point_set(3 - 1), epochs=2, batch_size=4, holdout=0.3)
+    fitted, history = tc.fit(model, points_of(), epochs=2, batch_size=4, holdout=0.3)
     assert {"val_steadiness", "val_chamfer", "train_equivariance"} <= history[-1].keys()
     np.savez(tmp_path / "one.npz", points=SETS[0])
     (row,) = tc.predict(fitted, [tmp_path])

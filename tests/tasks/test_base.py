@@ -8,7 +8,7 @@ from PIL import Image
 from torch import nn
 
 import torchcaps as tc
-from torchcaps.data import ImageSet, Preprocess
+from torchcaps.data import Dataset, Preprocess
 from torchcaps.errors import ArgumentError, UnknownNameError
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import (
@@ -30,14 +30,11 @@ class Bare(Task):
 
     name = "bare"
 
-    def sample_batch(self, images, indices, generator):
-        return (images.float_images(indices),)
-
-    def training_step(self, batch, progress):
-        return {"loss": self.model(batch[0]).square().mean()}
+    def training_step(self, batch, fraction_trained):
+        return {"loss": self.model(batch.inputs).square().mean()}
 
     def eval_step(self, batch):
-        error = self.model(batch[0]).square().flatten(1).mean(dim=1)
+        error = self.model(batch.inputs).square().flatten(1).mean(dim=1)
         return {"loss": error, "accuracy": -error}
 
 
@@ -69,7 +66,9 @@ class Named(nn.Module):
 
 def test_a_training_changes_no_attribute_of_a_module(tmp_path):
     model = Named()
-    images = ImageSet(torch.rand(12, 1, 8, 8), torch.arange(12) % 2, ("cat", "dog"), "pets")
+    images = Dataset(
+        torch.rand(12, 1, 8, 8), {"label": torch.arange(12) % 2}, ("cat", "dog"), "pets"
+    )
     before = dict(vars(model))
     del before["training"]
     fitted, history = tc.fit(model, images, task="classify", epochs=1, device="cpu")
@@ -89,7 +88,7 @@ def test_a_training_changes_no_attribute_of_a_module(tmp_path):
 
 
 def test_auto_never_takes_a_subclass_that_does_not_ask_for_it():
-    images = ImageSet(torch.rand(4, 1, 8, 8), torch.arange(4) % 2, ("cat", "dog"), "pets")
+    images = Dataset(torch.rand(4, 1, 8, 8), {"label": torch.arange(4) % 2}, ("cat", "dog"), "pets")
     with TASKS.restored():
         register_task("variant")(type("Variant", (Classify,), {}))
         assert task_class("auto", nn.Identity(), images) is Classify
@@ -118,7 +117,9 @@ def test_every_task_with_a_registry_takes_further_losses():
 
 
 def test_metrics_of_the_settings_are_reported_if_the_task_has_the_outputs_they_need():
-    images = ImageSet(torch.rand(12, 1, 8, 8), torch.arange(12) % 3, ("a", "b", "c"), "noise")
+    images = Dataset(
+        torch.rand(12, 1, 8, 8), {"label": torch.arange(12) % 3}, ("a", "b", "c"), "noise"
+    )
     plain = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     names = ("brier_score", "largest_logit", "paths_of_trees")
     with METRICS.restored():

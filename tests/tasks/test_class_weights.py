@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.data import ImageBatch, ImageSet
+from torchcaps.data import Batch, Dataset
 from torchcaps.errors import ArgumentError
 from torchcaps.models import CNN
 from torchcaps.settings import TrainConfig
@@ -19,7 +19,7 @@ WEIGHTS = torch.tensor([6 / (2 * 4), 1.0, 6 / (2 * 2)])
 
 def set_of(labels, num_classes=3):
     pixels = torch.rand(len(labels), 1, 20, 20, generator=torch.Generator().manual_seed(0))
-    return ImageSet(pixels, labels, tuple(map(str, range(num_classes))), "unbalanced")
+    return Dataset(pixels, {"label": labels}, tuple(map(str, range(num_classes))), "unbalanced")
 
 
 def capsnet(**options):
@@ -47,14 +47,14 @@ def test_weights_are_inverse_frequencies_whose_mean_over_images_is_one():
 
 
 def test_the_weight_of_an_image_of_several_classes_is_their_mean():
-    labels = torch.tensor([[0, 1], [0, 2], [0, 2]])
+    labels = torch.tensor([[1, 1, 0], [1, 0, 1], [1, 0, 1]])
     weights = balanced_weights(labels, 3)
     torch.testing.assert_close(weights, torch.tensor([6 / (3 * 3), 6 / (3 * 1), 6 / (3 * 2)]))
     expected = torch.stack([weights[[0, 1]].mean(), weights[[0, 2]].mean(), weights[[0, 2]].mean()])
     torch.testing.assert_close(image_weights(weights, labels), expected)
     assert expected.mean() == pytest.approx(1)
 
-    fewer = torch.tensor([[0, 1], [2, -1]])
+    fewer = torch.tensor([[1, 1, 0], [0, 0, 1]])
     assert torch.equal(balanced_weights(fewer, 3), torch.ones(3))
     expected = torch.stack([weights[[0, 1]].mean(), weights[2]])
     torch.testing.assert_close(image_weights(weights, fewer), expected)
@@ -78,7 +78,7 @@ def test_every_loss_weighs_an_image_by_its_class(model, settings):
     plain = task_of(network, images, reconstruction=0, **settings).eval()
 
     def step(task, rows):
-        batch = ImageBatch(images.images[rows], LABELS[rows])
+        batch = Batch(images.images[rows], {"label": LABELS[rows]}, torch.arange(len(LABELS[rows])))
         return task.training_step(batch, 0.7)["loss"]
 
     expected = 0
@@ -95,11 +95,13 @@ def test_every_loss_weighs_an_image_by_its_class(model, settings):
 
 def test_levels_of_a_label_tree_are_weighted_by_the_finest_class():
     labels = torch.tensor([0, 0, 0, 1, 2, 3])
-    images = ImageSet(torch.rand(6, 1, 20, 20), labels, ("a/b", "a/c", "d/e", "d/f"), "tree")
+    images = Dataset(
+        torch.rand(6, 1, 20, 20), {"label": labels}, ("a/b", "a/c", "d/e", "d/f"), "tree"
+    )
     model = tc.create_model(
         "tree_capsnet", classes=images.classes, num_classes=4, img_size=20, in_chans=1
     ).eval()
-    batch = ImageBatch(images.images, labels)
+    batch = Batch(images.images, {"label": labels}, torch.arange(len(labels)))
     levels = model.levels(images.images)
     weights = balanced_weights(labels, 4)[labels]
     task = task_of(model, images, class_weights="auto", loss="margin").eval()

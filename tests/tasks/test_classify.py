@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from torchcaps import create_model
-from torchcaps.data import ImageBatch, ImageSet
+from torchcaps.data import Batch, Dataset
 from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
 from torchcaps.models import CNN
 from torchcaps.settings import TrainConfig
@@ -29,15 +29,17 @@ def images_of(size=20, channels=1):
     return torch.rand(4, channels, size, size, generator=torch.Generator().manual_seed(1))
 
 
+def targets_of(labels, **targets):
+    """Classes `[n]`, or the two classes `[n, 2]` of each image, as targets."""
+    if labels.dim() == 1:
+        return {"label": labels}
+    hot = torch.zeros(len(labels), 3, dtype=torch.uint8).scatter_(1, labels, 1)
+    return {"labels": hot, "single_label": labels, **targets}
+
+
 def set_of(labels):
     pixels = torch.zeros(len(labels), 1, 20, 20, dtype=torch.uint8)
-    source = ImageSet(
-        pixels, labels.view(len(labels), -1)[:, 0].contiguous(), ("a", "b", "c"), "some"
-    )
-    if labels.dim() == 1:
-        return source
-    object.__setattr__(source, "labels", labels)
-    return source
+    return Dataset(pixels, targets_of(labels), ("a", "b", "c"), "some")
 
 
 def task_of(model, labels=LABELS, **settings):
@@ -45,9 +47,9 @@ def task_of(model, labels=LABELS, **settings):
 
 
 def losses(model, images, labels, singles=None, share=0.0, **settings):
-    return task_of(model, labels, **settings).training_step(
-        ImageBatch(images, labels, singles), share
-    )
+    targets = targets_of(labels) if singles is None else targets_of(labels, singles=singles)
+    batch = Batch(images, targets, torch.arange(len(images)))
+    return task_of(model, labels, **settings).training_step(batch, share)
 
 
 def test_the_total_is_the_margin_plus_the_weighted_error_of_the_labeled_capsules_picture():
@@ -213,7 +215,10 @@ def test_a_network_for_several_classes_takes_each_by_itself(labels):
 def test_a_network_for_one_class_refuses_two_labels():
     with pytest.raises(ValueError, match="multilabel=true"):
         losses(CNN(3, 1, 20, channels=(4,), kernels=(3,), hidden=(8,)), images_of(), TWO)
-    with pytest.raises(ValueError, match="task: classify takes images of one class each, got"):
+    with pytest.raises(
+        ValueError,
+        match="task: classify takes images of one class each: it needs the target 'label'",
+    ):
         task_of(model_of(), TWO, task="classify")
 
 
@@ -255,9 +260,11 @@ def test_a_module_that_declares_nothing_gives_logits(labels, function):
 def test_validation_has_the_loss_of_the_end_of_the_training():
     task = task_of(matrix_model())
     pixels = images_of().mul(255).byte()
-    outcomes = eval_outputs(task, ImageSet(pixels, LABELS, ("a", "b", "c"), "some"))
+    outcomes = eval_outputs(task, Dataset(pixels, {"label": LABELS}, ("a", "b", "c"), "some"))
     figures = task.compute_metrics(outcomes)
-    outputs = task.eval().training_step(ImageBatch(pixels.float() / 255, LABELS), 1.0)
+    outputs = task.eval().training_step(
+        Batch(pixels.float() / 255, {"label": LABELS}, torch.arange(len(LABELS))), 1.0
+    )
     assert figures["loss"] == pytest.approx(outputs["loss"].item(), rel=1e-5)
     assert figures["accuracy"] == outputs["accuracy"].item()
 

@@ -115,7 +115,7 @@ def test_a_healthy_network_has_no_warning(classes, right):
 
 
 def test_of_images_that_show_two_classes_a_silent_capsule_is_told():
-    labels = torch.tensor([[0, 1], [1, 2], [0, 2]] * 5)
+    labels = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 1]] * 5)
     lengths = torch.rand(15, 3, generator=torch.Generator().manual_seed(0))
     assert collapse_warnings(lengths, labels, 0.5, CAPSNET) == []
     lengths[:, 1] = 0.5

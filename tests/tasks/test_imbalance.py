@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from torchcaps import evaluate, fit
-from torchcaps.data import ImageSet
+from torchcaps.data import Dataset
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 from torchcaps.tasks.metrics import balanced_accuracy
@@ -37,8 +37,8 @@ def set_of(sizes=SIZES):
     labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
     pixels = labels + 1
     pixels[labels == 0] = (torch.arange(sizes[0]) % 5 == 0).long()
-    return ImageSet(
-        pixels.to(torch.uint8).view(-1, 1, 1, 1), labels, NAMES[: len(sizes)], "animals"
+    return Dataset(
+        pixels.to(torch.uint8).view(-1, 1, 1, 1), {"label": labels}, NAMES[: len(sizes)], "animals"
     )
 
 
@@ -91,7 +91,7 @@ def test_a_training_that_learns_the_large_class_alone_says_so_to_its_end():
     torch.manual_seed(0)
     labels = torch.repeat_interleave(torch.arange(3), torch.tensor(SIZES))
     pixels = torch.rand(len(labels), 1, 6, 6) + 0.1 * labels.view(-1, 1, 1, 1)
-    images = ImageSet(pixels / 1.2, labels, NAMES, "noise")
+    images = Dataset(pixels / 1.2, {"label": labels}, NAMES, "noise")
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
     _, rows = fit(model, images, epochs=2, shift=0)
     assert rows[-1]["val_accuracy"] > 0.9
@@ -106,6 +106,6 @@ def test_a_training_that_learns_the_large_class_alone_says_so_to_its_end():
 
 def test_of_images_that_show_two_classes_each_class_counts_by_itself():
     activation = torch.tensor([[0.9, 0.8, 0.1], [0.9, 0.1, 0.8], [0.9, 0.8, 0.1]])
-    labels = torch.tensor([[0, 1], [1, 2], [1, 2]])
+    labels = torch.tensor([[1, 1, 0], [0, 1, 1], [0, 1, 1]])
     # Class 0 is right in one of one image, class 1 in two of three, class 2 in one of two.
     assert float(balanced_accuracy(activation, labels)) == pytest.approx((1 + 2 / 3 + 1 / 2) / 3)

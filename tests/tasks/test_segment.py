@@ -10,8 +10,9 @@ from PIL import Image
 
 import torchcaps as tc
 from checks import column
+from tasks.makers import batch_of
 from torchcaps.cli.main import main
-from torchcaps.data import ImageSet, MaskedSet, Preprocess, _registry, load_dataset, render_shapes
+from torchcaps.data import Dataset, Preprocess, _registry, load_dataset, masked_set, render_shapes
 from torchcaps.data.masks import palette, write_mask
 from torchcaps.data.sets import shapes as shapes_set
 from torchcaps.errors import DataError, RunError
@@ -173,23 +174,23 @@ def test_figures_by_loops():
 def test_masks_move_with_their_images():
     """Images that are their own masks stay so, whatever is done to both."""
     images = shapes(6)
-    masks = (images.masks > 0).to(torch.uint8)
-    mask_images = MaskedSet.of(255 * masks.unsqueeze(1), masks, ("a", "b"), "same")
+    masks = (images.targets["mask"] > 0).to(torch.uint8)
+    mask_images = masked_set(255 * masks.unsqueeze(1), masks, ("a", "b"), "same")
     config = TrainConfig.of(shift=3, flip=True, degrees=30.0, zoom=0.2, shear=0.2, crop=12)
     model = model_of(size=12, classes=2)
     task = create_task(model, config, mask_images).train()
-    batch = task.sample_batch(mask_images, torch.arange(6), torch.Generator().manual_seed(0))
-    assert batch.images.shape[2:] == batch.masks.shape[1:] == (12, 12)
-    assert torch.equal(batch.masks, (batch.images[:, 0] > 0.5).long())
-    assert not torch.equal(batch.masks, mask_images.masks[:, 2:14, 2:14].long())
+    batch = batch_of(task, mask_images, torch.arange(6), torch.Generator().manual_seed(0))
+    assert batch.inputs.shape[2:] == batch.targets["mask"].shape[1:] == (12, 12)
+    assert torch.equal(batch.targets["mask"], (batch.inputs[:, 0] > 0.5).long())
+    assert not torch.equal(batch.targets["mask"], mask_images.targets["mask"][:, 2:14, 2:14].long())
 
 
 def test_class_weights_are_those_of_the_training_images():
     images = shapes()
     task = create_task(model_of(), TrainConfig(), images)
     for k, weight in enumerate(task.class_weights.flatten().tolist(), 1):
-        count = (images.masks == k).sum().item()
-        assert weight == pytest.approx((images.masks.numel() - count) / count)
+        count = (images.targets["mask"] == k).sum().item()
+        assert weight == pytest.approx((images.targets["mask"].numel() - count) / count)
 
 
 def test_a_plain_module_learns_masks():
@@ -212,8 +213,11 @@ def test_a_plain_module_learns_masks():
 
 
 def test_images_settings_and_models_that_do_not_suit_are_refused():
-    plain = ImageSet(torch.zeros(2, 1, 16, 16), torch.tensor([0, 1]), ("a", "b"), "plain")
-    with pytest.raises(ValueError, match="task: segment takes images with masks, got ImageSet"):
+    plain = Dataset(torch.zeros(2, 1, 16, 16), {"label": torch.tensor([0, 1])}, ("a", "b"), "plain")
+    with pytest.raises(
+        ValueError,
+        match="it needs the target 'mask', and plain has label; give it by name",
+    ):
         create_task(model_of(), TrainConfig(), plain)
     with pytest.raises(
         ValueError,
@@ -234,7 +238,9 @@ def test_images_settings_and_models_that_do_not_suit_are_refused():
 
 def test_a_class_that_no_mask_shows_has_a_warning():
     images = shapes()
-    images = MaskedSet.of(images.images, images.masks.clamp(max=2), images.classes, "shapes")
+    images = masked_set(
+        images.images, images.targets["mask"].clamp(max=2), images.classes, "shapes"
+    )
     history = tc.fit(model_of(), images, epochs=1, holdout=0.2).history
     assert "no mask to train with shows the class 'triangle'" in history[0]["warnings"]
 
@@ -317,18 +323,18 @@ def test_a_tile_weighs_more_near_its_center():
 def test_only_the_foreground_is_drawn():
     images = shapes(4)
     bright = torch.maximum(images.images, torch.tensor(90, dtype=torch.uint8))
-    images = MaskedSet.of(bright, images.masks, images.classes, "shapes")
+    images = masked_set(bright, images.targets["mask"], images.classes, "shapes")
     torch.manual_seed(0)
     task = create_task(model_of("segcaps"), TrainConfig(), images).eval()
-    batch = task.sample_batch(images, torch.arange(4), torch.Generator())
+    batch = batch_of(task, images, torch.arange(4), torch.Generator())
     losses = task.training_step(batch, 0.0)
-    capsules = task.model.capsules(batch.images)
-    drawings = task.model.reconstruct(capsules, batch.masks)
-    foreground = torch.where(batch.masks.unsqueeze(1) > 0, batch.images, 0.0)
+    capsules = task.model.capsules(batch.inputs)
+    drawings = task.model.reconstruct(capsules, batch.targets["mask"].long())
+    foreground = torch.where(batch.targets["mask"].unsqueeze(1) > 0, batch.inputs, 0.0)
     error = (drawings - foreground).square().mean()
     torch.testing.assert_close(losses["reconstruction"], error)
     torch.testing.assert_close(losses["loss"], losses[task.loss] + 0.1 * error)
-    assert not torch.isclose(error, (drawings - batch.images).square().mean())
+    assert not torch.isclose(error, (drawings - batch.inputs).square().mean())
 
 
 def test_a_model_of_windows_predicts_images_of_any_size(tmp_path):
@@ -364,12 +370,15 @@ def test_colors_of_masks_are_named_by_a_list(tmp_path):
     images = load_dataset(folder)
     assert images.classes == ("sky", "tree top", "sea")
     indexed = load_dataset(write_folder(tmp_path / "indexed"))
-    assert torch.equal(images.masks, indexed.masks)
+    assert torch.equal(images.targets["mask"], indexed.targets["mask"])
 
 
 def count_pixels(folder):
     """Number of pixels of each class in both splits."""
-    splits = [load_dataset(folder, "train").masks, load_dataset(folder, "test").masks]
+    splits = [
+        load_dataset(folder, "train").targets["mask"],
+        load_dataset(folder, "test").targets["mask"],
+    ]
     return torch.cat(splits).flatten().bincount()
 
 
@@ -390,7 +399,7 @@ def test_masks_are_resized_by_the_pixel_at_the_center(tmp_path):
     for file in (folder / "masks").iterdir():
         write_mask(file, mask, 3)
     small = load_dataset(folder, img_size=8)
-    assert small.masks[0, 0].tolist() == [1, 2] * 4
+    assert small.targets["mask"][0, 0].tolist() == [1, 2] * 4
 
 
 def test_black_and_white_masks_are_foreground_in_both_splits(tmp_path):
@@ -402,8 +411,8 @@ def test_black_and_white_masks_are_foreground_in_both_splits(tmp_path):
     test_images = load_dataset(tmp_path / "own", "test", img_size=8)
     assert (len(train_images), len(test_images)) == (4, 3)
     assert train_images.classes == ("background", "foreground")
-    assert test_images.masks.shape == (3, 8, 8)
-    assert set(test_images.masks.unique().tolist()) == {0, 1}
+    assert test_images.targets["mask"].shape == (3, 8, 8)
+    assert set(test_images.targets["mask"].unique().tolist()) == {0, 1}
 
 
 def test_a_table_of_images_and_masks(tmp_path):
@@ -481,12 +490,12 @@ def test_masks_of_overlapping_digits():
     masked = load_dataset("multi-digits-masks", "test")
     assert torch.equal(pairs.images, masked.images)
     indices = torch.arange(20)
-    singles = pairs.singles(indices)[:, :, 0].numpy()
+    singles = pairs.maker.singles(pairs, indices)[:, :, 0].numpy()
     for n in range(20):
         for y, x in np.ndindex(*pairs.img_size):
             first, second = singles[n, :, y, x]
-            label = pairs.labels[n, 0 if first >= second else 1].item() + 1
-            assert masked.masks[n, y, x] == (label if max(first, second) >= 128 else 0)
+            label = pairs.targets["single_label"][n, 0 if first >= second else 1].item() + 1
+            assert masked.targets["mask"][n, y, x] == (label if max(first, second) >= 128 else 0)
 
 
 def test_the_explorer_shows_a_drawing_for_each_class():
@@ -516,7 +525,7 @@ def test_the_command_that_renders_shapes(tmp_path, monkeypatch, restore):
     assert main(["data", "fetch", "shapes", "--root", str(tmp_path)]) == 0
     assert main(["data", "verify", "shapes", "--root", str(tmp_path)]) == 0
     loaded = load_dataset("shapes", root=tmp_path)
-    assert torch.equal(loaded.masks, render_shapes(4).masks)
+    assert torch.equal(loaded.targets["mask"], render_shapes(4).targets["mask"])
     assert torch.equal(loaded.images, render_shapes(4).images)
     assert (loaded.classes, loaded.name) == (tc.data.dataset_info("shapes").classes, "shapes")
 

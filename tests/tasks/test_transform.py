@@ -12,7 +12,8 @@ import torch.nn.functional as F
 
 import torchcaps as tc
 from checks import assert_equal, column
-from torchcaps.data import ImageSet
+from tasks.makers import batch_of
+from torchcaps.data import Batch, Dataset
 from torchcaps.functional import move_by_matrix
 from torchcaps.models import TransformingAutoencoder
 from torchcaps.tasks import (
@@ -23,6 +24,7 @@ from torchcaps.tasks import (
     task_class,
     transformed_pairs,
 )
+from torchcaps.tasks.transform import pairs_of
 from torchcaps.training import TrainConfig, fit
 
 SMALL = {"capsules": 3, "recognition": 4, "generation": 5}
@@ -48,7 +50,7 @@ def blobs(count=400, size=12):
 
 
 def as_set(images):
-    return ImageSet(images, torch.arange(len(images)) % 2, ("a", "b"), "images")
+    return Dataset(images, {"label": torch.arange(len(images)) % 2}, ("a", "b"), "images")
 
 
 def small(pose="translation", size=12, seed=0, **settings):
@@ -68,7 +70,9 @@ def test_a_drawing_of_less_than_the_images_is_compared_at_its_size():
     assert size < (72, 72)
     targets = F.interpolate(pairs.target, size, mode="bilinear", antialias=True)
     error = (drawings - targets).square().sum(dim=(1, 2, 3)).mean()
-    torch.testing.assert_close(task.training_step(pairs, 0.0)["loss"], error)
+    moved = {"target": pairs.target, "transformation": pairs.transformation}
+    batch = Batch(pairs.source, moved, torch.arange(2))
+    torch.testing.assert_close(task.training_step(batch, 0.0)["loss"], error)
 
 
 def test_a_model_without_decoder_is_not_trained_to_draw():
@@ -179,30 +183,33 @@ def test_models_and_settings_that_do_not_suit_are_refused():
 def test_batches_of_a_training_come_from_the_generator_alone(pose):
     task = small(pose).train()
     images = as_set(blobs(20))
-    batch = task.sample_batch(images, torch.arange(7), generator(1))
-    assert_equal(batch, task.sample_batch(images, torch.arange(7), generator(1)))
-    different = task.sample_batch(images, torch.arange(7), generator(2))
-    assert not torch.equal(batch.transformation, different.transformation)
-    assert_equal(batch, transformed_pairs(images.images[:7], pose, generator=generator(1)))
+    batch = batch_of(task, images, torch.arange(7), generator(1))
+    assert_equal(batch, batch_of(task, images, torch.arange(7), generator(1)))
+    different = batch_of(task, images, torch.arange(7), generator(2))
+    name = "transformation"
+    assert not torch.equal(batch.targets[name], different.targets[name])
+    assert_equal(
+        pairs_of(batch), transformed_pairs(images.images[:7], pose, generator=generator(1))
+    )
 
 
 @pytest.mark.parametrize("pose", ["translation", "affine"])
 def test_pairs_of_an_evaluation_do_not_depend_on_the_batch_or_the_precision(pose):
     task = small(pose)
     images = as_set(blobs(20))
-    pairs = task.sample_batch(images, torch.arange(20), generator(1))
-    part = task.sample_batch(images, torch.tensor([3, 17]), generator(2))
+    pairs = pairs_of(batch_of(task, images, torch.arange(20)))
+    part = pairs_of(batch_of(task, images, torch.tensor([3, 17])))
     for tensor, rows in zip(pairs, part, strict=True):
         torch.testing.assert_close(tensor[[3, 17]], rows)
     assert pairs.transformation.flatten(1).std(dim=0)[:2].min() > 0.01
     with torch.autocast("cpu", torch.bfloat16):
-        assert_equal(pairs, task.sample_batch(images, torch.arange(20), generator()))
+        assert_equal(pairs, pairs_of(batch_of(task, images, torch.arange(20))))
 
 
 def test_images_are_mirrored_cropped_and_relit_before_there_are_two_views():
     crop = {"flip": True, "color_jitter": True, "crop": 10, "shift": 0}
     task = small(size=10, **crop).train()
-    pairs = task.sample_batch(as_set(blobs(30)), torch.arange(30), generator())
+    pairs = pairs_of(batch_of(task, as_set(blobs(30)), torch.arange(30), generator()))
     assert pairs.source.shape == (30, 1, 10, 10)
     torch.testing.assert_close(pairs.source, pairs.target)  # without shifts the two views are one
     assert not pairs.transformation.any()
@@ -211,8 +218,9 @@ def test_images_are_mirrored_cropped_and_relit_before_there_are_two_views():
 @pytest.mark.parametrize("pose", ["translation", "affine"])
 def test_the_loss_is_the_error_of_the_drawn_target_summed_over_pixels(pose):
     task = small(pose).train()
-    pairs = task.sample_batch(as_set(blobs(9)), torch.arange(9), generator())
-    losses = task.training_step(pairs, 0.5)
+    batch = batch_of(task, as_set(blobs(9)), torch.arange(9), generator())
+    losses = task.training_step(batch, 0.5)
+    pairs = pairs_of(batch)
     drawings = task.model(pairs.source, pairs.transformation)
     expected = (drawings - pairs.target).square().flatten(1).sum(dim=1).mean()
     assert losses.keys() == {"loss", "reconstruction"}
@@ -232,8 +240,8 @@ def test_figures_of_held_out_images_are_those_of_the_evaluation(pose):
     assert metrics["loss"] == pytest.approx(144 * evaluation.figures["pixel_mse"], rel=1e-5)
     correlations = list(map(evaluation.figures.get, map("correlation_{}".format, evaluation.names)))
     assert metrics["correlation"] == pytest.approx(np.mean(correlations), abs=1e-5)
-    pairs = task.sample_batch(images, torch.arange(50), generator())
-    expected = evaluate_transforming(task.model, pairs).to_dict()
+    pairs = batch_of(task, images, torch.arange(50))
+    expected = evaluate_transforming(task.model, pairs_of(pairs)).to_dict()
     assert evaluation.to_dict() == pytest.approx(expected, rel=1e-4, abs=1e-5)
     metrics = task.compute_metrics(eval_outputs(task, as_set(blobs(1))))  # nothing varies
     assert metrics["correlation"] == 0.0

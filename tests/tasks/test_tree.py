@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 
 import torchcaps as tc
+from tasks.makers import batch_of
 from torchcaps.cli.main import main
-from torchcaps.data import ImageSet, label_tree
+from torchcaps.data import Dataset, label_tree
 from torchcaps.functional import margin_loss
 from torchcaps.reporting import evaluate
 from torchcaps.tasks import Classify, Tree, check_task, create_task, eval_outputs
@@ -32,7 +33,7 @@ def bars(count=60, classes=PATHS):
     images = random.integers(0, 40, (count, 1, 12, 10), dtype=np.uint8)
     for image, label in zip(images, labels, strict=True):
         image[..., 2 * label : 2 * label + 2] += 180
-    return ImageSet(torch.from_numpy(images), torch.from_numpy(labels), classes, "bars")
+    return Dataset(torch.from_numpy(images), {"label": torch.from_numpy(labels)}, classes, "bars")
 
 
 def network(**options):
@@ -78,12 +79,14 @@ def test_the_loss_is_that_of_each_level_weighted(loss):
     torch.manual_seed(0)
     task = create_task(network(), TrainConfig.of(loss=loss), bars())
     assert isinstance(task, Tree) and task.loss == loss
-    batch = task.sample_batch(bars(), torch.arange(7), torch.Generator().manual_seed(0))
+    batch = batch_of(task, bars(), torch.arange(7), torch.Generator().manual_seed(0))
     outputs = task.training_step(batch, 0.0)
-    levels = task.model.levels(batch.images)
+    levels = task.model.levels(batch.inputs)
     losses = []
     accuracies = []
-    for capsules, labels in zip(levels, torch.tensor(TREE.ancestors)[batch.labels].T, strict=True):
+    for capsules, labels in zip(
+        levels, torch.tensor(TREE.ancestors)[batch.targets["label"]].T, strict=True
+    ):
         losses.append(margin_loss(capsules.activation, labels))
         is_right = capsules.activation.argmax(dim=1) == labels
         accuracies.append(is_right.double().mean().item())
@@ -115,7 +118,7 @@ def test_a_flat_classifier_gets_its_coarse_classes_derived():
         assert figures["consistency"] == 1
         assert figures["exact_match"] == figures["accuracy"] == figures["level_3_accuracy"]
         assert evaluation.paths.equal(torch.tensor(TREE.ancestors)[evaluation.predictions])
-        batch = task.sample_batch(images, torch.arange(5), torch.Generator().manual_seed(0))
+        batch = batch_of(task, images, torch.arange(5), torch.Generator().manual_seed(0))
         task.training_step(batch, 0.0)["loss"].backward()
 
 

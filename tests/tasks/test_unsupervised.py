@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_map_only
 
 import torchcaps as tc
 from checks import assert_equal, column
-from torchcaps.data import ImageSet
+from tasks.makers import batch_of
+from torchcaps.data import Dataset
 from torchcaps.evaluation.accuracy.clusters import (
     kmeans,
     linear_accuracy,
@@ -48,9 +49,9 @@ def task_of(**settings):
 
 def image_set(count=12, size=20):
     """Images of noise."""
-    return ImageSet(
+    return Dataset(
         torch.rand(count, 1, size, size, generator=generator()),
-        torch.arange(count) % 2,
+        {"label": torch.arange(count) % 2},
         ("a", "b"),
         "noise",
     )
@@ -76,10 +77,10 @@ def settings(tmp_path):
 def test_the_loss_is_that_of_the_paper():
     task = task_of().double().train()
     images = image_set()
-    batch = task.sample_batch(images, torch.arange(5), generator())
+    batch = batch_of(task, images, torch.arange(5), generator())
     batch = tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, batch)
     with torch.no_grad():
-        explained = task.model.explain(batch.images, None)
+        explained = task.model.explain(batch.inputs, None)
         parts = loss_terms(explained, 2)
     q = explained.posterior.numpy()[:, :3, :4].sum(axis=1) / 3
     a = explained.objects.log_vote_presence.exp().numpy().max(axis=2)
@@ -101,7 +102,7 @@ def test_the_loss_is_that_of_the_paper():
     }
     for name, term in expected.items():
         assert parts[name].item() == pytest.approx(term), name
-    quiet = batch._replace(noise=None)
+    quiet = batch._replace(targets={"label": batch.targets["label"]})
     weights = {
         "pixels": 1,
         "poses": 1,
@@ -143,16 +144,16 @@ def test_parts_learn_first_and_then_objects_by_views():
     model = SCAE(1, 20, **MODEL, weights={"views": 5.0})
     task = create_task(model, TrainConfig.of(degrees=20.0)).train()
     assert task.lr_restarts == (0.0, 0.75)
-    batch = task.sample_batch(image_set(), torch.arange(6), generator())
-    assert batch.second_view.shape == batch.images.shape
-    assert not torch.equal(batch.second_view, batch.images)
+    batch = batch_of(task, image_set(), torch.arange(6), generator())
+    assert batch.targets["second_view"].shape == batch.inputs.shape
+    assert not torch.equal(batch.targets["second_view"], batch.inputs)
 
     losses = task.training_step(batch, 0.74)
     losses["loss"].backward()
     assert losses.keys() == {"loss", "pixels"}
     assert has_gradient(model.part_capsules)
     assert not has_gradient(model.object_capsules)
-    pixels = -model.explain_pixels(batch.images, batch.noise.parts)[3].mean()
+    pixels = -model.explain_pixels(batch.inputs, batch.targets["noise.parts"])[3].mean()
     torch.testing.assert_close(losses["pixels"], pixels)
 
     model.zero_grad()
@@ -161,12 +162,12 @@ def test_parts_learn_first_and_then_objects_by_views():
     assert losses.keys() == {"loss", "poses", "dynamic", "views"}
     assert not has_gradient(model.part_capsules)
     assert has_gradient(model.object_capsules)
-    explained = model.explain(torch.cat([batch.images, batch.second_view]))
+    explained = model.explain(torch.cat([batch.inputs, batch.targets["second_view"]]))
     torch.testing.assert_close(losses["poses"], -explained.pose_log_likelihood.mean())
     torch.testing.assert_close(losses["views"], contrastive_loss(explained.objects.presence))
     total = losses["poses"] + 10 * losses["dynamic"] + 5 * losses["views"]
     torch.testing.assert_close(losses["loss"], total)
-    assert task.eval().sample_batch(image_set(), torch.arange(4), generator()).second_view is None
+    assert "second_view" not in batch_of(task.eval(), image_set(), torch.arange(4)).targets
 
 
 def test_clusters_are_those_of_the_directions_that_views_compare():
@@ -204,21 +205,23 @@ def test_entropy_is_that_of_shares_and_has_a_gradient_at_zero():
 def test_noise_is_drawn_for_training_alone():
     task = task_of()
     images = image_set()
-    batch = task.train().sample_batch(images, torch.arange(4), generator())
-    for noise, shape in zip(batch.noise, [(4, 3), (4, 4), (4, 4, 3)], strict=True):
+    batch = batch_of(task.train(), images, torch.arange(4), generator())
+    shapes = {"parts": (4, 3), "objects": (4, 4), "votes": (4, 4, 3)}
+    for name, shape in shapes.items():
+        noise = batch.targets[f"noise.{name}"]
         assert noise.shape == shape
         assert noise.abs().max() <= 2
-    repeated = task.sample_batch(images, torch.arange(4), generator())
-    assert torch.equal(batch.noise.votes, repeated.noise.votes)
-    assert task.eval().sample_batch(images, torch.arange(4), generator())[2:] == (None, None)
+    repeated = batch_of(task, images, torch.arange(4), generator())
+    assert torch.equal(batch.targets["noise.votes"], repeated.targets["noise.votes"])
+    assert [*batch_of(task.eval(), images, torch.arange(4)).targets] == ["label"]
 
 
 def test_labels_have_no_part_in_a_step():
     task = task_of().train()
     images = image_set()
-    swapped = ImageSet(images.images, 1 - images.labels, images.classes, images.name)
-    batch = task.sample_batch(images, torch.arange(6), generator())
-    swapped_batch = task.sample_batch(swapped, torch.arange(6), generator())
+    swapped = Dataset(images.images, {"label": 1 - images.labels}, images.classes, images.name)
+    batch = batch_of(task, images, torch.arange(6), generator())
+    swapped_batch = batch_of(task, swapped, torch.arange(6), generator())
     assert_equal(task.training_step(batch, 0.0), task.training_step(swapped_batch, 0.0))
     assert (task.name, task.score, task.labeled) == ("unsupervised", "log_likelihood", False)
     assert "unsupervised" in list_tasks()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torchcaps as tc
-from torchcaps.data import ImageSet
+from torchcaps.data import Dataset
 from torchcaps.errors import ArgumentError, TrainingError
 from torchcaps.models import Backbone, register_backbone
 from torchcaps.models._backbones import BACKBONES
@@ -50,7 +50,7 @@ def make_model(**options):
 
 def make_images(count=100, seed=0):
     pixels = torch.rand(count, 3, 28, 28, generator=seeded(seed))
-    return ImageSet(pixels, torch.arange(count) % 2, ("a", "b"), "noise")
+    return Dataset(pixels, {"label": torch.arange(count) % 2}, ("a", "b"), "noise")
 
 
 def test_stored_features_are_those_of_the_images(encoder, tmp_path):

@@ -227,7 +227,7 @@ def test_an_empty_configuration_is_none(images):
             torch.zeros(4, 1, 18, 20),
             {},
             ValueError,
-            "data: expected an ImageSet, a path, .* got Tensor",
+            "data: expected a Dataset, a path, .* got Tensor",
         ),
         (small, (torch.zeros(4, 18), torch.zeros(4)), {}, DataError, "images"),
         (small, (torch.zeros(4, 1, 18, 20), torch.zeros(3)), {}, DataError, "label"),

@@ -15,9 +15,9 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
+from torchcaps.data.floats import ArrayPreprocess
 
 import torchcaps as tc
-from torchcaps.data.floats import ArrayPreprocess
 from torchcaps.errors import ArgumentError, DataError
 from torchcaps.training.inputs import as_set, class_indices, image_tensor
 from torchcaps.training.loaders import known_indices
@@ -263,7 +263,7 @@ class Endless(torch.utils.data.IterableDataset):
         (DataLoader(Endless()), "expected a map-style Dataset"),
         (DataLoader(torch.zeros(8, 1, 4, 4)), "expected samples"),
         (TensorDataset(torch.zeros(8, 1, 4, 4)), "expected samples"),
-        (torch.zeros(8, 1, 4, 4), "expected an ImageSet, a path"),
+        (torch.zeros(8, 1, 4, 4), "expected an Dataset, a path"),
         ("nowhere/folder", "no such file or folder"),
     ],
 )

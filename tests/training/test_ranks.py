@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from torchcaps.data import load_dataset
+from torchcaps.data import Batch, load_dataset
 from torchcaps.distributed import Ranks
 from torchcaps.errors import TrainingError
 from torchcaps.models import create_model
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 from torchcaps.training import Interrupted, folder as folder_module, train
-from torchcaps.training.batches import SetBatches
+from torchcaps.training.batches import DatasetBatches
 from torchcaps.training.loop import Trainer
 
 from .makers import TINY, stop_after, tiny
@@ -26,14 +26,17 @@ def trainer(bars):
     config = TrainConfig.of(loss="margin", reconstruction=0.0, shift=0, precision="fp32", lr=0.1)
     model = create_model("capsnet", num_classes=3, img_size=images.img_size, **TINY)
     task = create_task(model, config, images)
-    batches = SetBatches(images, config)
+    batches = DatasetBatches(images, task, config)
     return Trainer(task, config, batches, images)
 
 
 def compute_gradient(trainer, ranks, num_images):
     """Gradient of the class capsules that one process computes in a step of `num_images`."""
     trainer.updater.ranks = ranks
-    trainer.updater.compute_gradients(trainer.batches.images, torch.arange(num_images), 0, 0.0)
+    images = trainer.batches.images
+    indices = torch.arange(num_images)
+    batch = Batch(images.float_images(indices), {"label": images.labels[indices]}, indices)
+    trainer.updater.compute_gradients(batch, 0, 0.0)
     return trainer.task.model.class_capsules.weight.grad
 
 

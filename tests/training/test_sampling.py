@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchcaps.data import ImageSet, PlacedSet, make_pairs, placed
+from torchcaps.data import Dataset, PlacedSet, make_pairs, placed
 from torchcaps.errors import DataError
 from torchcaps.models import CNN
 from torchcaps.tasks import create_task
@@ -42,7 +42,7 @@ def draw(images, indices, config, step):
 
 def augment(images, config, step):
     labels = torch.zeros(len(images), dtype=torch.int64)
-    image_set = ImageSet(images, labels, ("a", "b"), "some")
+    image_set = Dataset(images, {"label": labels}, ("a", "b"), "some")
     return draw(image_set, torch.arange(len(images)), config, step).images
 
 
@@ -50,7 +50,7 @@ def set_of(labels):
     """Images whose pixels are their number."""
     numbers = torch.arange(len(labels), dtype=torch.uint8)
     pixels = numbers.view(-1, 1, 1, 1).repeat(1, 1, 2, 2)
-    return ImageSet(pixels, torch.tensor(labels), ("a", "b"), "two")
+    return Dataset(pixels, {"label": torch.tensor(labels)}, ("a", "b"), "two")
 
 
 def numbers_of(images):
@@ -154,7 +154,7 @@ def test_a_crop_is_anywhere_in_training_and_the_middle_in_validation():
     crops = augment(images_of(), config, 0)
     assert crops.shape == (8, 1, 8, 8)
     assert not torch.equal(crops, augment(images_of(), config, 1))
-    images = ImageSet(images_of(), torch.zeros(8, dtype=torch.int64), ("a", "b"), "some")
+    images = Dataset(images_of(), {"label": torch.zeros(8, dtype=torch.int64)}, ("a", "b"), "some")
     assert torch.equal(cropped(images, 8).images, images_of()[:, :, 2:10, 2:10])
     assert cropped(images, None) is images
 
@@ -162,7 +162,7 @@ def test_a_crop_is_anywhere_in_training_and_the_middle_in_validation():
 def pairs_of(count=12):
     generator = torch.Generator().manual_seed(3)
     images = torch.randint(0, 120, (count, 1, 10, 10), dtype=torch.uint8, generator=generator)
-    source = ImageSet(images, torch.arange(count) % 3, ("a", "b", "c"), "some")
+    source = Dataset(images, {"label": torch.arange(count) % 3}, ("a", "b", "c"), "some")
     return make_pairs(source, max_shift=2)
 
 

@@ -12,7 +12,7 @@ import torch
 
 import torchcaps as tc
 from torchcaps import plugins
-from torchcaps.data import ImageSet
+from torchcaps.data import Dataset
 from torchcaps.errors import ArgumentError, RunError, TorchcapsError
 from torchcaps.training.files import load_tensors, save_tensors
 from torchcaps.types import model_metadata
@@ -67,7 +67,7 @@ def digits():
     """Sixty digits of four classes with names."""
     images = tc.data.load_dataset("digits", "train")
     subset = images.subset(torch.nonzero(images.labels < 4).flatten()[:60])
-    return ImageSet(subset.images, subset.labels, ("zero", "one", "two", "three"), "four")
+    return Dataset(subset.images, {"label": subset.labels}, ("zero", "one", "two", "three"), "four")
 
 
 def test_fitted_models_give_identical_outputs_in_another_process(own_nets, digits, tmp_path):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from torchcaps.bench.baselines import iterations_of
-from torchcaps.data import ImageBatch
+from torchcaps.data import Batch
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.forward import autocast
 from torchcaps.models import create_model
@@ -75,7 +75,7 @@ def training_step(
         precision: "fp32", or "bf16" for autocast.
     """
     task = task_of(model)
-    batch = ImageBatch(images, labels, masks=labels)
+    batch = Batch(images, {"label": labels, "mask": labels}, labels)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
 
     def step() -> None:

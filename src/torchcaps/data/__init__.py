@@ -3,7 +3,7 @@
     digits = load_dataset("digits", "train")  # comes with the package: 6,000 images
     own = load_dataset("photos/", "test", img_size=(64, 64))
 
-Readers return an `ImageSet`: one tensor of images, one of labels, the names of the classes.
+Readers return a `Dataset`: inputs, targets such as labels and masks, the names of the classes.
 """
 
 from torchcaps.data._registry import (
@@ -27,25 +27,25 @@ from torchcaps.data.augment.flip import random_horizontal_flip
 from torchcaps.data.augment.morphology import random_morphology
 from torchcaps.data.augment.shift import shift
 from torchcaps.data.budget import MemoryBudget
-from torchcaps.data.classes import match_classes
-from torchcaps.data.dataset import ImageBatch, ImageSet, MultilabelSet, few_labels, stratified_split
+from torchcaps.data.classes import match_classes, multi_hot
+from torchcaps.data.dataset import Dataset, Maker, few_labels, stratified_split
 from torchcaps.data.entries import LabelTree, label_tree
-from torchcaps.data.files import ImageFiles
+from torchcaps.data.files import DiskDataset
 from torchcaps.data.folder import read_folder, read_tar
 from torchcaps.data.folds import stratified_folds
 from torchcaps.data.idx import read_idx
 from torchcaps.data.images import decode_image
 from torchcaps.data.load import default_cache_dir, load_dataset
-from torchcaps.data.masks import MaskedSet, read_masks
+from torchcaps.data.masks import masked_set, read_masks
 from torchcaps.data.mat import read_mat
-from torchcaps.data.points import PointSet, read_points
+from torchcaps.data.points import point_set, read_points
 from torchcaps.data.preprocess import Preprocess, images_in
 from torchcaps.data.sets.affnist import read_affnist
 from torchcaps.data.sets.cifar10 import read_cifar
 from torchcaps.data.sets.faces import render_faces
 from torchcaps.data.sets.gtsrb import read_gtsrb
-from torchcaps.data.sets.multi import PairMaker, PairSet, make_pairs, multi_hot
-from torchcaps.data.sets.placed import PlacedSet, affine_copies, placed
+from torchcaps.data.sets.multi import PairMaker, make_pairs
+from torchcaps.data.sets.placed import affine_copies, placed
 from torchcaps.data.sets.planes import make_planes
 from torchcaps.data.sets.shapes import render_shapes
 from torchcaps.data.sets.smallnorb import Views, read_matrix, read_norb, split_views
@@ -62,25 +62,22 @@ from torchcaps.data.sources import (
     verify_dataset,
 )
 from torchcaps.data.table import read_table
+from torchcaps.data.types import Batch
 from torchcaps.registry import import_submodules
 
 __all__ = [
     "Archive",
+    "Batch",
+    "Dataset",
     "DatasetInfo",
+    "DiskDataset",
     "FileCheck",
-    "ImageBatch",
-    "ImageFiles",
-    "ImageSet",
     "LabelTree",
-    "MaskedSet",
+    "Maker",
     "MemoryBudget",
     "Mirror",
-    "MultilabelSet",
     "NpmPackage",
     "PairMaker",
-    "PairSet",
-    "PlacedSet",
-    "PointSet",
     "Preprocess",
     "ReadOptions",
     "ReadRequest",
@@ -102,9 +99,11 @@ __all__ = [
     "load_dataset",
     "make_pairs",
     "make_planes",
+    "masked_set",
     "match_classes",
     "multi_hot",
     "placed",
+    "point_set",
     "random_crop",
     "random_erasing",
     "random_horizontal_flip",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from torchcaps.data.budget import MemoryBudget
-from torchcaps.data.dataset import ImageSet
+from torchcaps.data.dataset import Dataset
 from torchcaps.data.pixels import Size
 from torchcaps.registry import Registry
 
@@ -107,7 +107,7 @@ class ReadRequest:
         storage: whether image files are decoded at once and kept in "memory", or stay on "disk"
             until they are needed; "auto" chooses by their size. A reader of other data may ignore
             it.
-        workers: processes that decode images on disk; None chooses, see `ImageFiles`.
+        workers: processes that decode images on disk; None chooses, see `DiskDataset`.
         options: how image files are read.
         classes: names of the classes of a model that is to be measured on images that it has not
             seen: they may be of some of these, and a path without splits is not divided. None for
@@ -124,9 +124,9 @@ class ReadRequest:
     classes: tuple[str, ...] | None = None
 
 
-DatasetReader = Callable[[Path, ReadRequest], ImageSet | None]
+DatasetReader = Callable[[Path, ReadRequest], Dataset | None]
 """(folder, request) -> the set, or None when the folder does not hold it"""
-FormatReader = Callable[[Path, ReadRequest], ImageSet]
+FormatReader = Callable[[Path, ReadRequest], Dataset]
 """(path, request) -> the set"""
 
 DATASETS: Registry[tuple[DatasetInfo, DatasetReader]] = Registry("data set")
@@ -175,7 +175,7 @@ def register_dataset(
 
 
 def register_derived(
-    base: DatasetInfo, make: Callable[[ImageSet, str], ImageSet], **known: Any
+    base: DatasetInfo, make: Callable[[Dataset, str], Dataset], **known: Any
 ) -> None:
     """Register a set that is made of another one when it is read.
 
@@ -186,7 +186,7 @@ def register_derived(
     """
 
     @register_dataset(with_changes(base, made_from=base.name, **known))
-    def read(folder: Path, request: ReadRequest) -> ImageSet | None:
+    def read(folder: Path, request: ReadRequest) -> Dataset | None:
         source = dataset_reader(base.name)(folder, request)
         if source is None:
             return None
@@ -204,7 +204,7 @@ def register_format(
 ) -> None:
     """Let `load_dataset` read a format by path.
 
-    A format holds images, or anything else that a subclass of `ImageSet` holds.
+    A format holds images, or anything else that a `Dataset` holds.
 
     Args:
         name: what it reads, such as "an .npz file", for the error about other paths.
@@ -225,7 +225,7 @@ def register_directory_format(
     info: DatasetInfo,
     name: str,
     holds: Callable[[Path], bool],
-    read: Callable[[Path, ReadRequest, str], ImageSet],
+    read: Callable[[Path, ReadRequest, str], Dataset],
 ) -> None:
     """Register a named set whose folders can also be read by path, whatever they are called.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
 from torchcaps.data.budget import MemoryBudget, open_reader, read_bytes, read_errors
-from torchcaps.data.dataset import ImageSet, check_count, check_labels, default_split, numbered
+from torchcaps.data.dataset import Dataset, check_count, check_labels, default_split, numbered
 from torchcaps.data.images import natural_key
 from torchcaps.data.pixels import array_images
 from torchcaps.errors import DataError, MissingSplitError
@@ -30,7 +30,7 @@ METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 ArrayReader = Callable[[], np.ndarray]
 
 
-def read_arrays(path: str | Path, request: ReadRequest) -> ImageSet:
+def read_arrays(path: str | Path, request: ReadRequest) -> Dataset:
     """Read images and labels from `.npz`, or from `NAME.npy` with its labels in `NAME_labels.npy`.
 
     An `.npz` holds `images` and `labels` (or `x` and `y`), or the same for each split: `x_train`,
@@ -88,7 +88,7 @@ def read_arrays(path: str | Path, request: ReadRequest) -> ImageSet:
         in_split = default_split(str(path), indices, request.split)
         pixels = pixels[in_split]
         indices = indices[in_split]
-    return ImageSet(pixels, indices, classes, path.stem)
+    return Dataset(pixels, {"label": indices}, classes, path.stem)
 
 
 register_format(

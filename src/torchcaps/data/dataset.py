@@ -1,13 +1,13 @@
-"""The one form of every data set: a tensor of images, a tensor of labels, the names of the classes.
+"""The one form of every data set: inputs, targets by name, the names of the classes.
 
 Images are held out class by class, and the same way each time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, NamedTuple, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -15,129 +15,141 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Generator, Tensor
 
 from torchcaps.data.augment.crop import center_crop
-from torchcaps.data.pixels import Size, check_pixels, fit_images, to_float
+from torchcaps.data.pixels import Size, resize_masks, to_float
 from torchcaps.data.preprocess import Preprocess
+from torchcaps.data.types import Batch
 from torchcaps.errors import (
     ArgumentError,
     DataError,
     check_range,
     check_shape,
-    named_shape,
 )
 
-AXES = ("n", "channels", "height", "width")
 MAX_CLASSES = 10_000
-NO_LABEL = -1  # in place of further labels of an image
 TEST_FRACTION = 0.2
 
 
-class ImageBatch(NamedTuple):
-    """A batch to train on.
+class Maker:
+    """Draws the items of a set anew for every batch of a training, such as pairs of digits."""
 
-    Attributes:
-        images: the images.
-        labels: the class, or the k classes, of each image.
-        singles: what each of the k classes looks like alone.
-        masks: the class of each pixel.
-    """
+    def draw(self, images: Dataset, indices: Tensor, generator: Generator) -> Batch:
+        """New items in place of those of the set.
 
-    images: Shaped[Tensor, "batch channels height width"]
-    labels: Int64[Tensor, " batch *k"]
-    singles: Shaped[Tensor, "batch k channels height width"] | None = None
-    masks: Int64[Tensor, "batch height width"] | None = None
+        Args:
+            images: the set that carries this.
+            indices: `[batch]` rows of the set, on its device.
+            generator: source of the random numbers.
+
+        Returns:
+            The batch, with all targets that it has.
+        """
+        raise NotImplementedError
+
+    def split(
+        self, images: Dataset, fraction_or_count: float, seed: int
+    ) -> tuple[Dataset, Dataset]:
+        """The two parts of `Dataset.train_val_split`."""
+        strata, groups = split_units(images)
+        train, val = stratified_split(strata, fraction_or_count, seed, groups=groups)
+        return images.subset(train), images.subset(val)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same, which draws on a device."""
+        return self
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ImageSet:
-    """Images with their labels, whole in memory.
+class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
+    """Items with what is known of each of them, whole in memory.
 
     Attributes:
-        images: uint8 in 0..255 or float32 in [0, 1].
-        labels: indices into `classes`.
+        inputs: uint8 in 0..255 or float32; what else holds of them, `preprocess` says.
+        targets: by name, each with a row an item: "label", int64 `[n]` indices into `classes`;
+            "labels", 0 or 1 `[n, classes]`, of items of several classes; "mask", uint8
+            `[n, height, width]` class of each pixel; "value", floats; and further numbers, such as
+            "azimuth" or "track".
         classes: names of the classes, in the order of the labels.
         name: name of the set in tables and reports.
-        factors: what else is known of each image, by name: `[n]` numbers such as "azimuth" or
-            "track".
-        groups: `[n]` integers, equal for images that depend on each other, as those of one toy,
-            patient, digit or video; None where each image is by itself. They stay together in
-            `train_val_split`, and a comparison of models counts them, not images.
+        groups: `[n]` integers, equal for items that depend on each other, as those of one toy,
+            patient, digit or video; None where each item is by itself. They stay together in
+            `train_val_split`, and a comparison of models counts them, not items.
         notes: sentences about what was read and what was left out.
-        files: name of the file of each image, if known.
-        preprocess: what prediction does to one of the inputs of a model trained on this.
-        min_classes: the least number of classes of a set of this type.
-        label_shape: axes of the labels of one image.
-        per_image: names of the tensors with an entry for each image.
+        files: name of the file of each item, if known.
+        preprocess: what the inputs are, and what prediction does to one.
+        maker: draws the items of a training anew; None where they stay as they are.
 
     Raises:
         DataError: at construction, where something breaks these rules.
     """
 
-    images: Shaped[Tensor, "n channels height width"]
-    labels: Int64[Tensor, " n"]
+    inputs: Shaped[Tensor, "n channels *space"]
+    targets: Mapping[str, Shaped[Tensor, "n ..."]]
     classes: tuple[str, ...]
     name: str
-    factors: Mapping[str, Shaped[Tensor, " n"]] = field(default_factory=dict)
     groups: Int64[Tensor, " n"] | None = None
     notes: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
-    preprocess: ClassVar[type[Preprocess]] = Preprocess
-    min_classes: ClassVar[int] = 2
-    label_shape: ClassVar[tuple[int, ...]] = ()
-    per_image: ClassVar[tuple[str, ...]] = ("images", "labels")
+    preprocess: type[Preprocess] = Preprocess
+    maker: Maker | None = None
 
     def __post_init__(self) -> None:
-        self._check_images()
-        self._check_labels()
-        for factor, values in self.factors.items():
-            if values.shape != self.images.shape[:1]:
+        self.preprocess.check(self.name, self.inputs)
+        count = len(self)
+        for target, rows in self.targets.items():
+            if rows.shape[:1] != (count,):
                 raise DataError(
-                    f"{self.name}: expected a {factor!r} for each of {len(self)} images, "
-                    f"got {list(values.shape)}"
+                    f"{self.name}: expected a {target!r} for each of {count} images, "
+                    f"got {list(rows.shape)}"
                 )
+        check_targets(self)
         groups = self.groups
-        if groups is not None and (groups.dtype, groups.shape) != (torch.int64, (len(self),)):
+        if groups is not None and (groups.dtype, groups.shape) != (torch.int64, (count,)):
             raise DataError(
-                f"{self.name}: expected an int64 group for each of {len(self)} images, "
+                f"{self.name}: expected an int64 group for each of {count} images, "
                 f"got groups {list(groups.shape)} of {groups.dtype}"
             )
 
-    def _check_images(self) -> None:
-        check_images(self.name, self.images)
-        check_pixels(self.name, self.images)
-
-    def _check_labels(self) -> None:
-        if self.labels.dtype != torch.int64 or self.labels.shape != (len(self), *self.label_shape):
-            expected = "two int64 labels" if self.label_shape else "one int64 label"
-            raise DataError(
-                f"{self.name}: expected {expected} for each of {len(self)} images, "
-                f"got labels {list(self.labels.shape)} of {self.labels.dtype}"
-            )
-        for labels in self.labels.reshape(len(self), -1).unbind(dim=1):
-            check_labels(self.name, labels, self.classes, self.min_classes)
-
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """A float input and its targets by name."""
+        rows = {name: target[index] for name, target in self.targets.items()}
+        return self.float_images([index])[0], rows
 
     def __repr__(self) -> str:
         classes = self.classes
         if len(classes) > 6:
             classes = (*classes[:4], "…", classes[-1])
-        shape = " × ".join(map(str, self.images.shape[1:]))
-        dtype = str(self.images.dtype).removeprefix("torch.")
+        shape = " × ".join(map(str, self.inputs.shape[1:]))
+        dtype = str(self.inputs.dtype).removeprefix("torch.")
         return (
             f"{type(self).__name__}({self.name!r}: {len(self):,} images {shape} {dtype}, "
             f"{self.num_classes} classes: {', '.join(classes)})"
         )
 
     @property
+    def images(self) -> Shaped[Tensor, "n channels *space"]:
+        """The inputs."""
+        return self.inputs
+
+    @property
+    def labels(self) -> Shaped[Tensor, "n ..."]:
+        """The target "label" or "labels"; zeros `[n]` where there is neither."""
+        for name in ("label", "labels"):
+            if name in self.targets:
+                return self.targets[name]
+        return torch.zeros(len(self), dtype=torch.int64)
+
+    @property
     def img_size(self) -> tuple[int, int]:
         """(height, width) in pixels."""
-        return self.images.shape[2], self.images.shape[3]
+        return self.inputs.shape[2], self.inputs.shape[3]
 
     @property
     def in_chans(self) -> int:
         """Number of channels: 1 for gray, 3 for color."""
-        return self.images.shape[1]
+        return self.inputs.shape[1]
 
     @property
     def num_classes(self) -> int:
@@ -146,13 +158,15 @@ class ImageSet:
 
     @property
     def size_in_words(self) -> str:
-        """Sides and channels of an image."""
-        height, width = self.img_size
-        colors = {1: "gray", 3: "color"}.get(self.in_chans, f"{self.in_chans} channels")
-        return f"{width} × {height} pixels (width × height), {colors}"
+        """Sides and channels of an input."""
+        return self.preprocess.size_in_words(self.inputs.shape)
+
+    def with_targets(self, **targets: Tensor) -> Self:
+        """The set with further targets, or others in place of its own."""
+        return replace(self, targets={**self.targets, **targets})
 
     def resized(self, img_size: Size, in_chans: int | None) -> Self:
-        """The set with images of another size and number of channels; see `fit_images`.
+        """The set with inputs of another size and number of channels, and masks of that size.
 
         Args:
             img_size: (height, width), or one side of a square; None keeps the size.
@@ -160,11 +174,20 @@ class ImageSet:
 
         Returns:
             The resized set.
+
+        Raises:
+            DataError: inputs, such as points, that have another size and are not resized.
         """
-        return replace(self, images=fit_images(self.images, img_size, in_chans))
+        if img_size is None and in_chans is None:
+            return self
+        inputs = self.preprocess.resize(self.name, self.inputs, img_size, in_chans)
+        targets = dict(self.targets)
+        if "mask" in targets:
+            targets["mask"] = resize_masks(targets["mask"], inputs.shape[2:])
+        return replace(self, inputs=inputs, targets=targets)
 
     def cropped(self, side: int) -> Self:
-        """The set with the middle of every image.
+        """The set with the middle of every input, and of its mask.
 
         Args:
             side: pixels along a side of the square that is kept.
@@ -172,53 +195,67 @@ class ImageSet:
         Returns:
             The cropped set.
         """
-        return replace(self, images=center_crop(self.images, side).contiguous())
+        targets = dict(self.targets)
+        if "mask" in targets:
+            targets["mask"] = (
+                center_crop(targets["mask"].unsqueeze(1), side).squeeze(1).contiguous()
+            )
+        return replace(self, inputs=center_crop(self.inputs, side).contiguous(), targets=targets)
 
     def subset(self, indices: Tensor | Sequence[int]) -> Self:
-        """The set of some of the images, with the same classes.
+        """The set of some of the items, with the same classes.
 
         Args:
-            indices: `[m]` integers; the images come in that order.
+            indices: `[m]` integers; the items come in that order.
 
         Returns:
-            The set of m images.
+            The set of m items.
         """
         index = self._index(indices)
-        factors = {name: values[index.to(values.device)] for name, values in self.factors.items()}
         groups = None if self.groups is None else self.groups[index.to(self.groups.device)]
-        tensors = {name: getattr(self, name)[index] for name in self.per_image}
         files = tuple(self.files[row] for row in index.tolist()) if self.files else ()
-        return replace(self, factors=factors, groups=groups, files=files, **tensors)
+        targets = select_rows(self.targets, index)
+        return replace(self, inputs=self.inputs[index], targets=targets, groups=groups, files=files)
 
-    def train_val_split(self, fraction_or_count: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
-        """Training and validation images, by `stratified_split`: no group is on both sides.
+    def train_val_split(self, fraction_or_count: float, seed: int = 0) -> tuple[Dataset, Dataset]:
+        """Training and validation items, by `stratified_split`: no group is on both sides.
 
         Args:
-            fraction_or_count: of the validation images: a float in (0, 1) is a share of each class,
+            fraction_or_count: of the validation items: a float in (0, 1) is a share of each class,
                 an int a number in all.
             seed: of the split, 0 or more.
 
         Returns:
             The training set and the validation set.
         """
-        strata, groups = split_units(self)
-        train, val = stratified_split(strata, fraction_or_count, seed, groups=groups)
-        return self.subset(train), self.subset(val)
+        return (self.maker or Maker()).split(self, fraction_or_count, seed)
 
-    def sample_batch(self, indices: Tensor | Sequence[int], *, generator: Generator) -> ImageBatch:
-        """Images to train on; sets that make their images in training draw new ones.
+    def batches(
+        self,
+        index_batches: Sequence[Tensor],
+        targets: Mapping[str, Tensor],
+        generators: Iterable[Generator] | None = None,
+        shard: Callable[[int], slice] = slice,
+    ) -> Iterator[Batch]:
+        """Batches of items, as floats.
 
         Args:
-            indices: `[batch]` integers.
-            generator: of what is drawn.
-
-        Returns:
-            Float images in [0, 1] `[batch, channels, height, width]` with their labels.
+            index_batches: rows of each batch.
+            targets: whose rows are in the batches; a maker returns those that it has.
+            generators: of each batch of a training, for the maker of a set that has one.
+            shard: from the size of a batch to the items of it that are needed; a set on disk reads
+                no others.
         """
-        return ImageBatch(self.float_images(indices), self.labels[self._index(indices)])
+        if self.maker is not None and generators is not None:
+            for indices, generator in zip(index_batches, generators, strict=True):
+                yield self.maker.draw(self, self._index(indices), generator)
+            return
+        for indices in index_batches:
+            index = self._index(indices)
+            yield Batch(self.float_images(index), select_rows(targets, index), index)
 
     def to(self, device: torch.device | str) -> Self:
-        """The set with its images and labels on a device; factors and groups stay where they are.
+        """The set with its inputs and targets on a device; groups stay where they are.
 
         Args:
             device: of torch, such as "cuda".
@@ -226,84 +263,73 @@ class ImageSet:
         Returns:
             The moved set.
         """
-        return replace(self, **{name: getattr(self, name).to(device) for name in self.per_image})
+        targets = {name: target.to(device) for name, target in self.targets.items()}
+        maker = None if self.maker is None else self.maker.to(device)
+        return replace(self, inputs=self.inputs.to(device), targets=targets, maker=maker)
 
     def float_images(
         self, indices: Tensor | Sequence[int] | None = None
     ) -> Float[Tensor, "m channels height width"]:
-        """The images at `indices` as float32 in [0, 1], not a copy where they are that already.
+        """The inputs at `indices` as float32, not a copy where they are that already.
 
         Args:
-            indices: `[m]` integers; None takes all images.
+            indices: `[m]` integers; None takes all inputs.
 
         Returns:
             `[m, channels, height, width]`.
         """
-        return to_float(self.images if indices is None else self.images[self._index(indices)])
+        return to_float(self.inputs if indices is None else self.inputs[self._index(indices)])
 
     def _index(self, indices: Tensor | Sequence[int]) -> Tensor:
-        return torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)
+        return torch.as_tensor(indices, dtype=torch.int64, device=self.inputs.device)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class MultilabelSet(ImageSet):
-    """Images of several classes each.
-
-    Attributes:
-        images: uint8 in 0..255 or float32 in [0, 1].
-        labels: `[n, k]` different indices into `classes`, k at least 2. The rows of images with
-            fewer classes end in `NO_LABEL`, -1.
-        classes: names of the classes.
-        name: name of the set in tables and reports.
-        factors: what else is known of each image, by name.
-        groups: `[n]` integers, equal for images of one thing; see `ImageSet`.
-        notes: sentences about what was read and what was left out.
-        files: name of the file of each image, if known.
-    """
-
-    labels: Int64[Tensor, "n k"]
-
-    def _check_labels(self) -> None:
-        labels = self.labels
-        if labels.dtype != torch.int64 or labels.dim() != 2 or len(labels) != len(self):
-            raise DataError(
-                f"{self.name}: expected int64 labels [n={len(self)}, k], "
-                f"got {list(labels.shape)} of {labels.dtype}"
-            )
-        is_label = labels != NO_LABEL
-        is_label[:, 0] = True  # every image shows a class
-        for column in labels.where(is_label, 0).unbind(dim=1):
-            check_labels(self.name, column, self.classes)
-        ordered = labels.sort(dim=1).values
-        is_twice = ((ordered.diff(dim=1) == 0) & (ordered[:, 1:] != NO_LABEL)).any(dim=1)
-        if is_twice.any():
-            index = int(is_twice.nonzero()[0])
-            twice = [self.classes[label] for label in labels[index].tolist()]
-            raise DataError(
-                f"{self.name}: expected different classes in image {index}, got {', '.join(twice)}"
-            )
+def select_rows(targets: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:
+    """Rows of every target, on the target's device."""
+    return {name: target[index.to(target.device)] for name, target in targets.items()}
 
 
-def check_images(source: str, images: Tensor) -> None:
-    """Check that images are `[n, channels, height, width]`, n at least 1.
+def check_targets(images: Dataset) -> None:
+    """Check the targets that refer to classes.
 
     Raises:
-        DataError: it is not so; the message begins with `source`.
+        DataError: they are no indices of classes, or of another type or shape.
     """
-    shape = images.shape
-    if len(shape) != 4 or 0 in shape[1:]:
-        raise DataError(
-            f"{source}: expected images [{', '.join(AXES)}], got {named_shape(AXES, shape)}"
-        )
-    if len(images) == 0:
-        raise DataError(f"{source}: there are no images")
+    name = images.name
+    count = len(images)
+    label, labels, mask = map(images.targets.get, ("label", "labels", "mask"))
+    if label is not None:
+        if label.dtype != torch.int64 or label.dim() != 1:
+            raise DataError(
+                f"{name}: expected one int64 label for each of {count} images, "
+                f"got labels {list(label.shape)} of {label.dtype}"
+            )
+        check_labels(name, label, images.classes)
+    if labels is not None:
+        if labels.shape != (count, images.num_classes) or not ((labels == 0) | (labels == 1)).all():
+            raise DataError(
+                f"{name}: expected labels of 0 and 1 [n={count}, classes={images.num_classes}], "
+                f"got {list(labels.shape)} of {labels.dtype}"
+            )
+        has_class = labels.sum(dim=1) > 0
+        if not has_class.all():
+            row = int((~has_class).nonzero()[0])
+            raise DataError(f"{name}: expected a class of each image, got none of image {row}")
+    if mask is not None:
+        if mask.dtype != torch.uint8 or mask.shape != (count, *images.img_size):
+            raise DataError(
+                f"{name}: expected a uint8 mask {list(images.img_size)} for each of {count} "
+                f"images, got {list(mask.shape)} of {mask.dtype}"
+            )
+        largest = int(mask.max())
+        if largest >= images.num_classes:
+            raise DataError(f"{name}: class {largest} of a mask is none of {images.num_classes}")
 
 
 def check_labels(
     source: str,
     labels: Int64[Tensor, " n"],
     classes: tuple[str, ...],
-    min_classes: int = 2,
 ) -> None:
     """Check the names of classes, and that every label is the index of one.
 
@@ -314,7 +340,7 @@ def check_labels(
     check_count(source, count)
     if len(set(classes)) != count:
         raise DataError(f"{source}: two classes have the same name in {', '.join(classes)}")
-    if count < min_classes:
+    if count < 2:
         raise DataError(
             f"{source}: expected at least two classes, got {', '.join(classes) or 'none'}"
         )
@@ -400,15 +426,20 @@ def stratified_split(
     return train, torch.from_numpy(np.flatnonzero(is_test))
 
 
-def split_units(images: ImageSet) -> tuple[Tensor, Tensor | None]:
+def split_units(images: Dataset) -> tuple[Tensor, Tensor | None]:
     """What `stratified_split` takes to split a set: the strata of its images, and their groups.
 
     Of images with several labels the first one counts.
     """
-    labels = images.labels.reshape(len(images), -1)[:, 0]
+    labels = first_labels(images.labels)
     if images.groups is None:
         return labels, None
     return group_strata(labels, images.groups), images.groups
+
+
+def first_labels(labels: Tensor) -> Int64[Tensor, " n"]:
+    """The class of each item `[n]`; of several classes `[n, classes]` the first one."""
+    return labels if labels.dim() == 1 else labels.argmax(dim=1)
 
 
 def group_strata(labels: Tensor, groups: Tensor) -> Int64[Tensor, " n"]:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from torchcaps.data._registry import ReadRequest
 from torchcaps.data.budget import MemoryBudget, open_reader
-from torchcaps.data.classes import unknown_classes
-from torchcaps.data.dataset import NO_LABEL, ImageSet, MultilabelSet, default_split
+from torchcaps.data.classes import multi_hot, unknown_classes
+from torchcaps.data.dataset import Dataset, default_split, first_labels
 from torchcaps.data.files import image_files, stays_on_disk
 from torchcaps.data.images import ImageSource, decode_image, is_gray, natural_key
 from torchcaps.data.notes import damage_notes
@@ -29,7 +29,7 @@ from torchcaps.errors import ArgumentError, DamagedImageError, DataError, Missin
 from torchcaps.words import counted
 
 SEPARATOR = "/"  # between the levels of a label tree in the name of a class
-GROUP = "object"  # the factor of groups that have no name of their own
+GROUP = "object"  # the target of groups that have no name of their own
 SPLIT_NAMES = {
     "train": "train",
     "val": "val",
@@ -174,22 +174,21 @@ class Listing:
     Attributes:
         name: name of the set.
         files: paths, or names in an archive, in the order of the images of the set.
-        labels: indices into `classes`, `[n]`, or `[n, k]` of images of several classes.
+        targets: what is known of each image: "label", or "labels" of images of several classes;
+            and its group by the name of the column.
         classes: names of the classes.
         all_files: the files of all splits, in the order in which they are best read. A color image
             among them makes the whole set color.
-        factors: what else is known of each image, by name.
-        groups: `[n]` integers, equal for images of one thing; see `ImageSet`.
+        groups: `[n]` integers, equal for images of one thing; see `Dataset`.
         notes: sentences about what was read and what was left out.
         prefix: text before a file in errors.
     """
 
     name: str
     files: tuple[str, ...]
-    labels: Int64[Tensor, " n *k"]
+    targets: Mapping[str, Tensor]
     classes: tuple[str, ...]
     all_files: tuple[str, ...]
-    factors: Mapping[str, Int64[Tensor, " n"]]
     groups: Int64[Tensor, " n"] | None
     notes: tuple[str, ...]
     prefix: str
@@ -217,32 +216,30 @@ def list_entries(
     ordered = sorted(entries, key=lambda e: (natural_key(e.label), natural_key(e.file)))
     classes = request.classes or _training_classes(name, ordered)
     labels = _index_labels(name, ordered, classes, is_known=bool(request.classes))
-    first_labels = labels.reshape(len(ordered), -1)[:, 0]
 
     groups = None if ordered[0].group is None else _number_groups(ordered)
     splits = [entry.split for entry in ordered]
-    indices = in_split(name, splits, first_labels, request, groups)
+    indices = in_split(name, splits, first_labels(labels), request, groups)
 
     part = f"{len(indices):,} of them in the {request.split} split"
     if request.classes is not None and not any(splits):
         part = "all of them measured, because it is not divided into train and test"
-    num_classes = len(labels[labels >= 0].unique())
+    num_classes = int(multi_hot(labels, len(classes)).any(dim=0).sum())
     size = f"{counted(len(ordered), 'image')} of {num_classes:,} class{'es' * (num_classes > 1)}"
     summary = [f"{name}: {size}, {part}"]
-    factors = {}
+    targets = {"label" if labels.dim() == 1 else "labels": labels[indices]}
     if groups is not None:
         group_name = request.options.group_column or GROUP
         num_groups = counted(len(groups.unique()), "group")
         summary.append(f"{name}: {num_groups} by {group_name!r}, each on one side of a split")
         groups = groups[indices]
-        factors[group_name] = groups
+        targets[group_name] = groups
     return Listing(
         name,
         tuple(ordered[index].file for index in indices),
-        labels[indices],
+        targets,
         classes,
         tuple(dict.fromkeys(entry.file for entry in entries)),
-        factors,
         groups,
         (*summary, *notes),
         prefix,
@@ -265,8 +262,8 @@ def _training_classes(name: str, entries: Iterable[Entry]) -> tuple[str, ...]:
 
 def _index_labels(
     name: str, entries: Sequence[Entry], classes: Sequence[str], is_known: bool
-) -> Int64[Tensor, " n *k"]:
-    """The classes of all entries as indices, `[n, k]` where there are images of several.
+) -> Shaped[Tensor, " n *classes"]:
+    """The classes of all entries as indices `[n]`; 0 or 1 `[n, classes]` where some have several.
 
     Args:
         name: name of the set, for errors.
@@ -287,10 +284,12 @@ def _index_labels(
                 )
             row.append(class_index[label])
         rows.append(row)
-    num_labels = max(map(len, rows))
-    if num_labels == 1:
+    if max(map(len, rows)) == 1:
         return torch.tensor(rows)[:, 0]
-    return torch.tensor([row + [NO_LABEL] * (num_labels - len(row)) for row in rows])
+    labels = torch.zeros(len(rows), len(classes), dtype=torch.uint8)
+    for image, row in enumerate(rows):
+        labels[image, row] = 1
+    return labels
 
 
 def _number_groups(entries: Sequence[Entry]) -> Int64[Tensor, " n"]:
@@ -308,7 +307,7 @@ def read_entries(
     prefix: str = "",
     notes: tuple[str, ...] = (),
     can_seek: bool = True,
-) -> ImageSet:
+) -> Dataset:
     """Read the images of one split, or leave them on disk; see `files.stays_on_disk`.
 
     Args:
@@ -333,13 +332,11 @@ def read_entries(
     listing, decoded, channels = _decode_all(listing, request, open_image)
     check_sizes(name, decoded)
     images = [to_channels(decoded[file].unsqueeze(0), channels) for file in listing.files]
-    set_class = ImageSet if listing.labels.dim() == 1 else MultilabelSet
-    return set_class(
+    return Dataset(
         torch.cat(images),
-        listing.labels,
+        listing.targets,
         listing.classes,
         name,
-        listing.factors,
         listing.groups,
         listing.notes,
         listing.files,
@@ -425,9 +422,8 @@ def _without_damaged(listing: Listing, problems: dict[str, str], skip_damaged: b
     return replace(
         listing,
         files=tuple(listing.files[index] for index in kept),
-        labels=listing.labels[kept],
+        targets={name: rows[kept] for name, rows in listing.targets.items()},
         all_files=tuple(file for file in listing.all_files if file not in problems),
-        factors={name: numbers[kept] for name, numbers in listing.factors.items()},
         groups=None if listing.groups is None else listing.groups[kept],
         notes=(*listing.notes, *notes),
     )

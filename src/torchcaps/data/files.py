@@ -1,9 +1,8 @@
 """Images that stay in their files and are decoded when they are needed, by processes of their own.
 
-`ImageFiles` is an `ImageSet` whose `images` are `EncodedImages` in place of a tensor. All that an
-`ImageSet` does works on it: subsets and splits decode nothing, `float_images` decodes what it
-returns. `stream` serves the batches of a training or an evaluation, a small `ImageSet` each, so
-that memory does not grow with the number of images.
+`DiskDataset` is a `Dataset` whose `inputs` are `EncodedImages` in place of a tensor. All that a
+`Dataset` does works on it: subsets and splits decode nothing, `float_images` decodes what it
+returns, and `batches` a few batches ahead, so that memory does not grow with the number of images.
 """
 
 from __future__ import annotations
@@ -13,21 +12,22 @@ import hashlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch import Generator, Tensor
+from torch.utils.data import DataLoader, Dataset as TorchDataset
 
 from torchcaps.data._registry import ReadRequest
 from torchcaps.data.augment.crop import center_crop
-from torchcaps.data.dataset import ImageSet, MultilabelSet
+from torchcaps.data.dataset import Dataset, select_rows
 from torchcaps.data.images import ImageSource, decode_image, is_gray, opened
 from torchcaps.data.pixels import Size, size_pair, to_float
+from torchcaps.data.types import Batch
 from torchcaps.errors import DataError, check_range
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ class EncodedImages:
         is_resized: whether images are resized to `img_size`; else they must have it.
         crop: side of the square that is cut out of the middle; None for the whole image.
         open_image: from a name to what `decode_image` takes; a function that can be pickled.
-        device: where decoded images go.
     """
 
     files: np.ndarray
@@ -62,8 +61,8 @@ class EncodedImages:
     is_resized: bool
     crop: int | None = None
     open_image: Callable[[str], ImageSource] = str
-    device: torch.device | str = "cpu"
     dtype: ClassVar[torch.dtype] = torch.uint8
+    device: ClassVar[torch.device] = torch.device("cpu")
 
     def __len__(self) -> int:
         return len(self.files)
@@ -77,12 +76,8 @@ class EncodedImages:
     def __getitem__(self, indices: Tensor) -> Self:
         return replace(self, files=self.files[indices.cpu().numpy()])
 
-    def to(self, device: torch.device | str) -> Self:
-        """The same images, which are decoded to another device."""
-        return replace(self, device=device)
-
     def decode(self) -> UInt8[Tensor, "n channels height width"]:
-        """The pixels of all images, on the device.
+        """The pixels of all images.
 
         Raises:
             DataError: a file is unreadable, or its image of another size.
@@ -90,7 +85,7 @@ class EncodedImages:
         pixels = torch.empty(self.shape, dtype=self.dtype)
         for index, file in enumerate(self.files.tolist()):
             pixels[index] = self._decode_file(os.fsdecode(file))
-        return pixels.to(self.device)
+        return pixels
 
     def _decode_file(self, file: str) -> UInt8[Tensor, "channels height width"]:
         target = self.img_size if self.is_resized else None
@@ -131,152 +126,78 @@ def _read_start(source: ImageSource) -> bytes:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ImageFiles(ImageSet):
-    """Images with their labels, decoded from their files when they are needed.
+class DiskDataset(Dataset):
+    """Images with what is known of each, decoded from their files when they are needed.
 
     Attributes:
-        images: the files, in place of a tensor.
-        labels: indices into `classes`.
-        classes: names of the classes, in the order of the labels.
-        name: name of the set in tables and reports.
-        factors: what else is known of each image, by name.
-        groups: `[n]` integers, equal for images of one thing; see `ImageSet`.
-        notes: sentences about what was read and what was left out.
-        files: not filled; the names are in `images`.
+        inputs: the files, in place of a tensor.
+        targets, classes, name, groups, notes, files, preprocess, maker: as of `Dataset`.
         workers: processes that decode batches; 0 for this process, None for one less than the
             cores of this process, at most 8.
     """
 
-    images: EncodedImages  # type: ignore[assignment]
+    inputs: EncodedImages  # type: ignore[assignment]
     workers: int | None = None
 
     def resized(self, img_size: Size, in_chans: int | None) -> Self:
-        """The set with images of another size and number of channels.
-
-        Args:
-            img_size: (height, width), or one side of a square; None keeps the size.
-            in_chans: 1 or 3; None keeps the channels.
-
-        Returns:
-            The resized set.
-
-        Raises:
-            DataError: another size for images that are cropped.
-        """
-        images = self.images
+        images = self.inputs
         if in_chans is not None:
             images = replace(images, in_chans=in_chans)
         if img_size is None or size_pair(img_size) == self.img_size:
-            return replace(self, images=images)
+            return replace(self, inputs=images)
         if images.crop is not None:
             raise DataError(f"img_size: expected to be set before the crop, got {img_size}")
         resized = replace(images, img_size=size_pair(img_size), is_resized=True)
-        return replace(self, images=resized)
+        return replace(self, inputs=resized)
 
     def cropped(self, side: int) -> Self:
-        """The set with the middle of every image.
-
-        Args:
-            side: pixels along a side of the square that is kept.
-
-        Returns:
-            The cropped set.
-        """
         check_range("crop", side, low=1, high=min(self.img_size))
-        return replace(self, images=replace(self.images, crop=side))
+        return replace(self, inputs=replace(self.inputs, crop=side))
+
+    def to(self, device: torch.device | str) -> Self:
+        """The set itself: batches are moved to a device, not files."""
+        return self
 
     def float_images(
         self, indices: Tensor | Sequence[int] | None = None
     ) -> Float[Tensor, "m channels height width"]:
-        """The images at `indices`, decoded by this process, as float32 in [0, 1].
+        """The images at `indices`, decoded by this process, as float32 in [0, 1]."""
+        inputs = self.inputs if indices is None else self.inputs[self._index(indices)]
+        return to_float(inputs.decode())
 
-        Args:
-            indices: `[m]` integers; None takes all images.
+    def batches(
+        self,
+        index_batches: Sequence[Tensor],
+        targets: Mapping[str, Tensor],
+        generators: Iterable[Generator] | None = None,
+        shard: Callable[[int], slice] = slice,
+    ) -> Iterator[Batch]:
+        """Batches of images, of which no more than a few are in memory at a time.
 
-        Returns:
-            `[m, channels, height, width]`.
+        The values are the same with any number of workers. Images outside of the shard are black.
+
+        Raises:
+            DataError: an unreadable file, or a process that decodes images was ended.
         """
-        images = self.images if indices is None else self.images[self._index(indices)]
-        return to_float(images.decode())
-
-    def _decoded(self, indices: Tensor, pixels: Tensor) -> ImageSet:
-        """An `ImageSet` of the images at `indices`, whose pixels are these."""
-        batch = self.subset(indices)
-        set_class = MultilabelSet if isinstance(self, MultilabelSet) else ImageSet
-        return set_class(
-            pixels.to(self.images.device),
-            batch.labels,
-            batch.classes,
-            batch.name,
-            batch.factors,
-            batch.groups,
-        )
+        parts = [indices[shard(len(indices))] for indices in index_batches]
+        for indices, rows in zip(index_batches, _decode_batches(self, parts), strict=True):
+            pixels = torch.zeros(len(indices), *rows.shape[1:], dtype=rows.dtype)
+            pixels[shard(len(indices))] = rows
+            yield Batch(to_float(pixels), select_rows(targets, indices), indices)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class MultilabelFiles(ImageFiles, MultilabelSet):
-    """Images of several classes each, decoded from their files when they are needed.
-
-    Attributes:
-        images: the files, in place of a tensor.
-        labels: `[n, k]` different indices into `classes`.
-        classes: names of the classes.
-        name: name of the set in tables and reports.
-        factors: what else is known of each image, by name.
-        groups: `[n]` integers, equal for images of one thing; see `ImageSet`.
-        notes: sentences about what was read and what was left out.
-        workers: processes that decode batches; see `ImageFiles`.
-    """
-
-
-def identities(images: ImageSet) -> dict[str, Tensor]:
+def identities(images: Dataset) -> dict[str, Tensor]:
     """The tensors with an entry for each image, by name, on the CPU; of files their digest."""
-    tensors = {}
-    for name in images.per_image:
-        values = getattr(images, name)
-        is_encoded = isinstance(values, EncodedImages)
-        tensors[name] = values.fingerprint() if is_encoded else values.cpu()
-    return tensors
+    inputs: Any = images.inputs
+    content = inputs.fingerprint() if isinstance(inputs, EncodedImages) else inputs.cpu()
+    return {"inputs": content} | {name: rows.cpu() for name, rows in images.targets.items()}
 
 
-def stream(
-    images: ImageSet,
-    batches: Sequence[Tensor],
-    needed: Callable[[int], slice] = slice,
-) -> Iterator[tuple[ImageSet, Tensor]]:
-    """Batches of a set, of which no more than a few are in memory at a time.
-
-    A set in memory is passed on as it is. Of `ImageFiles` each batch becomes a set of its own.
-    The values are the same with any number of workers.
-
-    Args:
-        images: the set.
-        batches: indices `[samples]` of the images of each batch.
-        needed: from the size of a batch to the images of it that are decoded; the others are black.
-
-    Returns:
-        For each batch a set, and the indices `[samples]` of its images in that set.
-
-    Raises:
-        DataError: an unreadable file, or a process that decodes images was ended.
-    """
-    if not isinstance(images, ImageFiles):
-        for indices in batches:
-            yield images, indices
-        return
-
-    parts = [indices[needed(len(indices))] for indices in batches]
-    for indices, rows in zip(batches, _decode_batches(images, parts), strict=True):
-        pixels = torch.zeros(len(indices), *rows.shape[1:], dtype=rows.dtype)
-        pixels[needed(len(indices))] = rows
-        yield images._decoded(indices, pixels), torch.arange(len(indices), device=indices.device)
-
-
-def _decode_batches(images: ImageFiles, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+def _decode_batches(images: DiskDataset, batches: Sequence[Tensor]) -> Iterator[Tensor]:
     """The pixels of each batch, uint8 `[samples, channels, height, width]` on the CPU."""
     workers = default_workers() if images.workers is None else images.workers
     indices = [indices.tolist() for indices in batches]
-    dataset = _DecodedBatches(images.images.to("cpu"))
+    dataset = _DecodedBatches(images.inputs)
     workers = min(workers, max(0, len(batches) - 1))
     for pixels, problem in decode_batches(dataset, indices, workers, images.name):
         if problem:
@@ -285,7 +206,7 @@ def _decode_batches(images: ImageFiles, batches: Sequence[Tensor]) -> Iterator[T
 
 
 def decode_batches(
-    dataset: Dataset[Any], batches: Iterable[list[Any]], workers: int, name: str
+    dataset: TorchDataset[Any], batches: Iterable[list[Any]], workers: int, name: str
 ) -> Iterator[Any]:
     """What a data set gives for each batch, in order; a few batches are decoded ahead.
 
@@ -335,7 +256,7 @@ def default_workers(num_ranks: int = 1) -> int:
     return min(MAX_WORKERS, max(1, (cores or 1) // num_ranks - 1))
 
 
-class _DecodedBatches(Dataset[Any]):
+class _DecodedBatches(TorchDataset[Any]):
     """What a `DataLoader` reads from; an index is a list, the images of a batch."""
 
     def __init__(self, images: EncodedImages) -> None:
@@ -410,7 +331,7 @@ def _decoded_bytes(
 
 def image_files(
     listing: Listing, request: ReadRequest, open_image: Callable[[str], ImageSource]
-) -> ImageFiles:
+) -> DiskDataset:
     """The images of a listing, which stay in their files.
 
     Args:
@@ -440,13 +361,11 @@ def image_files(
         f"{listing.name}: {len(images):,} images stay on disk and are decoded when they are "
         f"needed; in memory (--storage memory) they would take {megabytes:,.0f} MB"
     )
-    set_class = ImageFiles if listing.labels.dim() == 1 else MultilabelFiles
-    return set_class(
+    return DiskDataset(
         images,
-        listing.labels,
+        listing.targets,
         listing.classes,
         listing.name,
-        listing.factors,
         listing.groups,
         (*listing.notes, note),
         workers=request.workers,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
 from torchcaps.data.budget import open_reader, read_errors
-from torchcaps.data.dataset import ImageSet
+from torchcaps.data.dataset import Dataset
 from torchcaps.data.entries import (
     SEPARATOR,
     SPLIT_NAMES,
@@ -55,7 +55,7 @@ class Scan(NamedTuple):
     omissions: Omissions
 
 
-def read_folder(root: str | Path, request: ReadRequest) -> ImageSet:
+def read_folder(root: str | Path, request: ReadRequest) -> Dataset:
     """Read `root/<class>/*.png`, or `root/train/<class>/*` and `root/test/<class>/*`.
 
     The folder names the set. A folder that holds images is a class, with all images beneath it at
@@ -257,7 +257,7 @@ def split_folders(root: Path, holds: Callable[[Path], object]) -> list[tuple[Pat
     return [(root / name, split) for name, split in splits.items()] or [(root, None)]
 
 
-def read_tar(path: str | Path, request: ReadRequest) -> ImageSet:
+def read_tar(path: str | Path, request: ReadRequest) -> Dataset:
     """Read `<class>/*.png`, or `train/<class>/*` and `test/<class>/*`, out of an archive.
 
     The archive is plain or compressed. Folders that wrap all of it are skipped. Its name without

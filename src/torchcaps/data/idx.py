@@ -21,7 +21,7 @@ from torchcaps.data._registry import (
     register_format,
 )
 from torchcaps.data.budget import MemoryBudget, open_reader, sha256
-from torchcaps.data.dataset import ImageSet, check_labels, numbered
+from torchcaps.data.dataset import Dataset, check_labels, numbered
 from torchcaps.data.entries import plain_or_packed
 from torchcaps.errors import DataError
 
@@ -88,7 +88,7 @@ def read_idx_set(
     request: ReadRequest,
     name: str,
     classes: tuple[str, ...] | None = None,
-) -> ImageSet:
+) -> Dataset:
     """One split of a folder of files named as MNIST's.
 
     Args:
@@ -125,7 +125,7 @@ def read_idx_set(
     check_labels(str(labels_path), labels, classes)
     if images.ndim == 3:
         images = images.unsqueeze(1)
-    return ImageSet(images, labels, classes, name)
+    return Dataset(images, {"label": labels}, classes, name)
 
 
 register_format(
@@ -142,7 +142,7 @@ def register_idx(info: DatasetInfo) -> None:
     """
 
     @register_dataset(info)
-    def read(folder: Path, request: ReadRequest) -> ImageSet | None:
+    def read(folder: Path, request: ReadRequest) -> Dataset | None:
         if not holds_idx(folder):
             return None
         labels = find_idx(folder, request.split, "labels")

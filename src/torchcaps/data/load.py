@@ -18,8 +18,8 @@ from torchcaps.data._registry import (
     list_datasets,
 )
 from torchcaps.data.budget import MemoryBudget, read_errors
-from torchcaps.data.dataset import ImageSet
-from torchcaps.data.files import ImageFiles
+from torchcaps.data.dataset import Dataset
+from torchcaps.data.files import DiskDataset
 from torchcaps.data.folder import OPTIONS, read_folder
 from torchcaps.data.pixels import Size
 from torchcaps.errors import (
@@ -46,7 +46,7 @@ def load_dataset(
     workers: int | None = None,
     classes: tuple[str, ...] | None = None,
     **options: Any,
-) -> ImageSet:
+) -> Dataset:
     """Load one split of a data set. Never downloads.
 
     Args:
@@ -65,7 +65,7 @@ def load_dataset(
         max_bytes: memory that the files may expand to, at least 1; None is 256 MiB, or 32 times
             what they take on disk where that is more.
         storage: "memory" decodes all images at once. "disk" leaves image files where they are: the
-            set is an `ImageFiles`, which decodes them when they are needed. "auto" does so where
+            set is an `DiskDataset`, which decodes them when they are needed. "auto" does so where
             they would take more than 1 GiB, a quarter of the machine's memory, or `max_bytes`.
         workers: processes that decode images on disk; 0 for none, None chooses.
         classes: names of the classes of a model that has seen none of these images. Image files may
@@ -75,8 +75,7 @@ def load_dataset(
             `label_separator`, `group_column`, `group_pattern`, `skip_damaged`.
 
     Returns:
-        The images of the split, of the type of the set: an `ImageSet`, or `ImageFiles`,
-        `MaskedSet`, `PairSet`, `PlacedSet` or `PointSet`.
+        The images of the split: a `Dataset`, or a `DiskDataset` of image files.
 
     Raises:
         DataError: absent (with every place that was searched), damaged, unusable, or larger than
@@ -109,7 +108,7 @@ def load_dataset(
             raise DataError(f"{text}: no such file or folder, and no data set of this name")
         else:
             raise DATASETS.unknown(text)
-    if storage == "disk" and not isinstance(images, ImageFiles):
+    if storage == "disk" and not isinstance(images, DiskDataset):
         raise DataError(
             f"{text}: cannot stay on disk, because it is no set of image files in folders, a table "
             "or plain .tar shards; use the storage auto or memory"
@@ -117,7 +116,7 @@ def load_dataset(
     return images.resized(img_size, in_chans)
 
 
-def _read_named(name: str, folders: list[Path], request: ReadRequest) -> ImageSet:
+def _read_named(name: str, folders: list[Path], request: ReadRequest) -> Dataset:
     for folder in folders:
         if folder.is_dir():
             images = dataset_reader(name)(folder, request)
@@ -126,7 +125,7 @@ def _read_named(name: str, folders: list[Path], request: ReadRequest) -> ImageSe
     raise not_found(name, folders)
 
 
-def _read_path(path: Path, request: ReadRequest) -> ImageSet:
+def _read_path(path: Path, request: ReadRequest) -> Dataset:
     for name, data_format in reversed(list(FORMATS.items())):
         if data_format.holds(path):
             _check_request(f"{path} ({name})", request, data_format.splits, data_format.options)

@@ -6,26 +6,23 @@ import colorsys
 import csv
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from jaxtyping import UInt8
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Generator, Tensor
+from torch import Tensor
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
-from torchcaps.data.augment.crop import center_crop
 from torchcaps.data.budget import MemoryBudget, open_reader, read_errors
-from torchcaps.data.dataset import ImageBatch, ImageSet
+from torchcaps.data.dataset import Dataset
 from torchcaps.data.entries import check_sizes, in_split, row_split
 from torchcaps.data.folder import split_folders
 from torchcaps.data.images import decode_image, image_files, is_gray, natural_key, opened
-from torchcaps.data.pixels import Size, fit_images
+from torchcaps.data.pixels import fit_images, resize_masks
 from torchcaps.errors import DataError
 
 CLASS_TABLES = ("classes.txt", "classes.csv")
@@ -45,65 +42,17 @@ COLORS = (
 )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class MaskedSet(ImageSet):
-    """Images with a class for each pixel; the first class is the background.
+def masked_set(images: Tensor, masks: Tensor, classes: tuple[str, ...], name: str) -> Dataset:
+    """A set of images and masks, whose label is the class with most pixels of a mask.
 
-    The label of an image is the class with most of its pixels. It is the background only where
-    there is no other class.
-
-    Attributes:
-        masks: indices into `classes`, uint8 `[n, height, width]`.
+    Args:
         images: `[n, channels, height, width]`, uint8 in 0..255 or float32 in [0, 1].
-        labels: `[n]` main class of each image, an index into `classes`.
+        masks: indices into `classes`, uint8 `[n, height, width]`.
         classes: names of the classes, the background first.
-        name: name of the set in tables and reports.
-        factors: further numbers of each image by name, each `[n]`.
-        groups: `[n]` integers, equal for images of one thing; see `ImageSet`.
-        notes: sentences about what was read and what was left out.
-        files: name of the file of each image, if known.
+        name: name of the set.
     """
-
-    masks: UInt8[Tensor, "n height width"] = field(kw_only=True)
-    per_image: ClassVar[tuple[str, ...]] = ("images", "labels", "masks")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.masks.dtype != torch.uint8 or self.masks.shape != (len(self), *self.img_size):
-            raise DataError(
-                f"{self.name}: expected a uint8 mask {list(self.img_size)} for each of {len(self)} "
-                f"images, got {list(self.masks.shape)} of {self.masks.dtype}"
-            )
-        largest = int(self.masks.max())
-        if largest >= self.num_classes:
-            raise DataError(f"{self.name}: class {largest} of a mask is none of {self.num_classes}")
-
-    @classmethod
-    def of(cls, images: Tensor, masks: Tensor, classes: tuple[str, ...], name: str) -> Self:
-        """A set of images and masks; the labels are made from the masks.
-
-        Args:
-            images: `[n, channels, height, width]`, uint8 in 0..255 or float32 in [0, 1].
-            masks: indices into `classes`, uint8 `[n, height, width]`.
-            classes: names of the classes, the background first.
-            name: name of the set.
-
-        Returns:
-            The set.
-        """
-        return cls(images, main_classes(masks, len(classes)), classes, name, masks=masks)
-
-    def sample_batch(self, indices: Tensor | Sequence[int], *, generator: Generator) -> ImageBatch:
-        batch = super().sample_batch(indices, generator=generator)
-        return batch._replace(masks=self.masks[self._index(indices)].long())
-
-    def resized(self, img_size: Size, in_chans: int | None) -> Self:
-        images = fit_images(self.images, img_size, in_chans)
-        return replace(self, images=images, masks=_resize_masks(self.masks, images.shape[2:]))
-
-    def cropped(self, side: int) -> Self:
-        masks = center_crop(self.masks.unsqueeze(1), side).squeeze(1).contiguous()
-        return replace(super().cropped(side), masks=masks)
+    labels = main_classes(masks, len(classes))
+    return Dataset(images, {"label": labels, "mask": masks}, classes, name)
 
 
 def main_classes(masks: Tensor, num_classes: int) -> Tensor:
@@ -172,7 +121,7 @@ class MaskPair(NamedTuple):
     split: str | None
 
 
-def read_masks(root: str | Path, request: ReadRequest) -> MaskedSet:
+def read_masks(root: str | Path, request: ReadRequest) -> Dataset:
     """Read `root/images/*` with `root/masks/*`, or both within `root/train/` and `root/test/`.
 
     The names of an image and its mask are equal but for the ending. Without train/ and test/, 20 %
@@ -204,7 +153,7 @@ def read_masks(root: str | Path, request: ReadRequest) -> MaskedSet:
         return _read_pairs(root.resolve().name, pairs, root, request)
 
 
-def read_mask_table(path: Path, rows: csv.DictReader[str], request: ReadRequest) -> MaskedSet:
+def read_mask_table(path: Path, rows: csv.DictReader[str], request: ReadRequest) -> Dataset:
     """Read the images and masks that a CSV with the columns `image` and `mask` names."""
     pairs = []
     for row in rows:
@@ -261,7 +210,7 @@ def _read_pairs(
     pairs: Sequence[MaskPair],
     folder: Path,
     request: ReadRequest,
-) -> MaskedSet:
+) -> Dataset:
     if not pairs:
         raise DataError(f"{name}: there are no images")
     table = _read_class_table(folder, request.budget)
@@ -292,15 +241,10 @@ def _read_pairs(
         image = _read_image(pairs[index], masks[index], channels, request)
         images.append(image)
         files[str(pairs[index].image)] = image
-        split_masks.append(_resize_masks(masks[index].unsqueeze(0), image.shape[1:]))
+        split_masks.append(resize_masks(masks[index].unsqueeze(0), image.shape[1:]))
     check_sizes(name, files)
-    return MaskedSet(
-        torch.stack(images),
-        labels[indices],
-        table.names,
-        name,
-        masks=torch.cat(split_masks),
-    )
+    targets = {"label": labels[indices], "mask": torch.cat(split_masks)}
+    return Dataset(torch.stack(images), targets, table.names, name)
 
 
 def _read_image(pair: MaskPair, mask: Tensor, channels: int, request: ReadRequest) -> Tensor:
@@ -312,10 +256,6 @@ def _read_image(pair: MaskPair, mask: Tensor, channels: int, request: ReadReques
             f"got {mask.shape[0]} × {mask.shape[1]}"
         )
     return fit_images(image.unsqueeze(0), request.img_size, channels)[0]
-
-
-def _resize_masks(masks: Tensor, size: Sequence[int]) -> Tensor:
-    return F.interpolate(masks.unsqueeze(1), tuple(size), mode="nearest-exact").squeeze(1)
 
 
 @dataclass(frozen=True)

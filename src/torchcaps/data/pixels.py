@@ -1,13 +1,16 @@
 """Channels, depth and size of images: the same conversions for every reader and for prediction."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from torchcaps.errors import DataError
+from torchcaps.errors import DataError, named_shape
 
+AXES = ("n", "channels", "height", "width")
 MAX_CHANNELS = 4
 CHUNK = 1024  # images, or rows, converted at a time, to bound the wider copy
 LARGE = 1 << 24  # values of an image whose channels are resized one by one
@@ -48,6 +51,11 @@ def fit_images(images: Images, img_size: Size, in_chans: int | None) -> Images:
         return images
     resized = [_resize(chunk, size_pair(img_size)) for chunk in images.split(CHUNK)]
     return torch.cat(resized)
+
+
+def resize_masks(masks: Tensor, size: Sequence[int]) -> Tensor:
+    """Masks `[n, height, width]` of another size; a pixel takes the class of the nearest one."""
+    return F.interpolate(masks.unsqueeze(1), tuple(size), mode="nearest-exact").squeeze(1)
 
 
 def _resize(images: Images, size: tuple[int, int]) -> Images:
@@ -137,6 +145,21 @@ def array_images(source: str, images: np.ndarray) -> Images:
     return tensor
 
 
+def check_images(source: str, images: Tensor) -> None:
+    """Check that images are `[n, channels, height, width]`, n at least 1.
+
+    Raises:
+        DataError: it is not so; the message begins with `source`.
+    """
+    shape = images.shape
+    if len(shape) != 4 or 0 in shape[1:]:
+        raise DataError(
+            f"{source}: expected images [{', '.join(AXES)}], got {named_shape(AXES, shape)}"
+        )
+    if len(images) == 0:
+        raise DataError(f"{source}: there are no images")
+
+
 def check_pixels(source: str, images: Images) -> None:
     """Check that images are uint8, or float32, finite and in [0, 1].
 
@@ -162,5 +185,5 @@ def check_pixels(source: str, images: Images) -> None:
 
 
 def to_float(images: Images) -> Float[Tensor, "n channels height width"]:
-    """Images as float32 in [0, 1]; floats stay as they are."""
-    return images.float().div_(255) if images.dtype == torch.uint8 else images
+    """Images as float32: bytes in [0, 1], floats as they are."""
+    return images.float().div_(255) if images.dtype == torch.uint8 else images.float()

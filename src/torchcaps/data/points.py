@@ -5,11 +5,11 @@ They are read from `.npz` or `.csv`.
 
 import csv
 import zipfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
 from torchcaps.data.arrays import npz_arrays
 from torchcaps.data.budget import MemoryBudget, read_errors
-from torchcaps.data.dataset import ImageSet, default_split
+from torchcaps.data.dataset import Dataset, default_split
 from torchcaps.data.entries import csv_rows, row_split
 from torchcaps.data.pixels import Size, size_pair
 from torchcaps.data.preprocess import Picture, Preprocess
@@ -39,6 +39,33 @@ class PointPreprocess(Preprocess, kind="points"):
 
     `img_size` is (points, 1), and `in_chans` the number of coordinates. There is no crop.
     """
+
+    @classmethod
+    def check(cls, source: str, inputs: Tensor) -> None:
+        shape = inputs.shape
+        is_valid = len(shape) == 4 and shape[1] in (2, 3) and shape[2] >= 2 and shape[3] == 1
+        if not is_valid or inputs.dtype != torch.float32:
+            raise DataError(
+                f"{source}: expected float32 [{', '.join(AXES)}] with 2 or 3 coordinates, "
+                f"got {named_shape(AXES, shape)} of {inputs.dtype}"
+            )
+        if not inputs.isfinite().all():
+            raise DataError(f"{source}: holds NaN or infinite coordinates")
+
+    @classmethod
+    def resize(cls, source: str, inputs: Tensor, img_size: Size, in_chans: int | None) -> Tensor:
+        _, dim, points, _ = inputs.shape
+        num_points = points if img_size is None else size_pair(img_size)[0]
+        if (num_points, in_chans or dim) != (points, dim):
+            raise DataError(
+                f"{source}: expected {num_points} points in {in_chans or dim} dimensions, "
+                f"got {cls.size_in_words(inputs.shape)}; sets of points are not resized"
+            )
+        return inputs
+
+    @classmethod
+    def size_in_words(cls, shape: Sequence[int]) -> str:
+        return f"{shape[2]:,} points in {shape[1]} dimensions each"
 
     def is_input(self, path: str) -> bool:
         return Path(path).suffix.lower() in SUFFIXES
@@ -69,65 +96,19 @@ class PointPreprocess(Preprocess, kind="points"):
             raise DataError(
                 f"{source}: expected one set of points, got {len(points)}; evaluate takes many"
             )
-        return PointSet.of(points, source).resized(self.img_size, self.in_chans).images[0]
+        self.check(source, points)
+        return self.resize(source, points, self.img_size, self.in_chans)[0]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class PointSet(ImageSet):
-    """Sets of equally many points.
+def point_set(points: Tensor, name: str, class_name: str = "points") -> Dataset:
+    """A set of sets of points, which have no labels.
 
-    Attributes:
-        images: float32 `[n, 2 or 3, points, 1]`, any finite numbers.
-        labels: `[n]` indices into `classes`.
-        classes: names of the classes, at least one.
-        name: name of the set in tables and reports.
-        factors: further numbers of each set of points by name, each `[n]`.
-        groups: `[n]` integers, equal for sets of one thing; see `ImageSet`.
-        notes: sentences about what was read and what was left out.
-        files: name of the file of each image, if known.
+    Args:
+        points: float32 `[n, 2 or 3, points, 1]`.
+        name: name of the set.
+        class_name: name of what the points are.
     """
-
-    preprocess: ClassVar[type[Preprocess]] = PointPreprocess
-    min_classes: ClassVar[int] = 1
-
-    def _check_images(self) -> None:
-        shape = self.images.shape
-        is_valid = len(shape) == 4 and shape[1] in (2, 3) and shape[2] >= 2 and shape[3] == 1
-        if not is_valid or self.images.dtype != torch.float32:
-            raise DataError(
-                f"{self.name}: expected float32 [{', '.join(AXES)}] with 2 or 3 coordinates, "
-                f"got {named_shape(AXES, shape)} of {self.images.dtype}"
-            )
-        if not self.images.isfinite().all():
-            raise DataError(f"{self.name}: holds NaN or infinite coordinates")
-
-    @classmethod
-    def of(cls, points: Tensor, name: str, class_name: str = "points") -> Self:
-        """A set of points, all of one class.
-
-        Args:
-            points: float32 `[n, 2 or 3, points, 1]`.
-            name: name of the set.
-            class_name: name of the class.
-
-        Returns:
-            The set.
-        """
-        return cls(points, torch.zeros(len(points), dtype=torch.int64), (class_name,), name)
-
-    @property
-    def size_in_words(self) -> str:
-        return f"{self.images.shape[2]:,} points in {self.in_chans} dimensions each"
-
-    def resized(self, img_size: Size, in_chans: int | None) -> Self:
-        num_points, _ = self.img_size if img_size is None else size_pair(img_size)
-        dimensions = in_chans or self.in_chans
-        if (num_points, dimensions) != (self.img_size[0], self.in_chans):
-            raise DataError(
-                f"{self.name}: expected {num_points} points in {dimensions} dimensions, "
-                f"got {self.size_in_words}; sets of points are not resized"
-            )
-        return self
+    return Dataset(points, {}, (class_name,), name, preprocess=PointPreprocess)
 
 
 def standardized_points(source: str, sets: np.ndarray) -> Tensor:
@@ -169,7 +150,7 @@ def standardized_points(source: str, sets: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(scaled.swapaxes(1, 2)))[..., None]
 
 
-def read_points(path: str | Path, request: ReadRequest) -> PointSet:
+def read_points(path: str | Path, request: ReadRequest) -> Dataset:
     """Read sets of equally many points, in 2 or 3 dimensions, from `.npz` or `.csv`.
 
     An `.npz` holds `points` `[n, points, coordinates]`, or `points_train` and `points_test`. A
@@ -206,7 +187,7 @@ def read_points(path: str | Path, request: ReadRequest) -> PointSet:
     if name == "points" and request.classes is None:
         labels = torch.zeros(len(points), dtype=torch.int64)
         points = points[default_split(str(path), labels, split)]
-    return PointSet.of(points, path.stem)
+    return point_set(points, path.stem)
 
 
 def _read_single(path: Path) -> np.ndarray:

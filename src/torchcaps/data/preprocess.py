@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
@@ -15,8 +16,16 @@ from torch import Tensor
 from torchcaps.data.augment.crop import center_crop
 from torchcaps.data.budget import read_errors
 from torchcaps.data.images import decode_image, is_image_file, natural_key
-from torchcaps.data.pixels import array_images, fit_images, size_pair, to_float
-from torchcaps.errors import DataError, check_regular
+from torchcaps.data.pixels import (
+    Size,
+    array_images,
+    check_images,
+    check_pixels,
+    fit_images,
+    size_pair,
+    to_float,
+)
+from torchcaps.errors import DataError, check_regular, check_shape
 from torchcaps.registry import Registry
 
 MAX_SIDE = 8192  # pixels: a file may ask for any number
@@ -60,6 +69,24 @@ class Preprocess:
             raise DataError(
                 f"crop: expected from 1 to {min(self.img_size)} pixels, got {self.crop}"
             )
+
+    @classmethod
+    def check(cls, source: str, inputs: Tensor) -> None:
+        """Check that inputs of a set are of this kind; DataError begins with `source`."""
+        check_images(source, inputs)
+        check_pixels(source, inputs)
+
+    @classmethod
+    def resize(cls, source: str, inputs: Tensor, img_size: Size, in_chans: int | None) -> Tensor:
+        """Inputs of a set at another size and number of channels; see `fit_images`."""
+        return fit_images(inputs, img_size, in_chans)
+
+    @classmethod
+    def size_in_words(cls, shape: Sequence[int]) -> str:
+        """Sides and channels of an input of a set whose inputs have this shape."""
+        _, channels, height, width = shape
+        colors = {1: "gray", 3: "color"}.get(channels, f"{channels} channels")
+        return f"{width} × {height} pixels (width × height), {colors}"
 
     @property
     def is_picture(self) -> bool:
@@ -160,6 +187,48 @@ class Preprocess:
 
 PREPROCESSES: Registry[type[Preprocess]] = Registry("kind of input")
 PREPROCESSES.add(Preprocess.kind, Preprocess)
+
+
+@dataclass(frozen=True)
+class ArrayPreprocess(Preprocess, kind="arrays"):
+    """Takes arrays of any finite numbers, as after a normalization, as the caller prepares them."""
+
+    @classmethod
+    def check(cls, source: str, inputs: Tensor) -> None:
+        check_images(source, inputs)
+        if inputs.dtype != torch.float32:
+            raise DataError(f"{source}: expected float32, got {inputs.dtype}")
+        if not inputs.isfinite().all():
+            raise DataError(f"{source}: expected finite numbers, got NaN or infinite ones")
+
+    def __call__(
+        self, image: Picture | bytes, name: str | None = None
+    ) -> Float[Tensor, "channels height width"]:
+        """One array as float32 `[channels, height, width]`.
+
+        Args:
+            image: an array or tensor of that shape.
+            name: what errors call it.
+
+        Raises:
+            DataError: a file or a picture, whose values would not be those of the training.
+        """
+        if not isinstance(image, np.ndarray | Tensor):
+            raise DataError(
+                f"{name or 'image'}: expected an array that is prepared as those of the training, "
+                f"whose values were not in [0, 1], got {type(image).__name__}"
+            )
+        values = torch.as_tensor(image).float()
+        height, width = self.img_size
+        check_shape(
+            name or "image",
+            values,
+            ("channels", "height", "width"),
+            channels=self.in_chans,
+            height=height,
+            width=width,
+        )
+        return self.finish(values[None])[0]
 
 
 def images_in(paths: Iterable[str | Path]) -> list[Path]:

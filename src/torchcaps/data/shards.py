@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
 from torchcaps.data.budget import open_reader
-from torchcaps.data.dataset import ImageSet
+from torchcaps.data.dataset import Dataset
 from torchcaps.data.entries import Entry, group_finder, read_entries
 from torchcaps.data.folder import OPTIONS, split_folders
 from torchcaps.data.images import SUFFIXES, natural_key
@@ -26,7 +26,7 @@ LABEL_KEYS = ("label", "cls", "class")  # of a .json file
 MAX_LABEL_BYTES = 1 << 16  # of a .cls or .json file
 
 
-def read_shards(path: str | Path, request: ReadRequest) -> ImageSet:
+def read_shards(path: str | Path, request: ReadRequest) -> Dataset:
     """Read one .tar shard, or a folder of them, or of train/ and test/ with shards.
 
     Without train/ and test/, 20 % of each class are the test split, as in `read_folder`. Classes

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadOptions, ReadRequest, register_format
-from torchcaps.data.dataset import ImageSet
+from torchcaps.data.dataset import Dataset
 from torchcaps.data.entries import (
     SEPARATOR,
     Entry,
@@ -44,16 +44,16 @@ class TableColumns(NamedTuple):
     group: str | None = None
 
 
-def read_table(path: str | Path, request: ReadRequest) -> ImageSet:
+def read_table(path: str | Path, request: ReadRequest) -> Dataset:
     """Read the images that a CSV with the columns `file` and `label` names.
 
-    With the columns `image` and `mask` instead it gives a `MaskedSet`, as `read_masks` does; a
+    With the columns `image` and `mask` instead it gives images with masks, as `read_masks` does; a
     table of classes may lie beside it. With the column `image`, all other columns but `split` are
     the levels of a label tree, two or more, coarse to fine.
 
     The option `label_column` names the column of labels instead; the files are then in `file` or
     `image`. If it names several, or `label_separator` divides what is in a column ("cat|dog"), an
-    image has one or more classes, as in a `MultilabelSet`. The option `group_column` names the
+    image has one or more classes, the target "labels". The option `group_column` names the
     column of the objects that must not be on two sides of a split.
 
     Files are relative to the CSV's own folder. A column `split` says "train", "val" or "test" for

@@ -7,7 +7,6 @@ and 6 (overlapping digits).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter
@@ -18,7 +17,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.data import ImageSet, Preprocess
+from torchcaps.data import Dataset, Preprocess, multi_hot
 from torchcaps.data.pixels import fit_images
 from torchcaps.errors import ArgumentError, DataError, RunError, check_range, check_shape
 from torchcaps.evaluation.forward import activations_of, device_of, evaluating
@@ -67,7 +66,7 @@ class Session:
         self,
         model: nn.Module,
         name: str,
-        examples: ImageSet | None = None,
+        examples: Dataset | None = None,
         note: str = "",
     ) -> None:
         task = model if isinstance(model, Task) else create_task(model, TrainConfig(), examples)
@@ -116,7 +115,9 @@ class Session:
     def describe(self) -> dict[str, Any]:
         """What the page needs to know of the model, ready for JSON."""
         examples = self.examples
-        sides = examples.label_shape if examples is not None and self.has_labels else ()
+        several = 1
+        if examples is not None and self.has_labels and "labels" in examples.targets:
+            several = int(examples.labels.sum(dim=1).max())
         return {
             "name": self.name,
             "title": type(self.model).__name__,
@@ -128,7 +129,7 @@ class Session:
             "dense": self.spec.is_dense,
             "routed": self.has_routing,
             "activation": _activation_kind(self.spec),
-            "several": math.prod(sides),
+            "several": several,
             "data": "" if examples is None else examples.name,
             "note": self.note,
             "views": {name: view.describe() for name, view in self.views.items()},
@@ -153,16 +154,16 @@ class Session:
         image = image.mul(255).round_().to(torch.uint8)
         if not self.has_labels:
             return image.cpu(), ()
-        labels = self.examples.labels[index].reshape(-1)
-        return image.cpu(), tuple(labels[labels >= 0].tolist())
+        labels = multi_hot(self.examples.labels[[index]], len(self.names))
+        return image.cpu(), tuple(labels[0].nonzero().flatten().tolist())
 
     def examples_of(self, label: int) -> Int64[Tensor, " n"]:
         """Indices of the examples of a class."""
         self.check_class(label)
         if self.examples is None or not self.has_labels:
             raise ArgumentError("examples", "there are none here that have labels")
-        labels = self.examples.labels.reshape(len(self.examples), -1).cpu()
-        return torch.nonzero((labels == label).any(dim=1)).squeeze(1)
+        labels = multi_hot(self.examples.labels.cpu(), len(self.names))
+        return labels[:, label].nonzero().squeeze(1)
 
     def fit(self, image: Picture) -> Picture:
         """An image of another model with this one's size and channels.

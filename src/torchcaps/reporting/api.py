@@ -41,7 +41,7 @@ def evaluate(
 
     Args:
         model_or_run: a model; a run, or its folder; or a file of weights.
-        data: an `ImageSet`, (images, labels), or the name or path of a data set; by default the one
+        data: a `Dataset`, (images, labels), or the name or path of a data set; by default the one
             that the run was trained on. Its classes are matched with the model's by name. Those
             without images have no accuracy. Of a path without train and test that is not the one
             of the run, all images are measured.

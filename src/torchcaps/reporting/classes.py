@@ -4,18 +4,19 @@
 order of registration; None leaves it out. A `ReportItem` is a text with at most one figure and one
 table; a `Section` holds any sequence of texts, tables and pictures.
 
-`run.labels` is `[images, k]`: each test image shows k classes, and k is 1 unless it is
-multi-label. `run.activations` is `[images, classes]`, in [0, 1].
+`run.labels` is `[images, classes]`: 1 for each class that a test image shows, which is one unless
+it is multi-label. `run.activations` is `[images, classes]`, in [0, 1].
 """
 
 import os
 from pathlib import Path
 
 import torch
+from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from torchcaps import evaluation
-from torchcaps.data import ImageFiles, ImageSet
+from torchcaps.data import Dataset, DiskDataset
 from torchcaps.evaluation import Diagnosis, example_indices
 from torchcaps.reporting.evaluated import EvaluatedRun
 from torchcaps.reporting.markup import Block, Section, Table
@@ -54,17 +55,16 @@ def found_by_class(run: EvaluatedRun) -> ReportItem | None:
     if not (run.has_classes and run.is_multilabel):
         return None
     labels = run.labels
-    is_hit = evaluation.label_hits(run.activations, labels)  # [images, k]
+    is_hit = evaluation.label_hits(run.activations, labels)
     rows = []
     for index, name in enumerate(run.images.classes):
-        is_class = labels == index
-        num_images = int(is_class.sum())
-        num_hits = int((is_hit & is_class).sum())
+        num_images = int(labels[:, index].sum())
+        num_hits = int(is_hit[:, index].sum())
         share = percent(num_hits / num_images) if num_images else "-"
         rows.append((name, str(index), share, f"{num_hits:,}", f"{num_images:,}"))
     text = (
         "How often a class that is in an image is among its most active ones, as many as it shows "
-        f"(at most {labels.shape[1]}), in {len(run.images):,} test images."
+        f"(at most {int(labels.sum(dim=1).max())}), in {len(run.images):,} test images."
     )
     # "Number" is the index of the class.
     heads = ("Class", "Number", "Found", "Right", "Images")
@@ -89,7 +89,7 @@ def mistakes(run: EvaluatedRun) -> ReportItem | None:
         return ReportItem("mistakes", title, f"None: all of the {examined} are right.")
 
     worst = mistaken[:MAX_MISTAKES]
-    labels = run.labels.where(run.labels >= 0, run.labels[:, :1])[worst]  # fewer: the first again
+    labels = class_rows(run.labels)[worst]
     activations = run.activations[worst]
     predicted = evaluation.top_labels(activations, labels.shape[1])
     files = _file_names(run.images, worst)
@@ -128,11 +128,19 @@ def mistakes(run: EvaluatedRun) -> ReportItem | None:
     return ReportItem("mistakes", title, text, bars, alt, tuple(heads), tuple(rows))
 
 
-def _file_names(images: ImageSet, indices: Tensor) -> list[str]:
+def class_rows(labels: Shaped[Tensor, "n classes"]) -> Int64[Tensor, "n k"]:
+    """The classes of each image, in their order; of an image of fewer the first one again."""
+    count = int(labels.sum(dim=1).max())
+    rows = labels.argsort(dim=1, descending=True, stable=True)[:, :count]
+    is_shown = torch.arange(count) < labels.sum(dim=1, keepdim=True)
+    return rows.where(is_shown, rows[:, :1])
+
+
+def _file_names(images: Dataset, indices: Tensor) -> list[str]:
     """Names of the files of these images, each with its folder; none where they are not known."""
     files: list[str] = []
-    if isinstance(images, ImageFiles):
-        files = [os.fsdecode(file) for file in images.images[indices].files]
+    if isinstance(images, DiskDataset):
+        files = [os.fsdecode(file) for file in images.inputs[indices].files]
     elif images.files:
         files = [images.files[index] for index in indices.tolist()]
     return ["/".join(Path(file).parts[-2:]) for file in files]
@@ -154,9 +162,10 @@ def dimensions(run: EvaluatedRun) -> Section | None:
     title = "What pose dimensions encode"
     classes = run.images.classes
     # A random image of each class.
-    examples = example_indices(run.labels[:, 0], per_class=1, seed=0)
+    all_labels = run.labels.argmax(dim=1)
+    examples = example_indices(all_labels, per_class=1, seed=0)
     indices = evenly(examples, MAX_GRIDS)
-    labels = run.labels[indices, 0]
+    labels = all_labels[indices]
     perturbed = evaluation.perturb(
         run.model,
         run.images.float_images(indices),
@@ -201,7 +210,7 @@ def maps(run: EvaluatedRun) -> ReportItem | None:
     classes = run.images.classes
     # Half of the largest number, so that few classes do not fill the figure.
     per_class = max(1, MAX_MAPS // (2 * len(classes)))
-    examples = example_indices(run.labels[:, 0], per_class=per_class, seed=0)
+    examples = example_indices(run.labels.argmax(dim=1), per_class=per_class, seed=0)
     indices = evenly(examples, MAX_MAPS)
     labels = run.labels[indices]
     images = run.images.float_images(indices)
@@ -211,12 +220,12 @@ def maps(run: EvaluatedRun) -> ReportItem | None:
         return ReportItem("maps", title, f"They cannot be drawn for this model: {error}.")
 
     winner = support.selected.unsqueeze(1)  # [images, 1], the most active class
-    is_right = (labels == winner).any(dim=1)
+    is_right = labels.gather(1, winner).squeeze(1) == 1
     # A winner that is any of the true classes counts as right: it stands in for the label.
     figure = viz.coupling_map(
         images,
         support.maps,
-        torch.where(is_right, support.selected, labels[:, 0]),
+        torch.where(is_right, support.selected, labels.argmax(dim=1)),
         selected=support.selected,
         lengths=support.activations.gather(1, winner).squeeze(1),
         classes=viz.names.drawable(classes),

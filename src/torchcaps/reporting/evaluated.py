@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, nn
 
-from torchcaps.data import ImageSet, load_dataset
+from torchcaps.data import Dataset, load_dataset, multi_hot
 from torchcaps.errors import RunError, check_range
 from torchcaps.evaluation import Evaluation
 from torchcaps.evaluation.base import EvaluationResult
@@ -45,7 +45,7 @@ class EvaluatedRun:
     run: Run
     config: TrainConfig
     task: Task
-    images: ImageSet
+    images: Dataset
     evaluation: EvaluationResult
     epochs: list[dict[str, Any]]
     num_images: int
@@ -78,9 +78,9 @@ class EvaluatedRun:
         return self.has_classes and not self.is_multilabel
 
     @property
-    def labels(self) -> Int64[Tensor, "n k"]:
-        """Classes of each image; one column where an image shows one class."""
-        return self.images.labels.cpu().view(len(self.images), -1)
+    def labels(self) -> Shaped[Tensor, "n classes"]:
+        """1 for each class that an image shows, and 0 for the others."""
+        return multi_hot(self.images.labels.cpu(), self.activations.shape[1])
 
     @cached_property
     def activations(self) -> Float[Tensor, "n classes"]:
@@ -102,7 +102,7 @@ class EvaluatedRun:
         name = "exact" if self.is_multilabel else "accuracy"
         return float(self.figures[name])
 
-    def subset(self, count: int) -> ImageSet:
+    def subset(self, count: int) -> Dataset:
         """Random test images, the same ones in each call.
 
         Args:
@@ -114,7 +114,7 @@ class EvaluatedRun:
         order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(0))
         return self.images.subset(order[:count])
 
-    def load_images(self, data: str) -> ImageSet:
+    def load_images(self, data: str) -> Dataset:
         """Test images of another named set, as the model takes them.
 
         Args:
@@ -133,7 +133,7 @@ class EvaluatedRun:
         )
         return cropped(images, settings.crop)
 
-    def held_out_images(self) -> ImageSet:
+    def held_out_images(self) -> Dataset:
         """The training images that the model was chosen with."""
         official_val = load_official_val(self.config)
         images = load_images(self.config, "train")

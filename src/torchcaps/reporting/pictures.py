@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchcaps import evaluation
 from torchcaps.data import images_in
+from torchcaps.data.dataset import first_labels
 from torchcaps.errors import RunError
 from torchcaps.evaluation import example_indices
 from torchcaps.reporting.api import PLOTS, evaluation_folder, save_figure
@@ -152,7 +153,7 @@ def _choose_examples(
         return Examples(model, pixels, None, [file.stem for file in files])
     task, test_images = open_task(run, data=data, root=root, device="cpu")
     model = _check_decoder(run, task.model)
-    labels = test_images.labels.view(len(test_images), -1)[:, 0]
+    labels = first_labels(test_images.labels)
     indices = example_indices(labels, per_class, seed)
     names = [test_images.classes[label] for label in labels[indices].tolist()]
     return Examples(model, test_images.float_images(indices), labels[indices], names)

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from torchcaps.data import ImageSet, load_dataset, match_classes
+from torchcaps.data import Dataset, load_dataset, match_classes
 from torchcaps.distributed import main_first
 from torchcaps.errors import ArgumentError, RunError
 from torchcaps.settings import TrainConfig
@@ -24,7 +24,7 @@ from torchcaps.types import model_metadata
 
 ModelOrRun = nn.Module | Run | str | Path
 """A model; a run, or its folder; or a file of weights."""
-Data = ImageSet | tuple[ArrayLike | Tensor, ArrayLike | Tensor] | str | Path
+Data = Dataset | tuple[ArrayLike | Tensor, ArrayLike | Tensor] | str | Path
 """Images with labels; or the name or path of a data set."""
 
 
@@ -48,7 +48,7 @@ def open_task(
     split: str = "test",
     device: str = "auto",
     **options: Any,
-) -> tuple[Task, ImageSet]:
+) -> tuple[Task, Dataset]:
     """The task around a trained model, and images for it.
 
     Args:
@@ -92,7 +92,7 @@ def open_task(
     if has_fold:
         select = inside_fold if split == "test" else outside_fold
         images = select(images, config)
-    if not isinstance(data, ImageSet | str | Path) and len(images.classes) <= len(metadata.classes):
+    if not isinstance(data, Dataset | str | Path) and len(images.classes) <= len(metadata.classes):
         images = replace(images, classes=metadata.classes)  # arrays do not name their classes
 
     if task_class(config.task.name, model, images).labeled and metadata.classes:
@@ -138,7 +138,7 @@ def _load_images(
     root: str | None,
     split: str,
     options: dict[str, Any],
-) -> ImageSet:
+) -> Dataset:
     """Images of the model's size and channels, cropped as in its training."""
     if not isinstance(data, str | Path):
         return as_set(data)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchcaps import evaluation, ops
-from torchcaps.data import ImageSet, PairSet
+from torchcaps.data import Dataset, PairMaker
 from torchcaps.errors import AblationUnsupportedError, DatasetNotFoundError
 from torchcaps.evaluation.forward import proportion, right_answers
 from torchcaps.registry import Registry
@@ -52,11 +52,12 @@ def segmentation(run: EvaluatedRun) -> Figures:
         ones.
     """
     pairs = run.subset(NUM_SUBSET)
-    if not isinstance(pairs, PairSet) or not run.task.spec.decoder:
+    maker = pairs.maker
+    if not isinstance(maker, PairMaker) or not run.task.spec.decoder:
         return {}
-    singles = pairs.singles(torch.arange(len(pairs)))
+    singles = maker.singles(pairs, torch.arange(len(pairs)))
     images = pairs.float_images()
-    labels = pairs.labels
+    labels = pairs.targets["single_label"]
     if singles.dtype == torch.uint8:
         singles = singles.float() / 255
     segments = evaluation.segment(run.model, images, labels)
@@ -132,7 +133,7 @@ def epoch_models(run: EvaluatedRun) -> list[nn.Module]:
     return [load(path) for path in paths if path.exists()]
 
 
-def _error(run: EvaluatedRun, images: ImageSet) -> float:
+def _error(run: EvaluatedRun, images: Dataset) -> float:
     """Share of these images that are wrong."""
     return float(run.task.evaluate(images).to_dict()["error"])
 

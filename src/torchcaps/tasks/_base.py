@@ -1,7 +1,7 @@
 """The base of tasks, which a model is trained for, and their registry.
 
-A task is a module around a model. It says which data it takes, makes a batch, gives the loss of a
-batch by named parts, and measures.
+A task is a module around a model. It names the targets that it needs, changes a batch at random,
+gives the loss of a batch by named parts, and measures.
 Everything else (the loop, run folders, the command line, the report, the explorer) knows tasks,
 never a model.
 """
@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.utils._pytree import tree_map_only
 
-from torchcaps.data import ImageSet, Transforms, refuse_augmentations
-from torchcaps.data.files import stream
+from torchcaps.data import Batch, Dataset, Transforms, refuse_augmentations
 from torchcaps.distributed import Ranks, current
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.base import EvaluationResult, MetricResult, Progress
@@ -26,13 +24,13 @@ from torchcaps.settings import TrainConfig
 from torchcaps.tasks._config import complete_config
 from torchcaps.tasks.metrics import extra_metrics
 from torchcaps.types import ModelSpec, declares, spec_of
+from torchcaps.words import join_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BATCH = 256
 Outputs = dict[str, Tensor]
-Batch = tuple[Any, ...]  # tensors, tuples of them, and None
 T = TypeVar("T", bound="type[Task]")
 TASKS: Registry[type[Task]] = Registry("task")
 
@@ -62,7 +60,7 @@ class ReportItem(NamedTuple):
 class Task(nn.Module):
     """Base of tasks.
 
-    A subclass writes `sample_batch`, `training_step` and `eval_step`, and what else differs.
+    A subclass writes `targets`, `training_step` and `eval_step`, and what else differs.
 
     Args:
         model: any module. It is never written to.
@@ -80,6 +78,7 @@ class Task(nn.Module):
     """
 
     name: ClassVar[str]  # set when it is registered
+    targets: ClassVar[tuple[str, ...]] = ()  # names of the targets of a set that it needs
     # Metric on held-out images by which the epoch is chosen; more is better.
     score: str = "accuracy"
     # Why it is another one than that of the class, a sentence.
@@ -109,14 +108,14 @@ class Task(nn.Module):
     requires: ClassVar[str] = ""
     data: ClassVar[str] = "images"
 
-    def __init__(self, model: Any, config: TrainConfig, images: ImageSet | None = None) -> None:
+    def __init__(self, model: Any, config: TrainConfig, images: Dataset | None = None) -> None:
         super().__init__()
         if self.requires and spec_of(model).task != self.name:
             raise ArgumentError(
                 "task", f"{self.name} takes {self.requires}, got {type(model).__name__}"
             )
         if images is not None and not self.supports(images):
-            raise ArgumentError("task", f"{self.name} takes {self.data}, got {images!r}")
+            raise _unsuitable(self, images)
         self.model: Any = model  # of any class: what it can do, it declares
         self.spec = spec_of(model) if declares(model) else self.default_spec
         if self.spec.is_dense != self.is_dense:
@@ -129,8 +128,11 @@ class Task(nn.Module):
         self.config = complete_config(config, type(self), model, images, trains=False)
         self.loss = self.config.task.loss
         if self.augments:
+            num_classes = 0 if images is None else images.num_classes
             self.transforms = Transforms(
-                self.config.augmentation, self.config.data.crop, masks=self.is_dense
+                self.config.augmentation,
+                self.config.data.crop,
+                mask_classes=num_classes if self.is_dense else None,
             )
         else:
             refuse_augmentations(
@@ -147,27 +149,31 @@ class Task(nn.Module):
         return {}
 
     @classmethod
-    def data_settings(cls, images: ImageSet) -> dict[str, Any]:
+    def data_settings(cls, images: Dataset) -> dict[str, Any]:
         """Settings that the images decide, where a run leaves them open."""
         return {}
 
     @classmethod
-    def supports(cls, images: ImageSet) -> bool:
-        """Whether these images, with their labels, are of the kind that this task needs."""
-        return True
+    def supports(cls, images: Dataset) -> bool:
+        """Whether these images have the targets that this task needs."""
+        return images.targets.keys() >= set(cls.targets)
 
-    def sample_batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Batch:
-        """A batch of the images with these indices: tensors of equal length on the set's device.
+    def eval_targets(self, images: Dataset) -> dict[str, Tensor]:
+        """Targets of a set, with a row an image, that batches have which are not trained with."""
+        return {name: images.targets[name] for name in self.targets}
 
-        In training mode the generator changes them at random.
+    def augment(self, batch: Batch, generator: Generator) -> Batch:
+        """A batch to train with: in training mode its inputs are changed at random.
+
+        Targets that belong to places in the inputs, such as masks, are moved with them.
         """
-        raise NotImplementedError
+        return self.transforms(batch, generator) if self.training else batch
 
-    def training_step(self, batch: Any, fraction_trained: float) -> Outputs:
+    def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         """Losses of a batch: "loss", and its parts by name, means over the batch without axes.
 
         Args:
-            batch: from `sample_batch`.
+            batch: from `augment`.
             fraction_trained: of the training, in [0, 1].
 
         Returns:
@@ -175,7 +181,7 @@ class Task(nn.Module):
         """
         raise NotImplementedError
 
-    def eval_step(self, batch: Any) -> Outputs:
+    def eval_step(self, batch: Batch) -> Outputs:
         """Outputs of a batch that is not trained with, by name: `[batch, ...]`, for each image."""
         raise NotImplementedError
 
@@ -207,17 +213,17 @@ class Task(nn.Module):
         """
         return None
 
-    def evaluate(self, images: ImageSet, *, progress: Progress | None = None) -> EvaluationResult:
+    def evaluate(self, images: Dataset, *, progress: Progress | None = None) -> EvaluationResult:
         """The metrics on test images, which were not used in training."""
         outputs = eval_outputs(self, images, progress=progress)
         extra = extra_metrics(self.config.task.metrics, outputs)
         return self.evaluation(outputs, images).with_extra(extra)
 
-    def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
+    def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
         """What `evaluate` returns, by the outputs for the images."""
         return MetricResult(self.compute_metrics(outputs), len(images), self.score)
 
-    def report_items(self, evaluation: EvaluationResult, images: ImageSet) -> list[ReportItem]:
+    def report_items(self, evaluation: EvaluationResult, images: Dataset) -> list[ReportItem]:
         """What to show of the model beside its metrics; needs matplotlib.
 
         Args:
@@ -241,9 +247,22 @@ class Task(nn.Module):
         raise ArgumentError("predict", f"the task {self.name} says nothing of single pictures")
 
 
+def _unsuitable(task: Task, images: Dataset) -> ArgumentError:
+    """The error of images that a task does not take, and what to pass instead."""
+    missing = [name for name in task.targets if name not in images.targets]
+    if not missing:
+        return ArgumentError("task", f"{task.name} takes {task.data}, got {images!r}")
+    return ArgumentError(
+        "task",
+        f"{task.name} takes {task.data}: it needs the target {missing[0]!r}, and {images.name} has "
+        f"{join_names(list(images.targets)) or 'none'}; give it by name, as "
+        f"labels={{{missing[0]!r}: ...}}",
+    )
+
+
 def eval_outputs(
     task: Task,
-    images: ImageSet,
+    images: Dataset,
     *,
     precision: str = "fp32",
     progress: Progress | None = None,
@@ -265,15 +284,11 @@ def eval_outputs(
     device = device_of(task.model)
     parts = []
     with evaluating(task), autocast(device, precision):
-        batches = shard.split(task.eval_batch_size)
-        batch_sets = stream(images, [indices.to(images.images.device) for indices in batches])
-        for indices, (batch_set, positions) in zip(batches, batch_sets, strict=True):
-            generator = Generator().manual_seed(int(indices[0]))
-            batch = task.sample_batch(batch_set, positions, generator)
-            batch = tree_map_only(Tensor, lambda x: x.to(device), batch)
-            parts.append(task.eval_step(batch))
+        index_batches = shard.split(task.eval_batch_size)
+        for batch in images.batches(index_batches, task.eval_targets(images)):
+            parts.append(task.eval_step(task.augment(batch.to(device), Generator())))
             if progress is not None:
-                progress(int(indices[-1]) + 1, count)
+                progress(int(batch.indices[-1]) + 1, count)
     return {name: ranks.cat(rows) for name, rows in join_outputs(parts).items()}
 
 
@@ -320,7 +335,7 @@ list_tasks = TASKS.names
 """Names of tasks."""
 
 
-def task_class(name: str, model: nn.Module, images: ImageSet | None = None) -> type[Task]:
+def task_class(name: str, model: nn.Module, images: Dataset | None = None) -> type[Task]:
     """The task of a name. Raises UnknownNameError.
 
     "auto" is the task that the model is made for and the images suit.
@@ -339,7 +354,7 @@ def task_class(name: str, model: nn.Module, images: ImageSet | None = None) -> t
     return default
 
 
-def create_task(model: nn.Module, config: TrainConfig, images: ImageSet | None = None) -> Task:
+def create_task(model: nn.Module, config: TrainConfig, images: Dataset | None = None) -> Task:
     """The task of a run around a model, for images if there are any yet.
 
     Raises:
@@ -348,14 +363,13 @@ def create_task(model: nn.Module, config: TrainConfig, images: ImageSet | None =
     return task_class(config.task.name, model, images)(model, config, images)
 
 
-def check_task(task: Task, images: ImageSet) -> None:
+def check_task(task: Task, images: Dataset) -> None:
     """Let one image through: a model that cannot take it is refused before a training."""
     eval_outputs(task, images.subset([0]))
 
 
-def first_batch(task: Task, images: ImageSet, count: int) -> Any:
+def first_batch(task: Task, images: Dataset, count: int) -> Batch:
     """The first images of a set as a batch, where the model is; call it in evaluation mode."""
-    indices = torch.arange(min(count, len(images)), device=images.images.device)
-    device = device_of(task.model)
-    batch = task.sample_batch(images, indices, Generator())
-    return tree_map_only(Tensor, lambda x: x.to(device), batch)
+    indices = torch.arange(min(count, len(images)))
+    batch = next(images.batches([indices], task.eval_targets(images)))
+    return task.augment(batch.to(device_of(task.model)), Generator())

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from torchcaps.data import ImageFiles, ImageSet
-from torchcaps.data.floats import ArraySet
+from torchcaps.data import Dataset, DiskDataset
+from torchcaps.data.preprocess import ArrayPreprocess
 from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, UnknownNameError
 from torchcaps.registry import Registry
@@ -41,7 +41,7 @@ def complete_config(
     config: TrainConfig,
     task: type[Task],
     model: nn.Module,
-    images: ImageSet | None = None,
+    images: Dataset | None = None,
     *,
     trains: bool = True,
 ) -> TrainConfig:
@@ -87,10 +87,10 @@ def complete_config(
     return config if task.augments else without_default_changes(config)
 
 
-def _data_settings(images: ImageSet) -> dict[str, Any]:
+def _data_settings(images: Dataset) -> dict[str, Any]:
     """What the images decide: a resumed run reads them as the first start did."""
-    settings: dict[str, Any] = {"storage": "disk" if isinstance(images, ImageFiles) else "memory"}
-    if isinstance(images, ArraySet):
+    settings: dict[str, Any] = {"storage": "disk" if isinstance(images, DiskDataset) else "memory"}
+    if images.preprocess is ArrayPreprocess:
         settings["reconstruction"] = 0.0  # decoders draw values in [0, 1]
     return settings
 

@@ -28,14 +28,14 @@ views of a set get one canonical pose. Steps return `Outputs`, tensors by name.
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from torchcaps.data import ImageSet
+from torchcaps.data import Batch, Dataset
 from torchcaps.evaluation.forward import evaluating
 from torchcaps.functional import chamfer_distance
 from torchcaps.functional.bounds import without_autocast
@@ -76,26 +76,19 @@ EVAL_BATCH = 32  # sets in a batch that is not trained with
 MIN_MASS = 1e-3  # least divisor: a capsule may have no points
 
 
-class Motions(NamedTuple):
-    """Sets of points and rigid motions of each: `x -> rotation x + shift`.
+def view(batch: Batch, index: int) -> Float[Tensor, "batch dim points 1"]:
+    """The sets of points after one of their rigid motions `x -> rotation x + shift`, by its index.
 
     A shift is of the data, to a view; `Aligned.translation` is of the model, to the canonical pose.
 
-    Attributes:
-        points: one pixel wide, their coordinates as channels.
-        rotation: of each motion.
-        shift: of each motion, after the rotation.
+    Args:
+        batch: points `[batch, dim, points, 1]` with the targets "rotation"
+            `[batch, views, dim, dim]` and "shift" `[batch, views, dim]`.
+        index: of the motion.
     """
-
-    points: Float[Tensor, "batch dim points 1"]
-    rotation: Float[Tensor, "batch views dim dim"]
-    shift: Float[Tensor, "batch views dim"]
-
-    def view(self, index: int) -> Float[Tensor, "batch dim points 1"]:
-        """The sets after one of their motions, by its index."""
-        with without_autocast(self.points):  # on the device of the points
-            turned = self.rotation[:, index] @ self.points.squeeze(3)
-            return (turned + self.shift[:, index].unsqueeze(2)).unsqueeze(3)
+    with without_autocast(batch.inputs):  # on the device of the points
+        turned = batch.targets["rotation"][:, index] @ batch.inputs.squeeze(3)
+        return (turned + batch.targets["shift"][:, index].unsqueeze(2)).unsqueeze(3)
 
 
 @register_task("align")
@@ -119,38 +112,36 @@ class Align(Task):
     data = "sets of points"  # words of the error for other data
 
     @classmethod
-    def supports(cls, images: ImageSet) -> bool:
+    def supports(cls, images: Dataset) -> bool:
         """Whether these "images" are sets of points: one pixel wide, coordinates as channels."""
         return images.preprocess.kind == "points"
 
-    def sample_batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> Motions:
-        """The sets with these indices: in training with two random motions, else eight fixed ones.
+    def eval_targets(self, images: Dataset) -> dict[str, Tensor]:
+        """Eight motions of each set, the same whatever other sets are in the batch."""
+        fixed = Generator().manual_seed(SEED)
+        return random_motions(len(images), NUM_VIEWS, images.in_chans, fixed)
 
-        A test set has the same motions whatever other sets are in the batch.
-        """
-        points = images.float_images(indices)
-        dim = images.in_chans
-        if self.training:
-            rotation, shift = random_motions(len(indices), 2, dim, generator)
-        else:
-            fixed = Generator().manual_seed(SEED)
-            motions = random_motions(len(images), NUM_VIEWS, dim, fixed)
-            rotation = motions[0][indices.cpu()]
-            shift = motions[1][indices.cpu()]
-        return Motions(points, to_device(rotation, points), to_device(shift, points))
+    def augment(self, batch: Batch, generator: Generator) -> Batch:
+        """In training, the sets with two random motions."""
+        if not self.training:
+            return batch
+        points = batch.inputs
+        motions = random_motions(len(points), 2, points.shape[1], generator)
+        targets = {name: to_device(motion, points) for name, motion in motions.items()}
+        return batch._replace(targets=targets)
 
-    def training_step(self, batch: Motions, fraction_trained: float) -> Outputs:
+    def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         """The loss of a batch, and the six losses without their weights.
 
         `fraction_trained`, the share of training that is done, has no effect here.
         """
         return {name: losses.mean() for name, losses in self._losses_by_set(batch).items()}
 
-    def _losses_by_set(self, batch: Motions) -> Outputs:
+    def _losses_by_set(self, batch: Batch) -> Outputs:
         """The weighted sum "loss" and the six losses of each set, `[batch]`, by two views."""
-        aligned = self.model.align(torch.cat([batch.view(0), batch.view(1)]))
+        aligned = self.model.align(torch.cat([view(batch, 0), view(batch, 1)]))
         # The Chamfer distance is that of the first view alone: the first half of every field.
-        first_views = Aligned(*(field[: len(batch.points)] for field in aligned))
+        first_views = Aligned(*(field[: len(batch.inputs)] for field in aligned))
         terms = capsule_losses(aligned, batch) | {"chamfer": self._chamfer(first_views)}
         weights = LOSSES[self.loss]
         weighted = [weights[name] * losses for name, losses in terms.items()]
@@ -161,7 +152,7 @@ class Align(Task):
         drawing = self.model.draw(*self.model.described(aligned))
         return chamfer_distance(aligned.upright, drawing.flatten(1, 2))
 
-    def eval_step(self, batch: Motions) -> Outputs:
+    def eval_step(self, batch: Batch) -> Outputs:
         """Tensors that the metrics are computed from, for each set of a batch.
 
         Rotations are of the set as it was before its motions: R of a view times the rotation of its
@@ -179,9 +170,11 @@ class Align(Task):
         canonical_rotations = []
         axes_rotations = []
         keypoints = []
-        for index in range(batch.shift.shape[1]):
-            points = batch.view(index)
-            rotation = batch.rotation[:, index]
+        rotations = batch.targets["rotation"]
+        shifts = batch.targets["shift"]
+        for index in range(shifts.shape[1]):
+            points = view(batch, index)
+            rotation = rotations[:, index]
             aligned = self.model.align(points)
             chamfer.append(self._chamfer(aligned))
             axes = principal_axes(points.squeeze(3).mT)
@@ -189,10 +182,10 @@ class Align(Task):
                 canonical_rotations.append(aligned.rotation @ rotation)
                 axes_rotations.append(axes @ rotation)
                 # Keypoints moved back: the inverse motion is x -> rotation^T (x - shift).
-                shift = batch.shift[:, index].unsqueeze(1)
+                shift = shifts[:, index].unsqueeze(1)
                 keypoints.append((aligned.keypoints - shift) @ rotation)
 
-        centered_points = batch.points.squeeze(3) - batch.points.mean(dim=2)
+        centered_points = batch.inputs.squeeze(3) - batch.inputs.mean(dim=2)
         unmoved = torch.stack(keypoints, dim=1)  # [batch, views, capsules, dim]
         scatter = (unmoved - unmoved.mean(dim=1, keepdim=True)).square().sum(dim=3)
         return {
@@ -235,7 +228,7 @@ class Align(Task):
             metrics[f"{prefix}agreement"] = agreement
         return metrics
 
-    def report_items(self, evaluation: EvaluationResult, images: ImageSet) -> list[ReportItem]:
+    def report_items(self, evaluation: EvaluationResult, images: Dataset) -> list[ReportItem]:
         """A plot of some views of test sets, colored by capsule; `evaluation` is not needed."""
         from torchcaps import viz
 
@@ -247,7 +240,7 @@ class Align(Task):
         with evaluating(self):
             batch = first_batch(self, images, NUM_EXAMPLES)
             for index in range(NUM_EXAMPLE_VIEWS):
-                points = batch.view(index)
+                points = view(batch, index)
                 aligned = self.model.align(points)
                 drawing = self.model.draw(*self.model.described(aligned)).cpu()
                 capsules = aligned.attention.argmax(dim=2).cpu()
@@ -260,7 +253,7 @@ class Align(Task):
             ReportItem(
                 key="capsules",
                 title="The capsules",
-                about=f"{len(batch.points)} test sets, after each of {NUM_EXAMPLE_VIEWS} motions; a "
+                about=f"{len(batch.inputs)} test sets, after each of {NUM_EXAMPLE_VIEWS} motions; a "
                 "color is a capsule. The canonical pose should be the same for all motions, and "
                 "parts should keep their colors. Of three coordinates two show.",
                 figure=viz.point_sets(rows),
@@ -301,7 +294,7 @@ class Align(Task):
         return rows
 
 
-def capsule_losses(aligned: Aligned, batch: Motions) -> Outputs:
+def capsule_losses(aligned: Aligned, batch: Batch) -> Outputs:
     """Five losses of each set, `[batch]`; the sixth is the Chamfer distance of its drawing.
 
     Of the views a and b of a set, with the symbols of the top of this file. T is the motion from
@@ -320,16 +313,17 @@ def capsule_losses(aligned: Aligned, batch: Motions) -> Outputs:
     keypoints = aligned.keypoints
     first, second = keypoints.chunk(2)
     first_descriptors, second_descriptors = aligned.descriptors.chunk(2)
-    with without_autocast(batch.points):
+    with without_autocast(batch.inputs):
         # Keypoints of the first view, moved back and then by the second motion.
-        unmoved = (first - batch.shift[:, :1]) @ batch.rotation[:, 0]
-        expected = unmoved @ batch.rotation[:, 1].mT + batch.shift[:, 1:2]
+        rotation, shift = batch.targets["rotation"], batch.targets["shift"]
+        unmoved = (first - shift[:, :1]) @ rotation[:, 0]
+        expected = unmoved @ rotation[:, 1].mT + shift[:, 1:2]
         # R theta_k + t
         upright_keypoints = keypoints @ aligned.rotation.mT + aligned.translation.unsqueeze(1)
 
         # |x_n - theta_k|^2 = |x_n|^2 + |theta_k|^2 - 2 x_n theta_k, as one table
         # [2 batch, points, capsules], whatever the number of coordinates.
-        points = torch.cat([batch.view(0), batch.view(1)]).squeeze(3).mT
+        points = torch.cat([view(batch, 0), view(batch, 1)]).squeeze(3).mT
         norms = points.square().sum(dim=2, keepdim=True)
         norms = norms + keypoints.square().sum(dim=2).unsqueeze(1)
         squared_distances = (norms - 2 * points @ keypoints.mT).clamp(min=0)
@@ -388,8 +382,8 @@ def principal_axes(points: Float[Tensor, "batch points dim"]) -> Float[Tensor, "
     return torch.cat([axes[:, :-1], last], dim=1)
 
 
-def random_motions(count: int, views: int, dim: int, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Random rigid motions, on the generator's device.
+def random_motions(count: int, views: int, dim: int, generator: Generator) -> dict[str, Tensor]:
+    """Random rigid motions, on the generator's device; see `view`.
 
     Args:
         count: number of sets.
@@ -398,7 +392,8 @@ def random_motions(count: int, views: int, dim: int, generator: Generator) -> tu
         generator: source of the random numbers.
 
     Returns:
-        Uniform rotations `[count, views, dim, dim]`; shifts `[count, views, dim]` in [-0.2, 0.2].
+        "rotation" `[count, views, dim, dim]`, uniform; "shift" `[count, views, dim]` in
+        [-0.2, 0.2].
     """
     device = generator.device
     if dim == 2:
@@ -416,4 +411,4 @@ def random_motions(count: int, views: int, dim: int, generator: Generator) -> tu
         eye = torch.eye(3, device=device)
         rotation = eye + 2 * (w[..., None, None] * cross + cross @ cross)
     uniform = torch.rand(count, views, dim, generator=generator, device=device)
-    return rotation, MAX_SHIFT * (2 * uniform - 1)
+    return {"rotation": rotation, "shift": MAX_SHIFT * (2 * uniform - 1)}

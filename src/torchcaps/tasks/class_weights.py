@@ -4,43 +4,45 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.utils._pytree import tree_map, tree_map_only
 
+from torchcaps.data.classes import class_counts
 from torchcaps.transfer import widen
 
 
-def balanced_weights(labels: Int64[Tensor, " n *k"], num_classes: int) -> Float[Tensor, " classes"]:
+def balanced_weights(
+    labels: Shaped[Tensor, " n *classes"], num_classes: int
+) -> Float[Tensor, " classes"]:
     """Weight of a class: `w_c = m / (C * m_c)`, the mean number of labels over its own.
 
     There are m labels, m_c of them of class c, and C classes with labels (a class without one has
     the weight 1). The mean of w over all labels is 1. It is scikit-learn's "balanced".
 
     Args:
-        labels: of the training images, one or k each; those below 0 are none.
+        labels: of the training images: one class each, or 0 and 1 for each class.
         num_classes: number of weights.
     """
-    labels = labels[labels >= 0]
-    counts = widen(labels.bincount(minlength=num_classes))
-    mean_count = labels.numel() / (counts > 0).sum()
-    return torch.where(counts > 0, mean_count / counts, 1.0).float()
+    counts = class_counts(labels, num_classes)
+    mean_count = counts.sum() / (counts > 0).sum()
+    return torch.where(counts > 0, mean_count / widen(counts), 1.0).float()
 
 
 def image_weights(
-    class_weights: Float[Tensor, " classes"], labels: Int64[Tensor, " batch *k"]
+    class_weights: Float[Tensor, " classes"], labels: Shaped[Tensor, " batch *classes"]
 ) -> Float[Tensor, " batch"]:
     """Weight of an image: that of its class; of several classes their mean."""
-    labels = labels.view(len(labels), -1)
-    is_label = labels >= 0
-    weights = class_weights.to(labels.device)[labels] * is_label
-    return weights.sum(dim=1) / is_label.sum(dim=1)
+    weights = class_weights.to(labels.device)
+    if labels.dim() == 1:
+        return weights[labels]
+    return (weights * labels).sum(dim=1) / labels.sum(dim=1)
 
 
 def weighted_loss(
     loss: Callable[..., Tensor],
     class_weights: Float[Tensor, " classes"] | None,
-    labels: Int64[Tensor, " batch *k"],
+    labels: Shaped[Tensor, " batch *classes"],
 ) -> Callable[..., Tensor]:
     """The mean over a batch of the losses of its images, each times the weight of its class.
 

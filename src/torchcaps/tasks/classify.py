@@ -12,12 +12,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int64
-from torch import Generator, Tensor, nn
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor, nn
 
-from torchcaps.data import ImageBatch, ImageSet, multi_hot
+from torchcaps.data import Batch, Dataset, multi_hot
 from torchcaps.errors import ArgumentError
-from torchcaps.evaluation import label_hits, score
+from torchcaps.evaluation import score
+from torchcaps.evaluation.accuracy.multilabel import predicted_classes
 from torchcaps.functional import margin_loss, reconstruction_loss, spread_loss
 from torchcaps.functional.images import shrink
 from torchcaps.functional.squash import full_precision
@@ -161,15 +162,15 @@ class Classify(Task):
     """
 
     # Answers to the questions of the base class `Task`:
+    targets = ("label",)
     losses: ClassVar[Mapping[str, Loss]] = LOSSES
     single_label = True
     capabilities = frozenset({"classes", "decode", "routing", "sweep"})
     model_tasks: ClassVar[Collection[str]] = ("classify",)  # models for which "auto" is this task
     data = "images of one class each"  # words of the error for other data
-    label_axes: ClassVar[int] = 1  # axes of the labels: `[n]`; subclasses may have `[n, k]`
 
     def __init__(
-        self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
+        self, model: nn.Module, config: TrainConfig, images: Dataset | None = None
     ) -> None:
         super().__init__(model, config, images)
         self.num_classes = 0 if images is None else images.num_classes
@@ -196,30 +197,6 @@ class Classify(Task):
             settings["reconstruction"] = PAPER_WEIGHT if loss in MARGINS else 0.0
         return settings
 
-    @classmethod
-    def supports(cls, images: ImageSet) -> bool:
-        """Whether labels have the axes of this task."""
-        return images.labels.dim() == cls.label_axes
-
-    def sample_batch(self, images: ImageSet, indices: Tensor, generator: Generator) -> ImageBatch:
-        """The images with these indices and their labels; in training changed at random.
-
-        Of an image that overlays several classes, `singles` shows each class alone. They are moved
-        as the image is; changes of brightness do not reach them.
-        """
-        if not self.training:
-            return ImageBatch(
-                images.float_images(indices), images.labels[indices.to(images.labels.device)]
-            )
-        batch = images.sample_batch(indices, generator=generator)
-        singles = batch.singles
-        layers = None if singles is None else singles.flatten(1, 2)
-        pixels, layers = self.transforms(batch.images, generator, layers)
-        if singles is None or layers is None:
-            return ImageBatch(pixels, batch.labels)
-        singles = layers.unflatten(1, singles.shape[1:3]).contiguous()
-        return ImageBatch(pixels, batch.labels, singles)
-
     def scores(self, images: Tensor) -> Scores:
         """Outputs of the model for images `[batch, channels, height, width]`."""
         if self.spec.logits:
@@ -243,7 +220,7 @@ class Classify(Task):
         The latter is for a model whose classes have a sigmoid each.
         """
         if self.spec.multilabel and self.loss == "cross_entropy":
-            return multi_hot(labels.unsqueeze(1), num_classes)
+            return multi_hot(labels, num_classes).float()
         return labels
 
     def _compute_loss(
@@ -254,25 +231,26 @@ class Classify(Task):
         loss = weighted_loss(self.losses[self.loss], weights, labels)
         return loss(scores, targets, fraction_trained, self.config.task)
 
-    def training_step(self, batch: ImageBatch, fraction_trained: float) -> Outputs:
+    def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         """The loss of a batch, its terms by name, the accuracy, and activations of the classes."""
-        scores = self.scores(batch.images)
-        loss = self._compute_loss(scores, batch.labels, fraction_trained, self.class_weights)
+        scores = self.scores(batch.inputs)
+        labels = batch.targets[self.targets[0]]
+        loss = self._compute_loss(scores, labels, fraction_trained, self.class_weights)
         losses = {"loss": loss, self.loss: loss}
         if self.reconstruction_weight:
             assert scores.capsules is not None
             error = self._reconstruction_error(scores.capsules, batch)
-            _, channels, *img_size = batch.images.shape
+            _, channels, *img_size = batch.inputs.shape
             num_values = channels * math.prod(self.spec.draw_size or img_size)
             weight = self.reconstruction_weight * PAPER_PIXELS / num_values
             losses["reconstruction"] = error
             losses["loss"] = loss + weight * error
-        losses["accuracy"] = widen(is_correct(scores.activation, batch.labels)).mean()
+        losses["accuracy"] = widen(is_correct(scores.activation, labels)).mean()
         return losses | {"activation": scores.activation.detach()}
 
-    def _reconstruction_error(self, capsules: Capsules, batch: ImageBatch) -> Tensor:
+    def _reconstruction_error(self, capsules: Capsules, batch: Batch) -> Tensor:
         """Squared error of what the labeled capsule draws, summed over pixels, mean over images."""
-        return self._drawing_error(capsules, batch.labels, batch.images)
+        return self._drawing_error(capsules, batch.targets["label"], batch.inputs)
 
     def _drawing_error(self, capsules: Capsules, labels: Tensor, targets: Tensor) -> Tensor:
         """The same of drawings of these labels beside target images, at the drawings' size."""
@@ -281,16 +259,19 @@ class Classify(Task):
         drawings = self.model.draw(capsules, labels)
         return reconstruction_loss(drawings, shrink(targets, self.spec.draw_size))
 
-    def eval_step(self, batch: ImageBatch) -> Outputs:
+    def eval_step(self, batch: Batch) -> Outputs:
         """Activations and logits `[batch, classes]`, and labels."""
-        scores = self.scores(batch.images)
+        scores = self.scores(batch.inputs)
         num_outputs = scores.activation.shape[1]
         if num_outputs < self.num_classes:
             raise ArgumentError(
                 "model",
                 f"expected an output for each of {self.num_classes} classes, got {num_outputs}",
             )
-        outputs = {"activation": scores.activation.float(), "labels": batch.labels}
+        outputs = {
+            "activation": scores.activation.float(),
+            "labels": batch.targets[self.targets[0]],
+        }
         if scores.logits is not None:
             outputs["logits"] = scores.logits.float()
         return outputs
@@ -327,14 +308,14 @@ class Classify(Task):
         state = collapse_state(losses["activation"])
         return state and f"every class capsule was {state}"
 
-    def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
+    def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
         loss = self.compute_metrics(outputs)["loss"]
         activation = outputs["activation"]
         options: Any = {"loss": loss, "loss_name": self.loss}
         evaluation = score(activation, images.labels, images.classes, **options)
         return replace(evaluation, groups=images.groups)
 
-    def report_items(self, evaluation: Any, images: ImageSet) -> list[ReportItem]:
+    def report_items(self, evaluation: Any, images: Dataset) -> list[ReportItem]:
         return classified(self.model, evaluation, images)
 
     @torch.inference_mode()
@@ -360,9 +341,10 @@ def output_names(model: nn.Module, num_outputs: int) -> tuple[str, ...]:
 
 
 def is_correct(
-    activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"]
+    activation: Float[Tensor, "n classes"], labels: Shaped[Tensor, " n *classes"]
 ) -> Bool[Tensor, " n"]:
     """Whether the most active class is the label; of k labels, whether the k most active are."""
     if labels.dim() == 1:
         return activation.argmax(dim=1) == labels
-    return (label_hits(activation, labels) | (labels < 0)).all(dim=1)
+    is_label = multi_hot(labels, activation.shape[1]).bool()
+    return (predicted_classes(activation, labels) == is_label).all(dim=1)

@@ -1,9 +1,10 @@
 """Recognize a capsule network that does not learn, and say what to change."""
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
+from torchcaps.data.classes import class_counts
 from torchcaps.models import create_model
 from torchcaps.types import model_metadata
 
@@ -45,7 +46,7 @@ def collapse_state(activation: Float[Tensor, "n classes"]) -> str | None:
 
 def collapse_warnings(
     activation: Float[Tensor, "n classes"],
-    labels: Int64[Tensor, " n *k"],
+    labels: Shaped[Tensor, " n *classes"],
     margin: float,
     model: nn.Module,
 ) -> list[str]:
@@ -53,7 +54,7 @@ def collapse_warnings(
 
     Args:
         activation: their lengths.
-        labels: `[n]`, or `[n, k]` where each image shows k classes.
+        labels: `[n]`, or 0 and 1 `[n, classes]`.
         margin: the mean margin loss.
         model: whose capsules they are. It is told to switch on only what it has.
     """
@@ -76,7 +77,7 @@ def collapse_warnings(
             ]
 
     # Capsules of classes that occur, but whose length hardly ever moves.
-    occurs = labels[labels >= 0].bincount(minlength=num_classes) > 0
+    occurs = class_counts(labels, num_classes) > 0
     is_constant = activation.amax(dim=0) - activation.amin(dim=0) < CONSTANT
     silent = (is_constant & occurs).nonzero().flatten().tolist()
     if not silent:

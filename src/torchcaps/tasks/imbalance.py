@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from torchcaps.data import ImageSet
+from torchcaps.data import Dataset
+from torchcaps.data.classes import class_counts
+from torchcaps.evaluation.accuracy.multilabel import predicted_classes
 from torchcaps.words import join_names
 
 # Every task and source of images that gets here takes this setting, which `balance` is not true of.
@@ -13,7 +15,7 @@ COUNT_MORE = "let small classes count more (--class-weights auto)"
 MAX_RATIO = 3  # of the images of the largest class to those of the smallest
 
 
-def imbalance(images: ImageSet, is_weighted: bool) -> str:
+def imbalance(images: Dataset, is_weighted: bool) -> str:
     """A sentence where the largest class has more than three times the images of the smallest.
 
     Args:
@@ -23,8 +25,7 @@ def imbalance(images: ImageSet, is_weighted: bool) -> str:
     Returns:
         The sentence, which says that the epoch is chosen by balanced accuracy; else "".
     """
-    labels = images.labels[images.labels >= 0]
-    counts = labels.bincount().tolist()
+    counts = class_counts(images.labels, images.num_classes).tolist()
     smallest = min(count for count in counts if count)
     largest = max(counts)
     if largest <= MAX_RATIO * smallest:
@@ -40,7 +41,7 @@ def imbalance(images: ImageSet, is_weighted: bool) -> str:
 
 def unpredicted_warnings(
     activation: Float[Tensor, "n classes"],
-    labels: Int64[Tensor, " n *k"],
+    labels: Shaped[Tensor, " n *classes"],
     classes: Sequence[str],
     is_weighted: bool,
 ) -> list[str]:
@@ -48,16 +49,12 @@ def unpredicted_warnings(
 
     Args:
         activation: of all classes.
-        labels: `[n]`, or `[n, k]` where each image shows k classes.
+        labels: `[n]`, or 0 and 1 `[n, classes]`.
         classes: their names.
         is_weighted: see `imbalance`.
     """
-    num_classes = activation.shape[1]
-    targets = labels.view(len(labels), -1)
-    predicted = activation.topk(targets.shape[1], dim=1).indices
-    num_targets = targets[targets >= 0].bincount(minlength=num_classes)
-    num_predicted = predicted.flatten().bincount(minlength=num_classes)
-    is_missing = (num_targets > 0) & (num_predicted == 0)
+    is_shown = class_counts(labels, activation.shape[1]) > 0
+    is_missing = is_shown & ~predicted_classes(activation, labels).any(dim=0)
     if not is_missing.any():
         return []
     names = join_names([classes[index] for index in is_missing.nonzero().flatten().tolist()])

@@ -7,10 +7,10 @@ A task gives outputs for each image, tensors by name (`Task.eval_step`), such as
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from torchcaps.data import multi_hot
+from torchcaps.data.classes import class_counts, multi_hot
 from torchcaps.evaluation import label_hits
 from torchcaps.registry import Registry
 from torchcaps.transfer import widen
@@ -82,50 +82,44 @@ def extra_metrics(names: Sequence[str], outputs: Mapping[str, Tensor]) -> dict[s
 
 @register_metric()
 def brier_score(
-    activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"]
+    activation: Float[Tensor, "n classes"], labels: Shaped[Tensor, " n *classes"]
 ) -> Float[Tensor, ""]:
     """Squared distance of activations from 1 for classes shown and 0 for others.
 
     It is summed over classes, and a mean over images.
     """
-    classes = labels.view(len(labels), -1)  # [n, k], k = 1 for one class an image
-    targets = multi_hot(classes, activation.shape[1])
-    errors = widen(activation - targets).square()
+    errors = widen(activation - multi_hot(labels, activation.shape[1])).square()
     return errors.sum(dim=1).mean()
 
 
 @register_metric()
 def balanced_accuracy(
-    activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"]
+    activation: Float[Tensor, "n classes"], labels: Shaped[Tensor, " n *classes"]
 ) -> Float[Tensor, ""]:
     """Mean accuracy of the classes that are shown, however many images each of them has.
 
     Args:
         activation: of every class.
-        labels: one class an image, or k classes, which are right if they are among the k most
-            active ones.
+        labels: one class an image; or 0 and 1 for each class, of which k are right if they are
+            among the k most active ones.
     """
-    classes = labels.view(len(labels), -1)  # [n, k]
-    is_right = label_hits(activation, classes)
-    num_shown = classes[classes >= 0].bincount(minlength=activation.shape[1])
-    num_right = classes[is_right].bincount(minlength=activation.shape[1])
+    num_shown = class_counts(labels, activation.shape[1])
+    num_right = label_hits(activation, labels).sum(dim=0)
     recalls = widen(num_right) / num_shown
     return recalls[num_shown > 0].mean()
 
 
 @register_metric()
 def top5_accuracy(
-    activation: Float[Tensor, "n classes"], labels: Int64[Tensor, " n *k"]
+    activation: Float[Tensor, "n classes"], labels: Shaped[Tensor, " n *classes"]
 ) -> Float[Tensor, ""]:
     """Share of images whose classes are all among the five most active ones.
 
     Args:
         activation: of every class.
-        labels: one class an image, or several.
+        labels: one class an image; or 0 and 1 for each class.
     """
     num_predicted = min(5, activation.shape[1])
     predicted = activation.topk(num_predicted, dim=1).indices
-    classes = labels.view(len(labels), -1)  # [n, k]
-    is_same = predicted.unsqueeze(1) == classes.unsqueeze(2)  # [n, k, 5]
-    is_found = is_same.any(dim=2)  # [n, k]
-    return widen((is_found | (classes < 0)).all(dim=1)).mean()
+    is_missed = multi_hot(labels, activation.shape[1]).bool().scatter(1, predicted, False)
+    return widen(~is_missed.any(dim=1)).mean()

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from torchcaps.data import ImageSet, PairSet, multi_hot
+from torchcaps.data import Batch, Dataset, multi_hot
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import score_multilabel
 from torchcaps.functional.squash import full_precision
 from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, register_task
-from torchcaps.tasks.classify import Classify, ImageBatch
+from torchcaps.tasks.classify import Classify
 from torchcaps.tasks.report_items import overlaps
 from torchcaps.types import Capsules
 
@@ -31,16 +31,16 @@ class Multilabel(Classify):
 
     # Answers to the questions of the base classes:
     model_tasks = ("classify",)  # models for which "auto" is this task, where the labels suit
-    label_axes = 2  # labels are `[n, k]`
+    targets = ("labels",)
     single_label = False
     data = "images of several classes each"  # words of the error for other data
 
     @classmethod
-    def data_settings(cls, images: ImageSet) -> dict[str, Any]:
+    def data_settings(cls, images: Dataset) -> dict[str, Any]:
         """Only a set of composites has what a capsule could draw: each of its classes alone."""
-        return {} if isinstance(images, PairSet) else {"reconstruction": 0.0}
+        return {} if "single_label" in images.targets else {"reconstruction": 0.0}
 
-    def training_step(self, batch: ImageBatch, fraction_trained: float) -> Outputs:
+    def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         if self.spec.logits and not self.spec.multilabel:
             raise ArgumentError(
                 "model",
@@ -53,20 +53,21 @@ class Multilabel(Classify):
         return full_precision(logits).sigmoid()
 
     def _targets(self, labels: Tensor, num_classes: int) -> Tensor:
-        return multi_hot(labels, num_classes)
+        return multi_hot(labels, num_classes).float()
 
-    def _reconstruction_error(self, capsules: Capsules, batch: ImageBatch) -> Tensor:
-        """Squared error of the drawings of the labeled capsules, beside `singles` of the batch."""
-        if batch.singles is None:
+    def _reconstruction_error(self, capsules: Capsules, batch: Batch) -> Tensor:
+        """Squared error of the drawings of the labeled capsules, beside each class alone."""
+        if "singles" not in batch.targets:
             raise ArgumentError(
                 "singles", "expected what each labeled class looks like alone, got none"
             )
         error = capsules.pose.new_zeros(())
-        for labels, targets in zip(batch.labels.T, batch.singles.unbind(dim=1), strict=True):
+        columns = batch.targets["single_label"].T
+        for labels, targets in zip(columns, batch.targets["singles"].unbind(dim=1), strict=True):
             error = error + self._drawing_error(capsules, labels, targets)
         return error
 
-    def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
+    def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
         return score_multilabel(outputs["activation"], images.labels.cpu(), groups=images.groups)
 
     def predict(self, images: Tensor) -> list[dict[str, Any]]:
@@ -77,7 +78,7 @@ class Multilabel(Classify):
             row["label"] = " + ".join(names or [row["label"]])
         return rows
 
-    def report_items(self, evaluation: EvaluationResult, images: ImageSet) -> list[ReportItem]:
-        if not self.spec.decoder or not isinstance(images, PairSet):
+    def report_items(self, evaluation: EvaluationResult, images: Dataset) -> list[ReportItem]:
+        if not self.spec.decoder or "single_label" not in images.targets:
             return []
         return [overlaps(self.model, images)]

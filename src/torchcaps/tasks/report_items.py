@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from torchcaps.data import ImageSet
+from torchcaps.data import Dataset
 from torchcaps.evaluation import (
     Evaluation,
     example_indices,
@@ -22,7 +22,7 @@ CONFUSIONS = 10  # rows of a table
 MAX_ROWS = 200
 
 
-def classified(model: nn.Module, evaluation: Evaluation, images: ImageSet) -> list[ReportItem]:
+def classified(model: nn.Module, evaluation: Evaluation, images: Dataset) -> list[ReportItem]:
     """Confusions, accuracy by class, calibration, examples; with a decoder, reconstructions."""
     spec = spec_of(model)
     indices = example_indices(evaluation.labels, per_class=2, seed=0)
@@ -37,7 +37,7 @@ def classified(model: nn.Module, evaluation: Evaluation, images: ImageSet) -> li
     return items
 
 
-def examples(evaluation: Evaluation, images: ImageSet, indices: Tensor) -> ReportItem:
+def examples(evaluation: Evaluation, images: Dataset, indices: Tensor) -> ReportItem:
     """Test images beside the activations of their most active classes."""
     from torchcaps import viz
 
@@ -161,7 +161,7 @@ def calibrated(evaluation: Evaluation, spec: ModelSpec) -> ReportItem:
     )
 
 
-def drawings(model: nn.Module, images: ImageSet, indices: Tensor) -> ReportItem:
+def drawings(model: nn.Module, images: Dataset, indices: Tensor) -> ReportItem:
     """Test images above what the decoder draws from the pose of the most active capsule alone."""
     from torchcaps import viz
 
@@ -184,13 +184,13 @@ def drawings(model: nn.Module, images: ImageSet, indices: Tensor) -> ReportItem:
     )
 
 
-def overlaps(model: nn.Module, images: ImageSet) -> ReportItem:
+def overlaps(model: nn.Module, images: Dataset) -> ReportItem:
     """Images of two classes, and what the decoder draws from their two most active capsules."""
     from torchcaps import viz
 
     indices = evenly(torch.arange(len(images)), OVERLAPS)
     pixels = images.float_images(indices)
-    labels = images.labels[indices].cpu()
+    labels = images.targets["single_label"][indices].cpu()
     segments = match_segments(segment(model, pixels), labels)
     return ReportItem(
         "overlaps",

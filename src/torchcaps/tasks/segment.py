@@ -29,9 +29,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
-from torchcaps.data import ImageBatch, ImageSet, MaskedSet
+from torchcaps.data import Batch, Dataset
+from torchcaps.data.augment.transforms import one_hot_foreground
 from torchcaps.distributed import all_reduce_sum
 from torchcaps.errors import check_shape
 from torchcaps.evaluation.accuracy.pixels import (
@@ -164,6 +165,7 @@ class Segment(Task):
     """
 
     # Answers to the questions of the base class `Task`:
+    targets = ("mask",)
     score = "dice"  # the metric by which the epoch is chosen
     losses: ClassVar[Registry[Loss]] = LOSSES
     default_spec = ModelSpec(is_dense=True, task="segment")  # of a model that declares nothing
@@ -173,16 +175,16 @@ class Segment(Task):
     data = "images with masks"  # words of the error for other data
 
     def __init__(
-        self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
+        self, model: nn.Module, config: TrainConfig, images: Dataset | None = None
     ) -> None:
         super().__init__(model, config, images)
         self.reconstruction_weight = self.config.task.reconstruction or 0.0
         self.class_weights = torch.ones(1, 1, 1)
         self.missing_classes: list[str] = []
         self.num_foreground: int | None = None
-        if isinstance(images, MaskedSet):
+        if images is not None:
             self.num_foreground = images.num_classes - 1
-            image_pixels = images.masks[0].numel()
+            image_pixels = images.targets["mask"][0].numel()
             # At most as many images as in other tasks (BATCH), fewer if they are large.
             self.eval_batch_size = max(1, min(BATCH, MAX_EVAL_PIXELS // image_pixels))
             weights, self.missing_classes = weigh_classes(images)
@@ -195,30 +197,6 @@ class Segment(Task):
         weights = {"class_weights": "auto"} if "class_weights" in LOSSES.reads(loss) else {}
         drawing = {"reconstruction": MEAN_ERROR_WEIGHT / MNIST_PIXELS} if spec.decoder else {}
         return weights | drawing
-
-    @classmethod
-    def supports(cls, images: ImageSet) -> bool:
-        """Whether these images have masks."""
-        return isinstance(images, MaskedSet)
-
-    def sample_batch(self, images: Any, indices: Tensor, generator: Generator) -> ImageBatch:
-        """The images with these indices and their masks; in training both are changed at random.
-
-        A pixel of a turned or resized mask is a mixture of several pixels. It takes the class with
-        the largest share. What comes from outside of the image is background.
-        """
-        if not self.training:
-            index = indices.to(images.masks.device)
-            masks = images.masks[index].long()
-            return ImageBatch(images.float_images(index), images.labels[index], masks=masks)
-        batch = images.sample_batch(indices, generator=generator)
-        targets = one_hot_foreground(batch.masks, images.num_classes - 1)
-        # `transforms` are the augmentations of the run. Those that move pixels move the maps too.
-        pixels, shares = self.transforms(batch.images, generator, targets)
-        assert shares is not None
-        background = 1 - shares.sum(dim=1, keepdim=True)
-        masks = torch.cat([background, shares], dim=1).argmax(dim=1)
-        return ImageBatch(pixels, batch.labels, masks=masks)
 
     def predict_pixels(self, images: Tensor) -> ClassMaps:
         """Probabilities of the foreground classes of images `[n, channels, height, width]`."""
@@ -244,34 +222,34 @@ class Segment(Task):
         targets = one_hot_foreground(masks, prediction.probabilities.shape[1])
         return LOSSES[self.loss](prediction, targets, self.class_weights.to(targets.device))
 
-    def training_step(self, batch: ImageBatch, fraction_trained: float) -> Outputs:
+    def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         """The loss of a batch, and its terms without their weights.
 
         Args:
-            batch: images and masks.
+            batch: images, and the target "mask".
             fraction_trained: of the training, in [0, 1]; the losses of this task do not change.
 
         Returns:
             "loss": what is minimized, with the reconstruction if it has a weight. By the name of
             the loss in `LOSSES`: that of the masks. "reconstruction", if weighted: mean error.
         """
-        masks: Any = batch.masks
+        masks = batch.targets["mask"].long()
         if not self.reconstruction_weight:
-            mask_loss = self.compute_loss(self.pixel_prediction(batch.images), masks)
+            mask_loss = self.compute_loss(self.pixel_prediction(batch.inputs), masks)
             return {"loss": mask_loss, self.loss: mask_loss}
 
         # Activations of capsules are `[batch, height, width, classes - 1]`, as `pixel_prediction`
         # takes them: the one dense model with a decoder, SegCaps, gives lengths in float32.
-        capsules = self.model.capsules(batch.images)
+        capsules = self.model.capsules(batch.inputs)
         prediction = PixelPrediction(capsules.activation.movedim(-1, 1))
         mask_loss = self.compute_loss(prediction, masks)
         drawings = full_precision(self.model.reconstruct(capsules, masks))
-        foreground = batch.images * (masks > 0).unsqueeze(1)
+        foreground = batch.inputs * (masks > 0).unsqueeze(1)
         error = (drawings - foreground).square().mean()
         total = mask_loss + self.reconstruction_weight * MNIST_PIXELS * error
         return {"loss": total, self.loss: mask_loss, "reconstruction": error}
 
-    def eval_step(self, batch: ImageBatch) -> Outputs:
+    def eval_step(self, batch: Batch) -> Outputs:
         """What the metrics are made from, for each image of a batch.
 
         Returns:
@@ -281,8 +259,8 @@ class Segment(Task):
             "pixel_accuracy": share of pixels with the true class, `[batch]`.
             "loss": of all masks of the batch, the same for all its images, `[batch]`.
         """
-        masks: Any = batch.masks
-        prediction = self.pixel_prediction(batch.images)
+        masks = batch.targets["mask"].long()
+        prediction = self.pixel_prediction(batch.inputs)
         num_images, height, width = masks.shape
         num_foreground = self.num_foreground or prediction.probabilities.shape[1]
         check_shape(
@@ -320,7 +298,7 @@ class Segment(Task):
             sentences.append("the model takes every pixel for background")
         return sentences
 
-    def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
+    def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
         """Metrics of test images, also of each class."""
         return _mask_figures(outputs, images.classes)
 
@@ -331,7 +309,7 @@ class Segment(Task):
         examples, predicted = predict_examples(self, images)
         heads, rows = evaluation.table()
         figure = tiles.masks(
-            examples.float_images(), examples.masks, predicted, classes=images.classes
+            examples.float_images(), examples.targets["mask"], predicted, classes=images.classes
         )
         return [
             ReportItem(
@@ -347,14 +325,15 @@ class Segment(Task):
         ]
 
 
-def weigh_classes(images: MaskedSet) -> tuple[Float[Tensor, "foreground 1 1"], list[str]]:
+def weigh_classes(images: Dataset) -> tuple[Float[Tensor, "foreground 1 1"], list[str]]:
     """The weights w of the foreground classes, and the names of the classes that no mask shows.
 
     The weight of a class is the number of other pixels for each of its pixels, and 1 for a class
     that no mask shows.
     """
-    class_sizes = widen(images.masks.flatten().bincount(minlength=images.num_classes)[1:])
-    weights = (images.masks.numel() - class_sizes) / class_sizes.clamp(min=1)
+    masks = images.targets["mask"]
+    class_sizes = widen(masks.flatten().bincount(minlength=images.num_classes)[1:])
+    weights = (masks.numel() - class_sizes) / class_sizes.clamp(min=1)
     weights = torch.where(class_sizes > 0, weights, 1.0).float().view(-1, 1, 1)
     missing = (class_sizes == 0).nonzero().flatten().tolist()
     return weights, [images.classes[1 + k] for k in missing]
@@ -381,9 +360,3 @@ def _mask_figures(outputs: Outputs, class_names: tuple[str, ...]) -> MaskFigures
     """
     counts = PixelCounts(*outputs["counts"].unbind(dim=1))
     return mask_figures(counts, outputs["pixel_accuracy"], class_names)
-
-
-def one_hot_foreground(masks: Masks, num_foreground: int) -> ClassMaps:
-    """T: 1 where a pixel is of a class, else 0, `[batch, num_foreground, height, width]`."""
-    class_indices = torch.arange(1, 1 + num_foreground, device=masks.device).view(-1, 1, 1)
-    return (masks.unsqueeze(1) == class_indices).float()

@@ -11,7 +11,7 @@ tensors by name.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
-from torchcaps.data import ImageSet, Transforms
+from torchcaps.data import Batch, Dataset, Transforms
 from torchcaps.errors import ArgumentError, check_known, check_range, check_shape
 from torchcaps.evaluation.forward import evaluating
 from torchcaps.functional import move_by_matrix, reconstruction_loss
@@ -84,7 +84,7 @@ class Transform(Task):
     requires = "a model whose poses a known transformation moves"  # words of the error for others
 
     def __init__(
-        self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
+        self, model: nn.Module, config: TrainConfig, images: Dataset | None = None
     ) -> None:
         super().__init__(model, config, images)
         if not self.spec.decoder:
@@ -110,39 +110,41 @@ class Transform(Task):
         changes = {} if model.pose == "translation" else CHANGES
         return {"lr": 2e-3, "schedule": "cosine", **changes}
 
-    def sample_batch(
-        self, images: ImageSet, indices: Tensor, generator: Generator
-    ) -> TransformedPairs:
-        """Pairs of views of the images with these indices.
+    def eval_targets(self, images: Dataset) -> dict[str, Tensor]:
+        """Matrices of two views of each image, the same whatever other images are in the batch."""
+        fixed = Generator().manual_seed(SEED)
+        first, second = _random_views(images.img_size, len(images), self.ranges, fixed)
+        return {"first": first, "second": second}
 
-        A test image has the same views whatever other images are in the batch.
-        """
+    def augment(self, batch: Batch, generator: Generator) -> Batch:
+        """Pairs of views: the inputs are sources, "target" and "transformation" are targets."""
+        originals = batch.inputs
         if self.training:
-            batch = images.sample_batch(indices, generator=generator)
-            originals = self.transforms(batch.images, generator)[0]
-            first, second = _random_views(originals, len(indices), self.ranges, generator)
+            originals = self.transforms(batch, generator).inputs
+            size = originals.shape[2:]
+            first, second = _random_views(size, len(originals), self.ranges, generator)
         else:
-            originals = images.float_images(indices)
-            fixed = Generator().manual_seed(SEED)
-            views = _random_views(originals, len(images), self.ranges, fixed)
-            first = views[0][indices.cpu()]
-            second = views[1][indices.cpu()]
-        return _make_pairs(originals, self.pose, first, second)
+            first, second = batch.targets["first"], batch.targets["second"]
+        source, target, transformation = _make_pairs(originals, self.pose, first, second)
+        targets = {"target": target, "transformation": transformation}
+        return Batch(source, targets, batch.indices)
 
-    def training_step(self, batch: TransformedPairs, fraction_trained: float) -> Outputs:
+    def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         """Squared error of the drawing, a sum over pixels and a mean over the batch."""
+        pairs = pairs_of(batch)
         if self.spec.draw_size is None:
-            drawings = self.model(batch.source, batch.transformation)
-            error = reconstruction_loss(drawings, batch.target)
+            drawings = self.model(pairs.source, pairs.transformation)
+            error = reconstruction_loss(drawings, pairs.target)
         else:  # compared at the size at which the model draws
-            capsules = self.model.capsules(batch.source)
-            drawings = self.model.draw(self.model.move(capsules, batch.transformation))
-            error = reconstruction_loss(drawings, shrink(batch.target, self.spec.draw_size))
+            capsules = self.model.capsules(pairs.source)
+            drawings = self.model.draw(self.model.move(capsules, pairs.transformation))
+            error = reconstruction_loss(drawings, shrink(pairs.target, self.spec.draw_size))
         return {"loss": error, "reconstruction": error}
 
-    def eval_step(self, batch: TransformedPairs) -> Outputs:
+    def eval_step(self, batch: Batch) -> Outputs:
         """Poses, presences and errors of each pair; see `compare_pairs`."""
-        return {name: values.float() for name, values in compare_pairs(self.model, batch).items()}
+        compared = compare_pairs(self.model, pairs_of(batch))
+        return {name: values.float() for name, values in compared.items()}
 
     def compute_metrics(self, outputs: Outputs) -> dict[str, float]:
         """The error, and the correlation of estimated and true transformations."""
@@ -152,12 +154,12 @@ class Transform(Task):
             "correlation": correlation(outputs["true"], estimated).nan_to_num().mean().item(),
         }
 
-    def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
+    def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
         return measure_pairs(outputs)
 
-    def report_items(self, evaluation: Any, images: ImageSet) -> list[ReportItem]:
+    def report_items(self, evaluation: Any, images: Dataset) -> list[ReportItem]:
         with evaluating(self):
-            pairs = first_batch(self, images, MAX_PAIRS)
+            pairs = pairs_of(first_batch(self, images, MAX_PAIRS))
             drawings = self.model(pairs.source, pairs.transformation)
         pictures = [images.float().cpu() for images in (pairs.source, drawings, pairs.target)]
         return [
@@ -179,6 +181,11 @@ class Transform(Task):
             row = {"capsule": order[0], "presence": capsules[0]["presence"], "capsules": capsules}
             rows.append(row)
         return rows
+
+
+def pairs_of(batch: Batch) -> TransformedPairs:
+    """A batch of `Transform.augment` as the model's pairs."""
+    return TransformedPairs(batch.inputs, batch.targets["target"], batch.targets["transformation"])
 
 
 def _poses_item(evaluation: TransformingEvaluation, unit: str) -> ReportItem:
@@ -284,7 +291,9 @@ def transformed_pairs(
         check_range(name, limit, low=0, high=MAX_ZOOM if name == "zoom" else None)
     if pose == "translation":
         ranges |= dict.fromkeys(CHANGES, 0.0)
-    return _make_pairs(images, pose, *_random_views(images, len(images), ranges, generator))
+    return _make_pairs(
+        images, pose, *_random_views(images.shape[2:], len(images), ranges, generator)
+    )
 
 
 def _make_pairs(images: Images, pose: Pose, first: Matrices, second: Matrices) -> TransformedPairs:
@@ -300,17 +309,17 @@ def _make_pairs(images: Images, pose: Pose, first: Matrices, second: Matrices) -
 
 
 def _random_views(
-    images: Images,
+    img_size: Sequence[int],
     count: int,
     ranges: Mapping[str, float],
     generator: Generator,
 ) -> tuple[Matrices, Matrices]:
-    """Matrices of two views of each of `count` images.
+    """Matrices of two views of each of `count` images of this (height, width).
 
     Each is a shear, a zoom and a rotation, then a shift by whole pixels.
 
     Args:
-        images: of their size.
+        img_size: of the images.
         count: of matrices in each of the two tensors.
         ranges: largest "shift", "degrees", "zoom" and "shear"; all are uniform.
         generator: the matrices are on its device.
@@ -331,7 +340,7 @@ def _random_views(
         matrices[:, 0, 1] = shear * cos - sin
         matrices[:, 1, 0] = sin
         matrices[:, 1, 1] = shear * sin + cos
-        matrices[:, :2, 2] = moves * (2 / max(images.shape[2:]))
+        matrices[:, :2, 2] = moves * (2 / max(img_size))
         return matrices
 
     return draw(), draw()

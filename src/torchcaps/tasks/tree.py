@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.data import ImageBatch, ImageSet, LabelTree, label_tree
+from torchcaps.data import Batch, Dataset, LabelTree, label_tree
 from torchcaps.distributed import all_reduce_sum
 from torchcaps.errors import ArgumentError, check_shape
 from torchcaps.evaluation import Evaluation
@@ -102,7 +102,7 @@ class Tree(Classify):
     ancestors: Tensor  # `[classes, levels]`: the path of each finest class
 
     def __init__(
-        self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
+        self, model: nn.Module, config: TrainConfig, images: Dataset | None = None
     ) -> None:
         classes = model_metadata(model).classes if images is None else images.classes
         tree = label_tree(classes)
@@ -140,21 +140,22 @@ class Tree(Classify):
         return settings
 
     @classmethod
-    def supports(cls, images: ImageSet) -> bool:
+    def supports(cls, images: Dataset) -> bool:
         """Whether the names of the classes are paths of one depth."""
         return super().supports(images) and label_tree(images.classes) is not None
 
-    def training_step(self, batch: ImageBatch, fraction_trained: float) -> Outputs:
+    def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         """The loss of a batch, that of each level, and the accuracy of the finest classes."""
         if not self.knows_levels:
             return super().training_step(batch, fraction_trained)
-        activations = self._level_activations(batch.images)
-        paths = self.ancestors[batch.labels]
-        compute_loss = weighted_loss(self.losses[self.loss], self.class_weights, batch.labels)
+        activations = self._level_activations(batch.inputs)
+        labels = batch.targets["label"]
+        paths = self.ancestors[labels]
+        compute_loss = weighted_loss(self.losses[self.loss], self.class_weights, labels)
         losses = []
-        for activation, labels in zip(activations, paths.T, strict=True):
+        for activation, classes in zip(activations, paths.T, strict=True):
             scores = Scores(activation)
-            losses.append(compute_loss(scores, labels, fraction_trained, self.config.task))
+            losses.append(compute_loss(scores, classes, fraction_trained, self.config.task))
         is_right = _predicted_paths(activations) == paths  # [batch, levels]
         weights = self._weights(is_right)
         outputs = {
@@ -187,17 +188,17 @@ class Tree(Classify):
             accuracies = (counts[:-1].double() / counts[-1]).tolist()
         return torch.tensor(level_weights(self.tree.sizes, accuracies), device=is_right.device)
 
-    def eval_step(self, batch: ImageBatch) -> Outputs:
+    def eval_step(self, batch: Batch) -> Outputs:
         """Activations of the finest classes, labels, and predicted "paths" `[batch, levels]`."""
         if not self.knows_levels:
             outputs = super().eval_step(batch)
             activation = outputs["activation"]
             check_shape("activation", activation, ("batch", "classes"), classes=len(self.ancestors))
             return outputs | {"paths": self.ancestors[activation.argmax(dim=1)]}
-        activations = self._level_activations(batch.images)
+        activations = self._level_activations(batch.inputs)
         return {
             "activation": activations[-1].float(),
-            "labels": batch.labels,
+            "labels": batch.targets["label"],
             "paths": _predicted_paths(activations),
         }
 
@@ -209,7 +210,7 @@ class Tree(Classify):
     def _path_figures(self, outputs: Outputs) -> dict[str, float]:
         return path_figures(outputs["paths"], self.ancestors.cpu()[outputs["labels"]], self.tree)
 
-    def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
+    def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
         finest: Any = super().evaluation(outputs, images)
         hierarchy = self._path_figures(outputs)
         return TreeEvaluation(
@@ -219,13 +220,13 @@ class Tree(Classify):
             hierarchy=hierarchy,
         )
 
-    def report_items(self, evaluation: Any, images: ImageSet) -> list[ReportItem]:
+    def report_items(self, evaluation: Any, images: Dataset) -> list[ReportItem]:
         return [*_level_items(evaluation), *super().report_items(evaluation, images)]
 
     @torch.inference_mode()
     def predict(self, images: Tensor) -> list[dict[str, Any]]:
         labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
-        paths = self.eval_step(ImageBatch(images, labels))["paths"].cpu()
+        paths = self.eval_step(Batch(images, {"label": labels}, labels))["paths"].cpu()
         rows = super().predict(images)
         for row, path, consistent in zip(rows, paths, is_consistent(paths, self.tree), strict=True):
             row["consistent"] = bool(consistent)

@@ -18,14 +18,14 @@ Labels have no part in the loss, nor in that choice. Images are clustered by the
 metrics ask whether these clusters are classes. Steps return `Outputs`, tensors by name.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Generator, Tensor
 
-from torchcaps.data import ImageSet
+from torchcaps.data import Batch, Dataset
 from torchcaps.distributed import all_gather_rows, all_reduce_sum
 from torchcaps.evaluation.accuracy.clusters import kmeans, linear_accuracy, match_clusters, nearest
 from torchcaps.evaluation.forward import device_of, evaluating
@@ -66,24 +66,6 @@ MAX_CLASSES = 3  # for each of these objects
 PRESENT = 0.5  # an object counts as present in an image if a_k is above this
 
 
-class UnlabeledBatch(NamedTuple):
-    """Images, and what a training step needs beside them.
-
-    Attributes:
-        images: in [0, 1].
-        labels: class of each image; the accuracy of clusters alone reads it.
-        noise: on the model's logits of presence for `images`, never for `second_view`; None
-            outside of training.
-        second_view: each image again, changed at random in another way; None where the loss has no
-            term `views`.
-    """
-
-    images: Float[Tensor, "batch channels height width"]
-    labels: Int64[Tensor, " batch"]
-    noise: Noise | None = None
-    second_view: Float[Tensor, "batch channels height width"] | None = None
-
-
 @register_task("unsupervised")
 class Unsupervised(Task):
     """Parts that draw an image, and objects that explain where the parts are; no labels.
@@ -96,6 +78,7 @@ class Unsupervised(Task):
     """
 
     # Answers to the questions of the base class `Task`:
+    targets = ("label",)  # which the accuracy of clusters alone reads
     score = "log_likelihood"  # the metric by which the epoch is chosen
     losses = ("likelihood",)  # names of its losses
     labeled = False
@@ -103,7 +86,7 @@ class Unsupervised(Task):
     clip = 0.0
     requires = "a model of parts and objects"  # words of the error for other models
 
-    def __init__(self, model: Any, config: TrainConfig, images: ImageSet | None = None) -> None:
+    def __init__(self, model: Any, config: TrainConfig, images: Dataset | None = None) -> None:
         super().__init__(model, config, images)
         if self.uses_views:
             # Shares of the training at which the learning rate starts anew.
@@ -114,15 +97,16 @@ class Unsupervised(Task):
         """Whether objects learn from two views of each image."""
         return self.model.weights["views"] > 0
 
-    def sample_batch(
-        self, images: ImageSet, indices: Tensor, generator: Generator
-    ) -> UnlabeledBatch:
-        """The images with these indices; in training changed at random, with noise and views."""
-        if not self.training:
-            return UnlabeledBatch(images.float_images(indices), images.labels[indices])
-        batch = images.sample_batch(indices, generator=generator)
-        first_view = self.transforms(batch.images, generator)[0]
+    def augment(self, batch: Batch, generator: Generator) -> Batch:
+        """In training, images changed at random, noise on the model's logits of presence, and views.
 
+        The targets "noise.parts", "noise.objects" and "noise.votes" are for the inputs, never for
+        "second_view": each image again, changed in another way, where the loss has the term
+        `views`.
+        """
+        if not self.training:
+            return batch
+        first_view = self.transforms(batch, generator)
         num_parts = self.model.num_parts
         num_objects = self.model.num_objects
         shapes = {
@@ -130,40 +114,42 @@ class Unsupervised(Task):
             "objects": (num_objects,),
             "votes": (num_objects, num_parts),
         }
-        noises = {}
         for name, shape in shapes.items():
             # The generator is on the CPU, so that every device gets the same numbers.
-            uniform = torch.rand(len(indices), *shape, generator=generator)
+            uniform = torch.rand(len(batch.inputs), *shape, generator=generator)
             # Uniform in [-2, 2]: `NOISE_RANGE` is the width.
-            noises[name] = NOISE_RANGE * (to_device(uniform, first_view.device) - 0.5)
-
-        second_view = None
+            noise = NOISE_RANGE * (to_device(uniform, batch.inputs.device) - 0.5)
+            first_view.targets[f"noise.{name}"] = noise
         if self.uses_views:
-            second_batch = images.sample_batch(indices, generator=generator)
-            second_view = self.transforms(second_batch.images, generator)[0]
-        return UnlabeledBatch(first_view, batch.labels, Noise(**noises), second_view)
+            first_view.targets["second_view"] = self.transforms(batch, generator).inputs
+        return first_view
 
-    def training_step(self, batch: UnlabeledBatch, fraction_trained: float) -> Outputs:
+    def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         """The loss of a batch, and its terms without their weights.
 
         Args:
-            batch: from `sample_batch`.
+            batch: from `augment`.
             fraction_trained: of the training, in [0, 1].
 
         Returns:
             "loss": weighted sum of the terms. Terms by the names of the model's `weights`: those of
             `loss_terms`, or those of the phase of the training.
         """
-        if batch.second_view is None:  # parts and objects together
-            explanation = self.model.explain(batch.images, batch.noise)
-            with without_autocast(batch.images):
+        images = batch.inputs
+        noise = {
+            name.removeprefix("noise."): target
+            for name, target in batch.targets.items()
+            if name.startswith("noise.")
+        }
+        if "second_view" not in batch.targets:  # parts and objects together
+            explanation = self.model.explain(images, Noise(**noise) if noise else None)
+            with without_autocast(images):
                 terms = loss_terms(explanation, self.model.num_clusters)
         elif fraction_trained < PARTS_FRACTION:  # parts alone
-            part_noise = None if batch.noise is None else batch.noise.parts
-            *_, pixel_log_likelihood = self.model.explain_pixels(batch.images, part_noise)
+            *_, pixel_log_likelihood = self.model.explain_pixels(images, noise.get("parts"))
             terms = {"pixels": -pixel_log_likelihood.mean()}
         else:  # objects alone
-            views = torch.cat([batch.images, batch.second_view])
+            views = torch.cat([images, batch.targets["second_view"]])
             objects, pose_log_likelihood = self.model.explain_poses(views)
             with without_autocast(views):
                 terms = {
@@ -174,7 +160,7 @@ class Unsupervised(Task):
         weighted = [self.model.weights[name] * term for name, term in terms.items()]
         return {"loss": sum(weighted), **terms}
 
-    def eval_step(self, batch: UnlabeledBatch) -> Outputs:
+    def eval_step(self, batch: Batch) -> Outputs:
         """What the metrics are made from, for each image of a batch.
 
         Returns:
@@ -182,11 +168,11 @@ class Unsupervised(Task):
             `[batch]`. "labels": `[batch]`. "presence", "explained_share": a_k and q_k,
             `[batch, objects]`.
         """
-        explanation: Explanation = self.model.explain(batch.images)
+        explanation: Explanation = self.model.explain(batch.inputs)
         return {
             "pixels": -explanation.pixel_log_likelihood,
             "poses": -explanation.pose_log_likelihood,
-            "labels": batch.labels,
+            "labels": batch.targets["label"],
             "presence": explanation.objects.presence,
             "explained_share": explained_share(explanation),
         }
@@ -237,17 +223,17 @@ class Unsupervised(Task):
         """Presences `[n, objects]` as the points to cluster: as the term `views` compares them."""
         return logit_directions(presence) if self.uses_views else presence
 
-    def evaluation(self, outputs: Outputs, images: ImageSet) -> EvaluationResult:
+    def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
         """Metrics of test images, by the clusters that the training found."""
         metrics = self.eval().compute_metrics(outputs)
         return MetricResult(metrics, len(images), "accuracy_presence")
 
-    def report_items(self, evaluation: EvaluationResult, images: ImageSet) -> list[ReportItem]:
+    def report_items(self, evaluation: EvaluationResult, images: Dataset) -> list[ReportItem]:
         """Figures for a report: templates, test images drawn by their parts, and objects."""
         with evaluating(self):  # evaluation mode, no gradients
             return [
                 _templates_item(self.model),
-                _drawings_item(self.model, first_batch(self, images, MAX_DRAWN_IMAGES).images),
+                _drawings_item(self.model, first_batch(self, images, MAX_DRAWN_IMAGES).inputs),
                 _objects_item(self, images.subset(range(min(MAX_IMAGES, len(images))))),
             ]
 
@@ -307,7 +293,7 @@ def _drawings_item(model: Any, images: Tensor) -> ReportItem:
     )
 
 
-def _objects_item(task: Unsupervised, images: ImageSet) -> ReportItem:
+def _objects_item(task: Unsupervised, images: Dataset) -> ReportItem:
     from torchcaps.viz.tiles import image_rows
 
     outputs = eval_outputs(task, images, alone=True)  # one process draws

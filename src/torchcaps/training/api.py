@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchcaps.data import ImageSet
+from torchcaps.data import Dataset
 from torchcaps.distributed import current, main_first
 from torchcaps.models import model_info
 from torchcaps.settings import TrainConfig
@@ -154,7 +154,7 @@ def _resume(
 
 
 def _build_model(
-    config: TrainConfig, images: ImageSet, device: torch.device
+    config: TrainConfig, images: Dataset, device: torch.device
 ) -> tuple[dict[str, Any], nn.Module]:
     """The description of a run's model for its images, and the model with its first weights."""
     description = describe_model(

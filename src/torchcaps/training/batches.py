@@ -8,13 +8,14 @@ for bit.
 from collections.abc import Iterator
 from typing import Protocol
 
-from torch import Tensor
+from torch import Generator, Tensor
 
-from torchcaps.data import ImageSet
-from torchcaps.data.files import stream
+from torchcaps.data import Batch, Dataset
 from torchcaps.distributed import current
+from torchcaps.evaluation.forward import device_of
 from torchcaps.settings import TrainConfig
-from torchcaps.training.sampling import epoch_permutation, split_batches
+from torchcaps.tasks import Task
+from torchcaps.training.sampling import ITEMS, epoch_permutation, split_batches, step_seed
 
 
 class BatchSource(Protocol):
@@ -27,42 +28,50 @@ class BatchSource(Protocol):
             epoch: its number, counted from 0.
         """
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[tuple[ImageSet, Tensor]]:
-        """The images of the steps of an epoch.
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of all ranks together of an epoch, on the device of the model.
 
         Args:
             number: of the epoch, counted from 0.
             start: number of steps that are left out at its beginning, because they are done.
-
-        Returns:
-            For each step a set, and the indices `[samples]` of its images in that set.
         """
 
 
-class SetBatches:
-    """The batches of a set of images, in the order of (seed, epoch).
+class DatasetBatches:
+    """The batches of a data set, in the order of (seed, epoch).
 
     Args:
         images: to train on.
+        task: names the targets; a last batch of fewer images than its model takes joins the one
+            before it.
         config: has the seed, and the number of images of an epoch and of a batch.
-        smallest: a last batch of fewer images joins the one before it.
     """
 
-    def __init__(self, images: ImageSet, config: TrainConfig, smallest: int = 1) -> None:
+    def __init__(self, images: Dataset, task: Task, config: TrainConfig) -> None:
         self.images = images
+        self.task = task
         self.config = config
-        self.smallest = smallest
 
     def steps(self, epoch: int) -> int:
         """Number of steps of an epoch, which counts from 0."""
         return len(self._indices(epoch))
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[tuple[ImageSet, Tensor]]:
-        """The set and the indices of each step; see `BatchSource`."""
-        return stream(self.images, self._indices(number)[start:], current().padded_shard)
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batch of each step; see `BatchSource`."""
+        images = self.images
+        index_batches = self._indices(number)
+        first_step = number * len(index_batches)
+        steps = range(first_step + start, first_step + len(index_batches))
+        generators = (
+            Generator().manual_seed(step_seed(self.config, step, ITEMS)) for step in steps
+        )
+        targets = {name: images.targets[name] for name in self.task.targets}
+        shard = current().padded_shard
+        for batch in images.batches(index_batches[start:], targets, generators, shard):
+            yield batch.to(device_of(self.task.model))
 
     def _indices(self, epoch: int) -> list[Tensor]:
         """Indices `[samples]` of the images of each step of an epoch."""
         order = epoch_permutation(self.config, epoch, self.images.labels)
         images_per_step = (self.config.training.batch_size or 1) * self.config.optimizer.accumulate
-        return split_batches(order.to(self.images.images.device), images_per_step, self.smallest)
+        return split_batches(order, images_per_step, self.task.spec.smallest_batch)

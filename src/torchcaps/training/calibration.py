@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from torchcaps.data import ImageSet
+from torchcaps.data import Dataset
 from torchcaps.errors import RunError, read_text
 from torchcaps.evaluation import HeldOutCalibration, calibrate
 from torchcaps.evaluation.forward import device_of
@@ -16,7 +16,7 @@ from torchcaps.training.run import CALIBRATION_FILE, Run
 FORMAT = 1
 
 
-def write_calibration(run: Run, task: Task, val_images: ImageSet) -> None:
+def write_calibration(run: Run, task: Task, val_images: Dataset) -> None:
     """Calibrate the best model of a run on its held-out images, and leave it in its folder.
 
     Nothing is written for a task whose images have no class each, or for one class.

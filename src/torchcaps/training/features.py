@@ -10,19 +10,19 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import numpy as np
 import torch
 from filelock import FileLock
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
 from torch import Tensor
 
-from torchcaps.data import ImageFiles, ImageSet, refuse_augmentations
+from torchcaps.data import Dataset, Preprocess, refuse_augmentations
 from torchcaps.data.augment import ordered_augmentations
-from torchcaps.data.files import stream
+from torchcaps.data.files import identities
 from torchcaps.data.load import default_cache_dir
 from torchcaps.distributed import current, main_first
 from torchcaps.errors import ArgumentError, TrainingError
@@ -36,66 +36,25 @@ LARGEST = float(np.finfo(np.float16).max)
 REASON = "features of a frozen backbone, which are computed once (--option freeze=false trains it)"
 
 
-@dataclass(frozen=True, eq=False)
-class StoredFeatures:
-    """Rows of a file of features, in place of a tensor `[n, features, rows, columns]`.
+@dataclass(frozen=True)
+class FeaturePreprocess(Preprocess, kind="features"):
+    """Features of a backbone as inputs: any finite numbers, checked when they were computed."""
 
-    Attributes:
-        table: the features of all images of a set, in the file.
-        rows: `[n]` indices into the table.
-        device: where features that are read go.
-    """
-
-    table: np.ndarray
-    rows: Int64[Tensor, " n"]
-    device: torch.device | str = "cpu"
-    dtype: ClassVar[torch.dtype] = torch.float32
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def shape(self) -> torch.Size:
-        """Of all features together."""
-        return torch.Size((len(self), *self.table.shape[1:]))
-
-    def __getitem__(self, indices: Tensor) -> Self:
-        return replace(self, rows=self.rows[indices.cpu()])
-
-    def to(self, device: torch.device | str) -> Self:
-        """The same features, which are read to another device."""
-        return replace(self, device=device)
-
-    def read(self) -> Float[Tensor, "n features rows columns"]:
-        """The features as float32, on the device."""
-        return torch.from_numpy(self.table[self.rows.numpy()]).to(self.device).float()
+    @classmethod
+    def check(cls, source: str, inputs: Tensor) -> None:
+        """Nothing: that would read all of a file."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class FeatureSet(ImageSet):
-    """A set whose images are stored features; see `ImageSet`."""
-
-    images: StoredFeatures  # type: ignore[assignment]
-
-    def _check_images(self) -> None:
-        """Features are any finite numbers, which were checked when they were computed."""
-
-    def float_images(self, indices: Any = None) -> Float[Tensor, "m features rows columns"]:
-        images = self.images if indices is None else self.images[self._index(indices)]
-        return images.read()
-
-
-def feature_set(images: ImageSet, table: np.ndarray) -> FeatureSet:
-    """A set with a table of features in place of its images."""
-    stored = StoredFeatures(table, torch.arange(len(images)))
-    return FeatureSet(
-        stored,
-        images.labels,
+def feature_set(images: Dataset, table: np.ndarray | Tensor) -> Dataset:
+    """A set with a table of features in place of its inputs, which is read when it is needed."""
+    return Dataset(
+        torch.as_tensor(table),
+        images.targets,
         images.classes,
         images.name,
-        images.factors,
         images.groups,
         images.notes,
+        preprocess=FeaturePreprocess,
     )
 
 
@@ -111,7 +70,7 @@ class FeatureFile:
         TrainingError: the file cannot be made, or is damaged.
     """
 
-    def __init__(self, model: Any, images: ImageSet, folder: Path | None = None) -> None:
+    def __init__(self, model: Any, images: Dataset, folder: Path | None = None) -> None:
         self.model = model
         self.images = images
         folder = default_cache_dir() / "features" if folder is None else folder
@@ -122,7 +81,7 @@ class FeatureFile:
             self.table = _open(self.path, np.float16, (len(images), *model.feature_shape))
             self.is_done = _open(self.path.with_suffix(".done.npy"), np.bool_, (len(images),))
 
-    def features(self) -> FeatureSet:
+    def features(self) -> Dataset:
         """The set of features; those that are missing have to be computed before they are read."""
         return feature_set(self.images, self.table)
 
@@ -148,15 +107,15 @@ class FeatureFile:
             batches = missing.split(BATCH)
             device = device_of(self.model)
             with evaluating(self.model):
-                sets = stream(self.images, batches)
-                for batch, (batch_set, indices) in zip(batches, sets, strict=True):
-                    features = self.model.features(batch_set.float_images(indices).to(device))
+                for batch in self.images.batches(batches, {}):
+                    features = self.model.features(batch.inputs.to(device))
                     if not features.abs().max() <= LARGEST:
                         raise ArgumentError(
                             "backbone", f"expected finite features of at most {LARGEST:.0f}"
                         )
-                    self.table[batch.numpy()] = features.cpu().numpy()
-                    self.is_done[batch.numpy()] = True
+                    rows = batch.indices.cpu().numpy()
+                    self.table[rows] = features.cpu().numpy()
+                    self.is_done[rows] = True
             self.table.flush()
             self.is_done.flush()
 
@@ -171,12 +130,11 @@ class FeatureFile:
             )
 
 
-def _key(model: Any, images: ImageSet) -> str:
+def _key(model: Any, images: Dataset) -> str:
     """A name for the features that this backbone gives of these images."""
     state = {name: x.cpu().contiguous() for name, x in model.backbone.state_dict().items()}
-    pixels: Any = images.images
-    content = pixels.fingerprint() if isinstance(images, ImageFiles) else pixels.cpu().contiguous()
-    checksums = [checksum(state), checksum({"images": content})]
+    inputs = identities(images)["inputs"].contiguous()
+    checksums = [checksum(state), checksum({"images": inputs})]
     text = f"{checksums} {model.backbone} {model.feature_shape} {model.image_shape}"
     return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
 
@@ -198,12 +156,12 @@ def _open(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap:
     return table
 
 
-def can_store(task: Task, images: ImageSet) -> bool:
+def can_store(task: Task, images: Dataset) -> bool:
     """Whether the images of a task may be replaced by features that are computed once.
 
     Sets that make their images in training, such as overlaid digits, have no fixed features.
     """
-    return task.spec.features and type(images) in (ImageSet, ImageFiles)
+    return task.spec.features and images.maker is None and images.preprocess is Preprocess
 
 
 def without_augmentation(task: Task) -> None:
@@ -222,7 +180,7 @@ def without_augmentation(task: Task) -> None:
     task.config = config.updated(**switches)
 
 
-def stored_features(task: Task, images: ImageSet, message: Callable[[str], None]) -> ImageSet:
+def stored_features(task: Task, images: Dataset, message: Callable[[str], None]) -> Dataset:
     """A set with features in place of images, computed where they are missing.
 
     Args:
@@ -239,4 +197,4 @@ def stored_features(task: Task, images: ImageSet, message: Callable[[str], None]
     with main_first():
         if current().is_main:
             file.compute(rows)
-    return file.features().to(device_of(task.model))
+    return file.features()

@@ -9,15 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
-from torchcaps.data import ImageSet, match_classes
+from torchcaps.data import Dataset, match_classes
 from torchcaps.data.augment import ordered_augmentations
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.forward import device_of
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, complete_config, task_class
-from torchcaps.training.batches import BatchSource, SetBatches
+from torchcaps.training.batches import BatchSource, DatasetBatches
 from torchcaps.training.callbacks import (
     BestWeights,
     Callback,
@@ -28,21 +27,13 @@ from torchcaps.training.callbacks import (
 from torchcaps.training.device import memory_errors, resolve_device, resolve_precision
 from torchcaps.training.folder import RunFolder
 from torchcaps.training.initial import read_initial
-from torchcaps.training.inputs import Data, as_set, model_sizes
-from torchcaps.training.loaders import (
-    LoaderBatches,
-    is_loader,
-    loader_config,
-    loader_data,
-    read_loader,
-)
+from torchcaps.training.inputs import Data, as_set, is_loader, model_sizes
+from torchcaps.training.loaders import LoaderBatches, LoaderData, loader_config, loader_data
 from torchcaps.training.loop import Row, Trainer
 from torchcaps.training.sampling import cropped, split
 from torchcaps.training.threads import training_threads
 from torchcaps.types import model_metadata, set_model_metadata
 from torchcaps.words import counted
-
-LoaderOf = Callable[[TrainConfig], Callable[[int], DataLoader[Any]]]
 
 
 class Fitted(NamedTuple):
@@ -60,11 +51,11 @@ class Fitted(NamedTuple):
 
 def fit(
     model: nn.Module,
-    data: Data | Dataset[Any] | DataLoader[Any],
+    data: Data,
     labels: Any = None,
     *,
     transform: Callable[[Tensor], Tensor] | None = None,
-    validation: Data | Dataset[Any] | DataLoader[Any] | None = None,
+    validation: Data | None = None,
     config: TrainConfig | None = None,
     callbacks: Sequence[Callback | str] = (),
     verbose: bool = True,
@@ -79,13 +70,15 @@ def fit(
     Args:
         model: any module that a task takes: of this library, or one that maps images to logits of
             classes.
-        data: an `ImageSet`; the path of a data set; (images, labels); images; a map-style
+        data: a `Dataset`; the path of a data set; (images, labels); images; a map-style
             `Dataset`; or a `DataLoader`, whose order and workers are kept. Images are an array or a
             tensor `[n, channels, height, width]`, `[n, height, width, channels]` or
             `[n, height, width]` of uint8 or floats; or a list of pictures or of their paths, which
             are brought to the model's size. A model that was trained on floats outside [0, 1] takes
             arrays only.
-        labels: `[n]` whole numbers or names, where `data` is images alone.
+        labels: where `data` is images alone: `[n]` whole numbers or names; 0 and 1 `[n, classes]`
+            of images of several classes; the class of each pixel `[n, height, width]`; or a
+            mapping of targets by name, such as {"mask": masks}.
         transform: changes each batch of training images `[batch, channels, height, width]`, floats
             on the model's device, after the augmentations of the settings; returns as many of the
             same size. What it draws from torch's global generator depends on the step and the seed
@@ -134,9 +127,9 @@ def fit(
         initial = read_initial(config, images.classes)
         if initial is not None:
             initial.load_into(model)
-        batches: BatchSource = SetBatches(images, config, task.spec.smallest_batch)
+        batches: BatchSource = DatasetBatches(images, task, config)
         if loader is not None:
-            batches = LoaderBatches(loader(config), images.classes, images.name, device)
+            batches = LoaderBatches(loader, task, config)
         trainer = Trainer(
             task,
             config,
@@ -162,7 +155,7 @@ def fit(
     return Fitted(model, trainer.history)
 
 
-def _keep_metadata(model: nn.Module, task: Task, images: ImageSet, crop: int | None) -> None:
+def _keep_metadata(model: nn.Module, task: Task, images: Dataset, crop: int | None) -> None:
     """Keep what the model was trained for with it, for `predict`, `evaluate` and `save`."""
     metadata = replace(
         model_metadata(model),
@@ -180,25 +173,22 @@ def _fit_data(
     labels: Any,
     validation: Any,
     config: TrainConfig,
-) -> tuple[ImageSet, ImageSet, LoaderOf | None, list[str]]:
+) -> tuple[Dataset, Dataset, LoaderData | None, list[str]]:
     """Images to train on, images to choose the epoch by, and sentences about them.
 
-    Of a caller's `Dataset` or `DataLoader` also the function that makes the loader of an epoch; the
-    images to train on are then black.
+    Of a caller's `Dataset` or `DataLoader` also what the batches are made of.
     """
     sizes = model_sizes(model)
     val_images = None
     if validation is not None:
-        is_lazy = is_loader(validation)
-        val_images = read_loader(validation) if is_lazy else as_set(validation, None, sizes)
-        val_images = cropped(val_images, config.data.crop)
+        val_images = cropped(as_set(validation, None, sizes), config.data.crop)
     if is_loader(data):
         if labels is not None:
             kind = type(data).__name__
             raise ArgumentError("labels", f"expected none beside a {kind}, which has its own")
         prepared = loader_data(data, val_images, config, sizes)
         notes = [prepared.note] if prepared.note else []
-        return prepared.train_images, prepared.val_images, prepared.loader, notes
+        return prepared.images, prepared.val_images, prepared, notes
     images = as_set(data, labels, sizes)
     if val_images is None:
         train_images, val_images = split(images, config, torch.device("cpu"))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchcaps.data import ImageSet
+from torchcaps.data import Dataset
 from torchcaps.data.files import identities
 from torchcaps.distributed import current, main_first
 from torchcaps.errors import RunError, TrainingError
@@ -88,8 +88,8 @@ class RunFolder(Callback):
         self,
         run: Run,
         description: dict[str, Any],
-        train_images: ImageSet,
-        val_images: ImageSet,
+        train_images: Dataset,
+        val_images: Dataset,
         initial: InitialWeights | None = None,
         resumed: TrainConfig | None = None,
     ) -> None:

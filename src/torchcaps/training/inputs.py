@@ -1,10 +1,11 @@
-"""What a person has, as a set of images: arrays of any usual layout, pictures, paths, labels."""
+"""What a person has, as a data set: arrays of any usual layout, pictures, paths, labels, loaders."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -12,20 +13,37 @@ from jaxtyping import Int64
 from numpy.typing import ArrayLike
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset as TorchDataset, Subset
 
-from torchcaps.data import ImageSet, load_dataset
+from torchcaps.data import Batch, Dataset, load_dataset
 from torchcaps.data.dataset import numbered
 from torchcaps.data.entries import check_sizes
-from torchcaps.data.floats import ArraySet
 from torchcaps.data.images import decode_image, natural_key
-from torchcaps.data.pixels import MAX_CHANNELS, deep_to_bytes, to_channels
+from torchcaps.data.masks import main_classes
+from torchcaps.data.pixels import MAX_CHANNELS, deep_to_bytes, to_channels, to_float
+from torchcaps.data.preprocess import ArrayPreprocess, Preprocess
 from torchcaps.errors import ArgumentError
 from torchcaps.types import declares
 
 NAME = "images in memory"
+BATCH_SIZE = 64  # samples that are read together where they are not trained with
+IMAGE_KEYS = ("image", "images", "inputs", "pixel_values")
+# Names in a mapping, and the target that each of them is.
+TARGET_KEYS = {
+    "label": "label",
+    "labels": "label",
+    "target": "label",
+    "mask": "mask",
+    "masks": "mask",
+    "value": "value",
+}
+# What a target without a name is, by its number of axes.
+TARGET_OF_AXES = {1: "label", 2: "labels", 3: "mask"}
 Array = ArrayLike | Tensor
 Pictures = Sequence[Image.Image | str | Path]
-Data = ImageSet | tuple[Array | Pictures, Array | Sequence[str]] | Array | Pictures | str | Path
+Targets = Array | Sequence[str] | Mapping[str, Any]
+Loader = TorchDataset[Any] | DataLoader[Any]
+Data = Dataset | tuple[Array | Pictures, Targets] | Array | Pictures | str | Path | Loader
 
 
 class ModelSizes(NamedTuple):
@@ -46,53 +64,64 @@ def model_sizes(model: Any) -> ModelSizes:
     return ModelSizes(*(getattr(model, name, None) for name in ModelSizes._fields))
 
 
-def as_set(data: Data, labels: Any = None, sizes: ModelSizes = UNKNOWN) -> ImageSet:
-    """Images and labels as a set.
+def is_loader(data: Any) -> bool:
+    """Whether data is a data set or a loader of the caller."""
+    return isinstance(data, TorchDataset | DataLoader) and not isinstance(data, Dataset)
+
+
+def as_set(data: Data, labels: Any = None, sizes: ModelSizes = UNKNOWN) -> Dataset:
+    """Images and what is known of them as a set in memory.
 
     Args:
-        data: a set; the path of one; (images, labels); or images. Images are an array or a tensor
+        data: a set; the path of one; (images, labels); images; or a `Dataset` or `DataLoader` of
+            the caller, which is read. Images are an array or a tensor
             `[n, channels, height, width]`, `[n, height, width, channels]` or `[n, height, width]`,
             uint8, uint16 or floats; or a list of pictures and paths of pictures.
-        labels: `[n]` whole numbers or names, where `data` is images alone.
+        labels: of images alone: `[n]` whole numbers or names; 0 and 1 `[n, classes]`; the class
+            of each pixel `[n, height, width]`; or a mapping of these and others by name, such as
+            {"mask": masks}.
         sizes: of the model. Pictures and paths are brought to its size and channels.
 
     Returns:
-        The set; an `ArraySet` where floats leave [0, 1], as after a normalization.
+        The set; its inputs are "arrays" where floats leave [0, 1], as after a normalization.
 
     Raises:
         ArgumentError: neither images nor labels.
         DataError: images and labels that make no set.
     """
-    if isinstance(data, ImageSet) and labels is None:
-        return data
-    if isinstance(data, str | Path) and labels is None:
-        return load_dataset(data, "train", img_size=sizes.img_size, in_chans=sizes.in_chans)
+    if labels is None:
+        if isinstance(data, Dataset):
+            return data
+        if isinstance(data, str | Path):
+            return load_dataset(data, "train", img_size=sizes.img_size, in_chans=sizes.in_chans)
+        if is_loader(data):
+            return read_loader(data)
     images: Any = data
     if labels is None and isinstance(data, tuple) and len(data) == 2:
         images, labels = data
     if labels is None:
         raise ArgumentError(
             "data",
-            "expected an ImageSet, a path, (images, labels), a Dataset, a DataLoader, or images "
-            f"with labels beside them, got {type(data).__name__}",
+            "expected a Dataset, a path, (images, labels), a DataLoader, or images with labels "
+            f"beside them, got {type(data).__name__}",
         )
     pixels = image_tensor(images, sizes)
-    classes, indices = class_indices(labels, sizes.num_classes)
-    return make_set(pixels, indices, classes)
+    classes, targets = target_tensors(labels, num_classes=sizes.num_classes)
+    return make_set(pixels, targets, classes)
 
 
 def make_set(
-    pixels: Tensor, labels: Tensor, classes: tuple[str, ...], name: str = NAME
-) -> ImageSet:
-    """A set of images `[n, channels, height, width]`, an `ArraySet` where floats leave [0, 1]."""
-    set_class = ImageSet if are_pictures(pixels) else ArraySet
-    return set_class(pixels, labels, classes, name)
+    pixels: Tensor, targets: Mapping[str, Tensor], classes: tuple[str, ...], name: str = NAME
+) -> Dataset:
+    """A set of images `[n, channels, height, width]`, of arrays where floats leave [0, 1]."""
+    preprocess = Preprocess if are_pictures(pixels) else ArrayPreprocess
+    return Dataset(pixels, targets, classes, name, preprocess=preprocess)
 
 
 def are_pictures(pixels: Tensor) -> bool:
     """Whether values are meant to be those of pictures.
 
-    Whole numbers up to 255 as floats are pictures that are not scaled, which `ImageSet` refuses.
+    Whole numbers up to 255 as floats are pictures that are not scaled, which `Dataset` refuses.
     """
     if not pixels.is_floating_point() or pixels.numel() == 0:
         return True
@@ -100,6 +129,54 @@ def are_pictures(pixels: Tensor) -> bool:
     if low >= 0 and high <= 1:
         return True
     return bool(low >= 0 and high <= 255 and (pixels == pixels.round()).all())
+
+
+def target_tensors(
+    labels: Targets, classes: tuple[str, ...] = (), num_classes: int | None = None
+) -> tuple[tuple[str, ...], dict[str, Tensor]]:
+    """Targets by name, as a set has them.
+
+    Args:
+        labels: as in `as_set`.
+        classes: their names, where they are known.
+        num_classes: of the model, if known.
+
+    Returns:
+        Names of the classes, and the targets: "label" beside a "mask" is the class with most
+        pixels.
+
+    Raises:
+        ArgumentError: labels of other axes, or that are no classes.
+    """
+    targets: dict[str, Tensor] = {}
+    largest = 0
+    for key, rows in (labels if isinstance(labels, Mapping) else {"label": labels}).items():
+        name = TARGET_KEYS.get(key, key)
+        array = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)
+        if name == "label":
+            if array.ndim not in TARGET_OF_AXES:
+                raise ArgumentError(
+                    "labels",
+                    "expected classes [n], 0 and 1 [n, classes], or masks [n, height, width], "
+                    f"got {list(array.shape)}",
+                )
+            name = TARGET_OF_AXES[array.ndim]
+        if name == "label" and classes:
+            targets[name] = known_indices(array, classes)
+        elif name == "label":
+            classes, targets[name] = class_indices(array, num_classes)
+        elif name == "mask":
+            targets[name] = torch.as_tensor(array.astype(np.uint8))
+            largest = int(targets[name].max())
+        elif name == "labels":
+            targets[name] = torch.as_tensor(array)
+            largest = array.shape[1] - 1
+        else:
+            targets[name] = torch.as_tensor(array)
+    classes = classes or numbered("labels", max(largest, (num_classes or 0) - 1))
+    if "mask" in targets and "label" not in targets:
+        targets["label"] = main_classes(targets["mask"], len(classes))
+    return classes, targets
 
 
 def image_tensor(images: Any, sizes: ModelSizes = UNKNOWN) -> Tensor:
@@ -155,14 +232,14 @@ def _decode(pictures: Pictures, sizes: ModelSizes) -> Tensor:
 
 def class_indices(
     labels: Any, num_classes: int | None = None
-) -> tuple[tuple[str, ...], Int64[Tensor, " n *k"]]:
+) -> tuple[tuple[str, ...], Int64[Tensor, " n"]]:
     """Names of classes, and labels as indices into them.
 
     Numbers from 0 are indices. Numbers that begin later, as 1 to 3, are names, unless all of them
     are indices of the model's classes.
 
     Args:
-        labels: `[n]` or `[n, k]` whole numbers, or `[n]` names.
+        labels: `[n]` whole numbers, or names.
         num_classes: of the model, if known.
 
     Returns:
@@ -192,5 +269,123 @@ def class_indices(
             f"build it with num_classes={len(names)}",
         )
     index = dict(zip(names, range(len(names)), strict=True))
-    indices = [index[name] for name in map(str, array.ravel().tolist())]
-    return tuple(names), torch.tensor(indices).reshape(array.shape)
+    return tuple(names), torch.tensor([index[name] for name in map(str, array.tolist())])
+
+
+def known_indices(labels: Any, classes: tuple[str, ...]) -> Int64[Tensor, " n"]:
+    """Labels as indices into classes that are known already.
+
+    Raises ArgumentError for a label that is none of them.
+    """
+    index = dict(zip(classes, range(len(classes)), strict=True))
+    try:
+        return torch.tensor([index[str(label)] for label in labels.tolist()])
+    except KeyError as error:
+        names = ", ".join(classes)
+        raise ArgumentError("labels", f"expected one of {names}, got {error.args[0]}") from None
+
+
+def to_batch(sample: Any, classes: tuple[str, ...]) -> Batch:
+    """A batch of a caller's loader.
+
+    Args:
+        sample: (images, labels), more may follow; or a mapping or named tuple of images and
+            targets by name, such as "image" and "label".
+        classes: names of the classes.
+
+    Raises:
+        ArgumentError: another batch.
+    """
+    images, labels = split_sample(sample)
+    inputs = to_float(image_tensor(images))
+    return Batch(inputs, target_tensors(labels, classes)[1], torch.arange(len(inputs)))
+
+
+def split_sample(sample: Any) -> tuple[Any, Any]:
+    """Images and targets of a sample or a batch. Raises ArgumentError for others."""
+    fields = sample._asdict() if hasattr(sample, "_asdict") else sample
+    if isinstance(fields, Mapping):
+        images = [fields[key] for key in IMAGE_KEYS if key in fields]
+        targets = {key: fields[key] for key in TARGET_KEYS if key in fields}
+        if images and targets:
+            return images[0], targets
+    if isinstance(sample, tuple | list) and len(sample) >= 2:
+        return sample[0], sample[1]
+    raise ArgumentError(
+        "data",
+        f"expected samples (image, label) or a mapping with both, got {type(sample).__name__}",
+    )
+
+
+def read_loader(data: Any, classes: tuple[str, ...] = (), name: str = "") -> Dataset:
+    """All samples of a data set or a loader, in memory.
+
+    Args:
+        data: a map-style `Dataset`, or a `DataLoader` of one.
+        classes: names of the classes; by default those of its labels.
+        name: of the set.
+    """
+    loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=BATCH_SIZE)
+    batches = [split_sample(batch) for batch in loader]
+    images = torch.cat([image_tensor(batch_images) for batch_images, _ in batches])
+    labels = join_targets([batch_labels for _, batch_labels in batches])
+    classes, targets = target_tensors(labels, classes)
+    return make_set(images, targets, classes, name or type(loader.dataset).__name__)
+
+
+def join_targets(batches: Sequence[Any]) -> Any:
+    """The targets of several batches as those of one."""
+    if isinstance(batches[0], Mapping):
+        return {name: join_targets([batch[name] for batch in batches]) for name in batches[0]}
+    return np.concatenate([np.asarray(batch) for batch in batches])
+
+
+def dataset_targets(dataset: Any) -> Any:
+    """The targets of every sample, without its image where the data set says so."""
+    indices: Sequence[int] = range(len(dataset))
+    while isinstance(dataset, Subset):
+        indices = [dataset.indices[index] for index in indices]
+        dataset = dataset.dataset
+    for name in ("targets", "labels"):
+        column = getattr(dataset, name, None)
+        if not isinstance(column, Mapping | None) and len(column) == len(dataset):
+            return np.asarray(column)[indices]
+    samples = [split_sample(dataset[index])[1] for index in indices]
+    if isinstance(samples[0], Mapping):
+        return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+    return np.stack(samples)
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Inputs of a caller's map-style data set, which are read when they are needed.
+
+    Attributes:
+        dataset: of the caller.
+        rows: `[n]` indices into it.
+        image_shape: (channels, height, width).
+    """
+
+    dataset: Any
+    rows: Int64[Tensor, " n"]
+    image_shape: torch.Size
+    dtype: ClassVar[torch.dtype] = torch.float32
+    device: ClassVar[torch.device] = torch.device("cpu")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of all inputs together."""
+        return torch.Size((len(self), *self.image_shape))
+
+    def __getitem__(self, indices: Tensor) -> Self:
+        return replace(self, rows=self.rows[indices])
+
+    def decode(self) -> Tensor:
+        """The inputs, read now."""
+        samples = [split_sample(self.dataset[row])[0] for row in self.rows.tolist()]
+        if not _is_picture(samples[0]):
+            samples = np.stack(samples)
+        return image_tensor(samples)

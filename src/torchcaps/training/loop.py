@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
-from torchcaps.data import ImageSet
+from torchcaps.data import Batch, Dataset
 from torchcaps.distributed import Ranks, current, sync_batch_norms
 from torchcaps.errors import TrainingError
 from torchcaps.settings import TrainConfig
@@ -140,7 +140,7 @@ class Trainer:
         task: Task,
         config: TrainConfig,
         batches: BatchSource,
-        val_images: ImageSet,
+        val_images: Dataset,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.task = task
@@ -236,7 +236,7 @@ class Trainer:
         timer = EpochTimer()
         for batch in self.batches.epoch(epoch, num_steps_done):
             self.step(batch)
-            timer.add_step(self.ranks.shard_size(len(batch[1])))
+            timer.add_step(self.ranks.shard_size(len(batch.indices)))
             is_epoch_end = state.step % self.steps_per_epoch == 0
             if (
                 self.reads_each_step
@@ -262,25 +262,24 @@ class Trainer:
         self.is_stopped = self.ranks.any(self.is_stopped)
         return self.is_stopped or self.is_finished
 
-    def step(self, batch: Any) -> None:
+    def step(self, batch: Batch) -> None:
         """Take a step, after which the state is that of the next one.
 
         Args:
             batch: of all ranks together.
         """
         state = self.state
-        images, indices = batch
         # By the schedule, which may restart at shares of the training (`lr_restarts`).
         factor = learning_rate_factor(
             self.config, state.step, self.total_steps, self.task.lr_restarts
         )
         lr = set_learning_rate(self.updater.optimizer, factor, state.lr_scale)
         fraction_trained = min(1.0, state.step / self.planned_steps)
-        self.losses = self.updater.compute_gradients(images, indices, state.step, fraction_trained)
+        self.losses = self.updater.compute_gradients(batch, state.step, fraction_trained)
 
         scalars = {name: loss.detach() for name, loss in self.losses.items() if loss.dim() == 0}
         means = torch.stack([*scalars.values()])
-        num_samples = self.ranks.shard_size(len(indices))
+        num_samples = self.ranks.shard_size(len(batch.indices))
         self._unread.append((state.step, lr, num_samples, [*scalars], means))
         if self.reads_each_step:  # before an update, which an infinite loss would spoil
             self._read_losses()

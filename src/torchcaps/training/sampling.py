@@ -11,7 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from torchcaps.data import ImageSet, few_labels, load_dataset, stratified_folds
+from torchcaps.data import Dataset, few_labels, load_dataset, stratified_folds
+from torchcaps.data.dataset import first_labels
 from torchcaps.data.files import default_workers
 from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, MissingSplitError, check_range
@@ -24,6 +25,7 @@ BATCH = "0"  # random changes of the images of a batch
 ORDER = "1"  # the order of the images of an epoch
 DROPOUT = "2"  # what a model drops out
 SAMPLES = "3"  # random changes that a data set of the caller makes of its samples
+ITEMS = "4"  # items that a set makes anew for a batch
 
 
 def epoch_permutation(config: TrainConfig, epoch: int, labels: Tensor) -> Tensor:
@@ -95,19 +97,19 @@ def step_seed(config: TrainConfig, index: int, stream: str = BATCH) -> int:
     return int.from_bytes(digest, "big")
 
 
-def outside_fold(images: ImageSet, config: TrainConfig) -> ImageSet:
+def outside_fold(images: Dataset, config: TrainConfig) -> Dataset:
     """The training images of a run: all but those of its fold, or all where it has none."""
     if config.data.folds is None and config.data.fold is None:
         return images
     return images.subset((~_is_in_fold(images, config)).nonzero().flatten())
 
 
-def inside_fold(images: ImageSet, config: TrainConfig) -> ImageSet:
+def inside_fold(images: Dataset, config: TrainConfig) -> Dataset:
     """Of all training images those of the fold of a run, which it is tested on."""
     return images.subset(_is_in_fold(images, config).nonzero().flatten())
 
 
-def _is_in_fold(images: ImageSet, config: TrainConfig) -> Tensor:
+def _is_in_fold(images: Dataset, config: TrainConfig) -> Tensor:
     """Whether each image is in the fold that the settings name.
 
     Raises:
@@ -121,12 +123,13 @@ def _is_in_fold(images: ImageSet, config: TrainConfig) -> Tensor:
             "folds", "expected the number of one fold beside it (fold), or cross_validate for all"
         )
     check_range("fold", settings.fold, low=1, high=settings.folds)
-    labels = images.labels.view(len(images), -1)[:, 0]
-    folds = stratified_folds(labels, settings.folds, config.training.seed, groups=images.groups)
+    folds = stratified_folds(
+        first_labels(images.labels), settings.folds, config.training.seed, groups=images.groups
+    )
     return folds == settings.fold - 1
 
 
-def load_images(config: TrainConfig, split: str, workers: int | None = None) -> ImageSet:
+def load_images(config: TrainConfig, split: str, workers: int | None = None) -> Dataset:
     """One split of the data set of a run, read as the run says.
 
     Args:
@@ -147,9 +150,7 @@ def load_images(config: TrainConfig, split: str, workers: int | None = None) -> 
     )
 
 
-def read_images(
-    config: TrainConfig, device: torch.device
-) -> tuple[TrainConfig, ImageSet, ImageSet]:
+def read_images(config: TrainConfig, device: torch.device) -> tuple[TrainConfig, Dataset, Dataset]:
     """Read the images of a run.
 
     Args:
@@ -176,7 +177,7 @@ def read_images(
     return config, replace(train_images, notes=(*images.notes, note)), val_images
 
 
-def load_official_val(config: TrainConfig, workers: int | None = None) -> ImageSet | None:
+def load_official_val(config: TrainConfig, workers: int | None = None) -> Dataset | None:
     """The official validation split of the data set of a run; None where images are held out.
 
     Args:
@@ -192,11 +193,11 @@ def load_official_val(config: TrainConfig, workers: int | None = None) -> ImageS
 
 
 def split(
-    images: ImageSet,
+    images: Dataset,
     config: TrainConfig,
     device: torch.device,
-    official_val: ImageSet | None = None,
-) -> tuple[ImageSet, ImageSet]:
+    official_val: Dataset | None = None,
+) -> tuple[Dataset, Dataset]:
     """Images to train on and images to validate with, on the device.
 
     Images to validate with are as the model sees them: where the run crops, the middle of each.
@@ -232,6 +233,6 @@ def holdout_amount(config: TrainConfig) -> float:
     return int(holdout) if holdout >= 1 else holdout
 
 
-def cropped(images: ImageSet, crop: int | None) -> ImageSet:
+def cropped(images: Dataset, crop: int | None) -> Dataset:
     """The middle `crop` x `crop` pixels of every image; the set itself where `crop` is None."""
     return images if crop is None else images.cropped(crop)

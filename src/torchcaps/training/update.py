@@ -16,7 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import clip_grad_norm_
 from torch.utils._pytree import tree_map_only
 
-from torchcaps.data import ImageSet
+from torchcaps.data import Batch
 from torchcaps.distributed import Ranks, data_parallel, exclude_padding_rows
 from torchcaps.evaluation.forward import device_of
 from torchcaps.nn import use_generator
@@ -174,13 +174,12 @@ class Updater:
         return trained or self.task.model.state_dict()
 
     def compute_gradients(
-        self, images: ImageSet, indices: Tensor, step: int, fraction_trained: float
+        self, batch: Batch, step: int, fraction_trained: float
     ) -> dict[str, Tensor]:
         """Compute losses and gradients of this rank's samples of a batch.
 
         Args:
-            images: that hold those of the batch.
-            indices: `[samples]` of the images of the whole batch.
+            batch: of all ranks together.
             step: its number, counted from 0.
             fraction_trained: share of the training that is done, in [0, 1].
 
@@ -193,10 +192,10 @@ class Updater:
         for module in self.frozen_modules:
             module.eval()
         generator = torch.Generator().manual_seed(step_seed(self.config, step))
-        batch = self.task.sample_batch(images, indices, generator)
-        shard = take_shard(batch, len(indices), self.ranks)
-        num_samples = self.ranks.shard_size(len(indices))
-        parts = self._split(shard, num_samples, len(indices))
+        batch_size = len(batch.indices)
+        shard = take_shard(self.task.augment(batch, generator), batch_size, self.ranks)
+        num_samples = self.ranks.shard_size(batch_size)
+        parts = self._split(shard, num_samples, batch_size)
 
         self.optimizer.zero_grad(set_to_none=True)
         dropout_generator = self._dropout_generator(step)
@@ -220,7 +219,7 @@ class Updater:
                 with dropout, autocast, exclude_padding_rows(part_size):
                     losses = self.training_step(part, fraction_trained)
                 # The gradients of the ranks are averaged, so each loss is weighed by its samples.
-                weight = self.ranks.world_size * part_size / len(indices)
+                weight = self.ranks.world_size * part_size / batch_size
                 loss = losses["loss"] if weight == 1 else losses["loss"] * weight
                 self.scaler.scale(loss).backward()
             part_losses.append((losses, part_size))

@@ -1,4 +1,4 @@
-"""Damaged and hostile data files: an ImageSet or one error in one sentence, at a bounded cost."""
+"""Damaged and hostile data files: an Dataset or one error in one sentence, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def check(case: Case, folder: Path) -> None:
 
 
 def judge(path: Path, split: str, img_size: int | None, folder: Path) -> None:
-    """An ImageSet that keeps its promises, or one error in one line; nothing executed or written."""
+    """An Dataset that keeps its promises, or one error in one line; nothing executed or written."""
     with no_side_effects(folder):
         try:
             image_set = load_dataset(path, split, img_size=img_size)

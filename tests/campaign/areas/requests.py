@@ -20,7 +20,7 @@ from campaign.core import Case, dice
 from campaign.formats import KINDS, photo, pixels, png_of
 from campaign.watch import no_side_effects
 from torchcaps import create_model
-from torchcaps.data import ImageSet, Preprocess
+from torchcaps.data import Dataset, Preprocess
 from torchcaps.explorer import Session
 from torchcaps.explorer.server import bound, make_app, settings
 
@@ -81,7 +81,9 @@ def application() -> Any:
         model.eval()
         model.classes = CLASSES
         model.preprocess = Preprocess(SIZE, 1)
-    images = ImageSet(torch.from_numpy(pixels(9, 1, *SIZE)), torch.arange(9) % 3, CLASSES, "noise")
+    images = Dataset(
+        torch.from_numpy(pixels(9, 1, *SIZE)), {"label": torch.arange(9) % 3}, CLASSES, "noise"
+    )
     return make_app([Session(models[0], "capsules", images), Session(models[1], "plain")])
 
 

@@ -31,13 +31,13 @@ def test_images_are_upright_and_know_their_originals(tmp_path):
     digits = read_affnist(write(tmp_path / "1.mat"))
     torch.testing.assert_close(digits.images[:, 0], torch.from_numpy(IMAGES))
     assert digits.labels.tolist() == LABELS.tolist()
-    assert digits.factors["original"].tolist() == [0, 1, 2, 3, 4, 5]
-    assert torch.equal(digits.groups, digits.factors["original"])
+    assert digits.targets["original"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert torch.equal(digits.groups, digits.targets["original"])
 
 
 def test_without_originals_there_is_no_group(tmp_path):
     digits = read_affnist(write(tmp_path / "1.mat", original_id=np.zeros(0)))
-    assert (digits.groups, digits.factors) == (None, {})
+    assert (digits.groups, [*digits.targets]) == (None, ["label"])
 
 
 def test_files_of_a_split_in_natural_order(tmp_path):
@@ -47,7 +47,7 @@ def test_files_of_a_split_in_natural_order(tmp_path):
     digits = load_dataset("affnist", "test", tmp_path, cache_dir=tmp_path / "none")
     assert digits.images[::COUNT, 0, 0, 0].tolist() == [2, 10]
     train, val = digits.train_val_split(1 / 3)
-    assert not torch.isin(train.factors["original"], val.factors["original"]).any()
+    assert not torch.isin(train.targets["original"], val.targets["original"]).any()
     with pytest.raises(DataError, match="no .mat file of the 'train' split"):
         load_dataset(tmp_path / "affnist", "train")
 

@@ -84,7 +84,7 @@ def test_all_parts_lie_in_the_image_and_moved_ones_clear_of_others():
         images = render_faces(kind, 12, seed=3)
         assert images.images.shape == (12, 1, SIDE, SIDE)
         assert images.labels.bincount().tolist() == [3] * 4
-        is_moved = images.factors["distance"] > 0
+        is_moved = images.targets["distance"] > 0
         assert is_moved.all() if kind == "moved" else not is_moved.any()
 
 

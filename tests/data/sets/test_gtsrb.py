@@ -61,22 +61,22 @@ def root(tmp_path):
 def test_every_image_has_its_class_track_and_frame(root):
     signs = read_gtsrb(root)
     assert (len(signs), signs.num_classes) == (40, 43)
-    assert torch.equal(signs.groups, signs.factors["object"])
+    assert torch.equal(signs.groups, signs.targets["object"])
     assert signs.labels.tolist() == [0] * 20 + [3] * 20
-    assert signs.factors["frame"].tolist() == [0, 1, 2, 3] * 10
-    torch.testing.assert_close(signs.images[:, 0, 0, 0].long(), 20 + signs.factors["track"])
-    torch.testing.assert_close(signs.images[:, 1, 9, 9].long(), 10 * signs.factors["frame"])
+    assert signs.targets["frame"].tolist() == [0, 1, 2, 3] * 10
+    torch.testing.assert_close(signs.images[:, 0, 0, 0].long(), 20 + signs.targets["track"])
+    torch.testing.assert_close(signs.images[:, 1, 9, 9].long(), 10 * signs.targets["frame"])
     torch.testing.assert_close(signs.images[:, 2, 31, 31].long(), signs.labels)
 
 
 def test_the_test_split_has_no_tracks(root):
     signs = read_gtsrb(root, "test")
     assert signs.labels.tolist() == [0, 3, 0]
-    assert (signs.groups, signs.factors["track"].tolist()) == (None, [-1] * 3)
+    assert (signs.groups, signs.targets["track"].tolist()) == (None, [-1] * 3)
 
 
 def class_tracks(signs):
-    return set(zip(signs.labels.tolist(), signs.factors["track"].tolist(), strict=True))
+    return set(zip(signs.labels.tolist(), signs.targets["track"].tolist(), strict=True))
 
 
 def test_a_holdout_takes_whole_tracks(root):

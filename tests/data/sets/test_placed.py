@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from torchcaps.data import ImageSet, PlacedSet, affine_copies, load_dataset, placed
+from torchcaps.data import Dataset, affine_copies, load_dataset, placed
 from torchcaps.data.augment.crop import windows_at
+from torchcaps.data.sets.placed import PlaceMaker
 from torchcaps.errors import DataError
 
 # Of `placed(make_source(), 16)`, top and left; of `affine_copies(nine digits, 2)`.
@@ -11,12 +12,13 @@ PLACES = [[4, 5, 0, 3, 3], [3, 7, 0, 1, 0]]
 ROTATIONS = [1.95254, -3.05381, 18.54651]
 
 
-def make_generator():
-    return torch.Generator().manual_seed(0)
+def draw(images, indices):
+    """A batch of a training."""
+    return next(images.batches([indices], {}, [torch.Generator().manual_seed(0)]))
 
 
 def make_set(images, name="toy"):
-    return ImageSet(images, torch.arange(len(images)) % 2, ("a", "b"), name)
+    return Dataset(images, {"label": torch.arange(len(images)) % 2}, ("a", "b"), name)
 
 
 def make_source(count=40, channels=1):
@@ -52,34 +54,37 @@ def digits():
 def test_placed_images_are_where_their_factors_say():
     source = make_source()
     wide = placed(source, 16)
-    assert (type(wide), wide.name) == (PlacedSet, "placed-toy")
-    assert torch.equal(windows(wide.images, *wide.factors.values()), source.images)
+    assert wide.name == "placed-toy"
+    places = (wide.targets["top"], wide.targets["left"])
+    assert torch.equal(windows(wide.images, *places), source.images)
     assert ((wide.images > 0).flatten(1).sum(dim=1) == 80).all()
 
 
 def test_a_seed_gives_the_same_places_on_every_machine():
-    places = placed(make_source(), 16).factors
+    places = placed(make_source(), 16).targets
     assert places["top"][:5].tolist() == PLACES[0]
     assert places["left"][:5].tolist() == PLACES[1]
-    assert placed(make_source(), 16, seed=1).factors["top"][:5].tolist() != PLACES[0]
+    assert placed(make_source(), 16, seed=1).targets["top"][:5].tolist() != PLACES[0]
 
 
 def test_a_batch_has_the_images_at_new_places():
     source = make_source(channels=3)
     wide = placed(source, 16)
-    batch = wide.sample_batch(range(40), generator=make_generator())
-    assert (batch.images.shape, batch.singles) == ((40, 3, 16, 16), None)
-    assert batch.labels.tolist() == wide.labels.tolist()
-    assert torch.equal(windows(batch.images, *ink_corners(batch.images)), source.float_images())
-    assert not torch.equal(batch.images, wide.float_images())
-    repeated = wide.sample_batch(range(40), generator=make_generator())
-    assert torch.equal(batch.images, repeated.images)
+    batch = draw(wide, range(40))
+    assert batch.inputs.shape == (40, 3, 16, 16)
+    assert batch.targets["label"].tolist() == wide.labels.tolist()
+    places = ink_corners(batch.inputs)
+    assert torch.equal(windows(batch.inputs, *places), source.float_images())
+    assert torch.equal(batch.targets["top"], places[0].long())
+    assert torch.equal(batch.targets["left"], places[1].long())
+    assert not torch.equal(batch.inputs, wide.float_images())
+    assert torch.equal(batch.inputs, draw(wide, range(40)).inputs)
 
 
 def test_a_batch_uses_every_place():
     wide = placed(make_source(2), 16)
     index = torch.zeros(3000, dtype=torch.int64)
-    tops, lefts = ink_corners(wide.sample_batch(index, generator=make_generator()).images)
+    tops, lefts = ink_corners(draw(wide, index).inputs)
     assert set(tops.tolist()) == set(range(16 - 10 + 1))
     assert set(lefts.tolist()) == set(range(16 - 8 + 1))
 
@@ -87,14 +92,13 @@ def test_a_batch_uses_every_place():
 def test_parts_of_a_placed_set_can_be_drawn():
     train, val = placed(make_source(), 16).train_val_split(0.25)
     assert (len(train), len(val)) == (30, 10)
-    batch = val.sample_batch([0, 9], generator=make_generator())
-    assert batch.images.shape == (2, 1, 16, 16)
+    assert draw(val, [0, 9]).inputs.shape == (2, 1, 16, 16)
 
 
 def test_a_resized_canvas_is_refused():
     wide = placed(make_source(), 16).resized(20, None)
     with pytest.raises(DataError, match="placed-toy: expected canvases of 16 pixels, as they were"):
-        wide.sample_batch([0], generator=make_generator())
+        draw(wide, [0])
 
 
 def test_amounts_fill_their_ranges():
@@ -106,19 +110,19 @@ def test_amounts_fill_their_ranges():
         "scale_y": (0.8, 1.2),
     }
     for name, (low, high) in limits.items():
-        amounts = copies.factors[name]
+        amounts = copies.targets[name]
         width = high - low
         assert low <= amounts.min() < low + 0.02 * width
         assert high - 0.02 * width < amounts.max() <= high
         assert abs(amounts.mean() - (low + high) / 2) < 0.03 * width
-    assert torch.equal(copies.factors["original"], torch.arange(2000) // 20)
+    assert torch.equal(copies.targets["original"], torch.arange(2000) // 20)
 
 
 def test_all_places_that_keep_the_ink_inside_are_used():
     copies = affine_copies(make_dots(200), copies=10)
     ends = ink_corners(copies.images.flip(2, 3))
     for name, end in zip(("top", "left"), ends, strict=True):
-        assert copies.factors[name].min() == 0
+        assert copies.targets[name].min() == 0
         assert end.min() == 0
 
 
@@ -126,12 +130,12 @@ def test_all_ink_stays_inside_at_the_place_named(digits):
     copies = affine_copies(digits, copies=3)
     assert copies.images.shape == (180, 1, 40, 40)
     tops, lefts = ink_corners(copies.images)
-    assert torch.equal(tops, copies.factors["top"].int())
-    assert torch.equal(lefts, copies.factors["left"].int())
+    assert torch.equal(tops, copies.targets["top"].int())
+    assert torch.equal(lefts, copies.targets["left"].int())
     # A digit of changed area has its ink, apart from rounding: none was cut off.
     ink = copies.images.flatten(1).double().sum(dim=1)
-    area = (copies.factors["scale_x"] * copies.factors["scale_y"]).double()
-    ink_before = digits.images.flatten(1).double().sum(dim=1)[copies.factors["original"]]
+    area = (copies.targets["scale_x"] * copies.targets["scale_y"]).double()
+    ink_before = digits.images.flatten(1).double().sum(dim=1)[copies.targets["original"]]
     assert ((ink / (ink_before * area)) - 1).abs().max() < 0.04
 
 
@@ -153,11 +157,11 @@ def test_a_point_goes_where_the_matrix_sends_it(row, column):
     point = torch.tensor([column - 14.0, row - 14.0])  # x to the right, y down
     along = torch.arange(40)
     for k, image in enumerate(copies.images[:, 0].float()):
-        angle = copies.factors["rotation"][k].deg2rad()
+        angle = copies.targets["rotation"][k].deg2rad()
         rotation = torch.tensor([[angle.cos(), -angle.sin()], [angle.sin(), angle.cos()]])
         shear = torch.eye(2)
-        shear[0, 1] = copies.factors["shear"][k]
-        scales = torch.stack([copies.factors["scale_x"][k], copies.factors["scale_y"][k]])
+        shear[0, 1] = copies.targets["shear"][k]
+        scales = torch.stack([copies.targets["scale_x"][k], copies.targets["scale_y"][k]])
         expected = rotation @ shear @ (scales * point)
         # The pixels around the brightest one are one dot, the rest is the other.
         peak_row, peak_column = divmod(int(image.argmax()), 40)
@@ -172,7 +176,7 @@ def test_a_point_goes_where_the_matrix_sends_it(row, column):
 def test_a_seed_gives_the_same_copies(digits):
     nine = digits.subset(range(9))
     copies = affine_copies(nine, 2)
-    assert copies.factors["rotation"][:3].tolist() == pytest.approx(ROTATIONS)
+    assert copies.targets["rotation"][:3].tolist() == pytest.approx(ROTATIONS)
     assert not torch.equal(copies.images, affine_copies(nine, 2, seed=1).images)
 
 
@@ -188,7 +192,7 @@ def test_what_is_too_large_is_drawn_again():
 
 def test_copies_of_one_stay_together(digits):
     train, val = affine_copies(digits, 3).train_val_split(0.2)
-    assert not torch.isin(train.factors["original"], val.factors["original"]).any()
+    assert not torch.isin(train.targets["original"], val.targets["original"]).any()
 
 
 def test_an_empty_image_stays_empty():
@@ -211,7 +215,7 @@ def test_arguments_out_of_range(make, error, words):
 def test_named_sets():
     placed_test = load_dataset("placed-digits", "test")
     affine_test = load_dataset("affine-digits", "test")
-    assert type(placed_test) is type(load_dataset("affine-digits")) is PlacedSet
+    assert isinstance(load_dataset("affine-digits").maker, PlaceMaker)
     assert placed_test.images.shape == (1_000, 1, 40, 40)
     assert affine_test.images.shape == (4_000, 1, 40, 40)
     assert affine_test.labels[::4].tolist() == placed_test.labels.tolist()

@@ -15,7 +15,7 @@ PLANE_SKEW = -0.0041796
 def test_shapes_of_a_seed_are_as_recorded():
     """Rounding differs between processors: means are compared."""
     images = render_shapes(8, 32, seed=3)
-    pixels_per_class = torch.bincount(images.masks.flatten().long(), minlength=4)
+    pixels_per_class = torch.bincount(images.targets["mask"].flatten().long(), minlength=4)
     assert pixels_per_class.tolist() == pytest.approx(SHAPE_PIXELS, abs=8)
     gray = images.images.double()
     statistics = [gray.mean().item(), gray.std().item(), gray[0].mean().item()]
@@ -29,7 +29,7 @@ def test_shapes_are_written_as_they_are_read(tmp_path, monkeypatch):
         expected = render_shapes(shapes.COUNTS[split], seed=seed)
         images = load_dataset(tmp_path, split)
         assert torch.equal(images.images, expected.images)
-        assert torch.equal(images.masks, expected.masks)
+        assert torch.equal(images.targets["mask"], expected.targets["mask"])
 
 
 def test_planes_of_a_seed_are_as_recorded():

@@ -112,10 +112,10 @@ def test_left_stays_left_and_right_stays_right(tmp_path):
         images = stereo.images[:, eye, None]
         assert torch.equal(read_norb(tmp_path, eyes=name, halve=False).images, images)
         assert torch.equal(single.images[eye::2], images)
-    assert single.factors["eye"].tolist() == [0, 1] * 5
+    assert single.targets["eye"].tolist() == [0, 1] * 5
     assert torch.equal(single.labels, stereo.labels.repeat_interleave(2))
     for name in FACTORS:
-        assert torch.equal(single.factors[name], stereo.factors[name].repeat_interleave(2))
+        assert torch.equal(single.targets[name], stereo.targets[name].repeat_interleave(2))
 
 
 def test_halving_is_the_mean_of_four_pixels(tmp_path):
@@ -131,18 +131,18 @@ def test_a_photograph_has_its_category_and_codes(tmp_path):
     assert toys.labels.tolist() == [0, 1, 2, 3, 4] * 2
     assert toys.classes == ("animal", "human", "airplane", "truck", "car")
     for name, column in zip(FACTORS, codes.T, strict=True):
-        assert toys.factors[name].tolist() == column.tolist()
+        assert toys.targets[name].tolist() == column.tolist()
 
 
 def class_toys(images):
-    return set(zip(images.labels.tolist(), images.factors["instance"].tolist(), strict=True))
+    return set(zip(images.labels.tolist(), images.targets["instance"].tolist(), strict=True))
 
 
 def test_no_toy_is_in_both_splits_nor_on_both_sides_of_a_holdout(tmp_path):
     write_norb(tmp_path, count=100, side=8)
     train = read_norb(tmp_path)
     test = read_norb(tmp_path, "test")
-    assert not set(train.factors["instance"].tolist()) & set(test.factors["instance"].tolist())
+    assert not set(train.targets["instance"].tolist()) & set(test.targets["instance"].tolist())
     training, validation = train.train_val_split(0.2)
     assert not class_toys(training) & class_toys(validation)
     assert len(class_toys(validation)) == 5

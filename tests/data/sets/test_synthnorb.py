@@ -20,31 +20,31 @@ def train():
 
 def test_every_toy_from_every_view_under_every_lamp_once(train):
     assert train.images.shape == (5 * 5 * 2 * 2 * 2, 1, 16, 16)
-    codes = torch.stack([train.labels, *train.factors.values()], dim=1)
+    codes = torch.stack([train.labels, *train.targets.values()], dim=1)
     assert len(codes.unique(dim=0)) == len(train)
-    assert train.factors["instance"].unique().tolist() == [4, 6, 7, 8, 9]
-    assert train.factors["elevation"].unique().tolist() == [0, 8]
-    assert train.factors["azimuth"].unique().tolist() == [0, 30]
-    assert train.factors["lighting"].unique().tolist() == [0, 4]
+    assert train.targets["instance"].unique().tolist() == [4, 6, 7, 8, 9]
+    assert train.targets["elevation"].unique().tolist() == [0, 8]
+    assert train.targets["azimuth"].unique().tolist() == [0, 30]
+    assert train.targets["lighting"].unique().tolist() == [0, 4]
 
 
 def test_categories_take_turns_and_toys_are_shuffled(train):
     assert torch.equal(train.labels, torch.arange(len(train)) % 5)
     assert train.classes == ("animal", "human", "airplane", "truck", "car")
-    instances = train.factors["instance"].tolist()
+    instances = train.targets["instance"].tolist()
     assert instances != sorted(instances)
 
 
 def test_no_toy_is_in_both_splits():
     test = render("test", elevations=(0,), azimuths=(0,), lightings=(0,))
-    assert set(test.factors["instance"].tolist()) == {0, 1, 2, 3, 5}
+    assert set(test.targets["instance"].tolist()) == {0, 1, 2, 3, 5}
 
 
 def picture(images, **codes):
     """The one image of these codes."""
     is_match = torch.ones(len(images), dtype=torch.bool)
     for name, code in codes.items():
-        column = images.labels if name == "category" else images.factors[name]
+        column = images.labels if name == "category" else images.targets[name]
         is_match &= column == code
     [index] = is_match.nonzero().flatten()
     return images.images[index].float()
@@ -56,8 +56,8 @@ def test_a_seed_determines_toys_and_order():
     repeated = render(**views)
     changed = render(**views, seed=1)
     assert torch.equal(toys.images, repeated.images)
-    assert torch.equal(toys.factors["azimuth"], repeated.factors["azimuth"])
-    assert not torch.equal(toys.factors["azimuth"], changed.factors["azimuth"])
+    assert torch.equal(toys.targets["azimuth"], repeated.targets["azimuth"])
+    assert not torch.equal(toys.targets["azimuth"], changed.targets["azimuth"])
     # The toys themselves differ, not only their order.
     codes = {"category": 0, "elevation": 0, "azimuth": 6}
     difference = picture(toys, **codes) - picture(changed, **codes)
@@ -113,9 +113,9 @@ def test_files_are_in_smallnorbs_layout(tmp_path, small_set):
         assert torch.equal(written.images, rendered.images)
         assert torch.equal(written.labels, rendered.labels)
         for name in FACTORS:
-            assert torch.equal(written.factors[name], rendered.factors[name])
+            assert torch.equal(written.targets[name], rendered.targets[name])
         assert torch.equal(written.groups, rendered.groups)
-    assert torch.equal(rendered.groups, 100 * rendered.labels + rendered.factors["instance"])
+    assert torch.equal(rendered.groups, 100 * rendered.labels + rendered.targets["instance"])
 
 
 def test_viewpoint_sets_by_name(tmp_path, small_set):
@@ -132,7 +132,7 @@ def test_viewpoint_sets_by_name(tmp_path, small_set):
             assert test.name == f"synthnorb-{by}{ending}"
             assert torch.equal(test.images, expected.images)
             train = load(f"synthnorb-{by}{ending}", "train")
-            assert train.factors[by].unique().tolist() == [0]
+            assert train.targets[by].unique().tolist() == [0]
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, small_set):

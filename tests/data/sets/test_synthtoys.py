@@ -20,7 +20,7 @@ def test_each_design_in_other_proportions_is_another_toy(tmp_path, monkeypatch):
     assert counts.tolist() == [4] * 10  # five categories, two proportions; two views and two lamps
     brightness = []
     for proportions in (0, 1):
-        of_seed = torch.nonzero(images.factors["instance"] // 10 == proportions).flatten()
+        of_seed = torch.nonzero(images.targets["instance"] // 10 == proportions).flatten()
         brightness.append(images.subset(of_seed).images.double().mean())
     assert brightness[0] != brightness[1]
 

@@ -3,7 +3,7 @@ from itertools import product
 import pytest
 import torch
 
-from torchcaps.data import ImageSet, dataset_info, split_views
+from torchcaps.data import Dataset, dataset_info, split_views
 from torchcaps.errors import DataError, UnknownNameError
 
 FACTORS = ("instance", "elevation", "azimuth", "lighting")
@@ -18,20 +18,20 @@ def scenes():
     labels, *columns = codes.unbind(dim=1)
     images = torch.zeros(len(codes), 1, 1, 1, dtype=torch.uint8)
     factors = dict(zip(FACTORS, columns, strict=True))
-    return ImageSet(images, labels, tuple("abcde"), "scenes", factors)
+    return Dataset(images, {"label": labels, **factors}, tuple("abcde"), "scenes")
 
 
 @pytest.mark.parametrize("by", FAMILIAR)
 def test_a_third_of_the_views_is_familiar(scenes, by):
     familiar, novel = split_views(scenes, by)
     assert (len(familiar), len(novel)) == (8_100, 16_200)
-    assert set(familiar.factors[by].tolist()) == FAMILIAR[by]
-    assert not FAMILIAR[by] & set(novel.factors[by].tolist())
+    assert set(familiar.targets[by].tolist()) == FAMILIAR[by]
+    assert not FAMILIAR[by] & set(novel.targets[by].tolist())
     for views in (familiar, novel):
         assert views.labels.bincount().tolist() == [len(views) // 5] * 5
         for factor in FACTORS:
             if factor != by:
-                assert torch.equal(views.factors[factor].unique(), scenes.factors[factor].unique())
+                assert torch.equal(views.targets[factor].unique(), scenes.targets[factor].unique())
 
 
 @pytest.mark.parametrize("base", ["smallnorb", "synthnorb"])
@@ -48,6 +48,6 @@ def test_what_cannot_be_split_is_refused(scenes):
         split_views(scenes, "azimut")
     with pytest.raises(DataError, match="scenes: all of its images are familiar by azimuth"):
         split_views(split_views(scenes, "azimuth").familiar, "azimuth")
-    bare = ImageSet(scenes.images, scenes.labels, scenes.classes, "bare")
-    with pytest.raises(DataError, match="bare: expected the factor 'azimuth', got none"):
+    bare = Dataset(scenes.images, {"label": scenes.labels}, scenes.classes, "bare")
+    with pytest.raises(DataError, match="bare: expected the target 'azimuth', got label"):
         split_views(bare, "azimuth")

@@ -6,8 +6,7 @@ finds its own settings there by their names.
 
 A *switch* is a setting that turns its augmentation on, unless it is 0, False or None; another
 setting, such as a threshold, is a *parameter*. A *mask* has a class for each pixel of an image; it
-is changed as a stack of images, one channel for each class. A *layer* is one of the images that an
-image is composed of, such as one of two overlapping digits.
+is changed as a stack of images, one channel for each class.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from torchcaps.errors import ArgumentError
 from torchcaps.registry import Registry
 
 AXES = ("batch", "channels", "height", "width")
+MOVED = ("mask", "singles")  # targets that have the places of an image
 CROP_ORDER = 60.0  # `Augmentation.order` of the crop, which `Transforms` adds without registering
 Change = Callable[[Images, Any, Generator], Images]
 """(images, settings, generator) -> the images changed, of the same shape and type.
@@ -40,14 +40,13 @@ class Augmentation:
         apply: the function that changes images.
         settings: dataclass of its settings, whose instances `apply` takes; not used of one that is
             not registered.
-        moves_pixels, fits_masks, order, parameters: see `register_augmentation`.
+        moves, order, parameters: see `register_augmentation`.
     """
 
     name: str
     apply: Change
     settings: type[Any]
-    moves_pixels: bool
-    fits_masks: bool
+    moves: Collection[str]
     order: float
     parameters: Collection[str] = ()
 
@@ -96,8 +95,7 @@ def register_augmentation(
     name: str,
     settings: type[Any],
     *,
-    moves_pixels: bool,
-    fits_masks: bool | None = None,
+    moves: Collection[str],
     order: float = 50.0,
     parameters: Collection[str] = (),
     replace: bool = False,
@@ -109,13 +107,11 @@ def register_augmentation(
         settings: a dataclass whose fields are made by `torchcaps.groups.setting`. Each is a
             setting of the group "augmentation" and a flag of `torchcaps train`. The function is
             called if one of its switches is on, that is, not 0, False or None.
-        moves_pixels: whether masks and single layers of an image are changed as the image is.
-            Where it is False, the image alone is changed, and single layers that are targets of a
-            reconstruction keep their values.
-        fits_masks: whether the function may also be given masks, a channel for each class. By
-            default the same as `moves_pixels`. One that moves pixels and does not fit masks is
-            never applied to images with masks: `Transforms` refuses the setting, and leaves it out
-            where it is on by default.
+        moves: names of the targets that are changed as the image is: `MOVED`, "mask" (a channel
+            for each class) and "singles" (the images that an image is composed of), for one that
+            moves pixels; none for one that changes the values of the image alone. One that moves
+            singles but no masks is never applied to images with masks: `Transforms` refuses the
+            setting, and leaves it out where it is on by default.
         order: its place, the lowest first. The library has shift 10, flip 20, morphology 30, affine
             40, the crop 60, erase 70 and color_jitter 80; after the latter, values may leave [0, 1].
         parameters: settings that only modify the change, such as a threshold. They switch nothing
@@ -133,7 +129,7 @@ def register_augmentation(
         >>> @dataclass(frozen=True)
         ... class NoiseSettings:
         ...     noise: float = setting(0.0, "standard deviation of the noise", low=0)
-        >>> @register_augmentation("noise", NoiseSettings, moves_pixels=False)
+        >>> @register_augmentation("noise", NoiseSettings, moves=())
         ... def add_noise(images, settings, generator):
         ...     noise = torch.randn(images.shape, generator=generator, device=generator.device)
         ...     return images + settings.noise * noise.to(images)
@@ -141,9 +137,8 @@ def register_augmentation(
 
     def register(function: Change) -> Change:
         _check_settings(name, settings)
-        fits = moves_pixels if fits_masks is None else fits_masks
         augmentation = Augmentation(
-            name, function, settings, moves_pixels, fits, order, tuple(parameters)
+            name, function, settings, tuple(moves), order, tuple(parameters)
         )
         AUGMENTATIONS.add(name, augmentation, replace=replace)
         return function

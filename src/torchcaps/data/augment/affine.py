@@ -1,6 +1,6 @@
 """The augmentation "affine": rotation, size, shear and width in one sampling.
 
-Masks of the images are changed with them (`moves_pixels`). Each field of `AffineSettings` is a
+Masks of the images are changed with them (`moves`). Each field of `AffineSettings` is a
 setting of a run; `setting` takes its default, its help, and the smallest and largest number. A
 setting of None takes the default of the run's task, before the images are changed.
 """
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from torchcaps.data.augment._registry import AXES, Images, register_augmentation
+from torchcaps.data.augment._registry import AXES, MOVED, Images, register_augmentation
 from torchcaps.data.augment.random import uniform
 from torchcaps.errors import check_range, check_shape
 from torchcaps.groups import setting
@@ -119,7 +119,7 @@ def inverse_map(
     return torch.stack([x, y], dim=1)
 
 
-@register_augmentation("affine", AffineSettings, moves_pixels=True, order=40)
+@register_augmentation("affine", AffineSettings, moves=MOVED, order=40)
 def _apply(images: Images, settings: AffineSettings, generator: Generator) -> Images:
     """Change images by a run's settings, of which the shear is a slope, not an angle."""
     zoom = settings.zoom or 0.0

@@ -1,6 +1,6 @@
 """The augmentation "color_jitter": brightness and contrast.
 
-It changes images alone, not their masks (`moves_pixels=False`). It is among the last (`order`),
+It changes images alone, not their masks (`moves`). It is among the last (`order`),
 because pixels may leave [0, 1]. `ColorJitterSettings` has the setting of a run that switches it on.
 """
 
@@ -62,6 +62,6 @@ def color_jitter(
     return channel_mean + (images - channel_mean) * factor
 
 
-@register_augmentation("color_jitter", ColorJitterSettings, moves_pixels=False, order=80)
+@register_augmentation("color_jitter", ColorJitterSettings, moves=(), order=80)
 def _apply(images: Images, _settings: ColorJitterSettings, generator: Generator) -> Images:
     return color_jitter(images, generator=generator)

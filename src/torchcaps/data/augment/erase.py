@@ -1,6 +1,6 @@
 """The augmentation "erase": a square of zeros.
 
-It changes masks of the images with them (`moves_pixels=True`). `EraseSettings` has the setting of a
+It changes masks of the images with them (`moves`). `EraseSettings` has the setting of a
 run that switches it on; `setting` takes a default, a help, and the smallest number.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from torchcaps.data.augment._registry import AXES, Images, register_augmentation
+from torchcaps.data.augment._registry import AXES, MOVED, Images, register_augmentation
 from torchcaps.data.augment.random import random_offsets
 from torchcaps.errors import check_range, check_shape
 from torchcaps.groups import setting
@@ -65,6 +65,6 @@ def _random_interval(images: Images, length: int, side: int, generator: Generato
 
 
 # The crop has order 60: a square that is erased after it lies in what the model sees.
-@register_augmentation("erase", EraseSettings, moves_pixels=True, order=70)
+@register_augmentation("erase", EraseSettings, moves=MOVED, order=70)
 def _apply(images: Images, settings: EraseSettings, generator: Generator) -> Images:
     return random_erasing(images, settings.erase, generator=generator)

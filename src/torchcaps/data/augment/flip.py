@@ -1,6 +1,6 @@
 """The augmentation "flip": images mirrored left to right.
 
-Masks of the images are mirrored with them (`moves_pixels=True`). `FlipSettings` has the setting of
+Masks of the images are mirrored with them (`moves`). `FlipSettings` has the setting of
 a run that switches it on.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator
 
-from torchcaps.data.augment._registry import AXES, Images, register_augmentation
+from torchcaps.data.augment._registry import AXES, MOVED, Images, register_augmentation
 from torchcaps.data.augment.random import uniform
 from torchcaps.errors import check_range, check_shape
 from torchcaps.groups import setting
@@ -43,6 +43,6 @@ def random_horizontal_flip(
     return torch.where(is_mirrored, images.flip(-1), images)
 
 
-@register_augmentation("flip", FlipSettings, moves_pixels=True, order=20)
+@register_augmentation("flip", FlipSettings, moves=MOVED, order=20)
 def _apply(images: Images, _settings: FlipSettings, generator: Generator) -> Images:
     return random_horizontal_flip(images, generator=generator)

@@ -1,7 +1,7 @@
 """The augmentation "morphology": strokes (bright lines on a dark ground) made thicker or thinner.
 
-Pixels take the values of their neighbors (`moves_pixels=True`), but masks, a channel for each
-class, cannot follow (`fits_masks=False`). `MorphologySettings` has the setting of a run that
+Pixels take the values of their neighbors of the image and its singles, but masks, a channel for
+each class, cannot follow (`moves`). `MorphologySettings` has the setting of a run that
 switches it on.
 """
 
@@ -57,8 +57,6 @@ def random_morphology(images: Images, share: float, *, generator: Generator) -> 
 
 
 # A mask is no stroke: its classes would grow into each other.
-@register_augmentation(
-    "morphology", MorphologySettings, moves_pixels=True, fits_masks=False, order=30
-)
+@register_augmentation("morphology", MorphologySettings, moves=("singles",), order=30)
 def _apply(images: Images, settings: MorphologySettings, generator: Generator) -> Images:
     return random_morphology(images, settings.morphology, generator=generator)

@@ -1,7 +1,7 @@
 """The augmentation "shift": moves by whole pixels.
 
-Masks of the images are moved with them (`moves_pixels=True`). `ShiftSettings` has the setting of a
-run; `setting` takes a default, a help, and the smallest number.
+Masks of the images are moved with them (`moves`). `ShiftSettings` has the setting of a run;
+`setting` takes a default, a help, and the smallest number.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Generator
 
-from torchcaps.data.augment._registry import AXES, Images, register_augmentation
+from torchcaps.data.augment._registry import AXES, MOVED, Images, register_augmentation
 from torchcaps.data.augment.crop import random_windows
 from torchcaps.errors import check_range, check_shape
 from torchcaps.groups import setting
@@ -45,6 +45,6 @@ def shift(images: Images, max_shift: int = 2, *, generator: Generator) -> Images
     return random_windows(padded, images.shape[2:], generator)
 
 
-@register_augmentation("shift", ShiftSettings, moves_pixels=True, order=10)
+@register_augmentation("shift", ShiftSettings, moves=MOVED, order=10)
 def _apply(images: Images, settings: ShiftSettings, generator: Generator) -> Images:
     return shift(images, settings.shift, generator=generator)

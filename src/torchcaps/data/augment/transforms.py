@@ -1,10 +1,9 @@
 """All augmentations (random changes of training images) of a run, one after the other.
 
-An `Augmentation` has a function `apply(images, settings, generator)` and says whether pixels of
-other tensors move with those of the image (`moves_pixels`), whether masks may be changed so
-(`fits_masks`), and its place (`order`, the lowest first). `Augmentation.configured` gives its
-settings, or None where they switch it off; `Augmentation.refuse` raises an error if the settings,
-other than by default, switch it on.
+An `Augmentation` has a function `apply(images, settings, generator)` and says which targets move
+with the image (`moves`), and its place (`order`, the lowest first). `Augmentation.configured` gives
+its settings, or None where they switch it off; `Augmentation.refuse` raises an error if the
+settings, other than by default, switch it on.
 """
 
 from __future__ import annotations
@@ -14,16 +13,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int64
 from torch import Generator, Tensor
 
 from torchcaps.data.augment._registry import (
     AXES,
     CROP_ORDER,
+    MOVED,
     Augmentation,
     Images,
     ordered_augmentations,
 )
 from torchcaps.data.augment.crop import random_crop
+from torchcaps.data.types import Batch
 from torchcaps.errors import ArgumentError, named_shape
 
 
@@ -33,8 +35,9 @@ class Transforms:
     Args:
         settings: those of the group "augmentation" (`TrainConfig.augmentation`).
         crop: side of the window that is cut out at a random place; None keeps whole images.
-        masks: whether masks (a channel for each class) are changed with their images. An
-            augmentation that they cannot follow is then left out if it is on by default.
+        mask_classes: number of classes of the masks that are changed with their images; None
+            without masks. An augmentation that masks cannot follow is left out if it is on by
+            default.
 
     Raises:
         ArgumentError: a setting, other than the default, asks for one that masks cannot follow.
@@ -47,20 +50,16 @@ class Transforms:
 
     is_checked = False
 
-    def __init__(self, settings: Any, crop: int | None = None, *, masks: bool = False) -> None:
+    def __init__(
+        self, settings: Any, crop: int | None = None, *, mask_classes: int | None = None
+    ) -> None:
+        self.mask_classes = mask_classes
         self.steps: list[tuple[Augmentation, Any]] = []
         if crop is not None:
-            cropping = Augmentation(
-                "crop",
-                _crop,
-                settings=object,
-                moves_pixels=True,
-                fits_masks=True,
-                order=CROP_ORDER,
-            )
+            cropping = Augmentation("crop", _crop, object, moves=MOVED, order=CROP_ORDER)
             self.steps.append((cropping, crop))
         for augmentation in ordered_augmentations():
-            if masks and augmentation.moves_pixels and not augmentation.fits_masks:
+            if mask_classes is not None and augmentation.moves and "mask" not in augmentation.moves:
                 augmentation.refuse(settings, "images with masks, which would not fit")
                 continue
             augmentation_settings = augmentation.configured(settings)
@@ -68,38 +67,48 @@ class Transforms:
                 self.steps.append((augmentation, augmentation_settings))
         self.steps.sort(key=lambda step: step[0].order)
 
-    def __call__(
-        self, images: Images, generator: Generator, companions: Tensor | None = None
-    ) -> tuple[Images, Tensor | None]:
-        """Change each image at random.
+    def __call__(self, batch: Batch, generator: Generator) -> Batch:
+        """Change each input at random, and move with it those of its targets that follow.
 
         Args:
-            images: floats in [0, 1], `[batch, channels, height, width]`.
+            batch: inputs `[batch, channels, height, width]` in [0, 1]. Of the targets, the pixels
+                of "mask" `[batch, height, width]` and of "singles", the images that an input is
+                composed of `[batch, k, channels, height, width]`, go where those of the input go.
+                A pixel of a turned or resized mask is a mixture of several: it takes the class
+                with the largest share. What comes from outside is background.
             generator: source of the random numbers.
-            companions: `[batch, any, height, width]`, tensors that belong to the images: a channel
-                for each class of their masks, or the single layers that an image is composed of.
-                Their pixels go where those of their image go.
 
         Returns:
-            The images, in the memory format channels_last, which is fastest for convolutions; and
-            the companions, None where there are none.
+            The batch, its inputs in the memory format channels_last, which is fastest for
+            convolutions.
 
         Raises:
             ArgumentError: an augmentation, which it names, returns another shape or, for the first
                 batch, a number that is not finite.
         """
-        channels = images.shape[1]
-        # What moves together is one tensor, so that it meets the same random numbers.
-        pixels = images if companions is None else torch.cat([images, companions], dim=1)
+        planes = {"inputs": batch.inputs}
+        targets = dict(batch.targets)
+        if self.steps and "mask" in targets and self.mask_classes is not None:
+            planes["mask"] = one_hot_foreground(targets["mask"], self.mask_classes - 1)
+        if self.steps and "singles" in targets:
+            planes["singles"] = targets["singles"].flatten(1, 2)
         for augmentation, settings in self.steps:
-            if augmentation.moves_pixels or companions is None:
-                pixels = self._apply(augmentation, pixels, settings, generator)
-            else:
-                changed = self._apply(augmentation, pixels[:, :channels], settings, generator)
-                pixels = torch.cat([changed, pixels[:, channels:]], dim=1)
+            names = ["inputs", *(name for name in planes if name in augmentation.moves)]
+            moved = [planes[name] for name in names]
+            # What moves together is one tensor, so that it meets the same random numbers.
+            pixels = moved[0] if len(moved) == 1 else torch.cat(moved, dim=1)
+            changed = self._apply(augmentation, pixels, settings, generator)
+            parts = changed.split([part.shape[1] for part in moved], dim=1)
+            planes |= dict(zip(names, parts, strict=True))
         self.is_checked = True
-        images = pixels[:, :channels].contiguous(memory_format=torch.channels_last)
-        return images, None if companions is None else pixels[:, channels:]
+        if "mask" in planes:
+            background = 1 - planes["mask"].sum(dim=1, keepdim=True)
+            targets["mask"] = torch.cat([background, planes["mask"]], dim=1).argmax(dim=1)
+        if "singles" in planes:
+            shape = targets["singles"].shape[1:3]
+            targets["singles"] = planes["singles"].unflatten(1, shape).contiguous()
+        inputs = planes["inputs"].contiguous(memory_format=torch.channels_last)
+        return Batch(inputs, targets, batch.indices)
 
     def _apply(
         self, augmentation: Augmentation, images: Images, settings: Any, generator: Generator
@@ -115,9 +124,7 @@ class Transforms:
         return changed.to(images)
 
     def append(self, function: Callable[[Images, Generator], Images]) -> None:
-        """Apply a function (images, generator) to images after all augmentations.
-
-        Companions stay as they are.
+        """Apply a function (images, generator) to inputs alone, after all augmentations.
 
         Args:
             function: of images and a generator; it returns as many images of the same size.
@@ -126,14 +133,7 @@ class Transforms:
         def apply(images: Images, _settings: None, generator: Generator) -> Images:
             return function(images, generator)
 
-        augmentation = Augmentation(
-            "transform",
-            apply,
-            settings=object,
-            moves_pixels=False,
-            fits_masks=True,
-            order=math.inf,
-        )
+        augmentation = Augmentation("transform", apply, object, moves=(), order=math.inf)
         self.steps.append((augmentation, None))
 
 
@@ -154,3 +154,11 @@ def refuse_augmentations(settings: Any, reason: str) -> None:
     """
     for augmentation in ordered_augmentations():
         augmentation.refuse(settings, reason)
+
+
+def one_hot_foreground(
+    masks: Int64[Tensor, "batch height width"], num_foreground: int
+) -> Float[Tensor, "batch classes height width"]:
+    """1 where a pixel is of a class, else 0, for each class but the background."""
+    class_indices = torch.arange(1, 1 + num_foreground, device=masks.device).view(-1, 1, 1)
+    return (masks.unsqueeze(1) == class_indices).float()

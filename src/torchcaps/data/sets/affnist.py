@@ -1,15 +1,13 @@
 """affNIST as published: a 40 × 40 version of every MNIST digit in each file (Tieleman 2013)."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from torchcaps.data._registry import DatasetInfo, ReadRequest, register_directory_format
 from torchcaps.data.budget import MemoryBudget
-from torchcaps.data.dataset import ImageSet
+from torchcaps.data.dataset import Dataset
 from torchcaps.data.images import natural_key
 from torchcaps.data.mat import read_mat
 from torchcaps.errors import DataError
@@ -42,7 +40,7 @@ def _find_files(folder: Path, split: str) -> list[Path]:
 
 def read_affnist(
     path: str | Path, name: str = "affnist", budget: MemoryBudget | None = None
-) -> ImageSet:
+) -> Dataset:
     """Read a `.mat` file with a struct `affNISTdata`.
 
     Args:
@@ -51,7 +49,7 @@ def read_affnist(
         budget: of memory.
 
     Returns:
-        Images `[n, 1, 40, 40]`. Where the file has `original_id`, the factor and group "original"
+        Images `[n, 1, 40, 40]`. Where the file has `original_id`, the target and group "original"
         is the place of the digit in its part of MNIST, from 0.
 
     Raises:
@@ -68,43 +66,24 @@ def read_affnist(
         raise DataError(
             f"{path}: expected image [1600, n] of uint8 and label_int [1, n], got {got}"
         )
-    factors = {}
-    originals = None
+    targets = {"label": torch.from_numpy(labels.reshape(-1).astype(np.int64))}
     if ids.size == labels.size:
-        originals = torch.from_numpy(ids.reshape(-1).astype(np.int64) - 1)
-        factors["original"] = originals
+        targets["original"] = torch.from_numpy(ids.reshape(-1).astype(np.int64) - 1)
     pixels = np.require(images.T, requirements=["C", "W"]).reshape(-1, 1, SIDE, SIDE)
-    return ImageSet(
-        torch.from_numpy(pixels),
-        torch.from_numpy(labels.reshape(-1).astype(np.int64)),
-        INFO.classes,
-        name,
-        factors,
-        groups=originals,
-    )
+    return Dataset(torch.from_numpy(pixels), targets, INFO.classes, name, targets.get("original"))
 
 
-def _read_all(folder: Path, request: ReadRequest, name: str) -> ImageSet:
+def _read_all(folder: Path, request: ReadRequest, name: str) -> Dataset:
     """All batches of a split as one set."""
     files = _find_files(folder, request.split)
     if not files:
         raise DataError(f"{folder}: no .mat file of the {request.split!r} split of affNIST in it")
-    images = []
-    labels = []
-    originals: list[Tensor] = []
-    for file in files:
-        batch = read_affnist(file, name, request.budget)
-        images.append(batch.images)
-        labels.append(batch.labels)
-        originals.extend(batch.factors.values())
-    factors = {name: torch.cat(originals) for name in batch.factors}
-    return replace(
-        batch,
-        images=torch.cat(images),
-        labels=torch.cat(labels),
-        factors=factors,
-        groups=factors.get("original"),
-    )
+    parts = [read_affnist(file, name, request.budget) for file in files]
+    targets = {}
+    for target in parts[0].targets:
+        targets[target] = torch.cat([part.targets[target] for part in parts])
+    images = torch.cat([part.images for part in parts])
+    return Dataset(images, targets, INFO.classes, name, targets.get("original"))
 
 
 register_directory_format(

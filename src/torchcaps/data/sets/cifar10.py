@@ -18,7 +18,7 @@ import torch
 
 from torchcaps.data._registry import DatasetInfo, ReadRequest, register_directory_format
 from torchcaps.data.budget import MemoryBudget, read_bytes
-from torchcaps.data.dataset import ImageSet, check_labels
+from torchcaps.data.dataset import Dataset, check_labels
 from torchcaps.data.folder import read_tar
 from torchcaps.data.sources import Archive
 from torchcaps.errors import DataError
@@ -72,7 +72,7 @@ def read_cifar(
     split: str = "train",
     name: str = "cifar10",
     budget: MemoryBudget | None = None,
-) -> ImageSet:
+) -> Dataset:
     """Read the batches `data_batch_*` or `test_batch`, binary (`.bin`) or Python.
 
     Args:
@@ -104,7 +104,7 @@ def read_cifar(
         pixels.append(batch_pixels)
         check_labels(str(file), labels[-1], INFO.classes)
     images = torch.from_numpy(np.concatenate(pixels)).unflatten(1, INFO.image_shape)
-    return ImageSet(images, torch.cat(labels), INFO.classes, name)
+    return Dataset(images, {"label": torch.cat(labels)}, INFO.classes, name)
 
 
 def _read_binary(path: Path, budget: MemoryBudget) -> tuple[np.ndarray, np.ndarray]:
@@ -232,7 +232,7 @@ def _find_place(folder: Path) -> Path | None:
     return None
 
 
-def _read(folder: Path, request: ReadRequest, name: str) -> ImageSet:
+def _read(folder: Path, request: ReadRequest, name: str) -> Dataset:
     """The batches of a folder, or else its archive of JPEGs."""
     place = _find_place(folder) or folder
     if place.is_file():  # JPEGs lose detail, so that the set is then called "cifar10-jpg"

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from torchcaps.data._registry import DatasetInfo, ReadRequest, register_dataset
-from torchcaps.data.dataset import ImageSet
+from torchcaps.data.dataset import Dataset
 from torchcaps.errors import check_known, check_range
 
 SIDE = 64
@@ -196,7 +196,7 @@ KINDS: dict[str, Arrange] = {
 MISPLACED = ("swapped", "turned", "foreign", "moved")
 
 
-def render_faces(kind: str, count: int, *, seed: int = 0) -> ImageSet:
+def render_faces(kind: str, count: int, *, seed: int = 0) -> Dataset:
     """Images of one kind, equally many of each object.
 
     Args:
@@ -207,7 +207,7 @@ def render_faces(kind: str, count: int, *, seed: int = 0) -> ImageSet:
         seed: 0 or more.
 
     Returns:
-        Images of 64 × 64 pixels, labeled by their object. The factor "kind" counts in the order of
+        Images of 64 × 64 pixels, labeled by their object. The target "kind" counts in the order of
         `KINDS`; "distance" is that of a moved part from its place in pixels, else 0.
 
     Raises:
@@ -230,8 +230,9 @@ def render_faces(kind: str, count: int, *, seed: int = 0) -> ImageSet:
         _draw(drawings[k], parts, random)
     noise = random.normal(0, NOISE, drawings.shape)
     pixels = (255 * (drawings + noise)).round().clip(0, 255).astype(np.uint8)
-    factors = {"kind": torch.full((count,), list(KINDS).index(kind)), "distance": distances}
-    return ImageSet(torch.from_numpy(pixels).unsqueeze(1), labels, CLASSES, "faces", factors)
+    kinds = torch.full((count,), list(KINDS).index(kind))
+    targets = {"label": labels, "kind": kinds, "distance": distances}
+    return Dataset(torch.from_numpy(pixels).unsqueeze(1), targets, CLASSES, "faces")
 
 
 def _draw(drawing: NDArray[np.float64], parts: Parts, random: Random) -> None:
@@ -266,7 +267,7 @@ SETS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def _read(folder: Path, request: ReadRequest, name: str) -> ImageSet | None:
+def _read(folder: Path, request: ReadRequest, name: str) -> Dataset | None:
     """Render the images of a split; no other folder than this package's own has them."""
     if folder != Path(__file__).parent:
         return None
@@ -278,13 +279,12 @@ def _read(folder: Path, request: ReadRequest, name: str) -> ImageSet | None:
         return replace(images, name=name)
     other_sets = [render_faces(other, count, seed=seed) for other in other_kinds]
     sets = [images, *other_sets]
-    labels = torch.full((len(images) + sum(map(len, other_sets)),), len(CLASSES))
-    labels[: len(images)] = images.labels
-    factors = {}
-    for factor in images.factors:
-        factors[factor] = torch.cat([part.factors[factor] for part in sets])
+    targets = {}
+    for target in images.targets:
+        targets[target] = torch.cat([part.targets[target] for part in sets])
+    targets["label"][len(images) :] = len(CLASSES)
     pixels = torch.cat([part.images for part in sets])
-    return ImageSet(pixels, labels, (*CLASSES, OTHER), name, factors)
+    return Dataset(pixels, targets, (*CLASSES, OTHER), name)
 
 
 for _name, (_kind, _other_kinds) in SETS.items():

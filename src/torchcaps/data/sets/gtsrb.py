@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchcaps.data._registry import DatasetInfo, register_directory_format
 from torchcaps.data.budget import MemoryBudget, read_errors
-from torchcaps.data.dataset import TEST_FRACTION, ImageSet, stratified_split
+from torchcaps.data.dataset import TEST_FRACTION, Dataset, stratified_split
 from torchcaps.data.entries import csv_rows
 from torchcaps.data.images import decode_image, opened
 from torchcaps.data.pixels import size_pair
@@ -125,7 +125,7 @@ def read_gtsrb(
     roi: bool = False,
     name: str = "gtsrb",
     budget: MemoryBudget | None = None,
-) -> ImageSet:
+) -> Dataset:
     """Read one split of GTSRB.
 
     Without a test table, whole tracks of the training images, 20 % of each class, are the test
@@ -142,8 +142,8 @@ def read_gtsrb(
         budget: of memory.
 
     Returns:
-        uint8 images `[n, 3, height, width]` with the factors "track" and "frame" (both -1 where
-        unknown). A group, also the factor "object", is a track of any class; test images,
+        uint8 images `[n, 3, height, width]` with the targets "track" and "frame" (both -1 where
+        unknown). A group, also the target "object", is a track of any class; test images,
         whose tracks are not published, have none.
 
     Raises:
@@ -163,12 +163,12 @@ def read_gtsrb(
         images = torch.cat([_read_image(sign, size, roi, budget) for sign in signs])
         labels = _column(signs, "label")
         tracks = _column(signs, "track")
-        factors = {"track": tracks, "frame": _column(signs, "frame")}
+        targets = {"label": labels, "track": tracks, "frame": _column(signs, "frame")}
         objects = None
         if bool((tracks >= 0).all()):  # they are numbered from 0 in each class
             objects = labels * (1 + int(tracks.max())) + tracks
-            factors["object"] = objects
-        return ImageSet(images, labels, CLASSES, name, factors, objects)
+            targets["object"] = objects
+        return Dataset(images, targets, CLASSES, name, objects)
 
 
 def _column(signs: list[_Sign], name: str) -> Int64[Tensor, " n"]:

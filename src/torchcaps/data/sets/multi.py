@@ -8,22 +8,23 @@ then stay the same in training.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Int64, UInt8
 from torch import Generator, Tensor
 
 from torchcaps.data._registry import register_derived
-from torchcaps.data.dataset import ImageBatch, ImageSet
-from torchcaps.data.masks import MaskedSet
+from torchcaps.data.dataset import Dataset, Maker, select_rows
+from torchcaps.data.masks import masked_set
 from torchcaps.data.pixels import fit_images, to_float
 from torchcaps.data.sets.fashion_mnist import INFO as FASHION
 from torchcaps.data.sets.mnist import DIGITS, INFO as MNIST
 from torchcaps.data.sets.placed import place_images
-from torchcaps.errors import DataError, check_range, check_shape
+from torchcaps.data.types import Batch
+from torchcaps.errors import DataError, check_range
 from torchcaps.transfer import to_device
 
 PER_IMAGE = {"train": 1, "test": 2}
@@ -32,41 +33,50 @@ INK = 128  # of 255: from here on a pixel belongs to a digit
 CHUNK = 4096  # composites made at a time
 
 
-def multi_hot(
-    labels: Int64[Tensor, "batch several"], num_classes: int
-) -> Float[Tensor, "batch classes"]:
-    """1 for each class that an image shows and 0 for the others, as in margin loss.
+class Pairs(NamedTuple):
+    """Composites of two images.
 
-    Args:
-        labels: `[batch, several]` class indices; -1 where an image shows fewer classes.
-        num_classes: number of classes.
-
-    Returns:
-        Float32 `[batch, num_classes]`.
-
-    Raises:
-        ValueError: for labels of other axes.
+    Attributes:
+        images: the composites, uint8.
+        labels: classes of the two images.
+        singles: the two images alone, uint8.
     """
-    check_shape("labels", labels, ("batch", "several"))
-    targets = torch.zeros(len(labels), 1 + num_classes, device=labels.device)
-    return targets.scatter_(1, labels + 1, 1.0)[:, 1:].contiguous()  # the first column is of -1
+
+    images: UInt8[Tensor, "batch channels height width"]
+    labels: Int64[Tensor, "batch 2"]
+    singles: UInt8[Tensor, "batch 2 channels height width"]
+
+    def resized(self, images: Dataset) -> Pairs:
+        """The same as the composites of a set are, which a caller may have resized."""
+        size = (images.img_size, images.in_chans)
+        singles = fit_images(self.singles.flatten(0, 1), *size)
+        return Pairs(fit_images(self.images, *size), self.labels, singles.unflatten(0, (-1, 2)))
 
 
-class PairMaker:
+class PairMaker(Maker):
     """Draws composites of a set on the set's device: on-line MultiMNIST.
+
+    A set of composites has the targets "labels", "single_label" (classes `[n, 2]` of the two
+    images), "chosen" (their indices `[n, 2]` in the source) and "moves" (`[n, 2, 2]`, of each of
+    the two, (down, right) in pixels). A batch that is drawn has "labels", "single_label" and
+    "singles", the two images `[batch, 2, channels, height, width]` in [0, 1].
 
     Args:
         source: single images, uint8, of two or more classes that have images.
         max_shift: largest move along each axis in whole pixels, drawn uniformly; 4 in the paper.
         pad: black pixels added on every side; None is `max_shift`, with which nothing is cut off.
+        seed: with which `split` makes sets of pairs.
 
     Raises:
         DataError: for another source.
         ValueError: for a shift or padding below 0.
     """
 
-    def __init__(self, source: ImageSet, max_shift: int = 4, pad: int | None = None) -> None:
+    def __init__(
+        self, source: Dataset, max_shift: int = 4, pad: int | None = None, seed: int = 0
+    ) -> None:
         self.source = source
+        self.seed = seed
         self.max_shift = max_shift
         self.pad = max_shift if pad is None else pad
         check_range("max_shift", self.max_shift, low=0)
@@ -112,16 +122,46 @@ class PairMaker:
         place = rank + self._counts[label] * is_behind
         return self._sorted[place]
 
-    def sample_batch(self, base: Int64[Tensor, " batch"], *, generator: Generator) -> ImageBatch:
-        """Composites, uint8, of images with random partners and shifts.
+    def draw(self, images: Dataset, indices: Tensor, generator: Generator) -> Batch:
+        """New composites of the first images of some composites."""
+        base = images.targets["chosen"][indices, 0]
+        composites, labels, singles = self.draw_pairs(base, generator=generator).resized(images)
+        targets = {
+            "labels": two_hot(labels, self.source.num_classes),
+            "single_label": labels,
+            "singles": to_float(singles),
+        }
+        return Batch(to_float(composites), targets, indices)
+
+    def split(
+        self, images: Dataset, fraction_or_count: float, seed: int
+    ) -> tuple[Dataset, Dataset]:
+        """Two sets of new composites, of two parts of the source: they share no single image."""
+        per_image = max(round(len(images) / len(self.source)), 1)
+        train, val = (
+            make_pairs(
+                source, per_image, self.max_shift, self.pad, seed=self.seed, name=images.name
+            ).resized(images.img_size, images.in_chans)
+            for source in self.source.train_val_split(fraction_or_count, seed)
+        )
+        return train, val
+
+    def to(self, device: torch.device | str) -> PairMaker:
+        return PairMaker(self.source.to(device), self.max_shift, self.pad, self.seed)
+
+    def singles(
+        self, images: Dataset, indices: Tensor | Sequence[int]
+    ) -> UInt8[Tensor, "m 2 channels height width"]:
+        """The two images of each composite at `indices` of a set, as large as the composites."""
+        rows = select_rows(images.targets, torch.as_tensor(indices))
+        return self.overlay(rows["chosen"], rows["moves"]).resized(images).singles
+
+    def draw_pairs(self, base: Int64[Tensor, " batch"], *, generator: Generator) -> Pairs:
+        """Composites of images with random partners of other classes, and random shifts.
 
         Args:
-            base: indices of the images; each gets a partner of another class.
+            base: indices of the images.
             generator: draws partners and shifts.
-
-        Returns:
-            Composites `[batch, channels, height, width]`, their two labels `[batch, 2]` and the two
-            single images `[batch, 2, channels, height, width]`.
         """
         device = generator.device
         base = base.to(self.source.labels.device)
@@ -135,18 +175,12 @@ class PairMaker:
         moves = torch.randint(num_moves, (len(base), 2, 2), generator=generator, device=device)
         return self.overlay(pairs, to_device(moves, base.device) - self.max_shift)
 
-    def overlay(
-        self, chosen: Int64[Tensor, "batch 2"], moves: Int64[Tensor, "batch 2 2"]
-    ) -> ImageBatch:
-        """Composites, uint8, of pairs of images.
+    def overlay(self, chosen: Int64[Tensor, "batch 2"], moves: Int64[Tensor, "batch 2 2"]) -> Pairs:
+        """Composites of pairs of images.
 
         Args:
-            chosen: `[batch, 2]` indices into the source.
-            moves: `[batch, 2, 2]`, of each of the two, (down, right) in pixels.
-
-        Returns:
-            Composites `[batch, channels, height, width]`, their two labels `[batch, 2]` and the two
-            single images `[batch, 2, channels, height, width]`.
+            chosen: indices into the source.
+            moves: of each of the two, (down, right) in pixels.
         """
         height, width = self.source.img_size
         size = (height + 2 * self.pad, width + 2 * self.pad)
@@ -158,124 +192,24 @@ class PairMaker:
         first, second = singles.unbind(dim=1)
         room = 255 - first  # in bytes, the second may add no more
         images = first + torch.minimum(second, room)
-        return ImageBatch(images, self.source.labels[chosen], singles)
+        return Pairs(images, self.source.labels[chosen], singles)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class PairSet(ImageSet):
-    """Composites of two images; the single images are not stored, but made from the source.
-
-    Attributes:
-        maker: what made the set; `maker.source` is the set of single images.
-        chosen: indices into the source.
-        moves: of each of the two, (down, right) in pixels.
-        seed: with which the set was made.
-        images: the composites, uint8 `[n, channels, height, width]`.
-        labels: `[n, 2]` classes of the two images, indices into `classes`.
-        classes: names of the classes.
-        name: name of the set in tables and reports.
-        factors: further numbers of each composite by name, each `[n]`.
-        groups: `[n]` integers, equal for composites of one first image, which are not independent.
-        notes: sentences about what was read and what was left out.
-        files: name of the file of each image, if known.
-    """
-
-    maker: PairMaker = field(kw_only=True)
-    chosen: Int64[Tensor, "n 2"] = field(kw_only=True)
-    moves: Int64[Tensor, "n 2 2"] = field(kw_only=True)
-    seed: int = field(default=0, kw_only=True)
-    per_image: ClassVar[tuple[str, ...]] = ("images", "labels", "chosen", "moves")
-    label_shape: ClassVar[tuple[int, ...]] = (2,)
-
-    def singles(
-        self, indices: Tensor | Sequence[int]
-    ) -> UInt8[Tensor, "m 2 channels height width"]:
-        """The two images of each composite at `indices`, as large as the composites.
-
-        Args:
-            indices: `[m]` integers.
-
-        Returns:
-            uint8 `[m, 2, channels, height, width]`.
-        """
-        """The two images of each composite at `indices`, as the composites are."""
-        index = self._index(indices)
-        pairs = self.maker.overlay(self.chosen[index], self.moves[index])
-        _, singles = self._fit(pairs)
-        return singles
-
-    def sample_batch(self, indices: Tensor | Sequence[int], *, generator: Generator) -> ImageBatch:
-        """New composites of the first images of some composites.
-
-        Args:
-            indices: `[batch]` integers.
-            generator: draws partners and shifts.
-
-        Returns:
-            Float composites in [0, 1], their labels `[batch, 2]`, and their single images.
-        """
-        base = self.chosen[self._index(indices), 0]
-        pairs = self.maker.sample_batch(base, generator=generator)
-        images, singles = self._fit(pairs)
-        return ImageBatch(to_float(images), pairs.labels, to_float(singles))
-
-    def train_val_split(self, fraction_or_count: float, seed: int = 0) -> tuple[PairSet, PairSet]:
-        """Two sets of new composites, made of two parts of the source: they share no single image.
-
-        Args:
-            fraction_or_count: of the source's images, as `stratified_split` takes it.
-            seed: of the split.
-
-        Returns:
-            The training set and the validation set.
-        """
-        train, val = self.maker.source.train_val_split(fraction_or_count, seed)
-        return self._remake(train), self._remake(val)
-
-    def to(self, device: torch.device | str) -> Self:
-        """The set, and its source, with images and labels on a device.
-
-        Args:
-            device: of torch, such as "cuda".
-
-        Returns:
-            The moved set.
-        """
-        source = self.maker.source.to(device)
-        maker = PairMaker(source, self.maker.max_shift, self.maker.pad)
-        return replace(super().to(device), maker=maker)
-
-    def _remake(self, source: ImageSet) -> PairSet:
-        """A set of another source, with as many composites of each image."""
-        maker = self.maker
-        per_image = max(round(len(self) / len(maker.source)), 1)
-        pairs = make_pairs(
-            source,
-            per_image,
-            maker.max_shift,
-            maker.pad,
-            seed=self.seed,
-            name=self.name,
-        )
-        return pairs.resized(self.img_size, self.in_chans)
-
-    def _fit(self, pairs: ImageBatch) -> tuple[Tensor, Tensor]:
-        """Composites and singles as the stored composites, which a caller may have resized."""
-        assert pairs.singles is not None
-        images = fit_images(pairs.images, self.img_size, self.in_chans)
-        singles = fit_images(pairs.singles.flatten(0, 1), self.img_size, self.in_chans)
-        return images, singles.unflatten(0, (-1, 2))
+def two_hot(labels: Int64[Tensor, "batch 2"], num_classes: int) -> UInt8[Tensor, "batch classes"]:
+    """1 for the two classes of each composite, and 0 for the others."""
+    targets = torch.zeros(len(labels), num_classes, dtype=torch.uint8, device=labels.device)
+    return targets.scatter_(1, labels, 1)
 
 
 def make_pairs(
-    source: ImageSet,
+    source: Dataset,
     per_image: int = 1,
     max_shift: int = 4,
     pad: int | None = None,
     *,
     seed: int = 0,
     name: str | None = None,
-) -> PairSet:
+) -> Dataset:
     """A fixed set of composites: every image with different partners of other classes.
 
     An image keeps one shift in all of its composites, as in the authors' code; each partner has its
@@ -297,7 +231,7 @@ def make_pairs(
         DataError: for a source that no pairs can be made of.
         ValueError: for more partners than there are.
     """
-    maker = PairMaker(source.to("cpu"), max_shift, pad)
+    maker = PairMaker(source.to("cpu"), max_shift, pad, seed)
     base = torch.arange(len(source))
     num_partners = maker.others(base)
     check_range("per_image", per_image, low=1, high=max(int(num_partners.min()) // 2, 1))
@@ -316,17 +250,21 @@ def make_pairs(
     images = []
     for pairs_chunk, moves_chunk in zip(pairs.split(CHUNK), moves.split(CHUNK), strict=True):
         images.append(maker.overlay(pairs_chunk, moves_chunk).images)
-    return PairSet(
+    labels = maker.source.labels[pairs]
+    targets = {
+        "labels": two_hot(labels, source.num_classes),
+        "single_label": labels,
+        "chosen": pairs,
+        "moves": moves,
+    }
+    return Dataset(
         torch.cat(images),
-        maker.source.labels[pairs],
+        targets,
         source.classes,
         name or f"multi-{source.name}",
-        groups=base if maker.source.groups is None else maker.source.groups[base],
-        notes=source.notes,
+        base if maker.source.groups is None else maker.source.groups[base],
+        source.notes,
         maker=maker,
-        chosen=pairs,
-        moves=moves,
-        seed=seed,
     )
 
 
@@ -355,24 +293,26 @@ def _draw_distinct(random: np.random.RandomState, limits: np.ndarray, count: int
         numbers[is_repeated] = random.randint(0, highs[is_repeated])
 
 
-def _make(source: ImageSet, split: str) -> PairSet:
+def _make(source: Dataset, split: str) -> Dataset:
     """The named set of a source."""
     # Train and test take their draws from different seeds: both count their images from 0.
     return make_pairs(source, PER_IMAGE[split], SHIFT, seed=0 if split == "train" else 1)
 
 
-def _make_masked(source: ImageSet, split: str) -> MaskedSet:
+def _make_masked(source: Dataset, split: str) -> Dataset:
     """The same pairs, each pixel of ink with the class of the brighter of the two."""
     pairs = _make(source, split)
+    maker: Any = pairs.maker
     # Filled in place: parts between large blocks split up memory.
     masks = torch.empty((len(pairs), *pairs.img_size), dtype=torch.uint8)
     for index in torch.arange(len(pairs)).split(CHUNK):
-        ink, brighter = pairs.singles(index).amax(dim=2).max(dim=1)
-        labels = pairs.labels[index].gather(1, brighter.flatten(1)).view_as(brighter)
+        ink, brighter = maker.singles(pairs, index).amax(dim=2).max(dim=1)
+        labels = pairs.targets["single_label"][index]
+        labels = labels.gather(1, brighter.flatten(1)).view_as(brighter)
         is_ink = ink >= INK
         masks[index] = ((1 + labels) * is_ink).to(torch.uint8)
     classes = ("background", *source.classes)
-    masked = MaskedSet.of(pairs.images, masks, classes, pairs.name)
+    masked = masked_set(pairs.images, masks, classes, pairs.name)
     return replace(masked, groups=pairs.groups)
 
 

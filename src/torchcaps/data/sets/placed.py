@@ -7,8 +7,6 @@ not accuracies on affNIST.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Self
 
 import numpy as np
 import torch
@@ -19,9 +17,10 @@ from torch import Generator, Tensor
 from torchcaps.data._registry import register_derived
 from torchcaps.data.augment.affine import inverse_map
 from torchcaps.data.augment.crop import windows_at
-from torchcaps.data.dataset import ImageBatch, ImageSet
+from torchcaps.data.dataset import Dataset, Maker, select_rows
 from torchcaps.data.pixels import to_float
 from torchcaps.data.sets.mnist import DIGITS, INFO as MNIST
+from torchcaps.data.types import Batch
 from torchcaps.errors import DataError, check_range
 from torchcaps.transfer import to_device
 
@@ -35,65 +34,36 @@ LOW = (-20.0, -0.2, 0.8, 0.8)
 HIGH = (20.0, 0.2, 1.2, 1.2)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class PlacedSet(ImageSet):
-    """Images at random places of a black canvas; a training draws new places in every step.
+class PlaceMaker(Maker):
+    """Draws new places of images on their black canvases.
 
-    Attributes:
-        content: (height, width) of an image, whose place is in the factors "top" and "left".
-        canvas: side of the canvas in pixels when they were placed.
-        images: `[n, channels, height, width]`, uint8 in 0..255 or float32 in [0, 1].
-        labels: `[n]` indices into `classes`.
-        classes: names of the classes.
-        name: name of the set in tables and reports.
-        factors: further numbers of each image by name, each `[n]`; among them "top" and "left".
-        groups: `[n]` integers, equal for images of one thing; see `ImageSet`.
-        notes: sentences about what was read and what was left out.
-        files: name of the file of each image, if known.
+    Args:
+        content: (height, width) of an image, whose place is in the targets "top" and "left".
+        canvas: side of a canvas in pixels.
     """
 
-    content: tuple[int, int] = (0, 0)
-    canvas: int = 0
+    def __init__(self, content: tuple[int, int], canvas: int) -> None:
+        self.content = content
+        self.canvas = canvas
 
-    def sample_batch(self, indices: Tensor | Sequence[int], *, generator: Generator) -> ImageBatch:
-        """Images at new random places of their canvas.
-
-        Args:
-            indices: `[batch]` integers.
-            generator: draws the places.
-
-        Returns:
-            Float images in [0, 1] `[batch, channels, height, width]` with their labels.
-
-        Raises:
-            DataError: the set was cropped or resized, so that the places do not fit.
-        """
-        index = self._index(indices)
-        if self.img_size != (self.canvas, self.canvas):
+    def draw(self, images: Dataset, indices: Tensor, generator: Generator) -> Batch:
+        """Images at new random places; DataError where the set was cropped or resized."""
+        if images.img_size != (self.canvas, self.canvas):
             expected = f"expected canvases of {self.canvas} pixels, as they were made"
-            raise DataError(f"{self.name}: {expected}, got {self!r}")
+            raise DataError(f"{images.name}: {expected}, got {images!r}")
+        targets = select_rows(images.targets, indices)
         moves = []
         for name, side in zip(("top", "left"), self.content, strict=True):
             count = self.canvas - side + 1
-            places = torch.randint(count, index.shape, generator=generator, device=generator.device)
-            places_before = self.factors[name].to(index.device)[index]
-            moves.append(to_device(places, index.device) - places_before)
+            shape = indices.shape
+            places = torch.randint(count, shape, generator=generator, device=generator.device)
+            places = to_device(places, indices.device)
+            moves.append(places - targets[name])
+            targets[name] = places
         margin = self.canvas - min(self.content)
         corners = torch.stack(moves, dim=1)
-        images = place_images(self.images[index], self.img_size, corners, margin)
-        return ImageBatch(to_float(images), self.labels[index])
-
-    def to(self, device: torch.device | str) -> Self:
-        """The set with its images, labels and places on a device.
-
-        Args:
-            device: of torch, such as "cuda".
-
-        Returns:
-            The moved set.
-        """
-        places = {name: self.factors[name].to(device) for name in ("top", "left")}
-        return replace(super().to(device), factors={**self.factors, **places})
+        placed = place_images(images.inputs[indices], images.img_size, corners, margin)
+        return Batch(to_float(placed), targets, indices)
 
 
 def place_images(
@@ -122,12 +92,12 @@ def place_images(
 
 
 def placed(
-    source: ImageSet,
+    source: Dataset,
     size: int = 40,
     *,
     seed: int = 0,
     name: str | None = None,
-) -> PlacedSet:
+) -> Dataset:
     """A set with each image at a random place of a black canvas.
 
     Args:
@@ -137,7 +107,7 @@ def placed(
         name: by default "placed-" and the source's.
 
     Returns:
-        The set, with the factors "top" and "left" of its images beside the source's.
+        The set, with the targets "top" and "left" of its images beside the source's.
 
     Raises:
         ValueError: for a canvas smaller than the images.
@@ -148,27 +118,25 @@ def placed(
     tops = torch.from_numpy(random.randint(0, size - height + 1, len(source)))
     lefts = torch.from_numpy(random.randint(0, size - width + 1, len(source)))
     corners = torch.stack([tops, lefts], dim=1).to(source.images.device)
-    return PlacedSet(
+    return Dataset(
         place_images(source.images, (size, size), corners),
-        source.labels,
+        {**source.targets, "top": tops, "left": lefts},
         source.classes,
         name or f"placed-{source.name}",
-        {**source.factors, "top": tops, "left": lefts},
         source.groups,
         source.notes,
-        content=source.img_size,
-        canvas=size,
+        maker=PlaceMaker(source.img_size, size),
     )
 
 
 def affine_copies(
-    source: ImageSet,
+    source: Dataset,
     copies: int = 32,
     size: int = 40,
     *,
     seed: int = 0,
     name: str | None = None,
-) -> ImageSet:
+) -> Dataset:
     """Images like affNIST's: turned, sheared and scaled about the center, then placed.
 
     All are drawn uniformly: a rotation within ±20°, a shear within ±0.2, two scales from 0.8 to
@@ -183,7 +151,7 @@ def affine_copies(
         name: by default "affine-" and the source's.
 
     Returns:
-        The set. Its factors are "original" (index into the source), "rotation" (degrees,
+        The set. Its targets are "label", "original" (index into the source), "rotation" (degrees,
         clockwise), "shear", "scale_x", "scale_y", "top" and "left" (of the ink's box).
 
     Raises:
@@ -199,18 +167,17 @@ def affine_copies(
     for index in torch.arange(len(original)).split(CHUNK):
         images[index], amounts[index] = _copy_chunk(source, original[index], size, random)
     factors = dict(zip(FACTORS, amounts.unbind(dim=1), strict=True))
-    return ImageSet(
+    return Dataset(
         images,
-        source.labels.cpu()[original],
+        {"label": source.labels.cpu()[original], "original": original, **factors},
         source.classes,
         name or f"affine-{source.name}",
-        {"original": original, **factors},
         groups=original if source.groups is None else source.groups.cpu()[original],
     )
 
 
 def _copy_chunk(
-    source: ImageSet,
+    source: Dataset,
     index: Tensor,
     size: int,
     random: np.random.RandomState,
@@ -287,12 +254,12 @@ def _ink_boxes(images: Tensor) -> tuple[Int64[Tensor, "batch 2"], Int64[Tensor, 
     return torch.stack(corners, dim=1), torch.stack(sizes, dim=1)
 
 
-def _place_split(source: ImageSet, split: str) -> ImageSet:
+def _place_split(source: Dataset, split: str) -> Dataset:
     """The digits of a split at random places."""
     return placed(source, SIDE, seed=0 if split == "train" else 1)
 
 
-def _transform_test(source: ImageSet, split: str) -> ImageSet:
+def _transform_test(source: Dataset, split: str) -> Dataset:
     """Placed digits to train on, transformed ones to test on."""
     if split == "train":
         return _place_split(source, split)

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from torchcaps.data._registry import DatasetInfo, ReadRequest, register_dataset
-from torchcaps.data.points import PointSet, standardized_points
+from torchcaps.data.dataset import Dataset
+from torchcaps.data.points import point_set, standardized_points
 from torchcaps.errors import check_range
 
 Random = np.random.RandomState
@@ -39,7 +40,7 @@ WINGS = np.array([(0.2, 0.5), (0.35, 0.6), (0.1, 0.25), (0.6, 1.0), (0.2, 0.6)])
 TAIL = np.array([(-0.75, -0.65), (0.2, 0.3), (0.08, 0.15), (0.25, 0.4), (0.1, 0.25)])
 
 
-def make_planes(count: int, points: int = POINTS, *, seed: int = 0) -> PointSet:
+def make_planes(count: int, points: int = POINTS, *, seed: int = 0) -> Dataset:
     """Make random planes, the same on every machine for the same seed.
 
     Args:
@@ -59,7 +60,7 @@ def make_planes(count: int, points: int = POINTS, *, seed: int = 0) -> PointSet:
     planes = np.empty((count, points, 2))
     for plane in planes:
         plane[:] = _make_plane(points, random)
-    return PointSet.of(standardized_points("planes", planes), "planes", "plane")
+    return point_set(standardized_points("planes", planes), "planes", "plane")
 
 
 def _make_plane(num_points: int, random: Random) -> np.ndarray:
@@ -115,7 +116,7 @@ INFO = DatasetInfo(
 
 
 @register_dataset(INFO)
-def _read(folder: Path, request: ReadRequest) -> PointSet | None:
+def _read(folder: Path, request: ReadRequest) -> Dataset | None:
     """Make the planes of a split; no other folder than this package's own has them."""
     if folder != INFO.embedded:
         return None

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from torchcaps.data._registry import DatasetInfo, FetchProgress, ReadRequest, register_dataset
-from torchcaps.data.dataset import ImageSet
-from torchcaps.data.masks import MaskedSet, read_masks, write_mask
+from torchcaps.data.dataset import Dataset
+from torchcaps.data.masks import masked_set, read_masks, write_mask
 from torchcaps.data.sources import Rendering, writing
 from torchcaps.errors import check_range
 
@@ -23,7 +23,7 @@ TRIES = 32  # brightnesses drawn for a shape: the most distinct is taken
 TABLE = "classes.txt"
 
 
-def render_shapes(count: int, size: int = SIDE, *, seed: int = 0) -> MaskedSet:
+def render_shapes(count: int, size: int = SIDE, *, seed: int = 0) -> Dataset:
     """Gray images of two to four shapes, each laid over the last.
 
     Their kinds, places, sizes, turns and brightnesses are random.
@@ -47,7 +47,7 @@ def render_shapes(count: int, size: int = SIDE, *, seed: int = 0) -> MaskedSet:
         image, mask = _render_scene(np.random.RandomState([seed, k]), size)
         images[k, 0] = torch.from_numpy(image)
         masks[k] = torch.from_numpy(mask)
-    return MaskedSet.of(images, masks, CLASSES, "shapes")
+    return masked_set(images, masks, CLASSES, "shapes")
 
 
 def _render_scene(
@@ -137,7 +137,9 @@ def write_shapes(folder: str | Path, progress: FetchProgress | None = None) -> N
             images_folder.mkdir(parents=True, exist_ok=True)
             masks_folder.mkdir(parents=True, exist_ok=True)
             shapes = render_shapes(count, seed=seed)
-            for k, (image, mask) in enumerate(zip(shapes.images, shapes.masks, strict=True)):
+            for k, (image, mask) in enumerate(
+                zip(shapes.images, shapes.targets["mask"], strict=True)
+            ):
                 name = f"{k:05d}.png"
                 Image.fromarray(image[0].numpy()).save(images_folder / name)
                 write_mask(masks_folder / name, mask.numpy(), len(CLASSES))
@@ -161,7 +163,7 @@ INFO = DatasetInfo(
 
 
 @register_dataset(INFO)
-def _read(folder: Path, request: ReadRequest) -> ImageSet | None:
+def _read(folder: Path, request: ReadRequest) -> Dataset | None:
     if not ((folder / TABLE).is_file() and (folder / request.split / "masks").is_dir()):
         return None
     return read_masks(folder, request)

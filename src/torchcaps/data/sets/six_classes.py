@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from torchcaps.data._registry import register_derived
-from torchcaps.data.dataset import ImageSet
+from torchcaps.data.dataset import Dataset
 from torchcaps.data.sets.mnist import DIGITS, INFO as MNIST
 
 NUM_CLASSES = 6
@@ -19,12 +19,12 @@ COUNTS = {
 }
 
 
-def _select(images: ImageSet, _split: str, start: int) -> ImageSet:
+def _select(images: Dataset, _split: str, start: int) -> Dataset:
     """The images of six classes, labeled from 0."""
     is_known = (images.labels >= start) & (images.labels < start + NUM_CLASSES)
     known = images.subset(torch.nonzero(is_known).flatten())
     classes = images.classes[start : start + NUM_CLASSES]
-    return replace(known, labels=known.labels - start, classes=classes)
+    return replace(known, targets={"label": known.labels - start}, classes=classes)
 
 
 for _base in (MNIST, DIGITS):

@@ -27,7 +27,7 @@ from torchcaps.data._registry import (
     register_format,
 )
 from torchcaps.data.budget import MemoryBudget, open_reader
-from torchcaps.data.dataset import ImageSet
+from torchcaps.data.dataset import Dataset
 from torchcaps.data.entries import plain_or_packed
 from torchcaps.data.sources import Mirror
 from torchcaps.errors import ArgumentError, DataError, check_known
@@ -149,7 +149,7 @@ def read_norb(
     name: str = "smallnorb",
     stem: str = ANY,
     budget: MemoryBudget | None = None,
-) -> ImageSet:
+) -> Dataset:
     """Read one split of smallNORB, or of a set in its layout, as uint8 images.
 
     No toy is in both splits.
@@ -160,14 +160,14 @@ def read_norb(
         split: "train" or "test".
         eyes: "both" gives the stereo pair as two channels, left first; "left" or "right" one
             channel; "each" every photograph by itself, left and right of a scene next to each
-            other, with the factor "eye".
+            other, with the target "eye".
         halve: make photographs of 96 × 96, and no others, 48 × 48 by the mean of 2 × 2 pixels.
         name: of the set.
         stem: with which the files' names begin; * stands for anything.
         budget: of memory.
 
     Returns:
-        The set. Its factors are "instance", "elevation" (0 to 8 is 30° to 70°), "azimuth" (0, 2,
+        The set. Its targets are "label", "instance", "elevation" (0 to 8 is 30° to 70°), "azimuth" (0, 2,
         ..., 34; times 10°) and "lighting" (0 to 5). A group is a toy, an instance of a
         category: `train_val_split` holds out whole toys.
 
@@ -193,22 +193,21 @@ def read_norb(
 
     labels = torch.from_numpy(categories.astype(np.int64))
     columns = torch.from_numpy(codes.astype(np.int64)).unbind(dim=1)
-    factors = dict(zip(FACTORS, columns, strict=True))
+    targets = {"label": labels, **dict(zip(FACTORS, columns, strict=True))}
     pixels = photographs[:, EYES[eyes]]
     if eyes == "each":
         pixels = pixels.reshape(-1, 1, *pixels.shape[2:])
-        labels = labels.repeat_interleave(num_eyes)
-        for factor in FACTORS:
-            factors[factor] = factors[factor].repeat_interleave(num_eyes)
-        factors["eye"] = torch.arange(num_eyes).repeat(count)
+        for target, rows in targets.items():
+            targets[target] = rows.repeat_interleave(num_eyes)
+        targets["eye"] = torch.arange(num_eyes).repeat(count)
     if halve and pixels.shape[2:] == (96, 96):
         halves = np.empty((*pixels.shape[:2], 48, 48), np.uint8)
         for start in range(0, len(pixels), CHUNK):
             halves[start : start + CHUNK] = _halve(pixels[start : start + CHUNK])
         pixels = halves
     images = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
-    toys = toy_numbers(labels, factors["instance"])
-    return ImageSet(images, labels, INFO.classes, name, factors, groups=toys)
+    toys = toy_numbers(targets["label"], targets["instance"])
+    return Dataset(images, targets, INFO.classes, name, groups=toys)
 
 
 def toy_numbers(
@@ -232,11 +231,11 @@ class Views(NamedTuple):
         novel: images of all other viewpoints, to test it with.
     """
 
-    familiar: ImageSet
-    novel: ImageSet
+    familiar: Dataset
+    novel: Dataset
 
 
-def split_views(images: ImageSet, by: str) -> Views:
+def split_views(images: Dataset, by: str) -> Views:
     """Split a set by viewpoint.
 
     A model is trained on `split_views(train, by).familiar`, and tested on both parts of the test
@@ -252,13 +251,13 @@ def split_views(images: ImageSet, by: str) -> Views:
 
     Raises:
         UnknownNameError: for another viewpoint.
-        DataError: the set does not have this factor, or all of its images are on one side.
+        DataError: the set does not have this target, or all of its images are on one side.
     """
     check_known("viewpoint", by, FAMILIAR)
-    if by not in images.factors:
-        factors = ", ".join(images.factors) or "none"
-        raise DataError(f"{images.name}: expected the factor {by!r}, got {factors}")
-    is_familiar = torch.isin(images.factors[by], torch.tensor(FAMILIAR[by]))
+    if by not in images.targets:
+        targets = ", ".join(images.targets) or "none"
+        raise DataError(f"{images.name}: expected the target {by!r}, got {targets}")
+    is_familiar = torch.isin(images.targets[by], torch.tensor(FAMILIAR[by]))
     if is_familiar.all() or not is_familiar.any():
         side = "familiar" if is_familiar.all() else "novel"
         raise DataError(f"{images.name}: all of its images are {side} by {by}")
@@ -275,7 +274,7 @@ def register_norb(info: DatasetInfo) -> None:
     """
 
     @register_dataset(info)
-    def read(folder: Path, request: ReadRequest) -> ImageSet | None:
+    def read(folder: Path, request: ReadRequest) -> Dataset | None:
         if not _holds(folder, info.name):
             return None
         return read_norb(
@@ -303,7 +302,7 @@ def register_norb(info: DatasetInfo) -> None:
             )
 
 
-def _split_by(images: ImageSet, split: str, by: str, is_novel: bool) -> ImageSet:
+def _split_by(images: Dataset, split: str, by: str, is_novel: bool) -> Dataset:
     """Familiar views, or the novel views of the test split."""
     views = split_views(images, by)
     return views.novel if split == "test" and is_novel else views.familiar

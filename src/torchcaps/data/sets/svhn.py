@@ -11,7 +11,7 @@ import torch
 
 from torchcaps.data._registry import DatasetInfo, register_directory_format
 from torchcaps.data.budget import MemoryBudget
-from torchcaps.data.dataset import ImageSet
+from torchcaps.data.dataset import Dataset
 from torchcaps.data.mat import read_mat
 from torchcaps.data.sources import Mirror
 from torchcaps.errors import DataError
@@ -33,7 +33,7 @@ INFO = DatasetInfo(
 )
 
 
-def read_svhn(path: str | Path, name: str = "svhn", budget: MemoryBudget | None = None) -> ImageSet:
+def read_svhn(path: str | Path, name: str = "svhn", budget: MemoryBudget | None = None) -> Dataset:
     """Read one `*_32x32.mat`.
 
     Args:
@@ -61,7 +61,8 @@ def read_svhn(path: str | Path, name: str = "svhn", budget: MemoryBudget | None 
         expected = "expected labels from 1 to 10, where 10 is the digit 0"
         raise DataError(f"{path}: {expected}, got {outside[0]}")
     pixels = np.require(images.transpose(3, 2, 0, 1), requirements=["C", "W"])
-    return ImageSet(torch.from_numpy(pixels), torch.from_numpy(digits % 10), INFO.classes, name)
+    labels = torch.from_numpy(digits % 10)
+    return Dataset(torch.from_numpy(pixels), {"label": labels}, INFO.classes, name)
 
 
 register_directory_format(

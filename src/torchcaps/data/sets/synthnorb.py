@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from torchcaps.data._registry import FetchProgress
-from torchcaps.data.dataset import ImageSet
+from torchcaps.data.dataset import Dataset
 from torchcaps.data.sets.smallnorb import (
     FACTORS,
     INFO as SMALLNORB,
@@ -45,7 +45,7 @@ def render_synthnorb(
     seed: int = 0,
     jitter: float = JITTER,
     progress: FetchProgress | None = None,
-) -> ImageSet:
+) -> Dataset:
     """Render a split, or a part of it: every toy from every viewpoint under every lamp.
 
     The set is as `read_norb` gives it, in smallNORB's order: categories take turns, and what else
@@ -64,7 +64,7 @@ def render_synthnorb(
         progress: called with "synthnorb train", the images so far, and the images in all.
 
     Returns:
-        The images, with the factors of smallNORB: instance, elevation, azimuth and lighting.
+        The images, with the targets of smallNORB: instance, elevation, azimuth and lighting.
 
     Raises:
         UnknownNameError: for another split.
@@ -110,15 +110,9 @@ def render_synthnorb(
         places.append(random.permutation(images_of_category))
     order = torch.from_numpy(np.stack(places, axis=1).reshape(-1))
     codes = codes[order]
-    factors = dict(zip(FACTORS, codes[:, 1:].unbind(dim=1), strict=True))
-    return ImageSet(
-        images[order],
-        codes[:, 0],
-        SMALLNORB.classes,
-        "synthnorb",
-        factors,
-        groups=toy_numbers(codes[:, 0], factors["instance"]),
-    )
+    targets = dict(zip(("label", *FACTORS), codes.unbind(dim=1), strict=True))
+    groups = toy_numbers(targets["label"], targets["instance"])
+    return Dataset(images[order], targets, SMALLNORB.classes, "synthnorb", groups)
 
 
 def _check_codes(name: str, codes: Sequence[int], limit: int) -> None:
@@ -138,18 +132,18 @@ def write_synthnorb(folder: str | Path, progress: FetchProgress | None = None) -
         write_matrices(render_synthnorb(split, progress=progress), Path(folder) / stem)
 
 
-def write_matrices(images: ImageSet, stem: Path) -> None:
+def write_matrices(images: Dataset, stem: Path) -> None:
     """Write a set as smallNORB's files, each named when it is whole.
 
     Args:
-        images: with smallNORB's factors.
+        images: with smallNORB's targets.
         stem: folder and beginning of the names of the files.
 
     Raises:
         DataError: where a file cannot be written.
     """
-    factors = torch.stack([images.factors[name] for name in FACTORS], dim=1)
-    matrices = {"info": factors.int(), "cat": images.labels.int(), "dat": images.images}
+    codes = torch.stack([images.targets[name] for name in FACTORS], dim=1)
+    matrices = {"info": codes.int(), "cat": images.labels.int(), "dat": images.images}
     for kind, matrix in matrices.items():
         path = stem.with_name(f"{stem.name}-{kind}.mat")
         part = path.with_name(f"{path.name}.part")

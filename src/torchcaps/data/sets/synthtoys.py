@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from torchcaps.data._registry import FetchProgress
-from torchcaps.data.dataset import ImageSet
-from torchcaps.data.sets.smallnorb import FACTORS, register_norb, toy_numbers
+from torchcaps.data.dataset import Dataset
+from torchcaps.data.sets.smallnorb import register_norb, toy_numbers
 from torchcaps.data.sets.synthnorb import (
     INFO as SYNTHNORB,
     render_synthnorb,
@@ -33,7 +33,7 @@ STEMS = {
 }
 
 
-def render_synthtoys(split: str = "train", *, progress: FetchProgress | None = None) -> ImageSet:
+def render_synthtoys(split: str = "train", *, progress: FetchProgress | None = None) -> Dataset:
     """Render a split, from every viewpoint under two lamps.
 
     Args:
@@ -41,7 +41,7 @@ def render_synthtoys(split: str = "train", *, progress: FetchProgress | None = N
         progress: called with "synthnorb train", and the images so far and in all of a quarter.
 
     Returns:
-        Images of 40 × 40 pixels with the factors of smallNORB. The instance is the design plus ten
+        Images of 40 × 40 pixels with the targets of smallNORB. The instance is the design plus ten
         times the number of the proportions; each toy is a group.
 
     Raises:
@@ -58,18 +58,16 @@ def render_synthtoys(split: str = "train", *, progress: FetchProgress | None = N
             jitter=JITTER,
             progress=progress,
         )
-        instance = part.factors["instance"] + NUM_TOYS * seed
-        parts.append(replace(part, factors={**part.factors, "instance": instance}))
-    factors = {}
-    for name in FACTORS:
-        factors[name] = torch.cat([part.factors[name] for part in parts])
-    labels = torch.cat([part.labels for part in parts])
+        instance = part.targets["instance"] + NUM_TOYS * seed
+        parts.append(part.with_targets(instance=instance))
+    targets = {}
+    for name in parts[0].targets:
+        targets[name] = torch.cat([part.targets[name] for part in parts])
     return replace(
         parts[0],
-        images=torch.cat([part.images for part in parts]),
-        labels=labels,
-        factors=factors,
-        groups=toy_numbers(labels, factors["instance"]),
+        inputs=torch.cat([part.images for part in parts]),
+        targets=targets,
+        groups=toy_numbers(targets["label"], targets["instance"]),
         name="synthtoys",
     )
 

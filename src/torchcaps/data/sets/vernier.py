@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from torchcaps.data._registry import DatasetInfo, ReadRequest, register_dataset
-from torchcaps.data.dataset import MultilabelSet
+from torchcaps.data.dataset import Dataset
 from torchcaps.errors import check_known, check_range
 
 Floats = NDArray[np.float64]
@@ -57,7 +57,7 @@ class Row(NamedTuple):
 
 def render_verniers(
     count: int, arrangement: str = "apart", *, number: int | None = None, seed: int = 0
-) -> MultilabelSet:
+) -> Dataset:
     """Images of a vernier and a row of outlines.
 
     Args:
@@ -82,18 +82,17 @@ def render_verniers(
         check_range("number", number, low=1, high=5)
     random = Random([seed, ROWS.index(arrangement), number or 0])
     drawings = np.zeros((count, HEIGHT, WIDTH))
-    labels = torch.empty(count, 2, dtype=torch.int64)
+    labels = torch.zeros(count, len(CLASSES), dtype=torch.uint8)
     for k, drawing in enumerate(drawings):
         row_number = random.choice(NUMBERS) if number is None else number
         row = Row(arrangement, row_number, random.randint(len(OUTLINES)), random.randint(2))
         _draw(drawing, row, random)
-        labels[k, 0] = row.offset
-        labels[k, 1] = len(OFFSETS) + row.kind
+        labels[k, [row.offset, len(OFFSETS) + row.kind]] = 1
     contrasts = random.uniform(*CONTRAST, (count, 1, 1))
     noise = random.normal(BACKGROUND, NOISE, drawings.shape)
     pixels = (255 * (contrasts * drawings + noise)).round().clip(0, 255).astype(np.uint8)
     images = torch.from_numpy(pixels).unsqueeze(1)
-    return MultilabelSet(images, labels, CLASSES, f"vernier-{arrangement}")
+    return Dataset(images, {"labels": labels}, CLASSES, f"vernier-{arrangement}")
 
 
 def _draw(drawing: Floats, row: Row, random: Random) -> None:
@@ -152,7 +151,7 @@ INFO = DatasetInfo(
 
 
 @register_dataset(INFO)
-def _read(folder: Path, request: ReadRequest) -> MultilabelSet | None:
+def _read(folder: Path, request: ReadRequest) -> Dataset | None:
     """Render the images of a split; no other folder than this package's own has them."""
     if folder != INFO.embedded:
         return None

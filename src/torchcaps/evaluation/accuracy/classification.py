@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from torchcaps.data import multi_hot
 from torchcaps.errors import check_positive, check_shape
 from torchcaps.evaluation.accuracy.calibration import Calibration, calibration
-from torchcaps.evaluation.accuracy.multilabel import label_hits
+from torchcaps.evaluation.accuracy.multilabel import predicted_classes
 from torchcaps.evaluation.base import (
     Activations,
     EvaluationResult,
@@ -220,7 +220,7 @@ def score(
 
 def worst_mistakes(
     activations: Activations,
-    labels: Int64[Tensor, " n *k"],
+    labels: Shaped[Tensor, " n *classes"],
 ) -> Int64[Tensor, " mistakes"]:
     """Return the indices of the wrong answers, those first that the model was surest of.
 
@@ -229,8 +229,7 @@ def worst_mistakes(
 
     Args:
         activations: `[n, classes]`.
-        labels: `[n]` true classes, or `[n, k]` for images of several classes, -1 in place of the
-            labels of an image that has fewer.
+        labels: `[n]` true classes; or 0 and 1 `[n, classes]` for images of several classes.
 
     Returns:
         Indices of the wrong answers; none where all are right.
@@ -239,11 +238,10 @@ def worst_mistakes(
         ArgumentError: for shapes that do not fit.
     """
     check_shape("activations", activations, ("n", "classes"), n=len(labels))
-    rows = labels.view(len(labels), -1)  # [n, k]
-    is_label = multi_hot(rows, activations.shape[1]).bool()
+    is_label = multi_hot(labels, activations.shape[1]).bool()
     rival = activations.masked_fill(is_label, -torch.inf).amax(dim=1)
     missed = activations.masked_fill(~is_label, torch.inf).amin(dim=1)
-    is_wrong = ~(label_hits(activations, rows) | (rows < 0)).all(dim=1)
+    is_wrong = (predicted_classes(activations, labels) != is_label).any(dim=1)
     wrong = is_wrong.nonzero().squeeze(1)
     lead = (rival - missed)[wrong]
     return wrong[lead.argsort(descending=True, stable=True)]

@@ -9,16 +9,16 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Int64, Shaped
 from torch import Tensor
 
+from torchcaps.data import multi_hot
 from torchcaps.errors import ArgumentError, check_range, check_shape
 from torchcaps.evaluation.base import (
     Activations,
     EvaluationResult,
     Labels,
     TextTable,
-    check_indices,
     check_lengths,
 )
 from torchcaps.evaluation.forward import proportion
@@ -89,27 +89,38 @@ def top_labels(activations: Activations, count: int = 2) -> Int64[Tensor, "n cou
     return activations.topk(count, dim=1).indices
 
 
-def label_hits(activations: Activations, labels: Int64[Tensor, "n k"]) -> Bool[Tensor, "n k"]:
-    """Return whether each label of an image is among its most active classes.
+def predicted_classes(
+    activations: Activations, labels: Shaped[Tensor, " n *classes"]
+) -> Bool[Tensor, "n classes"]:
+    """Return the most active classes of each image, as many as it shows.
 
     Args:
         activations: `[n, classes]`.
-        labels: `[n, k]` class indices. Of an image with fewer classes the others are -1; as many of
-            its classes count as it has labels.
-
-    Returns:
-        `[n, k]`, False where there is no label.
+        labels: `[n]` class indices; or 0 and 1 `[n, classes]`.
     """
-    predicted = top_labels(activations, labels.shape[1])
-    num_labels = (labels >= 0).sum(dim=1, keepdim=True)
-    is_counted = torch.arange(labels.shape[1], device=predicted.device) < num_labels
-    predicted = predicted.masked_fill(~is_counted, -2)  # which is no label
-    return (labels.unsqueeze(2) == predicted.unsqueeze(1)).any(dim=2)
+    if labels.dim() == 1:
+        predicted = torch.zeros_like(activations, dtype=torch.bool)
+        return predicted.scatter_(1, activations.argmax(dim=1, keepdim=True), True)
+    ranks = activations.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    return ranks < labels.sum(dim=1, keepdim=True)
+
+
+def label_hits(
+    activations: Activations, labels: Shaped[Tensor, " n *classes"]
+) -> Bool[Tensor, "n classes"]:
+    """Return whether an image shows a class and it is among its most active ones.
+
+    Args:
+        activations: `[n, classes]`.
+        labels: `[n]` class indices; or 0 and 1 `[n, classes]`.
+    """
+    is_label = multi_hot(labels, activations.shape[1]).bool()
+    return predicted_classes(activations, labels) & is_label
 
 
 def score_multilabel(
     activations: Activations,
-    labels: Int64[Tensor, "n k"],
+    labels: Shaped[Tensor, "n classes"],
     *,
     groups: Labels | None = None,
 ) -> MultiLabel:
@@ -117,8 +128,8 @@ def score_multilabel(
 
     Args:
         activations: `[n, classes]` lengths in [0, 1], n at least 1, of any model.
-        labels: `[n, k]` class indices, k = 2 for pairs of digits; those of one image differ, in
-            any order. An image with fewer has -1 in place of the others.
+        labels: `[n, classes]`, 1 for each class that an image shows, at least one, and 0 for the
+            others.
         groups: `[n]` integers; images that share a digit have the same one. By default every image
             is its own group.
 
@@ -126,43 +137,35 @@ def score_multilabel(
         All three figures, with the standard error of the first.
 
     Raises:
-        ArgumentError: for shapes that do not fit, labels that are no class or occur twice in an
-            image, or activations that are not lengths.
+        ArgumentError: for shapes that do not fit, other labels, or activations that are not lengths.
     """
     check_shape("activations", activations, ("n", "classes"))
-    check_shape("labels", labels, ("n", "k"), n=len(activations))
-    is_label = labels >= 0
-    check_indices(labels[is_label], activations.shape[1])
-    ordered = labels.sort(dim=1).values
-    is_twice = ((ordered.diff(dim=1) == 0) & (ordered[:, 1:] >= 0)).any(dim=1)
-    if is_twice.any():
-        row = int(is_twice.nonzero()[0])
-        raise ArgumentError(
-            "labels",
-            f"expected different classes in one image, got {labels[row].tolist()} in image {row}",
-        )
+    num_images, num_classes = activations.shape
+    check_shape("labels", labels, ("n", "classes"), n=num_images, classes=num_classes)
+    check_range("number of labels", labels.numel(), low=1)
+    is_label = labels == 1
+    if not (is_label | (labels == 0)).all() or not is_label.any(dim=1).all():
+        raise ArgumentError("labels", "expected 0 and 1, and a class of each image")
     check_lengths(activations)
-    labels = labels.to(activations.device)
-    is_label = labels >= 0
-    hits = label_hits(activations, labels)
-    exact = widen((hits | ~is_label).all(dim=1))
+    is_label = is_label.to(activations.device)
+    hits = label_hits(activations, is_label)
+    exact = widen((hits == is_label).all(dim=1))
     return MultiLabel(
         exact=float(exact.mean()),
         error=float(1 - exact.mean()),
         almost=proportion(hits.any(dim=1)),
         per_digit=proportion(hits[is_label]),
         standard_error=_standard_error(exact.cpu(), groups),
-        auroc=_mean_auroc(activations, labels),
-        num_samples=len(labels),
-        num_labels=labels.shape[1],
+        auroc=_mean_auroc(activations, is_label),
+        num_samples=num_images,
+        num_labels=int(is_label.sum(dim=1).max()),
     )
 
 
-def _mean_auroc(activations: Activations, labels: Int64[Tensor, "n k"]) -> float | None:
+def _mean_auroc(activations: Activations, is_label: Bool[Tensor, "n classes"]) -> float | None:
     """Return the mean area under the ROC curve of classes that some images show and some do not."""
     areas = []
-    for label, activation in enumerate(activations.unbind(dim=1)):
-        is_shown = (labels == label).any(dim=1)
+    for activation, is_shown in zip(activations.unbind(dim=1), is_label.unbind(dim=1), strict=True):
         if is_shown.any() and not is_shown.all():
             areas.append(auroc(activation[is_shown], activation[~is_shown]))
     return sum(areas) / len(areas) if areas else None

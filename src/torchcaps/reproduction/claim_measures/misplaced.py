@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, normalize
 
-from torchcaps.data import ImageSet, render_faces
+from torchcaps.data import Dataset, render_faces
 from torchcaps.data.sets.faces import CLASSES, MISPLACED
 from torchcaps.evaluation.base import Images, Labels
 from torchcaps.evaluation.robustness.detection import auroc
@@ -88,7 +88,7 @@ def misplaced_controls(_run: EvaluatedRun) -> Figures:
     }
 
 
-def _coupling_entropy(model: nn.Module, images: ImageSet) -> Figures:
+def _coupling_entropy(model: nn.Module, images: Dataset) -> Figures:
     """Entropy of the couplings of the last routed layer; nothing where nothing is routed."""
     if not any(isinstance(module, RoutedLayer) for module in model.modules()):
         return {}
@@ -101,15 +101,15 @@ def mean_auroc(whole: list[Tensor], misplaced: list[Tensor]) -> float:
     return mean(auroc(right, wrong) for right, wrong in zip(whole, misplaced, strict=True))
 
 
-def _object_scores(scores: Scores, images: ImageSet) -> list[Tensor]:
+def _object_scores(scores: Scores, images: Dataset) -> list[Tensor]:
     """The scores of each object's images for that object."""
     return [scores[images.labels == label, label] for label in range(len(CLASSES))]
 
 
-def _by_distance(is_accepted: Bool[Tensor, " n"], images: ImageSet) -> list[float]:
+def _by_distance(is_accepted: Bool[Tensor, " n"], images: Dataset) -> list[float]:
     """Share of images that are accepted, by the distance of the moved part."""
     order = [torch.nonzero(images.labels == label).flatten() for label in range(len(CLASSES))]
-    distances = images.factors["distance"][torch.cat(order)]
+    distances = images.targets["distance"][torch.cat(order)]
     limits = torch.tensor(DISTANCES)
     ranges = torch.bucketize(distances, limits, right=False)
     return [float(is_accepted[ranges == k].double().mean()) for k in range(len(limits))]
@@ -121,7 +121,7 @@ def _blurred(images: Images) -> Float[Tensor, "n pixels"]:
     return normalize(pixels - pixels.mean(dim=1, keepdim=True), dim=1)
 
 
-def _nearest(images: ImageSet, references: Tensor, labels: Labels) -> list[Tensor]:
+def _nearest(images: Dataset, references: Tensor, labels: Labels) -> list[Tensor]:
     """The largest correlation of each object's images with a training image of the object."""
     blurred = _blurred(images.float_images())
     scores = []
@@ -131,7 +131,7 @@ def _nearest(images: ImageSet, references: Tensor, labels: Labels) -> list[Tenso
     return scores
 
 
-def _ink(images: ImageSet) -> list[Tensor]:
+def _ink(images: Dataset) -> list[Tensor]:
     """The sum of the pixels of each object's images."""
     ink = images.float_images().sum(dim=(1, 2, 3))
     return [ink[images.labels == label] for label in range(len(CLASSES))]

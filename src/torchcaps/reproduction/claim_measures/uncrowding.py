@@ -33,7 +33,7 @@ def uncrowding(run: EvaluatedRun) -> Figures:
     for name, (arrangement, number) in STIMULI.items():
         images = render_verniers(NUM_IMAGES, arrangement, number=number, seed=SEED)
         offsets = class_scores(run.model, images.float_images())[:, :2]
-        is_right = offsets.argmax(dim=1) == images.labels[:, 0]
+        is_right = offsets.argmax(dim=1) == images.labels.argmax(dim=1)
         figures[f"vernier_{name}"] = proportion(is_right)
     figures["crowding"] = figures["vernier_alone"] - figures["vernier_inside_1"]
     figures["uncrowding"] = figures["vernier_inside_5"] - figures["vernier_inside_1"]

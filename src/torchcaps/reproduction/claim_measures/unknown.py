@@ -2,7 +2,7 @@
 
 import torch
 
-from torchcaps.data import ImageSet, dataset_info, load_dataset
+from torchcaps.data import Dataset, dataset_info, load_dataset
 from torchcaps.evaluation import reconstruction_distances
 from torchcaps.evaluation.robustness.detection import auroc
 from torchcaps.reporting import EvaluatedRun
@@ -46,7 +46,7 @@ def unknown_classes(run: EvaluatedRun) -> Figures:
     return figures
 
 
-def _unknown_images(run: EvaluatedRun) -> ImageSet:
+def _unknown_images(run: EvaluatedRun) -> Dataset:
     """Test images of no class of the run."""
     name = run.config.data.name
     if name in UNKNOWN_SETS:
