@@ -368,8 +368,11 @@ class TrainConfig:
         return {group: asdict(getattr(self, group)) for group in groups()}
 
     def flat(self) -> dict[str, Any]:
-        """JSON-ready, every setting by its name without a group."""
-        return flattened(self.to_dict())
+        """Every setting by its name without a group."""
+        return {name: self._value(known) for name, known in known_settings().items()}
+
+    def _value(self, known: KnownSetting) -> Any:
+        return getattr(getattr(self, known.group), known.key)
 
     def updated(self, origin: str = "given", /, **changes: Any) -> TrainConfig:
         """A copy with changes.
@@ -388,12 +391,13 @@ class TrainConfig:
             ValueError: a value of another kind, or out of range.
             UnknownNameError: a name that is no setting.
         """
-        current = self.flat()
         updates = {name: value for name, value in flattened(changes).items() if value is not None}
-        resets = {}
-        for name, known in known_settings().items():
-            if known.of in updates and updates[known.of] != current[known.of]:
-                resets[name] = known.default
+        settings = known_settings()
+        resets = {
+            name: known.default
+            for name, known in settings.items()
+            if known.of in updates and updates[known.of] != self._value(settings[known.of])
+        }
         return self._with(resets, "default")._with(updates, origin)
 
     def filled(self, defaults: Mapping[str, Any], origin: str = "default") -> TrainConfig:
@@ -406,16 +410,17 @@ class TrainConfig:
         Returns:
             The copy.
         """
-        flat = self.flat()
-        known = known_settings()
-        changes = {
-            name: value
-            for name, value in defaults.items()
-            if flat[name] in OPEN and flat[name] == known[name].default
-        }
+        settings = known_settings()
+        changes = {}
+        for name, value in defaults.items():
+            current = self._value(settings[name])
+            if current in OPEN and current == settings[name].default:
+                changes[name] = value
         return self._with(changes, origin)
 
     def _with(self, changes: Mapping[str, Any], origin: str) -> TrainConfig:
+        if not changes:
+            return self
         known = known_settings()
         by_group: dict[str, dict[str, Any]] = {}
         for name, value in changes.items():
@@ -449,15 +454,25 @@ class KnownSetting(NamedTuple):
 
 def groups() -> dict[str, Any]:
     """The classes of the groups by name. That of augmentations grows with what is registered."""
+    return _groups(augmentation_settings())
+
+
+@cache
+def _groups(augmentation: type[Any]) -> dict[str, Any]:
     types = field_types(TrainConfig)
     classes = {each.name: types[each.name] for each in fields(TrainConfig) if each.compare}
-    return classes | {"augmentation": augmentation_settings()}
+    return classes | {"augmentation": augmentation}
 
 
 def known_settings() -> dict[str, KnownSetting]:
     """Every setting by its name without a group. ValueError: two settings have the same name."""
+    return _known_settings(augmentation_settings())
+
+
+@cache
+def _known_settings(augmentation: type[Any]) -> dict[str, KnownSetting]:
     known: dict[str, KnownSetting] = {}
-    for group, settings_class in groups().items():
+    for group, settings_class in _groups(augmentation).items():
         for name, group_setting in _settings_of_group(group, settings_class).items():
             if name in known:
                 raise ValueError(
@@ -468,7 +483,6 @@ def known_settings() -> dict[str, KnownSetting]:
     return known
 
 
-@cache
 def _settings_of_group(group: str, settings_class: type[Any]) -> dict[str, KnownSetting]:
     """The settings of one group by name."""
     hints = field_types(settings_class)
