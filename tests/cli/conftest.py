@@ -49,7 +49,7 @@ def command(capsys, monkeypatch, tmp_path, handlers):
 
     def run(*words):
         torch.set_num_threads(1)
-        monkeypatch.setattr(threads, "_is_set", False)  # as in a new process
+        monkeypatch.setattr(threads, "_default", 1)  # as in a new process
         capsys.readouterr()
         try:
             status = main(list(flatten(words)))

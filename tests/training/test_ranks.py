@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from torchcaps.data import Batch, load_dataset
+from torchcaps.data import load_dataset
 from torchcaps.distributed import Ranks
 from torchcaps.errors import TrainingError
 from torchcaps.models import create_model
@@ -34,8 +34,7 @@ def compute_gradient(trainer, ranks, num_images):
     """Gradient of the class capsules that one process computes in a step of `num_images`."""
     trainer.updater.ranks = ranks
     images = trainer.batches.images
-    indices = torch.arange(num_images)
-    batch = Batch(images.float_images(indices), {"label": images.labels[indices]}, indices)
+    [batch] = images.batches([torch.arange(num_images)], images.targets)
     trainer.updater.compute_gradients(batch, 0, 0.0)
     return trainer.task.model.class_capsules.weight.grad
 

@@ -66,7 +66,6 @@ def test_dropout_continues_where_a_training_stopped(bars, tmp_path):
 @pytest.fixture
 def several(monkeypatch):
     """Two threads of torch's choice, all of which take 25 times as long as one."""
-    monkeypatch.setattr(threads, "_is_set", False)
     monkeypatch.setattr(threads, "_default", 2)
     monkeypatch.setattr(threads, "measure_slowdown", lambda: 25.0)
     words = re.sub("OMP_NUM_THREADS : .*", "OMP_NUM_THREADS : [not set]", parallel_info())
@@ -110,15 +109,20 @@ def test_threads_that_no_machine_has_are_refused(saved):
 
 
 def test_interruptions_do_not_count_as_slow_threads(monkeypatch):
-    """Nine rounds: two of the operation with all threads are interrupted."""
-    multi = [2.0, 900.0, 2.0, 2.0, 900.0, 2.0, 2.0, 2.0, 2.0]
-    clock = 0.0
-    times = []
-    for seconds in multi:
-        times += [clock, clock + seconds, clock + seconds + 4.0]
-        clock += seconds + 4.0
-    monkeypatch.setattr(threads.time, "perf_counter", iter(times).__next__)
+    rounds = iter([[2.0, 900.0, 2.0, 2.0, 900.0], [4.0, 4.0, 0.1, 4.0, 4.0]] * 3)
+    monkeypatch.setattr(threads, "repeat", lambda *_, **__: next(rounds))
     assert threads.measure_slowdown() == 0.5
+
+
+def test_the_slowest_of_three_moments_counts(monkeypatch):
+    rounds = iter([[1.0], [2.0], [50.0], [2.0], [3.0], [2.0]])
+    monkeypatch.setattr(threads, "repeat", lambda *_, **__: next(rounds))
+    assert threads.measure_slowdown() == 25.0
+
+
+def test_the_measurement_leaves_the_number_of_threads():
+    assert threads.measure_slowdown() > 0.1
+    assert torch.get_num_threads() == 1
 
 
 def test_a_run_goes_on_with_the_threads_that_were_chosen(several, bars, tmp_path, monkeypatch):

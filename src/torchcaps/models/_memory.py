@@ -1,7 +1,6 @@
 """Memory at hand."""
 
 import math
-import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -9,10 +8,7 @@ from pathlib import Path
 import torch
 
 MEMORY_FILE = Path("/proc/meminfo")
-GROUP_FILES = (  # limits of control groups, of version 2 and 1
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
+GROUP_FILE = Path("/sys/fs/cgroup/memory.max")  # the limit of a control group of version 2
 
 
 def available_memory(device: torch.device) -> float:
@@ -28,12 +24,9 @@ def available_memory(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     limits = [math.inf]
-    if hasattr(os, "sysconf"):  # not on Windows
-        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    with suppress(OSError):
-        numbers = re.findall(r"MemAvailable:\s*(\d+) kB", MEMORY_FILE.read_text())
-        limits += [int(number) << 10 for number in numbers]
-    for file in GROUP_FILES:
-        with suppress(OSError, ValueError):  # "max" is no limit
-            limits.append(int(file.read_text()))
+    with suppress(OSError, ValueError):
+        (kibibytes,) = re.findall(r"MemAvailable:\s*(\d+)", MEMORY_FILE.read_text())
+        limits.append(int(kibibytes) << 10)
+    with suppress(OSError, ValueError):  # "max" is no limit
+        limits.append(int(GROUP_FILE.read_text()))
     return min(limits)

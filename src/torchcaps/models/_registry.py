@@ -180,61 +180,54 @@ def create_model(
         >>> model = create_model("capsnet", num_classes=3, in_chans=3, img_size=(40, 28))
     """
     sizes = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
-    if pretrained:
-        with nullcontext() if generator is None else use_generator(generator):
+    with nullcontext() if generator is None else use_generator(generator):
+        if pretrained:
             return pretrained_model(name, MODELS[name][0], sizes, options)
-    check_memory(name, sizes, options, torch.get_default_device())
-    return construct_model(name, sizes, options, generator)
+        return construct_model(name, sizes, options, torch.get_default_device())
 
 
 def construct_model(
     name: str,
     sizes: Mapping[str, Any],
     options: Mapping[str, Any],
-    generator: torch.Generator | None = None,
+    device: torch.device | None = None,
 ) -> nn.Module:
-    """A model by name, whatever memory it takes; see `create_model`.
+    """Build a model by name; see `create_model`.
 
     Args:
         name: of the model.
-        sizes: num_classes, in_chans and img_size, or None for the published ones.
+        sizes: num_classes, in_chans and img_size; None is as published.
         options: the model's own.
-        generator: draws the weights.
+        device: whose memory it has to fit with its training; None checks nothing.
+
+    Raises:
+        ArgumentError: the model does not fit.
     """
     builder, info = MODELS[name]
+    parameters = signature(builder).parameters
+    # A backbone that is read from a file (`freeze`) is not counted.
+    if device is not None and device.type != "meta" and "freeze" not in parameters:
+        _check_memory(name, sizes, options, device)
     sizes = {key: getattr(info, key) if size is None else size for key, size in sizes.items()}
     if not info.num_classes:
         del sizes["num_classes"]
-    with nullcontext() if generator is None else use_generator(generator):
-        model = builder(**sizes, **options)
+    model = builder(**sizes, **options)
     metadata = model_metadata(model)
     # What the builder itself states takes precedence: it builds the model without its sources.
-    all_options = sizes | options | dict(metadata.options)
+    all_options = {**sizes, **options, **metadata.options}
     metadata = with_changes(metadata, name=name, options=all_options)
     model._torchcaps = metadata  # type: ignore[assignment]
     return model
 
 
-def check_memory(
+def _check_memory(
     name: str, sizes: Mapping[str, Any], options: Mapping[str, Any], device: torch.device
 ) -> None:
     """Refuse a model whose parameters cannot be trained in the memory at hand.
 
-    They are counted on the device "meta", where nothing is allocated and nothing drawn. A model with
-    an option `freeze`, whose backbone is read from a file, is not counted, nor is one that computes
-    with numbers while it is built.
-
-    Args:
-        name: of the model.
-        sizes: see `construct_model`.
-        options: the model's own.
-        device: where it is trained.
-
-    Raises:
-        ArgumentError: it does not fit with gradients and optimizer.
+    They are counted on the device "meta", where nothing is allocated and nothing drawn. A model
+    that computes with numbers while it is built is not counted.
     """
-    if device.type == "meta" or "freeze" in signature(MODELS[name][0]).parameters:
-        return
     try:
         with on_meta():
             model = construct_model(name, sizes, deepcopy(options))

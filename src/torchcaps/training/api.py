@@ -23,7 +23,7 @@ from torchcaps.training.device import memory_errors, resolve_device
 from torchcaps.training.features import can_store, stored_features, without_augmentation
 from torchcaps.training.fitting import fit
 from torchcaps.training.folder import Interrupted as Interrupted, RunFolder, check_new
-from torchcaps.training.initial import read_initial
+from torchcaps.training.initial import InitialWeights
 from torchcaps.training.recipes import default_folder, resolve_recipe
 from torchcaps.training.run import Run, is_complete, resumed_config
 from torchcaps.training.sampling import read_images
@@ -89,8 +89,9 @@ def train(
         with main_first():
             config, train_images, val_images = read_images(config, device)
         description, model = _build_model(config, train_images, device)
-        initial = read_initial(config, train_images.classes, run.initial_path)
-        if initial is not None:
+        initial = None
+        if config.model.init is not None:
+            initial = InitialWeights(config.model.init, train_images.classes, run.initial_path)
             initial.load_into(model)
             # The folder has these weights, and its configuration their name.
             config = replace(config, model=replace(config.model, init=None))

@@ -7,6 +7,7 @@ itself: whoever loads the file passes the function, or has imported its module b
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from torchcaps.data.pixels import size_pair
 from torchcaps.errors import ArgumentError, RunError, check_range, one_line
 from torchcaps.models import model_info
 from torchcaps.models._pretrained import take_weights
-from torchcaps.models._registry import check_memory, construct_model
+from torchcaps.models._registry import construct_model
 from torchcaps.nn import use_generator
 from torchcaps.training.files import (
     CONFIG_FILE,
@@ -107,14 +108,12 @@ def build_model(
     if builder is None or description["preprocess"] is not None:
         preprocess = Preprocess.from_dict(description["preprocess"])
     try:
-        if builder is not None:
-            with use_generator(generator):
+        with nullcontext() if generator is None else use_generator(generator):
+            if builder is not None:
                 model = build_by(builder, options)
-        else:
-            sizes = _model_sizes(name, classes, preprocess)
-            if device is not None:
-                check_memory(name, sizes, options, device)
-            model = construct_model(name, sizes, options, generator)
+            else:
+                sizes = _model_sizes(name, classes, preprocess)
+                model = construct_model(name, sizes, options, device)
     except TypeError as error:
         wording = ", ".join(f"{option}={value!r}" for option, value in options.items())
         reason = str(error).splitlines()[0]

@@ -26,7 +26,7 @@ from torchcaps.training.callbacks import (
 )
 from torchcaps.training.device import memory_errors, resolve_device, resolve_precision
 from torchcaps.training.folder import RunFolder
-from torchcaps.training.initial import read_initial
+from torchcaps.training.initial import InitialWeights
 from torchcaps.training.inputs import Data, as_set, is_loader, model_sizes
 from torchcaps.training.loaders import LoaderBatches, LoaderData, loader_config, loader_data
 from torchcaps.training.loop import Row, Trainer
@@ -124,8 +124,9 @@ def fit(
         if transform is not None:
             _add_transform(task, transform)
         check_task(task, val_images)
-        initial = read_initial(config, images.classes)
-        if initial is not None:
+        initial = None
+        if config.model.init is not None:
+            initial = InitialWeights(config.model.init, images.classes)
             initial.load_into(model)
         batches: BatchSource = DatasetBatches(images, task, config)
         if loader is not None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
@@ -234,11 +232,11 @@ class RunFolder(Callback):
         updater.optimizer.load_state_dict(moments)
         if average is not None:
             average.load(averages)
-        updater.restore_scale(trainer.state.loss_scale)
+        updater.scaler.load_state_dict(trainer.state.loss_scale)
 
     def _save(self, trainer: Trainer) -> None:
         """Save the state; that of the loss scale is read from the device here."""
-        trainer.state.loss_scale = trainer.updater.scale()
+        trainer.state.loss_scale = trainer.updater.scaler.state_dict()
         self.saved_step = trainer.state.step
         if self.is_main:
             save_state(self.run.checkpoint_path, trainer.updater, trainer.state, self.fingerprint)
@@ -341,17 +339,13 @@ def _discard_empty(run: Run) -> None:
 
 
 def append_metrics(run: Run, row: Row) -> None:
-    """Add a row to the metrics in a single write; one that does not fit is taken back.
+    """Add a row to the metrics; TrainingError when it cannot be written.
 
-    Raises TrainingError when it cannot be written.
+    A part of a row is left out by `Run.rows`, and removed when the run goes on.
     """
-    line = (json.dumps(row) + "\n").encode()
     try:
-        with open(run.metrics_path, "ab", buffering=0) as file:
-            size = file.tell()
-            if file.write(line) != len(line):
-                file.truncate(size)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with open(run.metrics_path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
     except OSError as error:
         raise TrainingError(f"{run.metrics_path}: cannot be written ({error.strerror})") from error
 
@@ -426,7 +420,7 @@ def load_state(
             state = TrainingState(**description["state"])
             state.check(total_steps)
             _restore(tensors, updater)
-            updater.restore_scale(state.loss_scale)
+            updater.scaler.load_state_dict(state.loss_scale)
         except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
             reason = str(error).splitlines()[-1].strip()
             raise RunError(f"{file}: is not the state of this training ({reason})") from error

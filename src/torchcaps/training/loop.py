@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from torchcaps.data import Batch, Dataset
-from torchcaps.distributed import Ranks, current, sync_batch_norms
+from torchcaps.distributed import current, sync_batch_norms
 from torchcaps.errors import TrainingError
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, eval_outputs
@@ -60,7 +60,7 @@ class TrainingState:
         best_loss: its validation loss.
         best_epoch: its number, counted from 1.
         sums: losses of the epoch so far, summed over its images, and their "count".
-        loss_scale: of a training in fp16, see `Updater.scale`; else empty.
+        loss_scale: state of the `GradScaler` of a training in fp16; else empty.
     """
 
     step: int = 0
@@ -71,7 +71,7 @@ class TrainingState:
     best_loss: float = sys.float_info.max
     best_epoch: int = 0
     sums: dict[str, float] = field(default_factory=dict)
-    loss_scale: list[float] = field(default_factory=list)
+    loss_scale: dict[str, float] = field(default_factory=dict)
 
     def update_best(self, score: float, loss: float, epoch: int) -> bool:
         """Note an epoch if it is the best one: of the highest score, then of the lowest loss.
@@ -95,15 +95,12 @@ class TrainingState:
         """Raise ValueError for the first value that no training of `total_steps` steps has."""
         if self.sums and not {"loss", "count"} <= self.sums.keys():
             raise ValueError(f"sums: expected loss and count among them, got {self.sums!r}")
-        scale = dict(zip(("factor of losses", "its age"), self.loss_scale, strict=False))
-        expected = vars(TrainingState()) | dict.fromkeys(self.sums | scale, 0.0)
-        for name, value in (vars(self) | self.sums | scale).items():
+        expected = vars(TrainingState()) | dict.fromkeys(self.sums, 0.0)
+        for name, value in (vars(self) | self.sums).items():
             kind = type(expected[name])
             if type(value) is not kind or (kind is float and not math.isfinite(value)):
                 wording = "a finite number" if kind is float else kind.__name__
                 raise ValueError(f"{name}: expected {wording}, got {value!r}")
-        if len(self.loss_scale) not in (0, 2):
-            raise ValueError(f"loss_scale: expected no or two numbers, got {self.loss_scale!r}")
         if not 0 <= self.step <= total_steps:
             raise ValueError(f"step: expected 0 to {total_steps}, got {self.step}")
 
@@ -233,10 +230,12 @@ class Trainer:
         """Take the steps of an epoch that are not done yet, unless the training starts again."""
         state = self.state
         epoch, num_steps_done = divmod(state.step, self.steps_per_epoch)
-        timer = EpochTimer()
+        # Of an epoch that a resumed run continues, the time since it was resumed.
+        start = time.perf_counter()
+        num_samples = 0
         for batch in self.batches.epoch(epoch, num_steps_done):
             self.step(batch)
-            timer.add_step(self.ranks.shard_size(len(batch.indices)))
+            num_samples += self.ranks.shard_size(len(batch.indices))
             is_epoch_end = state.step % self.steps_per_epoch == 0
             if (
                 self.reads_each_step
@@ -250,7 +249,8 @@ class Trainer:
                 return
             if is_epoch_end:
                 with self.updater.averaged():
-                    row = self._validate(timer)
+                    speed = self._speed(time.perf_counter() - start, num_samples)
+                    row = self._validate(speed)
                     for callback in self.callbacks:
                         callback.on_epoch(self, row)
             elif self._is_over():
@@ -315,13 +315,21 @@ class Trainer:
             for callback in self.callbacks:
                 callback.on_step(self, losses)
 
-    def _validate(self, timer: EpochTimer) -> Row:
+    def _speed(self, seconds: float, num_samples: int) -> Row:
+        """Images per second; and of several processes, the samples and seconds of each."""
+        work = {"images": num_samples, "seconds": round(seconds, 2)}
+        if self.ranks.world_size == 1:
+            return {"images_per_second": round(num_samples / seconds, 1)}
+        works = self.ranks.gather(work)
+        total = sum(each["images"] for each in works)
+        return {"images_per_second": round(total / seconds, 1), "ranks": works}
+
+    def _validate(self, speed: Row) -> Row:
         """The row of an epoch that is done. Its sums of losses begin anew.
 
         The model has the averaged weights here, where there is an average.
         """
         state = self.state
-        speed = timer.measure(state.sums["count"] / self.steps_per_epoch, self.ranks)
         check_finite(self.model, self.checkpoint)
         # What `eval_step` gives for every validation image, by name `[images, ...]`.
         outputs = eval_outputs(self.task, self.val_images, precision=self.updater.precision)
@@ -371,37 +379,6 @@ class Trainer:
 def _watches_steps(callback: Callback) -> bool:
     """Whether a callback has an `on_step` of its own."""
     return type(callback).on_step is not Callback.on_step
-
-
-class EpochTimer:
-    """The time of the steps of an epoch, with the checkpoints between them.
-
-    Of an epoch that a resumed run continues, the time since it was resumed.
-    """
-
-    def __init__(self) -> None:
-        self.start = time.perf_counter()
-        self.num_steps = 0
-        self.num_samples = 0
-
-    def add_step(self, num_samples: int) -> None:
-        """Count a step, and its samples in this process."""
-        self.num_steps += 1
-        self.num_samples += num_samples
-
-    def measure(self, images_per_step: float, ranks: Ranks) -> dict[str, Any]:
-        """Images per second; and of several processes, the samples and seconds of each.
-
-        Args:
-            images_per_step: mean over the epoch, of all processes together.
-            ranks: the processes.
-        """
-        seconds = time.perf_counter() - self.start
-        speed = {"images_per_second": round(self.num_steps / seconds * images_per_step, 1)}
-        if ranks.world_size == 1:
-            return speed
-        work = {"images": self.num_samples, "seconds": round(seconds, 2)}
-        return {**speed, "ranks": ranks.gather(work)}
 
 
 def mean_losses(sums: Mapping[str, float]) -> dict[str, float]:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
+from timeit import repeat
 
 import torch
 
@@ -11,13 +12,10 @@ from torchcaps.distributed import current
 from torchcaps.training.environment import check_threads
 from torchcaps.training.run import ENVIRONMENT_FILE, Run
 
-ROUNDS = 9  # of the measurement
-CHUNK = 1 << 14  # numbers of an operation that torch runs in one thread
-NUM_CHUNKS = 16
+PAUSE = 0.03  # seconds, in which other programs come and go
 SLOWDOWN = 3.0  # time of all threads over that of one from which one is taken
 
-_default = torch.get_num_threads()
-_is_set = False
+_default = torch.get_num_threads()  # 0 once a number was set
 
 
 def set_threads(argument: str, count: object) -> None:
@@ -30,9 +28,9 @@ def set_threads(argument: str, count: object) -> None:
     Raises:
         ArgumentError: it is no number of threads that a machine can start.
     """
-    global _is_set  # noqa: PLW0603 (torch has one number in a process)
+    global _default  # noqa: PLW0603 (torch has one number in a process)
     torch.set_num_threads(check_threads(argument, count))
-    _is_set = True
+    _default = 0
 
 
 @contextmanager
@@ -57,7 +55,7 @@ def training_threads(device: torch.device, resumed: Run | None = None) -> Iterat
     sentence = ""
     if resumed is not None:
         saved = resumed.environment.get("threads")
-        if saved is not None and not _is_set:
+        if saved is not None and _default:
             count = check_threads(f"{resumed.path / ENVIRONMENT_FILE}: threads", saved)
     elif _may_choose(device) and (slowdown := measure_slowdown()) >= SLOWDOWN:
         count = 1
@@ -65,7 +63,7 @@ def training_threads(device: torch.device, resumed: Run | None = None) -> Iterat
             f"one thread in place of {before}: other programs keep the processor busy, so that an "
             f"operation with all takes {slowdown:.0f} times as long"
         )
-    torch.set_num_threads(count)
+    torch.set_num_threads(count)  # also where it is the same: MKL then keeps to it
     try:
         yield sentence
     finally:
@@ -74,31 +72,24 @@ def training_threads(device: torch.device, resumed: Run | None = None) -> Iterat
 
 def _may_choose(device: torch.device) -> bool:
     """Whether nobody set the number of threads of a training, which has several on a CPU."""
-    is_default = (
-        not _is_set
-        and torch.get_num_threads() == _default
-        and "OMP_NUM_THREADS : [not set]" in torch.__config__.parallel_info()
-    )
-    return is_default and _default > 1 and device.type == "cpu" and current().world_size == 1
+    is_default = torch.get_num_threads() == _default > 1
+    is_default = is_default and "OMP_NUM_THREADS : [not set]" in torch.__config__.parallel_info()
+    return is_default and device.type == "cpu" and current().world_size == 1
 
 
 def measure_slowdown() -> float:
-    """Time of an operation with all threads over that with one, in some milliseconds.
+    """Time of an operation with all threads over that with one, the most of three moments.
 
-    Torch divides the operation among its threads on many numbers at once, and not on chunks of
-    them. Medians are compared, so that single interruptions do not count.
+    Torch divides the operation among its threads on a large matrix, and not on its rows. Medians
+    are compared, so that single interruptions do not count.
     """
-    numbers = torch.zeros(NUM_CHUNKS, CHUNK)
-    chunks = numbers.unbind()
-    multi_times = []
-    single_times = []
-    torch.sigmoid(numbers, out=numbers)  # threads start with the first operation
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        torch.sigmoid(numbers, out=numbers)
-        middle = time.perf_counter()
-        for chunk in chunks:
-            torch.sigmoid(chunk, out=chunk)
-        multi_times.append(middle - start)
-        single_times.append(time.perf_counter() - middle)
-    return median(multi_times) / median(single_times)
+    numbers = torch.zeros(16, 1 << 14)
+    rows = numbers.unbind()
+    numbers.sigmoid_()  # threads start with the first operation
+    slowdowns = []
+    for _ in range(3):
+        time.sleep(PAUSE)
+        all_threads = repeat(numbers.sigmoid_, number=1)
+        one_thread = repeat(lambda: [row.sigmoid_() for row in rows], number=1)
+        slowdowns.append(median(all_threads) / median(one_thread))
+    return max(slowdowns)

@@ -24,8 +24,7 @@ from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task
 from torchcaps.training.callbacks import copy_state
 from torchcaps.training.device import AUTOCAST, resolve_precision
-from torchcaps.training.optimizers import create_optimizer
-from torchcaps.training.parameters import freeze_parameters, frozen_modules
+from torchcaps.training.optimizers import create_optimizer, freeze_parameters, frozen_modules
 from torchcaps.training.sampling import DROPOUT, step_seed
 from torchcaps.transfer import to_device, widen
 
@@ -143,21 +142,6 @@ class Updater:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self.optimizer = create_optimizer(self.task, settings)
         self.average = WeightAverage(self.task.model, settings.ema) if settings.ema else None
-
-    def scale(self) -> list[float]:
-        """The factor of the losses, and the number of updates since it changed; empty without.
-
-        The host waits for them.
-        """
-        state = self.scaler.state_dict()
-        return [float(state[name]) for name in ("scale", "_growth_tracker") if state]
-
-    def restore_scale(self, numbers: list[float]) -> None:
-        """Go on with the numbers of `scale`."""
-        if numbers and self.scaler.is_enabled():
-            scale, num_updates = numbers
-            numbers_by_name = {"scale": scale, "_growth_tracker": int(num_updates)}
-            self.scaler.load_state_dict(self.scaler.state_dict() | numbers_by_name)
 
     def release(self) -> None:
         """Let the frozen parameters get gradients again, as before the training."""

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from torchcaps.data._registry import DatasetInfo, ReadRequest, register_dataset
-from torchcaps.data.dataset import Dataset
+from torchcaps.data import Dataset, DatasetInfo, ReadRequest, register_dataset
 from torchcaps.errors import check_known, check_range
 
 Floats = NDArray[np.float64]
@@ -143,8 +142,8 @@ INFO = DatasetInfo(
     image_shape=(1, HEIGHT, WIDTH),
     train=COUNTS["train"],
     test=COUNTS["test"],
-    license="Apache-2.0, rendered by this package",
-    source="torchcaps.data.render_verniers",
+    license="Apache-2.0, rendered when it is read",
+    source=f"{__name__}.render_verniers",
     sha256={Path(__file__).name: None},  # its only file is this one
     embedded=Path(__file__).parent,
 )
@@ -152,7 +151,7 @@ INFO = DatasetInfo(
 
 @register_dataset(INFO)
 def _read(folder: Path, request: ReadRequest) -> Dataset | None:
-    """Render the images of a split; no other folder than this package's own has them."""
+    """Render the images of a split; no other folder than this one has them."""
     if folder != INFO.embedded:
         return None
     return render_verniers(COUNTS[request.split], seed=int(request.split == "test"))

@@ -8,15 +8,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, normalize
 
-from torchcaps.data import Dataset, render_faces
-from torchcaps.data.sets.faces import CLASSES, MISPLACED
+from claims.measures.scores import Scores, class_scores
+from claims.sets.faces import CLASSES, MISPLACED, render_faces
+from torchcaps.data import Dataset
+from torchcaps.evaluation import auroc, coupling_entropy, route_images
 from torchcaps.evaluation.base import Images, Labels
-from torchcaps.evaluation.robustness.detection import auroc
-from torchcaps.evaluation.routing.couplings import coupling_entropy
-from torchcaps.evaluation.routing.layers import route_images
 from torchcaps.nn import RoutedLayer
 from torchcaps.reporting import EvaluatedRun
-from torchcaps.reproduction.claim_measures._scores import Scores, class_scores
 from torchcaps.reproduction.measures import Figures, register_measure
 from torchcaps.types import spec_of
 

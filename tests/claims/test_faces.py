@@ -7,9 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from torchcaps.data import load_dataset, render_faces
-from torchcaps.data.sets import faces
-from torchcaps.data.sets.faces import BITMAPS, CLASSES, CLUTTER, KINDS, OBJECTS, PART, SIDE
+from claims.sets import faces
+from claims.sets.faces import (
+    BITMAPS,
+    CLASSES,
+    CLUTTER,
+    KINDS,
+    OBJECTS,
+    PART,
+    SIDE,
+    render_faces,
+)
+from torchcaps.data import load_dataset
 from torchcaps.errors import UnknownNameError
 
 WINDOW = 17  # pixels along the window of a primary capsule of CapsNet

@@ -7,11 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchcaps.data import Dataset, MultilabelSet, load_dataset, render_faces
-from torchcaps.evaluation import pgd
-from torchcaps.evaluation.robustness.attacks import full_margin_loss
-from torchcaps.models import create_model
-from torchcaps.reproduction.claim_measures import (
+from claims.measures import (
     adaptive_attack,
     best_on_test,
     misplaced,
@@ -20,7 +16,11 @@ from torchcaps.reproduction.claim_measures import (
     unknown,
     viewpoint_match,
 )
-from torchcaps.reproduction.claim_measures._scores import class_scores
+from claims.measures.scores import class_scores
+from claims.sets.faces import render_faces
+from torchcaps.data import Dataset, load_dataset
+from torchcaps.evaluation import full_margin_loss, pgd
+from torchcaps.models import create_model
 from torchcaps.types import ModelSpec
 
 
@@ -127,9 +127,8 @@ def test_uncrowding_of_known_answers(monkeypatch):
         is_wrong = torch.arange(count) % 100 < wrong
         shown[is_wrong] = 1 - shown[is_wrong]
         images = shown.float().view(-1, 1, 1, 1).expand(-1, 1, 2, 2).contiguous()
-        return MultilabelSet(
-            images, torch.stack([labels, labels + 2], dim=1), ("left", "right", "x", "y"), "planted"
-        )
+        hot = torch.nn.functional.one_hot(labels, 4) + torch.nn.functional.one_hot(labels + 2, 4)
+        return Dataset(images, {"labels": hot}, ("left", "right", "x", "y"), "planted")
 
     monkeypatch.setattr(uncrowding, "render_verniers", planted_verniers)
     figures = uncrowding.uncrowding(SimpleNamespace(model=Offset()))

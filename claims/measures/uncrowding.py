@@ -1,9 +1,9 @@
 """Claim: routing models uncrowding (Doerig et al. 2020, figures 3 and 4)."""
 
-from torchcaps.data import render_verniers
+from claims.measures.scores import class_scores
+from claims.sets.vernier import render_verniers
 from torchcaps.evaluation.forward import proportion
 from torchcaps.reporting import EvaluatedRun
-from torchcaps.reproduction.claim_measures._scores import class_scores
 from torchcaps.reproduction.measures import Figures, register_measure
 
 NUM_IMAGES = 2000

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from torchcaps.data._registry import DatasetInfo, ReadRequest, register_dataset
-from torchcaps.data.dataset import Dataset
+from torchcaps.data import Dataset, DatasetInfo, ReadRequest, register_dataset
 from torchcaps.errors import check_known, check_range
 
 SIDE = 64
@@ -268,7 +267,7 @@ SETS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def _read(folder: Path, request: ReadRequest, name: str) -> Dataset | None:
-    """Render the images of a split; no other folder than this package's own has them."""
+    """Render the images of a split; no other folder than this one has them."""
     if folder != Path(__file__).parent:
         return None
     count = COUNTS[request.split]
@@ -296,8 +295,8 @@ for _name, (_kind, _other_kinds) in SETS.items():
         image_shape=(1, SIDE, SIDE),
         train=COUNTS["train"] * (len(CLASSES) + len(_other_kinds)),
         test=COUNTS["test"] * (len(CLASSES) + len(_other_kinds)),
-        license="Apache-2.0, rendered by this package",
-        source="torchcaps.data.render_faces",
+        license="Apache-2.0, rendered when it is read",
+        source=f"{__name__}.render_faces",
         sha256={Path(__file__).name: None},  # its only file is this one
         embedded=Path(__file__).parent,
     )

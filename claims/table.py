@@ -2,23 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 
+from claims.protocol import ANSWERS, Claim
+from claims.results import ClaimResult
+from claims.runner import training_cost
+from claims.verdict import Verdict, judge_claim
 from torchcaps.evaluation import holm
-from torchcaps.evaluation.base import TextTable
-from torchcaps.reproduction.claim_runner import training_cost
-from torchcaps.reproduction.claims import (
-    ANSWERS,
-    Claim,
-    ClaimResult,
-    ClaimVerdict,
-    judge_claim,
-)
 from torchcaps.reproduction.table import over_seeds
 
+Table = list[tuple[str, ...]]
+"""The heading, and the rows."""
 Finished = Mapping[str, Sequence[ClaimResult]]
 """The finished trainings by the name of their claim."""
 
 
-def judge_claims(claims: Sequence[Claim], finished: Finished) -> dict[str, ClaimVerdict]:
+def judge_claims(claims: Sequence[Claim], finished: Finished) -> dict[str, Verdict]:
     """The verdict of each claim, with Holm's correction over all of them.
 
     A claim without a result counts with a p-value of 1. Adjusted p-values can only fall when its
@@ -36,7 +33,7 @@ def judge_claims(claims: Sequence[Claim], finished: Finished) -> dict[str, Claim
     return verdicts
 
 
-def claims_table(claims: Sequence[Claim], finished: Finished) -> TextTable:
+def claims_table(claims: Sequence[Claim], finished: Finished) -> Table:
     """A row for each claim: trainings that are done, the verdict, and the hours that are missing.
 
     Args:
@@ -44,7 +41,7 @@ def claims_table(claims: Sequence[Claim], finished: Finished) -> TextTable:
         finished: their results.
     """
     verdicts = judge_claims(claims, finished)
-    rows = []
+    rows: Table = [("claim", "trainings", "outcome", "difference, 95 %", "hours left")]
     for claim in claims:
         planned = claim.seeds * len(claim.arms)
         num_done = sum(result.kind == "training" for result in finished[claim.name])
@@ -58,11 +55,10 @@ def claims_table(claims: Sequence[Claim], finished: Finished) -> TextTable:
                 f"{(planned - num_done) * training_cost(claim):.1f}",
             )
         )
-    heads = ("claim", "trainings", "outcome", "difference, 95 %", "hours left")
-    return TextTable(heads, rows)
+    return rows
 
 
-def arms_table(claim: Claim, results: Sequence[ClaimResult]) -> TextTable:
+def arms_table(claim: Claim, results: Sequence[ClaimResult]) -> Table:
     """A row for each arm: seeds, its rate, and the primary figure.
 
     Args:
@@ -70,7 +66,7 @@ def arms_table(claim: Claim, results: Sequence[ClaimResult]) -> TextTable:
         results: finished trainings of it.
     """
     figure = claim.primary.figure
-    rows = []
+    rows: Table = [("arm", "network", "seeds", "rate", figure)]
     for arm, row_name in claim.arms.items():
         trainings = [each for each in results if each.kind == "training" and each.arm == arm]
         figures = [training.figures.get(figure) for training in trainings]
@@ -79,10 +75,10 @@ def arms_table(claim: Claim, results: Sequence[ClaimResult]) -> TextTable:
         rates = sorted({f"{training.rate:g}" for training in trainings if training.rate})
         text = over_seeds(figure, figures) if trainings else "-"
         rows.append((arm, row_name, str(len(trainings)), ", ".join(rates) or "-", text))
-    return TextTable(("arm", "network", "seeds", "rate", figure), rows)
+    return rows
 
 
-def interval_text(verdict: ClaimVerdict) -> str:
+def interval_text(verdict: Verdict) -> str:
     """The difference with its interval, in points where it is a share; "-" without results."""
     if verdict.difference is None or verdict.interval is None:
         return "-"

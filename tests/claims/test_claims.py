@@ -8,22 +8,21 @@ from dataclasses import replace
 import pytest
 import torch
 
+from claims.protocol import list_claims, load_claim
+from claims.results import (
+    ClaimResult,
+    check_protocol,
+    pack_answers,
+    pack_groups,
+    read_results,
+)
+from claims.runner import RATE_SEED, choose_rate, missing_trainings, run_claims
+from claims.table import arms_table, claims_table, judge_claims
+from claims.verdict import judge_claim
 from torchcaps.errors import RunError, UnknownNameError
 from torchcaps.reporting import api
-from torchcaps.reproduction import (
-    ClaimResult,
-    arms_table,
-    claims_table,
-    judge_claim,
-    judge_claims,
-    list_claims,
-    load_claim,
-    read_claim_results,
-    run_claims,
-)
-from torchcaps.reproduction.claim_runner import RATE_SEED, choose_rate, missing_trainings
-from torchcaps.reproduction.claims import check_protocol, pack_answers, pack_groups
 from torchcaps.training import Interrupted
+from training import test_recipes
 from training.makers import Watch, stop_after
 
 PROTOCOL = """
@@ -150,7 +149,7 @@ def test_images_that_depend_on_each_other_are_counted_by_their_groups(claim):
     widths = [high - low for low, high in (grouped.interval, ungrouped.interval)]
     assert widths[0] > 2 * widths[1]  # the root of 8, less what pseudo counts add
     assert grouped.difference == ungrouped.difference
-    shares = [float(row[-1].split()[0]) for row in arms_table(claim, copies).rows]
+    shares = [float(row[-1].split()[0]) for row in arms_table(claim, copies)[1:]]
     assert shares[0] - shares[1] == pytest.approx(100 * grouped.difference, abs=0.02)
 
 
@@ -224,7 +223,7 @@ def test_a_training_that_was_stopped_goes_on_and_none_is_done_twice(claim, tmp_p
     assert names[5:7] == ["mine, C-0", "mine, N-0"]
     assert len(watch.steps) == 4 + 4 * 2  # no step was repeated
     assert run() == []
-    finished = read_claim_results(claim, results, "small")
+    finished = read_results(claim, results, "small")
     assert len(finished) == 8
     assert not any((tmp_path / "work" / "mine").iterdir())
 
@@ -234,10 +233,10 @@ def test_a_training_that_was_stopped_goes_on_and_none_is_done_twice(claim, tmp_p
     again = next(each for each in finished if each.file_name == "N-1.json")
     assert float(again.is_correct.double().mean()) == training["figures"]["accuracy"]
     with pytest.raises(RunError, match=r"was trained with epochs 1, and the protocol has 4"):
-        read_claim_results(claim, results)
+        read_results(claim, results)
     table = claims_table([claim], {"mine": finished})
-    assert table.rows[0][:2] == ("mine", "4 of 4")
-    assert [row[:3] for row in arms_table(claim, finished).rows] == [
+    assert table[1][:2] == ("mine", "4 of 4")
+    assert [row[:3] for row in arms_table(claim, finished)[1:]] == [
         ("C", "CapsNet", "2"),
         ("N", "CNN", "2"),
     ]
@@ -257,7 +256,7 @@ def test_broken_protocols_and_results_are_one_sentence(claim, tmp_path):
         with pytest.raises(UnknownNameError, match=f"unknown claim '{name}'"):
             load_claim(name)
     (tmp_path / "empty.toml").write_text(PROTOCOL[: PROTOCOL.index("[claim]")])
-    with pytest.raises(RunError, match=r"claim empty: 'primary'"):
+    with pytest.raises(RunError, match=r"claim empty: 'claim'"):
         load_claim(str(tmp_path / "empty.toml"))
     with pytest.raises(RunError, match="unexpected keyword argument 'proof'"):
         claim_of(tmp_path, **{"support =": "proof = 1\nsupport ="})
@@ -269,14 +268,14 @@ def test_broken_protocols_and_results_are_one_sentence(claim, tmp_path):
     folder.mkdir(parents=True)
     (folder / "C-0.json").write_text("{}")
     with pytest.raises(RunError, match=r"C-0.json: is no readable result"):
-        read_claim_results(claim, tmp_path / "results")
+        read_results(claim, tmp_path / "results")
 
 
 @pytest.mark.parametrize("name", list_claims())
 def test_results_of_this_repository_are_those_of_their_protocol(name, request):
     claim = load_claim(name)
     results = request.config.rootpath / "benchmarks" / "results" / "claims"
-    finished = read_claim_results(claim, results)  # refuses others
+    finished = read_results(claim, results)  # refuses others
     assert {each.arm for each in finished} <= {*claim.arms}
     assert claim.cost > 0
 
@@ -288,3 +287,8 @@ def test_the_document_has_the_cost_of_each_claim(request):
         trainings = f"{claim.seeds} seeds of {len(claim.arms)} arms"
         assert f"| `{claim.name}` | {trainings} | {claim.cost:.1f} |" in text
     assert f"take {sum(claim.cost for claim in claims):.1f} core-hours" in text
+
+
+@pytest.mark.parametrize("name", list_claims())
+def test_every_protocol_names_what_exists(name):
+    test_recipes.test_every_recipe_names_what_exists(name)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from torchcaps.data import load_dataset, render_verniers
-from torchcaps.data.sets import vernier
-from torchcaps.data.sets.vernier import CLASSES, OUTLINE, RADIUS
+from claims.sets import vernier
+from claims.sets.vernier import CLASSES, OUTLINE, RADIUS, render_verniers
+from torchcaps.data import load_dataset
 
 
 @pytest.fixture

@@ -2,11 +2,10 @@
 
 import torch
 
+from claims.measures.scores import class_scores, image_logits
 from torchcaps.data import Dataset, dataset_info, load_dataset
-from torchcaps.evaluation import reconstruction_distances
-from torchcaps.evaluation.robustness.detection import auroc
+from torchcaps.evaluation import auroc, reconstruction_distances
 from torchcaps.reporting import EvaluatedRun
-from torchcaps.reproduction.claim_measures._scores import class_scores, image_logits
 from torchcaps.reproduction.measures import UNKNOWN_SETS, Figures, register_measure
 from torchcaps.types import spec_of
 

@@ -11,12 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from torchcaps import evaluation
-from torchcaps.evaluation.routing.couplings import (
-    ParseTree,
-    coupling_dynamics,
-    coupling_entropy,
-    parse_tree,
-)
+from torchcaps.evaluation import ParseTree, coupling_dynamics, coupling_entropy, parse_tree
 from torchcaps.functional import dynamic_routing, straightness
 from torchcaps.nn import RoutingTrace
 from torchcaps.reporting import EvaluatedRun

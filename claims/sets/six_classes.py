@@ -5,9 +5,7 @@ from functools import partial
 
 import torch
 
-from torchcaps.data._registry import register_derived
-from torchcaps.data.dataset import Dataset
-from torchcaps.data.sets.mnist import DIGITS, INFO as MNIST
+from torchcaps.data import Dataset, dataset_info, register_derived
 
 NUM_CLASSES = 6
 # Which six, and where they begin.
@@ -27,15 +25,15 @@ def _select(images: Dataset, _split: str, start: int) -> Dataset:
     return replace(known, targets={"label": known.labels - start}, classes=classes)
 
 
-for _base in (MNIST, DIGITS):
+for _base, _counts in COUNTS.items():
     for _which, _start in STARTS.items():
-        _train, _test = COUNTS[_base.name][_which]
+        _train, _test = _counts[_which]
         register_derived(
-            _base,
+            dataset_info(_base),
             partial(_select, start=_start),
-            name=f"{_base.name}-{_which}-six",
-            title=f"the {_which} six of the ten classes of {_base.name}",
-            classes=_base.classes[_start : _start + NUM_CLASSES],
+            name=f"{_base}-{_which}-six",
+            title=f"the {_which} six of the ten classes of {_base}",
+            classes=dataset_info(_base).classes[_start : _start + NUM_CLASSES],
             train=_train,
             test=_test,
         )

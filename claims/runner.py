@@ -11,14 +11,8 @@ from typing import Any
 
 import torch
 
-from torchcaps.reproduction.claims import (
-    PLACE,
-    Claim,
-    ClaimResult,
-    pack_answers,
-    pack_groups,
-    read_claim_results,
-)
+from claims.protocol import PLACE, Claim
+from claims.results import ClaimResult, pack_answers, pack_groups, read_results
 from torchcaps.reproduction.run import check_measures, measure_run, train_or_resume
 from torchcaps.training import Callback, Run
 
@@ -132,7 +126,7 @@ def run_claims(
     done: list[ClaimResult] = []
     for claim in sorted(claims, key=training_cost):
         check_measures(claim.recipe)
-        finished = read_claim_results(claim, Path(results), budget)
+        finished = read_results(claim, Path(results), budget)
         while training := next(missing_trainings(claim, finished), None):
             if time.monotonic() >= end:
                 return done

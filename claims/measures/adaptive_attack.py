@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from torchcaps import evaluation
 from torchcaps.evaluation.base import Images, Labels
-from torchcaps.evaluation.robustness.attacks import full_margin_loss
 from torchcaps.reporting import EvaluatedRun
 from torchcaps.reproduction.measures import Figures, register_measure
 
@@ -101,7 +100,7 @@ class _WithDistance(nn.Module):
 
 def _adaptive_loss(outputs: Tensor, labels: Labels, *, weight: float) -> Tensor:
     distance = outputs[:, -1].mean()
-    return full_margin_loss(outputs[:, :-1], labels) - weight * distance
+    return evaluation.full_margin_loss(outputs[:, :-1], labels) - weight * distance
 
 
 def _answers(
