@@ -189,6 +189,49 @@ def test_the_default_batch_leaves_as_many_updates(bars, tmp_path):
     assert train(summed, tmp_path / "summed").config.training.batch_size == 16
 
 
+class Dropping(nn.Module):
+    """Logits of ones after dropout, whose masks it keeps."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Linear(64, 3)
+        self.masks = []
+
+    def forward(self, images):
+        dropped = self.dropout(images.new_ones(len(images), 64))
+        if self.training:
+            self.masks.append(dropped)
+        return self.head(dropped)
+
+
+def test_no_two_parts_have_the_same_dropout(images):
+    models = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        model = Dropping()
+        fit(model, images, **(SETTINGS | {"batch_size": 4, "accumulate": 4}))
+        models.append(model)
+    first, again = (model.masks for model in models)
+    assert len(first) == 2 * 11  # an epoch has 42 images
+    rows = torch.cat(first)
+    assert len(rows.unique(dim=0)) == len(rows)
+    assert_equal(first, again)  # by the seed of the training alone
+
+
+@pytest.mark.parametrize("kind", ["set", "dataset", "loader"])
+def test_accumulation_is_honored_wherever_the_images_come_from(images, kind):
+    pairs = torch.utils.data.TensorDataset(images.float_images(), images.labels)
+    data = {
+        "set": images,
+        "dataset": pairs,
+        "loader": torch.utils.data.DataLoader(pairs, batch_size=4),
+    }[kind]
+    settings = SETTINGS | {"accumulate": 4, "batch_size": None if kind == "loader" else 4}
+    _, history = fit(Network(has_norm=False), data, **settings)
+    assert column(history, "step") == [3, 6]  # 42 images in steps of 16
+
+
 # The average
 
 
@@ -280,6 +323,15 @@ def test_a_training_ends_after_epochs_without_a_better_one(bars, tmp_path, monke
     assert (run.best_epoch, run.is_finished) == (3, True)
     sentence = "none of the last 2 epochs was better than epoch 3: the training ends"
     assert sentence in watch.messages[-1]
+
+
+def test_patience_counts_anew_where_a_training_is_extended(bars, tmp_path, monkeypatch):
+    give_scores(monkeypatch, [0.9, 0.5])
+    run = train(tiny(bars, patience=2), tmp_path / "run")
+    give_scores(monkeypatch, [0.5, 0.4, 0.3, 0.2])
+    train(TrainConfig(), run.path, resume=True, epochs=6)
+    assert column(run.epochs, "epoch") == [1, 2, 3, 4]
+    assert (run.best_epoch, run.is_finished) == (1, True)
 
 
 def test_a_resumed_training_goes_on_counting(bars, tmp_path, monkeypatch):
