@@ -216,7 +216,7 @@ def test_a_training_that_was_stopped_goes_on_and_none_is_done_twice(claim, tmp_p
         )
 
     with pytest.raises(Interrupted):
-        run(stop_after(4))  # after the rates, of one step each
+        run(stop_after(5))  # after the rates, of one step each
     assert names[3:] == ["mine, rate-N-0.01", "mine, C-0"]
     assert run(minutes=0) == []
     assert len(run()) == 4

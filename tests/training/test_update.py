@@ -219,19 +219,6 @@ def test_no_two_parts_have_the_same_dropout(images):
     assert_equal(first, again)  # by the seed of the training alone
 
 
-@pytest.mark.parametrize("kind", ["set", "dataset", "loader"])
-def test_accumulation_is_honored_wherever_the_images_come_from(images, kind):
-    pairs = torch.utils.data.TensorDataset(images.float_images(), images.labels)
-    data = {
-        "set": images,
-        "dataset": pairs,
-        "loader": torch.utils.data.DataLoader(pairs, batch_size=4),
-    }[kind]
-    settings = SETTINGS | {"accumulate": 4, "batch_size": None if kind == "loader" else 4}
-    _, history = fit(Network(has_norm=False), data, **settings)
-    assert column(history, "step") == [3, 6]  # 42 images in steps of 16
-
-
 # The average
 
 
