@@ -229,7 +229,7 @@ class ScheduleSettings(SettingsGroup):
     )
 
 
-def augmentation_settings() -> type[Any]:
+def augmentation_settings() -> Any:
     """The group of the settings of all registered augmentations, each a field of its own name."""
     return _augmentation_group(tuple(ordered_augmentations()))
 
@@ -458,7 +458,7 @@ def groups() -> dict[str, Any]:
 
 
 @cache
-def _groups(augmentation: type[Any]) -> dict[str, Any]:
+def _groups(augmentation: Any) -> dict[str, Any]:
     types = field_types(TrainConfig)
     classes = {each.name: types[each.name] for each in fields(TrainConfig) if each.compare}
     return classes | {"augmentation": augmentation}
@@ -470,7 +470,7 @@ def known_settings() -> dict[str, KnownSetting]:
 
 
 @cache
-def _known_settings(augmentation: type[Any]) -> dict[str, KnownSetting]:
+def _known_settings(augmentation: Any) -> dict[str, KnownSetting]:
     known: dict[str, KnownSetting] = {}
     for group, settings_class in _groups(augmentation).items():
         for name, group_setting in _settings_of_group(group, settings_class).items():

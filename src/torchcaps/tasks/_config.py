@@ -130,7 +130,7 @@ def read_settings(config: TrainConfig) -> dict[str, Any]:
     Raises ArgumentError for one that it does not read and that has another value than its default.
     """
     values = config.flat()
-    defaults = {}
+    defaults: dict[str, Any] = {}
     for name, setting in known_settings().items():
         if setting.of is None:
             continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +100,11 @@ def train(
             without_augmentation(task)
             config = task.config
             shows = any(isinstance(callback, ProgressBar) for callback in callbacks)
-            show = partial(print, file=sys.stderr) if shows else str
+
+            def show(sentence: str) -> None:
+                if shows:
+                    print(sentence, file=sys.stderr)
+
             train_images = stored_features(task, train_images, show)
             val_images = stored_features(task, val_images, show)
         fit(
