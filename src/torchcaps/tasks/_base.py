@@ -149,11 +149,6 @@ class Task(nn.Module):
         return {}
 
     @classmethod
-    def data_settings(cls, images: Dataset) -> dict[str, Any]:
-        """Settings that the images decide, where a run leaves them open."""
-        return {}
-
-    @classmethod
     def supports(cls, images: Dataset) -> bool:
         """Whether these images have the targets that this task needs."""
         return images.targets.keys() >= set(cls.targets)

@@ -75,7 +75,7 @@ def complete_config(
     by_task = task.default_settings(model, spec, loss)
     _check_used(config, task, spec, by_task)
     table: dict[str, Mapping[str, Any]] = {
-        "data": {} if images is None else task.data_settings(images) | _data_settings(images),
+        "data": {} if images is None else _data_settings(task, images),
         "task": {"clip": task.clip, **by_task},
         "default": DEFAULTS,
     }
@@ -87,11 +87,13 @@ def complete_config(
     return config if task.augments else without_default_changes(config)
 
 
-def _data_settings(images: Dataset) -> dict[str, Any]:
+def _data_settings(task: type[Task], images: Dataset) -> dict[str, Any]:
     """What the images decide: a resumed run reads them as the first start did."""
     settings: dict[str, Any] = {"storage": "disk" if isinstance(images, DiskDataset) else "memory"}
-    if images.preprocess is ArrayPreprocess:
-        settings["reconstruction"] = 0.0  # decoders draw values in [0, 1]
+    # Decoders draw values in [0, 1], and of several classes what each of them looks like alone.
+    has_several = "labels" in task.targets and "single_label" not in images.targets
+    if has_several or images.preprocess is ArrayPreprocess:
+        settings["reconstruction"] = 0.0
     return settings
 
 

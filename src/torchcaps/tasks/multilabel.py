@@ -35,11 +35,6 @@ class Multilabel(Classify):
     single_label = False
     data = "images of several classes each"  # words of the error for other data
 
-    @classmethod
-    def data_settings(cls, images: Dataset) -> dict[str, Any]:
-        """Only a set of composites has what a capsule could draw: each of its classes alone."""
-        return {} if "single_label" in images.targets else {"reconstruction": 0.0}
-
     def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         if self.spec.logits and not self.spec.multilabel:
             raise ArgumentError(

@@ -130,6 +130,9 @@ def resolve_config(recipe_or_config: str | Path | TrainConfig, **settings: Any) 
         recipe_or_config: what to run; see `train`.
         settings: of the run, by name; they take precedence.
 
+    Returns:
+        The configuration.
+
     Raises:
         DataError, RunError, ValueError: see `train`.
     """

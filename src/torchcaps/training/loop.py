@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from torchcaps.data import Batch, Dataset
-from torchcaps.distributed import current, sync_batch_norms
+from torchcaps.distributed import Ranks, current, sync_batch_norms
 from torchcaps.errors import TrainingError
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, eval_outputs
@@ -72,6 +72,11 @@ class TrainingState:
     best_epoch: int = 0
     sums: dict[str, float] = field(default_factory=dict)
     loss_scale: dict[str, float] = field(default_factory=dict)
+
+    def add_losses(self, sums: Mapping[str, float]) -> None:
+        """Add summed losses, and the "count" of their images, to those of the epoch."""
+        for name, total in sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + total
 
     def update_best(self, score: float, loss: float, epoch: int) -> bool:
         """Note an epoch if it is the best one: of the highest score, then of the lowest loss.
@@ -157,13 +162,7 @@ class Trainer:
         sync_batch_norms(self.model, self.ranks)  # statistics over the samples of all ranks
         self.updater = Updater(task, config, self.ranks)
 
-        # A GPU works on steps after the host has left them, and a number that the host reads makes
-        # it wait. So losses stay there for some steps, unless a callback wants them at once.
-        self.reads_each_step = (
-            self.updater.device.type == "cpu"
-            or self.ranks.world_size > 1
-            or any(not callback.is_late and _watches_steps(callback) for callback in self.callbacks)
-        )
+        self.reads_each_step = _reads_each_step(self.updater, self.callbacks)
         self._unread: list[tuple[int, float, int, list[str], Tensor]] = []
         self._unreported: list[dict[str, float]] = []
         self.state = TrainingState()
@@ -249,8 +248,9 @@ class Trainer:
                 return
             if is_epoch_end:
                 with self.updater.averaged():
-                    speed = self._speed(time.perf_counter() - start, num_samples)
-                    row = self._validate(speed)
+                    seconds = time.perf_counter() - start
+                    row = epoch_row(self, measure_speed(self.ranks, seconds, num_samples))
+                    self.history.append(row)
                     for callback in self.callbacks:
                         callback.on_epoch(self, row)
             elif self._is_over():
@@ -294,15 +294,13 @@ class Trainer:
         if not self._unread:
             return
         table = torch.stack([means for *_, means in self._unread]).cpu().double()
-        sums = self.state.sums
         for (step, lr, num_samples, names, _), means in zip(self._unread, table, strict=True):
             count = torch.tensor([num_samples], dtype=torch.float64)
             totals = self.ranks.sum(torch.cat([means * num_samples, count])).tolist()
             step_sums = dict(zip([*names, "count"], totals, strict=True))
-            for name, total in step_sums.items():
-                sums[name] = sums.get(name, 0.0) + total
+            self.state.add_losses(step_sums)
             losses = mean_losses(step_sums)
-            self._check_number(losses["loss"], "loss", step)
+            check_number(losses["loss"], "loss", step, self.checkpoint)
             self._unreported.append({"step": step + 1, **losses, "lr": lr})
         self._unread.clear()
 
@@ -315,70 +313,81 @@ class Trainer:
             for callback in self.callbacks:
                 callback.on_step(self, losses)
 
-    def _speed(self, seconds: float, num_samples: int) -> Row:
-        """Images per second; and of several processes, the samples and seconds of each."""
-        work = {"images": num_samples, "seconds": round(seconds, 2)}
-        if self.ranks.world_size == 1:
-            return {"images_per_second": round(num_samples / seconds, 1)}
-        works = self.ranks.gather(work)
-        total = sum(each["images"] for each in works)
-        return {"images_per_second": round(total / seconds, 1), "ranks": works}
 
-    def _validate(self, speed: Row) -> Row:
-        """The row of an epoch that is done. Its sums of losses begin anew.
+def _reads_each_step(updater: Updater, callbacks: Sequence[Callback]) -> bool:
+    """Whether the losses of each step are read before the next one.
 
-        The model has the averaged weights here, where there is an average.
-        """
-        state = self.state
-        check_finite(self.model, self.checkpoint)
-        # What `eval_step` gives for every validation image, by name `[images, ...]`.
-        outputs = eval_outputs(self.task, self.val_images, precision=self.updater.precision)
-        metrics = self.task.compute_metrics(outputs)
-        # Metrics that the configuration names.
-        metrics |= extra_metrics(self.config.task.metrics, outputs)
-        for name, metric in metrics.items():
-            self._check_number(metric, f"validation {name}", state.step)
-
-        # Fewer steps than those of the probe do not tell how a training will end.
-        warnings = []
-        if state.step >= min(PROBE_STEP, self.total_steps // 2):
-            warnings = self.task.warnings(outputs, state.step / self.total_steps)
-        epoch = state.step // self.steps_per_epoch
-        row = {
-            "kind": "epoch",
-            "step": state.step,
-            "epoch": epoch,
-            "epochs": self.config.training.epochs,
-            **{f"train_{name}": loss for name, loss in mean_losses(state.sums).items()},
-            **{f"val_{name}": metric for name, metric in metrics.items()},
-            "score": self.task.score,
-            "best": state.update_best(metrics[self.task.score], metrics["loss"], epoch),
-            "warnings": warnings,
-            "images": state.sums["count"],
-            **speed,
-        }
-        if state.restart:
-            row["restart"] = state.restart
-        state.sums = {}
-        self.history.append(row)
-        return row
-
-    def _check_number(self, number: float, name: str, step: int) -> None:
-        """Raise TrainingError, which says what to do, unless the number is finite."""
-        if math.isfinite(number):
-            return
-        if step == 0:
-            raise TrainingError(
-                f"the first {name} was already {number}, before any update; "
-                "look at the images, the augmentations and the options of the model"
-            )
-        hint = recovery_hint(self.checkpoint)
-        raise TrainingError(f"the {name} became {number} after step {step}; {hint}")
+    A GPU works on steps after the host has left them, and a number that the host reads makes it
+    wait. So losses stay there for some steps, unless a callback wants them at once.
+    """
+    is_watched = any(
+        not callback.is_late and type(callback).on_step is not Callback.on_step
+        for callback in callbacks
+    )
+    return updater.device.type == "cpu" or updater.ranks.world_size > 1 or is_watched
 
 
-def _watches_steps(callback: Callback) -> bool:
-    """Whether a callback has an `on_step` of its own."""
-    return type(callback).on_step is not Callback.on_step
+def measure_speed(ranks: Ranks, seconds: float, num_samples: int) -> Row:
+    """Images per second; and of several processes, the samples and seconds of each."""
+    work = {"images": num_samples, "seconds": round(seconds, 2)}
+    if ranks.world_size == 1:
+        return {"images_per_second": round(num_samples / seconds, 1)}
+    works = ranks.gather(work)
+    total = sum(each["images"] for each in works)
+    return {"images_per_second": round(total / seconds, 1), "ranks": works}
+
+
+def epoch_row(trainer: Trainer, speed: Row) -> Row:
+    """The row of an epoch that is done. Its sums of losses begin anew.
+
+    The model has the averaged weights here, where there is an average.
+    """
+    state = trainer.state
+    task = trainer.task
+    check_finite(trainer.model, trainer.checkpoint)
+    # What `eval_step` gives for every validation image, by name `[images, ...]`.
+    outputs = eval_outputs(task, trainer.val_images, precision=trainer.updater.precision)
+    metrics = task.compute_metrics(outputs)
+    # Metrics that the configuration names.
+    metrics |= extra_metrics(trainer.config.task.metrics, outputs)
+    for name, metric in metrics.items():
+        check_number(metric, f"validation {name}", state.step, trainer.checkpoint)
+
+    # Fewer steps than those of the probe do not tell how a training will end.
+    warnings = []
+    if state.step >= min(PROBE_STEP, trainer.total_steps // 2):
+        warnings = task.warnings(outputs, state.step / trainer.total_steps)
+    epoch = state.step // trainer.steps_per_epoch
+    row = {
+        "kind": "epoch",
+        "step": state.step,
+        "epoch": epoch,
+        "epochs": trainer.config.training.epochs,
+        **{f"train_{name}": loss for name, loss in mean_losses(state.sums).items()},
+        **{f"val_{name}": metric for name, metric in metrics.items()},
+        "score": task.score,
+        "best": state.update_best(metrics[task.score], metrics["loss"], epoch),
+        "warnings": warnings,
+        "images": state.sums["count"],
+        **speed,
+    }
+    if state.restart:
+        row["restart"] = state.restart
+    state.sums = {}
+    return row
+
+
+def check_number(number: float, name: str, step: int, checkpoint: Path | None) -> None:
+    """Raise TrainingError, which says what to do, unless the number is finite."""
+    if math.isfinite(number):
+        return
+    if step == 0:
+        raise TrainingError(
+            f"the first {name} was already {number}, before any update; "
+            "look at the images, the augmentations and the options of the model"
+        )
+    hint = recovery_hint(checkpoint)
+    raise TrainingError(f"the {name} became {number} after step {step}; {hint}")
 
 
 def mean_losses(sums: Mapping[str, float]) -> dict[str, float]:
