@@ -263,13 +263,8 @@ class Trainer:
         return self.is_stopped or self.is_finished
 
     def step(self, batch: Batch) -> None:
-        """Take a step, after which the state is that of the next one.
-
-        Args:
-            batch: of all ranks together.
-        """
+        """Take a step on a batch of all ranks, after which the state is that of the next one."""
         state = self.state
-        # By the schedule, which may restart at shares of the training (`lr_restarts`).
         factor = learning_rate_factor(
             self.config, state.step, self.total_steps, self.task.lr_restarts
         )
