@@ -36,7 +36,7 @@ from benchmarks.workload import training_step
 from torchcaps import Capsules
 from torchcaps.errors import ArgumentError, TrainingError
 from torchcaps.testing import KERNEL_LIMITS, kernel_errors, random_capsules
-from torchcaps.training import Interrupted, Run, train
+from torchcaps.training import Interrupted, Run, StopWhen, train
 
 BUNDLE = CHECKOUT / "gpu-bundle"  # of `make gpu-bundle`, with MNIST
 MESSAGE = 500  # characters of a failure that are kept
@@ -224,9 +224,8 @@ def profiled() -> Iterator[list[tuple[str, float]]]:
 def _repeat(runs: Any, folder: Path) -> Row:
     """Whether a run with `deterministic` that is stopped and resumed gives the bits of another."""
     config = runs.settings("capsnet", "bf16").updated(deterministic=True)
-    steps = iter(range(1, 100))
     try:
-        train(config, folder / "stopped", should_stop=lambda: next(steps) == 2)
+        train(config, folder / "stopped", callbacks=[runs.StopAfter(2)])
     except Interrupted:
         train(config, folder / "stopped", resume=True)
     train(config, folder / "whole")
@@ -318,7 +317,7 @@ def _train_mnist(sizes: Sizes, folder: Path, deadline: float) -> Row:
     config = tc.training.load_recipe("capsnet-mnist").config
     config = config.updated(device="cuda", stop_at=sizes.score, **sizes.mnist)
     start = time.perf_counter()
-    run = train(config, folder, should_stop=lambda: time.monotonic() > deadline)
+    run = train(config, folder, callbacks=[StopWhen(lambda: time.monotonic() > deadline)])
     figures: Row = {"s to the score": time.perf_counter() - start}
     scores = [epoch["val_accuracy"] for epoch in run.epochs]
     figures |= {"epochs": len(scores), "held-out accuracy": max(scores)}

@@ -27,25 +27,25 @@ import torch
 import torchcaps
 from benchmarks.report import machine, write_json
 from torchcaps.data import Dataset, load_dataset
-from torchcaps.training import TrainConfig, keep_memory
+from torchcaps.training import Callback, TrainConfig, Trainer, keep_memory
 
 FOLDER = Path(__file__).parent / "records"
 LEVEL = 0.01
 
 
-class Clock:
+class Clock(Callback):
     """Seconds of training: from the first step of an epoch to its last one, batches included."""
 
     def __init__(self) -> None:
         self.seconds, self.since = 0.0, time.perf_counter()
 
-    def step(self, *_: Any) -> None:
+    def on_step(self, trainer: Trainer, losses: dict[str, float]) -> None:
         """A step is done."""
         now = time.perf_counter()
         self.seconds += now - self.since
         self.since = now
 
-    def epoch(self, *_: Any) -> None:
+    def on_epoch(self, trainer: Trainer, row: dict[str, Any]) -> None:
         """An epoch was validated, which does not count."""
         self.since = time.perf_counter()
 
@@ -61,9 +61,7 @@ def run(record: dict[str, Any], images: Dataset, tested: Dataset, seed: int) -> 
     }
     model = torchcaps.create_model(config.model.name, **options, **config.model.options)
     clock = Clock()
-    model, history = torchcaps.fit(
-        model, images, config=config, on_step=clock.step, on_epoch=clock.epoch
-    )
+    model, history = torchcaps.fit(model, images, config=config, callbacks=[clock])
     return {
         "seed": seed,
         "seconds": round(clock.seconds, 2),

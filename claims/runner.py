@@ -14,7 +14,7 @@ import torch
 from claims.protocol import PLACE, Claim
 from claims.results import ClaimResult, pack_answers, pack_groups, read_results
 from torchcaps.reproduction.run import check_measures, measure_run, train_or_resume
-from torchcaps.training import Run
+from torchcaps.training import Callback, Run
 
 RATE_SEED = 1_000  # of the short trainings that choose a rate; no other training has it
 RATE_SHARE = 4  # they take one part in so many of the epochs, or of the images of an epoch
@@ -96,8 +96,7 @@ def run_claims(
     root: str | None = None,
     device: str | None = None,
     started: Callable[[str], None] | None = None,
-    emit: Callable[[dict[str, Any]], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
+    callbacks: Sequence[Callback | str] = (),
 ) -> list[ClaimResult]:
     """Train what is missing, one training after another.
 
@@ -113,8 +112,7 @@ def run_claims(
         root: where named data sets are looked for first.
         device: by default that of the recipes.
         started: called with the name of each training before it starts.
-        emit: see `train`.
-        should_stop: see `train`.
+        callbacks: see `train`.
 
     Returns:
         The results of the trainings that were done.
@@ -122,7 +120,7 @@ def run_claims(
     Raises:
         RunError: results that do not belong to the protocol.
         UnknownNameError: a protocol names a measure that is not registered.
-        Interrupted: `should_stop` said so; the state of the training is kept.
+        Interrupted: a callback stopped a training; the state of the training is kept.
     """
     end = time.monotonic() + 60 * minutes
     done: list[ClaimResult] = []
@@ -136,7 +134,7 @@ def run_claims(
                 started(f"{claim.name}, {training.name}")
             run = Run(Path(work) / claim.name / training.name)
             options = {"root": root, "device": device}
-            result = _train(training, run, budget, options, emit, should_stop)
+            result = _train(training, run, budget, options, callbacks)
             result.write(Path(results) / claim.name)
             shutil.rmtree(run.path)
             finished.append(result)
@@ -154,8 +152,7 @@ def _train(
     run: Run,
     budget: str,
     options: dict[str, Any],
-    emit: Callable[[dict[str, Any]], None] | None,
-    should_stop: Callable[[], bool] | None,
+    callbacks: Sequence[Callback | str],
 ) -> ClaimResult:
     """One training with what is measured of it."""
     claim = training.claim
@@ -163,7 +160,7 @@ def _train(
     if training.kind == "rate":
         changes |= _shorter(claim, training.arm, budget)
     config = claim.config(training.arm, training.seed, budget, **changes)
-    train_or_resume(run, config, emit=emit, should_stop=should_stop)
+    train_or_resume(run, config, callbacks=callbacks)
     figures: dict[str, float] = {}
     answers: dict[str, Any] = {}
     if training.kind == "rate":

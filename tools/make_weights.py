@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchcaps.models._pretrained import FOLDER
 from torchcaps.training import Run
-from torchcaps.training.checkpoint import load_tensors, save_tensors
+from torchcaps.training.files import load_tensors, save_tensors
 
 MAX_BYTES = 6_000_000  # of all files together
 EMBEDDED_SETS = {"mnist": "digits"}  # data set -> images of its kind that come with the package

@@ -67,6 +67,10 @@ class Ranks:
         dist.all_reduce(total)
         return total.to(values.device)
 
+    def any(self, flag: bool) -> bool:
+        """Whether the flag of any rank is set, on all ranks."""
+        return flag if self.world_size == 1 else bool(self.sum(torch.tensor(float(flag))) > 0)
+
     def gather(self, value: T) -> list[T]:
         """The values of all ranks in rank order, on all ranks.
 

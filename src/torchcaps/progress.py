@@ -1,8 +1,8 @@
-"""A bar on stderr, and the rows of a training as lines above it."""
+"""A bar on stderr, and the row of an epoch as lines above it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,25 +40,7 @@ def print_above(bar: Progress, line: str) -> None:
     bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def report_rows(bar: Progress) -> Callable[[dict[str, Any]], None]:
-    """A function of the rows of a training: steps move the bar, epochs are lines above it."""
-    task = bar.add_task("", total=None)
-
-    def emit(row: dict[str, Any]) -> None:
-        if row["kind"] == "tick":
-            loss = f"loss {row['loss']:.4f}"
-            bar.update(task, completed=row["step"], total=row["steps"], description=loss)
-        elif row["kind"] == "epoch":
-            print_above(bar, _epoch_line(row))
-        elif row["kind"] == "note":
-            print_above(bar, f"warning: {row['text']}")
-        elif row["kind"] == "message":
-            print_above(bar, row["text"])
-
-    return emit
-
-
-def _epoch_line(row: dict[str, Any]) -> str:
+def epoch_lines(row: dict[str, Any]) -> str:
     """`epoch 2/8  training: loss 0.0453, accuracy 97.10%  validation: ...`, and warnings."""
     parts = [f"epoch {row['epoch']}/{row['epochs']}"]
     for title, prefix in (("training", "train_"), ("validation", "val_")):

@@ -16,7 +16,14 @@ from torchcaps.data import ReadOptions
 from torchcaps.data.augment import Augmentation, ordered_augmentations
 from torchcaps.errors import UnknownNameError, check_known
 from torchcaps.groups import SettingsGroup, field_types, setting as setting
+from torchcaps.registry import Registry
 
+# Of settings that only some optimizers or schedules read, those that do (`setting(of=...)`).
+CHOICES: dict[str, Registry[Any]] = {
+    "optimizer": Registry("optimizer"),
+    "schedule": Registry("schedule"),
+}
+OPEN = (None, "auto")  # a setting is open whose default is one of these, and that has it
 LARGEST_SEED = 2**31 - 1  # the random numbers of numpy, which draw the split, take seeds of 32 bits
 
 
@@ -222,7 +229,7 @@ class ScheduleSettings(SettingsGroup):
     )
 
 
-def augmentation_settings() -> type[Any]:
+def augmentation_settings() -> Any:
     """The group of the settings of all registered augmentations, each a field of its own name."""
     return _augmentation_group(tuple(ordered_augmentations()))
 
@@ -303,6 +310,9 @@ class TrainConfig:
         augmentation: settings of all augmentations; its class is made from those that are
             registered.
         training: epochs, batch size, precision, device, seed, checkpoints and callbacks.
+        origins: where values come from, by the names of settings: "given", "recipe", "model" (the
+            one that is trained by its name), "task", "data" or "default", which is also that of
+            the names that are not there.
 
     Example:
         >>> config = TrainConfig.of(model="capsnet", data="digits", epochs=3)
@@ -317,6 +327,7 @@ class TrainConfig:
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     augmentation: Any = field(default_factory=_default_augmentation)
     training: TrainingSettings = field(default_factory=TrainingSettings)
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, **settings: Any) -> TrainConfig:
@@ -336,11 +347,12 @@ class TrainConfig:
         return cls.from_dict(settings)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
+    def from_dict(cls, values: Mapping[str, Any], origin: str = "given") -> TrainConfig:
         """The inverse of `to_dict`; it also reads settings without groups.
 
         Args:
             values: settings by name, or by group.
+            origin: of these values, such as "recipe".
 
         Returns:
             The configuration.
@@ -349,23 +361,27 @@ class TrainConfig:
             ValueError: no mapping, a value of another kind, or out of range.
             UnknownNameError: a name that is no setting.
         """
-        return cls()._with(flattened(values))
+        return cls()._with(flattened(values), origin)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, by groups."""
-        return asdict(self)
+        return {group: asdict(getattr(self, group)) for group in groups()}
 
     def flat(self) -> dict[str, Any]:
-        """JSON-ready, every setting by its name without a group."""
-        return flattened(self.to_dict())
+        """Every setting by its name without a group."""
+        return {name: self._value(known) for name, known in known_settings().items()}
 
-    def updated(self, **changes: Any) -> TrainConfig:
+    def _value(self, known: KnownSetting) -> Any:
+        return getattr(getattr(self, known.group), known.key)
+
+    def updated(self, origin: str = "given", /, **changes: Any) -> TrainConfig:
         """A copy with changes.
 
         Another optimizer or schedule comes with the defaults of the settings that only some
         optimizers or schedules read: the momentum of sgd does not outlive a change to adam.
 
         Args:
+            origin: of the new values.
             changes: settings by name, or by group; None changes nothing.
 
         Returns:
@@ -375,33 +391,42 @@ class TrainConfig:
             ValueError: a value of another kind, or out of range.
             UnknownNameError: a name that is no setting.
         """
-        current = self.flat()
         updates = {name: value for name, value in flattened(changes).items() if value is not None}
-        resets = {}
-        for name, known in known_settings().items():
-            if known.of in updates and updates[known.of] != current[known.of]:
-                resets[name] = known.default
-        return self._with(resets | updates)
+        settings = known_settings()
+        resets = {
+            name: known.default
+            for name, known in settings.items()
+            if known.of in updates and updates[known.of] != self._value(settings[known.of])
+        }
+        return self._with(resets, "default")._with(updates, origin)
 
-    def filled(self, defaults: Mapping[str, Any]) -> TrainConfig:
-        """A copy in which defaults take the place of settings that are None.
+    def filled(self, defaults: Mapping[str, Any], origin: str = "default") -> TrainConfig:
+        """A copy in which defaults take the place of open settings: those of None or "auto".
 
         Args:
             defaults: by name, without groups.
+            origin: of these values.
 
         Returns:
             The copy.
         """
-        flat = self.flat()
-        return self._with({name: value for name, value in defaults.items() if flat[name] is None})
+        settings = known_settings()
+        changes = {}
+        for name, value in defaults.items():
+            current = self._value(settings[name])
+            if current in OPEN and current == settings[name].default:
+                changes[name] = value
+        return self._with(changes, origin)
 
-    def _with(self, changes: Mapping[str, Any]) -> TrainConfig:
+    def _with(self, changes: Mapping[str, Any], origin: str) -> TrainConfig:
+        if not changes:
+            return self
         known = known_settings()
         by_group: dict[str, dict[str, Any]] = {}
         for name, value in changes.items():
             by_group.setdefault(known[name].group, {})[known[name].key] = value
         current = groups()
-        updated = {}
+        updated: dict[str, Any] = {"origins": {**self.origins, **dict.fromkeys(changes, origin)}}
         for group, values in by_group.items():
             updated[group] = current[group](**vars(getattr(self, group)) | values)
         return replace(self, **updated)
@@ -429,13 +454,25 @@ class KnownSetting(NamedTuple):
 
 def groups() -> dict[str, Any]:
     """The classes of the groups by name. That of augmentations grows with what is registered."""
-    return field_types(TrainConfig) | {"augmentation": augmentation_settings()}
+    return _groups(augmentation_settings())
+
+
+@cache
+def _groups(augmentation: Any) -> dict[str, Any]:
+    types = field_types(TrainConfig)
+    classes = {each.name: types[each.name] for each in fields(TrainConfig) if each.compare}
+    return classes | {"augmentation": augmentation}
 
 
 def known_settings() -> dict[str, KnownSetting]:
     """Every setting by its name without a group. ValueError: two settings have the same name."""
+    return _known_settings(augmentation_settings())
+
+
+@cache
+def _known_settings(augmentation: Any) -> dict[str, KnownSetting]:
     known: dict[str, KnownSetting] = {}
-    for group, settings_class in groups().items():
+    for group, settings_class in _groups(augmentation).items():
         for name, group_setting in _settings_of_group(group, settings_class).items():
             if name in known:
                 raise ValueError(
@@ -446,7 +483,6 @@ def known_settings() -> dict[str, KnownSetting]:
     return known
 
 
-@cache
 def _settings_of_group(group: str, settings_class: type[Any]) -> dict[str, KnownSetting]:
     """The settings of one group by name."""
     hints = field_types(settings_class)

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 
 from torchcaps.cli.main import main
-from torchcaps.training import TrainConfig, train
-from training.makers import contents, leftovers, write_bars
+from torchcaps.training import TrainConfig, Trainer, train
+from training.makers import Watch, contents, leftovers, write_bars
 
 OPTIONS = {"channels": 8, "primary_types": 2, "decoder": False}
 SEED = 3
@@ -111,11 +111,10 @@ def history(seed: int = SEED) -> tuple[dict[int, Files], dict[str, Any]]:
                 model="capsnet", data="bars.npz", seed=seed, model_options=OPTIONS, **SETTINGS
             )
 
-            def keep(row: dict[str, Any]) -> None:
-                if row["kind"] == "tick":
-                    states[row["step"]] = files(Path("run"))
+            def keep(trainer: Trainer, losses: dict[str, float]) -> None:
+                states[trainer.state.step] = files(Path("run"))
 
-            train(config, "run", emit=keep)
+            train(config, "run", callbacks=[Watch(keep)])
             return states, contents(Path("run"))
         finally:
             os.chdir(home)

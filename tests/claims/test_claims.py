@@ -23,6 +23,7 @@ from torchcaps.errors import RunError, UnknownNameError
 from torchcaps.reporting import api
 from torchcaps.training import Interrupted
 from training import test_recipes
+from training.makers import Watch, stop_after
 
 PROTOCOL = """
 title = "two networks"
@@ -207,22 +208,20 @@ def test_a_training_that_was_stopped_goes_on_and_none_is_done_twice(claim, tmp_p
     results = tmp_path / "results"
     options = {"work": tmp_path / "work", "budget": "small"}
     names = []
-    steps = []
+    watch = Watch()
 
-    def emit(row):
-        if row["kind"] == "tick":
-            steps.append(row["step"])
-
-    def run(**more):
-        return run_claims([claim], results, **options, started=names.append, emit=emit, **more)
+    def run(*callbacks, **more):
+        return run_claims(
+            [claim], results, **options, started=names.append, callbacks=[watch, *callbacks], **more
+        )
 
     with pytest.raises(Interrupted):
-        run(should_stop=lambda: len(steps) == 4)  # after the rates, of one step each
+        run(stop_after(5))  # after the rates, of one step each
     assert names[3:] == ["mine, rate-N-0.01", "mine, C-0"]
     assert run(minutes=0) == []
     assert len(run()) == 4
     assert names[5:7] == ["mine, C-0", "mine, N-0"]
-    assert len(steps) == 4 + 4 * 2  # no step was repeated
+    assert len(watch.steps) == 4 + 4 * 2  # no step was repeated
     assert run() == []
     finished = read_results(claim, results, "small")
     assert len(finished) == 8

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from checks import assert_finite
-from torchcaps.training.checkpoint import load_tensors
+from torchcaps.training.files import load_tensors
 from training.makers import contents
 
 from .conftest import RESUME, the_sentence

@@ -33,7 +33,7 @@ from torchcaps.distributed import current, hard_exit, init
 from torchcaps.models._registry import MODELS as REGISTERED_MODELS
 from torchcaps.tasks._base import TASKS
 from torchcaps.training import Interrupted, TrainConfig, train
-from training.makers import TINY, leftovers, write_bars
+from training.makers import TINY, leftovers, stop_after, write_bars
 
 THIS_FILE = Path(__file__).resolve()
 ONLOOKER = THIS_FILE.with_name("onlooker.py")
@@ -69,19 +69,12 @@ def record_training(folder, config, *, stop=None, resume=False):
     import onlooker
 
     ranks = current()
-    steps = []
     onlooker.digests.clear()
     is_last = ranks.rank == ranks.world_size - 1
 
-    def emit(row):
-        if row["kind"] == "tick":
-            steps.append(row["step"])
-
-    def should_stop():
-        return is_last and len(steps) + 1 == stop
-
+    callbacks = [stop_after(stop)] if is_last else []
     try:
-        train(config, folder, resume=resume, should_stop=should_stop, emit=emit)
+        train(config, folder, resume=resume, callbacks=callbacks)
     except Interrupted:
         assert stop is not None
     digests = ranks.gather(list(onlooker.digests))

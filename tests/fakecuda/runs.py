@@ -17,8 +17,7 @@ from torchcaps.errors import RunError
 from torchcaps.reporting import api, evaluated
 from torchcaps.reporting.subject import open_task
 from torchcaps.tasks import Task
-from torchcaps.training import Interrupted, TrainConfig, train
-from torchcaps.training.loop import Trainer
+from torchcaps.training import Callback, Interrupted, TrainConfig, Trainer, train
 
 COUNTED_STEP = 4  # the first ones warm up
 STOPPED_AFTER = 2
@@ -47,6 +46,17 @@ FURTHER = {
         "metrics": ("balanced_accuracy", "brier_score", "top5_accuracy"),
     },
 }
+
+
+class StopAfter(Callback):
+    """Ends a training after so many steps."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def on_step(self, trainer, losses):
+        if losses["step"] == self.count:
+            trainer.stop()
 
 
 def settings(name, precision):
@@ -110,9 +120,8 @@ def train_counted(config, folder, row, counted):
 
     Trainer.step = step
     try:
-        steps = iter(range(1, 100))
         try:
-            train(config, folder, should_stop=lambda: next(steps) == STOPPED_AFTER)
+            train(config, folder, callbacks=[StopAfter(STOPPED_AFTER)])
         except Interrupted:
             row["stopped"] = True
         train(config, folder, resume=True)

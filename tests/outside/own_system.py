@@ -171,9 +171,9 @@ class Tally(training.Callback):
 
     steps = 0
 
-    def on_step(self, model, losses):
+    def on_step(self, trainer, losses):
         """One more."""
-        del model
+        del trainer
         self.steps += 1
         Path("tally.txt").write_text(f"{self.steps} {losses['lr']}")
 

@@ -63,7 +63,7 @@ from torchcaps import training
 steps = iter(range(1, 100))
 config = training.Run.open("run").config
 with contextlib.suppress(training.Interrupted):
-    training.train(config, "stopped", should_stop=lambda: next(steps) == 5)
+    training.train(config, "stopped", callbacks=[training.StopWhen(lambda: next(steps) == 5)])
 found["resume"] = command("train", "denoiser", "--output", "stopped", "--resume", "--json")
 
 import base64

@@ -85,7 +85,7 @@ def test_the_figures_are_means_and_deviations_of_the_folds(folder):
 def test_a_stopped_cross_validation_goes_on_bit_for_bit(folder, bars, tmp_path):
     config = tiny(bars, epochs=1)
     with pytest.raises(Interrupted):
-        cross_validate(config, tmp_path / "cv", folds=3, should_stop=stop_after(3))
+        cross_validate(config, tmp_path / "cv", folds=3, callbacks=[stop_after(3)])
     with pytest.raises(RunError, match="not finished"):
         CrossValidation.read(tmp_path / "cv")
     first_model = (tmp_path / "cv" / "fold-1" / "model.safetensors").stat().st_mtime_ns

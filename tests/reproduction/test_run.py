@@ -18,6 +18,7 @@ from torchcaps.reproduction import (
 from torchcaps.reproduction.result import RESULT_FILE
 from torchcaps.reproduction.run import slug
 from torchcaps.training import Interrupted, Run, load
+from training.makers import stop_after
 
 from .makers import SINGLE, recipe_of
 
@@ -78,7 +79,7 @@ def test_finished_runs_are_read_and_not_repeated(experiment):
 def test_a_stopped_experiment_goes_on_where_it_was(experiment, tmp_path):
     _, recipe, results = experiment
     with pytest.raises(Interrupted):
-        reproduce(recipe, output=tmp_path, should_stop=lambda: True)
+        reproduce(recipe, output=tmp_path, callbacks=[stop_after(1)])
     assert not list(tmp_path.rglob(RESULT_FILE))
     [result] = reproduce(recipe, output=tmp_path, rows=["tiny"])
     assert result.figures["error"] == results[0].figures["error"]
@@ -90,7 +91,7 @@ def test_a_run_of_a_recipe_that_has_changed_is_refused(experiment, tmp_path):
     # Finished runs stay as they are.
     assert reproduce(changed, output=folder) == [results[0], results[2]]
     with pytest.raises(Interrupted):
-        reproduce(recipe_of(tmp_path), output=tmp_path / "out", should_stop=lambda: True)
+        reproduce(recipe_of(tmp_path), output=tmp_path / "out", callbacks=[stop_after(1)])
     with pytest.raises(
         RunError,
         match="was started with epoch_size 64, and the recipe has 96 now; remove the folder",
@@ -100,7 +101,7 @@ def test_a_run_of_a_recipe_that_has_changed_is_refused(experiment, tmp_path):
 
 def test_a_run_with_a_damaged_configuration_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(Interrupted):
-        reproduce(recipe_of(tmp_path), output=tmp_path / "out", should_stop=lambda: True)
+        reproduce(recipe_of(tmp_path), output=tmp_path / "out", callbacks=[stop_after(1)])
     [file] = (tmp_path / "out").rglob("config.json")
     file.write_text("[1]")
     with pytest.raises(RunError, match="is no readable configuration"):
@@ -112,14 +113,14 @@ def test_a_setting_that_a_rule_decides_is_not_a_change(tmp_path, line):
     ruled = SINGLE.replace(line, "")
     assert ruled != SINGLE
     with pytest.raises(Interrupted):
-        reproduce(recipe_of(tmp_path, ruled), output=tmp_path / "out", should_stop=lambda: True)
+        reproduce(recipe_of(tmp_path, ruled), output=tmp_path / "out", callbacks=[stop_after(1)])
     with pytest.raises(Interrupted):  # and not refused
-        reproduce(recipe_of(tmp_path, ruled), output=tmp_path / "out", should_stop=lambda: True)
+        reproduce(recipe_of(tmp_path, ruled), output=tmp_path / "out", callbacks=[stop_after(1)])
 
 
 def test_all_images_instead_of_some_is_another_setting(tmp_path):
     with pytest.raises(Interrupted):
-        reproduce(recipe_of(tmp_path), output=tmp_path / "out", should_stop=lambda: True)
+        reproduce(recipe_of(tmp_path), output=tmp_path / "out", callbacks=[stop_after(1)])
     unlimited = recipe_of(tmp_path, SINGLE.replace("epoch_size = 64\n", ""))
     with pytest.raises(
         RunError, match="was started with epoch_size 64, and the recipe has None now"

@@ -11,6 +11,7 @@ from torchcaps.data import Dataset
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
 from torchcaps.tasks.metrics import balanced_accuracy
+from training.makers import Watch
 
 SIZES = (1000, 60, 8)
 NAMES = ("cat", "dog", "owl")
@@ -43,20 +44,16 @@ def set_of(sizes=SIZES):
 
 def fit_table(*tables, **settings):
     """Train with these tables of logits after the first, second, ... epoch; rows and messages."""
-    messages = []
     steps = iter(tables)
 
-    def set_table(model, _):
+    def set_table(trainer, _):
         with torch.no_grad():
-            model.logits.copy_(torch.tensor(next(steps)).float())
-
-    def collect(row):
-        if row["kind"] == "message":
-            messages.append(row["text"])
+            trainer.model.logits.copy_(torch.tensor(next(steps)).float())
 
     settings = KEEP | {"epochs": len(tables)} | settings
-    model, rows = fit(Table(), set_of(), emit=collect, on_step=set_table, **settings)
-    return model, rows, messages
+    watch = Watch(set_table)
+    model, rows = fit(Table(), set_of(), callbacks=[watch], **settings)
+    return model, rows, watch.messages
 
 
 def test_the_epoch_is_chosen_by_balanced_accuracy_and_a_message_says_so():

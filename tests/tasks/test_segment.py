@@ -24,7 +24,7 @@ from torchcaps.tasks.masks import predict_masks, predict_tiles
 from torchcaps.tasks.segment import LOSSES, PixelPrediction
 from torchcaps.training import Interrupted, TrainConfig, train
 from torchcaps.types import ModelMetadata, set_model_metadata
-from training.makers import assert_resumes
+from training.makers import assert_resumes, stop_after
 
 TINY = {"segcaps": {"dim": 2}, "unet": {"channels": 2, "levels": 2}}
 
@@ -547,7 +547,7 @@ def test_a_resumed_run_refuses_other_masks(tmp_path):
     folder = write_folder(tmp_path / "own")
     config = config_of(folder, "unet")
     with pytest.raises(Interrupted):
-        train(config, tmp_path / "run", should_stop=lambda: True)
+        train(config, tmp_path / "run", callbacks=[stop_after(1)])
     mask = np.zeros((16, 16), dtype=np.uint8)
     mask[2:9, 3:12] = 2
     write_mask(folder / "masks" / "case 0.png", mask, 3)

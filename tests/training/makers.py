@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchcaps.training import Interrupted, TrainConfig, train
+from torchcaps.training import Callback, Interrupted, StopWhen, TrainConfig, train
 
 TINY = {"channels": 8, "primary_types": 2}
 BYTE_FILES = ("model.safetensors", "checkpoints/last.safetensors")
@@ -41,10 +41,36 @@ def tiny(data, **changes):
     return TrainConfig.of(data=str(data), **(settings | changes))
 
 
-def stop_after(step):
-    """A `should_stop` that says so once, after this many steps."""
+def stop_after(count):
+    """A callback that stops a training after this many steps."""
     steps = iter(range(1, 10_000))
-    return lambda: next(steps) == step
+    return StopWhen(lambda: next(steps) == count)
+
+
+class Watch(Callback):
+    """Keeps what a training tells: numbers of steps, rows of epochs, and sentences.
+
+    The functions are called with the trainer and the losses or the row.
+    """
+
+    def __init__(self, on_step=None, on_epoch=None):
+        self.functions = on_step, on_epoch
+        self.steps = []
+        self.rows = []
+        self.messages = []
+
+    def on_start(self, trainer):
+        self.messages = trainer.messages
+
+    def on_step(self, trainer, losses):
+        self.steps.append(losses["step"])
+        if self.functions[0] is not None:
+            self.functions[0](trainer, losses)
+
+    def on_epoch(self, trainer, row):
+        self.rows.append(row)
+        if self.functions[1] is not None:
+            self.functions[1](trainer, row)
 
 
 def contents(folder):
@@ -66,7 +92,7 @@ def assert_resumes(config, folder, step):
     run = train(config, folder / "run")
     torch.manual_seed(1)  # the state of the process has no effect
     with pytest.raises(Interrupted, match=f"stopped after step {step} of "):
-        train(config, folder / "stopped", should_stop=stop_after(step))
+        train(config, folder / "stopped", callbacks=[stop_after(step)])
     train(TrainConfig(), folder / "stopped", resume=True)
     assert contents(folder / "stopped") == contents(run.path), "the resumed run differs"
     return run

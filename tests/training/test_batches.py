@@ -90,10 +90,9 @@ def pixels(count=24):
 def test_parts_of_a_step_are_accumulated_whatever_the_data_is(data):
     """18 images by 2 are 9 batches; 4 of them are a step, the last step has one."""
     own_size = {} if isinstance(data, DataLoader) else {"batch_size": 2}
-    rows = []
     torch.manual_seed(0)
     _, [epoch] = tc.fit(
-        Counted(), data, epochs=1, holdout=0.25, accumulate=4, emit=rows.append, **own_size
+        Counted(), data, epochs=1, holdout=0.25, accumulate=4, verbose=False, **own_size
     )
     assert epoch["step"] == 3
     assert epoch["images"] == 18
@@ -119,7 +118,7 @@ def test_a_step_of_several_batches_of_a_loader_is_one_step_on_all_of_them():
             lr=0.1,
             schedule="constant",
             precision="fp32",
-            emit=lambda row: None,
+            verbose=False,
         )
         weights.append(model.layer.weight.detach())
     assert weights[0].abs().max() > 1e-4

@@ -32,7 +32,7 @@ def test_it_is_of_the_best_model_and_the_held_out_images(bars, tmp_path):
 
 def test_a_run_that_is_not_finished_has_none(bars, tmp_path):
     with pytest.raises(Interrupted):
-        train(tiny(bars), tmp_path / "run", should_stop=stop_after(4))
+        train(tiny(bars), tmp_path / "run", callbacks=[stop_after(4)])
     assert (tmp_path / "run" / "model.safetensors").exists()
     assert read_calibration(tmp_path / "run") is None
     (tmp_path / "run" / "calibration.json").write_text("of a training before")

@@ -19,14 +19,8 @@ from checks import assert_equal
 from torchcaps.data import Preprocess
 from torchcaps.errors import ArgumentError, RunError, TrainingError
 from torchcaps.training import OptionError, load
-from torchcaps.training.checkpoint import (
-    FORMAT,
-    build_model,
-    describe_model,
-    load_tensors,
-    save_tensors,
-)
-from torchcaps.training.files import atomic, write_json
+from torchcaps.training.checkpoint import build_model, describe_model
+from torchcaps.training.files import FORMAT, atomic, load_tensors, save_tensors, write_json
 
 from .makers import TINY
 

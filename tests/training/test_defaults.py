@@ -12,16 +12,16 @@ from checks import column
 from torchcaps.errors import ArgumentError
 from torchcaps.settings import OptimizerSettings
 from torchcaps.tasks import classify
-from torchcaps.training import Interrupted, TrainConfig, register_optimizer, train
-from torchcaps.training.defaults import (
+from torchcaps.tasks._config import (
     MAX_BATCH_SIZE,
     MIN_BATCH_SIZE,
     MIN_STEPS,
     default_batch_size,
 )
+from torchcaps.training import Interrupted, TrainConfig, register_optimizer, train
 from torchcaps.training.optimizers import OPTIMIZERS, create_optimizer
 
-from .makers import contents, stop_after, tiny
+from .makers import Watch, contents, stop_after, tiny
 
 RESTARTED = "the training starts again, once, with a tenth of the learning rate (0.0001)"
 
@@ -91,13 +91,13 @@ def saturated(monkeypatch):
 def test_a_network_that_is_stuck_starts_again_once_at_a_tenth_of_the_rate(
     bars, tmp_path, saturated
 ):
-    kinds = []
-    run = train(tiny(bars), tmp_path / "run", emit=lambda row: kinds.append(row["kind"]))
+    watch = Watch()
+    run = train(tiny(bars), tmp_path / "run", callbacks=[watch])
     assert saturated == [(16, 3), (10, 3)]  # of 42 images
     reason = f"every class capsule was saturated after step 3; {RESTARTED}"
     assert run.notes == [reason]
     assert column(run.epochs, "restart") == [reason, reason]
-    assert (kinds.count("tick"), kinds.count("epoch")) == (3 + 6, 2)
+    assert (len(watch.steps), len(watch.rows)) == (3 + 6, 2)
 
 
 def test_the_second_attempt_is_the_run_with_a_tenth_of_the_rate(bars, tmp_path, monkeypatch):
@@ -125,7 +125,7 @@ def test_stopped_around_the_second_start_a_run_ends_in_the_same_bytes(
 ):
     train(tiny(bars), tmp_path / "uninterrupted")
     with pytest.raises(Interrupted):
-        train(tiny(bars), tmp_path / "run", should_stop=stop_after(step))
+        train(tiny(bars), tmp_path / "run", callbacks=[stop_after(step)])
     run = train(TrainConfig(), tmp_path / "run", resume=True)
     assert contents(run.path) == contents(tmp_path / "uninterrupted")
     assert len(run.notes) == 1
@@ -137,7 +137,7 @@ def test_a_network_that_began_dead_does_not_start_again_for_that(
 ):
     plant_states(monkeypatch, "dead", state)
     with pytest.raises(Interrupted):
-        train(tiny(bars, checkpoint_every=1), tmp_path / "run", should_stop=stop_after(2))
+        train(tiny(bars, checkpoint_every=1), tmp_path / "run", callbacks=[stop_after(2)])
     run = train(TrainConfig(), tmp_path / "run", resume=True)
     assert len(run.notes) == num_restarts
 

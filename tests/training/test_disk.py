@@ -13,7 +13,7 @@ from torchcaps.data import files, load_dataset
 from torchcaps.errors import DataError, RunError
 from torchcaps.training import Interrupted, TrainConfig, train
 
-from .makers import TINY, assert_resumes, contents, stop_after, tiny
+from .makers import TINY, Watch, assert_resumes, contents, stop_after, tiny
 
 
 @pytest.fixture(scope="module")
@@ -65,23 +65,17 @@ def test_stopped_and_resumed_it_ends_in_the_same_bits(folder, tmp_path):
 
 def test_a_run_is_resumed_with_another_number_of_workers(folder, expected, tmp_path):
     with pytest.raises(Interrupted):
-        train(config_of(folder), tmp_path / "run", should_stop=stop_after(1))
+        train(config_of(folder), tmp_path / "run", callbacks=[stop_after(1)])
     run = train(TrainConfig(), tmp_path / "run", resume=True, workers=2)
     assert without_description(contents(run.path)) == without_description(expected)
 
 
 def test_a_run_remembers_that_its_images_stay_on_disk(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MAX_DECODED_BYTES", 1)
-    rows = []
+    watch = Watch()
     with pytest.raises(Interrupted):
-        train(
-            config_of(folder, storage="auto"),
-            tmp_path / "run",
-            should_stop=stop_after(1),
-            emit=rows.append,
-        )
-    messages = [row["text"] for row in rows if row["kind"] == "message"]
-    assert sum(text.startswith("own: 28 images stay on disk") for text in messages) == 1
+        train(config_of(folder, storage="auto"), tmp_path / "run", callbacks=[stop_after(1), watch])
+    assert sum(text.startswith("own: 28 images stay on disk") for text in watch.messages) == 1
     monkeypatch.undo()
     run = train(TrainConfig(), tmp_path / "run", resume=True)
     assert run.config.data.storage == "disk"
@@ -91,7 +85,7 @@ def test_a_run_remembers_that_its_images_stay_on_disk(folder, tmp_path, monkeypa
 def test_files_that_changed_are_refused_when_the_run_goes_on(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "own")
     with pytest.raises(Interrupted):
-        train(config_of(copy), tmp_path / "run", should_stop=stop_after(1))
+        train(config_of(copy), tmp_path / "run", callbacks=[stop_after(1)])
     with open(copy / "cat" / "0.jpg", "ab") as file:
         file.write(b"\0")
     with pytest.raises(RunError, match="checksum of images and labels was"):

@@ -12,7 +12,7 @@ from torchcaps.tasks import Classify
 from torchcaps.training import Interrupted, Run, TrainConfig, train
 from torchcaps.training.schedules import learning_rate_factor, part_ends
 
-from .makers import contents, stop_after, tiny
+from .makers import Watch, contents, stop_after, tiny
 
 SENTENCE = (
     "the finished training goes on after epoch 2 to epoch 4; its learning rate begins at 0.0001, "
@@ -40,9 +40,9 @@ def comparable(folder):
 def test_a_complete_run_goes_on_with_a_schedule_of_its_own(complete, tmp_path):
     epochs_before = complete.epochs
     (complete.path / "evaluation.json").write_text("{}")
-    messages = []
-    run = extend(complete, emit=lambda row: messages.append(row.get("text")))
-    assert messages.count(SENTENCE) == 1
+    watch = Watch()
+    run = extend(complete, callbacks=[watch])
+    assert watch.messages.count(SENTENCE) == 1
     assert run.notes == [SENTENCE]
     assert column(run.epochs, "epoch") == [1, 2, 3, 4]
     assert column(run.epochs, "epochs") == [2, 2, 4, 4]
@@ -63,7 +63,7 @@ def test_a_complete_run_goes_on_with_a_schedule_of_its_own(complete, tmp_path):
 
 def test_an_extension_that_was_interrupted_resumes_bit_for_bit(complete, tmp_path):
     with pytest.raises(Interrupted, match="stopped after step 8 of 12"):
-        extend(complete, should_stop=stop_after(2))
+        extend(complete, callbacks=[stop_after(2)])
     assert not complete.is_finished
     extend(complete)  # the same number of epochs is no second extension
     assert complete.config.training.extended_at == (2,)
@@ -81,12 +81,11 @@ def test_killed_before_the_first_checkpoint_of_an_extension(complete, monkeypatc
     class Killed(BaseException):
         pass
 
-    def kill(row):
-        if row["kind"] == "tick":
-            raise Killed
+    def kill(*_):
+        raise Killed
 
     with pytest.raises(Killed):
-        extend(complete, emit=kill)
+        extend(complete, callbacks=[Watch(kill)])
     assert complete.config.training.epochs == 4
     run = train(TrainConfig(), complete.path, resume=True)
     assert column(run.epochs, "epoch") == [1, 2, 3, 4]
@@ -94,13 +93,13 @@ def test_killed_before_the_first_checkpoint_of_an_extension(complete, monkeypatc
 
 
 def test_without_more_epochs_a_complete_run_says_what_to_do(complete):
-    messages = []
+    watch = Watch()
     before = contents(complete.path)
-    train(TrainConfig(), complete.path, resume=True, emit=lambda row: messages.append(row["text"]))
-    assert messages == [
+    train(TrainConfig(), complete.path, resume=True, callbacks=[watch])
+    assert watch.messages[-1] == (
         f"{complete.path}: all 2 epochs are done; resume it with more of them, such as --epochs 4, "
         "to train it further"
-    ]
+    )
     assert contents(complete.path) == before
 
 
@@ -111,7 +110,7 @@ def test_only_a_complete_run_takes_more_epochs_and_never_less(complete, bars, tm
         extend(complete, lr=0.1)
     stopped = tmp_path / "stopped"
     with pytest.raises(Interrupted):
-        train(tiny(bars), stopped, should_stop=stop_after(5))
+        train(tiny(bars), stopped, callbacks=[stop_after(5)])
     with pytest.raises(ArgumentError, match="got 4; only a run whose epochs are all done can be"):
         extend(Run(stopped))
     ended = train(tiny(bars, stop_at=0.01), tmp_path / "ended")  # after its first epoch

@@ -111,21 +111,17 @@ def test_files_and_features_that_cannot_be_used_are_refused(encoder, tmp_path, m
 SETTINGS = {"data": "digits", "per_class": 10, "holdout": 20, "epochs": 2, "backbone": "encoder"}
 
 
-def test_a_run_trains_on_features_and_its_model_takes_images(encoder, tmp_path):
-    messages = []
-
-    def emit(row):
-        if row["kind"] == "message":
-            messages.append(row["text"])
-
+def test_a_run_trains_on_features_and_its_model_takes_images(encoder, tmp_path, capsys):
     options = {"model_options": {"types": 3}, **SETTINGS}
-    config = tc.training.TrainConfig.of(model="capsule_head", **options)
-    run = tc.train(config, tmp_path / "run", emit=emit)
-    assert any("100 images: 100 to be computed" in text for text in messages)
-    assert any("20 images: 20 to be computed" in text for text in messages)
+    run = tc.train(
+        "capsule_head", tmp_path / "run", callbacks=[tc.training.ProgressBar()], **options
+    )
+    printed = capsys.readouterr().err
+    assert "100 images: 100 to be computed" in printed
+    assert "20 images: 20 to be computed" in printed
     assert sum(PASSES) < 2 * 120  # and not once in each epoch
     assert run.config.model.backbone == "encoder"
-    assert run.config.augmentation.shift == 0
+    assert run.config.augmentation.shift == 0  # which is 2 for other models by their names
 
     model = tc.load(run.path)
     assert model.spec.features
@@ -134,7 +130,7 @@ def test_a_run_trains_on_features_and_its_model_takes_images(encoder, tmp_path):
     assert tc.evaluate(model, images).accuracy > 0.15
 
     PASSES.clear()
-    again = tc.train(config, tmp_path / "again")
+    again = tc.train("capsule_head", tmp_path / "again", **options)
     assert sum(PASSES) < 10  # the features are there
     first, second = (tc.load(folder.path).state_dict() for folder in (run, again))
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -144,7 +140,6 @@ def test_a_run_that_is_not_frozen_trains_its_backbone(encoder, tmp_path):
     options = {"freeze": False, "types": 3}
     config = tc.training.TrainConfig.of(model="capsule_head", **SETTINGS, model_options=options)
     run = tc.train(config, tmp_path / "run")
-    assert run.config.augmentation.shift == 2
     before = make_model().backbone.module.conv.weight
     assert not torch.equal(tc.load(run.path).backbone.module.conv.weight, before)
 

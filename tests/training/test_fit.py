@@ -18,7 +18,6 @@ from torchcaps.errors import ArgumentError, DataError, TrainingError, UnknownNam
 from torchcaps.reporting import evaluate, predict
 from torchcaps.training import (
     Callback,
-    Interrupted,
     Run,
     TrainConfig,
     fit,
@@ -26,10 +25,10 @@ from torchcaps.training import (
     register_callback,
     train,
 )
-from torchcaps.training.callbacks import CALLBACKS
+from torchcaps.training.callbacks import CALLBACKS, copy_state
 from torchcaps.types import ModelSpec
 
-from .makers import TINY, stop_after, tiny
+from .makers import TINY, Watch, stop_after, tiny
 
 
 def small(seed=0):
@@ -117,16 +116,16 @@ def test_callbacks_see_the_model_its_gradients_and_losses(images):
     steps = []
     epochs = []
 
-    def on_step(model, losses):
+    def on_step(trainer, losses):
         assert math.isfinite(losses["loss"])
-        assert model.class_capsules.weight.grad.square().sum() > 0
-        steps.append((model, losses["step"]))
+        assert trainer.model.class_capsules.weight.grad.square().sum() > 0
+        steps.append((trainer.model, losses["step"]))
 
-    def on_epoch(model, row):
-        epochs.append((model, row["epoch"]))
+    def on_epoch(trainer, row):
+        epochs.append((trainer.model, row["epoch"]))
 
     model = small()
-    fit(model, images, on_step=on_step, on_epoch=on_epoch, **SETTINGS)
+    fit(model, images, callbacks=[Watch(on_step, on_epoch)], **SETTINGS)
     assert steps == [(model, 1), (model, 2), (model, 3), (model, 4), (model, 5), (model, 6)]
     assert epochs == [(model, 1), (model, 2)]
 
@@ -134,8 +133,8 @@ def test_callbacks_see_the_model_its_gradients_and_losses(images):
 def test_the_weights_are_those_of_the_best_epoch(images):
     weights = {}
 
-    def on_epoch(model, row):
-        weights[row["epoch"]] = model.class_capsules.weight.detach().clone()
+    def on_epoch(trainer, row):
+        weights[row["epoch"]] = trainer.model.class_capsules.weight.detach().clone()
 
     model, history = fit(
         small(),
@@ -145,7 +144,7 @@ def test_the_weights_are_those_of_the_best_epoch(images):
         epochs=6,
         batch_size=16,
         schedule="constant",
-        on_epoch=on_epoch,
+        callbacks=[Watch(on_epoch=on_epoch)],
     )
     [*_, best_row] = filter(itemgetter("best"), history)
     assert best_row["epoch"] < len(history), "the case is one whose last epoch is not its best"
@@ -165,9 +164,37 @@ def test_a_configuration_and_settings_go_together(images):
     assert len(history) == 2 and "train_spread" in history[0]
 
 
-def test_a_training_can_be_stopped(images):
-    with pytest.raises(Interrupted):
-        fit(small(), images, should_stop=stop_after(3), **SETTINGS)
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("by_keyboard", [False, True])
+def test_a_training_that_is_stopped_returns_what_it_has(images, capsys, count, by_keyboard):
+    """An epoch has 3 steps."""
+    steps = iter(range(1, 10))
+    stop = Watch(lambda *_: interrupt() if next(steps) == count else None)
+    best = []
+    watch = Watch(on_epoch=lambda trainer, _: best.append(copy_state(trainer.model)))
+    stop = stop if by_keyboard else stop_after(count)
+    model, history = fit(small(), images, callbacks=[watch, stop], **SETTINGS)
+    weights = "those of epoch 1" if count == 4 else "those of this step"
+    assert (
+        f"stopped after step {count} of 6; the weights are {weights}\n" in capsys.readouterr().err
+    )
+    assert len(history) == len(best) == count // 3
+    assert not model.training
+    if best:
+        assert_equal(dict(model.state_dict()), best[0])
+
+
+def test_an_empty_configuration_is_none(images):
+    settings = {name: value for name, value in SETTINGS.items() if name != "shift"}
+    model, _ = fit(small(), images, **settings)
+    same, _ = fit(small(), images, config=TrainConfig(), **settings)
+    unmoved, _ = fit(small(), images, **(settings | {"shift": 0}))
+    assert_equal(model.state_dict(), same.state_dict())
+    assert_equal(model.state_dict(), unmoved.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -316,20 +343,24 @@ def test_callbacks_of_the_settings_see_a_training_and_may_stop_it(images):
 
         @register_callback("watch")
         class Watch(Callback):
-            def on_step(self, model, losses):
-                calls.append(losses["step"])
+            def on_start(self, trainer):
+                calls.append(trainer.state.step)
 
-            def on_epoch(self, model, row):
+            def on_step(self, trainer, losses):
+                calls.append(losses["step"])
+                if losses["step"] == 4:
+                    trainer.stop()
+
+            def on_epoch(self, trainer, row):
                 calls.append(row["kind"])
 
-            def should_stop(self):
-                return len(calls) == 4
+            def on_end(self, trainer):
+                calls.append(trainer.is_stopped)
 
-        with pytest.raises(Interrupted):
-            fit(small(), images, callbacks=["watch"], **SETTINGS)
+        fit(small(), images, callbacks=["watch"], **SETTINGS)
         with pytest.raises(UnknownNameError, match="unknown callback 'wacht'; did you mean 'watch"):
             fit(small(), images, callbacks=["wacht"], **SETTINGS)
-    assert calls == [1, 2, 3, "epoch", 4]
+    assert calls == [0, 1, 2, 3, "epoch", 4, True]
 
 
 class Pair(nn.Module):

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from torchcaps.data import Preprocess
 from torchcaps.errors import RunError
 from torchcaps.training import load
-from torchcaps.training.checkpoint import build_model, describe_model, save_tensors
+from torchcaps.training.checkpoint import build_model, describe_model
+from torchcaps.training.files import save_tensors
 
 from .makers import TINY
 

@@ -13,7 +13,7 @@ from torchcaps.errors import ArgumentError, RunError
 from torchcaps.tasks import Classify
 from torchcaps.training import Interrupted, TrainConfig, load, train
 
-from .makers import contents, stop_after, tiny, write_bars
+from .makers import Watch, contents, stop_after, tiny, write_bars
 
 NEW = "class_capsules.votes.weight, decoder.layers.0.weight"
 
@@ -32,12 +32,12 @@ def five(tmp_path_factory):
 
 
 def test_what_fits_is_taken_and_class_capsules_are_new(source, five, tmp_path):
-    messages = []
+    watch = Watch()
     config = tiny(five, init=str(source), lr=1e-12, shift=0)
-    run = train(config, tmp_path / "run", emit=lambda row: messages.append(row.get("text")))
+    run = train(config, tmp_path / "run", callbacks=[watch])
     sentence = f"init: 9 of 11 tensors (95 % of the weights) come from {source}; new: {NEW}"
     assert run.notes == [sentence]
-    assert messages.count(sentence) == 1
+    assert watch.messages.count(sentence) == 1
     assert run.config.model.init == str(source)
 
     before = load(source).state_dict()
@@ -53,7 +53,7 @@ def test_a_run_resumes_without_the_weights_that_it_began_with(source, five, tmp_
     config = tiny(five, init=str(copy))
     expected = train(config, tmp_path / "run")
     with pytest.raises(Interrupted):
-        train(config, tmp_path / "stopped", should_stop=stop_after(3))
+        train(config, tmp_path / "stopped", callbacks=[stop_after(3)])
     shutil.rmtree(copy)
     resumed = train(TrainConfig(), tmp_path / "stopped", resume=True)
     assert contents(resumed.path) == contents(expected.path)
@@ -91,18 +91,11 @@ def test_fit_and_model_files_and_weights_of_the_package(tmp_path):
     digits = tc.create_model("capsnet_small", pretrained=True)
     path = tc.save(digits, tmp_path / "digits.safetensors")
     for init in ("capsnet_small", path):
-        messages = []
+        watch = Watch()
         model = tc.create_model("capsnet_small", num_classes=3)
-        tc.fit(
-            model,
-            images,
-            labels,
-            init=init,
-            emit=lambda row, messages=messages: messages.append(row.get("text")),
-            **settings,
-        )
+        tc.fit(model, images, labels, init=init, callbacks=[watch], **settings)
         torch.testing.assert_close(model.conv.weight, digits.conv.weight, rtol=0, atol=1e-9)
-        assert f"come from {init}; new: {NEW}" in messages[0]
+        assert any(f"come from {init}; new: {NEW}" in text for text in watch.messages)
 
 
 def test_nothing_that_fits_is_one_sentence(source, five, tmp_path):
@@ -117,5 +110,5 @@ def test_nothing_that_fits_is_one_sentence(source, five, tmp_path):
 
 def test_a_run_that_fails_at_once_leaves_nothing(source, five, tmp_path):
     with pytest.raises(ZeroDivisionError):
-        train(tiny(five, init=str(source)), tmp_path / "run", emit=lambda row: 1 / 0)
+        train(tiny(five, init=str(source)), tmp_path / "run", callbacks=[Watch(lambda *_: 1 / 0)])
     assert not (tmp_path / "run").exists()

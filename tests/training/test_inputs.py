@@ -22,6 +22,8 @@ from torchcaps.errors import ArgumentError, DataError
 from torchcaps.training.inputs import as_set, class_indices, image_tensor, known_indices
 from torchcaps.types import model_metadata
 
+from .makers import Watch
+
 SETTINGS = {"epochs": 2, "batch_size": 8, "holdout": 0.25, "precision": "fp32"}
 
 
@@ -173,11 +175,9 @@ def test_a_line_says_what_is_done_and_each_epoch_has_one(capsys):
     assert [epoch.split()[1] for epoch in epochs if epoch.startswith("epoch")] == ["1/2", "2/2"]
 
 
-def test_a_caller_who_takes_the_rows_sees_no_lines(capsys):
-    rows = []
-    tc.fit(linear(), pixels(), labels(), emit=rows.append, **SETTINGS)
+def test_nothing_is_shown_without_verbose(capsys):
+    tc.fit(linear(), pixels(), labels(), verbose=False, **SETTINGS)
     assert capsys.readouterr().err == ""
-    assert {"message", "epoch", "tick"} <= {row["kind"] for row in rows}
 
 
 def test_weights_of_convolutions_keep_their_order_in_memory():
@@ -223,24 +223,23 @@ def test_the_order_of_a_data_set_is_that_of_the_seed():
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_keeps_its_batches_and_workers(workers):
     loader = DataLoader(TensorDataset(pixels(), labels()), batch_size=5, num_workers=workers)
-    rows = []
-    model, history = tc.fit(linear(), loader, emit=rows.append, epochs=1, holdout=0.25)
+    watch = Watch()
+    model, history = tc.fit(linear(), loader, callbacks=[watch], epochs=1, holdout=0.25)
     assert [row["images"] for row in history] == [18]
-    assert len([row for row in rows if row["kind"] == "tick"]) == 4  # 18 samples by 5
+    assert len(watch.steps) == 4  # 18 samples by 5
     assert model.classes == ("0", "1", "2")
 
 
 def test_a_loader_with_a_sampler_of_its_own_is_kept_whole_and_says_so():
     sampler = WeightedRandomSampler(torch.ones(24), 24)
     loader = DataLoader(TensorDataset(pixels(), labels()), batch_size=8, sampler=sampler)
-    rows = []
-    _, history = tc.fit(linear(), loader, emit=rows.append, epochs=1)
+    watch = Watch()
+    _, history = tc.fit(linear(), loader, callbacks=[watch], epochs=1)
     assert [row["images"] for row in history] == [24]
-    assert any("give validation=" in row.get("text", "") for row in rows)
-    rows.clear()
+    assert any("give validation=" in text for text in watch.messages)
     validation = TensorDataset(pixels(9), labels(9))
-    tc.fit(linear(), loader, validation=DataLoader(validation), emit=rows.append, epochs=1)
-    assert not any("give validation=" in row.get("text", "") for row in rows)
+    tc.fit(linear(), loader, validation=DataLoader(validation), callbacks=[watch], epochs=1)
+    assert not any("give validation=" in text for text in watch.messages)
 
 
 def test_a_loader_of_mappings_is_understood():
@@ -289,10 +288,10 @@ def test_settings_that_a_loader_decides_are_refused():
 
 
 def test_the_line_on_a_loader_has_its_own_batch_size():
-    rows = []
+    watch = Watch()
     loader = DataLoader(TensorDataset(pixels(), labels()), batch_size=5)
-    tc.fit(linear(), loader, emit=rows.append, epochs=1)
-    assert "1 epoch of batch 5" in rows[0]["text"]
+    tc.fit(linear(), loader, callbacks=[watch], epochs=1)
+    assert "1 epoch of batch 5" in watch.messages[0]
 
 
 @pytest.mark.parametrize(
@@ -303,10 +302,10 @@ def test_the_line_on_a_loader_has_its_own_batch_size():
     ],
 )
 def test_held_out_samples_are_read_whatever_the_loader_does_with_batches(options):
-    rows = []
+    watch = Watch()
     loader = DataLoader(TensorDataset(pixels(), labels()), **options)
-    tc.fit(linear(), loader, emit=rows.append, epochs=1, holdout=0.1)
-    [epoch] = [row for row in rows if row["kind"] == "epoch"]
+    tc.fit(linear(), loader, callbacks=[watch], epochs=1, holdout=0.1)
+    [epoch] = watch.rows
     assert epoch["images"] == (24 if "batch_sampler" in options else 20)
     assert 0 <= epoch["val_accuracy"] <= 1
 

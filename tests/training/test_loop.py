@@ -15,12 +15,21 @@ from checks import assert_finite, column
 from torchcaps.data import load_dataset, make_pairs
 from torchcaps.errors import ArgumentError, DataError, RunError, TrainingError, UnknownNameError
 from torchcaps.tasks import Classify
-from torchcaps.training import Interrupted, OptionError, Run, TrainConfig, load, train
-from torchcaps.training.checkpoint import load_tensors, save_tensors
+from torchcaps.training import (
+    Interrupted,
+    OptionError,
+    Run,
+    TrainConfig,
+    folder as folder_module,
+    load,
+    train,
+)
+from torchcaps.training.files import load_tensors, save_tensors
 from torchcaps.training.loop import LOG_INTERVAL
 
 from .makers import (
     TINY,
+    Watch,
     assert_resumes,
     contents,
     edit_config,
@@ -49,7 +58,7 @@ def stopped_run(bars, tmp_path_factory):
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("stopped") / "run"
     with pytest.raises(Interrupted, match="stopped after step 5 of 6; the state is saved"):
-        train(tiny(bars), folder, should_stop=stop_after(5))
+        train(tiny(bars), folder, callbacks=[stop_after(5)])
     return folder
 
 
@@ -87,14 +96,13 @@ def test_the_speed_of_an_epoch_is_that_of_its_steps_without_validation(bars, tmp
         seconds += 100
         return eval_step(task, batch)
 
-    def emit(row):
+    def count(*_):
         nonlocal seconds
-        if row["kind"] == "tick":  # a step
-            seconds += 1
+        seconds += 1
 
     monkeypatch.setattr(time, "perf_counter", lambda: seconds)
     monkeypatch.setattr(Classify, "eval_step", slow_eval_step)
-    train(tiny(bars), tmp_path / "run", emit=emit)
+    train(tiny(bars), tmp_path / "run", callbacks=[Watch(count)])
     for row in Run.open(tmp_path / "run").rows:
         assert row["images_per_second"] == pytest.approx(row["images"] / 3, abs=0.05)
 
@@ -103,11 +111,11 @@ def test_the_stored_model_is_that_of_the_best_epoch(bars, tmp_path):
     file = tmp_path / "run" / "model.safetensors"
     epochs = []
 
-    def emit(row):
-        if row["kind"] == "epoch":
-            epochs.append((row, file.read_bytes()))
+    def on_epoch(_trainer, row):
+        epochs.append((row, file.read_bytes()))
 
-    train(tiny(bars, epochs=4, lr=0.05), tmp_path / "run", emit=emit)
+    config = tiny(bars, epochs=4, lr=0.05)
+    train(config, tmp_path / "run", callbacks=[Watch(on_epoch=on_epoch)])
     best_score = (-math.inf, -math.inf)
     best_model = b""
     for row, model in epochs:
@@ -124,7 +132,7 @@ def test_a_run_stopped_after_any_step_ends_in_the_same_bytes(
 ):
     folder = tmp_path / "run"
     with pytest.raises(Interrupted):
-        train(tiny(bars), folder, should_stop=stop_after(step))
+        train(tiny(bars), folder, callbacks=[stop_after(step)])
     state = load_tensors(folder / LAST)[1]["state"]
     assert (state["step"], state["best_epoch"]) == (step, best_epoch)
     resume(folder)
@@ -137,32 +145,44 @@ class PowerCut(BaseException):
 
 
 @pytest.mark.parametrize(
-    ("kind", "step", "last_saved"), [("tick", 1, 0), ("tick", 4, 3), ("epoch", 3, 2)]
+    ("function", "step", "last_saved"),
+    [("truncate_metrics", 0, 0), ("step", 1, 0), ("step", 5, 4), ("save_state", 3, 2)],
 )
 def test_a_crash_loses_only_what_the_last_checkpoint_lacks(
-    bars, finished, tmp_path, kind, step, last_saved
+    bars, finished, tmp_path, monkeypatch, function, step, last_saved
 ):
     """At the end of an epoch, its model and metrics are written before its checkpoint."""
 
-    def crash(row):
-        if (row["kind"], row.get("step")) == (kind, step):
+    def crash(trainer, *_):
+        if trainer.state.step == step:
             raise PowerCut
 
+    watch = Watch(crash if function == "step" else None)
+    if function != "step":
+        original = getattr(folder_module, function)
+
+        def crash_or_go_on(*arguments):
+            state = arguments[2] if function == "save_state" else None
+            if state is None or state.step == step:
+                raise PowerCut
+            return original(*arguments)
+
+        monkeypatch.setattr(folder_module, function, crash_or_go_on)
     with pytest.raises(PowerCut):
-        train(tiny(bars), tmp_path / "run", emit=crash)
-    rows = []
-    resume(tmp_path / "run", emit=rows.append)
-    steps = [row["step"] for row in rows if row["kind"] != "message"]
-    assert steps[0] == last_saved + 1
+        train(tiny(bars), tmp_path / "run", callbacks=[watch])
+    monkeypatch.undo()
+    watch = Watch()
+    resume(tmp_path / "run", callbacks=[watch])
+    assert watch.steps[0] == last_saved + 1
     assert contents(tmp_path / "run") == contents(finished)
 
 
 def test_a_finished_run_resumes_to_itself(finished, tmp_path):
-    folder = shutil.copytree(finished, tmp_path / "run")
-    rows = []
-    resume(folder, emit=rows.append)
-    assert {row["kind"] for row in rows} == {"message"}
-    assert contents(folder) == contents(finished)
+    copy = shutil.copytree(finished, tmp_path / "run")
+    watch = Watch()
+    resume(copy, callbacks=[watch])
+    assert (watch.steps, watch.rows) == ([], [])
+    assert contents(copy) == contents(finished)
 
 
 def test_the_seed_alone_decides_the_weights(bars, finished, tmp_path):
@@ -297,7 +317,7 @@ def test_weights_that_are_not_finite_never_replace_a_checkpoint_or_a_model(
 def test_a_resumed_run_refuses_data_that_changed(tmp_path):
     data = write_bars(tmp_path / "bars.npz")
     with pytest.raises(Interrupted):
-        train(tiny(data), tmp_path / "run", should_stop=lambda: True)
+        train(tiny(data), tmp_path / "run", callbacks=[stop_after(1)])
     before = (tmp_path / "run" / LAST).read_bytes()
     for changes in ({"count": 66}, {"classes": 4}):
         write_bars(data, **changes)
@@ -394,13 +414,11 @@ def test_from_a_damaged_checkpoint_a_run_continues_with_the_one_before_it(
         shutil.copy(finished / "model.safetensors", last)
     else:
         last.write_bytes(DAMAGES[damage](last.read_bytes()))
-    rows = []
-    resume(stopped, emit=rows.append)
-    note, tick, *_ = [row for row in rows if row["kind"] != "message"]
-    assert (note["kind"], note["step"]) == ("note", 4)
-    assert (tick["kind"], tick["step"]) == ("tick", 5)
-    assert note["text"].startswith(f"{last}: is ")
-    assert note["text"].endswith("; going on from the checkpoint before it, of step 4")
+    watch = Watch()
+    resume(stopped, callbacks=[watch])
+    assert watch.steps == [5, 6]
+    [note] = [text for text in watch.messages if text.startswith(f"warning: {last}: is ")]
+    assert note.endswith("; going on from the checkpoint before it, of step 4")
     assert contents(stopped) == contents(finished)
 
 
@@ -477,7 +495,7 @@ def test_names_and_paths_train_in_the_next_free_folder(bars, finished, tmp_path,
     assert run.path == Path("runs/mine-bars-2")
 
     with pytest.raises(Interrupted):
-        train("capsnet", should_stop=lambda: True, **tiny(bars).flat())
+        train("capsnet", **(tiny(bars).flat() | {"callbacks": [stop_after(1)]}))
     with pytest.raises(ArgumentError, match="epochs: expected 2, as the run was started, got 3"):
         train("capsnet", resume=True, epochs=3, data=bars)
     run = train("capsnet", resume=True, epochs=2, data=bars)

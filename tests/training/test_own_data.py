@@ -15,7 +15,7 @@ from torchcaps.evaluation import MultiLabel
 from torchcaps.training import fit, load, train
 from torchcaps.training.sampling import read_images
 
-from .makers import TINY, tiny
+from .makers import TINY, Watch, tiny
 
 
 @pytest.fixture
@@ -26,9 +26,9 @@ def medmnist(tmp_path):
 
 def train_quickly(config, folder):
     """Train, and return the run and its messages."""
-    rows = []
-    run = train(config, folder, emit=rows.append)
-    return run, [row["text"] for row in rows if row["kind"] == "message"]
+    watch = Watch()
+    run = train(config, folder, callbacks=[watch])
+    return run, watch.messages
 
 
 def test_an_official_validation_split_is_used_and_said(medmnist, tmp_path):

@@ -13,9 +13,8 @@ from torchcaps.errors import TrainingError
 from torchcaps.models import create_model
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import create_task
-from torchcaps.training import Interrupted, loggers, train
+from torchcaps.training import Interrupted, folder as folder_module, train
 from torchcaps.training.batches import DatasetBatches
-from torchcaps.training.loggers import MemoryLogger
 from torchcaps.training.loop import Trainer
 
 from .makers import TINY, stop_after, tiny
@@ -28,7 +27,7 @@ def trainer(bars):
     model = create_model("capsnet", num_classes=3, img_size=images.img_size, **TINY)
     task = create_task(model, config, images)
     batches = DatasetBatches(images, task, config)
-    return Trainer(task, config, batches, images, MemoryLogger(), initial_weights=model.state_dict)
+    return Trainer(task, config, batches, images)
 
 
 def compute_gradient(trainer, ranks, num_images):
@@ -52,14 +51,14 @@ def test_the_mean_gradient_of_two_processes_is_that_of_one(trainer, num_images):
 def resume_beside(monkeypatch, bars, folder, reply):
     """Resume a run as rank 0 of two, whose partner replies with this checksum, or with the same."""
     with pytest.raises(Interrupted):
-        train(tiny(bars), folder, should_stop=stop_after(4))
+        train(tiny(bars), folder, callbacks=[stop_after(4)])
     ranks = SimpleNamespace(
         is_main=True,
         world_size=2,
         gather=lambda checksum: [checksum, reply or checksum],
         broadcast=lambda state: state,
     )
-    monkeypatch.setattr(loggers, "current", lambda: ranks)
+    monkeypatch.setattr(folder_module, "current", lambda: ranks)
     return train(tiny(bars), folder, resume=True)
 
 

@@ -7,7 +7,8 @@ import torch
 from torchcaps.data import dataset_info
 from torchcaps.errors import RunError, UnknownNameError
 from torchcaps.models import create_model
-from torchcaps.tasks import resolve_config, task_class
+from torchcaps.tasks import complete_config, task_class
+from torchcaps.tasks._config import read_settings
 from torchcaps.training import (
     Interrupted,
     TrainConfig,
@@ -16,13 +17,9 @@ from torchcaps.training import (
     register_recipe,
     train,
 )
-from torchcaps.training.defaults import check_settings_read
-from torchcaps.training.optimizers import OPTIMIZERS
 from torchcaps.training.recipes import RECIPES
-from torchcaps.training.schedules import SCHEDULES
-from torchcaps.types import spec_of
 
-from .makers import TINY
+from .makers import TINY, stop_after
 
 GOOD = 'title = "a title"\npublished = "nothing"\n[run]\nepochs = 3\n'
 
@@ -67,9 +64,7 @@ def test_every_recipe_names_what_exists(name):
                 )
             # No setting is without an effect.
             task = task_class(config.task.name, model)
-            config = resolve_config(task, model, spec_of(model), config)
-            check_settings_read(config, "optimizer", OPTIMIZERS)
-            check_settings_read(config, "schedule", SCHEDULES)
+            read_settings(complete_config(config, task, model))
 
 
 def one_recipe_of_each_model():
@@ -90,7 +85,7 @@ def test_a_recipe_takes_a_step(name, tmp_path):
     if config.model.name == "capsnet":  # millions of weights take their time
         config = config.updated(model_options=config.model.options | TINY)
     with pytest.raises(Interrupted, match="stopped after step 1 of"):
-        train(config, tmp_path / "run", should_stop=lambda: True)
+        train(config, tmp_path / "run", callbacks=[stop_after(1)])
 
 
 def test_a_row_within_a_budget_has_the_changes_of_both(tmp_path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -10,9 +11,9 @@ import pytest
 import torch
 
 from torchcaps.errors import RunError, TrainingError
-from torchcaps.training import Run, TrainConfig, folder, loggers
+from torchcaps.training import Run, TrainConfig, folder
 from torchcaps.training.files import exclusive
-from torchcaps.training.loggers import append_metrics, truncate_metrics
+from torchcaps.training.folder import append_metrics, truncate_metrics
 
 ROW = {"kind": "step", "step": 20, "loss": 0.5}
 ROWS = [ROW, ROW | {"step": 40}, ROW | {"step": 60}]
@@ -149,14 +150,17 @@ def test_a_row_that_is_written_only_in_part_is_removed(run, monkeypatch):
 
     class FullDisk(io.FileIO):
         def write(self, line):
-            return super().write(line[:10])
+            super().write(line[:10].encode())
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(loggers, "open", lambda path, *_, **__: FullDisk(path, "ab"), raising=False)
+    monkeypatch.setattr(folder, "open", lambda path, *_, **__: FullDisk(path, "ab"), raising=False)
     with pytest.raises(
         TrainingError, match=r"metrics\.jsonl: cannot be written \(No space left on device\)"
     ):
         append_metrics(run, ROWS[1])
     monkeypatch.undo()
+    assert run.rows == [ROWS[0]]
+    truncate_metrics(run, ROWS[0]["step"])  # as the run does that goes on
     append_metrics(run, ROWS[2])
     assert run.rows == [ROWS[0], ROWS[2]]
 

@@ -14,7 +14,7 @@ import torchcaps as tc
 from torchcaps import plugins
 from torchcaps.data import Dataset
 from torchcaps.errors import ArgumentError, RunError, TorchcapsError
-from torchcaps.training.checkpoint import load_tensors, save_tensors
+from torchcaps.training.files import load_tensors, save_tensors
 from torchcaps.types import model_metadata
 
 from .makers import TINY

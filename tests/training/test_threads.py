@@ -12,7 +12,7 @@ from torch.__config__ import parallel_info
 
 from torchcaps.training import Interrupted, fit, threads, train
 
-from .makers import contents, stop_after, tiny
+from .makers import Watch, contents, stop_after, tiny
 
 CPU = torch.device("cpu")
 CNN = {"model": "cnn_smallnorb", "reconstruction": 0.0}
@@ -55,7 +55,7 @@ def test_dropout_continues_where_a_training_stopped(bars, tmp_path):
     config = config_of(bars, **CNN)
     train(config, tmp_path / "uninterrupted")
     with pytest.raises(Interrupted):
-        train(config, tmp_path / "run", should_stop=stop_after(4))
+        train(config, tmp_path / "run", callbacks=[stop_after(4)])
     torch.manual_seed(1)
     before = torch.get_rng_state()
     train(config, tmp_path / "run", resume=True)
@@ -126,27 +126,22 @@ def test_the_measurement_leaves_the_number_of_threads():
 
 
 def test_a_run_goes_on_with_the_threads_that_were_chosen(several, bars, tmp_path, monkeypatch):
-    rows = []
+    watch = Watch()
     with pytest.raises(Interrupted):
-        train(tiny(bars), tmp_path, emit=rows.append, should_stop=stop_after(2))
-    assert any("one thread in place of 2" in row.get("text", "") for row in rows)
+        train(tiny(bars), tmp_path, callbacks=[stop_after(2), watch])
+    assert any("one thread in place of 2" in text for text in watch.messages)
     assert threads.Run(tmp_path).environment["threads"] == 1
     monkeypatch.setattr(threads, "measure_slowdown", lambda: 0.5)
     counts = []
-    train(
-        tiny(bars),
-        tmp_path,
-        resume=True,
-        emit=lambda row: counts.append(torch.get_num_threads()),
-    )
+    watch = Watch(lambda *_: counts.append(torch.get_num_threads()))
+    train(tiny(bars), tmp_path, resume=True, callbacks=[watch])
     assert set(counts) == {1}
     assert torch.get_num_threads() == 2
 
 
 def test_fit_says_which_threads_it_takes(several):
-    rows = []
+    watch = Watch()
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
-    fit(model, torch.rand(8, 1, 8, 8), torch.arange(8) % 2, emit=rows.append, epochs=1)
-    texts = [row["text"] for row in rows if row["kind"] == "message"]
-    assert any(text.endswith("25 times as long") for text in texts)
+    fit(model, torch.rand(8, 1, 8, 8), torch.arange(8) % 2, callbacks=[watch], epochs=1)
+    assert any(text.endswith("25 times as long") for text in watch.messages)
     assert torch.get_num_threads() == 2

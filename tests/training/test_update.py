@@ -14,7 +14,7 @@ from torchcaps.training import Run, TrainConfig, fit, train
 from torchcaps.training.optimizers import OPTIMIZERS, create_optimizer, register_optimizer
 from torchcaps.training.schedules import set_learning_rate
 
-from .makers import assert_resumes, stop_after, tiny
+from .makers import Watch, assert_resumes, stop_after, tiny
 
 SETTINGS = {"epochs": 2, "batch_size": 16, "holdout": 6, "shift": 0, "seed": 3}
 
@@ -57,11 +57,12 @@ def test_frozen_modules_stay_as_they_were_with_their_batch_norm(images):
     before = copy_state(model)
     seen = []
 
-    def on_step(model, _losses):
+    def on_step(trainer, _losses):
+        model = trainer.model
         seen.append((model.stem[2].training, model.stem[3].training, model.head.training))
         assert all(parameter.grad is None for parameter in model.stem.parameters())
 
-    fit(model, images, freeze=("stem.*",), weight_decay=0.1, on_step=on_step, **SETTINGS)
+    fit(model, images, freeze=("stem.*",), weight_decay=0.1, callbacks=[Watch(on_step)], **SETTINGS)
     assert set(seen) == {(False, False, True)}
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]) == name.startswith("stem."), name
@@ -79,8 +80,7 @@ def test_a_layer_of_a_module_may_be_frozen_alone(images):
 def test_parameters_are_released_after_the_training(images):
     model = Network()
     model.head[0].bias.requires_grad_(False)  # by the caller: it stays so
-    with pytest.raises(tc.training.Interrupted):
-        fit(model, images, freeze=("stem.*",), should_stop=stop_after(1), **SETTINGS)
+    fit(model, images, freeze=("stem.*",), callbacks=[stop_after(1)], **SETTINGS)
     frozen = [name for name, weight in model.named_parameters() if not weight.requires_grad]
     assert frozen == ["head.0.bias"]
 
@@ -189,6 +189,36 @@ def test_the_default_batch_leaves_as_many_updates(bars, tmp_path):
     assert train(summed, tmp_path / "summed").config.training.batch_size == 16
 
 
+class Dropping(nn.Module):
+    """Logits of ones after dropout, whose masks it keeps."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Linear(64, 3)
+        self.masks = []
+
+    def forward(self, images):
+        dropped = self.dropout(images.new_ones(len(images), 64))
+        if self.training:
+            self.masks.append(dropped)
+        return self.head(dropped)
+
+
+def test_no_two_parts_have_the_same_dropout(images):
+    models = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        model = Dropping()
+        fit(model, images, **(SETTINGS | {"batch_size": 4, "accumulate": 4}))
+        models.append(model)
+    first, again = (model.masks for model in models)
+    assert len(first) == 2 * 11  # an epoch has 42 images
+    rows = torch.cat(first)
+    assert len(rows.unique(dim=0)) == len(rows)
+    assert_equal(first, again)  # by the seed of the training alone
+
+
 # The average
 
 
@@ -197,15 +227,14 @@ def test_the_average_of_the_weights_is_validated_and_kept(images):
     trained = []
     averages = []
 
-    def on_step(model, _losses):
-        trained.append(copy_state(model))
+    def on_step(trainer, _losses):
+        trained.append(copy_state(trainer.model))
 
-    def on_epoch(model, _row):
-        averages.append(copy_state(model))
+    def on_epoch(trainer, _row):
+        averages.append(copy_state(trainer.model))
 
-    model, history = fit(
-        Network(), images, ema=decay, on_step=on_step, on_epoch=on_epoch, **SETTINGS
-    )
+    watch = Watch(on_step, on_epoch)
+    model, history = fit(Network(), images, ema=decay, callbacks=[watch], **SETTINGS)
     for epoch, average in enumerate(averages, start=1):
         num_updates = 3 * epoch
         powers = [decay ** (num_updates - s) for s in range(1, num_updates + 1)]
@@ -221,7 +250,8 @@ def test_the_average_of_the_weights_is_validated_and_kept(images):
     assert_equal(dict(model.state_dict()), averages[best - 1])
     # The training itself does not change.
     plain = []
-    fit(Network(), images, on_step=lambda model, _: plain.append(copy_state(model)), **SETTINGS)
+    watch = Watch(lambda trainer, _: plain.append(copy_state(trainer.model)))
+    fit(Network(), images, callbacks=[watch], **SETTINGS)
     assert_equal(trained, plain)
 
 
@@ -254,7 +284,7 @@ def test_a_run_with_every_setting_continues_bit_for_bit(bars, tmp_path, step):
 
 def test_a_checkpoint_without_an_average_is_not_continued_with_one(bars, tmp_path):
     with pytest.raises(tc.training.Interrupted):
-        train(tiny(bars), tmp_path / "run", should_stop=stop_after(2))
+        train(tiny(bars), tmp_path / "run", callbacks=[stop_after(2)])
     with pytest.raises(ArgumentError, match="ema: expected 0.0, as the run was started, got 0.9"):
         train(TrainConfig(), tmp_path / "run", resume=True, ema=0.9)
 
@@ -274,19 +304,28 @@ def give_scores(monkeypatch, scores):
 
 def test_a_training_ends_after_epochs_without_a_better_one(bars, tmp_path, monkeypatch):
     give_scores(monkeypatch, [0.5, 0.4, 0.6, 0.6, 0.5, 0.9])
-    rows = []
-    run = train(tiny(bars, epochs=9, patience=2), tmp_path / "run", emit=rows.append)
+    watch = Watch()
+    run = train(tiny(bars, epochs=9, patience=2), tmp_path / "run", callbacks=[watch])
     assert column(run.epochs, "epoch") == [1, 2, 3, 4, 5]
     assert (run.best_epoch, run.is_finished) == (3, True)
-    messages = [row["text"] for row in rows if row["kind"] == "message"]
-    assert "none of the last 2 epochs was better than epoch 3: the training ends" in messages[-1]
+    sentence = "none of the last 2 epochs was better than epoch 3: the training ends"
+    assert sentence in watch.messages[-1]
+
+
+def test_patience_counts_anew_where_a_training_is_extended(bars, tmp_path, monkeypatch):
+    give_scores(monkeypatch, [0.9, 0.5])
+    run = train(tiny(bars, patience=2), tmp_path / "run")
+    give_scores(monkeypatch, [0.5, 0.4, 0.3, 0.2])
+    train(TrainConfig(), run.path, resume=True, epochs=6)
+    assert column(run.epochs, "epoch") == [1, 2, 3, 4]
+    assert (run.best_epoch, run.is_finished) == (1, True)
 
 
 def test_a_resumed_training_goes_on_counting(bars, tmp_path, monkeypatch):
     config = tiny(bars, epochs=9, patience=2)
     give_scores(monkeypatch, [0.5, 0.4, 0.3])
     with pytest.raises(tc.training.Interrupted):
-        train(config, tmp_path / "run", should_stop=stop_after(8))
+        train(config, tmp_path / "run", callbacks=[stop_after(8)])
     run = Run(tmp_path / "run")
     assert not run.is_finished
     train(TrainConfig(), run.path, resume=True)

@@ -18,7 +18,6 @@ from torchcaps.cli.console import (
 )
 from torchcaps.cli.flags import Json, Root, Threads, check_flag, use_threads
 from torchcaps.cli.signals import graceful_stop, ignore_signals
-from torchcaps.progress import print_above, progress_bar, report_rows
 
 
 @dataclass(frozen=True)
@@ -131,17 +130,19 @@ def until_stopped(name: str, run: Callable[..., list[Any]]) -> list[Any] | int:
 
     Args:
         name: of the bar.
-        run: takes `emit`, `started` and `should_stop`; see `reproduce`.
+        run: takes `callbacks` and `started`; see `reproduce`.
 
     Returns:
         What `run` returns, or the exit status after a signal.
     """
-    with progress_bar(name) as bar, graceful_stop() as caught:
+    with graceful_stop() as caught:
         try:
             return run(
-                emit=report_rows(bar),
-                started=partial(print_above, bar),
-                should_stop=lambda: bool(caught),
+                callbacks=[
+                    tc.training.StopWhen(lambda: bool(caught)),
+                    tc.training.ProgressBar(name),
+                ],
+                started=note,
             )
         except tc.training.Interrupted as stop:
             ignore_signals()

@@ -164,7 +164,7 @@ def resolve(recipe_or_model: str, settings: Settings, option: tuple[str, ...]) -
 
 
 def format_recipe(config: TrainConfig, title: str) -> str:
-    """A recipe that runs a configuration, the text of a `.toml` file.
+    """A recipe that runs a configuration, the text of a `.toml` file; a comment has each origin.
 
     Args:
         config: of the run.
@@ -173,11 +173,12 @@ def format_recipe(config: TrainConfig, title: str) -> str:
     lines = [f"title = {json.dumps(title)}", 'published = "none"', "", "[run]"]
     options = []
     for name, value in config.flat().items():
+        origin = config.origins.get(name, "default")
         if isinstance(value, dict) and value:
-            options += ["", f"[run.{name}]"]
+            options += ["", f"[run.{name}]  # {origin}"]
             options += [f"{key} = {json.dumps(option)}" for key, option in value.items()]
         elif value is not None and value != {}:
-            lines.append(f"{name} = {json.dumps(value)}")
+            lines.append(f"{name} = {json.dumps(value)}  # {origin}")
     return "\n".join([*lines, *options])
 
 

@@ -37,7 +37,6 @@ from torchcaps.cli.settings import (
     resolve,
 )
 from torchcaps.cli.signals import graceful_stop, ignore_signals
-from torchcaps.progress import progress_bar, report_rows
 
 if TYPE_CHECKING:
     from torchcaps.settings import TrainConfig
@@ -75,7 +74,8 @@ def train(
         control: Train the model's control, a linear head for capsule_head, in the same way, and
             compare the two. With the features of a frozen backbone, it is trained in any case.
         json: Print the evaluation as JSON.
-        print_config: Print all settings as a recipe, and train nothing.
+        print_config: Print all settings as a recipe, with the origin of each: given, recipe, model,
+            task, data or default. The data is read, and nothing is trained.
     """
     from torchcaps.distributed import current
 
@@ -83,6 +83,7 @@ def train(
     ranks = current()
     config = resolve(recipe_or_model, settings, option)
     if print_config:
+        config = tc.training.resolve_config(config)
         print(format_recipe(config, f"{config.model.name} on {config.data.name}"))
         return 0
     if control and not tc.models.model_info(config.model.name).control:
@@ -166,7 +167,7 @@ def _cross_validate(
 ) -> int:
     """Train and measure all folds, and print their means and deviations."""
     with hinted(folder / "fold-1"):
-        status = _train(config, folder, resume, partial(tc.cross_validate, **changes))
+        status = _train(config, folder, resume, partial(tc.cross_validate, started=note, **changes))
     if status:
         return status
     outcome = tc.reproduction.CrossValidation.read(folder)
@@ -218,14 +219,13 @@ def _train(
 
     ranks = current()
     rank = ranks.rank if ranks.world_size > 1 else None
-    with progress_bar("training") as bar, graceful_stop(rank) as caught:
+    with graceful_stop(rank) as caught:
         try:
             training(
                 config,
                 folder,
                 resume=resume,
-                emit=report_rows(bar),
-                should_stop=lambda: bool(caught),
+                callbacks=[tc.training.StopWhen(lambda: bool(caught)), tc.training.ProgressBar()],
             )
         except tc.training.Interrupted as stop:
             ignore_signals()

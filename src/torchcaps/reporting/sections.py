@@ -334,7 +334,7 @@ def configuration(run: EvaluatedRun) -> Section:
     # `clip`, the largest norm of the gradient, stays "auto" in it; only a training replaces that
     # by the limit of the task.
     task = create_task(run.model, TrainConfig())
-    defaults = task.config.updated(clip=task.clip).flat()
+    defaults = task.config.flat()
     rows = []
     for key, choice in run.config.flat().items():
         # None leaves a setting open, which is the same as its default.

@@ -15,8 +15,8 @@ from torchcaps.errors import ArgumentError, RunError
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, create_task, task_class
 from torchcaps.training import Run, load
-from torchcaps.training.checkpoint import MODEL_FILE, read_header
 from torchcaps.training.device import resolve_device
+from torchcaps.training.files import MODEL_FILE, read_header
 from torchcaps.training.inputs import as_set
 from torchcaps.training.run import is_run
 from torchcaps.training.sampling import cropped, inside_fold, outside_fold

@@ -5,7 +5,7 @@ of the fold are read once, at the end. The test images of the data set have no p
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from torchcaps.evaluation.base import TextTable
 from torchcaps.reporting import evaluate
 from torchcaps.reproduction.table import over_seeds
 from torchcaps.settings import TrainConfig
-from torchcaps.training import Run, default_folder, resolve_recipe, train
+from torchcaps.training import Callback, Run, default_folder, resolve_recipe, train
 from torchcaps.training.files import make_folder, write_json
 from torchcaps.training.run import RESUME_OVERRIDES, is_run, resumed_config
 from torchcaps.words import in_words
@@ -115,8 +115,8 @@ def cross_validate(
     output: str | Path | None = None,
     resume: bool = False,
     *,
-    emit: Callable[[dict[str, Any]], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
+    callbacks: Sequence[Callback | str] = (),
+    started: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> CrossValidation:
     """Train once for each fold of the training images, and measure each model on its fold.
@@ -128,8 +128,8 @@ def cross_validate(
         output: its folder; the run folders are `fold-1`, `fold-2`, ... in it. By default the next
             free name below `runs`; with `resume` the newest that is taken.
         resume: continue the cross-validation in `output`. Folds that are done are not repeated.
-        emit: is given each row of the metrics of each fold; see `train`.
-        should_stop: see `train`.
+        callbacks: told of the training of each fold; see `train`.
+        started: called with the name of each fold before it starts.
         settings: of the runs, by name, such as `folds=5`, which is the default; they take
             precedence.
 
@@ -154,10 +154,10 @@ def cross_validate(
     documents = []
     for fold in range(1, int(config.data.folds or 0) + 1):
         run = Run(folder / f"fold-{fold}")
-        if emit is not None:
-            emit({"kind": "message", "text": f"fold {fold} of {config.data.folds}"})
+        if started is not None:
+            started(f"fold {fold} of {config.data.folds}")
         try:
-            documents.append(_measure(run, config.updated(fold=fold), emit, should_stop))
+            documents.append(_measure(run, config.updated(fold=fold), callbacks))
         except Exception:
             if ranks.is_main and not is_run(folder / "fold-1"):
                 _discard(folder)
@@ -178,15 +178,14 @@ def cross_validate(
 def _measure(
     run: Run,
     config: TrainConfig,
-    emit: Callable[[dict[str, Any]], None] | None,
-    should_stop: Callable[[], bool] | None,
+    callbacks: Sequence[Callback | str],
 ) -> dict[str, Any]:
     """Train the run of a fold to its end and measure it; one that was measured is read."""
     ranks = current()
     document = ranks.broadcast(run.figures if ranks.is_main else None)
     if document is None:
         is_started = ranks.broadcast(is_run(run.path))
-        train(config, run.path, is_started, emit=emit, should_stop=should_stop)
+        train(config, run.path, is_started, callbacks=callbacks)
         evaluation = evaluate(
             run, root=config.data.root, device=config.training.device, output=run.path
         )

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from torchcaps import plugins
 from torchcaps.errors import RunError, UnknownNameError, check_range
@@ -13,7 +12,7 @@ from torchcaps.reproduction.measures import MEASURES
 from torchcaps.reproduction.result import RESULT_FILE, Result
 from torchcaps.reproduction.table import Results
 from torchcaps.settings import known_settings
-from torchcaps.training import Recipe, Run, TrainConfig, load_recipe, train
+from torchcaps.training import Callback, Recipe, Run, TrainConfig, load_recipe, train
 from torchcaps.training.recipes import Row
 from torchcaps.training.run import RESUME_OVERRIDES, is_run
 
@@ -33,8 +32,7 @@ def reproduce(
     root: str | None = None,
     device: str | None = None,
     started: Callable[[str], None] | None = None,
-    emit: Callable[[dict[str, Any]], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
+    callbacks: Sequence[Callback | str] = (),
 ) -> Results:
     """Run an experiment. Finished runs are not repeated, and a stopped run is continued.
 
@@ -47,9 +45,8 @@ def reproduce(
         root: where named data sets are looked for first.
         device: by default that of the recipe.
         started: called with the name of each run before it starts.
-        emit: called with each row of the metrics of each run; see `train`.
-        should_stop: asked once in each step; True stops the experiment, with the state of the run
-            saved.
+        callbacks: told of each run; see `train`. One that stops a training stops the experiment,
+            with the state of the run saved.
 
     Returns:
         One result for each row and seed, rows first; `print` sets them beside the published
@@ -77,7 +74,7 @@ def reproduce(
             if started is not None:
                 started(f"{recipe.name}, {row.name}, seed {seed}")
 
-            train_or_resume(run, config, emit=emit, should_stop=should_stop)
+            train_or_resume(run, config, callbacks=callbacks)
             result, _ = measure_run(run, config, recipe, row, budget)
             result.write(run.path)
             results.append(result)
@@ -94,16 +91,14 @@ def train_or_resume(
     run: Run,
     config: TrainConfig,
     *,
-    emit: Callable[[dict[str, Any]], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
+    callbacks: Sequence[Callback | str] = (),
 ) -> None:
     """Train to the end, from where an earlier call stopped.
 
     Args:
         run: its folder may hold a part of the training.
         config: of the run.
-        emit: see `train`.
-        should_stop: see `train`.
+        callbacks: see `train`.
 
     Raises:
         RunError: the folder holds another run.
@@ -111,7 +106,7 @@ def train_or_resume(
     resume = is_run(run.path)
     if resume:
         _check_settings(run, config)
-    train(config, run.path, resume=resume, emit=emit, should_stop=should_stop)
+    train(config, run.path, resume=resume, callbacks=callbacks)
 
 
 def measure_run(

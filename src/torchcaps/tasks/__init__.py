@@ -12,8 +12,11 @@ from torchcaps.tasks._base import (
     list_tasks as list_tasks,
     register_loss as register_loss,
     register_task as register_task,
-    resolve_config as resolve_config,
     task_class as task_class,
+)
+from torchcaps.tasks._config import (
+    complete_config as complete_config,
+    without_default_changes as without_default_changes,
 )
 from torchcaps.tasks.align import Align as Align
 from torchcaps.tasks.classify import Classify as Classify, Scores as Scores

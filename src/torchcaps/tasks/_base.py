@@ -16,12 +16,13 @@ from torch import Generator, Tensor, nn
 
 from torchcaps.data import Batch, Dataset, Transforms, refuse_augmentations
 from torchcaps.distributed import Ranks, current
-from torchcaps.errors import ArgumentError, UnknownNameError
+from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.base import EvaluationResult, MetricResult, Progress
 from torchcaps.evaluation.forward import autocast, device_of, evaluating
 from torchcaps.registry import Registry
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks.metrics import METRICS, extra_metrics
+from torchcaps.tasks._config import complete_config
+from torchcaps.tasks.metrics import extra_metrics
 from torchcaps.types import ModelSpec, declares, spec_of
 from torchcaps.words import join_names
 
@@ -29,17 +30,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BATCH = 256
-DEFAULTS = {
-    "lr": 1e-3,
-    "schedule": "warmup_cosine",
-    "degrees": 0.0,
-    "zoom": 0.0,
-    "shear": 0.0,
-    "reconstruction": 0.0,
-    "class_weights": "none",
-}
-# Settings of a loss that only some tasks, losses and models use, and what switches them off.
-OPTIONAL_SETTINGS = {"reconstruction": 0, "label_smoothing": 0, "class_weights": "none"}
 Outputs = dict[str, Tensor]
 T = TypeVar("T", bound="type[Task]")
 TASKS: Registry[type[Task]] = Registry("task")
@@ -83,7 +73,7 @@ class Task(nn.Module):
 
     Attributes:
         spec: what the model declares, or `default_spec`.
-        config: with task, loss and what depends on them filled; see `resolve_config`.
+        config: with task, loss and what depends on them filled; see `complete_config`.
         loss: name of the loss.
     """
 
@@ -109,7 +99,9 @@ class Task(nn.Module):
     augments: ClassVar[bool] = True  # whether `transforms` change what it trains with
     is_dense: ClassVar[bool] = False  # whether its models say something of each pixel
     eval_batch_size: int = BATCH  # images in a pass of the model that are not trained with
-    clip: float = 1.0  # largest norm of the gradient where the run leaves it open; 0 is any
+    clip: ClassVar[float] = (
+        1.0  # largest norm of the gradient where the run leaves it open; 0 is any
+    )
     # Shares of a training at which the learning rate starts anew.
     lr_restarts: tuple[float, ...] = (0.0,)
     # In words, the models it takes, if they are only those that declare it; and its data.
@@ -133,7 +125,7 @@ class Task(nn.Module):
                 f"{self.name} takes a model whose outputs are of {unit}, "
                 f"which {type(model).__name__} is not",
             )
-        self.config = resolve_config(type(self), model, self.spec, config)
+        self.config = complete_config(config, type(self), model, images, trains=False)
         self.loss = self.config.task.loss
         if self.augments:
             num_classes = 0 if images is None else images.num_classes
@@ -151,8 +143,8 @@ class Task(nn.Module):
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
         """Settings that a run leaves open, where they are not those of classes.
 
-        Those of `OPTIONAL_SETTINGS` that the task does not return have no effect, unless the loss
-        declares to read them. A run that gives one is refused.
+        Of reconstruction, label smoothing and class weights, those that the task does not return
+        have no effect, unless the loss declares to read them. A run that gives one is refused.
         """
         return {}
 
@@ -261,52 +253,6 @@ def _unsuitable(task: Task, images: Dataset) -> ArgumentError:
         f"{join_names(list(images.targets)) or 'none'}; give it by name, as "
         f"labels={{{missing[0]!r}: ...}}",
     )
-
-
-def resolve_config(
-    task: type[Task],
-    model: nn.Module,
-    spec: ModelSpec,
-    config: TrainConfig,
-) -> TrainConfig:
-    """The configuration of a run with its task, its loss, and the settings that depend on them.
-
-    What depends on the number of images is filled by `training.defaults.complete_config`.
-
-    Raises UnknownNameError for a loss that the task does not have, and an unknown metric;
-    ArgumentError for a setting without an effect.
-    """
-    losses = task.losses or ("loss",)
-    loss = config.task.loss
-    if loss == "auto":
-        loss = spec.loss if spec.loss in losses else next(iter(losses))
-    if loss not in losses:
-        raise UnknownNameError("loss", loss, losses)
-    for name in config.task.metrics:
-        METRICS[name]
-    settings = task.default_settings(model, spec, loss)
-    _check_settings_used(config, task, spec, loss, settings)
-    return config.filled(DEFAULTS | settings).updated(task=task.name, loss=loss)
-
-
-def _check_settings_used(
-    config: TrainConfig, task: type[Task], spec: ModelSpec, loss: str, used: Collection[str]
-) -> None:
-    """Raise ArgumentError for the first setting that has no effect on this loss and this model."""
-    reads = task.losses.reads(loss) if isinstance(task.losses, Registry) else ()
-    for name, off in OPTIONAL_SETTINGS.items():
-        setting = getattr(config.task, name)
-        if setting in (None, off) or name in used or name in reads:
-            continue
-        reason = f"with the loss {loss} of the task {task.name}"
-        if name == "reconstruction" and not spec.decoder:
-            reason = "for a model without a decoder"
-        raise ArgumentError(name, f"expected {off} {reason}, got {setting}")
-    if config.data.balance and not task.single_label:
-        raise ArgumentError(
-            "balance",
-            f"expected images of one class each, which the task {task.name} does not take",
-        )
 
 
 def eval_outputs(

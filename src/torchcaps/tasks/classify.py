@@ -185,13 +185,14 @@ class Classify(Task):
         if images is not None and is_weighted:
             self.class_weights = balanced_weights(images.labels, images.num_classes)
         self.reconstruction_weight = self.config.task.reconstruction or 0.0
-        # Other losses start with large gradients, which Adam remembers for a thousand steps.
-        self.clip = 0.0 if self.loss == "spread" else 1.0
 
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
         """Settings of a run that leaves them open; any loss may weigh classes, capsules draw."""
         settings: dict[str, Any] = {"class_weights": "none"}
+        # Other losses start with large gradients, which Adam remembers for a thousand steps.
+        if loss == "spread":
+            settings["clip"] = 0.0
         if spec.decoder and spec.pose and not spec.logits:
             settings["reconstruction"] = PAPER_WEIGHT if loss in MARGINS else 0.0
         return settings

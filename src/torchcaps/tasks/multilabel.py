@@ -7,13 +7,12 @@ the k classes of an image, and in its reconstructions, one for each of them.
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchcaps.data import Batch, Dataset, multi_hot
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import score_multilabel
 from torchcaps.functional.squash import full_precision
-from torchcaps.settings import TrainConfig
 from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, register_task
 from torchcaps.tasks.classify import Classify
 from torchcaps.tasks.report_items import overlaps
@@ -35,14 +34,6 @@ class Multilabel(Classify):
     targets = ("labels",)
     single_label = False
     data = "images of several classes each"  # words of the error for other data
-
-    def __init__(
-        self, model: nn.Module, config: TrainConfig, images: Dataset | None = None
-    ) -> None:
-        # Only a set of composites has what a capsule could draw: each of its classes alone.
-        if images is not None and "single_label" not in images.targets:
-            config = config.filled({"reconstruction": 0.0})
-        super().__init__(model, config, images)
 
     def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
         if self.spec.logits and not self.spec.multilabel:

@@ -3,15 +3,18 @@
 from torchcaps import registry as _registry
 from torchcaps.settings import TrainConfig as TrainConfig
 from torchcaps.training.allocator import keep_memory as keep_memory
-from torchcaps.training.api import train as train
+from torchcaps.training.api import resolve_config as resolve_config, train as train
 from torchcaps.training.callbacks import (
     Callback as Callback,
+    ProgressBar as ProgressBar,
+    StopWhen as StopWhen,
     register_callback as register_callback,
 )
 from torchcaps.training.checkpoint import OptionError as OptionError, load as load, save as save
 from torchcaps.training.fitting import Fitted as Fitted, fit as fit
+from torchcaps.training.folder import Interrupted as Interrupted, RunFolder as RunFolder
 from torchcaps.training.imported import import_weights as import_weights
-from torchcaps.training.loop import Interrupted as Interrupted
+from torchcaps.training.loop import Trainer as Trainer
 from torchcaps.training.optimizers import register_optimizer as register_optimizer
 from torchcaps.training.recipes import (
     Recipe as Recipe,

@@ -9,8 +9,8 @@ from torchcaps.evaluation import HeldOutCalibration, calibrate
 from torchcaps.evaluation.forward import device_of
 from torchcaps.tasks import Task, create_task
 from torchcaps.tasks._base import eval_outputs
-from torchcaps.training.checkpoint import MODEL_FILE, load
-from torchcaps.training.files import write_json
+from torchcaps.training.checkpoint import load
+from torchcaps.training.files import MODEL_FILE, write_json
 from torchcaps.training.run import CALIBRATION_FILE, Run
 
 FORMAT = 1

@@ -1,59 +1,233 @@
 """Callbacks: what is told of a training while it runs.
 
-Add one here, or with `register_callback`.
+Saving (`RunFolder`), the second start, the early end and the lines on stderr are callbacks too. Add
+one here, or with `register_callback`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import nn
+import torch
+from rich.progress import Progress
+from torch import Tensor
 
+from torchcaps.distributed import current
+from torchcaps.errors import printable
+from torchcaps.progress import epoch_lines, print_above, progress_bar
 from torchcaps.registry import Registry
+from torchcaps.settings import TrainingSettings
+
+if TYPE_CHECKING:
+    from torchcaps.training.loop import Trainer
+
+RESTART_LR_SCALE = 0.1  # factor of the learning rate of the second start
+SECOND_START = "the training starts again, once, with a tenth of the learning rate"
 
 
 class Callback:
     """Base of callbacks. Every process of a run has callbacks of its own.
 
     A registered subclass is built without arguments for each training that names it in the setting
-    `callbacks`.
+    `callbacks`. `trainer.stop()` ends a training after the step.
     """
 
-    def on_step(self, model: nn.Module, losses: dict[str, float]) -> None:
+    is_late: ClassVar[bool] = False
+    """Whether `on_step` may come up to 20 steps late on a GPU, which then never waits for it."""
+
+    def on_start(self, trainer: Trainer) -> None:
+        """Called once before the first step.
+
+        Args:
+            trainer: has `model`, `task`, `config`, `state` and more; see `Trainer`.
+        """
+
+    def on_step(self, trainer: Trainer, losses: dict[str, float]) -> None:
         """Called after each step.
 
         Args:
-            model: in training mode; gradients are still there.
+            trainer: its model is in training mode; gradients are still there.
             losses: means over the batch by name, "lr", and "step", the number of steps done.
         """
 
-    def on_epoch(self, model: nn.Module, row: dict[str, Any]) -> None:
+    def on_epoch(self, trainer: Trainer, row: dict[str, Any]) -> None:
         """Called after each epoch with its row of the metrics.
 
         Args:
-            model: in training mode, on its device.
+            trainer: its model is in training mode, with the averaged weights where there are any.
             row: the metrics of the epoch by name, such as "epoch", "train_loss" and "val_accuracy".
         """
 
-    def should_stop(self) -> bool:
-        """Asked once in each step; True ends the training after it, with its state saved."""
-        return False
+    def on_end(self, trainer: Trainer) -> None:
+        """Called once at the end, also after an error, which is `trainer.error`."""
 
 
 CALLBACKS: Registry[Callable[[], Callback]] = Registry("callback")
 register_callback = CALLBACKS.register
 
 
-class FunctionCallback(Callback):
-    """A callback of functions, each of which may be left out."""
+class StopWhen(Callback):
+    """Ends a training after a step.
 
-    def __init__(
-        self,
-        on_step: Callable[[nn.Module, dict[str, float]], None] | None = None,
-        on_epoch: Callable[[nn.Module, dict[str, Any]], None] | None = None,
-        should_stop: Callable[[], bool] | None = None,
-    ) -> None:
-        # A function takes the place of the method.
-        functions = {"on_step": on_step, "on_epoch": on_epoch, "should_stop": should_stop}
-        for name, function in functions.items():
-            if function is not None:
-                setattr(self, name, function)
+    Args:
+        condition: asked after each step, on a GPU after some; True ends the training.
+    """
+
+    is_late = True
+
+    def __init__(self, condition: Callable[[], bool]) -> None:
+        self.condition = condition
+
+    def on_step(self, trainer: Trainer, losses: dict[str, float]) -> None:
+        if self.condition():
+            trainer.stop()
+
+
+class BestWeights(Callback):
+    """Keeps the weights of the best epoch in memory, and loads them at the end.
+
+    Attributes:
+        epoch: number of the best epoch, counted from 1; 0 before the first one.
+    """
+
+    is_late = True
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.weights: dict[str, Tensor] = {}
+
+    def on_epoch(self, trainer: Trainer, row: dict[str, Any]) -> None:
+        if row["best"]:
+            self.epoch = row["epoch"]
+            self.weights = copy_state(trainer.model)
+
+    def on_end(self, trainer: Trainer) -> None:
+        if isinstance(trainer.error, Exception):
+            return
+        if self.weights:
+            trainer.model.load_state_dict(self.weights)
+        is_stopped = trainer.is_stopped or isinstance(trainer.error, KeyboardInterrupt)
+        if is_stopped and trainer.checkpoint is None:
+            weights = f"those of epoch {self.epoch}" if self.epoch else "those of this step"
+            trainer.messages.append(
+                f"stopped after step {trainer.state.step} of {trainer.total_steps}; the weights "
+                f"are {weights}"
+            )
+
+
+class SecondStart(Callback):
+    """Starts a training again, once, if its network does not learn after 100 steps, or half of all.
+
+    A network that was like this before its first update is left alone, because a lower learning
+    rate would not help.
+    """
+
+    is_late = True
+
+    def on_start(self, trainer: Trainer) -> None:
+        self.weights = copy_state(trainer.model)
+
+    def on_step(self, trainer: Trainer, losses: dict[str, float]) -> None:
+        state = trainer.state
+        if state.lr_scale < 1 or state.step > trainer.probe_step:
+            self.weights = {}
+        is_newest = losses["step"] == state.step
+        if self.weights and is_newest and state.step in (1, trainer.probe_step):
+            self._probe(trainer)
+
+    def _probe(self, trainer: Trainer) -> None:
+        """Look at the newest step, and start again where the network does not learn."""
+        state = trainer.state
+        # `cat` joins the samples of all ranks.
+        ranks = current()
+        samples = {name: ranks.cat(x.detach()) for name, x in trainer.losses.items() if x.dim()}
+        collapse = trainer.task.detect_collapse(samples) or ""
+        if state.step == 1:  # computed before the weights changed
+            state.initial_collapse = collapse
+        elif collapse not in ("", state.initial_collapse):
+            lr = (trainer.config.optimizer.lr or 0.0) * RESTART_LR_SCALE
+            reason = f"{collapse} after step {state.step}; {SECOND_START} ({lr:g})"
+            trainer.restart(self.weights, RESTART_LR_SCALE, reason)
+
+
+class EarlyEnd(Callback):
+    """Ends a training before its last epoch, by the settings `stop_at` and `patience`."""
+
+    is_late = True
+
+    def on_start(self, trainer: Trainer) -> None:
+        state = trainer.state
+        epoch = state.step // trainer.steps_per_epoch
+        settings = trainer.config.training
+        reason = early_end(settings, epoch, state.best_epoch, state.best_score)
+        if reason and state.step < trainer.total_steps:
+            trainer.messages.append(reason)
+            trainer.is_finished = True
+
+    def on_epoch(self, trainer: Trainer, row: dict[str, Any]) -> None:
+        self.on_start(trainer)
+
+
+class ProgressBar(Callback):
+    """A bar and a line for each epoch on stderr; sentences on the training between them.
+
+    Args:
+        title: of the bar.
+    """
+
+    is_late = True
+
+    def __init__(self, title: str = "training") -> None:
+        self.title = title
+
+    def on_start(self, trainer: Trainer) -> None:
+        self.num_messages = 0
+        self.stack = ExitStack()
+        self.bar: Progress = self.stack.enter_context(progress_bar(self.title))
+        self.task = self.bar.add_task("", total=trainer.total_steps)
+        self._print_messages(trainer)
+
+    def on_step(self, trainer: Trainer, losses: dict[str, float]) -> None:
+        self._print_messages(trainer)
+        description = f"loss {losses['loss']:.4f}"
+        self.bar.update(self.task, completed=int(losses["step"]), description=description)
+
+    def on_epoch(self, trainer: Trainer, row: dict[str, Any]) -> None:
+        print_above(self.bar, epoch_lines(row))
+
+    def on_end(self, trainer: Trainer) -> None:
+        self._print_messages(trainer)
+        self.stack.close()
+
+    def _print_messages(self, trainer: Trainer) -> None:
+        for sentence in trainer.messages[self.num_messages :]:
+            print_above(self.bar, printable(sentence))
+        self.num_messages = len(trainer.messages)
+
+
+def copy_state(model: torch.nn.Module) -> dict[str, Tensor]:
+    """A copy of the state of a model, on its device."""
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def early_end(settings: TrainingSettings, epoch: int, best_epoch: int, best_score: float) -> str:
+    """Why a training ends before its last epoch, a sentence; empty where it goes on.
+
+    Args:
+        settings: `stop_at`, a score that is enough; `patience`, a number of epochs, which are
+            counted anew where the training was extended.
+        epoch: number of epochs that are done.
+        best_epoch: number of the best one, counted from 1.
+        best_score: its score on held-out images.
+    """
+    if settings.stop_at is not None and best_score >= settings.stop_at:
+        return f"epoch {best_epoch} has reached stop_at: the training ends"
+    num_epochs = epoch - max((best_epoch, *settings.extended_at))
+    if settings.patience is not None and num_epochs >= settings.patience:
+        return (
+            f"none of the last {num_epochs} epochs was better than epoch {best_epoch}: the "
+            "training ends (patience)"
+        )
+    return ""

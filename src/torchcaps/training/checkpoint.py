@@ -1,45 +1,36 @@
-"""Checkpoints: one safetensors file whose metadata is JSON.
+"""Models as files: a description of how each is built, and its weights.
 
-Nothing in it is code; writing is atomic.
-
-The metadata holds a description, the number of the format, and a checksum (CRC-32) of all of it.
+A file may name a function of a user that builds a model, but never causes an import or a call by
+itself: whoever loads the file passes the function, or has imported its module by `--import`.
 """
 
 import json
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
+from torchcaps import plugins
 from torchcaps.data import Preprocess
 from torchcaps.data.pixels import size_pair
-from torchcaps.errors import (
-    ArgumentError,
-    RunError,
-    TrainingError,
-    check_range,
-    check_regular,
-    one_line,
-)
+from torchcaps.errors import ArgumentError, RunError, check_range, one_line
 from torchcaps.models import model_info
 from torchcaps.models._pretrained import take_weights
 from torchcaps.models._registry import construct_model
 from torchcaps.nn import use_generator
-from torchcaps.training.builders import (
-    Builder,
-    build_by,
-    builder_name,
-    find_builder,
-    is_builder_name,
+from torchcaps.training.files import (
+    CONFIG_FILE,
+    MODEL_FILE,
+    load_tensors,
+    make_folder,
+    read_header,
+    save_tensors,
 )
-from torchcaps.training.files import CONFIG_FILE, atomic, make_folder
 from torchcaps.types import (
     ModelMetadata,
     ModelSpec,
@@ -48,135 +39,12 @@ from torchcaps.types import (
     spec_of,
 )
 
-FORMAT = 1  # of run folders and checkpoints; another one is refused
-MODEL_FILE = "model.safetensors"
-LAST_FILE = "last.safetensors"
-PREVIOUS_FILE = "previous.safetensors"
-METADATA_KEY = "torchcaps"
-MAX_HEADER_BYTES = 16 << 20  # names of a hundred thousand classes take a fifth of it
+Builder = Callable[..., nn.Module]
+SEPARATOR = ":"  # between a module and what it defines, as in entry points
 
 
 class OptionError(ValueError):
     """An option that a model does not take."""
-
-
-def save_tensors(
-    path: Path,
-    tensors: dict[str, Tensor],
-    description: dict[str, Any],
-    *,
-    previous: Path | None = None,
-) -> None:
-    """Write tensors and a JSON-ready description as one file, by `atomic`.
-
-    Equal content gives equal bytes.
-
-    Args:
-        path: of the file.
-        tensors: by name, on any device.
-        description: beside them.
-        previous: where the file that is replaced goes.
-
-    Raises:
-        TrainingError: a type of tensor that a checkpoint does not hold, or the file cannot be
-            written.
-    """
-    copies: dict[str, Tensor] = {}
-    storages: set[int] = set()
-    for name, tensor in tensors.items():
-        copy = tensor.detach().cpu().contiguous()
-        storage = copy.untyped_storage().data_ptr()
-        # Tensors that share memory are stored one by one.
-        copies[name] = copy.clone() if storage in storages else copy
-        storages.add(storage)
-    content = {"format": FORMAT, **description}
-    content["crc32"] = checksum(copies, content)
-    metadata = {METADATA_KEY: json.dumps(content, sort_keys=True)}
-    try:
-        file_bytes = serialize(copies, metadata)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise TrainingError(f"{path}: cannot be written ({one_line(str(error))})") from error
-    with atomic(path, previous) as partial:
-        partial.write_bytes(file_bytes)
-
-
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors (on the CPU) and description of a file written by `save_tensors`.
-
-    Raises RunError for a file that is absent, damaged (one bit is enough), or of another format.
-    """
-    with _opened(path) as file:
-        content = _read_content(path, file)
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if content.pop("crc32", None) != checksum(tensors, content):
-            raise ValueError("its content does not match its checksum")
-        del content["format"]
-        return tensors, content
-
-
-def read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A file's tensors on the meta device, and its description; no tensor is read.
-
-    Of a tensor's type only the kind is that of the file: floating point or whole numbers. Errors as
-    `load_tensors`, but for damage outside of the header.
-    """
-    tensors = {}
-    with _opened(path) as file:
-        for name in file.keys():  # noqa: SIM118
-            part = file.get_slice(name)
-            is_floating = part.get_dtype().startswith(("F", "BF"))
-            dtype = torch.float32 if is_floating else torch.int64
-            tensors[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
-        return tensors, _read_content(path, file)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """A safetensors file with a header of at most 16 MiB.
-
-    What fails while it is open is a RunError.
-    """
-    try:
-        check_regular(path)
-        with open(path, "rb") as file:
-            header_bytes = int.from_bytes(file.read(8), "little")
-        if header_bytes > MAX_HEADER_BYTES:
-            raise ValueError(
-                f"expected a header of at most {MAX_HEADER_BYTES} bytes, got {header_bytes}"
-            )
-        with safe_open(path, framework="pt") as tensors:
-            yield tensors
-    except RecursionError as error:
-        raise RunError(
-            f"{path}: is no readable checkpoint (its description is nested too deep)"
-        ) from error
-    except (OSError, SafetensorError, ValueError) as error:
-        raise RunError(f"{path}: is no readable checkpoint ({one_line(str(error))})") from error
-
-
-def _read_content(path: Path, file: Any) -> dict[str, Any]:
-    """The description with format and checksum."""
-    content = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
-    if not isinstance(content, dict):
-        raise RunError(f"{path}: was not written by torchcaps (its header says nothing of a model)")
-    if content.get("format") != FORMAT:
-        raise RunError(
-            f"{path}: expected a checkpoint of format {FORMAT}, got {content.get('format')}"
-        )
-    return content
-
-
-def checksum(tensors: dict[str, Tensor], content: dict[str, Any] | None = None) -> int:
-    """CRC-32 of tensors and of `content`, which is JSON-ready.
-
-    Names, types, sizes and bytes of the tensors count; they are contiguous, and on the CPU.
-    """
-    crc = zlib.crc32(json.dumps(content, sort_keys=True).encode())
-    for name, tensor in sorted(tensors.items()):
-        crc = zlib.crc32(f"{name} {tensor.dtype} {[*tensor.shape]}".encode(), crc)
-        content_bytes = tensor.detach().reshape(-1).view(torch.uint8)
-        crc = zlib.crc32(content_bytes.numpy().data, crc)
-    return crc
 
 
 def describe_model(
@@ -556,3 +424,71 @@ def _set_channels_last(model: nn.Module, names: Iterable[str]) -> None:
     for name, weight in model.state_dict(keep_vars=True).items():
         if name in names:
             weight.data = weight.data.clone(memory_format=torch.channels_last)
+
+
+def is_builder_name(name: str) -> bool:
+    """Whether this names a function in a module, and not a registered model."""
+    return SEPARATOR in name
+
+
+def builder_name(builder: Builder) -> str:
+    """The name of a function or class that another process can import: `package.module:name`.
+
+    Raises:
+        ArgumentError: it has none, as a lambda or a function within another one.
+    """
+    module = getattr(builder, "__module__", None)
+    name = getattr(builder, "__qualname__", None)
+    if module and name and _find(module, name) == builder:
+        return f"{module}{SEPARATOR}{name}"
+    raise ArgumentError(
+        "builder",
+        "expected a function or class at the top level of a module, which another process can "
+        f"import, got {name or type(builder).__name__}",
+    )
+
+
+def find_builder(path: Path, name: str) -> Builder:
+    """The builder that a file names, if its module was imported by `--import`.
+
+    Only what the module itself defines is taken, never what it has imported from elsewhere.
+
+    Args:
+        path: of the file, for the error.
+        name: as `builder_name` gives it.
+
+    Raises:
+        RunError: its module was not imported so, or does not define it.
+    """
+    module, _, function = name.partition(SEPARATOR)
+    is_private = any(part.startswith("_") for part in function.split("."))
+    if module in _imported_modules() and not is_private:
+        builder = _find(module, function)
+        if callable(builder) and getattr(builder, "__module__", None) == module:
+            return builder
+    raise RunError(
+        f"{path}: was built by {name}, and a file never runs code by itself; if you trust it, pass "
+        f"that function to load(..., builder=...), or import its module with --import {module}"
+    )
+
+
+def build_by(builder: Builder, options: Mapping[str, Any]) -> nn.Module:
+    """What a builder makes of these options; TypeError unless it is a module."""
+    model = builder(**options)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the builder returned a {type(model).__name__}, expected an nn.Module")
+    return model
+
+
+def _imported_modules() -> set[str]:
+    """Names of the modules of `--import`, which takes modules and files."""
+    names = plugins.imported()
+    return {Path(name).stem if name.endswith(".py") else name for name in names}
+
+
+def _find(module: str, name: str) -> Any:
+    """What a module that is imported already holds under a dotted name; None for nothing."""
+    member: Any = sys.modules.get(module)
+    for part in name.split("."):
+        member = getattr(member, part, None)
+    return member

@@ -29,8 +29,7 @@ from torchcaps.errors import ArgumentError, TrainingError
 from torchcaps.evaluation.forward import device_of, evaluating
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task
-from torchcaps.training.checkpoint import checksum
-from torchcaps.training.files import make_folder
+from torchcaps.training.files import checksum, make_folder
 
 BATCH = 64  # images in a pass of the backbone
 LARGEST = float(np.finfo(np.float16).max)

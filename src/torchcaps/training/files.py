@@ -1,19 +1,34 @@
-"""Files and folders of a run: a file is written whole or not at all."""
+"""Files and folders of a run: a file is written whole or not at all.
+
+Tensors are one safetensors file whose metadata is JSON; nothing in it is code. The metadata holds a
+description, the number of the format, and a checksum (CRC-32) of all of it.
+"""
 
 import itertools
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as serialize
+from torch import Tensor
 
-from torchcaps.errors import RunError, TrainingError
+from torchcaps.errors import RunError, TrainingError, check_regular, one_line
 
+FORMAT = 1  # of run folders and checkpoints; another one is refused
 CONFIG_FILE = "config.json"  # makes a folder a run
 LOCK_FILE = ".lock"
+MODEL_FILE = "model.safetensors"
+LAST_FILE = "last.safetensors"
+PREVIOUS_FILE = "previous.safetensors"
+METADATA_KEY = "torchcaps"
+MAX_HEADER_BYTES = 16 << 20  # names of a hundred thousand classes take a fifth of it
 _counter = itertools.count()
 
 
@@ -106,3 +121,122 @@ def _holder(lock_file: Path) -> str:
         return f"process {int(lock_file.read_text(encoding='ascii'))}"
     except (OSError, ValueError):
         return "another process"
+
+
+def save_tensors(
+    path: Path,
+    tensors: dict[str, Tensor],
+    description: dict[str, Any],
+    *,
+    previous: Path | None = None,
+) -> None:
+    """Write tensors and a JSON-ready description as one file, by `atomic`.
+
+    Equal content gives equal bytes.
+
+    Args:
+        path: of the file.
+        tensors: by name, on any device.
+        description: beside them.
+        previous: where the file that is replaced goes.
+
+    Raises:
+        TrainingError: a type of tensor that a checkpoint does not hold, or the file cannot be
+            written.
+    """
+    copies: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        copy = tensor.detach().cpu().contiguous()
+        storage = copy.untyped_storage().data_ptr()
+        # Tensors that share memory are stored one by one.
+        copies[name] = copy.clone() if storage in storages else copy
+        storages.add(storage)
+    content = {"format": FORMAT, **description}
+    content["crc32"] = checksum(copies, content)
+    metadata = {METADATA_KEY: json.dumps(content, sort_keys=True)}
+    try:
+        file_bytes = serialize(copies, metadata)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise TrainingError(f"{path}: cannot be written ({one_line(str(error))})") from error
+    with atomic(path, previous) as partial:
+        partial.write_bytes(file_bytes)
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors (on the CPU) and description of a file written by `save_tensors`.
+
+    Raises RunError for a file that is absent, damaged (one bit is enough), or of another format.
+    """
+    with _opened(path) as file:
+        content = _read_content(path, file)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if content.pop("crc32", None) != checksum(tensors, content):
+            raise ValueError("its content does not match its checksum")
+        del content["format"]
+        return tensors, content
+
+
+def read_header(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A file's tensors on the meta device, and its description; no tensor is read.
+
+    Of a tensor's type only the kind is that of the file: floating point or whole numbers. Errors as
+    `load_tensors`, but for damage outside of the header.
+    """
+    tensors = {}
+    with _opened(path) as file:
+        for name in file.keys():  # noqa: SIM118
+            part = file.get_slice(name)
+            is_floating = part.get_dtype().startswith(("F", "BF"))
+            dtype = torch.float32 if is_floating else torch.int64
+            tensors[name] = torch.empty(part.get_shape(), dtype=dtype, device="meta")
+        return tensors, _read_content(path, file)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A safetensors file with a header of at most 16 MiB.
+
+    What fails while it is open is a RunError.
+    """
+    try:
+        check_regular(path)
+        with open(path, "rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+        if header_bytes > MAX_HEADER_BYTES:
+            raise ValueError(
+                f"expected a header of at most {MAX_HEADER_BYTES} bytes, got {header_bytes}"
+            )
+        with safe_open(path, framework="pt") as tensors:
+            yield tensors
+    except RecursionError as error:
+        raise RunError(
+            f"{path}: is no readable checkpoint (its description is nested too deep)"
+        ) from error
+    except (OSError, SafetensorError, ValueError) as error:
+        raise RunError(f"{path}: is no readable checkpoint ({one_line(str(error))})") from error
+
+
+def _read_content(path: Path, file: Any) -> dict[str, Any]:
+    """The description with format and checksum."""
+    content = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
+    if not isinstance(content, dict):
+        raise RunError(f"{path}: was not written by torchcaps (its header says nothing of a model)")
+    if content.get("format") != FORMAT:
+        raise RunError(
+            f"{path}: expected a checkpoint of format {FORMAT}, got {content.get('format')}"
+        )
+    return content
+
+
+def checksum(tensors: dict[str, Tensor], content: dict[str, Any] | None = None) -> int:
+    """CRC-32 of tensors and of `content`, which is JSON-ready.
+
+    Names, types, sizes and bytes of the tensors count; they are contiguous, and on the CPU.
+    """
+    crc = zlib.crc32(json.dumps(content, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        crc = zlib.crc32(f"{name} {tensor.dtype} {[*tensor.shape]}".encode(), crc)
+        content_bytes = tensor.detach().reshape(-1).view(torch.uint8)
+        crc = zlib.crc32(content_bytes.numpy().data, crc)
+    return crc

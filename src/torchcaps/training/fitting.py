@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torchcaps.data import Dataset, match_classes
-from torchcaps.data.preprocess import ArrayPreprocess
+from torchcaps.data.augment import ordered_augmentations
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.forward import device_of
-from torchcaps.progress import progress_bar, report_rows
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks import Task, check_task, create_task, task_class
+from torchcaps.tasks import Task, check_task, complete_config, task_class
 from torchcaps.training.batches import BatchSource, DatasetBatches
-from torchcaps.training.callbacks import FunctionCallback
-from torchcaps.training.defaults import complete_config
-from torchcaps.training.device import memory_errors, resolve_device
-from torchcaps.training.initial import read_initial
+from torchcaps.training.callbacks import (
+    BestWeights,
+    Callback,
+    EarlyEnd,
+    ProgressBar,
+    SecondStart,
+)
+from torchcaps.training.device import memory_errors, resolve_device, resolve_precision
+from torchcaps.training.folder import RunFolder
+from torchcaps.training.initial import InitialWeights
 from torchcaps.training.inputs import Data, as_set, is_loader, model_sizes
 from torchcaps.training.loaders import LoaderBatches, LoaderData, loader_config, loader_data
-from torchcaps.training.loggers import MemoryLogger, Row
-from torchcaps.training.loop import Trainer
+from torchcaps.training.loop import Row, Trainer
 from torchcaps.training.sampling import cropped, split
-from torchcaps.training.summary import training_summary
 from torchcaps.training.threads import training_threads
 from torchcaps.types import model_metadata, set_model_metadata
+from torchcaps.words import counted
 
 
 class Fitted(NamedTuple):
@@ -53,16 +57,15 @@ def fit(
     transform: Callable[[Tensor], Tensor] | None = None,
     validation: Data | None = None,
     config: TrainConfig | None = None,
-    emit: Callable[[Row], None] | None = None,
-    on_step: Callable[[nn.Module, dict[str, float]], None] | None = None,
-    on_epoch: Callable[[nn.Module, Row], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
+    callbacks: Sequence[Callback | str] = (),
+    verbose: bool = True,
     **settings: Any,
 ) -> Fitted:
     """Train a model on images of your own, in place; nothing is written.
 
     One line on stderr says what is done, and each epoch has a line. Images are not changed at
-    random unless `transform`, a setting such as `shift=2`, or `config` says so.
+    random unless `transform`, a setting such as `shift=2`, or `config` says so. A training that is
+    stopped, by a callback or Ctrl-C, returns what it has: the weights of the best epoch so far.
 
     Args:
         model: any module that a task takes: of this library, or one that maps images to logits of
@@ -83,13 +86,13 @@ def fit(
         validation: to choose the epoch by; by default a part of `data` is held out (setting
             `holdout`).
         config: of the run; its model, its data set's name and its root are not looked at.
-        emit: is given each row of the metrics in place of the lines on stderr, see
-            `loggers.MemoryLogger`.
-        on_step: called after each step with the model and the figures of the step; see `Callback`.
-        on_epoch: called after each epoch with the model and its row of the metrics; see `Callback`.
-        should_stop: called after each step; True ends the training. See `Callback`.
+        callbacks: objects that are told of steps and epochs, or names of registered ones, which
+            take the place of the setting `callbacks`; see `Callback`.
+        verbose: show what is done on stderr.
         settings: of the run, by name, such as `epochs=5, lr=0.01`; they take precedence over
-            `config`. The device is that of the model unless one is named.
+            `config`. The device is that of the model unless one is named. `seed` decides which
+            images are held out, their order, augmentations and dropout, but not the first weights,
+            which `model` has.
 
     Returns:
         `Fitted(model, history)`: the model, and the rows of the metrics of its epochs.
@@ -98,58 +101,59 @@ def fit(
         ValueError: for a setting, a model or images that cannot be used.
         DataError: for images that are no set.
         TrainingError: when the loss becomes non-finite, or memory is exhausted.
-        Interrupted: when `should_stop` says so.
 
     Example:
         >>> model, history = tc.fit(tc.create_model("capsnet"), images, labels, epochs=3)
     """
-    is_plain = config is None and "shift" not in settings
+    names = [callback for callback in callbacks if isinstance(callback, str)]
     config = (config or TrainConfig()).updated(**settings)
+    if names:
+        config = config.updated(callbacks=names)
     device = device_of(model)
     if config.training.device != "auto":
         device = resolve_device(config.training.device)
-    with memory_errors(), training_threads(device) as choice, _shown(emit) as emit:
+    resumed = [each.run for each in callbacks if isinstance(each, RunFolder) and each.resumed]
+    with memory_errors(), training_threads(device, *resumed) as choice, _memory_format(model):
         model.to(device)
         config = loader_config(data, config)
         images, val_images, loader, notes = _fit_data(model, data, labels, validation, config)
-        if is_plain and task_class(config.task.name, model, images).labeled:
-            config = config.updated(shift=0)  # which recipes have by default
-        if images.preprocess is ArrayPreprocess and config.task.reconstruction is None:
-            config = config.updated(reconstruction=0.0)  # decoders draw values in [0, 1]
         images, val_images = images.to(device), val_images.to(device)
-        task = create_task(model, config, images)
+        kind = task_class(config.task.name, model, images)
+        config = complete_config(config, kind, model, images)
+        task = kind(model, config, images)
         if transform is not None:
             _add_transform(task, transform)
         check_task(task, val_images)
-        initial = read_initial(config, images.classes)
-        if initial is not None:
+        initial = None
+        if config.model.init is not None:
+            initial = InitialWeights(config.model.init, images.classes)
             initial.load_into(model)
-        config = complete_config(task, len(images))
         batches: BatchSource = DatasetBatches(images, task, config)
         if loader is not None:
             batches = LoaderBatches(loader, task, config)
-        num_images = (len(images), len(val_images))
-        summary = training_summary(task, config, images.name, num_images, device)
-        logger = MemoryLogger(emit, initial)
-        with _memory_format(model):
-            initial_weights = {
-                name: tensor.detach().clone() for name, tensor in model.state_dict().items()
-            }
-            Trainer(
-                task,
-                config,
-                batches,
-                val_images,
-                logger,
-                initial_weights=lambda: initial_weights,
-                callbacks=[FunctionCallback(on_step, on_epoch, should_stop)],
-                messages=[summary, *notes, choice],
-            ).run()
-            if logger.best_weights is not None:
-                model.load_state_dict(logger.best_weights)
+        trainer = Trainer(
+            task,
+            config,
+            batches,
+            val_images,
+            [
+                SecondStart(),
+                *(callback for callback in callbacks if isinstance(callback, Callback)),
+                BestWeights(),
+                EarlyEnd(),
+                *([ProgressBar()] if verbose else []),
+            ],
+        )
+        summary = training_summary(task, config, images.name, (len(images), len(val_images)))
+        sentences = [summary, *notes, choice, task.score_reason]
+        trainer.messages += [sentence for sentence in sentences if sentence]
+        if initial is not None:
+            trainer.note(initial.sentence)
+        with suppress(KeyboardInterrupt):  # `BestWeights` has loaded what there is
+            trainer.run()
     model.eval()
     _keep_metadata(model, task, images, config.data.crop)
-    return Fitted(model, [row for row in logger.rows if row["kind"] == "epoch"])
+    return Fitted(model, trainer.history)
 
 
 def _keep_metadata(model: nn.Module, task: Task, images: Dataset, crop: int | None) -> None:
@@ -194,16 +198,6 @@ def _fit_data(
 
 
 @contextmanager
-def _shown(emit: Callable[[Row], None] | None) -> Iterator[Callable[[Row], None]]:
-    """The caller's function of the rows; by default they are shown on stderr."""
-    if emit is not None:
-        yield emit
-        return
-    with progress_bar("training") as bar:
-        yield report_rows(bar)
-
-
-@contextmanager
 def _memory_format(model: nn.Module) -> Iterator[None]:
     """Put the order in which convolutions keep their weights back afterwards."""
     was_contiguous = {name for name, weight in model.named_parameters() if weight.is_contiguous()}
@@ -228,3 +222,40 @@ def _add_transform(task: Task, transform: Callable[[Tensor], Tensor]) -> None:
             return transform(images)
 
     task.transforms.append(apply)
+
+
+def training_summary(
+    task: Task, config: TrainConfig, data: str, num_images: tuple[int, int]
+) -> str:
+    """`training capsnet on digits: 5,400 images, 600 held out; 3 epochs of batch 32, adam, ...`.
+
+    Args:
+        task: around the model.
+        config: complete.
+        data: name of the data set.
+        num_images: to train on, and to choose the epoch by.
+    """
+    device = device_of(task.model)
+    model = model_metadata(task.model).name or type(task.model).__name__
+    optimizer = config.optimizer
+    clip = f"clip {optimizer.clip:g}" if optimizer.clip else "no clipping"
+    threads = f", {counted(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else ""
+    parts = [
+        f"training {model} on {data}: {num_images[0]:,} images, {num_images[1]:,} held out",
+        f"{counted(config.training.epochs, 'epoch')} of batch {config.training.batch_size}",
+        f"{optimizer.name} at {optimizer.lr:g} ({config.schedule.name}), {clip}",
+        f"{resolve_precision(config.training.precision, device)} on {device}{threads}",
+        f"augmentation: {', '.join(active_augmentations(config)) or 'none'}",
+    ]
+    return "; ".join(parts)
+
+
+def active_augmentations(config: TrainConfig) -> list[str]:
+    """`shift 2`, `flip`: the augmentations that are on, with their amounts."""
+    amounts = []
+    for augmentation in ordered_augmentations():
+        for field in fields(augmentation.settings):
+            amount = getattr(config.augmentation, field.name)
+            if amount and field.name in augmentation.switches:
+                amounts.append(field.name if amount is True else f"{field.name} {amount:g}")
+    return amounts

@@ -1,21 +1,256 @@
-"""The folder of a run, held by the process that trains in it: made, resumed, cleared."""
+"""The folder of a run, held by the process that trains in it: made or resumed, and written to."""
 
+from __future__ import annotations
+
+import json
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from torchcaps.errors import RunError
+import torch
+from torch import Tensor
+
+from torchcaps.data import Dataset
+from torchcaps.data.files import identities
+from torchcaps.distributed import current, main_first
+from torchcaps.errors import RunError, TrainingError
 from torchcaps.settings import TrainConfig
-from torchcaps.training.checkpoint import FORMAT
+from torchcaps.training.calibration import write_calibration
+from torchcaps.training.callbacks import Callback
+from torchcaps.training.checkpoint import saved_options
 from torchcaps.training.environment import environment
-from torchcaps.training.files import LOCK_FILE, exclusive, make_folder, write_json
+from torchcaps.training.files import (
+    FORMAT,
+    LOCK_FILE,
+    PREVIOUS_FILE,
+    atomic,
+    checksum,
+    exclusive,
+    load_tensors,
+    make_folder,
+    move,
+    save_tensors,
+    write_json,
+)
+from torchcaps.training.initial import InitialWeights
+from torchcaps.training.loop import LOG_INTERVAL, Row, Trainer, TrainingState, check_finite
 from torchcaps.training.run import (
+    CALIBRATION_FILE,
     CONFIG_FILE,
     ENVIRONMENT_FILE,
     EVALUATION_FILE,
+    METRICS_FILE,
+    MODEL_FILE,
+    RESUME_OVERRIDES,
     Run,
+    epoch_model_path,
     is_run,
 )
+from torchcaps.training.schedules import EXTENSION_LR_SCALE, part_ends
+from torchcaps.training.update import Updater
+
+
+class Interrupted(Exception):
+    """Training was asked to stop: no error, its state is saved and `resume` continues it."""
+
+
+class RunFolder(Callback):
+    """A run folder: metrics, checkpoints to continue from, and the best model.
+
+    Only the first process writes. From `on_start` to `on_end` it holds the folder. After an error
+    without a checkpoint a new folder is removed.
+
+    Args:
+        run: the folder.
+        description: of the model (`checkpoint.describe_model`).
+        train_images: to be the same when the run is resumed.
+        val_images: to be the same when the run is resumed.
+        initial: weights of another training that this one begins with; a copy is kept.
+        resumed: configuration of the run that is resumed; None for a new one. One of more epochs
+            takes the place of that in the folder, and the figures of the test images, which are
+            those of the shorter training, are removed.
+
+    Attributes:
+        end: why the training ended before its end without an error, if it did.
+
+    Raises:
+        RunError: in `on_start`, where there is a run already, or another process holds the folder.
+        TrainingError: a file cannot be written.
+    """
+
+    is_late = True
+
+    def __init__(
+        self,
+        run: Run,
+        description: dict[str, Any],
+        train_images: Dataset,
+        val_images: Dataset,
+        initial: InitialWeights | None = None,
+        resumed: TrainConfig | None = None,
+    ) -> None:
+        self.run = run
+        self.description = description
+        self.initial = initial
+        self.resumed = resumed
+        self.is_main = current().is_main
+        self.stack = ExitStack()
+        self.saved_step = -1
+        self.end: BaseException | None = None
+        self.fingerprint: dict[str, Any] = {}
+        sizes = {
+            "train": len(train_images),
+            "held out": len(val_images),
+            "classes": train_images.num_classes,
+            "channels": train_images.in_chans,
+        }
+        tensors = {
+            f"{split} {name}": tensor.contiguous()
+            for split, images in (("train", train_images), ("held out", val_images))
+            for name, tensor in identities(images).items()
+        }
+        self.data = {"size of the data": sizes, "checksum of images and labels": checksum(tensors)}
+
+    def on_start(self, trainer: Trainer) -> None:
+        config = trainer.config
+        if self.initial is not None:
+            config = config.updated(init=self.initial.source)
+            trainer.note(self.initial.sentence)
+        with main_first():  # the others wait until the folder is held
+            if self.is_main:
+                hold = create(self.run, config)
+                if self.resumed is not None:
+                    hold = resume(self.run, self.resumed)
+                self.stack.enter_context(hold)
+                # That of an older model, where a finished run goes on.
+                (self.run.path / CALIBRATION_FILE).unlink(missing_ok=True)
+        self.description["options"] = saved_options(trainer.model)
+        self.description["task"] = trainer.task.name
+        # Properties that must be the same when the run is resumed, by name.
+        settings = config.flat()
+        for name in RESUME_OVERRIDES:
+            del settings[name]
+        self.fingerprint = {
+            **settings,
+            "threads": self.run.environment.get("threads"),
+            **self.data,
+        }
+        trainer.checkpoint = self.run.checkpoint_path
+        if self.is_main:
+            self._restore(trainer)
+        self._share(trainer)
+        self.saved_step = trainer.state.step
+
+    def on_step(self, trainer: Trainer, losses: dict[str, float]) -> None:
+        if losses["step"] % LOG_INTERVAL == 0:
+            self._write({"kind": "step", **losses})
+        step = trainer.state.step
+        if step == 0 and self.is_main:  # the training has started again
+            truncate_metrics(self.run, -1)
+            self._write_notes(trainer)
+        is_epoch_end = step > 0 and step % trainer.steps_per_epoch == 0
+        is_due = losses["step"] == step and step % trainer.config.training.checkpoint_every == 0
+        if step == 0 or (is_due and not is_epoch_end):
+            self._save(trainer)
+
+    def on_epoch(self, trainer: Trainer, row: Row) -> None:
+        paths = [self.run.model_path] if row["best"] else []
+        if trainer.config.training.keep_epochs:
+            paths.append(epoch_model_path(self.run, row["epoch"]))
+        for path in paths if self.is_main else []:
+            save_tensors(path, dict(trainer.model.state_dict()), self.description)
+        self._write(row)
+        self._save(trainer)
+
+    def on_end(self, trainer: Trainer) -> None:
+        step = trainer.state.step
+        error = self.end = trainer.error
+        if error is not None:
+            self.stack.__exit__(type(error), error, error.__traceback__)
+            return
+        with self.stack:
+            if not trainer.is_stopped:
+                if self.is_main:
+                    write_calibration(self.run, trainer.task, trainer.val_images)
+                return
+            if step != self.saved_step:  # within an epoch
+                self._save(trainer)
+            self.end = Interrupted(
+                f"stopped after step {step} of {trainer.total_steps}; the state is saved"
+            )
+
+    def _restore(self, trainer: Trainer) -> None:
+        """Restore the newest state, and forget the metrics after it."""
+        state, note = load_state(
+            self.run.checkpoint_path, trainer.updater, self.fingerprint, trainer.total_steps
+        )
+        trainer.state = state
+        truncate_metrics(self.run, state.step)
+        if note:
+            trainer.messages.append(f"warning: {note}")
+        if self.initial is not None:
+            self.initial.save_copy()
+        training = trainer.config.training
+        *_, begin, _ = (0, *part_ends(trainer.config, trainer.total_steps))
+        if state.step == trainer.total_steps:
+            trainer.messages.append(
+                f"{self.run.path}: all {training.epochs} epochs are done; resume it with more of "
+                f"them, such as --epochs {2 * training.epochs}, to train it further"
+            )
+        elif 0 < begin <= state.step:
+            lr = (trainer.config.optimizer.lr or 0.0) * state.lr_scale * EXTENSION_LR_SCALE
+            trainer.note(
+                f"the finished training goes on after epoch {training.extended_at[-1]} to epoch "
+                f"{training.epochs}; its learning rate begins at {lr:g}, a tenth of the first one, "
+                "and falls to zero along a cosine",
+                begin,
+            )
+        self._write_notes(trainer)
+
+    def _share(self, trainer: Trainer) -> None:
+        """Give the state of the first process to all; TrainingError where their data differs."""
+        ranks = current()
+        if ranks.world_size == 1:
+            return
+        updater = trainer.updater
+        if len(set(ranks.gather(self.data["checksum of images and labels"]))) > 1:
+            raise TrainingError(
+                "data: expected the same images and labels in all processes, got different ones"
+            )
+        average = updater.average
+        trainer.state, moments, weights, averages = ranks.broadcast(
+            (
+                trainer.state,
+                updater.optimizer.state_dict(),
+                dict(trainer.model.state_dict()),
+                {} if average is None else average.weights,
+            )
+        )
+        trainer.model.load_state_dict(weights)
+        updater.optimizer.load_state_dict(moments)
+        if average is not None:
+            average.load(averages)
+        updater.scaler.load_state_dict(trainer.state.loss_scale)
+
+    def _save(self, trainer: Trainer) -> None:
+        """Save the state; that of the loss scale is read from the device here."""
+        trainer.state.loss_scale = trainer.updater.scaler.state_dict()
+        self.saved_step = trainer.state.step
+        if self.is_main:
+            save_state(self.run.checkpoint_path, trainer.updater, trainer.state, self.fingerprint)
+
+    def _write_notes(self, trainer: Trainer) -> None:
+        """Add the notes that the metrics do not have yet."""
+        written = self.run.notes
+        for row in trainer.notes:
+            if row["text"] not in written:
+                self._write(row)
+
+    def _write(self, row: Row) -> None:
+        if self.is_main:
+            append_metrics(self.run, row)
 
 
 def check_new(run: Run) -> None:
@@ -101,3 +336,139 @@ def _discard_empty(run: Run) -> None:
         run.checkpoint_path.parent.rmdir()
         (run.path / LOCK_FILE).unlink(missing_ok=True)
         run.path.rmdir()
+
+
+def append_metrics(run: Run, row: Row) -> None:
+    """Add a row to the metrics; TrainingError when it cannot be written.
+
+    A part of a row is left out by `Run.rows`, and removed when the run goes on.
+    """
+    try:
+        with open(run.metrics_path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+    except OSError as error:
+        raise TrainingError(f"{run.metrics_path}: cannot be written ({error.strerror})") from error
+
+
+def truncate_metrics(run: Run, step: int) -> None:
+    """Forget metrics after `step`, and what killed writes left: training continues from there.
+
+    Raises RunError or TrainingError if the metrics cannot be read or written.
+    """
+    rows = [row for row in run.rows if row["step"] <= step]
+    leftovers = list(run.checkpoint_path.parent.glob(".*.partial"))
+    # Other files may be in the work of another process, as a report.
+    for name in (CONFIG_FILE, ENVIRONMENT_FILE, METRICS_FILE, MODEL_FILE):
+        leftovers += run.path.glob(f".{name}.*partial")
+    for leftover in leftovers:
+        with suppress(OSError):
+            leftover.unlink()
+    with atomic(run.metrics_path) as partial:
+        partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def save_state(
+    path: Path, updater: Updater, state: TrainingState, fingerprint: dict[str, Any]
+) -> None:
+    """Write weights and the state of optimizer and training, atomically; the last file is kept.
+
+    Args:
+        path: of the file.
+        updater: of the weights.
+        state: of the training.
+        fingerprint: JSON-ready values by name that must not change until the file is read.
+
+    Raises:
+        TrainingError: a weight is not finite, or the file cannot be written; it is then as it was.
+    """
+    check_finite(updater.task.model, path)
+    tensors = {f"model.{name}": tensor for name, tensor in updater.trained_state().items()}
+    if updater.average is not None:
+        tensors |= {f"average.{name}": x for name, x in updater.average.weights.items()}
+    for index, entries in updater.optimizer.state_dict()["state"].items():
+        for name, entry in entries.items():
+            if isinstance(entry, Tensor):
+                tensors[f"optimizer.{index}.{name}"] = entry
+    description = {"fingerprint": fingerprint, "state": asdict(state)}
+    save_tensors(path, tensors, description, previous=path.with_name(PREVIOUS_FILE))
+
+
+def load_state(
+    path: Path, updater: Updater, fingerprint: dict[str, Any], total_steps: int
+) -> tuple[TrainingState, str]:
+    """Restore what `save_state` wrote, or a damaged file's predecessor.
+
+    Returns:
+        The state, that of the start where there is neither file; and a sentence if it is not
+        that of `path`.
+
+    Raises:
+        RunError: there is no whole state, or it is one of another model, or of another fingerprint.
+    """
+    faults: list[str] = []
+    for file in (path, path.with_name(PREVIOUS_FILE)):
+        try:
+            tensors, description = load_tensors(file)
+            if not description.keys() >= {"fingerprint", "state"}:
+                raise RunError(f"{file}: is not the state of a training")
+        except RunError as error:
+            if file.exists():
+                faults.append(str(error))
+            continue
+        _check_fingerprint(file, description["fingerprint"], fingerprint)
+        try:
+            state = TrainingState(**description["state"])
+            state.check(total_steps)
+            _restore(tensors, updater)
+            updater.scaler.load_state_dict(state.loss_scale)
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            reason = str(error).splitlines()[-1].strip()
+            raise RunError(f"{file}: is not the state of this training ({reason})") from error
+        if file == path:
+            return state, ""
+        move(file, path)  # else the next state would put the damaged file in its place
+        reason = faults[0] if faults else f"{path}: is missing"
+        return state, f"{reason}; going on from the checkpoint before it, of step {state.step}"
+    if faults:
+        raise RunError("; ".join(faults))
+    return TrainingState(), ""
+
+
+def _check_fingerprint(path: Path, saved: Any, current: dict[str, Any]) -> None:
+    """Raise RunError for the first entry of the fingerprint that differs from the saved one."""
+    if not isinstance(saved, dict):
+        raise RunError(f"{path}: is not the state of a training")
+    current = json.loads(json.dumps(current))
+    *extensions, last_extension = current.get("extended_at") or [None]
+    if saved.get("extended_at") == extensions and saved.get("epochs") == last_extension:
+        # The end of a training that goes on.
+        current |= {"epochs": last_extension, "extended_at": extensions}
+    for name, value in current.items():
+        if saved.get(name) != value:
+            raise RunError(
+                f"{path}: {name} was {saved.get(name)} when the run was stopped, and is {value} now"
+            )
+
+
+def _restore(tensors: dict[str, Tensor], updater: Updater) -> None:
+    """Put the tensors of a file into model, optimizer and average."""
+    optimizer = updater.optimizer
+    parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
+    states: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}}
+    entries: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        owner, _, key = name.partition(".")
+        if owner in states:
+            states[owner][key] = tensor
+            continue
+        index, _, key = key.partition(".")
+        parameter = parameters[int(index)]
+        if tensor.shape == parameter.shape:
+            # The fused optimizer walks memory: its state must lie as its parameter does.
+            tensor = torch.empty_like(parameter).copy_(tensor)
+        entries.setdefault(int(index), {})[key] = tensor
+    updater.task.model.load_state_dict(states["model"])
+    if updater.average is not None:
+        updater.average.load(states["average"])
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": entries, "param_groups": groups})

@@ -19,8 +19,8 @@ from torchcaps.training.checkpoint import (
     check_fit,
     check_numbers,
     describe_model,
-    save_tensors,
 )
+from torchcaps.training.files import save_tensors
 
 MAX_BYTES = 2 << 30  # memory that reading a file may take
 SECONDS = 60.0

@@ -11,9 +11,8 @@ from torch import nn
 from torchcaps.errors import ArgumentError
 from torchcaps.models import list_models, weights_file
 from torchcaps.models._pretrained import take_weights
-from torchcaps.settings import TrainConfig
-from torchcaps.training.builders import is_builder_name
-from torchcaps.training.checkpoint import build_model, load_tensors, model_file, save_tensors
+from torchcaps.training.checkpoint import build_model, is_builder_name, model_file
+from torchcaps.training.files import load_tensors, save_tensors
 
 MAX_NAMES = 3  # of new tensors, in a sentence
 
@@ -93,12 +92,3 @@ def _class_weights(description: dict[str, Any]) -> list[str]:
         more_classes = [*classes, f"{classes[-1]}'"]
         wider = build_model(description | {"classes": more_classes}).state_dict()
     return [name for name in state if name not in wider or wider[name].shape != state[name].shape]
-
-
-def read_initial(
-    config: TrainConfig, classes: tuple[str, ...], copy: Path | None = None
-) -> InitialWeights | None:
-    """The weights that the setting `init` names; None without it."""
-    if config.model.init is None:
-        return None
-    return InitialWeights(config.model.init, classes, copy)

@@ -1,328 +1,409 @@
 """The training loop: plain steps of any task, by one or several processes.
 
-`Trainer.run` takes a model within its task to the end of its training. It returns nothing: metrics,
-checkpoints and the best model go to the logger.
-
 Words:
-    task: a model with its loss (`training_step`), its metrics (`compute_metrics`) and its batches
-        (`augment`). `Task.score` names the validation metric by which the best epoch is chosen;
-        more is better. `Task.spec` is what the model declares, such as its smallest batch.
+    task: a model with its loss (`training_step`), its metrics (`compute_metrics`) and its batches.
+        `Task.score` names the validation metric by which the best epoch is chosen; more is better.
     rank: number of this process among the `world_size` processes of the run, which `torchrun`
         starts. Each draws the whole batch, and computes the losses of its *shard*: a part of the
         samples, which may be empty. Then gradients are averaged and losses summed over all ranks.
-        `Ranks` has both numbers and these exchanges; `current()` is that of this process.
-    state: what a checkpoint holds beside weights and optimizer: steps done, the best epoch, and
-        "sums", the losses of the epoch so far, summed over samples, with their "count".
-    row: a dictionary of metrics that the logger stores (`log`), of a "kind": "step", "epoch" or
-        "note". A "tick" after each step is passed on to whoever watches (`emit`), and not stored.
+    row: a dictionary of metrics of an epoch, of some steps, or of a note.
     collapse: a sentence on a network that does not learn, such as "every class capsule was dead".
         The training then starts again, once, with a lower learning rate: the *second start*.
-    recovery hint: a sentence for errors on what is left of the training, and what to do.
 
 Every random choice of a step comes from (seed, step) or (seed, epoch) alone (`step_seed`), so a
 checkpoint needs no state of random generators, and a run that was killed continues bit for bit.
 """
 
+from __future__ import annotations
+
+import math
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from torchcaps.data import Batch, Dataset
 from torchcaps.distributed import Ranks, current, sync_batch_norms
+from torchcaps.errors import TrainingError
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, eval_outputs
 from torchcaps.tasks.metrics import extra_metrics
 from torchcaps.training.batches import BatchSource
 from torchcaps.training.callbacks import CALLBACKS, Callback
 from torchcaps.training.device import arithmetic, memory_errors
-from torchcaps.training.loggers import MemoryLogger
 from torchcaps.training.schedules import learning_rate_factor, part_ends, set_learning_rate
-from torchcaps.training.state import TrainingState, check_finite, early_end, mean_losses
-from torchcaps.training.step_losses import LOG_INTERVAL, StepLosses, check_number
 from torchcaps.training.update import Updater
 
+LOG_INTERVAL = 20  # steps between rows of kind "step"; losses are read at least as often
 PROBE_STEP = 100  # number of steps done when a network that does not learn starts again
-RESTART_LR_SCALE = 0.1  # factor of the learning rate of the second start
-SECOND_START = "the training starts again, once, with a tenth of the learning rate"
-
-
-class Interrupted(Exception):
-    """Training was asked to stop: no error, its state is saved and `resume` continues it."""
+Row = dict[str, Any]
 
 
 @dataclass
+class TrainingState:
+    """Where a training stands: what a checkpoint holds beside tensors.
+
+    Attributes:
+        step: optimizer steps done.
+        lr_scale: share of the configured learning rate in use; below 1 after a second start.
+        initial_collapse: what was wrong with the network before its first step
+            (`Task.detect_collapse`), or empty.
+        restart: sentence that says why the training started again, or empty.
+        best_score: validation score of the best epoch.
+        best_loss: its validation loss.
+        best_epoch: its number, counted from 1.
+        sums: losses of the epoch so far, summed over its images, and their "count".
+        loss_scale: state of the `GradScaler` of a training in fp16; else empty.
+    """
+
+    step: int = 0
+    lr_scale: float = 1.0
+    initial_collapse: str = ""
+    restart: str = ""
+    best_score: float = -sys.float_info.max
+    best_loss: float = sys.float_info.max
+    best_epoch: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    loss_scale: dict[str, float] = field(default_factory=dict)
+
+    def add_losses(self, sums: Mapping[str, float]) -> None:
+        """Add summed losses, and the "count" of their images, to those of the epoch."""
+        for name, total in sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + total
+
+    def update_best(self, score: float, loss: float, epoch: int) -> bool:
+        """Note an epoch if it is the best one: of the highest score, then of the lowest loss.
+
+        Args:
+            score: validation score of the epoch.
+            loss: its validation loss.
+            epoch: its number, counted from 1.
+
+        Returns:
+            Whether it is the best one so far.
+        """
+        is_best = (score, -loss) > (self.best_score, -self.best_loss)
+        if is_best:
+            self.best_score = score
+            self.best_loss = loss
+            self.best_epoch = epoch
+        return is_best
+
+    def check(self, total_steps: int) -> None:
+        """Raise ValueError for the first value that no training of `total_steps` steps has."""
+        if self.sums and not {"loss", "count"} <= self.sums.keys():
+            raise ValueError(f"sums: expected loss and count among them, got {self.sums!r}")
+        expected = vars(TrainingState()) | dict.fromkeys(self.sums, 0.0)
+        for name, value in (vars(self) | self.sums).items():
+            kind = type(expected[name])
+            if type(value) is not kind or (kind is float and not math.isfinite(value)):
+                wording = "a finite number" if kind is float else kind.__name__
+                raise ValueError(f"{name}: expected {wording}, got {value!r}")
+        if not 0 <= self.step <= total_steps:
+            raise ValueError(f"step: expected 0 to {total_steps}, got {self.step}")
+
+
 class Trainer:
     """One training of a task, on the device of its model.
 
-    Attributes:
+    Args:
         task: the model with its losses and metrics.
-        config: complete: the task and the number of images have filled the settings left open.
+        config: complete.
         batches: the images of each step.
         val_images: images to choose the best epoch by.
-        logger: stores rows of metrics, the state, and the best model.
-        initial_weights: returns the weights that the training began with, for the second start.
-        callbacks: objects that are called at steps and epochs, and may stop the training. Those
-            that the configuration names are added.
-        messages: sentences on the training, shown before its first step.
+        callbacks: what is told of the training; those that the configuration names come last.
+
+    Attributes:
+        model: of the task.
+        updater: changes the weights.
+        state: where the training stands; a callback may restore it in `on_start`.
+        losses: of this rank in the newest step, as `Task.training_step` returned them.
+        history: the rows of the epochs of this process.
+        notes: rows of events that belong to the metrics, such as a second start.
+        messages: sentences for whoever watches.
+        checkpoint: file of the newest state, where there is one.
+        is_stopped: whether the training was asked to stop; see `stop`.
+        is_finished: whether it ends before its last epoch, by a rule of its own.
+        error: that ended it.
+        steps_per_epoch, total_steps: numbers of steps.
+        planned_steps: steps without those that an extension added.
+        probe_step: number of steps after which a second start is decided.
     """
 
-    task: Task
-    config: TrainConfig
-    batches: BatchSource
-    val_images: Dataset
-    logger: MemoryLogger
-    initial_weights: Callable[[], dict[str, Tensor]]
-    callbacks: Sequence[Callback] = ()
-    messages: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        settings = self.config.training
+    def __init__(
+        self,
+        task: Task,
+        config: TrainConfig,
+        batches: BatchSource,
+        val_images: Dataset,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.task = task
+        self.model: nn.Module = task.model
+        self.config = config
+        self.batches = batches
+        self.val_images = val_images
+        named_callbacks = [CALLBACKS[name]() for name in config.training.callbacks]
+        self.callbacks = [*callbacks, *named_callbacks]
         self.ranks = current()
-        self.steps_per_epoch = self.batches.steps(0)
-        self.total_steps = settings.epochs * self.steps_per_epoch
-        # Steps after which the training is as it was planned: an extension only adds to it.
-        self.planned_steps = part_ends(self.config, self.total_steps)[0]
-        named_callbacks = [CALLBACKS[name]() for name in settings.callbacks]
-        self.callbacks = [*self.callbacks, *named_callbacks]
+        self.steps_per_epoch = batches.steps(0)
+        self.total_steps = config.training.epochs * self.steps_per_epoch
+        self.planned_steps = part_ends(config, self.total_steps)[0]
+        self.probe_step = min(PROBE_STEP, self.planned_steps // 2)
         # Not .to(memory_format=...), which would change capsule weights of four axes too.
-        convert_conv2d_weight_memory_format(self.task, torch.channels_last)
-        sync_batch_norms(self.task.model, self.ranks)  # statistics over the samples of all ranks
-        self.updater = Updater(self.task, self.config, self.ranks)
-        self.losses = StepLosses(
-            self.ranks,
-            self.callbacks,
-            self.logger,
-            self.total_steps,
-            self.updater.device,
-        )
+        convert_conv2d_weight_memory_format(task, torch.channels_last)
+        sync_batch_norms(self.model, self.ranks)  # statistics over the samples of all ranks
+        self.updater = Updater(task, config, self.ranks)
+
+        self.reads_each_step = _reads_each_step(self.updater, self.callbacks)
+        self._unread: list[tuple[int, float, int, list[str], Tensor]] = []
+        self._unreported: list[dict[str, float]] = []
+        self.state = TrainingState()
+        self.losses: dict[str, Tensor] = {}
+        self.history: list[Row] = []
+        self.notes: list[Row] = []
+        self.messages: list[str] = []
+        self.checkpoint: Path | None = None
+        self.is_stopped = False
+        self.is_finished = False
+        self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Train from the newest state of the logger to the last step.
-
-        It ends before with the score `stop_at`, or after `patience` epochs without a better one.
+        """Train from the state that a callback restores, or the start, to the last step.
 
         Raises:
-            Interrupted: a callback asked to stop.
             TrainingError: a loss, a validation metric or a weight is not finite.
         """
+        started: list[Callback] = []
         settings = self.config.training
         try:
-            state = self.logger.restore(
-                self.task.model, self.updater.optimizer, self.updater.average, self.total_steps
-            )
-            self.updater.restore_scale(state.loss_scale)
-            if state.step < self.total_steps:
-                for sentence in filter(None, [*self.messages, self.task.score_reason]):
-                    self.logger.message(sentence)
+            for callback in self.callbacks:
+                started.append(callback)
+                callback.on_start(self)
             with (
                 memory_errors(settings.batch_size or 1),
                 arithmetic(self.updater.device, self.updater.precision, settings.deterministic),
             ):
-                while state.step < self.total_steps and not self._ends_early(state):
-                    state = self._run_epoch(state)
+                while self.state.step < self.total_steps and not self._is_over():
+                    self._run_epoch()
+        except BaseException as error:
+            self.error = error
+            raise
         finally:
             self.updater.release()
+            with ExitStack() as stack:
+                for callback in reversed(started):
+                    stack.callback(callback.on_end, self)
 
-    def _ends_early(self, state: TrainingState) -> bool:
-        """Whether the training ends before its last epoch; a message says why."""
-        epoch = state.step // self.steps_per_epoch
-        settings = self.config.training
-        reason = early_end(settings, epoch, state.best_epoch, state.best_score)
-        if reason:
-            self.logger.message(reason)
-        return bool(reason)
+    def stop(self) -> None:
+        """End the training after this step."""
+        self.is_stopped = True
 
-    def _run_epoch(self, state: TrainingState) -> TrainingState:
-        """Take the steps of an epoch that are not done yet, and return the state after them.
+    def note(self, text: str, step: int = 0) -> None:
+        """Say what happened at a step, and keep it with the metrics."""
+        self.messages.append(text)
+        self.notes.append({"kind": "note", "step": step, "text": text})
 
-        A second start ends the epoch; its state is a new one.
-        """
-        epoch, num_steps_done = divmod(state.step, self.steps_per_epoch)
-        timer = EpochTimer()
-        for batch in self.batches.epoch(epoch, num_steps_done):
-            losses, should_stop = self.step(state, batch)
-            timer.add_step(self.ranks.shard_size(len(batch.indices)))
-
-            # The end of the step: a second start, or the end of the epoch; a checkpoint.
-            is_epoch_end = state.step % self.steps_per_epoch == 0
-            is_due = state.step % self.config.training.checkpoint_every == 0
-            collapse = detect_collapse(self.task, losses, state, self.planned_steps)
-            saves_state = bool(collapse) or is_epoch_end or should_stop or is_due
-            if saves_state or state.step % LOG_INTERVAL == 0:
-                self.losses.read(state)
-                self.losses.report(self.task.model)
-            if collapse:
-                state = self._restart(state.step, collapse)
-            elif is_epoch_end:
-                with self.updater.averaged():
-                    self._finish_epoch(state, timer)
-            if saves_state:
-                state.loss_scale = self.updater.scale()
-                self.logger.save_state(
-                    self.task.model, self.updater.optimizer, self.updater.average, state
-                )
-            if should_stop:
-                raise Interrupted(
-                    f"stopped after step {state.step} of {self.total_steps}; the state is saved"
-                )
-            if collapse:
-                break
-        return state
-
-    def step(self, state: TrainingState, batch: Batch) -> tuple[dict[str, Tensor], bool]:
-        """Take a step, after which the state is that of the next one.
+    def restart(self, weights: Mapping[str, Tensor], lr_scale: float, reason: str) -> None:
+        """Go back to the start of the training with another learning rate.
 
         Args:
-            state: of the training.
-            batch: of all ranks together.
-
-        Returns:
-            What `Task.training_step` gave for this rank's samples; whether a rank is asked to stop.
+            weights: state of the model at the start.
+            lr_scale: factor of the learning rate.
+            reason: a sentence, which is noted.
         """
-        # By the schedule, which may restart at shares of the training (`lr_restarts`).
+        self.model.load_state_dict(weights)
+        self.updater.reset()
+        self.history.clear()
+        self.state = TrainingState(lr_scale=lr_scale, restart=reason)
+        self.note(reason)
+
+    def _run_epoch(self) -> None:
+        """Take the steps of an epoch that are not done yet, unless the training starts again."""
+        state = self.state
+        epoch, num_steps_done = divmod(state.step, self.steps_per_epoch)
+        # Of an epoch that a resumed run continues, the time since it was resumed.
+        start = time.perf_counter()
+        num_samples = 0
+        for batch in self.batches.epoch(epoch, num_steps_done):
+            self.step(batch)
+            num_samples += self.ranks.shard_size(len(batch.indices))
+            is_epoch_end = state.step % self.steps_per_epoch == 0
+            if (
+                self.reads_each_step
+                or is_epoch_end
+                or state.step % LOG_INTERVAL == 0
+                or state.step % self.config.training.checkpoint_every == 0
+                or state.step in (1, self.probe_step)
+            ):
+                self._report()
+            if self.state is not state:
+                return
+            if is_epoch_end:
+                with self.updater.averaged():
+                    seconds = time.perf_counter() - start
+                    row = epoch_row(self, measure_speed(self.ranks, seconds, num_samples))
+                    self.history.append(row)
+                    for callback in self.callbacks:
+                        callback.on_epoch(self, row)
+            elif self._is_over():
+                self._report()
+                return
+
+    def _is_over(self) -> bool:
+        """Whether the training ends here, by a rule or because any rank was asked to stop."""
+        self.is_stopped = self.ranks.any(self.is_stopped)
+        return self.is_stopped or self.is_finished
+
+    def step(self, batch: Batch) -> None:
+        """Take a step on a batch of all ranks, after which the state is that of the next one."""
+        state = self.state
         factor = learning_rate_factor(
             self.config, state.step, self.total_steps, self.task.lr_restarts
         )
         lr = set_learning_rate(self.updater.optimizer, factor, state.lr_scale)
-
-        # Forward and backward pass of this rank's samples.
         fraction_trained = min(1.0, state.step / self.planned_steps)
-        losses = self.updater.compute_gradients(batch, state.step, fraction_trained)
+        self.losses = self.updater.compute_gradients(batch, state.step, fraction_trained)
 
-        should_stop = any(callback.should_stop() for callback in self.callbacks)
-        self.losses.add(state.step, lr, self.ranks.shard_size(len(batch.indices)), losses)
-        if self.losses.is_read_each_step:  # before an update, which an infinite loss would spoil
-            should_stop = self.losses.read(state, should_stop)
+        scalars = {name: loss.detach() for name, loss in self.losses.items() if loss.dim() == 0}
+        means = torch.stack([*scalars.values()])
+        num_samples = self.ranks.shard_size(len(batch.indices))
+        self._unread.append((state.step, lr, num_samples, [*scalars], means))
+        if self.reads_each_step:  # before an update, which an infinite loss would spoil
+            self._read_losses()
         state.step += 1
         self.updater.update(state.step)
-        self.losses.report(self.task.model)
-        return losses, should_stop
 
-    def _restart(self, step: int, collapse: str) -> TrainingState:
-        """Put weights, optimizer and metrics back to the start; the new state has a lower rate."""
-        lr = (self.config.optimizer.lr or 0.0) * RESTART_LR_SCALE
-        reason = f"{collapse} after step {step}; {SECOND_START} ({lr:g})"
-        self.task.model.load_state_dict(self.initial_weights())
-        self.updater.reset()
-        self.logger.clear()
-        self.logger.log({"kind": "note", "step": 0, "text": reason})
-        return TrainingState(lr_scale=RESTART_LR_SCALE, restart=reason)
+    def _read_losses(self) -> None:
+        """Add the losses of the steps since the last call to those of the epoch.
 
-    def _finish_epoch(self, state: TrainingState, timer: "EpochTimer") -> None:
-        """Validate, store the best model, and log the row of the epoch.
-
-        The model has the averaged weights here, where there is an average.
-
-        The sums of the state, of which the row has the means, begin anew.
+        The host waits for them once. Raises TrainingError for one that is not finite.
         """
-        model = self.task.model
-        speed = timer.measure(state.sums["count"] / self.steps_per_epoch, self.ranks)
-        check_finite(model, self.logger.recovery_hint)
-        # What `eval_step` gives for every validation image, by name `[images, ...]`.
-        outputs = eval_outputs(self.task, self.val_images, precision=self.updater.precision)
-        metrics = self.task.compute_metrics(outputs)
-        # Metrics that the configuration names.
-        metrics |= extra_metrics(self.config.task.metrics, outputs)
-        for name, metric in metrics.items():
-            check_number(metric, f"validation {name}", state.step, self.logger)
+        if not self._unread:
+            return
+        table = torch.stack([means for *_, means in self._unread]).cpu().double()
+        for (step, lr, num_samples, names, _), means in zip(self._unread, table, strict=True):
+            count = torch.tensor([num_samples], dtype=torch.float64)
+            totals = self.ranks.sum(torch.cat([means * num_samples, count])).tolist()
+            step_sums = dict(zip([*names, "count"], totals, strict=True))
+            self.state.add_losses(step_sums)
+            losses = mean_losses(step_sums)
+            check_number(losses["loss"], "loss", step, self.checkpoint)
+            self._unreported.append({"step": step + 1, **losses, "lr": lr})
+        self._unread.clear()
 
-        epoch = state.step // self.steps_per_epoch
-        is_best = state.update_best(metrics[self.task.score], metrics["loss"], epoch)
-        self.logger.save_model(model, epoch, is_best)
-        row = {
-            "kind": "epoch",
-            "step": state.step,
-            "epoch": epoch,
-            "epochs": self.config.training.epochs,
-            **add_prefix("train_", mean_losses(state.sums)),
-            **add_prefix("val_", metrics),
-            "score": self.task.score,
-            "best": is_best,
-            "warnings": epoch_warnings(self.task, outputs, state.step, self.total_steps),
-            "images": state.sums["count"],
-            **speed,
-        }
-        if state.restart:
-            row["restart"] = state.restart
-        state.sums = {}
-        self.logger.log(row)
-        for callback in self.callbacks:
-            callback.on_epoch(model, row)
+    def _report(self) -> None:
+        """Tell the callbacks of the steps since the last call."""
+        self._read_losses()
+        reports = [*self._unreported]
+        self._unreported.clear()
+        for losses in reports:
+            for callback in self.callbacks:
+                callback.on_step(self, losses)
 
 
-def add_prefix(prefix: str, figures: Mapping[str, float]) -> dict[str, float]:
-    """The same figures under longer names."""
-    return {prefix + name: figure for name, figure in figures.items()}
+def _reads_each_step(updater: Updater, callbacks: Sequence[Callback]) -> bool:
+    """Whether the losses of each step are read before the next one.
 
-
-class EpochTimer:
-    """The time of the steps of an epoch, with the checkpoints between them.
-
-    Of an epoch that a resumed run continues, the time since it was resumed.
+    A GPU works on steps after the host has left them, and a number that the host reads makes it
+    wait. So losses stay there for some steps, unless a callback wants them at once.
     """
-
-    def __init__(self) -> None:
-        self.start = time.perf_counter()
-        self.num_steps = 0
-        self.num_samples = 0
-
-    def add_step(self, num_samples: int) -> None:
-        """Count a step, and its samples in this process."""
-        self.num_steps += 1
-        self.num_samples += num_samples
-
-    def measure(self, images_per_step: float, ranks: Ranks) -> dict[str, Any]:
-        """Images per second; and of several processes, the samples and seconds of each.
-
-        Args:
-            images_per_step: mean over the epoch, of all processes together.
-            ranks: the processes.
-        """
-        seconds = time.perf_counter() - self.start
-        speed = {"images_per_second": round(self.num_steps / seconds * images_per_step, 1)}
-        if ranks.world_size == 1:
-            return speed
-        work = {"images": self.num_samples, "seconds": round(seconds, 2)}
-        return {**speed, "ranks": ranks.gather(work)}
+    is_watched = any(
+        not callback.is_late and type(callback).on_step is not Callback.on_step
+        for callback in callbacks
+    )
+    return updater.device.type == "cpu" or updater.ranks.world_size > 1 or is_watched
 
 
-def epoch_warnings(
-    task: Task, outputs: dict[str, Tensor], step: int, total_steps: int
-) -> list[str]:
-    """What `Task.warnings` says of the outputs for held-out images.
+def measure_speed(ranks: Ranks, seconds: float, num_samples: int) -> Row:
+    """Images per second; and of several processes, the samples and seconds of each."""
+    work = {"images": num_samples, "seconds": round(seconds, 2)}
+    if ranks.world_size == 1:
+        return {"images_per_second": round(num_samples / seconds, 1)}
+    works = ranks.gather(work)
+    total = sum(each["images"] for each in works)
+    return {"images_per_second": round(total / seconds, 1), "ranks": works}
 
-    Nothing before 100 steps, or half of all: fewer do not tell how a training will end.
+
+def epoch_row(trainer: Trainer, speed: Row) -> Row:
+    """The row of an epoch that is done. Its sums of losses begin anew.
+
+    The model has the averaged weights here, where there is an average.
     """
-    if step < min(PROBE_STEP, total_steps // 2):
-        return []
-    return task.warnings(outputs, step / total_steps)
+    state = trainer.state
+    task = trainer.task
+    check_finite(trainer.model, trainer.checkpoint)
+    # What `eval_step` gives for every validation image, by name `[images, ...]`.
+    outputs = eval_outputs(task, trainer.val_images, precision=trainer.updater.precision)
+    metrics = task.compute_metrics(outputs)
+    # Metrics that the configuration names.
+    metrics |= extra_metrics(trainer.config.task.metrics, outputs)
+    for name, metric in metrics.items():
+        check_number(metric, f"validation {name}", state.step, trainer.checkpoint)
+
+    # Fewer steps than those of the probe do not tell how a training will end.
+    warnings = []
+    if state.step >= min(PROBE_STEP, trainer.total_steps // 2):
+        warnings = task.warnings(outputs, state.step / trainer.total_steps)
+    epoch = state.step // trainer.steps_per_epoch
+    row = {
+        "kind": "epoch",
+        "step": state.step,
+        "epoch": epoch,
+        "epochs": trainer.config.training.epochs,
+        **{f"train_{name}": loss for name, loss in mean_losses(state.sums).items()},
+        **{f"val_{name}": metric for name, metric in metrics.items()},
+        "score": task.score,
+        "best": state.update_best(metrics[task.score], metrics["loss"], epoch),
+        "warnings": warnings,
+        "images": state.sums["count"],
+        **speed,
+    }
+    if state.restart:
+        row["restart"] = state.restart
+    state.sums = {}
+    return row
 
 
-def detect_collapse(
-    task: Task, losses: dict[str, Tensor], state: TrainingState, total_steps: int
-) -> str:
-    """What is wrong with a network that does not learn after 100 steps, or half of all; else "".
+def check_number(number: float, name: str, step: int, checkpoint: Path | None) -> None:
+    """Raise TrainingError, which says what to do, unless the number is finite."""
+    if math.isfinite(number):
+        return
+    if step == 0:
+        raise TrainingError(
+            f"the first {name} was already {number}, before any update; "
+            "look at the images, the augmentations and the options of the model"
+        )
+    hint = recovery_hint(checkpoint)
+    raise TrainingError(f"the {name} became {number} after step {step}; {hint}")
 
-    A network that was like this before its first update is not reported, because a lower learning
-    rate would not help. A training starts again only once.
 
-    Args:
-        task: judges what its `training_step` returned.
-        losses: of this rank, of which those with axes `[samples, ...]` are looked at.
-        state: after the step; it remembers what was wrong at first.
-        total_steps: of the training before any extension.
-    """
-    probe_step = min(PROBE_STEP, total_steps // 2)
-    if state.lr_scale < 1 or state.step not in (1, probe_step):
-        return ""
-    # `cat` joins the samples of all ranks.
-    arrays = {name: current().cat(x.detach()) for name, x in losses.items() if x.dim()}
-    collapse = task.detect_collapse(arrays) or ""
-    if state.step == 1:  # computed before the weights changed
-        state.initial_collapse = collapse
-    return "" if collapse == state.initial_collapse else collapse
+def mean_losses(sums: Mapping[str, float]) -> dict[str, float]:
+    """Means of summed losses over the "count" of their images."""
+    return {name: total / sums["count"] for name, total in sums.items() if name != "count"}
+
+
+def check_finite(model: nn.Module, checkpoint: Path | None) -> None:
+    """Raise TrainingError, which ends with a hint, unless every weight is a finite number."""
+    for name, weight in model.state_dict().items():
+        if not torch.isfinite(weight).all():
+            raise TrainingError(
+                f"the weights {name} became infinite or NaN; {recovery_hint(checkpoint)}"
+            )
+
+
+def recovery_hint(checkpoint: Path | None) -> str:
+    """State of a training that diverged, and how to continue."""
+    advice = "start again with a lower lr, or with clip"
+    if checkpoint is None:
+        return advice
+    if checkpoint.exists():
+        return f"the last good state is kept in {checkpoint}; {advice}"
+    return f"there was no checkpoint yet; {advice}"

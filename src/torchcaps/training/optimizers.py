@@ -1,6 +1,12 @@
-"""Optimizers by name. Add one here, or anywhere with `register_optimizer`."""
+"""Optimizers by name, and parameters by patterns of their names: frozen, or with own rates.
 
-from collections.abc import Callable
+Add an optimizer here, or anywhere with `register_optimizer`. The name of a parameter is that in the
+model, such as `stem.0.weight`. A pattern has the wildcards of `fnmatch`: `stem.*` matches every
+parameter of the module `stem`. A pattern that matches nothing is refused.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -9,13 +15,12 @@ from torch import nn
 
 from torchcaps.errors import ArgumentError
 from torchcaps.registry import Registry
-from torchcaps.settings import OptimizerSettings
-from torchcaps.training.parameters import scale_rates, trainable_parameters
+from torchcaps.settings import CHOICES, OptimizerSettings
 
 NamedParameters = list[tuple[str, nn.Parameter]]
 # (parameters by name, peak learning rate, settings) -> optimizer
 OptimizerBuilder = Callable[[NamedParameters, float, OptimizerSettings], torch.optim.Optimizer]
-OPTIMIZERS: Registry[OptimizerBuilder] = Registry("optimizer")
+OPTIMIZERS: Registry[OptimizerBuilder] = CHOICES["optimizer"]
 
 
 register_optimizer = OPTIMIZERS.register
@@ -89,3 +94,125 @@ def sgd(
     """Stochastic gradient descent with the settings `momentum` and `nesterov`."""
     options = {"momentum": settings.momentum or 0.0, "nesterov": settings.nesterov}
     return _build(torch.optim.SGD, parameters, lr, settings, **options)
+
+
+def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Parameter]:
+    """Take parameters out of the training: they get no gradient.
+
+    Args:
+        model: whose parameters are frozen.
+        patterns: of their names.
+
+    Returns:
+        The parameters that were trainable before, so that the caller can release them.
+
+    Raises:
+        ArgumentError: a pattern that matches nothing, or patterns that match everything.
+    """
+    trainable = trainable_parameters(model)
+    frozen = {}
+    for pattern in patterns:
+        for name in matching_names("freeze", pattern, trainable):
+            frozen[name] = trainable[name]
+    if frozen and len(frozen) == len(trainable):
+        raise ArgumentError(
+            "freeze", f"expected to leave parameters to train, got {', '.join(patterns)}"
+        )
+    for parameter in frozen.values():
+        parameter.requires_grad_(False)
+    return [*frozen.values()]
+
+
+def frozen_modules(model: nn.Module) -> list[nn.Module]:
+    """Modules with parameters, none of which is trained.
+
+    What they do differently in training is to be switched off with them: the dropout inside, and
+    the running statistics of batch norms.
+    """
+    modules = []
+    for module in model.modules():
+        flags = [parameter.requires_grad for parameter in module.parameters()]
+        if flags and not any(flags):
+            modules.append(module)
+    return modules
+
+
+def scale_rates(
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    factors: Mapping[str, Any],
+) -> None:
+    """Multiply the learning rates of some parameters.
+
+    Each group of the optimizer is divided by factors. The schedule multiplies the rate of each.
+
+    Args:
+        optimizer: without a state yet.
+        parameters: by name.
+        factors: by patterns of names; of several that match, the last one counts.
+
+    Raises:
+        ArgumentError: a factor that is no number above 0, or a pattern that matches nothing.
+    """
+    factor_of: dict[nn.Parameter, float] = {}
+    for pattern, factor in factors.items():
+        is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
+        if not is_number or factor <= 0:
+            raise ArgumentError(
+                "lr_scale", f"expected a number above 0 for {pattern}, got {factor!r}"
+            )
+        for name in matching_names("lr_scale", pattern, parameters):
+            factor_of[parameters[name]] = factor
+
+    groups = []
+    for group in optimizer.param_groups:
+        # The first group keeps the rate of the run, which is the one that is reported.
+        members: dict[float, list[nn.Parameter]] = {1.0: []}
+        for parameter in group["params"]:
+            members.setdefault(factor_of.get(parameter, 1.0), []).append(parameter)
+        for factor, subset in members.items():
+            if subset:
+                groups.append({**group, "params": subset, "lr": group["lr"] * factor})
+    optimizer.param_groups = groups
+
+
+def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters by name that get a gradient. Those of a task have their names in its model."""
+    parameters = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            parameters[name.removeprefix("model.")] = parameter
+    return parameters
+
+
+def matching_names(setting: str, pattern: str, names: Iterable[str]) -> list[str]:
+    """The names that a pattern matches.
+
+    Args:
+        setting: that has the pattern, for the error.
+        pattern: of names, with the wildcards of `fnmatch`.
+        names: of parameters.
+
+    Raises:
+        ArgumentError: none matches. It lists patterns of the modules at the level where the pattern
+            leaves the names.
+    """
+    names = list(names)
+    matches = [name for name in names if fnmatchcase(name, pattern)]
+    if matches:
+        return matches
+    prefix = ""
+    for part in pattern.split("."):
+        if not any(name.startswith(f"{prefix}{part}.") for name in names):
+            break
+        prefix += f"{part}."
+    alternatives: dict[str, None] = {}  # a set that keeps the order
+    for name in names:
+        if name.startswith(prefix):
+            module, dot, _ = name.removeprefix(prefix).partition(".")
+            alternatives[f"{prefix}{module}{'.*' if dot else ''}"] = None
+    raise ArgumentError(
+        setting,
+        f"expected a pattern of names of trained parameters, such as {', '.join(alternatives)}, "
+        f"got {pattern}, which matches none",
+    )

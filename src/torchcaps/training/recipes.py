@@ -14,6 +14,8 @@ from torchcaps.models import list_models
 from torchcaps.registry import Registry
 from torchcaps.settings import TrainConfig
 
+MODEL_SHIFT = 2  # pixels by which images are shifted where a model is trained by its name
+
 
 @dataclass(frozen=True)
 class Row:
@@ -106,7 +108,7 @@ class Recipe:
         check_known(f"row of {self.name} within {budget}", row.name, names)
         config = self.config
         for part in (self.budgets[budget].changes, row.changes, row.within.get(budget, {})):
-            config = config.updated(**part)
+            config = config.updated("recipe", **part)
         return config.updated(**changes)
 
 
@@ -189,7 +191,7 @@ def resolve_recipe(recipe_or_config: str | Path | TrainConfig) -> TrainConfig:
         return recipe_or_config
     name = str(recipe_or_config)
     if name in list_models():
-        return TrainConfig.of(model=name)
+        return TrainConfig.of(model=name).updated("model", shift=MODEL_SHIFT)
     if name in list_recipes() or name.endswith(".toml"):
         return load_recipe(name).config
     names = [*list_models(), *list_recipes()]
@@ -238,7 +240,7 @@ def _refusing(source: object) -> Iterator[None]:
 
 
 def _parse_recipe(name: str, content: dict[str, Any]) -> Recipe:
-    config = TrainConfig.from_dict(content["run"])
+    config = TrainConfig.from_dict(content["run"], "recipe")
     budgets = {
         key: RunBudget(budget["cost"], budget.get("run", {}))
         for key, budget in content.get("budgets", {}).items()

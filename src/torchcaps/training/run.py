@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Any
 from torchcaps.errors import ArgumentError, RunError, read_text
 from torchcaps.settings import TrainConfig
 from torchcaps.templates import picture, render
-from torchcaps.training.checkpoint import FORMAT, LAST_FILE, MODEL_FILE, PREVIOUS_FILE
-from torchcaps.training.files import CONFIG_FILE as CONFIG_FILE
-from torchcaps.training.state import early_end
+from torchcaps.training.callbacks import early_end
+from torchcaps.training.files import (
+    CONFIG_FILE as CONFIG_FILE,
+    FORMAT,
+    LAST_FILE,
+    MODEL_FILE as MODEL_FILE,
+    PREVIOUS_FILE,
+)
 from torchcaps.words import duration, format_metric, in_words, numbers
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from torchcaps.errors import ArgumentError
 from torchcaps.registry import Registry
-from torchcaps.settings import TrainConfig
+from torchcaps.settings import CHOICES, TrainConfig
 
 EXTENSION_LR_SCALE = 0.1  # of the first peak rate, where a finished training goes on
 WARMUP_SHARE = 0.05
@@ -29,7 +29,7 @@ class Schedule(NamedTuple):
     restarts: bool
 
 
-SCHEDULES: Registry[Schedule] = Registry("schedule")
+SCHEDULES: Registry[Schedule] = CHOICES["schedule"]
 
 
 def register_schedule(

@@ -6,7 +6,8 @@ rounding; a batch norm has the statistics of each part.
 """
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,10 +22,9 @@ from torchcaps.evaluation.forward import device_of
 from torchcaps.nn import use_generator
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task
-from torchcaps.training.averaging import WeightAverage
+from torchcaps.training.callbacks import copy_state
 from torchcaps.training.device import AUTOCAST, resolve_precision
-from torchcaps.training.optimizers import create_optimizer
-from torchcaps.training.parameters import freeze_parameters, frozen_modules
+from torchcaps.training.optimizers import create_optimizer, freeze_parameters, frozen_modules
 from torchcaps.training.sampling import DROPOUT, step_seed
 from torchcaps.transfer import to_device, widen
 
@@ -39,6 +39,69 @@ class TrainingStep(nn.Module):
     def forward(self, batch: Any, fraction_trained: float) -> dict[str, Tensor]:
         """Losses of a batch by name; `fraction_trained` of all steps, in [0, 1], are done."""
         return self.task.training_step(batch, fraction_trained)
+
+
+class WeightAverage:
+    """Exponential moving average of the weights w_s after s updates, with the decay d.
+
+    `torch.optim.swa_utils.AveragedModel` is not used: it copies the whole module, which a model
+    with hooks or cached tensors may not survive, and its average begins at the first weights.
+
+    After t updates it is `sum_s d^(t - s) w_s / sum_s d^(t - s)`, s from 1 to t. The divisor is
+    Adam's correction of the bias (arXiv 1412.6980, section 3): the weights before the training have
+    no part in the average.
+
+    Buffers of floating point, such as the running statistics of batch norms, are averaged like
+    weights, so that they fit the averaged weights. Other buffers, such as counters, are copied.
+
+    Args:
+        model: whose weights are averaged.
+        decay: d, in (0, 1).
+
+    Attributes:
+        weights: the average, by the names of the model's state.
+        trained: the state of the model while the average is in its place; else empty.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model = model
+        self.decay = decay
+        self.weights = copy_state(model)
+        self.trained: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def update(self, num_updates: int) -> None:
+        """Take the weights of now into the average.
+
+        Args:
+            num_updates: of the weights so far, this one among them: t.
+        """
+        share = (1 - self.decay) / (1 - self.decay**num_updates)  # of the newest weights
+        for name, tensor in self.model.state_dict().items():
+            if tensor.is_floating_point():
+                self.weights[name].lerp_(tensor, share)
+            else:
+                self.weights[name].copy_(tensor)
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Go on from another average, such as that of a checkpoint.
+
+        Args:
+            weights: by the names of the model's state; KeyError where one is missing.
+        """
+        for name, tensor in self.weights.items():
+            tensor.copy_(weights[name])
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The average is the state of the model while the block runs."""
+        self.trained = copy_state(self.model)
+        self.model.load_state_dict(self.weights)
+        try:
+            yield
+        finally:
+            self.model.load_state_dict(self.trained)
+            self.trained = {}
 
 
 class Updater:
@@ -80,21 +143,6 @@ class Updater:
         self.optimizer = create_optimizer(self.task, settings)
         self.average = WeightAverage(self.task.model, settings.ema) if settings.ema else None
 
-    def scale(self) -> list[float]:
-        """The factor of the losses, and the number of updates since it changed; empty without.
-
-        The host waits for them.
-        """
-        state = self.scaler.state_dict()
-        return [float(state[name]) for name in ("scale", "_growth_tracker") if state]
-
-    def restore_scale(self, numbers: list[float]) -> None:
-        """Go on with the numbers of `scale`."""
-        if numbers and self.scaler.is_enabled():
-            scale, num_updates = numbers
-            numbers_by_name = {"scale": scale, "_growth_tracker": int(num_updates)}
-            self.scaler.load_state_dict(self.scaler.state_dict() | numbers_by_name)
-
     def release(self) -> None:
         """Let the frozen parameters get gradients again, as before the training."""
         for parameter in self.frozen:
@@ -103,6 +151,11 @@ class Updater:
     def averaged(self) -> AbstractContextManager[None]:
         """A context in which the model has the averaged weights, where there is an average."""
         return self.average.applied() if self.average else nullcontext()
+
+    def trained_state(self) -> Mapping[str, Tensor]:
+        """The state of the model without the average, also within `averaged`."""
+        trained = self.average.trained if self.average else {}
+        return trained or self.task.model.state_dict()
 
     def compute_gradients(
         self, batch: Batch, step: int, fraction_trained: float

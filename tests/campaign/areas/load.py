@@ -17,7 +17,8 @@ from campaign.core import Case, dice
 from campaign.watch import no_side_effects
 from torchcaps import create_model, load
 from torchcaps.data import Preprocess
-from torchcaps.training.checkpoint import describe_model, load_tensors, save_tensors
+from torchcaps.training.checkpoint import describe_model
+from torchcaps.training.files import load_tensors, save_tensors
 
 TESTS = {
     "one bit": 700,

@@ -15,7 +15,7 @@ from campaign import mutate, runs
 from campaign.core import Case, dice
 from campaign.formats import npy, pixels, zipped
 from torchcaps.training import TrainConfig, train
-from torchcaps.training.checkpoint import load_tensors, save_tensors
+from torchcaps.training.files import load_tensors, save_tensors
 from training.makers import contents
 
 TESTS = {

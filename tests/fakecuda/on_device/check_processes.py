@@ -34,9 +34,8 @@ def train_rank(folder):
     """Train with a stop and a resumption; write where the tensors of this process were."""
     config = runs.settings(SYSTEM, "fp32")
     with init(os.environ, "cuda") as ranks:
-        steps = iter(range(1, 100))
         try:
-            train(config, folder, should_stop=lambda: next(steps) == runs.STOPPED_AFTER)
+            train(config, folder, callbacks=[runs.StopAfter(runs.STOPPED_AFTER)])
         except Interrupted:
             train(config, folder, resume=True)
         report = {

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 import torchcaps as tc
-from fakecuda import gpu
+from fakecuda import gpu, runs
 from torchcaps.data import label_tree
 from torchcaps.errors import TrainingError
 from torchcaps.tasks.classify import Classify
 from torchcaps.tasks.tree import path_figures
 from torchcaps.training import TrainConfig, train
+from training.makers import Watch
 
 TINY = {"img_size": 12, "channels": (4, 6), "kernels": (5, 3), "hidden": (8,)}
 pytestmark = pytest.mark.filterwarnings("default")
@@ -79,9 +80,8 @@ def test_fp16_resumes_with_its_scale(tmp_path):
         precision="fp16",
         checkpoint_every=2,
     )
-    steps = iter(range(1, 100))
     with pytest.raises(tc.training.Interrupted):
-        train(config, tmp_path / "a", should_stop=lambda: next(steps) == 2)
+        train(config, tmp_path / "a", callbacks=[runs.StopAfter(2)])
     train(config, tmp_path / "a", resume=True)
     train(config, tmp_path / "b")
     rows = [tc.training.Run(tmp_path / name).epochs[0] for name in "ab"]
@@ -100,13 +100,13 @@ def test_fp16_and_tf32_are_refused_on_a_cpu(images):
 def test_products_and_convolutions_have_one_rule(precision, rule, images):
     rules = []
 
-    def note(model, losses):
+    def note(*_):
         backends = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
         rules.extend(backend.fp32_precision for backend in backends)
         rules.append(torch.get_deterministic_debug_mode())
 
     before = torch.backends.cudnn.conv.fp32_precision
-    fit(images, precision=precision, on_step=note, deterministic=precision == "tf32")
+    fit(images, precision=precision, callbacks=[Watch(note)], deterministic=precision == "tf32")
     assert set(rules) == {rule, 2 if precision == "tf32" else 0}
     assert torch.backends.cudnn.conv.fp32_precision == before
     assert torch.get_deterministic_debug_mode() == 0
@@ -114,7 +114,7 @@ def test_products_and_convolutions_have_one_rule(precision, rule, images):
 
 def test_losses_are_read_late_and_completely(images, monkeypatch):
     reads = []
-    step = tc.training.loop.Trainer.step
+    step = tc.training.Trainer.step
 
     def counted_step(self, *arguments):
         with gpu.counted() as counts:
@@ -122,13 +122,12 @@ def test_losses_are_read_late_and_completely(images, monkeypatch):
         reads.append(counts.waits.total())
         return outcome
 
-    monkeypatch.setattr(tc.training.loop.Trainer, "step", counted_step)
-    rows = []
-    fit(images, emit=rows.append, epochs=6)
+    monkeypatch.setattr(tc.training.Trainer, "step", counted_step)
+    watch = Watch()
+    monkeypatch.setattr(Watch, "is_late", True)
+    fit(images, callbacks=[watch], epochs=6)
     assert sum(reads[1:]) == 0  # the first step warms up
-    ticks = [row["step"] for row in rows if row["kind"] == "tick"]
-    assert ticks == list(range(1, 25))
-    assert [row["step"] for row in rows if row["kind"] == "step"] == [20]
+    assert watch.steps == list(range(1, 25))
 
 
 def test_a_loss_that_is_not_finite_is_reported_with_its_step(images, tmp_path, monkeypatch):

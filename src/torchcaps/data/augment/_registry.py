@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, get_type_hints
 
 from torch import Generator
 
+from torchcaps import plugins
 from torchcaps.data.pixels import Images as Images
 from torchcaps.errors import ArgumentError
 from torchcaps.registry import Registry
@@ -163,4 +165,5 @@ def _check_settings(name: str, settings: type[Any]) -> None:
 
 def ordered_augmentations() -> list[Augmentation]:
     """All augmentations, the first to be applied first; of equal order the one registered first."""
-    return sorted(AUGMENTATIONS.values(), key=lambda augmentation: augmentation.order)
+    plugins.load_entry_points()
+    return sorted(AUGMENTATIONS.registered(), key=attrgetter("order"))

@@ -1,7 +1,7 @@
 """The augmentation "shift": moves by whole pixels.
 
-Masks of the images are moved with them (`moves`). `ShiftSettings` has the setting of a
-run, which is on by default; `setting` takes a default, a help, and the smallest number.
+Masks of the images are moved with them (`moves`). `ShiftSettings` has the setting of a run;
+`setting` takes a default, a help, and the smallest number.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,12 @@ from torchcaps.groups import setting
 class ShiftSettings:
     """How far an image is moved."""
 
-    shift: int = setting(2, "largest shift in pixels along each axis, zeros come in", low=0)
+    shift: int = setting(
+        0,
+        "largest shift in pixels along each axis, zeros come in; 2 where a model is trained by its "
+        "name alone",
+        low=0,
+    )
 
 
 def shift(images: Images, max_shift: int = 2, *, generator: Generator) -> Images:
