@@ -207,7 +207,7 @@ def one_line(text: str, longest: int = LONGEST) -> str:
 
 def printable(text: str) -> str:
     """Text for a terminal: control characters, such as those of colors, are escaped, but "\\n"."""
-    return "".join(map(_escape, text))
+    return text if text.isprintable() else "".join(map(_escape, text))
 
 
 def _escape(character: str) -> str:

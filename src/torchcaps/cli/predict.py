@@ -1,13 +1,13 @@
 """torchcaps predict."""
 
 import glob
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import tyro
 
@@ -18,7 +18,6 @@ from torchcaps.cli.imports import hinted
 from torchcaps.errors import one_line
 
 HEADS = {"path": "image", "label": "class"}  # of the columns of predictions
-STDIN = "-"  # stands for paths on the standard input
 SCREEN = 256  # rows of text that are aligned together
 Row = dict[str, Any]
 NO_DEFAULT = tyro.conf.arg(help_behavior_hint="")  # in the help
@@ -36,8 +35,7 @@ class ResultFormat:
         jsonl: Print the same as a JSON object a line, as they come.
         csv: Print a CSV with a header, as they come.
         parquet: Parquet file to write; needs pyarrow.
-        output_file: File to write, ending in .csv or .jsonl. What an earlier start left in it
-            stays, and its images are skipped.
+        output_file: File to write, ending in .csv or .jsonl; it is there when all images are done.
     """
 
     json: Switch = False
@@ -45,13 +43,6 @@ class ResultFormat:
     csv: Switch = False
     parquet: File = None
     output_file: File = None
-
-
-class Sink(NamedTuple):
-    """Takes predictions, one by one."""
-
-    write: Callable[[Row], None]
-    is_done: Callable[[str], bool] | None = None  # whether it has the prediction of a path
 
 
 def predict(
@@ -78,9 +69,9 @@ def predict(
     Example: torchcaps predict runs/capsnet-digits photo.png folder/ "more/*.jpg" --csv
 
     Args:
-        paths: A run folder or a model.safetensors file, then image files, folders, tar archives,
-            patterns in quotes, or - for paths on the standard input, one a line. Without a run, a
-            network for digits that comes with the package is used.
+        paths: A run folder or a model.safetensors file, then image files, folders, tar archives or
+            patterns in quotes. Without a run, a network for digits that comes with the package is
+            used.
         top_k: Number of classes to give for each image; by default one, and all in JSON.
         unknown_below: An image whose largest activation (a length, for capsules) is below this
             gets the class "unknown"; auto takes the threshold that rejects 5 % of the held-out
@@ -91,7 +82,7 @@ def predict(
         workers: Processes that decode images; 0 decodes in this one.
     """
     run, inputs = _split_paths(paths)
-    _check_processes(results, inputs)
+    _check_processes(results)
     with usage():
         predictor = tc.Predictor(
             run,
@@ -114,9 +105,10 @@ def predict(
         num_errors += 1
         note(f"torchcaps: error: {error}")
 
-    with _open_sink(results, top_k or 1) as sink:
-        for row in predictor.stream(_expand(inputs), report, sink.is_done):
-            sink.write(row)
+    with _open_sink(results, top_k or 1) as write:
+        for row in predictor.stream(inputs, report):
+            write(row)
+            sys.stdout.flush()
     if num_errors > 1:
         note(f"torchcaps: {num_errors} inputs were skipped")
     return 1 if num_errors else 0
@@ -143,24 +135,19 @@ def _are_images(paths: tuple[str, ...]) -> bool:
     is_pattern = glob.has_magic(paths[0]) and not path.exists()
     is_archive = tc.data.inputs.is_archive(path)
     is_image = tc.data.images.is_image_name(path.name)
-    return paths[0] == STDIN or is_pattern or is_archive or is_image
+    return is_pattern or is_archive or is_image
 
 
-def _check_processes(results: ResultFormat, inputs: Sequence[str]) -> None:
-    """Raise UsageError for two formats, and for what several processes cannot share."""
+def _check_processes(results: ResultFormat) -> None:
+    """Raise UsageError for two formats, and for a file of several processes."""
     from torchcaps.distributed import current
 
-    formats = [name for name, choice in vars(results).items() if choice]
-    flags = [f"--{name.replace('_', '-')}" for name in formats]
+    flags = [f"--{name.replace('_', '-')}" for name, choice in vars(results).items() if choice]
     if len(flags) > 1:
         raise UsageError(f"{flags[1]}: expected one format of the predictions, got {flags[0]} too")
     num_processes = current().world_size
-    if num_processes == 1:
-        return
-    if results.output_file or results.parquet:
+    if num_processes > 1 and (results.output_file or results.parquet):
         raise UsageError(f"{flags[0]}: expected one process, got {num_processes}; take --csv")
-    if STDIN in inputs:
-        raise UsageError(f"{STDIN}: expected one process, got {num_processes}; name a folder")
 
 
 def _parse_threshold(word: str | None) -> float | str | None:
@@ -173,87 +160,39 @@ def _parse_threshold(word: str | None) -> float | str | None:
         raise UsageError(f"--unknown-below: expected a number or auto, got {word}") from None
 
 
-def _expand(inputs: Sequence[str]) -> Iterator[str]:
-    """The inputs, with those on the standard input in the place of "-"."""
-    for path in inputs:
-        if path != STDIN:
-            yield path
-            continue
-        for line in sys.stdin.buffer:
-            name = os.fsdecode(line.rstrip(b"\r\n"))
-            if name:
-                yield name
-
-
 @contextmanager
-def _open_sink(results: ResultFormat, top_k: int) -> Iterator[Sink]:
-    """Open what takes the predictions.
+def _open_sink(results: ResultFormat, top_k: int) -> Iterator[Callable[[Row], None]]:
+    """A function that takes the predictions, one by one.
 
     Args:
         results: the format.
         top_k: number of classes of an image in a table.
     """
-    row_files = tc.reporting.row_files
-    if results.output_file or results.parquet:
-        with _open_file(results, top_k) as sink:
-            yield sink
+    from torchcaps.reporting import row_files
+
+    if file := results.output_file or results.parquet:
+        with usage():
+            row_file = row_files.open_row_file(file, top_k)
+        with row_file as write_row, counting("predicting") as progress:
+            numbers = count(1)
+
+            def write(row: Row) -> None:
+                write_row(row)
+                progress(next(numbers), None)
+
+            yield write
     elif results.json:
         rows: list[Row] = []
-        yield Sink(rows.append)
+        yield rows.append
         print_json(rows)
     elif results.jsonl:
-        yield Sink(_line_printer(row_files.JsonLines()))
+        yield row_files.json_lines(sys.stdout)
     elif results.csv:
-        yield Sink(_line_printer(row_files.Csv(top_k)))
+        yield row_files.csv_lines(sys.stdout, top_k)
     else:
         table = _Table(top_k)
-        yield Sink(table.write)
+        yield table.write
         table.flush()
-
-
-@contextmanager
-def _open_file(results: ResultFormat, top_k: int) -> Iterator[Sink]:
-    """Open a file of predictions; say what is in it when the work is interrupted."""
-    with usage():
-        row_file = _row_file(results, top_k)
-    with counting("predicting") as progress, row_file:
-        num_done = row_file.num_rows
-        if num_done:
-            note(f"{row_file.path}: has {num_done:,} predictions, whose images are skipped")
-
-        def write(row: Row) -> None:
-            row_file.write(row)
-            progress(row_file.num_rows, None)
-
-        try:
-            yield Sink(write, row_file.is_done)
-        except (KeyboardInterrupt, SystemExit):
-            note(f"{row_file.path}: has {row_file.num_rows:,} predictions; start again to go on")
-            raise
-
-
-def _row_file(results: ResultFormat, top_k: int) -> Any:
-    """The file that the command line names, not opened yet."""
-    row_files = tc.reporting.row_files
-    if results.parquet is not None:
-        return row_files.ParquetFile(results.parquet, top_k)
-    assert results.output_file is not None
-    return row_files.open_row_file(results.output_file, top_k)
-
-
-def _line_printer(line_format: Any) -> Callable[[Row], None]:
-    """A function that prints predictions as lines, after their header."""
-    is_first = True
-
-    def write(row: Row) -> None:
-        nonlocal is_first
-        if is_first:
-            sys.stdout.write(line_format.header(row))
-        is_first = False
-        sys.stdout.write(line_format.line(row))
-        sys.stdout.flush()
-
-    return write
 
 
 class _Table:
@@ -265,7 +204,9 @@ class _Table:
 
     def write(self, row: Row) -> None:
         """Print a prediction, with others."""
-        cells = tc.reporting.row_files.columns(row, self.top_k)
+        from torchcaps.reporting.row_files import columns
+
+        cells = columns(row, self.top_k)
         if not self.rows:
             self.rows.append([HEADS.get(name, name.replace("_", " ")) for name in cells])
         self.rows.append([_as_text(cell) for cell in cells.values()])

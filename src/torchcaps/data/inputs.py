@@ -33,10 +33,12 @@ class Input(NamedTuple):
         name: path of its file, or `ARCHIVE:MEMBER`; None for a picture in memory.
         source: the path, the bytes of a file in an archive, a picture, or the error of what could
             not be listed.
+        output_name: beginning of the names of files that are drawn of it.
     """
 
     name: str | None
     source: Picture | bytes | DataError
+    output_name: str = ""
 
 
 def list_inputs(inputs: Any, preprocess: Preprocess) -> Iterator[Input]:
@@ -60,7 +62,11 @@ def list_inputs(inputs: Any, preprocess: Preprocess) -> Iterator[Input]:
         inputs = [inputs]
     for element in inputs:
         if isinstance(element, str | Path):
-            yield from _list_path(str(element), preprocess)
+            path = str(element)
+            if os.path.isfile(path) and not path.lower().endswith(ARCHIVES):
+                yield Input(path, path)
+            else:
+                yield from _list_path(path, preprocess)
         elif isinstance(element, np.ndarray | Tensor) and element.ndim == BATCH_AXES:
             for image in element:
                 yield Input(None, image)

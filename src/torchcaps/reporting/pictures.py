@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from torchcaps import evaluation
-from torchcaps.data import images_in
-from torchcaps.errors import RunError
+from torchcaps.data.inputs import list_inputs
+from torchcaps.errors import DataError, RunError
 from torchcaps.evaluation import example_indices
 from torchcaps.reporting.api import PLOTS, evaluation_folder, save_figure
 from torchcaps.reporting.prediction import UniqueNames
@@ -147,9 +147,15 @@ def _choose_examples(
     """Own images, or test images of each class."""
     if images:
         model = _check_decoder(run, load(run))
-        files = images_in(images)
-        pixels = torch.stack([model_metadata(model).preprocess(file) for file in files])
-        return Examples(model, pixels, None, [file.stem for file in files])
+        preprocess = model_metadata(model).preprocess
+        pixels = []
+        names = []
+        for name, source, _ in list_inputs(images, preprocess):
+            if isinstance(source, DataError):
+                raise source
+            pixels.append(preprocess(source, name))
+            names.append(Path(str(name)).stem)
+        return Examples(model, torch.stack(pixels), None, names)
     task, test_images = open_task(run, data=data, root=root, device="cpu")
     model = _check_decoder(run, task.model)
     labels = test_images.labels.view(len(test_images), -1)[:, 0]

@@ -76,7 +76,8 @@ class Task(nn.Module):
 
     Args:
         model: any module. It is never written to.
-        config: of the run; its task is this one or "auto".
+        config: of the run; its task is this one or "auto". None for prediction alone, which reads
+            no settings.
         images: what it is for; None if there are none yet.
 
     Raises:
@@ -119,7 +120,9 @@ class Task(nn.Module):
     light_models: ClassVar[tuple[str, ...]] = ()
     data: ClassVar[str] = "images"
 
-    def __init__(self, model: Any, config: TrainConfig, images: ImageSet | None = None) -> None:
+    def __init__(
+        self, model: Any, config: TrainConfig | None = None, images: ImageSet | None = None
+    ) -> None:
         super().__init__()
         if self.requires and spec_of(model).task != self.name:
             raise ArgumentError(
@@ -136,6 +139,9 @@ class Task(nn.Module):
                 f"{self.name} takes a model whose outputs are of {unit}, "
                 f"which {type(model).__name__} is not",
             )
+        self.loss = ""
+        if config is None:
+            return
         self.config = resolve_config(type(self), model, self.spec, config)
         self.loss = self.config.task.loss
         if self.augments:

@@ -170,12 +170,17 @@ class Classify(Task):
     label_axes: ClassVar[int] = 1  # axes of the labels: `[n]`; subclasses may have `[n, k]`
 
     def __init__(
-        self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
+        self,
+        model: nn.Module,
+        config: TrainConfig | None = None,
+        images: ImageSet | None = None,
     ) -> None:
         super().__init__(model, config, images)
         self.num_classes = 0 if images is None else images.num_classes
         self.classes = () if images is None else images.classes
         self._has_lengths = self.spec.pose and not self.spec.logits
+        if config is None:
+            return
         is_weighted = self.config.task.class_weights == "auto"
         if images is not None and self.score == "accuracy":
             self.score_reason = imbalance(images, is_weighted)

@@ -37,10 +37,13 @@ class Multilabel(Classify):
     data = "images of several classes each"  # words of the error for other data
 
     def __init__(
-        self, model: nn.Module, config: TrainConfig, images: ImageSet | None = None
+        self,
+        model: nn.Module,
+        config: TrainConfig | None = None,
+        images: ImageSet | None = None,
     ) -> None:
         # Only a set of composites has what a capsule could draw: each of its classes alone.
-        if images is not None and not isinstance(images, PairSet):
+        if config is not None and images is not None and not isinstance(images, PairSet):
             config = config.filled({"reconstruction": 0.0})
         super().__init__(model, config, images)
 

@@ -103,7 +103,9 @@ class Unsupervised(Task):
     clip = 0.0
     requires = "a model of parts and objects"  # words of the error for other models
 
-    def __init__(self, model: Any, config: TrainConfig, images: ImageSet | None = None) -> None:
+    def __init__(
+        self, model: Any, config: TrainConfig | None = None, images: ImageSet | None = None
+    ) -> None:
         super().__init__(model, config, images)
         if self.uses_views:
             # Shares of the training at which the learning rate starts anew.

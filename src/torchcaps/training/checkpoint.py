@@ -31,6 +31,7 @@ from torchcaps.errors import (
 from torchcaps.models import create_model, model_info
 from torchcaps.models._pretrained import take_weights
 from torchcaps.nn import use_generator
+from torchcaps.nn.generator import on_meta
 from torchcaps.training.builders import (
     Builder,
     build_by,
@@ -488,12 +489,14 @@ def _load_model(
     """The model of a file with this header; RunError where the two do not fit."""
     try:
         if builder is None:
-            with torch.device("meta"):  # compared before the tensors or the model take memory
-                check_fit(shapes, build_model(description))
-        # Its weights are replaced below; the caller's generator is untouched.
-        model = build_model(description, torch.Generator(), builder)
-        check_fit(shapes, model)
-        model.load_state_dict(load_tensors(path)[0])
+            with on_meta():  # compared before the tensors or the model take memory
+                model = build_model(description)
+            check_fit(shapes, model)
+        if builder is not None or not _is_in_state(model):
+            # Its weights are replaced below; the caller's generator is untouched.
+            model = build_model(description, torch.Generator(), builder)
+            check_fit(shapes, model)
+        _assign(model, load_tensors(path)[0])
         check_numbers(model.state_dict())
         _set_channels_last(model, description.get("channels_last", []))
     except RunError:
@@ -504,6 +507,25 @@ def _load_model(
             reason = f"{error} is missing"
         raise RunError(f"{path}: its weights do not fit the model it names ({reason})") from error
     return model
+
+
+def _is_in_state(model: nn.Module) -> bool:
+    """Whether the state of a model holds each of its tensors, once: it has no others."""
+    state = model.state_dict(keep_vars=True)
+    saved = {id(tensor) for tensor in state.values()}
+    for module in model.modules():
+        for value in (*vars(module).values(), *module._buffers.values()):
+            if isinstance(value, Tensor) and id(value) not in saved:
+                return False
+    return len(saved) == len(state)
+
+
+def _assign(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give a model this state, on the CPU, in the types and the order of its own tensors."""
+    state = {}
+    for name, tensor in model.state_dict().items():
+        state[name] = torch.empty_like(tensor, device="cpu").copy_(tensors[name])
+    model.load_state_dict(state, assign=True)
 
 
 def _with_classes(model: nn.Module, num_classes: int, description: dict[str, Any]) -> nn.Module:
