@@ -7,22 +7,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from typing import Annotated, Any, Literal
 
 import torchcaps as tc
 from torchcaps.cli.console import UsageError, counting, note, print_json, print_table, usage
-from torchcaps.cli.flags import RARE, Device
-from torchcaps.cli.imports import hinted
-from torchcaps.errors import one_line
+from torchcaps.cli.flags import RARE, Device, Flag
+from torchcaps.cli.parser import hinted
 
 HEADS = {"path": "image", "label": "class"}  # of the columns of predictions
+NO_INPUTS = "images: expected image files or folders after the run, got none"
 SCREEN = 256  # rows of text that are aligned together
 Row = dict[str, Any]
-NO_DEFAULT = tyro.conf.arg(help_behavior_hint="")  # in the help
-Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff, NO_DEFAULT]
-File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
+File = Annotated[Path | None, Flag(metavar="FILE")]
 
 
 @dataclass(frozen=True)
@@ -38,23 +34,19 @@ class ResultFormat:
         output_file: File to write, ending in .csv or .jsonl; it is there when all images are done.
     """
 
-    json: Switch = False
-    jsonl: Switch = False
-    csv: Switch = False
+    json: bool = False
+    jsonl: bool = False
+    csv: bool = False
     parquet: File = None
     output_file: File = None
 
 
 def predict(
-    paths: Annotated[
-        tuple[str, ...],
-        tyro.conf.Positional,
-        tyro.conf.arg(metavar="[RUN] IMAGE...", help_behavior_hint=""),
-    ],
+    paths: Annotated[tuple[str, ...], Flag(metavar="[RUN] IMAGE...")],
     /,
     results: ResultFormat = ResultFormat(),
     top_k: int | None = None,
-    unknown_below: Annotated[str | None, tyro.conf.arg(metavar="T|auto")] = None,
+    unknown_below: Annotated[float | Literal["auto"] | None, Flag(metavar="T|auto")] = None,
     device: Device = "auto",
     output: Path | None = None,
     batch_size: Annotated[int, RARE] = 256,
@@ -81,15 +73,17 @@ def predict(
         batch_size: Images that go through the model together.
         workers: Processes that decode images; 0 decodes in this one.
     """
+    from torchcaps.reporting.prediction import Predictor
+
     run, inputs = _split_paths(paths)
-    _check_processes(results)
+    _check_format(results)
     with usage():
-        predictor = tc.Predictor(
+        predictor = Predictor(
             run,
             device,
             batch_size=batch_size,
             top_k=top_k,
-            unknown_below=_parse_threshold(unknown_below),
+            unknown_below=unknown_below,
             output=output,
             workers=workers,
         )
@@ -115,49 +109,42 @@ def predict(
 
 
 def _split_paths(paths: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
-    """The run, by default that of the package, and the inputs."""
-    if not paths or _are_images(paths):
-        run = tc.models.weights_file()
-        inputs = paths
-    else:
-        run = Path(paths[0])
-        inputs = paths[1:]
-    if not inputs:
-        raise UsageError("images: expected image files or folders after the run, got none")
-    return run, inputs
+    """The run, and the inputs; without a run, that of the package.
 
+    The first path is an input by its name, or as the only one, a folder that is no run folder.
+    """
+    from torchcaps.data.folder import ARCHIVES
+    from torchcaps.data.images import SUFFIXES
 
-def _are_images(paths: tuple[str, ...]) -> bool:
-    """Whether the first path is an input, or the only one a folder that is no run folder."""
+    if not paths:
+        raise UsageError(NO_INPUTS)
     path = Path(paths[0])
+    name = path.name.lower()
+    is_input = path.suffix.lower() in SUFFIXES or name.endswith(ARCHIVES)
     if path.is_dir():
-        return len(paths) == 1 and not tc.training.run.is_run(path)
-    is_pattern = glob.has_magic(paths[0]) and not path.exists()
-    is_archive = tc.data.inputs.is_archive(path)
-    is_image = tc.data.images.is_image_name(path.name)
-    return is_pattern or is_archive or is_image
+        is_input = len(paths) == 1 and not tc.training.run.is_run(path)
+    elif glob.has_magic(paths[0]) and not path.exists():
+        is_input = True
+    if is_input:
+        return tc.models.weights_file(), paths
+    if len(paths) == 1:
+        raise UsageError(NO_INPUTS)
+    return path, paths[1:]
 
 
-def _check_processes(results: ResultFormat) -> None:
+def _check_format(results: ResultFormat) -> None:
     """Raise UsageError for two formats, and for a file of several processes."""
     from torchcaps.distributed import current
 
-    flags = [f"--{name.replace('_', '-')}" for name, choice in vars(results).items() if choice]
+    flags = []
+    for name, choice in vars(results).items():
+        if choice:
+            flags.append(f"--{name.replace('_', '-')}")
     if len(flags) > 1:
         raise UsageError(f"{flags[1]}: expected one format of the predictions, got {flags[0]} too")
     num_processes = current().world_size
     if num_processes > 1 and (results.output_file or results.parquet):
         raise UsageError(f"{flags[0]}: expected one process, got {num_processes}; take --csv")
-
-
-def _parse_threshold(word: str | None) -> float | str | None:
-    """The number that --unknown-below is given, or "auto"."""
-    if word is None or word == "auto":
-        return word
-    try:
-        return float(word)
-    except ValueError:
-        raise UsageError(f"--unknown-below: expected a number or auto, got {word}") from None
 
 
 @contextmanager
@@ -168,11 +155,11 @@ def _open_sink(results: ResultFormat, top_k: int) -> Iterator[Callable[[Row], No
         results: the format.
         top_k: number of classes of an image in a table.
     """
-    from torchcaps.reporting import row_files
+    from torchcaps.reporting.row_files import columns, csv_lines, json_lines, open_row_file
 
     if file := results.output_file or results.parquet:
         with usage():
-            row_file = row_files.open_row_file(file, top_k)
+            row_file = open_row_file(file, top_k)
         with row_file as write_row, counting("predicting") as progress:
             numbers = count(1)
 
@@ -186,40 +173,26 @@ def _open_sink(results: ResultFormat, top_k: int) -> Iterator[Callable[[Row], No
         yield rows.append
         print_json(rows)
     elif results.jsonl:
-        yield row_files.json_lines(sys.stdout)
+        yield json_lines(sys.stdout)
     elif results.csv:
-        yield row_files.csv_lines(sys.stdout, top_k)
+        yield csv_lines(sys.stdout, top_k)
     else:
-        table = _Table(top_k)
-        yield table.write
-        table.flush()
+        table: list[list[str]] = []
 
+        def write(row: Row) -> None:
+            cells = columns(row, top_k)
+            if not table:
+                table.append([])
+                for name in cells:
+                    table[-1].append(HEADS.get(name, name.replace("_", " ")))
+            table.append([])
+            for cell in cells.values():
+                is_number = isinstance(cell, float)
+                table[-1].append(f"{cell:.3f}" if is_number else " ".join(str(cell).split()))
+            if len(table) > SCREEN:
+                print_table(table)
+                table.clear()
 
-class _Table:
-    """Prints predictions in aligned columns, some at a time, each time with the heading."""
-
-    def __init__(self, top_k: int) -> None:
-        self.top_k = top_k
-        self.rows: list[list[str]] = []
-
-    def write(self, row: Row) -> None:
-        """Print a prediction, with others."""
-        from torchcaps.reporting.row_files import columns
-
-        cells = columns(row, self.top_k)
-        if not self.rows:
-            self.rows.append([HEADS.get(name, name.replace("_", " ")) for name in cells])
-        self.rows.append([_as_text(cell) for cell in cells.values()])
-        if len(self.rows) > SCREEN:
-            self.flush()
-
-    def flush(self) -> None:
-        """Print what was not printed yet."""
-        if self.rows:
-            print_table(self.rows)
-        self.rows.clear()
-
-
-def _as_text(cell: Any) -> str:
-    """A number or a name for the eye."""
-    return f"{cell:.3f}" if isinstance(cell, float) else one_line(str(cell))
+        yield write
+        if table:
+            print_table(table)

@@ -5,9 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import tyro
+from typing import Any, Literal
 
 import torchcaps as tc
 from torchcaps.cli.console import (
@@ -30,23 +28,29 @@ OF_RECIPES = ("seeds", "row")
 
 @dataclass(frozen=True)
 class Extent:
-    """How much of the experiment is run."""
+    """How much of the experiment is run.
+
+    Attributes:
+        budget: small: at most ten minutes on 2 processor cores, the default; hour: at most one;
+            full: as published, the default of claims.
+        seeds: How many seeds of each row.
+        row: Only rows whose name contains this; may be given several times.
+        run: Of claims: train what is missing; without it, print what is there.
+        minutes: Of claims: start no training after so many minutes.
+        results: Of claims: folder of their results.
+    """
 
     budget: Literal["auto", "small", "hour", "full"] = "auto"
-    """small: at most ten minutes on 2 processor cores, the default; hour: at most one; full: as
-    published, the default of claims."""
-    seeds: int = 1  # How many seeds of each row.
-    row: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Only rows whose name contains this; may be given several times."""
-    run: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")] = False
-    """Of claims: train what is missing; without it, print what is there."""
-    minutes: float = math.inf  # Of claims: start no training after so many minutes.
-    results: Path = Path("benchmarks/results/claims")  # Of claims: folder of their results.
+    seeds: int = 1
+    row: tuple[str, ...] = ()
+    run: bool = False
+    minutes: float = math.inf
+    results: Path = Path("benchmarks/results/claims")
 
 
 def reproduce(
-    recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None,
-    claim: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="CLAIM")] = None,
+    recipe: str | None = None,
+    claim: str | None = None,
     /,
     list: bool = False,
     table: bool = False,

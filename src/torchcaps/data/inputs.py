@@ -7,8 +7,7 @@ files in one folder, or of one pattern.
 import glob
 import os
 import tarfile
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, cast
 
@@ -74,23 +73,6 @@ def list_inputs(inputs: Any, preprocess: Preprocess) -> Iterator[Input]:
             yield Input(None, element)
 
 
-def is_archive(path: Path) -> bool:
-    """Whether a path is that of a tar archive, by its ending."""
-    return path.name.lower().endswith(ARCHIVES) and not path.is_dir()
-
-
-def batched(inputs: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """Divide an iterable into lists.
-
-    Args:
-        inputs: of any length.
-        size: of a list; the last one may be shorter.
-    """
-    iterator = iter(inputs)
-    while batch := list(islice(iterator, size)):
-        yield batch
-
-
 def _list_path(text: str, preprocess: Preprocess) -> Iterator[Input]:
     """The inputs that a path or a pattern stands for."""
     path = Path(text)
@@ -98,7 +80,7 @@ def _list_path(text: str, preprocess: Preprocess) -> Iterator[Input]:
         with read_errors(text):
             if path.is_dir():
                 yield from _at_least_one(_walk(path, preprocess), f"{text}: no image in it")
-            elif path.exists() and is_archive(path):
+            elif path.exists() and path.name.lower().endswith(ARCHIVES):
                 yield from _at_least_one(_members(path, preprocess), f"{text}: no image in it")
             elif path.exists():
                 yield Input(text, text)

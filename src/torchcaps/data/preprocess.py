@@ -114,10 +114,10 @@ class Preprocess:
                     f"image: expected an array of 2 or 3 axes, got shape {list(array.shape)}"
                 )
             images = array_images("image", array[None])
-            pixels = fit_images(images, self.img_size, self.in_chans)
+            pixels = to_float(fit_images(images, self.img_size, self.in_chans).clone())[0]
         else:
-            pixels = decode_image(image, self.img_size, self.in_chans, name=name).unsqueeze(0)
-        return self.finish(to_float(pixels.clone()))[0]
+            pixels = decode_image(image, self.img_size, self.in_chans, name=name).float().div_(255)
+        return pixels if self.crop is None else self.finish(pixels[None])[0]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: `img_size` and `in_chans`, and `crop` and `kind` where set."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, count
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,22 +16,25 @@ from torch.utils.data import Dataset
 
 from torchcaps.data import Preprocess, decode_image
 from torchcaps.data.files import decode_batches
-from torchcaps.data.inputs import Input, batched, list_inputs
+from torchcaps.data.inputs import Input, list_inputs
 from torchcaps.distributed import current
-from torchcaps.errors import ArgumentError, DataError, RunError, check_positive, check_range
+from torchcaps.errors import ArgumentError, DataError, RunError, check_range
 from torchcaps.evaluation import HeldOutCalibration
 from torchcaps.evaluation.base import BATCH
-from torchcaps.evaluation.forward import device_of, evaluating
-from torchcaps.reporting.subject import ModelOrRun, load_model, path_of
+from torchcaps.evaluation.forward import device_of, eval_mode
 from torchcaps.tasks import Task, task_class
 from torchcaps.tasks.masks import predict_masks
+from torchcaps.training import Run, load
 from torchcaps.training.calibration import read_calibration
+from torchcaps.training.device import resolve_device
 from torchcaps.training.run import CALIBRATION_FILE
 from torchcaps.types import model_metadata
+from torchcaps.words import UniqueNames
 
 Inputs = Any  # of `list_inputs`
+ModelOrRun = nn.Module | Run | str | Path
+"""A model; a run, or its folder; or a file of weights."""
 Row = dict[str, Any]
-MAX_NAME_BYTES = 150  # of an output; file systems take 255 with what is added
 UNKNOWN = "unknown"  # label of an image of no known class
 
 
@@ -110,13 +113,19 @@ class Predictor:
         output: str | Path | None = None,
         workers: int = 0,
     ) -> None:
-        check_positive(batch_size=batch_size)
+        check_range("batch_size", batch_size, low=1)
         check_range("workers", workers, low=0)
         if top_k is not None:
-            check_positive(top_k=top_k)
-        if unknown_below != "auto":
-            _check_threshold(unknown_below)
-        self.source = run if isinstance(run, nn.Module) else path_of(run)
+            check_range("top_k", top_k, low=1)
+        if unknown_below not in (None, "auto"):
+            if isinstance(unknown_below, str):
+                raise ArgumentError(
+                    "unknown_below", f'expected a number or "auto", got {unknown_below!r}'
+                )
+            check_range("unknown_below", unknown_below, low=0, high=1)
+        if isinstance(run, Run):
+            run = run.path
+        self.source = run if isinstance(run, nn.Module) else Path(run)
         if isinstance(self.source, Path) and not self.source.exists():
             raise RunError(f"{self.source}: no such run folder or model file")
         self.device = device
@@ -162,12 +171,9 @@ class Predictor:
         """
         preprocess = model_metadata(self.task.model).preprocess
         is_dense = self.task.is_dense
-        ranks = current()
         elements = list_inputs(inputs, preprocess)
-        batch_size = self.batch_size
         if is_dense:
             elements = self._name_outputs(elements)
-            batch_size = 1  # whole images may be large
         if self.output is not None:
             if not is_dense:
                 raise ArgumentError(
@@ -176,14 +182,13 @@ class Predictor:
             self.output.mkdir(parents=True, exist_ok=True)
 
         decoder = _Decoder(preprocess, is_dense)
-        batches = batched(elements, batch_size * ranks.world_size)
-        shards = (batch[ranks.shard(len(batch))] for batch in batches)
+        batches = self._batches(elements)
         if self.workers:
-            decoded = decode_batches(decoder, shards, self.workers, "inputs")
+            decoded = decode_batches(decoder, batches, self.workers, "inputs")
         else:
-            decoded = map(decoder.__getitems__, shards)
+            decoded = map(decoder.__getitems__, batches)
         for batch in decoded:
-            for outcome in chain.from_iterable(ranks.gather(self._predict(batch))):
+            for outcome in chain.from_iterable(current().gather(self._predict(batch))):
                 if not isinstance(outcome, DataError):
                     yield outcome
                 elif on_error is None:
@@ -194,7 +199,11 @@ class Predictor:
     @cached_property
     def task(self) -> Task:
         """The task around the model, which is loaded when it is first asked for."""
-        model = load_model(self.source, self.device)
+        model = self.source
+        if isinstance(model, Path):
+            model = load(model, device=resolve_device(self.device))
+        elif self.device != "auto":
+            model.to(resolve_device(self.device))
         metadata = model_metadata(model)
         if not isinstance(metadata.preprocess, Preprocess):
             raise ArgumentError(
@@ -207,29 +216,16 @@ class Predictor:
         """The calibration of the run; None where it has none."""
         return None if isinstance(self.source, nn.Module) else read_calibration(self.source)
 
-    @cached_property
-    def threshold(self) -> float | None:
-        """Largest activation below which the label is "unknown"; None for no such threshold."""
-        if not isinstance(self.unknown_below, str):
-            return self.unknown_below
-        if self.calibration is None:
-            raise ArgumentError(
-                "unknown_below",
-                f"auto needs a run with {CALIBRATION_FILE}, which training leaves in its folder, "
-                f"and {_describe(self.source)} has none; give a number",
-            )
-        return self.calibration.threshold
-
     def __getstate__(self) -> dict[str, Any]:
         """Path and options, without what was loaded."""
         state = dict(vars(self))
-        for name in ("task", "calibration", "threshold"):
+        for name in ("task", "calibration"):
             state.pop(name, None)
         if isinstance(self.source, Path):
             state["source"] = self.source.resolve()
         return state
 
-    def _name_outputs(self, elements: Iterable[Input]) -> Iterator[Input]:
+    def _name_outputs(self, elements: Iterator[Input]) -> Iterator[Input]:
         """The inputs with names for the files that are drawn of them."""
         unique_name = UniqueNames()
         for element in elements:
@@ -237,17 +233,27 @@ class Predictor:
                 raise ArgumentError("inputs", f"the task {self.task.name} takes image files")
             yield element._replace(output_name=unique_name(Path(element.name).stem))
 
+    def _batches(self, elements: Iterator[Input]) -> Iterator[list[Input]]:
+        """The share of this process in each of the batches that all processes predict together."""
+        ranks = current()
+        batch_size = 1 if self.task.is_dense else self.batch_size  # whole images may be large
+        while batch := [*islice(elements, batch_size * ranks.world_size)]:
+            yield batch[ranks.shard(len(batch))]
+
     def _predict(self, batch: list[Input]) -> list[Row | DataError]:
         """Predictions and errors of inputs that were decoded, in their order."""
         task = self.task
-        decoded = [element for element in batch if not isinstance(element.source, DataError)]
+        pixels = []
+        names = []
+        for element in batch:
+            if not isinstance(element.source, DataError):
+                pixels.append(cast(Any, element.source))
+                names.append(element.output_name)
         rows: Iterator[Row] = iter(())
-        if decoded:
-            pixels: Any = [element.source for element in decoded]
+        if pixels:
             images = torch.from_numpy(np.stack(pixels))
-            with evaluating(task.model):
+            with eval_mode(task.model), torch.inference_mode():
                 if task.is_dense:
-                    names = [element.output_name for element in decoded]
                     preprocess = model_metadata(task.model).preprocess
                     rows = iter(predict_masks(task, images, names, preprocess, self.output))
                 else:
@@ -272,38 +278,50 @@ class Predictor:
                         option, f"the task {self.task.name} gives no activations of classes"
                     )
             return rows
-        activations = torch.tensor([[*row["activations"].values()] for row in rows])
+        activations = []
+        for row in rows:
+            activations.append([*row["activations"].values()])
         if self.top_k is not None:
-            check_range("top_k", self.top_k, low=1, high=activations.shape[1])
-        probabilities: list[list[float]] = [[] for _ in rows]
+            check_range("top_k", self.top_k, low=1, high=len(activations[0]))
+        probabilities: list[Any] = [None] * len(rows)
         if self.calibration is not None:
-            probabilities = self.calibration.probabilities(activations).tolist()
+            probabilities = self.calibration.probabilities(torch.tensor(activations)).tolist()
+        threshold: Any = self.unknown_below
+        if threshold == "auto":
+            if self.calibration is None:
+                raise ArgumentError(
+                    "unknown_below",
+                    f"auto needs a run with {CALIBRATION_FILE}, which training leaves in its folder; "
+                    "give a number",
+                )
+            threshold = self.calibration.threshold
 
         completed_rows = []
         for row, class_probabilities in zip(rows, probabilities, strict=True):
-            classes = [*row["activations"]][: self.top_k]
+            row = row | {"activations": dict(islice(row["activations"].items(), self.top_k))}
+            if threshold is not None and row["activation"] < threshold:
+                row["label"] = UNKNOWN
             completed = {"label": row["label"], "activation": row["activation"]}
-            if self.threshold is not None and row["activation"] < self.threshold:
-                completed["label"] = UNKNOWN
-            if class_probabilities:
+            if class_probabilities is not None:
                 completed["probability"] = class_probabilities[0]
-            completed = completed | {key: row[key] for key in row if key not in completed}
-            completed["activations"] = {name: row["activations"][name] for name in classes}
-            if class_probabilities:
-                completed["probabilities"] = dict(zip(classes, class_probabilities, strict=False))
+            completed |= row
+            if class_probabilities is not None:
+                completed["probabilities"] = dict(
+                    zip(row["activations"], class_probabilities, strict=False)
+                )
             completed_rows.append(completed)
         return completed_rows
 
 
+@dataclass(frozen=True)
 class _Decoder(Dataset[list[Input]]):
     """Decodes batches as the model takes them, or, for a task of pixels, in their own size.
 
     The sources become arrays, as tensors of other processes need shared memory, or errors.
     """
 
-    def __init__(self, preprocess: Preprocess, is_dense: bool) -> None:
-        self.preprocess = preprocess
-        self.is_dense = is_dense
+    preprocess: Preprocess
+    is_dense: bool
 
     def __getitems__(self, batch: list[Input]) -> list[Input]:
         decoded = []
@@ -321,37 +339,3 @@ class _Decoder(Dataset[list[Input]]):
                 source = error.with_traceback(None)
             decoded.append(element._replace(source=source))
         return decoded
-
-
-def _check_threshold(unknown_below: float | str | None) -> None:
-    """Raise ArgumentError unless a threshold is None or a number in [0, 1]."""
-    if isinstance(unknown_below, str):
-        raise ArgumentError("unknown_below", f'expected a number or "auto", got {unknown_below!r}')
-    if unknown_below is not None:
-        check_range("unknown_below", unknown_below, low=0, high=1)
-
-
-def _describe(source: nn.Module | Path) -> str:
-    """A model in an error: the path of its run, or its class."""
-    return str(source) if isinstance(source, Path) else type(source).__name__
-
-
-class UniqueNames:
-    """Names, with a number after one that was there before, in whatever case.
-
-    Some file systems do not tell capitals from small letters. All have a longest name: the end of
-    one of more than 150 bytes is cut off.
-    """
-
-    def __init__(self) -> None:
-        self.taken: set[str] = set()  # in small letters
-
-    def __call__(self, name: str) -> str:
-        """The name, or `NAME-2`, `NAME-3`, ... where it is taken."""
-        name = os.fsencode(name)[:MAX_NAME_BYTES].decode(errors="ignore")
-        candidate = name
-        numbers = count(2)
-        while candidate.lower() in self.taken:
-            candidate = f"{name}-{next(numbers)}"
-        self.taken.add(candidate.lower())
-        return candidate

@@ -28,7 +28,10 @@ def columns(row: Row, top_k: int = 1) -> Row:
         top_k: number of classes of a classifier. The second class has the columns "label_2",
             "activation_2" and, of a calibrated run, "probability_2"; and so on.
     """
-    cells = {name: cell for name, cell in row.items() if not isinstance(cell, dict | list)}
+    cells = {}
+    for name, cell in row.items():
+        if not isinstance(cell, dict | list):
+            cells[name] = cell
     for rank, label in enumerate(islice(row.get("activations", ()), 1, top_k), start=2):
         cells[f"label_{rank}"] = label
         cells[f"activation_{rank}"] = row["activations"][label]

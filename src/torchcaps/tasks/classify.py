@@ -349,7 +349,7 @@ class Classify(Task):
         sorted_activation, order = activation.sort(dim=1, descending=True, stable=True)
         rows = []
         for values, indices in zip(sorted_activation.tolist(), order.tolist(), strict=True):
-            names = [classes[index] for index in indices]
+            names = [*map(classes.__getitem__, indices)]
             ranked = dict(zip(names, values, strict=True))
             rows.append({"label": names[0], "activation": values[0], "activations": ranked})
         return rows

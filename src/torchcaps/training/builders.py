@@ -15,12 +15,7 @@ from torchcaps import plugins
 from torchcaps.errors import ArgumentError, RunError
 
 Builder = Callable[..., nn.Module]
-SEPARATOR = ":"  # between a module and what it defines, as in entry points
-
-
-def is_builder_name(name: str) -> bool:
-    """Whether this names a function in a module, and not a registered model."""
-    return SEPARATOR in name
+SEPARATOR = ":"  # between a module and what it defines; no name of a registered model has it
 
 
 def builder_name(builder: Builder) -> str:

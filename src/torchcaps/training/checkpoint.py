@@ -33,11 +33,11 @@ from torchcaps.models._pretrained import take_weights
 from torchcaps.nn import use_generator
 from torchcaps.nn.generator import on_meta
 from torchcaps.training.builders import (
+    SEPARATOR,
     Builder,
     build_by,
     builder_name,
     find_builder,
-    is_builder_name,
 )
 from torchcaps.training.files import CONFIG_FILE, atomic, make_folder
 from torchcaps.types import (
@@ -107,7 +107,9 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     with _opened(path) as file:
         content = _read_content(path, file)
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        tensors = {}
+        for name in file.keys():  # noqa: SIM118
+            tensors[name] = file.get_tensor(name)
         if content.pop("crc32", None) != checksum(tensors, content):
             raise ValueError("its content does not match its checksum")
         del content["format"]
@@ -242,8 +244,18 @@ def build_model(
             with use_generator(generator):
                 model = build_by(builder, options)
         else:
-            sizes = _model_sizes(name, classes, preprocess)
-            model = create_model(name, generator=generator, **sizes, **options)
+            sizes: dict[str, Any] = {"num_classes": len(classes)}
+            if model_info(name).named:
+                sizes["classes"] = classes
+            assert preprocess is not None
+            model = create_model(
+                name,
+                in_chans=preprocess.in_chans,
+                img_size=preprocess.model_size,
+                generator=generator,
+                **sizes,
+                **options,
+            )
     except TypeError as error:
         wording = ", ".join(f"{option}={value!r}" for option, value in options.items())
         reason = str(error).splitlines()[0]
@@ -258,15 +270,6 @@ def build_model(
         metadata = replace(metadata, spec=_read_spec(description), builder=builder, options=options)
     set_model_metadata(model, metadata)
     return model
-
-
-def _model_sizes(name: str, classes: tuple[str, ...], preprocess: Any) -> dict[str, Any]:
-    """Arguments of `create_model` for these classes and what preprocessing makes."""
-    sizes = {"in_chans": preprocess.in_chans, "img_size": preprocess.model_size}
-    if model_info(name).named:
-        sizes["classes"] = classes
-    sizes["num_classes"] = len(classes)
-    return sizes
 
 
 def _read_spec(description: Mapping[str, Any]) -> ModelSpec | None:
@@ -455,7 +458,7 @@ def load(
         raise RunError(
             f"{path}: holds the state of a training, not a model; load {MODEL_FILE} of that run"
         )
-    if not is_builder_name(str(description["model"])):
+    if SEPARATOR not in str(description["model"]):
         builder = None
     elif builder is None:
         builder = find_builder(path, description["model"])
@@ -496,9 +499,14 @@ def _load_model(
             # Its weights are replaced below; the caller's generator is untouched.
             model = build_model(description, torch.Generator(), builder)
             check_fit(shapes, model)
-        _assign(model, load_tensors(path)[0])
+        tensors = load_tensors(path)[0]
+        state = {}  # in the types and the order of the tensors of the model
+        for name, tensor in model.state_dict().items():
+            state[name] = torch.empty_like(tensor, device="cpu").copy_(tensors[name])
+        model.load_state_dict(state, assign=True)
         check_numbers(model.state_dict())
-        _set_channels_last(model, description.get("channels_last", []))
+        if names := description.get("channels_last"):
+            _set_channels_last(model, names)
     except RunError:
         raise
     except Exception as error:  # a builder can fail in any way at what another hand wrote
@@ -512,20 +520,12 @@ def _load_model(
 def _is_in_state(model: nn.Module) -> bool:
     """Whether the state of a model holds each of its tensors, once: it has no others."""
     state = model.state_dict(keep_vars=True)
-    saved = {id(tensor) for tensor in state.values()}
+    saved = {*map(id, state.values())}
     for module in model.modules():
         for value in (*vars(module).values(), *module._buffers.values()):
             if isinstance(value, Tensor) and id(value) not in saved:
                 return False
     return len(saved) == len(state)
-
-
-def _assign(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Give a model this state, on the CPU, in the types and the order of its own tensors."""
-    state = {}
-    for name, tensor in model.state_dict().items():
-        state[name] = torch.empty_like(tensor, device="cpu").copy_(tensors[name])
-    model.load_state_dict(state, assign=True)
 
 
 def _with_classes(model: nn.Module, num_classes: int, description: dict[str, Any]) -> nn.Module:

@@ -12,7 +12,7 @@ from torchcaps.errors import ArgumentError
 from torchcaps.models import list_models, weights_file
 from torchcaps.models._pretrained import take_weights
 from torchcaps.settings import TrainConfig
-from torchcaps.training.builders import is_builder_name
+from torchcaps.training.builders import SEPARATOR
 from torchcaps.training.checkpoint import build_model, load_tensors, model_file, save_tensors
 
 MAX_NAMES = 3  # of new tensors, in a sentence
@@ -86,7 +86,7 @@ class InitialWeights:
 def _class_weights(description: dict[str, Any]) -> list[str]:
     """Names of a model's weights whose shapes depend on the number of its classes."""
     classes = list(description["classes"])
-    if not classes or is_builder_name(description["model"]):
+    if not classes or SEPARATOR in description["model"]:
         return []  # the builder of a user is not called: what does not fit is left out by its shape
     with torch.device("meta"):
         state = build_model(description).state_dict()
