@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import torchcaps as tc
-from checks import column
 from torchcaps.nn import routers as registry
 
 from .conftest import python_block
@@ -35,22 +34,6 @@ def test_the_router_is_trained_read_back_and_evaluated_by_name(softened, command
     assert isinstance(router, softened.SoftenedRouting)
     assert router.temperature == 1.5
     assert command("evaluate", "run").status == 0
-
-
-def test_the_router_is_measured_by_name(softened, command):
-    small = ("--children", "12", "--batch", "4", "--repeats", "1")
-    outcome = command("bench", "routers", small, "--routers", "softened", "dynamic", "--json")
-    assert outcome.status == 0, outcome.err
-    rows = outcome.document["routers"]["rows"]
-    assert column(rows, "variant") == ["softened", "dynamic"]
-
-
-def test_implementations_of_dynamic_routing_are_not_compared_with_it(softened, command):
-    small = "--quick --batch 2 --option channels=16 --option primary_types=4"
-    outcome = command("bench", "step", small.split(), "--option", "routing=softened")
-    assert outcome.status != 0
-    reason = "routing: expected plain dynamic routing to compare with, got SoftenedRouting"
-    assert reason in outcome.err
 
 
 def test_without_its_file_the_name_is_unknown(command, start):

@@ -150,7 +150,10 @@ class TestResults:
             (("--unknown-below", "low"), "--unknown-below: expected a number or auto, got 'low'"),
             (("--unknown-below", "2"), "unknown_below: expected between 0 and 1, got 2.0"),
             (("--top-k", "0"), "top_k: expected at least 1, got 0"),
-            (("--output-file", "a.txt"), "output_file: expected a file ending in .csv, .jsonl or .parquet"),
+            (
+                ("--output-file", "a.txt"),
+                "output_file: expected a file ending in .csv, .jsonl or .parquet",
+            ),
         ],
     )
     def test_a_wrong_flag_is_one_sentence(self, command, run, photos, words, sentence):
