@@ -90,7 +90,7 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
 
 def format_type(hint: Any) -> str:
     """What a value of a type looks like in the help: `INT`, `auto|fp32` for words."""
-    texts = []
+    texts: list[str] = []
     for kind in kinds_of(hint):
         match get_origin(kind) or kind:
             case origin if origin is NoneType:

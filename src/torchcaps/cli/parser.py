@@ -212,7 +212,7 @@ def _list_arguments(name: str, command: Command, is_short: bool) -> list[Argumen
     """
     hints = get_type_hints(command, include_extras=True)
     about = _read_docstring(command)[1]
-    arguments = []
+    arguments: list[Argument] = []
     for key, parameter in inspect.signature(command).parameters.items():
         hint = hints[key]
         if hint == Settings:
