@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 
 from checks import column
-from training.makers import leftovers
 
 from .conftest import first_words, the_sentence
 
@@ -39,12 +37,6 @@ class TestEvaluate:
         assert 0 <= document["accuracy"] <= 1
         assert document["num_samples"] == sum(column(document["per_class"], "count")) == 12
         assert document == json.loads((run / "evaluation.json").read_text())
-
-
-def test_evaluate_writes_its_plots(command, run):
-    assert command("evaluate", run).status == 0
-    assert {"confusion_matrix.png", "per_class.png"} <= set(os.listdir(run / "plots"))
-    assert leftovers(run) == []
 
 
 class TestDamagedRuns:
