@@ -4,15 +4,13 @@
 
 Makes JPEG files of 200 distinct pictures in ten folders (the others are hard links), which are
 deleted afterwards, and predicts 1 %, 10 % and all of them with the network of the package, each
-time in a new process; and 10 % with two workers, and into a file, killed in the middle and started
-again. Memory is the largest resident set of the process (workers have their
-own). The result goes to benchmarks/results/predict.json.
+time in a new process; and 10 % with two workers. Memory is the largest resident set of the process
+(workers have their own). The result goes to benchmarks/results/predict.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import shutil
@@ -31,7 +29,6 @@ from torchcaps.cli.console import print_table
 RESULT = Path(__file__).parent / "results" / "predict.json"
 NUM_PICTURES = 200
 NUM_FOLDERS = 10
-INTERVAL = 0.1  # seconds between two looks at a file
 
 
 def write_files(folder: Path, num_files: int, side: int) -> None:
@@ -52,9 +49,7 @@ def write_files(folder: Path, num_files: int, side: int) -> None:
 
 def start(words: list[str], folder: Path) -> subprocess.Popen[bytes]:
     """A command of the package in a process of its own."""
-    line = [sys.executable, "-m", "torchcaps", "predict", *words]
-    if "--output-file" not in words:
-        line.append("--csv")
+    line = [sys.executable, "-m", "torchcaps", "predict", *words, "--csv"]
     with open(folder / "stdout.csv", "wb") as stdout:
         return subprocess.Popen(line, stdout=stdout, stderr=subprocess.DEVNULL)
 
@@ -68,25 +63,6 @@ def measure(words: list[str], folder: Path) -> dict[str, Any]:
         raise RuntimeError(f"predict {' '.join(words)} failed")
     seconds = time.perf_counter() - begin
     return {"seconds": round(seconds, 1), "peak_mb": round(usage.ru_maxrss / 1000)}
-
-
-def kill_and_continue(words: list[str], folder: Path, num_files: int) -> dict[str, Any]:
-    """Predict into a file, kill the process in the middle, start again, and check the rows."""
-    file = folder / "rows.csv"
-    words = [*words, "--output-file", str(file)]
-    process = start(words, folder)
-    while not file.exists() or file.read_bytes().count(b"\n") < num_files // 2:
-        if process.poll() is not None:
-            raise RuntimeError("the process ended before it was killed")
-        time.sleep(INTERVAL)
-    process.kill()
-    process.wait()
-    num_done = file.read_bytes().count(b"\n") - 1
-    report = measure(words, folder)
-    with open(file, encoding="utf-8", newline="") as lines:
-        paths = [row["path"] for row in csv.DictReader(lines)]
-    is_complete = len(paths) == len(set(paths)) == num_files
-    return report | {"rows_when_killed": num_done, "complete": is_complete}
 
 
 def main() -> int:
@@ -112,7 +88,6 @@ def main() -> int:
             ),
             f"{num_part:,} files": measure([part, *flags], options.folder),
             "with 2 workers": measure([part, *flags, "--workers", "2"], options.folder),
-            "killed and continued": kill_and_continue([part, *flags], options.folder, num_part),
             f"{options.files:,} files": measure([everything, *flags], options.folder),
         }
     finally:

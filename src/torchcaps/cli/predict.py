@@ -73,10 +73,19 @@ def predict(
         batch_size: Images that go through the model together.
         workers: Processes that decode images; 0 decodes in this one.
     """
+    from torchcaps.distributed import current
     from torchcaps.reporting.prediction import Predictor
 
     run, inputs = _split_paths(paths)
-    _check_format(results)
+    flags = []
+    for name, choice in vars(results).items():
+        if choice:
+            flags.append(f"--{name.replace('_', '-')}")
+    if len(flags) > 1:
+        raise UsageError(f"{flags[1]}: expected one format of the predictions, got {flags[0]} too")
+    num_processes = current().world_size
+    if num_processes > 1 and (results.output_file or results.parquet):
+        raise UsageError(f"{flags[0]}: expected one process, got {num_processes}; take --csv")
     with usage():
         predictor = Predictor(
             run,
@@ -130,21 +139,6 @@ def _split_paths(paths: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
     if len(paths) == 1:
         raise UsageError(NO_INPUTS)
     return path, paths[1:]
-
-
-def _check_format(results: ResultFormat) -> None:
-    """Raise UsageError for two formats, and for a file of several processes."""
-    from torchcaps.distributed import current
-
-    flags = []
-    for name, choice in vars(results).items():
-        if choice:
-            flags.append(f"--{name.replace('_', '-')}")
-    if len(flags) > 1:
-        raise UsageError(f"{flags[1]}: expected one format of the predictions, got {flags[0]} too")
-    num_processes = current().world_size
-    if num_processes > 1 and (results.output_file or results.parquet):
-        raise UsageError(f"{flags[0]}: expected one process, got {num_processes}; take --csv")
 
 
 @contextmanager

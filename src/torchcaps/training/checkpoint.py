@@ -244,18 +244,8 @@ def build_model(
             with use_generator(generator):
                 model = build_by(builder, options)
         else:
-            sizes: dict[str, Any] = {"num_classes": len(classes)}
-            if model_info(name).named:
-                sizes["classes"] = classes
-            assert preprocess is not None
-            model = create_model(
-                name,
-                in_chans=preprocess.in_chans,
-                img_size=preprocess.model_size,
-                generator=generator,
-                **sizes,
-                **options,
-            )
+            sizes = _model_sizes(name, classes, preprocess)
+            model = create_model(name, generator=generator, **sizes, **options)
     except TypeError as error:
         wording = ", ".join(f"{option}={value!r}" for option, value in options.items())
         reason = str(error).splitlines()[0]
@@ -270,6 +260,15 @@ def build_model(
         metadata = replace(metadata, spec=_read_spec(description), builder=builder, options=options)
     set_model_metadata(model, metadata)
     return model
+
+
+def _model_sizes(name: str, classes: tuple[str, ...], preprocess: Any) -> dict[str, Any]:
+    """Arguments of `create_model` for these classes and what preprocessing makes."""
+    sizes = {"in_chans": preprocess.in_chans, "img_size": preprocess.model_size}
+    if model_info(name).named:
+        sizes["classes"] = classes
+    sizes["num_classes"] = len(classes)
+    return sizes
 
 
 def _read_spec(description: Mapping[str, Any]) -> ModelSpec | None:
