@@ -120,7 +120,7 @@ def _wrong_command(name: str, arguments: list[str], is_complete: bool) -> Iterat
         return
     try:
         call = parse(COMMANDS, [name, *arguments], "")
-        for fault in _wrong_values(name, [*call.positional, *call.flags.values()]):
+        for fault in _wrong_values(name, call):
             yield f"{command_text}: {fault}"
     except SystemExit:  # after help
         pass
@@ -152,20 +152,22 @@ def _help(name: str) -> str:
     return printed.getvalue()
 
 
-def _wrong_values(name: str, values: list[Any]) -> Iterator[str]:
+def _wrong_values(name: str, call: Any) -> Iterator[str]:
     """What the command would refuse, as far as that does not depend on files of the reader."""
+    from torchcaps.cli.flags import parse_options
     from torchcaps.cli.settings import resolve
     from torchcaps.data import dataset_info
     from torchcaps.training import load_recipe
 
-    first = values[0]
+    first, second = (*call.positional, None, None)[:2]
     if name == "train" and not str(first).endswith(".toml"):
-        config = resolve(first, values[1], values[2])
+        options = parse_options(call.flags.get("option", ()))
+        config = resolve(first, call.flags["settings"], options)
         yield from _wrong_settings(config)
     elif name == "reproduce" and first is not None and not first.endswith(".toml"):
         load_recipe(first)
-    elif name == "data" and values[1] is not None:
-        dataset_info(values[1])
+    elif name == "data" and second is not None:
+        dataset_info(second)
 
 
 def _wrong_settings(config: Any) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -132,7 +133,7 @@ def check_shape(
     named = axes[1:] if is_starred else axes
     fits = len(shape) > len(named) if is_starred else len(shape) == len(named)
     last = shape[len(shape) - len(named) :]
-    if not fits or any(sizes.get(axis, n) != n for axis, n in zip(named, last, strict=True)):
+    if not fits or not all(map(eq, last, map(sizes.get, named, last))):
         expected = ", ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in axes)
         raise ArgumentError(argument, f"expected [{expected}], got {named_shape(axes, shape)}")
 
@@ -207,7 +208,7 @@ def one_line(text: str, longest: int = LONGEST) -> str:
 
 def printable(text: str) -> str:
     """Text for a terminal: control characters, such as those of colors, are escaped, but "\\n"."""
-    return "".join(map(_escape, text))
+    return text if text.isprintable() else "".join(map(_escape, text))
 
 
 def _escape(character: str) -> str:

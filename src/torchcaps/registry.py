@@ -85,7 +85,7 @@ class Registry(Mapping[str, T]):
         Raises:
             UnknownNameError: there is no such name.
         """
-        if name not in self:
+        if name not in self._entries and name not in self:
             raise self.unknown(name)
         return self._entries[name]
 

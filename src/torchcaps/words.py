@@ -1,11 +1,14 @@
 """Metrics, settings and paths in the words of reports and of the command line."""
 
+import os
 from collections.abc import Mapping, Sequence
+from itertools import count
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 MAX_NAMES = 10  # in a list of names
+MAX_NAME_BYTES = 150  # of a file; file systems take 255 with what is added
 
 
 def percent(share: float | None) -> str:
@@ -72,6 +75,27 @@ def unique_suffixes(paths: Sequence[str | Path]) -> list[str]:
         if len(set(names)) == len(names):
             break
     return names
+
+
+class UniqueNames:
+    """Names of files, with a number after one that was there before, in whatever case.
+
+    Some file systems do not tell capitals from small letters. All have a longest name: the end of
+    one of more than 150 bytes is cut off.
+    """
+
+    def __init__(self) -> None:
+        self.taken: set[str] = set()  # in small letters
+
+    def __call__(self, name: str) -> str:
+        """The name, or `NAME-2`, `NAME-3`, ... where it is taken."""
+        name = os.fsencode(name)[:MAX_NAME_BYTES].decode(errors="ignore")
+        candidate = name
+        numbers = count(2)
+        while candidate.lower() in self.taken:
+            candidate = f"{name}-{next(numbers)}"
+        self.taken.add(candidate.lower())
+        return candidate
 
 
 def setting(content: Any) -> str:

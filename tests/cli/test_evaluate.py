@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 
 from checks import column
-from training.makers import leftovers, write_bars
 
 from .conftest import first_words, the_sentence
 
@@ -39,43 +37,6 @@ class TestEvaluate:
         assert 0 <= document["accuracy"] <= 1
         assert document["num_samples"] == sum(column(document["per_class"], "count")) == 12
         assert document == json.loads((run / "evaluation.json").read_text())
-
-    def test_the_training_split_goes_into_a_folder_of_its_own(self, command, run):
-        outcome = command("evaluate", run, "--split", "train", "--json")
-        assert outcome.document["num_samples"] == 48
-        assert (run / "evaluations" / "own-train" / "evaluation.json").exists()
-        assert not (run / "evaluation.json").exists()
-
-    def test_other_data_go_into_a_folder_of_their_own_or_the_output(self, command, run, tmp_path):
-        bars = write_bars(tmp_path / "other.npz", count=90, seed=1)
-        outcome = command("evaluate", run, "--data", bars, "--json")
-        assert outcome.document["num_samples"] == 90
-        assert (run / "evaluations" / "other-test" / "evaluation.json").exists()
-        assert command("evaluate", run, "--data", bars, "--output", "there").status == 0
-        assert (tmp_path / "there" / "evaluation.json").exists()
-
-    def test_a_model_file_is_measured_on_data_that_are_named(self, command, run, bars):
-        file = run / "model.safetensors"
-        refused = command("evaluate", file, "--json")
-        assert refused.status == 1
-        assert the_sentence(refused).endswith("give --data")
-        outcome = command("evaluate", file, "--data", bars, "--json")
-        assert outcome.document == command("evaluate", run, "--json").document
-
-    def test_data_of_other_classes_are_refused(self, command, run):
-        outcome = command("evaluate", run, "--data", "digits")
-        assert outcome.status == 1
-        assert the_sentence(outcome) == (
-            "digits: there are images of 3, 4, 5, 6, 7, 8, 9, which the model does not know; "
-            "its 3 classes are 0, 1, 2"
-        )
-        assert not (run / "evaluations").exists()
-
-
-def test_evaluate_writes_its_plots(command, run):
-    assert command("evaluate", run).status == 0
-    assert {"confusion_matrix.png", "per_class.png"} <= set(os.listdir(run / "plots"))
-    assert leftovers(run) == []
 
 
 class TestDamagedRuns:

@@ -99,21 +99,6 @@ def test_a_termination_unwinds_and_is_143(monkeypatch, command):
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-@pytest.mark.parametrize(
-    "words", [(), ("trian",), ("doctor", "--nonsense"), ("train",), ("doctor", "--json", "maybe")]
-)
-def test_a_wrong_command_line_is_2_with_a_word_on_it(command, words):
-    outcome = command(words)
-    assert outcome.status == 2
-    assert outcome.out == ""
-    assert outcome.err
-
-
-def test_a_misspelt_command_and_flag_suggest_the_right_one(command):
-    assert "train" in command("trian").err
-    assert "--epochs" in command("train", "capsnet", "--epocs", "3").err
-
-
 @pytest.mark.parametrize("name", [None, *main_module.COMMANDS])
 def test_every_help_has_an_example_and_describes_every_flag(command, name):
     outcome = command(name or (), "--help")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 
 import pytest
 
 import torchcaps as tc
-from benchmarks import routers
-from checks import column
 from torchcaps.nn import routers as registry
 
 from .conftest import python_block
@@ -37,14 +34,6 @@ def test_the_router_is_trained_read_back_and_evaluated_by_name(softened, command
     assert isinstance(router, softened.SoftenedRouting)
     assert router.temperature == 1.5
     assert command("evaluate", "run").status == 0
-
-
-def test_the_router_is_measured_by_name(softened, tmp_path):
-    words = "--children 12 --batch 4 --repeats 1 --routers softened dynamic"
-    output = tmp_path / "routers.json"
-    assert routers.main([*words.split(), "--output", str(output)]) == 0
-    rows = json.loads(output.read_text())["rows"]
-    assert column(rows, "variant") == ["softened", "dynamic"]
 
 
 def test_without_its_file_the_name_is_unknown(command, start):

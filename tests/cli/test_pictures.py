@@ -5,9 +5,6 @@ import os
 import pytest
 from PIL import Image
 
-from torchcaps.training import train
-from training.makers import tiny
-
 from .conftest import the_sentence
 
 
@@ -43,19 +40,6 @@ def test_a_wrong_flag_is_2(command, run, words, sentence):
     outcome = command(words[0], run, words[1:])
     assert outcome.status == 2
     assert the_sentence(outcome) == sentence
-
-
-@pytest.mark.parametrize("name", ["reconstruct", "perturb"])
-def test_a_model_without_decoder_has_nothing_to_draw_with(command, bars, tmp_path, name):
-    options = {"channels": 8, "primary_types": 2, "decoder": False}
-    train(
-        tiny(bars, epochs=1, reconstruction=0.0).updated(model_options=options), tmp_path / "blind"
-    )
-    outcome = command(name, "blind")
-    assert outcome.status == 1
-    assert the_sentence(outcome).startswith(
-        "blind: this model has no decoder of class capsules, so it cannot draw"
-    )
 
 
 def test_a_model_without_decoder_trains_and_evaluates(command, start, no_plots):

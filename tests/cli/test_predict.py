@@ -1,11 +1,10 @@
-"""`torchcaps predict`: what it takes, what it prints, and how it goes on after an interruption."""
+"""`torchcaps predict`: what it takes, and what it prints."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import sys
 import tarfile
 
 import numpy as np
@@ -15,7 +14,6 @@ from PIL import Image
 
 from checks import column
 from data.makers import SIGN_PATTERN, write_sign_folder
-from torchcaps import Predictor
 from torchcaps.data import load_dataset
 from torchcaps.evaluation import auroc
 
@@ -39,27 +37,12 @@ def photos(bars, tmp_path):
 NAMES = ["1.png", "2.png", "10.png", "more/one.jpg"]
 
 
-def interrupt_after(monkeypatch, num_rows):
-    """Ctrl-C when so many predictions have come."""
-    stream = Predictor.stream
-
-    def interrupted(self, *arguments):
-        for index, row in enumerate(stream(self, *arguments)):
-            if index == num_rows:
-                raise KeyboardInterrupt
-            yield row
-
-    monkeypatch.setattr(Predictor, "stream", interrupted)
-
-
 class TestInputs:
     def test_a_folder_is_read_in_natural_order_at_every_depth(self, command, run, photos):
         rows = command("predict", run, photos, "--json").document
         assert column(rows, "path") == [str(photos / name) for name in NAMES]
 
-    def test_files_a_pattern_and_the_standard_input_are_predicted_alike(
-        self, command, run, photos, monkeypatch
-    ):
+    def test_files_and_a_pattern_are_predicted_alike(self, command, run, photos, monkeypatch):
         folder = command("predict", run, photos)
         assert folder.status == 0
         assert len(folder.out.splitlines()) == 5
@@ -68,9 +51,6 @@ class TestInputs:
         monkeypatch.chdir(photos.parent)
         pattern = command("predict", run, f"{photos}/**/*.*g")
         assert pattern.out == folder.out
-        lines = io.BytesIO("\n".join([*paths, ""]).encode())
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(lines))
-        assert command("predict", run, "-").out == folder.out
 
     def test_an_archive_gives_the_predictions_of_its_files(self, command, run, photos, tmp_path):
         with tarfile.open(tmp_path / "photos.tar.gz", "w:gz") as archive:
@@ -167,10 +147,13 @@ class TestResults:
         ("words", "sentence"),
         [
             (("--csv", "--json"), "--csv: expected one format of the predictions, got --json too"),
-            (("--unknown-below", "low"), "--unknown-below: expected a number or auto, got low"),
+            (("--unknown-below", "low"), "--unknown-below: expected a number or auto, got 'low'"),
             (("--unknown-below", "2"), "unknown_below: expected between 0 and 1, got 2.0"),
             (("--top-k", "0"), "top_k: expected at least 1, got 0"),
-            (("--output-file", "a.txt"), "output_file: expected a file ending in .csv or .jsonl"),
+            (
+                ("--output-file", "a.txt"),
+                "output_file: expected a file ending in .csv, .jsonl or .parquet",
+            ),
         ],
     )
     def test_a_wrong_flag_is_one_sentence(self, command, run, photos, words, sentence):
@@ -208,60 +191,22 @@ class TestDamagedFiles:
             assert the_sentence(outcome).startswith(f"{tmp_path / name}: ")
 
 
-class TestOutputFiles:
-    @pytest.mark.parametrize("ending", ["csv", "jsonl"])
-    def test_an_interrupted_file_goes_on(self, command, run, photos, tmp_path, monkeypatch, ending):
-        words = ("predict", run, photos, "--batch-size", 1, "--output-file")
-        assert command(*words, f"whole.{ending}").status == 0
-        with monkeypatch.context() as patch:
-            interrupt_after(patch, 2)
-            stopped = command(*words, f"rows.{ending}")
-        assert stopped.status == 130
-        assert f"rows.{ending}: has 2 predictions; start again to go on" in stopped.err
-        file = tmp_path / f"rows.{ending}"
-        file.write_bytes(file.read_bytes()[:-5])  # a crash in the middle of the second one
-        (photos / "1.png").write_bytes(b"damaged since")  # its prediction is there already
-        outcome = command(*words, file.name)
-        assert outcome.status == 0
-        assert f"rows.{ending}: has 1 predictions, whose images are skipped" in outcome.err
-        assert file.read_bytes() == (tmp_path / f"whole.{ending}").read_bytes()
-
-    def test_a_file_of_other_columns_or_contents_stays_as_it_is(
-        self, command, run, photos, tmp_path
-    ):
-        file = tmp_path / "rows.csv"
-        assert command("predict", run, photos / "1.png", "--output-file", file).status == 0
-        before = file.read_bytes()
-        words = ("predict", run, photos, "--output-file", file)
-        refused = command(*words, "--top-k", 2)
-        assert refused.status == 1
-        assert "expected the columns path,label,activation,probability,label_2" in refused.err
-        assert file.read_bytes() == before
-        file.write_text("precious,notes\n1,2\n3")
-        refused = command(*words)
-        assert the_sentence(refused).startswith(f"{file}: holds something else than predictions")
-        assert file.read_text() == "precious,notes\n1,2\n3"
-
-    def test_parquet_is_written_at_the_end_and_goes_on(
-        self, command, run, photos, tmp_path, monkeypatch
-    ):
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_a_file_has_the_lines_that_would_be_printed(command, run, photos, tmp_path, ending):
+    words = ("predict", run, photos)
+    file = tmp_path / "new" / f"rows.{ending}"
+    if ending == "parquet":
         parquet = pytest.importorskip("pyarrow.parquet")
-        expected = command("predict", run, photos, "--json").document
-        words = ("predict", run, photos, "--parquet", "rows.parquet")
-        with monkeypatch.context() as patch:
-            interrupt_after(patch, 2)
-            assert command(*words).status == 130
-        assert not (tmp_path / "rows.parquet").exists()
-        assert command(*words).status == 0
-        rows = parquet.read_table(tmp_path / "rows.parquet").to_pylist()
+        assert command(*words, "--parquet", file).status == 0
+        printed = command(*words, "--json").document
+        rows = parquet.read_table(file).to_pylist()
         assert [*rows[0]] == ["path", "label", "activation", "probability"]
-        for name in ("path", "label"):
-            assert column(rows, name) == column(expected, name)
-        # The batches differ, and with them the last bits.
-        probabilities = column(expected, "probability")
-        assert column(rows, "probability") == pytest.approx(probabilities, abs=1e-5)
-        assert [path.name for path in tmp_path.glob("rows*")] == ["rows.parquet"]
-        assert the_sentence(command(*words)).startswith("rows.parquet: exists already")
+        for name in rows[0]:
+            assert column(rows, name) == column(printed, name)
+    else:
+        assert command(*words, "--output-file", file).status == 0
+        assert file.read_text() == command(*words, f"--{ending}").out
+    assert the_sentence(command(*words, "--output-file", file)).startswith(f"{file}: exists")
 
 
 def write_noise(folder, count=40):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from torchcaps.data import Preprocess
-from torchcaps.data.inputs import batched, list_inputs
+from torchcaps.data.inputs import list_inputs
 from torchcaps.errors import DataError
 
 from .makers import picture
@@ -112,8 +112,3 @@ def test_pictures_in_memory_have_no_name():
     ]
     assert len(list(list_inputs(torch.rand(4, 3, 8, 6), PREPROCESS))) == 4
     assert len(list(list_inputs(picture(), PREPROCESS))) == 1
-
-
-def test_batches_are_lists_and_the_last_is_shorter():
-    assert list(batched(range(5), 2)) == [[0, 1], [2, 3], [4]]
-    assert list(batched([], 2)) == []

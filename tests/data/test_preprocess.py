@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from torchcaps.data import Preprocess, images_in, load_dataset
+from torchcaps.data import Preprocess, load_dataset
 from torchcaps.errors import DataError
 
 from .makers import picture, write_folder
@@ -117,24 +117,3 @@ def test_a_crop_is_cut_out_of_the_middle():
 def test_unsuitable_images_are_refused(image, message):
     with pytest.raises(DataError, match=message):
         PREPROCESS(image)
-
-
-def test_images_in_folders_come_once_and_in_natural_order(tmp_path):
-    root = write_folder(tmp_path / "own", ("a2", "a10"), count=2)
-    (root / "a2" / "notes.txt").write_text("hello")
-    (root / ".hidden").mkdir()
-    picture().save(root / ".hidden" / "x.png")
-    files = images_in([root, root / "a10" / "1.png"])
-    assert files == [root / name for name in ("a2/0.png", "a2/1.png", "a10/0.png", "a10/1.png")]
-    assert images_in([str(root / "a2")]) == files[:2]
-
-
-def test_paths_without_images_are_refused(tmp_path):
-    (tmp_path / "notes.txt").write_text("hello")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="nowhere: no such file or folder"):
-        images_in([tmp_path / "nowhere"])
-    with pytest.raises(DataError, match=r"notes\.txt: not an image by its name"):
-        images_in([tmp_path / "notes.txt"])
-    with pytest.raises(DataError, match="empty: no image in this folder"):
-        images_in([tmp_path / "empty"])

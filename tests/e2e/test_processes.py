@@ -492,9 +492,9 @@ WRONG_COMMANDS = {  # command line -> status, and the sentence or a part of it
     "train capsnet --data broken.npz": (1, "torchcaps: error: broken.npz: "),
     "train capsnet --epochz 2": (2, "--epochz"),
     "train capsnt": (2, "torchcaps: error: unknown recipe or model 'capsnt'; "),
-    "models": (
+    "doctor": (
         2,
-        "torchcaps: error: models: expected one process, got 2; start it without torchrun",
+        "torchcaps: error: doctor: expected one process, got 2; start it without torchrun",
     ),
     "train capsnet --device cuda:1": (1, "torchcaps: error: device: expected auto, cpu or cuda "),
 }

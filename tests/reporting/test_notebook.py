@@ -7,7 +7,6 @@ import json
 import pytest
 
 from checks import column
-from torchcaps.errors import RunError
 from torchcaps.reporting import api, evaluate
 from torchcaps.training import Run
 from training.makers import edit_config
@@ -78,22 +77,11 @@ def test_a_run_without_an_epoch_says_so(run):
     assert page.elements("img") == []
 
 
-def test_a_folder_without_a_run_is_named(tmp_path):
-    assert repr(Run(tmp_path)) == f"Run('{tmp_path}': no run)"
-
-
 def test_names_are_escaped(run):
     edit_config(run, data='<b>&"data"</b>')
     html = Run(run)._repr_html_()
     assert "<b>" not in html
     assert '<b>&"data"</b>' in Page(html).text
-
-
-@pytest.mark.parametrize("content", ["{", "[]"])
-def test_a_damaged_evaluation_is_named(run, content):
-    (run / "evaluation.json").write_text(content)
-    with pytest.raises(RunError, match=r"evaluation\.json: is no"):
-        repr(Run(run))
 
 
 def test_a_run_of_another_task_is_shown_by_its_score_and_figures(run):
@@ -113,11 +101,3 @@ def test_time_is_that_of_the_images_of_all_epochs(run):
     short |= {"images": 20, "images_per_second": 10.0}
     write_metrics(run, [long, short])
     assert Run(run).seconds == 64 / 8 + 20 / 10
-
-
-def test_the_time_of_a_run_whose_speed_is_not_known_is_none(run):
-    rows = read_metrics(run)
-    for row in rows:
-        row["images_per_second"] = 0.0
-    write_metrics(run, rows)
-    assert Run(run).seconds is None

@@ -1,4 +1,4 @@
-"""Files of predictions that are continued: whole rows stay, and what was cut off goes."""
+"""Files of predictions: CSV, JSON lines and Parquet, whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import json
 import pytest
 
 from torchcaps.errors import RunError
-from torchcaps.reporting.row_files import Csv, JsonLines, RowFile, columns
+from torchcaps.reporting import row_files
+from torchcaps.reporting.row_files import columns, open_row_file
 
 NAMES = ["a.png", 'with "quotes", commas.png', "two\nlines.png", "latin-\udce9.png", "z.png"]
 ROWS = [
@@ -18,25 +19,15 @@ ROWS = [
 ]
 
 
-def write(path, line_format, rows):
-    with RowFile(path, line_format) as file:
+def write(path, rows=ROWS):
+    with open_row_file(path) as write_row:
         for row in rows:
-            if not file.is_done(row["path"]):
-                file.write(row)
-    return path.read_bytes()
-
-
-@pytest.mark.parametrize("line_format", [Csv(), JsonLines()], ids=["csv", "jsonl"])
-def test_a_file_cut_at_any_byte_is_completed_to_the_same_bytes(tmp_path, line_format):
-    whole = write(tmp_path / "whole", line_format, ROWS)
-    for num_bytes in range(len(whole)):
-        cut = tmp_path / "cut"
-        cut.write_bytes(whole[:num_bytes])
-        assert write(cut, line_format, ROWS) == whole, whole[:num_bytes]
+            write_row(row)
+    return path
 
 
 def test_a_csv_is_read_back_by_pythons_module(tmp_path):
-    text = write(tmp_path / "rows.csv", Csv(), ROWS).decode(errors="surrogateescape")
+    text = write(tmp_path / "new" / "rows.csv").read_bytes().decode(errors="surrogateescape")
     rows = list(csv.DictReader(io.StringIO(text, newline="")))
     assert [row["path"] for row in rows] == NAMES
     assert [float(row["activation"]) for row in rows] == pytest.approx(
@@ -45,34 +36,33 @@ def test_a_csv_is_read_back_by_pythons_module(tmp_path):
 
 
 def test_json_lines_hold_the_rows(tmp_path):
-    lines = write(tmp_path / "rows.jsonl", JsonLines(), ROWS).splitlines()
+    lines = write(tmp_path / "rows.jsonl").read_bytes().splitlines()
     assert [json.loads(line) for line in lines] == ROWS
 
 
-def test_only_the_rows_that_are_missing_are_added(tmp_path):
-    path = tmp_path / "rows.csv"
-    write(path, Csv(), ROWS[::2])
-    with RowFile(path, Csv()) as file:
-        assert file.num_rows == 3
-        assert [file.is_done(name) for name in NAMES] == [True, False, True, False, True]
+@pytest.mark.parametrize("count", [0, 4, 5])
+def test_parquet_is_written_in_groups_of_rows(tmp_path, monkeypatch, count):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(row_files, "ROW_GROUP", 2)
+    rows = [ROWS[0] | {"path": f"{index}.png"} for index in range(count)]
+    file = write(tmp_path / "rows.parquet", rows)
+    assert parquet.ParquetFile(file).num_row_groups == max(1, (count + 1) // 2)
+    assert parquet.read_table(file).to_pylist() == [columns(row) for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("line_format", "content"),
-    [
-        (Csv(), b"path,label\na.png,cat\nb.png\nc.png,dog\n"),
-        (JsonLines(), b'{"path": "a.png"}\n{"path": "b.p\n{"path": "c.png"}\n'),
-        (Csv(), b"name,label\na.png,cat\n"),
-        (JsonLines(), b'["path"]\n'),
-        (JsonLines(), b"path,label\na.png,cat\n"),
-    ],
-)
-def test_a_file_that_is_damaged_or_of_another_kind_stays_as_it_is(tmp_path, line_format, content):
-    path = tmp_path / "rows"
-    path.write_bytes(content)
-    with pytest.raises(RunError, match="damaged row|something else"), RowFile(path, line_format):
-        pass
-    assert path.read_bytes() == content
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_what_fails_leaves_no_file_and_what_is_there_stays(tmp_path, ending):
+    if ending == "parquet":
+        pytest.importorskip("pyarrow")
+    path = tmp_path / f"rows.{ending}"
+    with pytest.raises(KeyboardInterrupt), open_row_file(path) as write_row:
+        write_row(ROWS[0])
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+    path.write_text("precious")
+    with pytest.raises(RunError, match="exists already"):
+        write(path)
+    assert path.read_text() == "precious"
 
 
 def test_columns_of_further_classes():

@@ -142,12 +142,6 @@ def test_the_curves_compare_like_with_like(run, monkeypatch):
     assert column(points, "val_loss") == column(rows, "val_loss")
 
 
-def test_finishing_twice_gives_the_same_figures(run, monkeypatch):
-    monkeypatch.setattr(api, "can_plot", lambda: False)
-    figures = evaluate(Run(run), output=run).to_dict()
-    assert evaluate(Run(run), output=run).to_dict() == figures
-
-
 def test_without_matplotlib_there_are_figures_and_no_plots(run, monkeypatch):
     monkeypatch.setattr(api, "can_plot", lambda: False)
     evaluate(Run(run), output=run)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from PIL import Image
 
 import torchcaps as tc
 from checks import column
@@ -51,34 +50,10 @@ def test_a_module_that_declares_nothing_is_a_classifier(images):
     assert 0 <= tc.evaluate(linear, images).accuracy <= 1
 
 
-def test_pictures_of_any_kind_are_predicted_alike(trained, model, images, tmp_path):
-    pixels = images.images[0, 0].numpy()
-    file = tmp_path / "one.png"
-    Image.fromarray(pixels).save(file)
-    [row] = tc.predict(trained, file)
-    assert row.pop("path") == str(file)
-    for inputs in (
-        pixels,
-        torch.from_numpy(pixels),
-        Image.open(file),
-        [pixels],
-        images.images[:1].numpy(),
-        iter([file, Image.open(file)]),
-    ):
-        prediction = tc.predict(model, inputs)[0]
-        assert prediction["label"] == row["label"]
-        assert prediction["activation"] == pytest.approx(row["activation"])
-
-
 def test_predictions_in_batches_are_those_of_an_evaluation(model, images):
     rows = tc.predict(model, images.images.numpy(), batch_size=5)
     predictions = map(images.classes.index, column(rows, "label"))
     assert list(predictions) == tc.evaluate(model, images).predictions.tolist()
-
-
-def test_pictures_without_a_name_have_no_file_to_write(model, images):
-    with pytest.raises(ArgumentError, match="^output: "):
-        tc.predict(model, images.images.numpy(), output="masks")
 
 
 def test_routing_is_diagnosed(trained, model, images):

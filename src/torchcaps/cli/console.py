@@ -19,6 +19,7 @@ from torchcaps.progress import progress_bar
 
 LINE_WIDTH = 80  # of tables
 GAP = 2  # between columns
+NUMBER = re.compile(r"[^\w]*(\d|$)")  # a cell that begins with a digit or a sign, or is empty
 
 
 class UsageError(Exception):
@@ -56,11 +57,14 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     Numbers are aligned to the right. Where a row is too long, headings are broken between words,
     and the text of one column is wrapped. A word is never cut: with a long path, lines are longer.
     """
-    rows = [[printable(cell) for cell in row] for row in rows]  # names of classes may be hostile
+    rows = [[*map(printable, row)] for row in rows]  # names of classes may be hostile
     columns = [*zip(*rows, strict=True)]
-    widths = [max(map(cell_len, column)) for column in columns]
-    longest_words = [max(map(cell_len, " ".join(column).split()), default=0) for column in columns]
-    savings = [width - word for width, word in zip(widths, longest_words, strict=True)]
+    widths = []
+    savings = []
+    for column in columns:
+        widths.append(max(map(cell_len, column)))
+        longest_word = max(map(cell_len, " ".join(column).split()), default=0)
+        savings.append(widths[-1] - longest_word)
     wrapped = savings.index(max(savings))
     full_width = sum(widths) + GAP * (len(widths) - 1)
     can_fit = full_width - savings[wrapped] <= LINE_WIDTH
@@ -69,7 +73,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
         is_broken = full_width > LINE_WIDTH and cell_len(heading) > max(map(cell_len, cells))
         table.add_column(
             Text(heading.replace(" ", "\n") if is_broken else heading),
-            justify="right" if _are_numbers(cells) else "left",
+            justify="right" if all(map(NUMBER.match, cells)) else "left",
             no_wrap=not can_fit or index != wrapped,
         )
     for row in rows[1:]:
@@ -79,11 +83,6 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
         console.print(table)
     for line in capture.get().splitlines():
         print(line.rstrip())
-
-
-def _are_numbers(cells: Sequence[str]) -> bool:
-    """Whether cells begin with a digit or a sign, or have no letters."""
-    return all(re.match(r"[^\w]*(\d|$)", cell) for cell in cells)
 
 
 def print_wrapped(text: str, indent: int = 0) -> None:

@@ -1,9 +1,7 @@
 """torchcaps data list | fetch | verify, and torchcaps import: what others have published."""
 
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import Literal
 
 import torchcaps as tc
 from torchcaps.cli.console import UsageError, note, show
@@ -12,8 +10,8 @@ from torchcaps.progress import progress_bar
 
 
 def data(
-    action: Annotated[Literal["list", "fetch", "verify"], tyro.conf.Positional],
-    name: Annotated[str | None, tyro.conf.Positional] = None,
+    action: Literal["list", "fetch", "verify"],
+    name: str | None = None,
     /,
     root: Path | None = None,
     json: Json = False,
@@ -77,9 +75,7 @@ def _verify(name: str, root: Path | None, json: bool) -> int:
     return int(not all(check.ok for check in checks))
 
 
-def import_weights(
-    file: Annotated[Path, tyro.conf.Positional], /, output: Path | None = None
-) -> int:
+def import_weights(file: Path, /, output: Path | None = None) -> int:
     """Write a model file from published weights of CapsNet or Efficient-CapsNet.
 
     Example: torchcaps import caps.h5 && torchcaps predict caps.safetensors photo.png

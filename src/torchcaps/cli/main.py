@@ -11,14 +11,11 @@ from contextlib import (
     redirect_stderr,
     redirect_stdout,
 )
-from itertools import pairwise
 
 import torchcaps as tc
 from torchcaps.cli import data, evaluate, lists, pictures, predict, report, reproduce, train
-from torchcaps.cli.console import UsageError, usage
-from torchcaps.cli.flags import find_values
-from torchcaps.cli.names import check_name
-from torchcaps.cli.parser import parse
+from torchcaps.cli.console import UsageError
+from torchcaps.cli.parser import find_values, hinted, parse
 from torchcaps.cli.signals import ignore_signals, sigterm_as_exit
 
 # A function's signature is its flags, beside `--import` and `--threads`; its docstring is its help.
@@ -51,7 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     As one of several processes that `torchrun` started it ends the process instead.
     """
-    _open_streams()
+    # A stream that the caller closed writes to nowhere; otherwise the next file opened would take its
+    # place. Characters that an encoding lacks are escaped.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (to the end)
+        elif isinstance(stream, io.TextIOWrapper) and mode == "w":
+            stream.reconfigure(errors="backslashreplace")
     arguments = sys.argv[1:] if arguments is None else arguments
     if int(os.environ.get("WORLD_SIZE") or 1) == 1:
         return run_command(arguments)
@@ -79,14 +83,13 @@ def run_command(
     from torchcaps.errors import TorchcapsError, UnknownNameError
 
     try:
-        _check_words(arguments)
         if "--version" in arguments[:1]:
             print(f"torchcaps {tc.__version__}")
             return 0
-        with usage():
-            check_name(arguments)
         with sigterm_as_exit(), context:
-            status = parse(COMMANDS, arguments, DESCRIPTION).run()
+            command, positional, flags = parse(COMMANDS, arguments, DESCRIPTION)
+            with hinted(*positional, *flags.values()):
+                status = command(*positional, **flags)
             sys.stdout.flush()  # a full disk or a closed pipe shows here, not when Python ends
             return status
     except (UsageError, UnknownNameError) as error:
@@ -139,35 +142,6 @@ def _silence() -> Iterator[None]:
     """Print nothing while open."""
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         yield
-
-
-def _open_streams() -> None:
-    """Make the standard streams fit for use.
-
-    One that the caller closed writes to nowhere; otherwise the next file opened would take its
-    place. Characters that an encoding lacks are escaped.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (to the end)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def _check_words(arguments: Sequence[str]) -> None:
-    """Raise UsageError for an empty word, which comes from a variable that is not set.
-
-    As a path it would be the current folder.
-    """
-    for before, word in pairwise(("", *arguments)):
-        if not word:
-            flag = before if before.startswith("--") else "command line"
-        elif word.startswith("--") and word.find("=") == len(word) - 1:
-            flag = word.removesuffix("=")
-        else:
-            continue
-        raise UsageError(f"{flag}: expected a value, got an empty word")
 
 
 def _fail(error: Exception | str, status: int) -> int:

@@ -2,9 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 import torchcaps as tc
 from torchcaps.cli.console import note
@@ -15,7 +12,7 @@ from torchcaps.cli.signals import sigterm_as_exit
 def reconstruct(
     run: RunOrOurs = None,
     /,
-    images: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = (),
+    images: tuple[Path, ...] = (),
     data: Data = None,
     root: Root = None,
     per_class: int = 2,
@@ -50,7 +47,7 @@ def reconstruct(
 def perturb(
     run: RunOrOurs = None,
     /,
-    images: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = (),
+    images: tuple[Path, ...] = (),
     data: Data = None,
     root: Root = None,
     span: float = 0.25,
@@ -89,7 +86,7 @@ def perturb(
 
 def explore(
     run: RunOrOurs = None,
-    other: Annotated[Path | None, tyro.conf.Positional] = None,
+    other: Path | None = None,
     /,
     data: str | None = None,
     root: Root = None,

@@ -3,15 +3,23 @@
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 import torchcaps as tc
 from torchcaps.cli.console import UsageError, counting, print_json, show
-from torchcaps.cli.flags import Data, Device, Json, Root, Run, Threads, check_flag, use_threads
+from torchcaps.cli.flags import (
+    Data,
+    Device,
+    Flag,
+    Json,
+    Root,
+    Run,
+    Threads,
+    check_flag,
+    use_threads,
+)
 
 
 def report(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    runs: tuple[Path, ...],
     /,
     output: Path | None = None,
     root: Root = None,
@@ -51,12 +59,12 @@ def report(
 
 
 def compare(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    runs: tuple[Path, ...],
     /,
-    others: Annotated[tuple[Path, ...], tyro.conf.arg(name="with")] = (),
+    others: Annotated[tuple[Path, ...], Flag(name="with", is_list=True)] = (),
     paired: bool = False,
     margin: str = "10%",
-    adjust: tuple[float, ...] = (),
+    adjust: Annotated[tuple[float, ...], Flag(is_list=True)] = (),
     root: Root = None,
     device: Device = "auto",
     threads: Threads = None,

@@ -4,9 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import tyro
+from typing import Any, Literal
 
 import torchcaps as tc
 from torchcaps.cli.console import (
@@ -22,17 +20,25 @@ from torchcaps.cli.signals import graceful_stop, ignore_signals
 
 @dataclass(frozen=True)
 class Extent:
-    """How much of the experiment is run."""
+    """How much of the experiment is run.
+
+    Attributes:
+        budget: small: at most ten minutes on 2 processor cores, the default; hour: at most one;
+            full: as published, the default of claims.
+        seeds: How many seeds of each row.
+        row: Only rows whose name contains this; may be given several times.
+        run: Of claims: train what is missing; without it, print what is there.
+        minutes: Of claims: start no training after so many minutes.
+        results: Of claims: folder of their results.
+    """
 
     budget: Literal["small", "hour", "full"] = "small"
-    """small: at most ten minutes on 2 processor cores; hour: at most one; full: as published."""
-    seeds: int = 1  # How many seeds of each row.
-    row: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """Only rows whose name contains this; may be given several times."""
+    seeds: int = 1
+    row: tuple[str, ...] = ()
 
 
 def reproduce(
-    recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None,
+    recipe: str | None = None,
     /,
     list: bool = False,
     table: bool = False,

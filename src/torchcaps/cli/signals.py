@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import repeat
 from types import FrameType
 
 STOPPING = "stopping after this step; the state will be saved"
@@ -70,10 +71,10 @@ def _handling(
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in numbers}
+    before = [*map(signal.signal, numbers, repeat(handler))]
     try:
         yield
     finally:
-        for number, former in before.items():
+        for number, former in zip(numbers, before, strict=True):
             if signal.getsignal(number) is handler:  # not replaced meanwhile
                 signal.signal(number, former)

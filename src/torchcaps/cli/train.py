@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
-
 import torchcaps as tc
 from torchcaps import plugins
 from torchcaps.cli.console import (
@@ -27,15 +25,9 @@ from torchcaps.cli.control import (
     control_config,
     has_control,
 )
-from torchcaps.cli.flags import RARE, use_threads
-from torchcaps.cli.imports import hinted
-from torchcaps.cli.settings import (
-    Settings,
-    format_recipe,
-    parse_options,
-    parse_settings,
-    resolve,
-)
+from torchcaps.cli.flags import RARE, Flag, parse_options, use_threads
+from torchcaps.cli.parser import hinted
+from torchcaps.cli.settings import Settings, format_recipe, resolve
 from torchcaps.cli.signals import graceful_stop, ignore_signals
 
 if TYPE_CHECKING:
@@ -43,10 +35,10 @@ if TYPE_CHECKING:
 
 
 def train(
-    recipe_or_model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")],
+    recipe_or_model: Annotated[str, Flag(metavar="NAME")],
     /,
     settings: Settings,
-    option: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
+    option: tuple[str, ...] = (),
     output: Path | None = None,
     resume: bool = False,
     threads: int | None = None,
@@ -81,7 +73,8 @@ def train(
 
     use_threads(threads)
     ranks = current()
-    config = resolve(recipe_or_model, settings, option)
+    options = parse_options(option)
+    config = resolve(recipe_or_model, settings, options)
     if print_config:
         config = tc.training.resolve_config(config)
         print(format_recipe(config, f"{config.model.name} on {config.data.name}"))
@@ -93,17 +86,17 @@ def train(
     if config.data.folds is not None and config.data.fold is None:
         if output is None:
             output = tc.training.default_folder(config, recipe_or_model, resume)
-        return _cross_validate(config, parse_settings(settings), output, resume, json)
+        return _cross_validate(config, settings, output, resume, json)
     folder, resume = ranks.broadcast(_find_folder(config, recipe_or_model, output, resume))
     run = tc.training.Run(folder)
     data = config.data
     if resume:
         before = run.config
-        options = before.model.options | parse_options(option)
+        options = before.model.options | options
         changes = {"model": config.model.name, "model_options": options}
         with usage():
             tc.training.run.resumed_config(
-                before, parse_settings(settings) | changes, tc.training.run.is_complete(run)
+                before, {**settings, **changes}, tc.training.run.is_complete(run)
             )
         _compare_threads(run, threads)
     elif ranks.is_main:
@@ -113,7 +106,7 @@ def train(
 
     with hinted(folder):
         # With the other settings that are given, a run that is resumed agrees already.
-        training = partial(tc.training.train, epochs=parse_settings(settings).get("epochs"))
+        training = partial(tc.training.train, epochs=settings.get("epochs"))
         status = _train(config, folder, resume, training)
     if status:
         return status
@@ -160,7 +153,7 @@ def _train_control(first: Trained, resume: bool) -> tuple[int, Any]:
 
 def _cross_validate(
     config: TrainConfig,
-    changes: dict[str, Any],
+    changes: Settings,
     folder: Path,
     resume: bool,
     json: bool,

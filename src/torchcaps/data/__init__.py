@@ -39,7 +39,7 @@ from torchcaps.data.load import default_cache_dir, load_dataset
 from torchcaps.data.masks import masked_set, read_masks
 from torchcaps.data.mat import read_mat
 from torchcaps.data.points import point_set, read_points
-from torchcaps.data.preprocess import Preprocess, images_in
+from torchcaps.data.preprocess import Preprocess
 from torchcaps.data.sets.affnist import read_affnist
 from torchcaps.data.sets.cifar10 import read_cifar
 from torchcaps.data.sets.gtsrb import read_gtsrb
@@ -91,7 +91,6 @@ __all__ = [
     "default_cache_dir",
     "fetch_dataset",
     "few_labels",
-    "images_in",
     "label_tree",
     "list_datasets",
     "load_dataset",

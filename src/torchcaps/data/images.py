@@ -87,9 +87,14 @@ def decode_image(
         if isinstance(source, Image.Image):
             image = ImageOps.exif_transpose(image)  # a copy
         elif img_size is not None:
-            _draft(image, max(height, width))
+            # At twice the target, the antialiased resize that follows averages the same
+            # frequencies. Both sides alike: an EXIF orientation may exchange them.
+            side = DRAFT_FACTOR * max(height, width)
+            image.draft(None, (side, side))
         pixels = _decode_upright(image, channels)
-    return fit_images(pixels.unsqueeze(0), img_size, None)[0]
+    if img_size is None or pixels.shape[1:] == (height, width):
+        return pixels
+    return fit_images(pixels.unsqueeze(0), (height, width), None)[0]
 
 
 def is_gray(source: ImageSource, name: str | None = None) -> bool:
@@ -198,15 +203,6 @@ def _problem(error: Exception, name: str) -> str:
             return f"unreadable image ({str(error) or type(error).__name__})"
 
 
-def _draft(image: Image.Image, side: int) -> None:
-    """Let a JPEG decode itself smaller, at twice `side` or more; other formats stay as they are.
-
-    At twice the target, the antialiased resize that follows averages the same frequencies.
-    """
-    draft_side = DRAFT_FACTOR * side  # both ways: an EXIF orientation may exchange them
-    image.draft(None, (draft_side, draft_side))
-
-
 def _decode_upright(image: Image.Image, channels: int) -> UInt8[Tensor, "channels height width"]:
     # Strip by strip, as every conversion of a whole picture would be a copy of it.
     ImageOps.exif_transpose(image, in_place=True)
@@ -219,7 +215,9 @@ def _decode_upright(image: Image.Image, channels: int) -> UInt8[Tensor, "channel
         if bottom - top < height:
             strip = image.crop((0, top, width, bottom))
         strip_pixels = torch.from_numpy(_to_bytes(strip)).movedim(-1, 0)
-        pixels[:, top:bottom] = to_channels(strip_pixels.unsqueeze(0), channels)[0]
+        if len(strip_pixels) != channels:
+            strip_pixels = to_channels(strip_pixels.unsqueeze(0), channels)[0]
+        pixels[:, top:bottom] = strip_pixels
     return pixels
 
 

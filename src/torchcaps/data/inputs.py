@@ -7,8 +7,7 @@ files in one folder, or of one pattern.
 import glob
 import os
 import tarfile
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, cast
 
@@ -33,10 +32,12 @@ class Input(NamedTuple):
         name: path of its file, or `ARCHIVE:MEMBER`; None for a picture in memory.
         source: the path, the bytes of a file in an archive, a picture, or the error of what could
             not be listed.
+        output_name: beginning of the names of files that are drawn of it.
     """
 
     name: str | None
     source: Picture | bytes | DataError
+    output_name: str = ""
 
 
 def list_inputs(inputs: Any, preprocess: Preprocess) -> Iterator[Input]:
@@ -60,29 +61,16 @@ def list_inputs(inputs: Any, preprocess: Preprocess) -> Iterator[Input]:
         inputs = [inputs]
     for element in inputs:
         if isinstance(element, str | Path):
-            yield from _list_path(str(element), preprocess)
+            path = str(element)
+            if os.path.isfile(path) and not path.lower().endswith(ARCHIVES):
+                yield Input(path, path)
+            else:
+                yield from _list_path(path, preprocess)
         elif isinstance(element, np.ndarray | Tensor) and element.ndim == BATCH_AXES:
             for image in element:
                 yield Input(None, image)
         else:
             yield Input(None, element)
-
-
-def is_archive(path: Path) -> bool:
-    """Whether a path is that of a tar archive, by its ending."""
-    return path.name.lower().endswith(ARCHIVES) and not path.is_dir()
-
-
-def batched(inputs: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """Divide an iterable into lists.
-
-    Args:
-        inputs: of any length.
-        size: of a list; the last one may be shorter.
-    """
-    iterator = iter(inputs)
-    while batch := list(islice(iterator, size)):
-        yield batch
 
 
 def _list_path(text: str, preprocess: Preprocess) -> Iterator[Input]:
@@ -92,7 +80,7 @@ def _list_path(text: str, preprocess: Preprocess) -> Iterator[Input]:
         with read_errors(text):
             if path.is_dir():
                 yield from _at_least_one(_walk(path, preprocess), f"{text}: no image in it")
-            elif path.exists() and is_archive(path):
+            elif path.exists() and path.name.lower().endswith(ARCHIVES):
                 yield from _at_least_one(_members(path, preprocess), f"{text}: no image in it")
             elif path.exists():
                 yield Input(text, text)

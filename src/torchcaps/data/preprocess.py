@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,8 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from torchcaps.data.augment.crop import center_crop
-from torchcaps.data.budget import read_errors
-from torchcaps.data.images import decode_image, is_image_file, natural_key
+from torchcaps.data.images import decode_image, is_image_file
 from torchcaps.data.pixels import (
     Size,
     array_images,
@@ -25,7 +24,7 @@ from torchcaps.data.pixels import (
     size_pair,
     to_float,
 )
-from torchcaps.errors import DataError, check_regular, check_shape
+from torchcaps.errors import DataError, check_shape
 from torchcaps.registry import Registry
 
 MAX_SIDE = 8192  # pixels: a file may ask for any number
@@ -142,10 +141,10 @@ class Preprocess:
                     f"image: expected an array of 2 or 3 axes, got shape {list(array.shape)}"
                 )
             images = array_images("image", array[None])
-            pixels = fit_images(images, self.img_size, self.in_chans)
+            pixels = to_float(fit_images(images, self.img_size, self.in_chans).clone())[0]
         else:
-            pixels = decode_image(image, self.img_size, self.in_chans, name=name).unsqueeze(0)
-        return self.finish(to_float(pixels.clone()))[0]
+            pixels = decode_image(image, self.img_size, self.in_chans, name=name).float().div_(255)
+        return pixels if self.crop is None else self.finish(pixels[None])[0]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: `img_size` and `in_chans`, and `crop` and `kind` where set."""
@@ -229,46 +228,3 @@ class ArrayPreprocess(Preprocess, kind="arrays"):
             width=width,
         )
         return self.finish(values[None])[0]
-
-
-def images_in(paths: Iterable[str | Path]) -> list[Path]:
-    """The image files that paths name, each once, in natural order ("img2" before "img10").
-
-    Folders are searched at every depth. Hidden files and folders inside them are skipped. Files
-    without an ending are images if they begin as such.
-
-    Args:
-        paths: of files and folders.
-
-    Returns:
-        Paths of the files.
-
-    Raises:
-        DataError: a path does not exist, a file is no image by its ending, or a folder holds no
-            image.
-    """
-    files: set[Path] = set()
-    for path in map(Path, paths):
-        with read_errors(path):
-            if not path.exists():
-                raise DataError(f"{path}: no such file or folder")
-            if path.is_dir():
-                inside = set(_visible_images(path))
-                if not inside:
-                    raise DataError(f"{path}: no image in this folder")
-                files |= inside
-                continue
-            check_regular(path)
-            if not is_image_file(path):
-                raise DataError(
-                    f"{path}: not an image by its name; expected an ending such as .png or .jpg"
-                )
-            files.add(path)
-    return sorted(files, key=lambda path: natural_key(str(path)))
-
-
-def _visible_images(folder: Path) -> Iterator[Path]:
-    for file in folder.rglob("*"):
-        is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-        if not is_hidden and is_image_file(file) and file.is_file():
-            yield file

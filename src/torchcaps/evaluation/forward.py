@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
+from operator import attrgetter
 
 import torch
 from jaxtyping import Bool
@@ -39,12 +40,13 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
     Afterwards every submodule has its own training flag back.
     """
-    flags = [(module, module.training) for module in model.modules()]
+    modules = [*model.modules()]
+    flags = [*map(attrgetter("training"), modules)]
     model.eval()
     try:
         yield
     finally:
-        for module, training in flags:
+        for module, training in zip(modules, flags, strict=True):
             module.training = training
 
 

@@ -228,7 +228,7 @@ class DrawingModel(ImageModel):
             options: its other arguments.
         """
         build = partial(decoder_class, *sizes, **options)
-        num_other_parameters = sum(weight.numel() for weight in self.parameters())
+        num_other_parameters = sum(map(Tensor.numel, self.parameters()))
         shape = draw_shape(
             build, self.image_shape, decoder_class.published_shape, num_other_parameters
         )

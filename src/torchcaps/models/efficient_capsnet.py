@@ -82,7 +82,9 @@ class EfficientCapsNet(DrawingModel):
     ) -> None:
         sizes = complete_stem(stem)
         # Windows of convolutions without padding that leave a map of the same size.
-        windows = [(kernel - 2 * padding, stride) for kernel, stride, _, padding in sizes]
+        windows = []
+        for kernel, stride, _, padding in sizes:
+            windows.append((kernel - 2 * padding, stride))
         smallest = side_before(max(SMALLEST_MAP, 1 + edge), windows)
         super().__init__(num_classes, in_chans, img_size, smallest)
         check_range("slope", slope, low=0, high=1)
@@ -99,7 +101,8 @@ class EfficientCapsNet(DrawingModel):
             self.stem.extend(after)
             below = above
 
-        height, width = (side_after(side, windows) - edge for side in self.img_size)
+        height = side_after(self.img_size[0], windows) - edge
+        width = side_after(self.img_size[1], windows) - edge
         self.primary = WholeMapConv2d(below, (height, width))
         children = below // PRIMARY_DIM
         std = (2 / (num_classes * children * PRIMARY_DIM)) ** 0.5

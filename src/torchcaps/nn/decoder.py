@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_right
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -136,7 +136,7 @@ class FullyConnectedDecoder(nn.Module):
         check_known("init", init, get_args(Init))
         self.image_shape = image_shape
         widths = (num_capsules * pose_dim, *hidden, math.prod(image_shape))
-        linears = [nn.Linear(width, next_width) for width, next_width in pairwise(widths)]
+        linears = [*starmap(nn.Linear, pairwise(widths))]
         first, second, last = linears
         self.layers = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last, nn.Sigmoid())
         if init == "keras":

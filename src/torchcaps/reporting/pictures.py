@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from torchcaps import evaluation
-from torchcaps.data import images_in
 from torchcaps.data.dataset import first_labels
-from torchcaps.errors import RunError
+from torchcaps.data.inputs import list_inputs
+from torchcaps.errors import DataError, RunError
 from torchcaps.evaluation import example_indices
 from torchcaps.reporting.api import PLOTS, evaluation_folder, save_figure
-from torchcaps.reporting.prediction import UniqueNames
 from torchcaps.reporting.subject import open_task
 from torchcaps.tasks.report_items import evenly
 from torchcaps.training import load
 from torchcaps.types import model_metadata, spec_of
+from torchcaps.words import UniqueNames
 
 MAX_PAIRS = 80
 
@@ -148,9 +148,15 @@ def _choose_examples(
     """Own images, or test images of each class."""
     if images:
         model = _check_decoder(run, load(run))
-        files = images_in(images)
-        pixels = torch.stack([model_metadata(model).preprocess(file) for file in files])
-        return Examples(model, pixels, None, [file.stem for file in files])
+        preprocess = model_metadata(model).preprocess
+        pixels = []
+        names = []
+        for name, source, _ in list_inputs(images, preprocess):
+            if isinstance(source, DataError):
+                raise source
+            pixels.append(preprocess(source, name))
+            names.append(Path(str(name)).stem)
+        return Examples(model, torch.stack(pixels), None, names)
     task, test_images = open_task(run, data=data, root=root, device="cpu")
     model = _check_decoder(run, task.model)
     labels = first_labels(test_images.labels)

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, count
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Dataset
 
 from torchcaps.data import Preprocess, decode_image
 from torchcaps.data.files import decode_batches
-from torchcaps.data.inputs import batched, list_inputs
+from torchcaps.data.inputs import Input, list_inputs
 from torchcaps.distributed import current
-from torchcaps.errors import ArgumentError, DataError, RunError, check_positive, check_range
+from torchcaps.errors import ArgumentError, DataError, RunError, check_range
 from torchcaps.evaluation import HeldOutCalibration
 from torchcaps.evaluation.base import BATCH
-from torchcaps.evaluation.forward import device_of, evaluating
-from torchcaps.reporting.subject import ModelOrRun, load_model, path_of
-from torchcaps.settings import TrainConfig
-from torchcaps.tasks import Task, create_task
+from torchcaps.evaluation.forward import device_of, eval_mode
+from torchcaps.tasks import Task, task_class
 from torchcaps.tasks.masks import predict_masks
+from torchcaps.training import Run, load
 from torchcaps.training.calibration import read_calibration
+from torchcaps.training.device import resolve_device
 from torchcaps.training.run import CALIBRATION_FILE
 from torchcaps.types import model_metadata
+from torchcaps.words import UniqueNames
 
 Inputs = Any  # of `list_inputs`
+ModelOrRun = nn.Module | Run | str | Path
+"""A model; a run, or its folder; or a file of weights."""
 Row = dict[str, Any]
-MAX_NAME_BYTES = 150  # of an output; file systems take 255 with what is added
 UNKNOWN = "unknown"  # label of an image of no known class
 
 
@@ -111,13 +113,19 @@ class Predictor:
         output: str | Path | None = None,
         workers: int = 0,
     ) -> None:
-        check_positive(batch_size=batch_size)
+        check_range("batch_size", batch_size, low=1)
         check_range("workers", workers, low=0)
         if top_k is not None:
-            check_positive(top_k=top_k)
-        if unknown_below != "auto":
-            _check_threshold(unknown_below)
-        self.source = run if isinstance(run, nn.Module) else path_of(run)
+            check_range("top_k", top_k, low=1)
+        if unknown_below not in (None, "auto"):
+            if isinstance(unknown_below, str):
+                raise ArgumentError(
+                    "unknown_below", f'expected a number or "auto", got {unknown_below!r}'
+                )
+            check_range("unknown_below", unknown_below, low=0, high=1)
+        if isinstance(run, Run):
+            run = run.path
+        self.source = run if isinstance(run, nn.Module) else Path(run)
         if isinstance(self.source, Path) and not self.source.exists():
             raise RunError(f"{self.source}: no such run folder or model file")
         self.device = device
@@ -144,10 +152,7 @@ class Predictor:
         return list(self.stream(inputs))
 
     def stream(
-        self,
-        inputs: Inputs,
-        on_error: Callable[[DataError], None] | None = None,
-        is_done: Callable[[str], bool] | None = None,
+        self, inputs: Inputs, on_error: Callable[[DataError], None] | None = None
     ) -> Iterator[Row]:
         """Predict any number of pictures in constant memory.
 
@@ -155,7 +160,6 @@ class Predictor:
             inputs: as `predict` takes them; an iterable may be endless.
             on_error: called for each input that cannot be read, which is then left out; None raises
                 its error.
-            is_done: whether the file of a path is left out.
 
         Yields:
             A prediction of each, in order.
@@ -165,21 +169,26 @@ class Predictor:
             DataError: for an input that cannot be read, unless `on_error` takes it.
             ArgumentError: for an option that does not fit the model.
         """
+        preprocess = model_metadata(self.task.model).preprocess
+        is_dense = self.task.is_dense
+        elements = list_inputs(inputs, preprocess)
+        if is_dense:
+            elements = self._name_outputs(elements)
         if self.output is not None:
-            if not self.task.is_dense:
+            if not is_dense:
                 raise ArgumentError(
                     "output", f"the task {self.task.name} draws nothing of single pictures"
                 )
             self.output.mkdir(parents=True, exist_ok=True)
-        ranks = current()
-        batch_size = 1 if self.task.is_dense else self.batch_size  # whole images may be large
-        jobs = _list_jobs(inputs, self.task, self.preprocess, is_done)
-        shards = (
-            batch[ranks.shard(len(batch))] for batch in batched(jobs, batch_size * ranks.world_size)
-        )
-        decoder = _Decoder(self.preprocess, self.task.is_dense)
-        for batch in decode_batches(decoder, shards, self.workers, "inputs"):
-            for outcome in chain.from_iterable(ranks.gather(self._predict(batch))):
+
+        decoder = _Decoder(preprocess, is_dense)
+        batches = self._batches(elements)
+        if self.workers:
+            decoded = decode_batches(decoder, batches, self.workers, "inputs")
+        else:
+            decoded = map(decoder.__getitems__, batches)
+        for batch in decoded:
+            for outcome in chain.from_iterable(current().gather(self._predict(batch))):
                 if not isinstance(outcome, DataError):
                     yield outcome
                 elif on_error is None:
@@ -190,216 +199,143 @@ class Predictor:
     @cached_property
     def task(self) -> Task:
         """The task around the model, which is loaded when it is first asked for."""
-        model = load_model(self.source, self.device)
+        model = self.source
+        if isinstance(model, Path):
+            model = load(model, device=resolve_device(self.device))
+        elif self.device != "auto":
+            model.to(resolve_device(self.device))
         metadata = model_metadata(model)
         if not isinstance(metadata.preprocess, Preprocess):
             raise ArgumentError(
                 "model", "expected .preprocess, as torchcaps.load gives it, got none"
             )
-        return create_task(model, TrainConfig.of(task=metadata.task))
-
-    @property
-    def preprocess(self) -> Preprocess:
-        """What is applied to an input before the model."""
-        preprocess: Preprocess = model_metadata(self.task.model).preprocess
-        return preprocess
+        return task_class(metadata.task, model)(model)
 
     @cached_property
     def calibration(self) -> HeldOutCalibration | None:
         """The calibration of the run; None where it has none."""
         return None if isinstance(self.source, nn.Module) else read_calibration(self.source)
 
-    @cached_property
-    def threshold(self) -> float | None:
-        """Largest activation below which the label is "unknown"; None for no such threshold."""
-        if not isinstance(self.unknown_below, str):
-            return self.unknown_below
-        if self.calibration is None:
-            raise ArgumentError(
-                "unknown_below",
-                f"auto needs a run with {CALIBRATION_FILE}, which training leaves in its folder, "
-                f"and {_describe(self.source)} has none; give a number",
-            )
-        return self.calibration.threshold
-
     def __getstate__(self) -> dict[str, Any]:
         """Path and options, without what was loaded."""
         state = dict(vars(self))
-        for name in ("task", "calibration", "threshold"):
+        for name in ("task", "calibration"):
             state.pop(name, None)
         if isinstance(self.source, Path):
             state["source"] = self.source.resolve()
         return state
 
-    def _predict(self, batch: _Batch) -> list[Row | DataError]:
-        """Predictions and errors of a batch, in its order."""
+    def _name_outputs(self, elements: Iterator[Input]) -> Iterator[Input]:
+        """The inputs with names for the files that are drawn of them."""
+        unique_name = UniqueNames()
+        for element in elements:
+            if element.name is None:
+                raise ArgumentError("inputs", f"the task {self.task.name} takes image files")
+            yield element._replace(output_name=unique_name(Path(element.name).stem))
+
+    def _batches(self, elements: Iterator[Input]) -> Iterator[list[Input]]:
+        """The share of this process in each of the batches that all processes predict together."""
+        ranks = current()
+        batch_size = 1 if self.task.is_dense else self.batch_size  # whole images may be large
+        while batch := [*islice(elements, batch_size * ranks.world_size)]:
+            yield batch[ranks.shard(len(batch))]
+
+    def _predict(self, batch: list[Input]) -> list[Row | DataError]:
+        """Predictions and errors of inputs that were decoded, in their order."""
         task = self.task
+        pixels = []
+        names = []
+        for element in batch:
+            if not isinstance(element.source, DataError):
+                pixels.append(cast(Any, element.source))
+                names.append(element.output_name)
         rows: Iterator[Row] = iter(())
-        if batch.images is not None:
-            images = torch.from_numpy(batch.images)
-            with evaluating(task.model):
+        if pixels:
+            images = torch.from_numpy(np.stack(pixels))
+            with eval_mode(task.model), torch.inference_mode():
                 if task.is_dense:
-                    names = batch.output_names
-                    drawn = predict_masks(task, images, names, self.preprocess, self.output)
-                    rows = iter(drawn)
+                    preprocess = model_metadata(task.model).preprocess
+                    rows = iter(predict_masks(task, images, names, preprocess, self.output))
                 else:
                     answers = task.predict(images.to(device_of(task.model)))
                     rows = iter(self._complete(answers))
         outcomes: list[Row | DataError] = []
-        for name, error in zip(batch.names, batch.errors, strict=True):
-            if error is not None:
-                outcomes.append(error)
-            elif name is None:
+        for element in batch:
+            if isinstance(element.source, DataError):
+                outcomes.append(element.source)
+            elif element.name is None:
                 outcomes.append(next(rows))
             else:
-                outcomes.append({"path": name} | next(rows))
+                outcomes.append({"path": element.name} | next(rows))
         return outcomes
 
     def _complete(self, rows: list[Row]) -> list[Row]:
         """Add probabilities, and apply `top_k` and `unknown_below`, where there are classes."""
-        if "activations" in rows[0]:
-            return complete_rows(rows, self.calibration, self.threshold, self.top_k)
-        for option in ("top_k", "unknown_below"):
-            if getattr(self, option) is not None:
+        if "activations" not in rows[0]:
+            for option in ("top_k", "unknown_below"):
+                if getattr(self, option) is not None:
+                    raise ArgumentError(
+                        option, f"the task {self.task.name} gives no activations of classes"
+                    )
+            return rows
+        activations = []
+        for row in rows:
+            activations.append([*row["activations"].values()])
+        if self.top_k is not None:
+            check_range("top_k", self.top_k, low=1, high=len(activations[0]))
+        probabilities: list[Any] = [None] * len(rows)
+        if self.calibration is not None:
+            probabilities = self.calibration.probabilities(torch.tensor(activations)).tolist()
+        threshold: Any = self.unknown_below
+        if threshold == "auto":
+            if self.calibration is None:
                 raise ArgumentError(
-                    option, f"the task {self.task.name} gives no activations of classes"
+                    "unknown_below",
+                    f"auto needs a run with {CALIBRATION_FILE}, which training leaves in its folder; "
+                    "give a number",
                 )
-        return rows
+            threshold = self.calibration.threshold
+
+        completed_rows = []
+        for row, class_probabilities in zip(rows, probabilities, strict=True):
+            row = row | {"activations": dict(islice(row["activations"].items(), self.top_k))}
+            if threshold is not None and row["activation"] < threshold:
+                row["label"] = UNKNOWN
+            completed = {"label": row["label"], "activation": row["activation"]}
+            if class_probabilities is not None:
+                completed["probability"] = class_probabilities[0]
+            completed |= row
+            if class_probabilities is not None:
+                completed["probabilities"] = dict(
+                    zip(row["activations"], class_probabilities, strict=False)
+                )
+            completed_rows.append(completed)
+        return completed_rows
 
 
-def complete_rows(
-    rows: list[Row],
-    calibration: HeldOutCalibration | None,
-    threshold: float | None,
-    top_k: int | None,
-) -> list[Row]:
-    """Predictions of a classifier with probabilities and unknown classes.
+@dataclass(frozen=True)
+class _Decoder(Dataset[list[Input]]):
+    """Decodes batches as the model takes them, or, for a task of pixels, in their own size.
 
-    Args:
-        rows: each with "label", "activation", and "activations" by class, the largest first.
-        calibration: gives the probabilities; None adds none.
-        threshold: the label of a smaller activation becomes "unknown"; None changes no label.
-        top_k: number of classes that are kept; None for all.
-
-    Raises:
-        ArgumentError: there are fewer classes than `top_k`.
+    The sources become arrays, as tensors of other processes need shared memory, or errors.
     """
-    activations = torch.tensor([[*row["activations"].values()] for row in rows])
-    if top_k is not None:
-        check_range("top_k", top_k, low=1, high=activations.shape[1])
-    probabilities: list[list[float]] = [[] for _ in rows]
-    if calibration is not None:
-        probabilities = calibration.probabilities(activations).tolist()
 
-    completed_rows = []
-    for row, class_probabilities in zip(rows, probabilities, strict=True):
-        label = row["label"]
-        if threshold is not None and row["activation"] < threshold:
-            label = UNKNOWN
-        classes = [*row["activations"]][:top_k]
-        completed = {"label": label, "activation": row["activation"]}
-        if class_probabilities:
-            completed["probability"] = class_probabilities[0]
-        completed |= {name: part for name, part in row.items() if name not in completed}
-        completed["activations"] = {name: row["activations"][name] for name in classes}
-        if class_probabilities:
-            completed["probabilities"] = dict(zip(classes, class_probabilities, strict=False))
-        completed_rows.append(completed)
-    return completed_rows
+    preprocess: Preprocess
+    is_dense: bool
 
-
-class _Job(NamedTuple):
-    """An input to decode."""
-
-    name: str | None  # of the file
-    source: Any  # see `Input`
-    output_name: str  # of files that are drawn
-
-
-class _Batch(NamedTuple):
-    """Inputs that go through the model together; arrays, as tensors need shared memory."""
-
-    names: list[str | None]
-    errors: list[DataError | None]  # by input
-    output_names: list[str]  # of the inputs without an error
-    images: np.ndarray | None  # of the inputs without an error, `[n, channels, height, width]`
-
-
-def _list_jobs(
-    inputs: Inputs, task: Task, preprocess: Preprocess, is_done: Callable[[str], bool] | None
-) -> Iterator[_Job]:
-    """The inputs that are not done, each with the name of the files that are drawn of it."""
-    unique_name = UniqueNames()
-    for name, source in list_inputs(inputs, preprocess):
-        output_name = ""
-        if task.is_dense:
-            if name is None:
-                raise ArgumentError("inputs", f"the task {task.name} takes image files")
-            output_name = unique_name(Path(name).stem)
-        if name is None or is_done is None or not is_done(name):
-            yield _Job(name, source, output_name)
-
-
-class _Decoder(Dataset[_Batch]):
-    """Decodes batches as the model takes them, or, for a task of pixels, in their own size."""
-
-    def __init__(self, preprocess: Preprocess, is_dense: bool) -> None:
-        self.preprocess = preprocess
-        self.is_dense = is_dense
-
-    def __getitems__(self, jobs: list[_Job]) -> _Batch:
-        names: list[str | None] = []
-        errors: list[DataError | None] = []
-        output_names: list[str] = []
-        images: list[np.ndarray] = []
-        for job in jobs:
-            names.append(job.name)
+    def __getitems__(self, batch: list[Input]) -> list[Input]:
+        decoded = []
+        for element in batch:
+            source: Any = element.source
             try:
-                images.append(self._decode(job).numpy())
+                if isinstance(source, DataError):
+                    pass
+                elif self.is_dense:
+                    channels = self.preprocess.in_chans
+                    source = decode_image(source, None, channels, name=element.name).numpy()
+                else:
+                    source = self.preprocess(source, element.name).numpy()
             except DataError as error:
-                errors.append(error.with_traceback(None))
-            else:
-                errors.append(None)
-                output_names.append(job.output_name)
-        return _Batch(names, errors, output_names, np.stack(images) if images else None)
-
-    def _decode(self, job: _Job) -> Tensor:
-        if isinstance(job.source, DataError):
-            raise job.source
-        if self.is_dense:
-            return decode_image(job.source, None, self.preprocess.in_chans, name=job.name)
-        return self.preprocess(job.source, job.name)
-
-
-def _check_threshold(unknown_below: float | str | None) -> None:
-    """Raise ArgumentError unless a threshold is None or a number in [0, 1]."""
-    if isinstance(unknown_below, str):
-        raise ArgumentError("unknown_below", f'expected a number or "auto", got {unknown_below!r}')
-    if unknown_below is not None:
-        check_range("unknown_below", unknown_below, low=0, high=1)
-
-
-def _describe(source: nn.Module | Path) -> str:
-    """A model in an error: the path of its run, or its class."""
-    return str(source) if isinstance(source, Path) else type(source).__name__
-
-
-class UniqueNames:
-    """Names, with a number after one that was there before, in whatever case.
-
-    Some file systems do not tell capitals from small letters. All have a longest name: the end of
-    one of more than 150 bytes is cut off.
-    """
-
-    def __init__(self) -> None:
-        self.taken: set[str] = set()  # in small letters
-
-    def __call__(self, name: str) -> str:
-        """The name, or `NAME-2`, `NAME-3`, ... where it is taken."""
-        name = os.fsencode(name)[:MAX_NAME_BYTES].decode(errors="ignore")
-        candidate = name
-        numbers = count(2)
-        while candidate.lower() in self.taken:
-            candidate = f"{name}-{next(numbers)}"
-        self.taken.add(candidate.lower())
-        return candidate
+                source = error.with_traceback(None)
+            decoded.append(element._replace(source=source))
+        return decoded

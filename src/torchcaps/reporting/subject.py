@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torchcaps.data import Dataset, load_dataset, match_classes
 from torchcaps.distributed import main_first
 from torchcaps.errors import ArgumentError, RunError
+from torchcaps.reporting.prediction import ModelOrRun
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, create_task, task_class
 from torchcaps.training import Run, load
@@ -22,8 +23,6 @@ from torchcaps.training.run import is_run
 from torchcaps.training.sampling import cropped, inside_fold, outside_fold
 from torchcaps.types import model_metadata
 
-ModelOrRun = nn.Module | Run | str | Path
-"""A model; a run, or its folder; or a file of weights."""
 Data = Dataset | tuple[ArrayLike | Tensor, ArrayLike | Tensor] | str | Path
 """Images with labels; or the name or path of a data set."""
 

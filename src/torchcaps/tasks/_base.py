@@ -64,7 +64,8 @@ class Task(nn.Module):
 
     Args:
         model: any module. It is never written to.
-        config: of the run; its task is this one or "auto".
+        config: of the run; its task is this one or "auto". None for prediction alone, which reads
+            no settings.
         images: what it is for; None if there are none yet.
 
     Raises:
@@ -108,7 +109,9 @@ class Task(nn.Module):
     requires: ClassVar[str] = ""
     data: ClassVar[str] = "images"
 
-    def __init__(self, model: Any, config: TrainConfig, images: Dataset | None = None) -> None:
+    def __init__(
+        self, model: Any, config: TrainConfig | None = None, images: Dataset | None = None
+    ) -> None:
         super().__init__()
         if self.requires and spec_of(model).task != self.name:
             raise ArgumentError(
@@ -125,6 +128,9 @@ class Task(nn.Module):
                 f"{self.name} takes a model whose outputs are of {unit}, "
                 f"which {type(model).__name__} is not",
             )
+        self.loss = ""
+        if config is None:
+            return
         self.config = complete_config(config, type(self), model, images, trains=False)
         self.loss = self.config.task.loss
         if self.augments:

@@ -170,12 +170,17 @@ class Classify(Task):
     data = "images of one class each"  # words of the error for other data
 
     def __init__(
-        self, model: nn.Module, config: TrainConfig, images: Dataset | None = None
+        self,
+        model: nn.Module,
+        config: TrainConfig | None = None,
+        images: Dataset | None = None,
     ) -> None:
         super().__init__(model, config, images)
         self.num_classes = 0 if images is None else images.num_classes
         self.classes = () if images is None else images.classes
         self._has_lengths = self.spec.pose and not self.spec.logits
+        if config is None:
+            return
         is_weighted = self.config.task.class_weights == "auto"
         if images is not None and self.score == "accuracy":
             self.score_reason = imbalance(images, is_weighted)
@@ -325,7 +330,7 @@ class Classify(Task):
         sorted_activation, order = activation.sort(dim=1, descending=True, stable=True)
         rows = []
         for values, indices in zip(sorted_activation.tolist(), order.tolist(), strict=True):
-            names = [classes[index] for index in indices]
+            names = [*map(classes.__getitem__, indices)]
             ranked = dict(zip(names, values, strict=True))
             rows.append({"label": names[0], "activation": values[0], "activations": ranked})
         return rows

@@ -175,9 +175,14 @@ class Segment(Task):
     data = "images with masks"  # words of the error for other data
 
     def __init__(
-        self, model: nn.Module, config: TrainConfig, images: Dataset | None = None
+        self,
+        model: nn.Module,
+        config: TrainConfig | None = None,
+        images: Dataset | None = None,
     ) -> None:
         super().__init__(model, config, images)
+        if config is None:
+            return
         self.reconstruction_weight = self.config.task.reconstruction or 0.0
         self.class_weights = torch.ones(1, 1, 1)
         self.missing_classes: list[str] = []

@@ -84,7 +84,10 @@ class Transform(Task):
     requires = "a model whose poses a known transformation moves"  # words of the error for others
 
     def __init__(
-        self, model: nn.Module, config: TrainConfig, images: Dataset | None = None
+        self,
+        model: nn.Module,
+        config: TrainConfig | None = None,
+        images: Dataset | None = None,
     ) -> None:
         super().__init__(model, config, images)
         if not self.spec.decoder:
@@ -92,6 +95,8 @@ class Transform(Task):
                 "decoder", "this task trains a model to draw, and it has no decoder"
             )
         self.pose: Pose = self.model.pose
+        if config is None:
+            return
         settings = self.config.augmentation
         self.ranges = {name: getattr(settings, name) for name in ("shift", *CHANGES)}
         for name in CHANGES:

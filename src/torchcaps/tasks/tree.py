@@ -102,7 +102,10 @@ class Tree(Classify):
     ancestors: Tensor  # `[classes, levels]`: the path of each finest class
 
     def __init__(
-        self, model: nn.Module, config: TrainConfig, images: Dataset | None = None
+        self,
+        model: nn.Module,
+        config: TrainConfig | None = None,
+        images: Dataset | None = None,
     ) -> None:
         classes = model_metadata(model).classes if images is None else images.classes
         tree = label_tree(classes)

@@ -86,7 +86,9 @@ class Unsupervised(Task):
     clip = 0.0
     requires = "a model of parts and objects"  # words of the error for other models
 
-    def __init__(self, model: Any, config: TrainConfig, images: Dataset | None = None) -> None:
+    def __init__(
+        self, model: Any, config: TrainConfig | None = None, images: Dataset | None = None
+    ) -> None:
         super().__init__(model, config, images)
         if self.uses_views:
             # Shares of the training at which the learning rate starts anew.

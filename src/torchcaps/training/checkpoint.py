@@ -23,6 +23,7 @@ from torchcaps.models import model_info
 from torchcaps.models._pretrained import take_weights
 from torchcaps.models._registry import construct_model
 from torchcaps.nn import use_generator
+from torchcaps.nn.generator import on_meta
 from torchcaps.training.files import (
     CONFIG_FILE,
     MODEL_FILE,
@@ -325,7 +326,7 @@ def load(
         raise RunError(
             f"{path}: holds the state of a training, not a model; load {MODEL_FILE} of that run"
         )
-    if not is_builder_name(str(description["model"])):
+    if SEPARATOR not in str(description["model"]):
         builder = None
     elif builder is None:
         builder = find_builder(path, description["model"])
@@ -359,14 +360,21 @@ def _load_model(
     """The model of a file with this header; RunError where the two do not fit."""
     try:
         if builder is None:
-            with torch.device("meta"):  # compared before the tensors or the model take memory
-                check_fit(shapes, build_model(description))
-        # Its weights are replaced below; the caller's generator is untouched.
-        model = build_model(description, torch.Generator(), builder)
-        check_fit(shapes, model)
-        model.load_state_dict(load_tensors(path)[0])
+            with on_meta():  # compared before the tensors or the model take memory
+                model = build_model(description)
+            check_fit(shapes, model)
+        if builder is not None or not _is_in_state(model):
+            # Its weights are replaced below; the caller's generator is untouched.
+            model = build_model(description, torch.Generator(), builder)
+            check_fit(shapes, model)
+        tensors = load_tensors(path)[0]
+        state = {}  # in the types and the order of the tensors of the model
+        for name, tensor in model.state_dict().items():
+            state[name] = torch.empty_like(tensor, device="cpu").copy_(tensors[name])
+        model.load_state_dict(state, assign=True)
         check_numbers(model.state_dict())
-        _set_channels_last(model, description.get("channels_last", []))
+        if names := description.get("channels_last"):
+            _set_channels_last(model, names)
     except RunError:
         raise
     except Exception as error:  # a builder can fail in any way at what another hand wrote
@@ -375,6 +383,17 @@ def _load_model(
             reason = f"{error} is missing"
         raise RunError(f"{path}: its weights do not fit the model it names ({reason})") from error
     return model
+
+
+def _is_in_state(model: nn.Module) -> bool:
+    """Whether the state of a model holds each of its tensors, once: it has no others."""
+    state = model.state_dict(keep_vars=True)
+    saved = {*map(id, state.values())}
+    for module in model.modules():
+        for value in (*vars(module).values(), *module._buffers.values()):
+            if isinstance(value, Tensor) and id(value) not in saved:
+                return False
+    return len(saved) == len(state)
 
 
 def _with_classes(model: nn.Module, num_classes: int, description: dict[str, Any]) -> nn.Module:
@@ -424,11 +443,6 @@ def _set_channels_last(model: nn.Module, names: Iterable[str]) -> None:
     for name, weight in model.state_dict(keep_vars=True).items():
         if name in names:
             weight.data = weight.data.clone(memory_format=torch.channels_last)
-
-
-def is_builder_name(name: str) -> bool:
-    """Whether this names a function in a module, and not a registered model."""
-    return SEPARATOR in name
 
 
 def builder_name(builder: Builder) -> str:

@@ -23,8 +23,10 @@ def resolve_device(name: str) -> torch.device:
     if name.isdecimal():
         name = f"cuda:{name}"
     if name == "auto":
-        available = [name for name in ACCELERATORS if getattr(torch, name).is_available()]
-        return torch.device(available[0] if available else "cpu")
+        for accelerator in ACCELERATORS:
+            if getattr(torch, accelerator).is_available():
+                return torch.device(accelerator)
+        return torch.device("cpu")
     try:
         device = torch.device(name)
         if torch.zeros(1, device=device).item() != 0:  # "meta" has no values at all

@@ -11,7 +11,7 @@ from torch import nn
 from torchcaps.errors import ArgumentError
 from torchcaps.models import list_models, weights_file
 from torchcaps.models._pretrained import take_weights
-from torchcaps.training.checkpoint import build_model, is_builder_name, model_file
+from torchcaps.training.checkpoint import SEPARATOR, build_model, model_file
 from torchcaps.training.files import load_tensors, save_tensors
 
 MAX_NAMES = 3  # of new tensors, in a sentence
@@ -85,7 +85,7 @@ class InitialWeights:
 def _class_weights(description: dict[str, Any]) -> list[str]:
     """Names of a model's weights whose shapes depend on the number of its classes."""
     classes = list(description["classes"])
-    if not classes or is_builder_name(description["model"]):
+    if not classes or SEPARATOR in description["model"]:
         return []  # the builder of a user is not called: what does not fit is left out by its shape
     with torch.device("meta"):
         state = build_model(description).state_dict()
