@@ -241,12 +241,17 @@ def with_parts(images: Any, /, **parts: Any) -> Any:
 
 
 @contextmanager
-def items_of_their_own() -> Iterator[None]:
-    """While the block runs, sets that draw their items anew do so by a seed of each step.
+def comparable_trainings() -> Iterator[None]:
+    """While the block runs, trees differ in nothing but what they compute.
 
-    It is the seed of the step plus one, in every tree.
+    Sets that draw their items anew do so by a seed of each step, that of the step plus one. A
+    forecast of memory, which would take steps of its own, is left out.
     """
-    with suppress(ImportError, AttributeError), ExitStack() as stack:
+    with ExitStack() as stack:
+        fitting = import_module("torchcaps.training.fitting")
+        if hasattr(fitting, "check_cost"):
+            stack.callback(setattr, fitting, "check_cost", fitting.check_cost)
+            fitting.check_cost = lambda *_args, **_kwargs: ""
         batches = import_module("torchcaps.training.batches")
         seed_of = import_module("torchcaps.training.sampling").step_seed
         if hasattr(batches, "step_seed"):

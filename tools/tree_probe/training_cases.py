@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from adapter import (
     build_model,
+    comparable_trainings,
     config_class,
-    items_of_their_own,
     own_augmentation_names,
     own_loss_names,
     own_name_of,
@@ -453,7 +453,7 @@ def probe_training(setup: Setup, steps: int) -> Record:
     task_type = type(tc.tasks.create_task(setup.build(), config, images))
     model = setup.build()
     log = TrainingLog(model)
-    with items_of_their_own(), followed(task_type, log):
+    with comparable_trainings(), followed(task_type, log):
         fitted, history = tc.fit(model, images, **settings)
         log.add_to(record)
         record.add_group("returned weights", fitted.state_dict().items())
