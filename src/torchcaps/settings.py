@@ -361,7 +361,7 @@ class TrainConfig:
             ValueError: no mapping, a value of another kind, or out of range.
             UnknownNameError: a name that is no setting.
         """
-        return cls()._with(flattened(values), origin)
+        return cls().replaced(flattened(values), origin)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, by groups."""
@@ -398,7 +398,7 @@ class TrainConfig:
             for name, known in settings.items()
             if known.of in updates and updates[known.of] != self._value(settings[known.of])
         }
-        return self._with(resets, "default")._with(updates, origin)
+        return self.replaced(resets, "default").replaced(updates, origin)
 
     def filled(self, defaults: Mapping[str, Any], origin: str = "default") -> TrainConfig:
         """A copy in which defaults take the place of open settings: those of None or "auto".
@@ -416,9 +416,10 @@ class TrainConfig:
             current = self._value(settings[name])
             if current in OPEN and current == settings[name].default:
                 changes[name] = value
-        return self._with(changes, origin)
+        return self.replaced(changes, origin)
 
-    def _with(self, changes: Mapping[str, Any], origin: str) -> TrainConfig:
+    def replaced(self, changes: Mapping[str, Any], origin: str) -> TrainConfig:
+        """A copy with these values by name, None among them; see `updated`."""
         if not changes:
             return self
         known = known_settings()

@@ -7,9 +7,10 @@ import re
 import pytest
 from rich.cells import cell_len
 
+import torchcaps as tc
 from torchcaps.cli.main import COMMANDS
 from torchcaps.cli.settings import WITHOUT_FLAG
-from torchcaps.settings import TrainConfig, known_settings
+from torchcaps.settings import known_settings
 from torchcaps.training import load_recipe
 
 from .conftest import the_sentence
@@ -93,18 +94,17 @@ def config_of(command, tmp_path, *words):
 def test_names_of_other_tools_are_understood(command, tmp_path):
     words = "--batch 16 --imgsz 32x48 --learning-rate 0.1 --num_epochs 3 --wd 0.5"
     config = config_of(command, tmp_path, "capsnet", words.split())
-    expected = TrainConfig.of(
-        model="capsnet", batch_size=16, img_size=(32, 48), lr=0.1, epochs=3, weight_decay=0.5
-    )
-    assert config == expected
+    settings = {"batch_size": 16, "img_size": (32, 48), "lr": 0.1, "epochs": 3}
+    assert config == tc.training.resolve_config("capsnet", weight_decay=0.5, **settings)
 
 
 def test_a_printed_configuration_is_a_recipe_of_the_same_run(command, tmp_path):
-    words = "capsnet-digits --no-flip --seed 4 --option iterations=2 --option grouping=strided"
+    words = "capsnet-digits --no-flip --seed 4 --option iterations=2 --option grouping=position"
     config = config_of(command, tmp_path, words.split())
     recipe = load_recipe("capsnet-digits").config
-    options = recipe.model.options | {"iterations": 2, "grouping": "strided"}
-    assert config == recipe.updated(seed=4, flip=False, model_options=options)
+    options = recipe.model.options | {"iterations": 2, "grouping": "position"}
+    recipe = recipe.updated(seed=4, flip=False, model_options=options)
+    assert config == tc.training.resolve_config(recipe)
     assert not (tmp_path / "runs").exists()
 
 

@@ -192,7 +192,7 @@ class DimSettings:
     dim: float = setting(0.0, "share of the light that is taken away; 0 is none", low=0, high=1)
 
 
-@register_augmentation("dim", DimSettings, moves_pixels=False)
+@register_augmentation("dim", DimSettings, moves=())
 def dim(images, settings, generator):
     """Every picture as dark."""
     del generator

@@ -161,8 +161,8 @@ def test_the_default_loss_is_that_of_the_publication():
 
 
 def test_the_gradient_is_clipped_but_for_the_spread_loss():
-    assert task_of(matrix_model()).clip == 0.0
-    assert task_of(model_of()).clip == 1.0
+    assert task_of(matrix_model()).config.optimizer.clip == 0.0
+    assert task_of(model_of()).config.optimizer.clip == 1.0
 
 
 TWO = torch.tensor([[2, 0], [0, 1], [1, 2], [2, 1]])

@@ -135,7 +135,7 @@ def test_what_an_augmentation_takes_away_cannot_be_learned(settings, accuracy):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
     _, history = tc.fit(
-        model, images, labels, epochs=6, batch_size=20, lr=0.05, emit=lambda row: None, **settings
+        model, images, labels, epochs=6, batch_size=20, lr=0.05, verbose=False, **settings
     )
     assert history[-1]["train_accuracy"] == pytest.approx(accuracy, abs=0.12)
 

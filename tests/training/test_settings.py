@@ -180,7 +180,7 @@ def test_deterministic_is_in_force_while_a_training_runs(images):
 def test_a_model_by_its_name_shifts_its_images_and_a_configuration_does_not():
     config = resolve_recipe("capsnet")
     assert (config.augmentation.shift, config.origins["shift"]) == (2, "model")
-    assert TrainConfig.of(model="capsnet").augmentation.shift == 0
+    assert TrainConfig.of(model="capsnet").augmentation.shift is None
     recipe = resolve_recipe("capsnet-digits")
     assert (recipe.augmentation.shift, recipe.origins["shift"]) == (2, "recipe")
 

@@ -214,5 +214,5 @@ def have_same_images(run: EvaluatedRun, reference: EvaluatedRun) -> bool:
         return False
     have_same_storage = type(images.images) is type(expected.images)
     if have_same_storage and images.images.shape == expected.images.shape:
-        return torch.equal(identities(images)["images"], identities(expected)["images"])
+        return torch.equal(identities(images)["inputs"], identities(expected)["inputs"])
     return run.config.data.name == reference.config.data.name and images.name == expected.name

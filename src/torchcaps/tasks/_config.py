@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 DEFAULTS = {
     "lr": 1e-3,
     "schedule": "warmup_cosine",
+    "shift": 0,
     "degrees": 0.0,
     "zoom": 0.0,
     "shear": 0.0,
@@ -66,6 +67,8 @@ def complete_config(
     spec = spec_of(model) if declares(model) else task.default_spec
     losses = task.losses or ("loss",)
     loss = spec.loss if spec.loss in losses else next(iter(losses))
+    if not task.augments:
+        config = without_default_changes(config)
     config = config.filled({"task": task.name, "loss": loss}, "model")
     loss = config.task.loss
     if loss not in losses:
@@ -84,7 +87,7 @@ def complete_config(
     if trains and images is not None:
         config = config.filled(read_settings(config))
         config = config.filled({"batch_size": _batch_size(config, spec, len(images))}, "data")
-    return config if task.augments else without_default_changes(config)
+    return config
 
 
 def _data_settings(task: type[Task], images: Dataset) -> dict[str, Any]:
@@ -102,7 +105,7 @@ def without_default_changes(config: TrainConfig) -> TrainConfig:
     names = [name for name, origin in config.origins.items() if origin == "model"]
     known = known_settings()
     changes = {name: known[name].default for name in names if known[name].group == "augmentation"}
-    return config.updated("task", **changes)
+    return config.replaced(changes, "default")
 
 
 def _check_used(

@@ -50,6 +50,7 @@ from torchcaps.words import rounded
 Images = Float[Tensor, "batch channels height width"]
 Matrices = Float[Tensor, "batch 3 3"]
 AXES = ("batch", "channels", "height", "width")
+SHIFT = 2  # largest shift of a view in pixels
 # Largest changes of a view beside its shift, for affine poses; see `transformed_pairs`.
 CHANGES = {"degrees": 20.0, "zoom": 0.15, "shear": 0.1}
 MAX_ZOOM = 0.9
@@ -113,7 +114,7 @@ class Transform(Task):
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
         """Settings of a run that leaves them open."""
         changes = {} if model.pose == "translation" else CHANGES
-        return {"lr": 2e-3, "schedule": "cosine", **changes}
+        return {"lr": 2e-3, "schedule": "cosine", "shift": SHIFT, **changes}
 
     def eval_targets(self, images: Dataset) -> dict[str, Tensor]:
         """Matrices of two views of each image, the same whatever other images are in the batch."""
@@ -266,7 +267,7 @@ def transformed_pairs(
     images: Images,
     pose: Pose = "translation",
     *,
-    shift: int = 2,
+    shift: int = SHIFT,
     degrees: float = CHANGES["degrees"],
     zoom: float = CHANGES["zoom"],
     shear: float = CHANGES["shear"],

@@ -184,13 +184,13 @@ class Trainer:
         started: list[Callback] = []
         settings = self.config.training
         try:
-            for callback in self.callbacks:
-                started.append(callback)
-                callback.on_start(self)
             with (
                 memory_errors(settings.batch_size or 1),
                 arithmetic(self.updater.device, self.updater.precision, settings.deterministic),
             ):
+                for callback in self.callbacks:
+                    started.append(callback)
+                    callback.on_start(self)
                 while self.state.step < self.total_steps and not self._is_over():
                     self._run_epoch()
         except BaseException as error:

@@ -9,7 +9,7 @@ import torch
 import torchcaps as tc
 from fakecuda import gpu, runs
 from torchcaps.tasks.classify import Classify
-from torchcaps.training import state
+from torchcaps.training import folder
 from torchcaps.training.update import Updater
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -123,13 +123,13 @@ def test_a_leak_of_a_megabyte_a_step(run, change_loss):
 
 
 def test_a_state_restored_to_the_cpu(run, monkeypatch):
-    restore = state._restore
+    restore = folder._restore
 
-    def restore_on_host(tensors, model, optimizer, average):
-        restore(tensors, model, optimizer, average)
-        for entry in optimizer.state.values():
+    def restore_on_host(tensors, updater):
+        restore(tensors, updater)
+        for entry in updater.optimizer.state.values():
             for name, tensor in entry.items():
                 entry[name] = tensor.cpu()
 
-    monkeypatch.setattr(state, "_restore", restore_on_host)
+    monkeypatch.setattr(folder, "_restore", restore_on_host)
     assert "same device" in run()

@@ -19,10 +19,10 @@ from torchcaps.groups import setting
 class ShiftSettings:
     """How far an image is moved."""
 
-    shift: int = setting(
-        0,
-        "largest shift in pixels along each axis, zeros come in; 2 where a model is trained by its "
-        "name alone",
+    shift: int | None = setting(
+        None,
+        "largest shift in pixels along each axis, zeros come in; by default that of the task, and 2 "
+        "where a model is trained by its name alone",
         low=0,
     )
 
@@ -47,4 +47,4 @@ def shift(images: Images, max_shift: int = 2, *, generator: Generator) -> Images
 
 @register_augmentation("shift", ShiftSettings, moves=MOVED, order=10)
 def _apply(images: Images, settings: ShiftSettings, generator: Generator) -> Images:
-    return shift(images, settings.shift, generator=generator)
+    return shift(images, settings.shift or 0, generator=generator)
