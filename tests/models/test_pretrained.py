@@ -26,7 +26,7 @@ def test_there_are_small_files_of_weights():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_they_know_digits_as_their_passport_says(name):
+def test_they_know_digits_as_their_description_says(name):
     model = pretrained(name)
     digits = load_dataset("digits", "test")
     assert model.classes == digits.classes

@@ -16,10 +16,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from torchcaps.data import Preprocess
 from torchcaps.errors import ArgumentError, one_line
 from torchcaps.functional import standardize
-from torchcaps.models._pretrained import read_description
+from torchcaps.models._pretrained import described_sizes, read_description
 from torchcaps.models._registry import create_model
 from torchcaps.registry import Registry
 
@@ -138,13 +137,8 @@ def run_backbone(
     arguments: dict[str, Any] = {"model": model, "options": dict(options or {})}
     if pretrained and file is not None:
         description = read_description(file)
-        preprocess = Preprocess.from_dict(description["preprocess"])
-        sizes = {
-            "num_classes": len(description["classes"]),
-            "in_chans": preprocess.in_chans,
-            "img_size": preprocess.model_size,
-        }
-        arguments = {"model": description["model"], "options": sizes | description["options"]}
+        options = described_sizes(description) | description["options"]
+        arguments = {"model": description["model"], "options": options}
     elif not model:
         raise ArgumentError("backbone", "expected the folder or file of a model, got 'run'")
 

@@ -44,7 +44,7 @@ def parameter_count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def measured_stages(model: Any) -> list[Stage]:
+def list_stages(model: Any) -> list[Stage]:
     """The stages of a model by one forward pass through a copy without weights.
 
     The model, its mode, its hooks and random numbers are not touched. Of a router, which may be the
@@ -160,7 +160,7 @@ def model_card(model: Any) -> str:
     images = Stage("images", "", times(model.image_shape), 0)
     total = Stage("total", "", "", parameter_count(model))
     rows = []
-    for name, kind, output, parameters in [images, *measured_stages(model), total]:
+    for name, kind, output, parameters in [images, *list_stages(model), total]:
         rows.append((name, kind, output, f"{parameters:,}" if parameters else ""))
     return render(
         "torchcaps.models",
@@ -180,7 +180,7 @@ def facts_of(model: Any) -> list[tuple[str, str]]:
     lines = [("images", f"{channels}, {height} × {width} pixels (height × width)")]
     names = getattr(model, "classes", None)
     if names is not None:
-        words = join_names([*map(str, names)], MAX_CLASSES)
+        words = join_names(list(map(str, names)), MAX_CLASSES)
         lines.append(("classes", f"{len(names)} ({words})"))
     elif hasattr(model, "num_classes"):
         lines.append(("classes", str(model.num_classes)))
