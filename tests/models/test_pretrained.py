@@ -37,11 +37,11 @@ def test_they_know_digits_as_their_description_says(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_passport_tells_where_the_weights_come_from(name):
-    passport = json.loads(json.dumps(weights_info(name)))
-    assert passport["data"] == "mnist"
-    assert passport["command"].startswith("torchcaps train ")
-    assert {"seed", "license", "torch", "epochs"} <= passport.keys()
+def test_a_description_tells_where_the_weights_come_from(name):
+    description = json.loads(json.dumps(weights_info(name)))
+    assert description["data"] == "mnist"
+    assert description["command"].startswith("torchcaps train ")
+    assert {"seed", "license", "torch", "epochs"} <= description.keys()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -97,7 +97,8 @@ def pretrained_model(
     weights = load_file(file)
     with torch.device("meta"):
         state = build(**trained, **all_options).state_dict()
-    misfits = sorted(state.keys() - fitting_weights(state, weights).keys())
+    fitting = fitting_weights(state, weights)
+    misfits = [key for key in state if key not in fitting]
     if misfits:
         raise ArgumentError(
             "pretrained", f"the weights of {name} do not fit these options, such as {misfits[0]}"
