@@ -72,6 +72,9 @@ def register_model(
         replace: allow a name that is taken.
         options: of the builder, unless a caller passes others.
 
+    Returns:
+        The decorator, which returns the builder as it is.
+
     Raises:
         ValueError: for a name that is taken, unless `replace`.
 
