@@ -48,6 +48,7 @@ RENAMED: dict[str, tuple[str, ...]] = {
 # Renamed parts of the names of weights: pattern -> what stands in its place.
 RENAMED_WEIGHTS: dict[str, str] = {
     r"\bcentres\b": "centers",
+    r"(^|\.)names$": r"\1cluster_classes",
     r"\brecognise\b": "recognize",
     r"\bpart_capsules\.see\.": "part_capsules.encoder.",
     r"\bpart_capsules\.tell\.": "part_capsules.head.",

@@ -26,7 +26,7 @@ def factor_limit(dtype: torch.dtype) -> float:
     return _largest(dtype) ** (1 / 4)
 
 
-def steady_limit(dtype: torch.dtype) -> float:
+def gradient_limit(dtype: torch.dtype) -> float:
     """Largest magnitude of a number that the gradients of several passes multiply: 2^24 in float32.
 
     Beyond it, numbers of that type have no fractions.
@@ -45,7 +45,7 @@ def clamp_finite(x: Tensor, limit: Callable[[torch.dtype], float]) -> Tensor:
 
     Args:
         x: numbers.
-        limit: `factor_limit` or `steady_limit`.
+        limit: `factor_limit` or `gradient_limit`.
     """
     bound = limit(x.dtype)
     if x.dtype == torch.float16:
@@ -69,7 +69,7 @@ def einsum_fp32(equation: str, coefficients: Tensor, votes: Tensor) -> Tensor:
 
 def detach_extremes(logits: Tensor) -> Tensor:
     """Cut the gradient of logits so large that neighboring numbers are more than 1 apart."""
-    return torch.where(logits.abs() < steady_limit(logits.dtype), logits, logits.detach())
+    return torch.where(logits.abs() < gradient_limit(logits.dtype), logits, logits.detach())
 
 
 def einsum_autocast(equation: str, pose: Tensor, weight: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchcaps.functional.bounds import steady_limit
+from torchcaps.functional.bounds import gradient_limit
 from torchcaps.functional.squash import safe_norm
 
 
@@ -64,7 +64,7 @@ def bound_factors(pose: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor 
         The poses and the weights, and the factor by which the poses of each sample were scaled,
         `[b, 1, 1]`; None where none was.
     """
-    limit = steady_limit(weight.dtype)
+    limit = gradient_limit(weight.dtype)
     weight = clamp_magnitude(weight, limit)
     num_products = weight.shape[-1]
     pose_limit: float | Tensor

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from torchcaps.errors import ArgumentError, check_floating, check_positive, check_shape
 from torchcaps.functional import standardize
-from torchcaps.functional.bounds import clamp_finite, steady_limit
+from torchcaps.functional.bounds import clamp_finite, gradient_limit
 from torchcaps.functional.squash import full_precision
 from torchcaps.models.notebook import model_card, parameter_count
 from torchcaps.nn import mask_capsules
@@ -164,7 +164,7 @@ class ImageModel(nn.Module, ABC):
         The bound keeps huge numbers from overflowing.
         """
         self._check(images)
-        images = clamp_finite(images, steady_limit)
+        images = clamp_finite(images, gradient_limit)
         return standardize(images).to(images.dtype) if self.standardized else images
 
     def _repr_html_(self) -> str:

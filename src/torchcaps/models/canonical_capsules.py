@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, check_range
 from torchcaps.functional import procrustes
-from torchcaps.functional.bounds import clamp_finite, steady_limit, without_autocast
+from torchcaps.functional.bounds import clamp_finite, gradient_limit, without_autocast
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import ImageModel, ImageSize
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
@@ -235,7 +235,7 @@ class CanonicalCapsules(ImageModel):
             Attention, keypoints, descriptors and the rigid motion; see `Aligned`.
         """
         self._check(points)
-        x = clamp_finite(full_precision(points), steady_limit).squeeze(3).mT
+        x = clamp_finite(full_precision(points), gradient_limit).squeeze(3).mT
         features = self.aligner(x)
         attention = attend(self.aligner.attention, features)
         keypoints = pool(attention, x)

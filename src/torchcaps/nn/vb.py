@@ -140,8 +140,7 @@ class VBRouting(Router):
         X = torch.cat([V, V.square()], dim=-1) if is_diagonal else V
 
         R = self._first_couplings(votes)
-        # `num_iterations` is `iterations`, or 1 for the fixed couplings of an ablation.
-        for remaining in reversed(range(self.num_iterations)):
+        for remaining in reversed(range(self.num_iterations)):  # 1 in an ablation
             # M-step, equations 1 to 4.
             r = (R * a).mT  # [..., j, i]
             N = r.sum(dim=-1)  # [..., j], as are alpha, kappa and nu
@@ -162,8 +161,7 @@ class VBRouting(Router):
                 log_density = (log_scale.unsqueeze(-1) - 0.5 * Q).mT
                 if self.outlier is not None:
                     log_density = log_density - self.outlier
-                # Equation 9: a softmax over competing parents. `leaky` lets one more compete, of
-                # logit 0: the outlier.
+                # Equation 9; `leaky` lets one more parent compete, of logit 0: the outlier.
                 R = votes.couple(log_density, leaky=self.leaky)
 
         # Equations 10 and 11. Without agreement, Psi_j = I as of votes without scatter.

@@ -17,7 +17,7 @@ from torchcaps.functional.bounds import (
     clamp_finite,
     detach_extremes,
     factor_limit,
-    steady_limit,
+    gradient_limit,
     without_autocast,
 )
 from torchcaps.functional.squash import full_precision
@@ -81,7 +81,7 @@ def em_routing(
     if votes.bias is not None:
         V = V + full_precision(votes.bias)
     V = clamp_finite(V, factor_limit)
-    a_i = clamp_finite(votes.activation.to(V.dtype), steady_limit).unsqueeze(-1)
+    a_i = clamp_finite(votes.activation.to(V.dtype), gradient_limit).unsqueeze(-1)
     beta_u = full_precision(beta_u) if isinstance(beta_u, Tensor) else beta_u
     beta_a = full_precision(beta_a) if isinstance(beta_a, Tensor) else beta_a
     first, *later = temperatures(iterations, inverse_temperature)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from torchcaps.functional.bounds import steady_limit
+from torchcaps.functional.bounds import gradient_limit
 from torchcaps.functional.routing.dynamic import dynamic_routing
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.passes import Passes, Problem, make_operator, route
@@ -108,7 +108,7 @@ class _BlockedPasses(Passes):
         self.weight = None
         if problem.weight is None:
             like = problem.pose
-            self.pose, self.scale = rescale_samples(like, steady_limit(like.dtype))
+            self.pose, self.scale = rescale_samples(like, gradient_limit(like.dtype))
             self.children, self.parents, self.dim = like.shape[1:]
         else:
             like = problem.weight

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.functional.bounds import clamp_finite, steady_limit
+from torchcaps.functional.bounds import clamp_finite, gradient_limit
 from torchcaps.functional.squash import PoseAndLength
 from torchcaps.functional.votes import ProductVotes, Votes
 from torchcaps.kernels.dynamic.passes import Passes, Problem, make_operator, not_linear, route
@@ -174,8 +174,8 @@ class _TritonPasses(Passes):
 
     def __init__(self, problem: Problem, backward: bool) -> None:
         weight: Any = problem.weight
-        self.pose = clamp_finite(problem.pose.detach(), steady_limit).contiguous()
-        self.weight = clamp_finite(weight.detach(), steady_limit).contiguous()
+        self.pose = clamp_finite(problem.pose.detach(), gradient_limit).contiguous()
+        self.weight = clamp_finite(weight.detach(), gradient_limit).contiguous()
         self.tile = choose_tile(*weight.shape[2:])
         self.mode = product_mode(self.pose.dtype, weight.dtype)
         self.leaky = problem.leaky

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchcaps.functional.bounds import factor_limit, steady_limit
+from torchcaps.functional.bounds import factor_limit, gradient_limit
 from torchcaps.functional.fields import Convention, ConvField
 from torchcaps.functional.routing.em import em_routing
 from torchcaps.functional.squash import full_precision
@@ -94,9 +94,9 @@ class Problem(NamedTuple):
         """Dimensions of a vote."""
         return self.rows * self.weight.shape[3]
 
-    def bounded(self) -> Problem:
-        """The same problem with numbers so bounded that squares of votes stay finite."""
-        limit = steady_limit(self.weight.dtype)
+    def clamped(self) -> Problem:
+        """The same problem with numbers clamped such that squares of votes stay finite."""
+        limit = gradient_limit(self.weight.dtype)
         vote_limit = factor_limit(self.weight.dtype)
         weight = clamp_magnitude(self.weight, limit)
         pose_limit = vote_limit / (weight.shape[2] * max(1.0, max_magnitude(weight)))
@@ -204,7 +204,7 @@ def _shapes(problem: Problem) -> tuple[Tensor, ...]:
 
 def _forward(problem: Problem) -> tuple[Tensor, ...]:
     """The outputs and the states."""
-    problem = problem.bounded()
+    problem = problem.clamped()
     mean, activation, coupling, means, variances, stats = _shapes(problem)
     batch = len(mean)
     groups = len(means) if problem.want_coupling else 0
@@ -226,7 +226,7 @@ def _backward(
     """Gradients of pose, activation, weight, beta_u, beta_a and shift."""
     means, variances, stats = saved
     grad_mean, grad_activation, grad_coupling = grads
-    problem = problem.bounded()
+    problem = problem.clamped()
     groups = len(means)
     batch = len(grad_mean)
     children, parents, inner, outer = problem.weight.shape
