@@ -24,6 +24,15 @@ Images = Float[Tensor, "batch channels height width"]
 Classes = Float[Tensor, "batch classes"]
 
 
+@register_model(
+    ModelInfo(
+        title="Capsule networks as recurrent models of grouping and segmentation",
+        year=2020,
+        parameters=6_831_594,
+        published="no uncrowding with feed-forward or recurrent layers (figure 4)",
+    ),
+    name="recurrent_cnn",
+)
 class RecurrentCNN(nn.Module):
     """Two convolutions -> a layer that is computed `steps` times -> the classes.
 
@@ -91,15 +100,3 @@ class RecurrentCNN(nn.Module):
     def forward(self, images: Images) -> Classes:
         """Probabilities of the classes."""
         return self.probabilities(self.logits(images))
-
-
-register_model(
-    name="recurrent_cnn",
-    builder=RecurrentCNN,
-    info=ModelInfo(
-        title="Capsule networks as recurrent models of grouping and segmentation",
-        year=2020,
-        parameters=6_831_594,
-        published="no uncrowding with feed-forward or recurrent layers (figure 4)",
-    ),
-)

@@ -12,6 +12,7 @@ from matplotlib.patches import Rectangle
 
 import torchcaps as tc
 from make_gallery import PICTURES, save
+from torchcaps.models.notebook import list_stages
 from torchcaps.viz.canvas import BLUE, GRAY, ORANGE, new_figure
 
 NAMES = ("vb_caps", "deepcaps", "inverted_attention", "heinsen", "sr_capsnet")
@@ -37,7 +38,7 @@ def blocks(name: str) -> list[tuple[str, str, int, float, float]]:
     """What each stage is, what it gives, how many follow alike, and the height and width of its box."""
     model: Any = tc.create_model(name)
     stages: list[tuple[str, str, int, float, float]] = []
-    for stage in model.notebook_stages():
+    for stage in list_stages(model):
         if QUIET.match(stage.kind):
             continue
         kind = stage.kind

@@ -87,7 +87,7 @@ def import_module(name: str) -> None:
 
 def imported() -> list[str]:
     """The names that `import_module` has imported."""
-    return [*_imported]
+    return list(_imported)
 
 
 def flags(modules: Iterable[str] | None = None) -> str:

@@ -95,8 +95,7 @@ class Registry(Mapping[str, T]):
         Raises:
             UnknownNameError: there is no such name.
         """
-        if name not in self:
-            raise self.unknown(name)
+        self[name]  # raises the error for an unknown name
         return self._reads[name]
 
     def unknown(self, name: str) -> UnknownNameError:
@@ -118,14 +117,12 @@ class Registry(Mapping[str, T]):
 
     def _save(self) -> Callable[[], None]:
         """The function that restores the entries of now."""
-        before = dict(self._entries)
+        entries = dict(self._entries)
         reads = dict(self._reads)
 
         def restore() -> None:
-            self._entries.clear()
-            self._entries.update(before)
-            self._reads.clear()
-            self._reads.update(reads)
+            self._entries = entries
+            self._reads = reads
 
         return restore
 

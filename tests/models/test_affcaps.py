@@ -65,7 +65,7 @@ def test_sizes(share, size, votes, encoder, decoder):
 @pytest.mark.parametrize("num_matrices", [1, 3, None])
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_sum_is_that_of_the_votes(num_matrices, constant, bias, children):
-    layer = make_layer(own=num_matrices, constant=constant, bias=bias, iterations=1)
+    layer = make_layer(num_matrices=num_matrices, constant=constant, bias=bias, iterations=1)
     parents = layer(children)
     expected = uniform_routing(layer.make_votes(children).dense(), bias=layer.bias)
     torch.testing.assert_close(parents.pose, expected.pose, rtol=1e-5, atol=1e-6)

@@ -45,7 +45,7 @@ def gradients_of(step, model, batch):
 
 
 def test_a_training_step_compiles_whole_and_once():
-    model = small_capsnet(impl="blocked")
+    model = small_capsnet(impl="blocked", decoder=False, iterations=2)
     step = TrainingStep(create_task(model, TrainConfig()))
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(step, fullgraph=True, dynamic=True, backend=counter)

@@ -162,29 +162,3 @@ def test_a_stem_of_six_convolutions_with_padding():
     smallest = make_model(stem=stem, img_size=side)
     features = smallest.stem(torch.rand(1, *smallest.image_shape))
     assert features.shape[2:] == (2, 2)
-
-
-FOUR_NUMBERS = r"stem: expected \(kernel, stride, channels, padding below half a kernel\), got "
-LAST_CHANNELS = "stem: expected a multiple of 8 as the last channels, got "
-
-
-@pytest.mark.parametrize(
-    ("stem", "message"),
-    [
-        ([[5, 2], [3, 1]], FOUR_NUMBERS + r"\[5, 2\]"),
-        ([[3, 1, 8, 2]], FOUR_NUMBERS + r"\[3, 1, 8, 2\]"),
-        (
-            [
-                [5, 2],
-                [3, 1],
-                [3, 1],
-                [3, 2, 12],
-            ],
-            LAST_CHANNELS,
-        ),
-        ([], LAST_CHANNELS),
-    ],
-)
-def test_a_stem_that_fits_nothing_is_refused(stem, message):
-    with pytest.raises(ValueError, match=message):
-        make_model(stem=stem)

@@ -86,7 +86,7 @@ def test_a_builder_that_computes_with_numbers_is_not_counted(limit):
     limit(0)
     with MODELS.restored():
         info = ModelInfo(title="", year=2026, parameters=10, published="none")
-        register_model(info, name="scaled", builder=lambda **_: Scaled())
+        register_model(info, name="scaled")(lambda **_: Scaled())
         assert tc.create_model("scaled").scale > 0
 
 

@@ -21,7 +21,7 @@ def small_capsnet(**options):
 
 
 @pytest.mark.parametrize("name", tc.list_models())
-def test_info_counts_the_parameters_of_a_model_without_memory(name):
+def test_the_parameters_of_a_model_without_memory_are_counted(name):
     with torch.device("meta"):
         model = tc.create_model(name)
     assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
@@ -69,28 +69,17 @@ def test_a_step_reaches_every_parameter(name):
 
 
 @pytest.mark.parametrize(
-    ("num_classes", "has_bias"),
+    ("num_classes", "options", "has_bias"),
     [
-        (10, False),
-        (11, True),
-        (43, True),
+        (10, {}, False),
+        (11, {}, True),
+        (10, {"bias": True}, True),
+        (11, {"bias": False}, False),
     ],
 )
-def test_bias_by_default_from_eleven_classes_on(num_classes, has_bias):
-    layer = small_capsnet(num_classes=num_classes).class_capsules
+def test_bias_by_default_from_eleven_classes_on(num_classes, options, has_bias):
+    layer = small_capsnet(num_classes=num_classes, **options).class_capsules
     assert (layer.bias is not None) == has_bias
-
-
-@pytest.mark.parametrize(
-    ("num_classes", "bias"),
-    [
-        (10, True),
-        (11, False),
-    ],
-)
-def test_bias_on_request(num_classes, bias):
-    layer = small_capsnet(num_classes=num_classes, bias=bias).class_capsules
-    assert (layer.bias is not None) == bias
 
 
 def test_layers_between():
@@ -112,13 +101,6 @@ def test_layers_between_have_routers_of_their_own():
 def test_a_small_decoder():
     model = small_capsnet(decoder=(12, 20))
     assert [layer.out_features for layer in model.decoder.layers[::2]] == [12, 20, 784]
-
-
-def test_a_model_without_decoder_reconstructs_nothing():
-    model = small_capsnet(decoder=False)
-    capsules = model.capsules(torch.rand(2, 1, 28, 28))
-    with pytest.raises(ValueError, match="reconstruct: this model has no decoder"):
-        model.reconstruct(capsules)
 
 
 MAKE_DRAWINGS = ("decoder", "weight.generate", "weight.draw", "bias.generate", "bias.draw")

@@ -26,7 +26,7 @@ def test_there_are_small_files_of_weights():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_they_know_digits_as_their_info_says(name):
+def test_they_know_digits_as_their_description_says(name):
     model = pretrained(name)
     digits = load_dataset("digits", "test")
     assert model.classes == digits.classes
@@ -37,11 +37,11 @@ def test_they_know_digits_as_their_info_says(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_info_tells_where_the_weights_come_from(name):
-    info = json.loads(json.dumps(weights_info(name)))
-    assert info["data"] == "mnist"
-    assert info["command"].startswith("torchcaps train ")
-    assert {"seed", "license", "torch", "epochs"} <= info.keys()
+def test_a_description_tells_where_the_weights_come_from(name):
+    description = json.loads(json.dumps(weights_info(name)))
+    assert description["data"] == "mnist"
+    assert description["command"].startswith("torchcaps train ")
+    assert {"seed", "license", "torch", "epochs"} <= description.keys()
 
 
 @pytest.mark.parametrize("name", NAMES)

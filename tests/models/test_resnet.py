@@ -53,18 +53,3 @@ def test_weights_start_as_in_the_paper():
             std = (2 / layer.weight[0].numel()) ** 0.5
             assert layer.weight.std().item() == pytest.approx(std, rel=0.2)
             assert layer.bias is None
-
-
-@pytest.mark.parametrize(
-    ("num_classes", "in_chans", "img_size"),
-    [
-        (1, 1, 5),
-        (43, 3, (9, 30)),
-        (5, 2, 33),
-    ],
-)
-def test_any_size_trains_with_one_image(num_classes, in_chans, img_size):
-    model = make_model(num_classes, in_chans, img_size).train()
-    activation = model(torch.rand(1, *model.image_shape, generator=seeded()))
-    assert activation.shape == (1, num_classes)
-    assert activation.isfinite().all()

@@ -1,10 +1,8 @@
 """Capsules routed by variational Bayes, at other sizes than the published ones."""
 
 import pytest
-import torch
 
 import torchcaps as tc
-from torchcaps.testing import seeded
 
 SMALL = {
     "channels": 8,
@@ -21,10 +19,6 @@ ROUTING_OPTIONS = {
 
 def make_model(**options):
     return tc.create_model("vb_caps", **SMALL | options)
-
-
-def sample_images(model):
-    return torch.rand(3, *model.image_shape, generator=seeded())
 
 
 def test_coordinates_of_the_authors_code():

@@ -8,12 +8,12 @@ import torch
 from torchcaps.data import load_dataset
 from torchcaps.errors import DataError
 from torchcaps.reporting.evaluated import evaluate_run
-from torchcaps.reproduction import MEASURES, register_measure
+from torchcaps.reproduction import MEASURES, measures, register_measure
 from torchcaps.tasks import create_task
 from torchcaps.training import TrainConfig, train
 from torchcaps.types import ModelSpec
 
-TINY = {"channels": 8, "primary_types": 2}
+TINY = {"channels": 8, "primary_types": 2, "decoder": (16, 32)}
 
 
 def trained(folder, **changes):
@@ -32,10 +32,10 @@ def trained(folder, **changes):
     return evaluate_run(train(config, folder / "run"))
 
 
-def limit_images(monkeypatch, count=24):
-    monkeypatch.setattr("torchcaps.reproduction.measures.NUM_SUBSET", count)
-    monkeypatch.setattr("torchcaps.reproduction.measures.NUM_ATTACKED", count)
-    return count
+def limit_images(monkeypatch, count=8):
+    monkeypatch.setattr(measures, "NUM_SUBSET", count)
+    monkeypatch.setattr(measures, "NUM_ATTACKED", count)
+    monkeypatch.setattr(measures, "STRENGTHS", (0.1,))
 
 
 @pytest.fixture(scope="module")
@@ -182,13 +182,13 @@ class Templates(torch.nn.Module):
 def test_attack_success_is_of_rightly_answered_images(cnn, monkeypatch):
     limit_images(monkeypatch, 48)
     trained = replace(cnn, task=create_task(Templates(cnn.images), cnn.config))
-    monkeypatch.setattr("torchcaps.reproduction.measures.SUCCESS_STRENGTH", 0.15)
+    monkeypatch.setattr(measures, "SUCCESS_STRENGTH", 0.15)
     figures = MEASURES["attack_success"](trained)
     targeted = {"targeted_fgsm_success", "targeted_bim_success"}
     assert set(figures) == {"fgsm_success", "bim_success"} | targeted
     assert 0 < figures["targeted_fgsm_success"] < figures["fgsm_success"] < 1
     assert 0 < figures["targeted_bim_success"] < figures["bim_success"] < 1
-    monkeypatch.setattr("torchcaps.reproduction.measures.SUCCESS_STRENGTH", 0.0)
+    monkeypatch.setattr(measures, "SUCCESS_STRENGTH", 0.0)
     assert set(MEASURES["attack_success"](trained).values()) == {0.0}
-    monkeypatch.setattr("torchcaps.reproduction.measures.SUCCESS_STRENGTH", 1.0)
+    monkeypatch.setattr(measures, "SUCCESS_STRENGTH", 1.0)
     assert MEASURES["attack_success"](trained)["bim_success"] > 0.9

@@ -7,7 +7,6 @@ import pytest
 from torch.nn.utils import parameters_to_vector
 
 from torchcaps.errors import RunError, UnknownNameError
-from torchcaps.reporting import api
 from torchcaps.reproduction import (
     read_results,
     reproduce,
@@ -29,14 +28,6 @@ def experiment(tmp_path_factory):
     folder = tmp_path_factory.mktemp("done")
     recipe = recipe_of(folder)
     return folder / "out", recipe, reproduce(recipe, output=folder / "out", seeds=2)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_plots():
-    """Skip drawing, which takes most of the time of a tiny run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "can_plot", lambda: False)
-        yield
 
 
 def test_every_row_and_seed_is_a_run_that_is_measured(experiment):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from torchcaps.data import Preprocess
 from torchcaps.errors import ArgumentError, one_line
 from torchcaps.functional import standardize
-from torchcaps.models._pretrained import read_description
+from torchcaps.models._pretrained import described_sizes, read_description
 from torchcaps.models._registry import create_model
 from torchcaps.registry import Registry
 
@@ -80,20 +79,19 @@ def create_backbone(backbone: str | Mapping[str, Any]) -> tuple[Backbone, dict[s
     Raises:
         ArgumentError: there is no such backbone, or it cannot be read.
     """
+    arguments: dict[str, Any] = {"pretrained": True}
     if isinstance(backbone, Mapping):
-        arguments = dict(backbone)
+        arguments = {**backbone, "pretrained": False}
         source = str(arguments.pop("source", ""))
-        built = BACKBONES[source](pretrained=False, **arguments)
-        return built, {"source": source, **built.arguments}
-    if backbone in BACKBONES:
+    elif backbone in BACKBONES:
         source = backbone
-        built = BACKBONES[source](pretrained=True)
     elif file := _model_file(Path(backbone).expanduser()):
         source = "run"
-        built = BACKBONES[source](pretrained=True, file=file)
+        arguments["file"] = file
     else:
         source = "transformers"
-        built = BACKBONES[source](pretrained=True, name=backbone)
+        arguments["name"] = backbone
+    built = BACKBONES[source](**arguments)
     return built, {"source": source, **built.arguments}
 
 
@@ -139,13 +137,8 @@ def run_backbone(
     arguments: dict[str, Any] = {"model": model, "options": dict(options or {})}
     if pretrained and file is not None:
         description = read_description(file)
-        preprocess = Preprocess.from_dict(description["preprocess"])
-        sizes = {
-            "num_classes": len(description["classes"]),
-            "in_chans": preprocess.in_chans,
-            "img_size": preprocess.model_size,
-        }
-        arguments = {"model": description["model"], "options": sizes | description["options"]}
+        options = described_sizes(description) | description["options"]
+        arguments = {"model": description["model"], "options": options}
     elif not model:
         raise ArgumentError("backbone", "expected the folder or file of a model, got 'run'")
 
@@ -202,8 +195,7 @@ def transformers_backbone(
         settings = dict(config or {})
         kind = transformers.AutoConfig.for_model(settings.pop("model_type", ""), **settings)
         module = transformers_class(kind)(kind)
-        arguments = _arguments(kind, mean, std, is_pretrained)
-        return Backbone(module, tuple(mean), tuple(std), arguments, is_pretrained)
+        return _with_arguments(Backbone(module, tuple(mean), tuple(std), {}, is_pretrained), kind)
 
     is_local = Path(name).expanduser().is_dir()
     place = str(Path(name).expanduser()) if is_local else name
@@ -219,7 +211,7 @@ def transformers_backbone(
             f"{name} is no registered one ({', '.join(BACKBONES.names())}), no run, and cannot be "
             f"read as a model of transformers ({one_line(str(error))})",
         ) from error
-    return Backbone(module, mean, std, _arguments(kind, mean, std))
+    return _with_arguments(Backbone(module, mean, std), kind)
 
 
 def transformers_class(config: Any) -> Any:
@@ -235,28 +227,25 @@ def transformers_class(config: Any) -> Any:
     raise ValueError(f"no model is known for a configuration {type(config).__name__}")
 
 
-def transformers_recipe(
-    module: nn.Module, mean: tuple[float, ...], std: tuple[float, ...], is_pretrained: bool
-) -> dict[str, Any] | None:
+def transformers_recipe(backbone: Backbone) -> dict[str, Any] | None:
     """What builds a module of transformers again; None for another module."""
-    config = getattr(module, "config", None)
-    if not type(module).__module__.startswith("transformers."):
+    kind = type(backbone.module)
+    config = getattr(backbone.module, "config", None)
+    is_known = config is not None and kind.__module__.startswith("transformers.")
+    if not is_known or transformers_class(config) is not kind:
         return None
-    if config is None or transformers_class(config) is not type(module):
-        return None
-    return {"source": "transformers", **_arguments(config, mean, std, is_pretrained)}
+    return {"source": "transformers", **_with_arguments(backbone, config).arguments}
 
 
-def _arguments(
-    config: Any, mean: tuple[float, ...], std: tuple[float, ...], is_pretrained: bool = True
-) -> dict[str, Any]:
-    settings = json.loads(config.to_json_string(use_diff=False))
-    return {
-        "config": settings,
-        "mean": list(mean),
-        "std": list(std),
-        "is_pretrained": is_pretrained,
+def _with_arguments(backbone: Backbone, config: Any) -> Backbone:
+    """A backbone of transformers with the arguments that build it again."""
+    arguments = {
+        "config": json.loads(config.to_json_string(use_diff=False)),
+        "mean": list(backbone.mean),
+        "std": list(backbone.std),
+        "is_pretrained": backbone.is_pretrained,
     }
+    return replace(backbone, arguments=arguments)
 
 
 def _read_normalization(place: str, is_local: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:

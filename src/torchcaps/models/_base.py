@@ -1,7 +1,8 @@
 """What models of images share: their sizes, the check of their images, their table."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -14,9 +15,9 @@ from torchcaps.errors import ArgumentError, check_floating, check_positive, chec
 from torchcaps.functional import standardize
 from torchcaps.functional.bounds import clamp_finite, gradient_limit
 from torchcaps.functional.squash import full_precision
-from torchcaps.models.notebook import Stage, measured_stages, model_card
+from torchcaps.models.notebook import model_card, parameter_count
 from torchcaps.nn import mask_capsules
-from torchcaps.nn.decoder import draw_shape
+from torchcaps.nn.decoder import ImageShape, draw_shape
 from torchcaps.types import Capsules, ModelSpec
 
 ImageSize = int | tuple[int, int]  # height and width in pixels, or one number for both
@@ -90,7 +91,7 @@ class ImageModel(nn.Module, ABC):
         num_classes: of a model that has classes, else None.
         in_chans: channels of the images.
         img_size: (height, width) or one number for both.
-        smallest: side of the smallest image in pixels.
+        smallest: side of the smallest image in pixels, by default that of `spec`.
         sizes: other numbers by name, at least 1.
 
     Raises:
@@ -99,7 +100,7 @@ class ImageModel(nn.Module, ABC):
     """
 
     num_classes: int
-    spec: ModelSpec
+    spec = ModelSpec()
     # Give every image mean 0 and standard deviation 1 first, as for smallNORB.
     standardized = False
 
@@ -108,17 +109,21 @@ class ImageModel(nn.Module, ABC):
         num_classes: int | None,
         in_chans: int,
         img_size: ImageSize,
-        smallest: int = 1,
+        *,
+        smallest: int | None = None,
         **sizes: int,
     ) -> None:
         super().__init__()
         height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
         check_positive(in_chans=in_chans, **sizes)
+        if smallest is None:
+            smallest = self.spec.smallest
         if min(height, width) < smallest:
             raise ArgumentError(
                 "img_size",
                 f"expected images of at least {smallest}x{smallest} pixels, got {height}x{width}",
             )
+        self.spec = replace(self.spec, smallest=smallest)
         self.in_chans = in_chans
         self.img_size = (height, width)
         self.image_shape = (in_chans, height, width)
@@ -146,10 +151,6 @@ class ImageModel(nn.Module, ABC):
     def draw_size(self) -> tuple[int, int]:
         """Height and width of what a decoder draws, at most those of the images."""
         return self.spec.draw_size or self.img_size
-
-    def notebook_stages(self) -> list[Stage]:
-        """The rows of the model's table in a notebook."""
-        return measured_stages(self)
 
     def _check(self, images: Tensor) -> None:
         height, width = self.img_size
@@ -217,10 +218,8 @@ class DrawingModel(ImageModel):
         """The input of the decoder: poses of which all but one are zero."""
         return mask_capsules(capsules, labels)
 
-    def _add_decoder(
-        self, decoder_class: Any, *sizes: int, **options: Any
-    ) -> tuple[int, int] | None:
-        """Build the decoder, after all other modules, and return what `spec.draw_size` is.
+    def _add_decoder(self, decoder_class: Any, *sizes: int, **options: Any) -> None:
+        """Build the decoder, after all other modules.
 
         Args:
             decoder_class: has a `published_shape`; see `FullyConnectedDecoder`.
@@ -228,12 +227,16 @@ class DrawingModel(ImageModel):
             options: its other arguments.
         """
         build = partial(decoder_class, *sizes, **options)
-        num_other_parameters = sum(map(Tensor.numel, self.parameters()))
-        shape = draw_shape(
-            build, self.image_shape, decoder_class.published_shape, num_other_parameters
-        )
-        self.decoder = build(shape)
-        return None if shape == self.image_shape else shape[1:]
+        self.decoder = build(self._choose_shape(build, decoder_class.published_shape))
+
+    def _choose_shape(
+        self, build: Callable[[ImageShape], nn.Module], published_shape: ImageShape
+    ) -> ImageShape:
+        """The shape that a decoder beside the other modules draws, which `spec` declares."""
+        shape = draw_shape(build, self.image_shape, published_shape, parameter_count(self))
+        draw_size = None if shape == self.image_shape else shape[1:]
+        self.spec = replace(self.spec, decoder=True, draw_size=draw_size)
+        return shape
 
 
 class LogitModel(ImageModel):
@@ -242,6 +245,7 @@ class LogitModel(ImageModel):
     They sum to one unless there is a sigmoid for each. The cross-entropy starts from the logits.
     """
 
+    spec = ModelSpec(pose=True, activation="probability", logits=True)
     multilabel = False  # a sigmoid for each class in place of one softmax
 
     def logits(self, images: Images) -> Classes:
@@ -265,28 +269,28 @@ class PlainNetwork(LogitModel):
         num_classes: number of classes.
         in_chans: channels of the images.
         img_size: (height, width) or one number for both.
-        smallest: side of the smallest image in pixels.
+        smallest: side of the smallest image in pixels, by default that of `spec`.
         multilabel: an image may show several classes: there is a sigmoid for each in place of one
             softmax.
         standardized: give every image mean 0 and standard deviation 1 first.
     """
+
+    spec = ModelSpec(activation="probability", logits=True)
 
     def __init__(
         self,
         num_classes: int,
         in_chans: int,
         img_size: ImageSize,
-        smallest: int = 1,
         *,
+        smallest: int | None = None,
         multilabel: bool = False,
         standardized: bool = False,
     ) -> None:
-        super().__init__(num_classes, in_chans, img_size, smallest)
+        super().__init__(num_classes, in_chans, img_size, smallest=smallest)
         self.multilabel = multilabel
         self.standardized = standardized
-        self.spec = ModelSpec(
-            activation="probability", logits=True, multilabel=multilabel, smallest=smallest
-        )
+        self.spec = replace(self.spec, multilabel=multilabel)
 
     @abstractmethod
     def scores(self, x: Images) -> Classes:

@@ -84,12 +84,7 @@ def pretrained_model(
     """
     file = weights_file(name)
     description = read_description(file)
-    preprocess = Preprocess.from_dict(description["preprocess"])
-    trained: dict[str, Any] = {
-        "num_classes": len(description["classes"]),
-        "in_chans": preprocess.in_chans,
-        "img_size": preprocess.model_size,
-    }
+    trained = described_sizes(description)
     all_sizes = trained | {key: size for key, size in sizes.items() if size is not None}
     all_sizes["img_size"] = size_pair(all_sizes["img_size"])
     for key in ("in_chans", "img_size"):
@@ -103,11 +98,11 @@ def pretrained_model(
     with torch.device("meta"):
         state = build(**trained, **all_options).state_dict()
     fitting = fitting_weights(state, weights)
-    for key in state:
-        if key not in fitting:
-            raise ArgumentError(
-                "pretrained", f"the weights of {name} do not fit these options, such as {key}"
-            )
+    misfits = [key for key in state if key not in fitting]
+    if misfits:
+        raise ArgumentError(
+            "pretrained", f"the weights of {name} do not fit these options, such as {misfits[0]}"
+        )
 
     model = build(**all_sizes, **all_options)
     take_weights(model, weights)
@@ -115,7 +110,7 @@ def pretrained_model(
     classes = tuple(description["classes"]) if has_same_classes else ()
     metadata = ModelMetadata(
         classes,
-        preprocess,
+        Preprocess.from_dict(description["preprocess"]),
         description["task"],
         name=name,
         options=all_sizes | all_options,
@@ -147,7 +142,17 @@ def take_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
     """
     fitting = fitting_weights(model.state_dict(), weights)
     model.load_state_dict(fitting, strict=False)
-    return [*fitting]
+    return list(fitting)
+
+
+def described_sizes(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of the model of a description, as arguments of `create_model`."""
+    preprocess = Preprocess.from_dict(description["preprocess"])
+    return {
+        "num_classes": len(description["classes"]),
+        "in_chans": preprocess.in_chans,
+        "img_size": preprocess.model_size,
+    }
 
 
 def read_description(path: Path) -> dict[str, Any]:

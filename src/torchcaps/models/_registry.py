@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace as with_changes
 from fnmatch import fnmatch
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from torchcaps.registry import Registry
 from torchcaps.types import model_metadata
 
 Builder = Callable[..., nn.Module]
+B = TypeVar("B", bound=Builder)
 
 GIB = 1 << 30
 BYTES_PER_PARAMETER = 4 * 4  # of float32: the weight, its gradient, two moments of Adam
@@ -61,24 +62,18 @@ MODELS: Registry[tuple[Builder, ModelInfo]] = Registry("model")
 
 
 def register_model(
-    info: ModelInfo,
-    *,
-    name: str | None = None,
-    builder: Builder | None = None,
-    replace: bool = False,
-    **options: Any,
-) -> Callable[[Builder], Builder]:
-    """Register a model: as a decorator of its builder, or with `builder` at once.
+    info: ModelInfo, *, name: str | None = None, replace: bool = False, **options: Any
+) -> Callable[[B], B]:
+    """Decorator that registers a model by the class or function that makes it.
 
     Args:
         info: the model's origin and published sizes.
         name: name of the model, by default that of the builder.
-        builder: class or function that makes the model.
         replace: allow a name that is taken.
         options: of the builder, unless a caller passes others.
 
     Returns:
-        The decorator, which returns the builder as it is; with `builder`, this builder.
+        The decorator, which returns the builder as it is.
 
     Raises:
         ValueError: for a name that is taken, unless `replace`.
@@ -88,13 +83,11 @@ def register_model(
         ... def my_network(num_classes=10, in_chans=1, img_size=(28, 28)): ...
     """
 
-    def register(builder: Builder) -> Builder:
+    def register(builder: B) -> B:
         entry = (partial(builder, **options), info)
         MODELS.add(name or builder.__name__, entry, replace=replace)
         return builder
 
-    if builder is not None:
-        register(builder)
     return register
 
 
@@ -111,7 +104,7 @@ def register_variant(name: str, base: str, **changes: Any) -> None:
     """
     builder, info = MODELS[base]
     fields = {key: changes.pop(key) for key in vars(info) if key in changes}
-    register_model(with_changes(info, **fields), name=name, builder=builder, **changes)
+    register_model(with_changes(info, **fields), name=name, **changes)(builder)
 
 
 def list_models(filter: str = "*", pretrained: bool = False) -> list[str]:

@@ -28,7 +28,7 @@ class AffineCaps(CapsuleLinear):
     """`v_k = squash(c sum_n W_k u_n)`: children that share a matrix are summed before the product.
 
     It is routing by agreement of the votes `c K W_k u_n`, of which one iteration is the equation,
-    and makes no votes. `weight` is `[own, K, out_dim, in_dim]`.
+    and makes no votes. `weight` is `[matrices, K, out_dim, in_dim]`.
 
     Args:
         in_capsules: N, children.
@@ -37,8 +37,8 @@ class AffineCaps(CapsuleLinear):
         out_dim: dimensions of a parent.
         routing: name of a router (see `list_routers()`), a router, or a function
             `(votes, activation) -> Routed`.
-        own: children with matrices of their own, which the others repeat in turn: 1, the types of a
-            position, or None for all N.
+        num_matrices: for each parent, which the children repeat in turn: 1, the types of a
+            position, or None for N.
         constant: c, 1 / K being equal couplings.
         options: of `CapsuleLinear`.
 
@@ -55,12 +55,12 @@ class AffineCaps(CapsuleLinear):
         out_dim: int,
         routing: str = "dynamic",
         *,
-        own: int | None = 1,
+        num_matrices: int | None = 1,
         constant: Constant = "1/sqrt(N)",
         **options: Any,
     ) -> None:
         check_known("constant", constant, get_args(Constant))
-        num_matrices = in_capsules if own is None else own
+        num_matrices = num_matrices or in_capsules
         c = in_capsules**-0.5
         std = in_dim**-0.5
         if constant == "1/K":
@@ -118,6 +118,19 @@ class AffineCaps(CapsuleLinear):
         )
 
 
+# CapsNet with one matrix a class for all primary capsules and no routing: 5.3 million parameters,
+# 2.2 to draw.
+@register_model(
+    ModelInfo(
+        title="Improving the Robustness of Capsule Networks to Image Affine Transformations",
+        year=2020,
+        arxiv="1911.07968",
+        img_size=(40, 40),
+        parameters=7_578_688,
+        published="affNIST accuracy 93.21 %, trained on MNIST",
+    ),
+    name="affcaps",
+)
 class AffCapsNet(CapsNet):
     """Convolution -> primary capsules -> their sum -> one matrix for each class -> decoder.
 
@@ -150,23 +163,7 @@ class AffCapsNet(CapsNet):
             *sizes,
             primary_types=primary_types,
             iterations=routing_iters,
-            own=num_matrices[share],
+            num_matrices=num_matrices[share],
             constant=constant,
             **options,
         )
-
-
-# CapsNet with one matrix a class for all primary capsules and no routing: 5.3 million parameters,
-# 2.2 to draw.
-register_model(
-    name="affcaps",
-    builder=AffCapsNet,
-    info=ModelInfo(
-        title="Improving the Robustness of Capsule Networks to Image Affine Transformations",
-        year=2020,
-        arxiv="1911.07968",
-        img_size=(40, 40),
-        parameters=7_578_688,
-        published="affNIST accuracy 93.21 %, trained on MNIST",
-    ),
-)

@@ -312,34 +312,25 @@ def with_backbone(
     """
     check_known("head", head, HEADS)
     check_positive(num_classes=num_classes)
+    backbone = Backbone(module, tuple(mean), tuple(std), is_pretrained=pretrained)
+    sizes: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
+    return _build(head, backbone, transformers_recipe(backbone), freeze, **sizes, **options)
+
+
+def _build(
+    head: str,
+    backbone: Backbone,
+    recipe: dict[str, Any] | None,
+    freeze: bool | None,
+    **options: Any,
+) -> Any:
+    """A network on a backbone, which remembers how the backbone is built again."""
     if freeze is None:
-        freeze = pretrained
-    model = HEADS[head](
-        Backbone(module, tuple(mean), tuple(std), is_pretrained=pretrained),
-        num_classes,
-        in_chans,
-        img_size,
-        freeze=freeze,
-        **options,
-    )
-    recipe = transformers_recipe(module, mean, std, pretrained)
+        freeze = backbone.is_pretrained
+    model = HEADS[head](backbone, freeze=freeze, **options)
     if recipe is not None:
-        sizes = {"num_classes": num_classes, "in_chans": in_chans, "img_size": model.img_size}
-        recipe_options = {"backbone": recipe, "freeze": freeze}
-        set_model_metadata(
-            model, ModelMetadata(name=f"{head}_head", options=sizes | recipe_options | options)
-        )
-    return model
-
-
-def _build(head: str, backbone: str | Mapping[str, Any], freeze: bool | None, sizes: Any) -> Any:
-    """A network on a backbone by name, which remembers how the backbone is built again."""
-    loaded, recipe = create_backbone(backbone)
-    if freeze is None:
-        freeze = loaded.is_pretrained
-    model = HEADS[head](loaded, freeze=freeze, **sizes)
-    options = {"backbone": recipe, "freeze": freeze}
-    set_model_metadata(model, ModelMetadata(options=options))
+        options |= {"img_size": model.img_size, "backbone": recipe, "freeze": freeze}
+        set_model_metadata(model, ModelMetadata(name=f"{head}_head", options=options))
     return model
 
 
@@ -369,7 +360,7 @@ def capsule_head(
         freeze: fix its weights; by default those of a pretrained one.
         options: of `CapsuleHeadNetwork`.
     """
-    return _build("capsule", backbone, freeze, options)
+    return _build("capsule", *create_backbone(backbone), freeze, **options)
 
 
 @register_model(
@@ -395,4 +386,4 @@ def linear_head(
         freeze: fix its weights; by default those of a pretrained one.
         options: of `LinearHeadNetwork`.
     """
-    return _build("linear", backbone, freeze, options)
+    return _build("linear", *create_backbone(backbone), freeze, **options)

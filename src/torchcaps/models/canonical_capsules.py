@@ -24,7 +24,6 @@ from torchcaps.functional.bounds import clamp_finite, gradient_limit, without_au
 from torchcaps.functional.squash import full_precision
 from torchcaps.models._base import ImageModel, ImageSize
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
-from torchcaps.models.notebook import Stage, capsules_in_words, stages_by_name, times
 from torchcaps.types import Capsules, ModelSpec
 
 EPS = 1e-3  # least weight that a mean is divided by; added to variances
@@ -155,6 +154,20 @@ def make_decoder(in_features: int, widths: Sequence[int], dim: int) -> nn.Sequen
     return layers.extend([nn.Linear(in_features, dim), nn.Tanh()])
 
 
+# The network of the paper.
+@register_model(
+    ModelInfo(
+        title="Canonical Capsules: Self-Supervised Capsules in Canonical Pose",
+        year=2021,
+        arxiv="2012.04718",
+        img_size=(1024, 1),
+        in_chans=3,
+        num_classes=0,
+        parameters=13_994_932,
+        published="Chamfer distance on ShapeNet; its tables were not read here",
+    ),
+    name="canonical_capsules",
+)
 class CanonicalCapsules(ImageModel):
     """Capsules of a set of points, its canonical pose, and a drawing of the set in that pose.
 
@@ -310,35 +323,6 @@ class CanonicalCapsules(ImageModel):
         """
         return self.decode(self.capsules(images))
 
-    def notebook_stages(self) -> list[Stage]:
-        k = self.num_capsules
-        dim = self.in_chans
-        m = self.grid.shape[1]
-        rows = {
-            "aligner": ("PointEncoder", f"attention {times((self.img_size[0], k))}"),
-            "keypoints": ("canonical keypoints", times((k, dim))),
-            "encoder": ("PointEncoder", capsules_in_words((k, dim + self.channels))),
-            "decoders": ("a decoder a capsule", times((dim, k * m))),
-            "grid": ("learned", times(self.grid.shape)),
-        }
-        return stages_by_name(self, rows)
-
-
-# The network of the paper.
-register_model(
-    name="canonical_capsules",
-    builder=CanonicalCapsules,
-    info=ModelInfo(
-        title="Canonical Capsules: Self-Supervised Capsules in Canonical Pose",
-        year=2021,
-        arxiv="2012.04718",
-        img_size=(1024, 1),
-        in_chans=3,
-        num_classes=0,
-        parameters=13_994_932,
-        published="Chamfer distance on ShapeNet; its tables were not read here",
-    ),
-)
 
 # Five capsules of 32 channels, for 256 points of the plane: minutes on a CPU.
 register_variant(

@@ -6,6 +6,7 @@ this library's rule (see CapsuleLinear).
 """
 
 from copy import deepcopy
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -24,6 +25,17 @@ SMALLEST = 2 * KERNEL - 1  # pixels that leave one position for the primary caps
 MAX_CLASSES_WITHOUT_BIAS = 10  # as published
 
 
+# The network of 2017: 8.2 million parameters with decoder on 28x28 images, 6.8 million without.
+@register_model(
+    ModelInfo(
+        title="Dynamic Routing Between Capsules",
+        year=2017,
+        arxiv="1710.09829",
+        parameters=8_215_568,
+        published="MNIST test error 0.25 % (3 routing iterations, with decoder)",
+    ),
+    name="capsnet",
+)
 class CapsNet(DrawingModel):
     """Convolution -> primary capsules -> routing by agreement -> class capsules -> decoder.
 
@@ -48,6 +60,7 @@ class CapsNet(DrawingModel):
             `FullyConnectedDecoder`.
     """
 
+    spec = ModelSpec(pose=True, smallest=SMALLEST, loss="margin")
     layer: type[CapsuleLinear] = CapsuleLinear  # of class capsules
 
     def __init__(
@@ -69,7 +82,6 @@ class CapsNet(DrawingModel):
             num_classes,
             in_chans,
             img_size,
-            SMALLEST,
             channels=channels,
             primary_types=primary_types,
             primary_dim=primary_dim,
@@ -98,23 +110,15 @@ class CapsNet(DrawingModel):
             dim = class_dim
         self.between = nn.Sequential(*layers) if layers else None
         self.class_capsules = self.layer(below, dim, num_classes, class_dim, **layer_options)
+        self.spec = replace(self.spec, activation=self.class_capsules.router.activation)
         self.decoder = None
-        draw_size = None
         if decoder:
             hidden = (512, 1024) if isinstance(decoder, bool) else decoder
-            draw_size = self._add_decoder(
+            self._add_decoder(
                 FullyConnectedDecoder, num_classes, class_dim, hidden=hidden, init=init
             )
         if impl != "auto":
             set_impl(self, impl)
-        self.spec = ModelSpec(
-            pose=True,
-            activation=self.class_capsules.router.activation,
-            decoder=bool(decoder),
-            draw_size=draw_size,
-            smallest=SMALLEST,
-            loss="margin",
-        )
 
     def capsules(self, images: Images) -> Capsules:
         x = torch.relu(self.conv(self._prepare(images)))  # [batch, channels, height - 8, width - 8]
@@ -123,19 +127,6 @@ class CapsNet(DrawingModel):
             children = self.between(children)
         return self.class_capsules(children)  # 10 of dim 16
 
-
-# The network of 2017: 8.2 million parameters with decoder on 28x28 images, 6.8 million without.
-register_model(
-    name="capsnet",
-    builder=CapsNet,
-    info=ModelInfo(
-        title="Dynamic Routing Between Capsules",
-        year=2017,
-        arxiv="1710.09829",
-        parameters=8_215_568,
-        published="MNIST test error 0.25 % (3 routing iterations, with decoder)",
-    ),
-)
 
 # A sixth of the parameters of `capsnet`: a quarter of its channels and primary capsules, a small
 # decoder.

@@ -20,6 +20,16 @@ KERNEL = 5
 SMALLEST = 4  # pixels that two poolings leave one place of
 
 
+@register_model(
+    ModelInfo(
+        title="Detecting and Diagnosing Adversarial Images with Class-Conditional Capsules",
+        year=2020,
+        arxiv="1907.02957",
+        parameters=1_965_530,
+        published="none: the comparison that figures of reconstructions need",
+    ),
+    name="cnn_decoder",
+)
 class CNNWithDecoder(DrawingModel):
     """Convolutions with pooling -> a group of units for each class -> classes and decoder.
 
@@ -34,6 +44,8 @@ class CNNWithDecoder(DrawingModel):
         decoder: whether to build the decoder; or the widths of its two hidden layers, in place of
             512 and 1024.
     """
+
+    spec = ModelSpec(pose=True, activation="probability", smallest=SMALLEST, loss="margin")
 
     def __init__(
         self,
@@ -50,7 +62,6 @@ class CNNWithDecoder(DrawingModel):
             num_classes,
             in_chans,
             img_size,
-            SMALLEST,
             first_channels=first,
             second_channels=second,
             class_dim=class_dim,
@@ -67,36 +78,12 @@ class CNNWithDecoder(DrawingModel):
         self.bias = nn.Parameter(torch.zeros(num_classes))
 
         self.decoder = None
-        draw_size = None
         if decoder:
             hidden: Any = (512, 1024) if isinstance(decoder, bool) else decoder
-            draw_size = self._add_decoder(
-                FullyConnectedDecoder, num_classes, class_dim, hidden=hidden
-            )
-        self.spec = ModelSpec(
-            pose=True,
-            activation="probability",
-            decoder=bool(decoder),
-            draw_size=draw_size,
-            smallest=SMALLEST,
-            loss="margin",
-        )
+            self._add_decoder(FullyConnectedDecoder, num_classes, class_dim, hidden=hidden)
 
     def capsules(self, images: Images) -> Capsules:
         features = self.convolutions(self._prepare(images)).flatten(1)
         pose = torch.relu(self.units(features)).unflatten(1, (self.num_classes, -1))
         logits = (pose * self.weight).sum(dim=-1) + self.bias
         return Capsules(pose, logits.float().sigmoid())
-
-
-register_model(
-    name="cnn_decoder",
-    builder=CNNWithDecoder,
-    info=ModelInfo(
-        title="Detecting and Diagnosing Adversarial Images with Class-Conditional Capsules",
-        year=2020,
-        arxiv="1907.02957",
-        parameters=1_965_530,
-        published="none: the comparison that figures of reconstructions need",
-    ),
-)

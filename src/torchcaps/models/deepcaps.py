@@ -204,6 +204,20 @@ def check_dims(dims: tuple[int, ...]) -> None:
         )
 
 
+# The network of the authors' code: 13.4 million parameters on images of 64x64 pixels, 8.5 million
+# on 28x28.
+@register_model(
+    ModelInfo(
+        title="DeepCaps: Going Deeper with Capsule Networks",
+        year=2019,
+        arxiv="1904.09546",
+        img_size=(64, 64),
+        in_chans=3,
+        parameters=13_426_995,
+        published="CIFAR-10 test error 7.26 % (7 networks)",
+    ),
+    name="deepcaps",
+)
 class DeepCaps(DrawingModel):
     """Convolution -> four cells of capsule layers with skips -> class capsules -> decoder.
 
@@ -230,6 +244,9 @@ class DeepCaps(DrawingModel):
         ValueError: for other `dims`, a size below 1, or images that are too small.
     """
 
+    # What tasks and reports may ask of the model; `_add_decoder` adds the decoder.
+    spec = ModelSpec(pose=True, activation="length", smallest=MIN_IMG_SIZE, loss="margin")
+
     def __init__(
         self,
         num_classes: int = 10,
@@ -248,7 +265,6 @@ class DeepCaps(DrawingModel):
             num_classes,
             in_chans,
             img_size,
-            MIN_IMG_SIZE,
             channels=channels,
             types=types,
             class_dim=class_dim,
@@ -281,18 +297,8 @@ class DeepCaps(DrawingModel):
         # CapsuleLinear starts with equal biases, which would leave poses of classes nearly equal.
         nn.init.normal_(self.class_capsules.votes.bias, std=0.1)
         self.decoder = None
-        draw_size = None
         if decoder:
-            draw_size = self._add_decoder(ClassIndependentDecoder, class_dim)
-        # What tasks and reports may ask of the model.
-        self.spec = ModelSpec(
-            pose=True,
-            activation="length",
-            decoder=bool(decoder),
-            draw_size=draw_size,
-            smallest=MIN_IMG_SIZE,
-            loss="margin",
-        )
+            self._add_decoder(ClassIndependentDecoder, class_dim)
 
     def capsules(self, images: Images) -> Capsules:
         """Class capsules of images.
@@ -316,22 +322,6 @@ class DeepCaps(DrawingModel):
         """The capsules of a map, all positions of the first type first."""
         return x.unflatten(1, (-1, self.dim)).movedim(2, -1).flatten(1, 3)
 
-
-# The network of the authors' code: 13.4 million parameters on images of 64x64 pixels, 8.5 million
-# on 28x28.
-register_model(
-    name="deepcaps",
-    builder=DeepCaps,
-    info=ModelInfo(
-        title="DeepCaps: Going Deeper with Capsule Networks",
-        year=2019,
-        arxiv="1904.09546",
-        img_size=(64, 64),
-        in_chans=3,
-        parameters=13_426_995,
-        published="CIFAR-10 test error 7.26 % (7 networks)",
-    ),
-)
 
 # A quarter of its width, and images that are not enlarged: for two CPU cores.
 register_variant(

@@ -25,7 +25,7 @@ from torchcaps.models._base import (
 )
 from torchcaps.models._registry import ModelInfo, register_model
 from torchcaps.nn import MatrixVotes, RoutedLayer, RoutingHead
-from torchcaps.types import Capsules, LayerSizes, ModelSpec
+from torchcaps.types import Capsules, LayerSizes
 
 KERNEL = 3  # of each convolution
 POSE = 4  # side of the pose matrices of 2019
@@ -59,9 +59,9 @@ class ConvolutionalModel(LogitModel):
     ) -> None:
         windows = [(KERNEL, stride) for stride in strides]  # of each convolution
         smallest = side_before(1, windows)  # side of the images whose map has one position
-        super().__init__(num_classes, in_chans, img_size, smallest, channels=channels, **sizes)
+        sizes = {"channels": channels, **sizes}
+        super().__init__(num_classes, in_chans, img_size, smallest=smallest, **sizes)
         self.windows = windows
-        self.spec = ModelSpec(pose=True, activation="probability", logits=True, smallest=smallest)
         self.convolutions = nn.Sequential()
         in_channels = in_chans + 2
         for stride in strides:
@@ -83,6 +83,17 @@ class ConvolutionalModel(LogitModel):
         return self.convolutions(torch.cat([images, coordinates], dim=1))
 
 
+# A small convolutional network whose map is routed as a sequence of vectors of 64 numbers.
+@register_model(
+    ModelInfo(
+        title="An Algorithm for Routing Vectors in Sequences",
+        year=2022,
+        arxiv="2211.11754",
+        parameters=163_025,
+        published="none of this network; its head on frozen BEiT-large has 99.2 % on CIFAR-10",
+    ),
+    name="heinsen",
+)
 class ConvRouting(ConvolutionalModel):
     """Convolutions -> a sequence of vectors, one for each position -> `nn.RoutingHead`.
 
@@ -128,6 +139,20 @@ class ConvRouting(ConvolutionalModel):
         return capsules.pose.squeeze(-1)
 
 
+# The network of 2019 for smallNORB: 272 thousand parameters.
+@register_model(
+    ModelInfo(
+        title="An Algorithm for Routing Capsules in All Domains",
+        year=2019,
+        arxiv="1911.00792",
+        img_size=(96, 96),
+        in_chans=2,
+        num_classes=5,
+        parameters=271_688,
+        published="smallNORB test accuracy 99.1 %",
+    ),
+    name="heinsen_2019",
+)
 class MatrixRouting(ConvolutionalModel):
     """Convolutions -> matrices with scores at each position -> capsules of parts -> classes.
 
@@ -212,33 +237,3 @@ def make_layer(sizes: LayerSizes, iterations: int) -> RoutedLayer:
     """A layer of the network of 2019, whose matrices start as noise alone."""
     votes = MatrixVotes(sizes, init_std=1 / POSE, identity=False)
     return RoutedLayer(votes, "heinsen_2019", iterations=iterations)
-
-
-# A small convolutional network whose map is routed as a sequence of vectors of 64 numbers.
-register_model(
-    name="heinsen",
-    builder=ConvRouting,
-    info=ModelInfo(
-        title="An Algorithm for Routing Vectors in Sequences",
-        year=2022,
-        arxiv="2211.11754",
-        parameters=163_025,
-        published="none of this network; its head on frozen BEiT-large has 99.2 % on CIFAR-10",
-    ),
-)
-
-# The network of 2019 for smallNORB: 272 thousand parameters.
-register_model(
-    name="heinsen_2019",
-    builder=MatrixRouting,
-    info=ModelInfo(
-        title="An Algorithm for Routing Capsules in All Domains",
-        year=2019,
-        arxiv="1911.00792",
-        img_size=(96, 96),
-        in_chans=2,
-        num_classes=5,
-        parameters=271_688,
-        published="smallNORB test accuracy 99.1 %",
-    ),
-)

@@ -28,6 +28,19 @@ LOG_DEVIATION = -2.0  # of the votes for a parent, at the start
 SMALLEST = 17  # pixels that leave one position for the last map
 
 
+# The network of 2018 with A = B = C = D = 32: 310 thousand parameters.
+@register_model(
+    ModelInfo(
+        title="Matrix capsules with EM routing",
+        year=2018,
+        img_size=(32, 32),
+        in_chans=2,
+        num_classes=5,
+        parameters=316_650,
+        published="smallNORB test error 1.8 % (3 iterations; 1.4 % with 13 crops per image)",
+    ),
+    name="matrix_caps",
+)
 class MatrixCaps(ImageModel):
     """Convolution -> primary capsules -> two layers of convolutional capsules -> class capsules.
 
@@ -69,7 +82,6 @@ class MatrixCaps(ImageModel):
             num_classes,
             in_chans,
             img_size,
-            SMALLEST,
             channels=channels,
             primary_types=primary_types,
         )
@@ -141,21 +153,6 @@ def temperature(gain: float, children: float, iterations: int, pose_size: int) -
         "beta_a": gain * LOG_DEVIATION,
     }
 
-
-# The network of 2018 with A = B = C = D = 32: 310 thousand parameters.
-register_model(
-    name="matrix_caps",
-    builder=MatrixCaps,
-    info=ModelInfo(
-        title="Matrix capsules with EM routing",
-        year=2018,
-        img_size=(32, 32),
-        in_chans=2,
-        num_classes=5,
-        parameters=316_650,
-        published="smallNORB test error 1.8 % (3 iterations; 1.4 % with 13 crops per image)",
-    ),
-)
 
 # The smaller network of the paper: A = 64, B = 8, C = D = 16, 68 thousand parameters.
 register_variant(

@@ -1,7 +1,7 @@
 """How models show themselves in a notebook: HTML without script, style sheet or anything to load."""
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from torchcaps.nn.routed import RoutedLayer
 from torchcaps.nn.routers import Router
 from torchcaps.templates import render
 from torchcaps.types import Capsules, Routed, spec_of
+from torchcaps.words import counted, join_names
 
 MAX_CLASSES = 12  # names in the line on classes
 
@@ -38,29 +39,23 @@ def times(sizes: Iterable[int]) -> str:
     return " × ".join(map(str, sizes))
 
 
-def capsules_in_words(shape: Sequence[int], unit: str = "dims") -> str:
-    """`6 × 6 × 32 capsules of 8 dims` for `[6, 6, 32, 8]`."""
-    *counts, dim = shape
-    noun = "capsule" if counts[-1] == 1 else "capsules"
-    return f"{times(counts)} {noun} of {dim} {unit}"
-
-
 def parameter_count(module: nn.Module) -> int:
     """Numbers that training can change."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def measured_stages(model: Any) -> list[Stage]:
+def list_stages(model: Any) -> list[Stage]:
     """The stages of a model by one forward pass through a copy without weights.
 
     The model, its mode, its hooks and random numbers are not touched. Of a router, which may be the
     user's own, the shapes are those that it has to give. The members of a chain are stages of their
-    own.
+    own, and so are parameters that belong to no layer.
     """
     bare = copy_without_weights(model)
     outputs: dict[str, Any] = {}
-    for name, module in named_stages(bare):
-        module.register_forward_hook(partial(keep_output, outputs, name))
+    for name, part in named_stages(bare):
+        if isinstance(part, nn.Module):
+            part.register_forward_hook(partial(keep_output, outputs, name))
     dtype = next(bare.parameters()).dtype
     images = torch.zeros(1, bare.in_chans, *bare.img_size, dtype=dtype, device="meta")
     with torch.no_grad():
@@ -68,26 +63,13 @@ def measured_stages(model: Any) -> list[Stage]:
             bare.reconstruct(bare.capsules(images))
         else:
             bare(images)
-    return [
-        Stage(name, kind_in_words(module), shape_in_words(outputs[name]), parameter_count(module))
-        for name, module in named_stages(model)
-    ]
-
-
-def stages_by_name(model: nn.Module, rows: Mapping[str, tuple[str, str]]) -> list[Stage]:
-    """The stages of a model whose parameters have these names in their paths.
-
-    Args:
-        model: the model.
-        rows: kind and output of each stage, in words, by its name.
-    """
     stages = []
-    for name, (kind, output) in rows.items():
-        count = 0
-        for path, parameter in model.named_parameters():
-            if name in path.split("."):
-                count += parameter.numel()
-        stages.append(Stage(name, kind, output, count))
+    for name, part in named_stages(model):
+        if isinstance(part, nn.Module):
+            shape = shape_in_words(outputs[name])
+            stages.append(Stage(name, kind_in_words(part), shape, parameter_count(part)))
+        else:
+            stages.append(Stage(name, "parameter", times(part.shape), part.numel()))
     return stages
 
 
@@ -128,25 +110,33 @@ def copy_without_weights(model: nn.Module) -> Any:
     return bare
 
 
-def named_stages(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules of a model that are rows of its table."""
+def named_stages(model: nn.Module) -> Iterator[tuple[str, nn.Module | nn.Parameter]]:
+    """Parameters and modules of a model that are rows of its table."""
+    yield from model.named_parameters(recurse=False)
     for name, child in model.named_children():
-        if isinstance(child, nn.Sequential | nn.ModuleList):
-            for index, module in named_stages(child):
-                yield f"{name}.{index}", module
+        if isinstance(child, nn.Sequential | nn.ParameterDict):
+            for index, part in named_stages(child):
+                yield f"{name}.{index}", part
+        elif isinstance(child, nn.ModuleList):
+            for index, part in child.named_children():
+                yield f"{name}.{index}", part
         elif not isinstance(child, nn.ReLU | nn.Dropout):
             yield name, child
 
 
 def shape_in_words(output: Tensor | Capsules) -> str:
-    """The shape of a module's output without the batch."""
+    """The shape of an output without the batch: `6 × 6 × 32 capsules of 8 dims`, `10 × 3`."""
     if isinstance(output, Tensor):
         return times(output.shape[1:])
-    return capsules_in_words(output.pose.shape[1:])
+    *counts, dim = output.pose.shape[1:]
+    noun = "capsule" if counts[-1] == 1 else "capsules"
+    return f"{times(counts)} {noun} of {dim} dims"
 
 
 def kind_in_words(module: nn.Module) -> str:
     """`PrimaryCaps 9 × 9, stride 2`, `CapsuleLinear, dynamic routing, 3 iterations`."""
+    if isinstance(module, nn.Sequential):
+        return ", ".join(map(kind_in_words, module))
     kind = type(module).__name__
     conv: Any = getattr(module, "conv", module)
     if hasattr(conv, "kernel_size"):
@@ -161,13 +151,8 @@ def kind_in_words(module: nn.Module) -> str:
         kind += f", {module.router.describe()} routing"
         iterations = getattr(module.router, "iterations", None)
         if iterations is not None:
-            kind += f", {count_in_words(iterations, 'iteration')}"
+            kind += f", {counted(iterations, 'iteration')}"
     return kind
-
-
-def count_in_words(count: int, noun: str) -> str:
-    """`1 channel`, `3 channels`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def model_card(model: Any) -> str:
@@ -175,7 +160,7 @@ def model_card(model: Any) -> str:
     images = Stage("images", "", times(model.image_shape), 0)
     total = Stage("total", "", "", parameter_count(model))
     rows = []
-    for name, kind, output, parameters in [images, *model.notebook_stages(), total]:
+    for name, kind, output, parameters in [images, *list_stages(model), total]:
         rows.append((name, kind, output, f"{parameters:,}" if parameters else ""))
     return render(
         "torchcaps.models",
@@ -191,13 +176,11 @@ def model_card(model: Any) -> str:
 def facts_of(model: Any) -> list[tuple[str, str]]:
     """Lines on the images and the classes of a model: names and values."""
     height, width = model.img_size
-    channels = count_in_words(model.in_chans, "channel")
+    channels = counted(model.in_chans, "channel")
     lines = [("images", f"{channels}, {height} × {width} pixels (height × width)")]
     names = getattr(model, "classes", None)
     if names is not None:
-        words = ", ".join(map(str, names[:MAX_CLASSES]))
-        if len(names) > MAX_CLASSES:
-            words += ", …"
+        words = join_names(list(map(str, names)), MAX_CLASSES)
         lines.append(("classes", f"{len(names)} ({words})"))
     elif hasattr(model, "num_classes"):
         lines.append(("classes", str(model.num_classes)))

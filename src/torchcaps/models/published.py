@@ -133,39 +133,41 @@ EFFICIENT_CLASSES = """
     J 16 1 > class_capsules.router.prior > prior"""
 
 
-def keras_stem(first: int) -> str:
+# A convolution of Efficient-CapsNet and the norm that is its next layer but one, or its next.
+KERAS_LAYER = """
+    {kernel} {kernel} {below} {above} > stem.{number}
+    {above} > stem.{last}"""
+# These stand after all weights.
+KERAS_STATISTICS = """
+    {above} > stem.{last}.running_mean
+    {above} > stem.{last}.running_var"""
+TORCH_LAYER = """
+    {above} {below} {kernel} {kernel} > stem.{number}
+    {above} > stem.{middle}
+    {above} > stem.{middle}.running_mean
+    {above} > stem.{middle}.running_var
+    > stem.{middle}.num_batches_tracked"""
+
+
+def stem_table(layer: str, first_kernel: int = 5) -> str:
+    """The four convolutions of Efficient-CapsNet, of which the later kernels have side 3."""
+    table = ""
+    for n, (below, above) in enumerate(WIDTHS):
+        table += layer.format(
+            kernel=3 if n else first_kernel,
+            below=below,
+            above=above,
+            number=3 * n,
+            middle=3 * n + 1,
+            last=3 * n + 2,
+        )
+    return table
+
+
+def keras_encoder(first_kernel: int) -> str:
     """The encoder of Efficient-CapsNet in Keras, whose first kernel has this side."""
-    table = ""
-    kernel = first
-    for n, (below, above) in enumerate(WIDTHS):
-        table += f"{kernel} {kernel} {below} {above} > stem.{3 * n}\n"
-        table += f"{above} > stem.{3 * n + 2}\n"
-        kernel = 3
-    return f"{table} k k 1 128 > primary {EFFICIENT_CLASSES}\n"
-
-
-def keras_statistics() -> str:
-    """The running statistics of Efficient-CapsNet in Keras, which stand after its weights."""
-    table = ""
-    for n, (_, above) in enumerate(WIDTHS):
-        table += f"{above} > stem.{3 * n + 2}.running_mean\n"
-        table += f"{above} > stem.{3 * n + 2}.running_var\n"
-    return table
-
-
-def torch_stem() -> str:
-    """The convolutions of Efficient-CapsNet in PyTorch, each with its norm."""
-    table = ""
-    kernel = 5
-    for n, (below, above) in enumerate(WIDTHS):
-        norm = f"stem.{3 * n + 1}"
-        table += f"{above} {below} {kernel} {kernel} > stem.{3 * n}\n"
-        table += f"{above} > {norm}\n"
-        table += f"{above} > {norm}.running_mean\n"
-        table += f"{above} > {norm}.running_var\n"
-        table += f"> {norm}.num_batches_tracked\n"
-        kernel = 3
-    return table
+    stem = stem_table(KERAS_LAYER, first_kernel)
+    return f"{stem}\n k k 1 128 > primary {EFFICIENT_CLASSES}"
 
 
 LAYOUTS = [
@@ -209,7 +211,7 @@ LAYOUTS = [
         "EscVM/Efficient-CapsNet (smallNORB)",
         parse_table(
             f"""
-            {keras_stem(7)}
+            {keras_encoder(7)}
             i s > decoder.dense
             3 3 1 64 > decoder.convolutions.0
             3 3 64 128 > decoder.convolutions.1
@@ -221,13 +223,13 @@ LAYOUTS = [
     ),
     Layout(
         "EscVM/Efficient-CapsNet (MNIST, MultiMNIST)",
-        parse_table(keras_stem(5) + keras_statistics() + KERAS_DECODER, keras=True),
+        parse_table(keras_encoder(5) + stem_table(KERAS_STATISTICS) + KERAS_DECODER, keras=True),
         describe_efficient,
     ),
     Layout(
         "akhdanfadh/efficient-capsnet-pytorch",
         parse_table(
-            f"{torch_stem()} 128 1 k k > primary {EFFICIENT_CLASSES} {TORCH_DECODER}",
+            f"{stem_table(TORCH_LAYER)}\n 128 1 k k > primary {EFFICIENT_CLASSES} {TORCH_DECODER}",
             keras=False,
         ),
         lambda sizes: describe_efficient(sizes, norm_first=True, norm_options={"eps": 1e-5}),

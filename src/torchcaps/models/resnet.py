@@ -104,6 +104,19 @@ def residual_trunk(in_chans: int, width: int = 16, shortcut: Shortcut = "A") -> 
     return nn.Sequential(convolution(in_chans, width), *blocks)
 
 
+# The network of 20 layers for CIFAR-10: 270 thousand parameters.
+@register_model(
+    ModelInfo(
+        title="Deep Residual Learning for Image Recognition",
+        year=2016,
+        arxiv="1512.03385",
+        img_size=(32, 32),
+        in_chans=3,
+        parameters=269_722,
+        published="CIFAR-10 test error 8.75 %",
+    ),
+    name="resnet20",
+)
 class ResNet(PlainNetwork):
     """A convolution, nine residual blocks in three stages, global average pooling, the classes.
 
@@ -128,26 +141,10 @@ class ResNet(PlainNetwork):
         shortcut: Shortcut = "A",
         **options: bool,
     ) -> None:
-        super().__init__(num_classes, in_chans, img_size, SMALLEST, **options)
+        super().__init__(num_classes, in_chans, img_size, smallest=SMALLEST, **options)
         self.trunk = residual_trunk(in_chans, width, shortcut)
         self.classes_layer = nn.Linear(4 * width, num_classes)
         nn.init.kaiming_normal_(self.classes_layer.weight, nonlinearity="relu")
 
     def scores(self, x: Images) -> Classes:
         return self.classes_layer(self.trunk(x).mean(dim=(2, 3)))
-
-
-# The network of 20 layers for CIFAR-10: 270 thousand parameters.
-register_model(
-    name="resnet20",
-    builder=ResNet,
-    info=ModelInfo(
-        title="Deep Residual Learning for Image Recognition",
-        year=2016,
-        arxiv="1512.03385",
-        img_size=(32, 32),
-        in_chans=3,
-        parameters=269_722,
-        published="CIFAR-10 test error 8.75 %",
-    ),
-)

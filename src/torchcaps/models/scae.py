@@ -287,6 +287,24 @@ def check_weights(weights: Mapping[str, float]) -> None:
         check_range(name, weight, low=0)
 
 
+# The auto-encoder of 2019 at a size that a CPU trains; the paper's has 40 parts, 32 objects and 128
+# channels.
+@register_model(
+    ModelInfo(
+        title="Stacked Capsule Autoencoders",
+        year=2019,
+        arxiv="1906.06818",
+        num_classes=0,
+        parameters=746_671,
+        published="98.7 % unsupervised accuracy on MNIST",
+    ),
+    name="scae",
+    parts=16,
+    objects=20,
+    channels=32,
+    units=64,
+    pixel_scale=0.2,
+)
 class SCAE(ImageModel):
     """Part capsules that draw an image, and object capsules that explain where the parts are.
 
@@ -322,6 +340,8 @@ class SCAE(ImageModel):
             `[2, clusters]`.
     """
 
+    spec = ModelSpec(pose=True, activation="probability", task="unsupervised", loss="likelihood")
+
     def __init__(
         self,
         in_chans: int = 1,
@@ -344,19 +364,12 @@ class SCAE(ImageModel):
             None,  # there are no classes
             in_chans,
             img_size,
-            smallest,
+            smallest=smallest,
             parts=parts,
             objects=objects,
             clusters=clusters,
             units=units,
             set_units=set_units,
-        )
-        self.spec = ModelSpec(
-            pose=True,
-            activation="probability",
-            smallest=smallest,
-            task="unsupervised",
-            loss="likelihood",
         )
         self.num_parts = parts
         self.num_objects = objects
@@ -467,24 +480,3 @@ class SCAE(ImageModel):
         templates = self.templates().flatten(1).expand(len(absence), -1, -1)
         descriptions = torch.cat([parts.pose.detach(), absence, parts.feature, templates], dim=-1)
         return self.object_capsules(descriptions, presence_logit, noise)
-
-
-# The auto-encoder of 2019 at a size that a CPU trains; the paper's has 40 parts, 32 objects and 128
-# channels.
-register_model(
-    name="scae",
-    builder=SCAE,
-    info=ModelInfo(
-        title="Stacked Capsule Autoencoders",
-        year=2019,
-        arxiv="1906.06818",
-        num_classes=0,
-        parameters=746_671,
-        published="98.7 % unsupervised accuracy on MNIST",
-    ),
-    parts=16,
-    objects=20,
-    channels=32,
-    units=64,
-    pixel_scale=0.2,
-)

@@ -9,6 +9,7 @@ authors build and do not use (1,024 numbers); depth 2 halves the map of the six 
 more, which theirs keeps; EM routing is this library's, which starts from its own temperatures.
 """
 
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any, Literal, get_args
@@ -77,7 +78,7 @@ class PlainHeadNetwork(PlainNetwork):
         **options: bool,
     ) -> None:
         trunk, channels, halvings = make_trunk(backbone, in_chans)
-        super().__init__(num_classes, in_chans, img_size, 2**halvings + 1, **options)
+        super().__init__(num_classes, in_chans, img_size, smallest=2**halvings + 1, **options)
         self.trunk = trunk
         self.head = None
         if head == "linear":
@@ -138,6 +139,8 @@ class SRCapsNet(ImageModel):
             `ImageModel`.
     """
 
+    spec = ModelSpec(pose=True, loss="likelihood")
+
     def __init__(
         self,
         num_classes: int = 10,
@@ -161,7 +164,7 @@ class SRCapsNet(ImageModel):
         trunk, channels, halvings = make_trunk(backbone, in_chans)
         halvings += depth - 1
         smallest = 2**halvings + 1  # leaves more than one position: batch norm needs two
-        super().__init__(num_classes, in_chans, img_size, smallest, types=types, dim=dim)
+        super().__init__(num_classes, in_chans, img_size, smallest=smallest, types=types, dim=dim)
         self.standardized = standardized
         self.trunk = trunk
         self.primary = BranchedPrimaryCaps(channels, types, dim, squashed=routing == "dynamic")
@@ -185,12 +188,7 @@ class SRCapsNet(ImageModel):
             primary=depth == 1,
             uniform=uniform and routing != "self_routing",
         )
-        self.spec = ModelSpec(
-            pose=True,
-            activation=self.class_capsules.router.activation,
-            loss="likelihood",
-            smallest=smallest,
-        )
+        self.spec = replace(self.spec, activation=self.class_capsules.router.activation)
 
     def capsules(self, images: Images) -> Capsules:
         # 32 types of dim 16 at each of 8x8 positions, for 32x32 images.

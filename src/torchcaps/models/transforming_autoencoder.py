@@ -11,7 +11,8 @@ numbers of a pose.
 
 import math
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, get_args
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Int64
@@ -22,8 +23,7 @@ from torchcaps.errors import ArgumentError, check_known, check_shape
 from torchcaps.functional.bounds import without_autocast
 from torchcaps.models._base import DrawingModel, Images, ImageSize, no_decoder
 from torchcaps.models._registry import ModelInfo, register_model
-from torchcaps.models.notebook import Stage, capsules_in_words, stages_by_name, times
-from torchcaps.nn.decoder import ImageShape, draw_shape
+from torchcaps.nn.decoder import ImageShape
 from torchcaps.transfer import to_device
 from torchcaps.types import Capsules, ModelSpec
 
@@ -49,6 +49,19 @@ class TransformedPairs(NamedTuple):
     transformation: Tensor
 
 
+# The auto-encoder of 2011 with 60 recognition units for the paper's 10, which are few to tell a
+# place with.
+@register_model(
+    ModelInfo(
+        title="Transforming Auto-encoders",
+        year=2011,
+        num_classes=0,
+        parameters=1_914_210,
+        published="pictures only",
+    ),
+    name="transforming_autoencoder",
+    recognition=60,
+)
 class TransformingAutoencoder(DrawingModel):
     """Capsules that recognize a pose and a presence, transform the pose, and draw.
 
@@ -75,6 +88,8 @@ class TransformingAutoencoder(DrawingModel):
     Raises:
         ValueError: for constrained translations; see also `ImageModel`.
     """
+
+    spec = ModelSpec(pose=True, activation="probability", task="transform", loss="reconstruction")
 
     def __init__(
         self,
@@ -110,19 +125,12 @@ class TransformingAutoencoder(DrawingModel):
             "place": (recognition, 6 if constrained else self.pose_dim),  # A
             "gate": (recognition, 1),  # w
         }
-        shape = self.image_shape
-        if decoder:
-            shape = drawn_shape(capsules, maps, (self.pose_dim, generation), self.image_shape)
-            maps |= generation_maps(self.pose_dim, generation, shape)
         self.weight, self.bias = affine_parameters(capsules, maps)
-        self.spec = ModelSpec(
-            pose=True,
-            activation="probability",
-            decoder=bool(decoder),
-            draw_size=None if shape == self.image_shape else shape[1:],
-            task="transform",
-            loss="reconstruction",
-        )
+        if decoder:
+            build = partial(generation_parameters, capsules, self.pose_dim, generation)
+            weight, bias = build(self._choose_shape(build, PUBLISHED_SHAPE))
+            self.weight.update(weight)
+            self.bias.update(bias)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -148,21 +156,6 @@ class TransformingAutoencoder(DrawingModel):
             generate = self.weight["generate"]
             nn.init.normal_(generate, std=SLOPE / pixel)
             self.bias["generate"].copy_(centered_bias(generate, start, REACH * pixel))
-
-    def notebook_stages(self) -> list[Stage]:
-        units = "sigmoid units"
-        count, _, recognition = self.weight["recognize"].shape
-        rows = {
-            "recognize": (units, capsules_in_words((count, recognition), "units")),
-            "gate": (units, f"{count} presences"),
-            "place": (f"poses ({self.pose})", capsules_in_words((count, self.pose_dim))),
-        }
-        if self.spec.decoder:
-            generation = self.weight["generate"].shape[2]
-            rows["generate"] = (units, capsules_in_words((count, generation), "units"))
-            drawing = "sum over capsules, then sigmoid" if self.bounded else "sum over capsules"
-            rows["draw"] = (drawing, times((self.in_chans, *self.draw_size)))
-        return stages_by_name(self, rows)
 
     def capsules(self, images: Images) -> Capsules:
         """Capsules of images.
@@ -251,37 +244,13 @@ class TransformingAutoencoder(DrawingModel):
         return weight.unflatten(-1, (self.in_chans, *self.draw_size)).mean(dim=2)
 
 
-def drawn_shape(
-    capsules: int,
-    maps: Mapping[str, tuple[int, int]],
-    generation_size: tuple[int, int],
-    image_shape: ImageShape,
-) -> ImageShape:
-    """The shape at which generation units draw; see `nn.decoder.draw_shape`.
-
-    Args:
-        capsules: their number.
-        maps: inputs and outputs of the maps that recognize, by name.
-        generation_size: inputs and number of the generation units of a capsule.
-        image_shape: channels, height and width of the images.
-    """
-
-    def build(shape: ImageShape) -> nn.Module:
-        parameters = affine_parameters(capsules, generation_maps(*generation_size, shape))
-        return nn.ModuleList(parameters)
-
-    num_others = capsules * sum((inputs + 1) * outputs for inputs, outputs in maps.values())
-    return draw_shape(build, image_shape, PUBLISHED_SHAPE, num_others)
-
-
-def generation_maps(
-    pose_dim: int, generation: int, shape: ImageShape
-) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of the maps that draw an image of this shape."""
-    return {
+def generation_parameters(capsules: int, pose_dim: int, generation: int, shape: ImageShape) -> Any:
+    """Weights and biases, without values, of the maps that draw an image of this shape."""
+    maps = {
         "generate": (pose_dim, generation),  # G
         "draw": (generation, math.prod(shape)),  # O
     }
+    return nn.ModuleList(affine_parameters(capsules, maps))
 
 
 def affine_parameters(
@@ -355,19 +324,3 @@ def transform_poses(
     with without_autocast(pose):
         matrices = matrix.unsqueeze(1) @ pose.unflatten(-1, (3, 3))
     return matrices.flatten(-2)
-
-
-# The auto-encoder of 2011 with 60 recognition units for the paper's 10, which are few to tell a
-# place with.
-register_model(
-    name="transforming_autoencoder",
-    builder=TransformingAutoencoder,
-    info=ModelInfo(
-        title="Transforming Auto-encoders",
-        year=2011,
-        num_classes=0,
-        parameters=1_914_210,
-        published="pictures only",
-    ),
-    recognition=60,
-)

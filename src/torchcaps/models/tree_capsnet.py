@@ -7,6 +7,7 @@ multiplies the logits of arbitrary children.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from math import ceil, prod
 from typing import Literal, get_args
@@ -68,6 +69,17 @@ class PriorRouting(Router):
         return dynamic_routing(votes, self.iterations, prior=self.prior)
 
 
+# A level of capsules for each level of the label tree; 700,928 parameters with 2, 6 and 10 classes.
+@register_model(
+    ModelInfo(
+        title="HT-CapsNet",
+        year=2025,
+        parameters=420_352,
+        published="none for this small form, which the authors' results do not bear on",
+        named=True,
+    ),
+    name="tree_capsnet",
+)
 class TreeCapsNet(ImageModel):
     """Convolutions -> primary capsules -> capsules of the coarsest classes -> ... -> the finest.
 
@@ -93,6 +105,8 @@ class TreeCapsNet(ImageModel):
         ValueError: for names, channels and dimensions that do not fit; see also `ImageModel`.
     """
 
+    spec = ModelSpec(pose=True, activation="length", smallest=SMALLEST, loss="margin")
+
     def __init__(
         self,
         num_classes: int = 10,
@@ -105,7 +119,7 @@ class TreeCapsNet(ImageModel):
         class_dim: int = 16,
         iterations: int = 2,
     ) -> None:
-        super().__init__(num_classes, in_chans, img_size, SMALLEST, class_dim=class_dim)
+        super().__init__(num_classes, in_chans, img_size, class_dim=class_dim)
         check_known("tree", tree, get_args(Taxonomy))
         if len(channels) != 3 or min(channels) < 1 or channels[-1] % (2 * DIM):
             raise ArgumentError(
@@ -135,14 +149,8 @@ class TreeCapsNet(ImageModel):
         for level in range(len(self.sizes)):
             layer = self._make_layer(level, num_primary, class_dim, tree, iterations)
             self.level_capsules.append(layer)
-        task = "classify" if len(self.sizes) == 1 else "tree"
-        self.spec = ModelSpec(
-            pose=True,
-            activation="length",
-            smallest=SMALLEST,
-            task=task,
-            loss="margin",
-        )
+        if len(self.sizes) > 1:
+            self.spec = replace(self.spec, task="tree")
 
     def _make_layer(
         self,
@@ -192,17 +200,3 @@ class TreeCapsNet(ImageModel):
 
     def capsules(self, images: Images) -> Capsules:
         return self.levels(images)[-1]
-
-
-# A level of capsules for each level of the label tree; 700,928 parameters with 2, 6 and 10 classes.
-register_model(
-    name="tree_capsnet",
-    builder=TreeCapsNet,
-    info=ModelInfo(
-        title="HT-CapsNet",
-        year=2025,
-        parameters=420_352,
-        published="none for this small form, which the authors' results do not bear on",
-        named=True,
-    ),
-)

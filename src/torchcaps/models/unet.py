@@ -5,7 +5,6 @@ Segmentation", MICCAI 2015, arXiv 1505.04597, in the form of SegCaps' code: conv
 size of the map, no batch norm.
 """
 
-from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -16,8 +15,22 @@ from torch.nn import functional as F
 from torchcaps.errors import check_positive, check_range
 from torchcaps.models._base import Images, ImageSize, PlainNetwork
 from torchcaps.models._registry import ModelInfo, register_model, register_variant
+from torchcaps.types import ModelSpec
 
 
+# The network that SegCaps was compared with.
+@register_model(
+    ModelInfo(
+        title="U-Net: Convolutional Networks for Biomedical Image Segmentation",
+        year=2015,
+        arxiv="1505.04597",
+        img_size=(512, 512),
+        num_classes=2,
+        parameters=31_030_593,
+        published="LUNA16 lung fields, Dice 98.449 % (by SegCaps' authors)",
+    ),
+    name="unet",
+)
 class UNet(PlainNetwork):
     """Two convolutions a level, halved by the maximum, doubled by a transposed convolution, skips.
 
@@ -33,6 +46,8 @@ class UNet(PlainNetwork):
         levels: at least 1; the map is halved between them.
     """
 
+    spec = ModelSpec(activation="probability", logits=True, is_dense=True, task="segment")
+
     def __init__(
         self,
         num_classes: int = 2,
@@ -42,17 +57,11 @@ class UNet(PlainNetwork):
         channels: int = 64,
         levels: int = 5,
     ) -> None:
-        super().__init__(num_classes, in_chans, img_size, multilabel=True)
+        super().__init__(num_classes, in_chans, img_size)
         check_positive(channels=channels, levels=levels)
         check_range("num_classes", num_classes, low=2)
+        self.multilabel = True  # each class has a sigmoid
         self.step = 2 ** (levels - 1)
-        self.spec = replace(
-            self.spec,
-            is_dense=True,
-            multilabel=False,
-            task="segment",
-            loss="cross_entropy",
-        )
         widths = [channels << level for level in range(levels)]
         self.down = nn.ModuleList()
         below = in_chans
@@ -91,21 +100,6 @@ def two_convolutions(below: int, above: int) -> nn.Sequential:
         nn.ReLU(),
     )
 
-
-# The network that SegCaps was compared with.
-register_model(
-    name="unet",
-    builder=UNet,
-    info=ModelInfo(
-        title="U-Net: Convolutional Networks for Biomedical Image Segmentation",
-        year=2015,
-        arxiv="1505.04597",
-        img_size=(512, 512),
-        num_classes=2,
-        parameters=31_030_593,
-        published="LUNA16 lung fields, Dice 98.449 % (by SegCaps' authors)",
-    ),
-)
 
 # With as many parameters as SegCaps, and its three halvings; `channels=56, levels=3` suits small
 # images.

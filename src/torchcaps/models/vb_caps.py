@@ -57,6 +57,21 @@ class NormalizedPrimaryCaps(nn.Module):
         return Capsules(full_precision(pose).permute(0, 3, 4, 1, 2), activation.movedim(1, -1))
 
 
+# Four layers of capsules, A = 64, B = 8, C = D = 16 as in the authors' code: 69 thousand
+# parameters.
+@register_model(
+    ModelInfo(
+        title="Capsule Routing via Variational Bayes",
+        year=2020,
+        arxiv="1905.11455",
+        img_size=(32, 32),
+        in_chans=2,
+        num_classes=5,
+        parameters=68_640,
+        published="smallNORB test accuracy 98.7 %",
+    ),
+    name="vb_caps",
+)
 class VBCaps(ImageModel):
     """Convolution -> primary capsules -> layers of convolutional capsules, or none -> classes.
 
@@ -102,7 +117,6 @@ class VBCaps(ImageModel):
             num_classes,
             in_chans,
             img_size,
-            SMALLEST,
             channels=channels,
             primary_types=primary_types,
             convolutions=convolutions,
@@ -181,23 +195,6 @@ def with_xavier_weights(layer: RoutedLayer, window: int = 1) -> RoutedLayer:
     nn.init.uniform_(layer.weight, -bound, bound)
     return layer
 
-
-# Four layers of capsules, A = 64, B = 8, C = D = 16 as in the authors' code: 69 thousand
-# parameters.
-register_model(
-    name="vb_caps",
-    builder=VBCaps,
-    info=ModelInfo(
-        title="Capsule Routing via Variational Bayes",
-        year=2020,
-        arxiv="1905.11455",
-        img_size=(32, 32),
-        in_chans=2,
-        num_classes=5,
-        parameters=68_640,
-        published="smallNORB test accuracy 98.7 %",
-    ),
-)
 
 # Two layers of capsules, primary ones and classes, in the authors' code "tiny".
 register_variant(

@@ -185,7 +185,7 @@ def _result(recipe: Recipe, row: Row, budget: str, evaluated: EvaluatedRun) -> R
         budget=budget,
         seed=seed,
         figures=evaluated.evaluation.to_dict(),
-        shown=[*recipe.figures],
+        shown=list(recipe.figures),
         published=row.published,
         parameters=parameter_count(evaluated.model),
         epochs=len(speeds),

@@ -178,13 +178,13 @@ def write_table(results: Sequence[Result], output: str | Path) -> Path:
     if views := viewpoint_lines(results):
         lines += ["", "## Novel views at equal accuracy on familiar ones", ""]
         lines += [f"* {view}" for view in views]
-    return _write(Path(output) / "results.md", [*lines, ""])
+    return _write(Path(output) / "results.md", lines)
 
 
 def _write(path: Path, lines: Sequence[str]) -> Path:
     """Write a text file atomically."""
     with atomic(path) as partial:
-        partial.write_text("\n".join(lines), encoding="utf-8")
+        partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 
@@ -250,7 +250,7 @@ def write_field(results: Sequence[Result], output: str | Path) -> list[Path]:
     lines = ["# The field, measured"]
     for data, table in field_tables(results).items():
         lines += ["", f"## {data}", "", markdown(table)]
-    path = _write(Path(output) / "field.md", [*lines, ""])
+    path = _write(Path(output) / "field.md", lines)
     if not can_plot():
         return [path]
     from torchcaps import viz

@@ -128,7 +128,7 @@ def _run(layer: nn.Module, inputs: Any, impl: Any, dtype: torch.dtype) -> dict[s
     with torch.autocast(device_type, dtype, enabled=dtype != torch.float32):
         outputs = layer(leaves)
     variables = named_tensors(leaves) | dict(layer.named_parameters())
-    gradients = torch.autograd.grad(make_loss(outputs), [*variables.values()], allow_unused=True)
+    gradients = torch.autograd.grad(make_loss(outputs), list(variables.values()), allow_unused=True)
     tensors = {name: tensor.detach() for name, tensor in named_tensors(outputs).items()}
     for name, gradient in zip(variables, gradients, strict=True):
         if gradient is not None:
