@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import ReadRequest
-from torchcaps.data.budget import read_bytes
+from torchcaps.data.reading import read_bytes
 from torchcaps.data.idx import STEMS, UNSIGNED_BYTE, read_idx_set
 from torchcaps.data.sets.mnist import FOLDER, INFO
 

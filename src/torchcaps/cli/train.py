@@ -107,9 +107,7 @@ def train(
         _use_threads_of(run, threads)
     elif ranks.is_main:
         tc.training.folder.check_new(run)
-        # What cannot fit, and test images that cannot be read, are errors before the training.
-        device = tc.training.device.resolve_device(config.training.device)
-        tc.training.cost.check_unread(config, device)
+        # Test images that cannot be read are errors before the training.
         if data.folds is None:
             tc.training.sampling.load_images(config, "test")
 

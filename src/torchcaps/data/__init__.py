@@ -26,10 +26,8 @@ from torchcaps.data.augment.erase import random_erasing
 from torchcaps.data.augment.flip import random_horizontal_flip
 from torchcaps.data.augment.morphology import random_morphology
 from torchcaps.data.augment.shift import shift
-from torchcaps.data.budget import MemoryBudget
-from torchcaps.data.classes import match_classes, multi_hot
+from torchcaps.data.classes import LabelTree, label_tree, match_classes, multi_hot
 from torchcaps.data.dataset import Dataset, Maker, few_labels, stratified_split
-from torchcaps.data.entries import LabelTree, label_tree
 from torchcaps.data.files import DiskDataset
 from torchcaps.data.folder import read_folder, read_tar
 from torchcaps.data.folds import stratified_folds
@@ -74,7 +72,6 @@ __all__ = [
     "FileCheck",
     "LabelTree",
     "Maker",
-    "MemoryBudget",
     "Mirror",
     "NpmPackage",
     "PairMaker",

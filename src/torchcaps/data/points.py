@@ -6,9 +6,7 @@ They are read from `.npz` or `.csv`.
 import csv
 import zipfile
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +14,12 @@ import torch
 from torch import Tensor
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
-from torchcaps.data.arrays import npz_arrays
-from torchcaps.data.budget import MemoryBudget, read_errors
+from torchcaps.data.arrays import open_arrays
 from torchcaps.data.dataset import Dataset, default_split
-from torchcaps.data.entries import csv_rows, row_split
+from torchcaps.data.entries import row_split
 from torchcaps.data.pixels import Size, size_pair
 from torchcaps.data.preprocess import Picture, Preprocess
+from torchcaps.data.reading import csv_rows
 
 # Its format is registered first: of two that hold a path, the last one reads it.
 from torchcaps.data.table import FLAT_COLUMNS
@@ -172,10 +170,7 @@ def read_points(path: str | Path, request: ReadRequest) -> Dataset:
     """
     path = Path(path)
     split = request.split
-    if path.suffix.lower() == ".npz":
-        arrays = _read_npz(path, request.budget)
-    else:
-        arrays = _read_csv(path, request.budget, ("shape", "x", "y"))
+    arrays = _read_arrays(path, ("shape", "x", "y"))
     for name in (f"points_{split}", "points"):
         if name in arrays:
             points = standardized_points(str(path), arrays[name])
@@ -192,33 +187,35 @@ def read_points(path: str | Path, request: ReadRequest) -> Dataset:
 
 def _read_single(path: Path) -> np.ndarray:
     """All sets of a file, which is expected to hold one: `[n, points, coordinates]`."""
+    arrays = _read_arrays(path, ("x", "y"))
     if path.suffix.lower() == ".csv":
-        return np.concatenate([*_read_csv(path, MemoryBudget(), ("x", "y")).values()])
-    arrays = _read_npz(path, MemoryBudget())
+        return np.concatenate([*arrays.values()])
     if "points" not in arrays:
         raise DataError(f"{path}: expected the array points, got {', '.join(arrays) or 'none'}")
     points = arrays["points"]
     return points[None] if points.ndim == 2 else points
 
 
-def _read_npz(path: Path, budget: MemoryBudget) -> dict[str, np.ndarray]:
-    with ExitStack() as files, read_errors(path, "cannot be read as an .npz of plain arrays"):
-        arrays = npz_arrays(path, files, budget)
-        return {name: read() for name, read in arrays if name.startswith("points")}
+def _read_arrays(path: Path, columns: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """The sets of a file by split, "points" where it has none.
 
-
-def _read_csv(path: Path, budget: MemoryBudget, required: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """The sets of a CSV by split, "points" where it has none."""
+    Args:
+        path: of an `.npz` or `.csv`.
+        columns: that a `.csv` must have.
+    """
+    if path.suffix.lower() != ".csv":
+        with open_arrays(path) as arrays:
+            return {name: arrays[name] for name in arrays if name.startswith("points")}
     splits: dict[str, dict[str, list[list[float]]]] = {}
-    with csv_rows(path, budget) as rows:
-        columns = rows.fieldnames or ()
-        for column in required:
-            if column not in columns:
+    with csv_rows(path) as rows:
+        header = rows.fieldnames or ()
+        for column in columns:
+            if column not in header:
                 raise DataError(
                     f"{path}: no column {column!r}; expected shape,x,y, optionally z,split, "
-                    f"got {','.join(columns) or 'an empty file'}"
+                    f"got {','.join(header) or 'an empty file'}"
                 )
-        axes = [column for column in ("x", "y", "z") if column in columns]
+        axes = [column for column in ("x", "y", "z") if column in header]
         for row in rows:
             line = f"{path} line {rows.line_num}"
             split = row_split(line, row)
@@ -228,15 +225,15 @@ def _read_csv(path: Path, budget: MemoryBudget, required: tuple[str, ...]) -> di
                 raise DataError(f"{line}: expected a number for each coordinate") from None
             shapes = splits.setdefault(f"points_{split}" if split else "points", {})
             shapes.setdefault((row.get("shape") or "").strip(), []).append(point)
-    if not splits:
+    sizes = {name: len(points) for shapes in splits.values() for name, points in shapes.items()}
+    if not sizes:
         raise DataError(f"{path}: there are no points")
-    named_sets = list(chain.from_iterable(shapes.items() for shapes in splits.values()))
-    first_name, first_set = named_sets[0]
-    for name, points in named_sets:
-        if len(points) != len(first_set):
+    first = next(iter(sizes))
+    for name, size in sizes.items():
+        if size != sizes[first]:
             raise DataError(
-                f"{path}: sets of points differ in size ({first_name!r} has {len(first_set):,}, "
-                f"{name!r} has {len(points):,})"
+                f"{path}: sets of points differ in size ({first!r} has {sizes[first]:,}, "
+                f"{name!r} has {size:,})"
             )
     return {split: np.array([*shapes.values()]) for split, shapes in splits.items()}
 

@@ -14,7 +14,6 @@ from PIL import Image
 from torch import Tensor
 
 from torchcaps.data.augment.crop import center_crop
-from torchcaps.data.budget import read_errors
 from torchcaps.data.images import decode_image, is_image_file, natural_key
 from torchcaps.data.pixels import (
     Size,
@@ -25,6 +24,7 @@ from torchcaps.data.pixels import (
     size_pair,
     to_float,
 )
+from torchcaps.data.reading import read_errors
 from torchcaps.errors import DataError, check_regular, check_shape
 from torchcaps.registry import Registry
 

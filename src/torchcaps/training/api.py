@@ -23,7 +23,6 @@ from torchcaps.training.checkpoint import build_model, saved_options
 from torchcaps.training.cost import (
     check_cost,
     check_run,
-    check_unread,
     describe_run_model,
     has_backbone,
 )
@@ -129,7 +128,6 @@ def _create_trainer(
 ) -> Trainer:
     """The training of a run: data read, model built."""
     device = resolve_device(config.training.device)
-    check_unread(config, device)
     with main_first():
         config, train_images, val_images = read_images(config, device)
     cost = check_run(config, train_images, device, quick=emit is None)

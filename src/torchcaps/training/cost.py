@@ -16,9 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from torchcaps.data import Dataset, DiskDataset, ReadOptions, list_datasets
-from torchcaps.data.files import MAX_DECODED_BYTES
-from torchcaps.data.unread import unread_images
+from torchcaps.data import Dataset, DiskDataset
 from torchcaps.errors import ArgumentError, one_line
 from torchcaps.models import create_model, list_models
 from torchcaps.nn.generator import on_meta
@@ -300,40 +298,6 @@ def check_run(
 def has_backbone(config: TrainConfig) -> bool:
     """Whether the model of a run is a head on a backbone that is read from a file."""
     return "backbone" in config.model.all_options
-
-
-def check_unread(config: TrainConfig, device: torch.device, *, limit: int | None = None) -> None:
-    """Refuse a run of a large model that cannot fit, before its images are read and resized.
-
-    A model of few weights is checked when its images are read.
-
-    Args:
-        config: of the run.
-        device: of the training.
-        limit: bytes that it may take; None is what the device has available.
-
-    Raises:
-        ArgumentError: see `check_cost`.
-    """
-    data = config.data
-    if limit is None:
-        limit = available_memory(device)
-    if limit is None or config.model.name not in list_models() or has_backbone(config):
-        return
-    options = ReadOptions(group_pattern=data.options.get("group_pattern"))
-    images = unread_images(data.name, data.img_size, options)
-    if images is None:
-        return
-    with on_meta():
-        model = build_model(describe_run_model(config, images))
-    is_small = MAX_WEIGHT_BYTES * count_parameters(model) <= limit // LARGE_SHARE
-    if is_small or spec_of(model).is_dense:  # these images have no masks
-        return
-    num_bytes = images.images.numel()  # a byte a value
-    in_memory = data.name in list_datasets() or num_bytes <= MAX_DECODED_BYTES
-    if device.type == "cpu" and data.storage != "disk" and in_memory:
-        limit -= num_bytes
-    check_cost(model, config, images, device, limit=limit)
 
 
 def describe_run_model(config: TrainConfig, images: Dataset) -> dict[str, Any]:

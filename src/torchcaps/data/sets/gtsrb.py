@@ -15,11 +15,10 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from torchcaps.data._registry import DatasetInfo, register_directory_format
-from torchcaps.data.budget import MemoryBudget, read_errors
 from torchcaps.data.dataset import TEST_FRACTION, Dataset, stratified_split
-from torchcaps.data.entries import csv_rows
 from torchcaps.data.images import decode_image, opened
 from torchcaps.data.pixels import size_pair
+from torchcaps.data.reading import csv_rows, read_errors
 from torchcaps.errors import DataError
 
 CLASSES = (
@@ -124,7 +123,6 @@ def read_gtsrb(
     img_size: int | tuple[int, int] = 32,
     roi: bool = False,
     name: str = "gtsrb",
-    budget: MemoryBudget | None = None,
 ) -> Dataset:
     """Read one split of GTSRB.
 
@@ -139,7 +137,6 @@ def read_gtsrb(
         roi: cut the sign out by its box before, which is scaled where the image has another size
             than the table says.
         name: of the set.
-        budget: of memory.
 
     Returns:
         uint8 images `[n, 3, height, width]` with the targets "track" and "frame" (both -1 where
@@ -157,10 +154,9 @@ def read_gtsrb(
                 "Final_Training/Images/00000/GT-00000.csv, nor class folders with such tables"
             )
             raise DataError(f"{folder}: no {expected}")
-        budget = budget or MemoryBudget()
-        signs = _read_signs(base, split, budget)
+        signs = _read_signs(base, split)
         size = size_pair(img_size)
-        images = torch.cat([_read_image(sign, size, roi, budget) for sign in signs])
+        images = torch.cat([_read_image(sign, size, roi) for sign in signs])
         labels = _column(signs, "label")
         tracks = _column(signs, "track")
         targets = {"label": labels, "track": tracks, "frame": _column(signs, "frame")}
@@ -175,14 +171,14 @@ def _column(signs: list[_Sign], name: str) -> Int64[Tensor, " n"]:
     return torch.tensor([getattr(sign, name) for sign in signs])
 
 
-def _read_signs(base: Path, split: str, budget: MemoryBudget) -> list[_Sign]:
+def _read_signs(base: Path, split: str) -> list[_Sign]:
     """The signs of a split, by its own table or by whole tracks of the training tables."""
     test_table = next(filter(Path.is_file, map(base.joinpath, TEST_TABLES)), None)
     if split == "test" and test_table is not None:
-        return _read_table(test_table, budget)
+        return _read_table(test_table)
     signs = []
     for path in _class_tables(base):
-        signs.extend(_read_table(path, budget))
+        signs.extend(_read_table(path))
     if test_table is not None:
         return signs
     labels = _column(signs, "label")
@@ -199,9 +195,9 @@ def _class_tables(base: Path) -> list[Path]:
     return []
 
 
-def _read_table(path: Path, budget: MemoryBudget) -> list[_Sign]:
+def _read_table(path: Path) -> list[_Sign]:
     """The signs of one table."""
-    with csv_rows(path, budget, ";", "cannot be read as a table") as rows:
+    with csv_rows(path, ";", "cannot be read as a table") as rows:
         for column in COLUMNS:
             if column not in (rows.fieldnames or ()):
                 raise DataError(f"{path}: no column {column!r}; expected {';'.join(COLUMNS)}")
@@ -237,14 +233,7 @@ def _read_row(line: str, folder: Path, row: dict[str, str | None]) -> _Sign:
     return _Sign(file, label, box, track, frame)
 
 
-def _read_image(
-    sign: _Sign,
-    size: tuple[int, int],
-    roi: bool,
-    budget: MemoryBudget,
-) -> UInt8[Tensor, "1 3 height width"]:
-    with read_errors(sign.file):
-        budget.add_file(sign.file.stat())
+def _read_image(sign: _Sign, size: tuple[int, int], roi: bool) -> UInt8[Tensor, "1 3 height width"]:
     with opened(sign.file) as image:
         if roi:  # at least one pixel either way
             width, height = image.size
@@ -253,7 +242,7 @@ def _read_image(
             right = round(sign.box[2] * width)
             bottom = round(sign.box[3] * height)
             image = image.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
-        return decode_image(image, size, 3, name=str(sign.file), budget=budget).unsqueeze(0)
+        return decode_image(image, size, 3, name=str(sign.file)).unsqueeze(0)
 
 
 register_directory_format(
@@ -265,6 +254,5 @@ register_directory_format(
         request.split,
         img_size=request.img_size or 32,
         name=name,
-        budget=request.budget,
     ),
 )
