@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Shaped
 from torch import Tensor
 
 from torchcaps.data._registry import ReadRequest
 from torchcaps.data.classes import SEPARATOR, unknown_classes
-from torchcaps.data.dataset import Dataset, default_split, first_labels
+from torchcaps.data.dataset import Dataset, default_split
 from torchcaps.data.files import DiskDataset, EncodedImages
 from torchcaps.data.images import ImageSource, decode_image, is_gray, natural_key
 from torchcaps.data.notes import damage_notes
@@ -161,14 +160,19 @@ def read_entries(
     """
     entries = sorted(entries, key=lambda e: (natural_key(e.labels[0]), natural_key(e.file)))
     classes = request.classes or _training_classes(name, entries)
-    labels = _index_labels(name, entries, classes, request)
-    targets = {"label" if labels.dim() == 1 else "labels": labels}
+    rows = _index_labels(name, entries, classes, request)
+    first_labels = torch.tensor([row[0] for row in rows])
+    targets = {"label": first_labels}
+    if max(map(len, rows)) > 1:
+        targets = {"labels": torch.zeros(len(rows), len(classes), dtype=torch.uint8)}
+        for index, row in enumerate(rows):
+            targets["labels"][index, row] = 1
     groups = None
     if entries[0].group is not None:
         numbers: dict[str | None, int] = {}
         groups = torch.tensor([numbers.setdefault(e.group, len(numbers)) for e in entries])
         targets[request.options.group_column or GROUP] = groups
-    indices = in_split(name, [e.split for e in entries], first_labels(labels), request, groups)
+    indices = in_split(name, [e.split for e in entries], first_labels, request, groups)
     notes = (*_summary(name, entries, [*targets][1:], groups, len(indices), request), *notes)
 
     files = [*dict.fromkeys(entry.file for entry in entries)]
@@ -213,8 +217,8 @@ def _training_classes(name: str, entries: Iterable[Entry]) -> tuple[str, ...]:
 
 def _index_labels(
     name: str, entries: Sequence[Entry], classes: Sequence[str], request: ReadRequest
-) -> Shaped[Tensor, " n *classes"]:
-    """The classes of all entries as indices `[n]`; 0 or 1 `[n, classes]` where some have several."""
+) -> list[list[int]]:
+    """The classes of each entry as indices."""
     class_index = {label: index for index, label in enumerate(classes)}
     rows = []
     for entry in entries:
@@ -226,12 +230,7 @@ def _index_labels(
                     f"{name}: {entry.split} class {label!r} is not among the training classes"
                 )
         rows.append([class_index[label] for label in entry.labels])
-    if max(map(len, rows)) == 1:
-        return torch.tensor(rows)[:, 0]
-    labels = torch.zeros(len(rows), len(classes), dtype=torch.uint8)
-    for image, row in enumerate(rows):
-        labels[image, row] = 1
-    return labels
+    return rows
 
 
 def _summary(
