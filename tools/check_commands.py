@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))  # of `claims`
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-INLINE = re.compile(r"`((?:torchcaps|make|python -m benchmarks\.)[^`]*)`")
+INLINE = re.compile(r"`((?:torchcaps|make|python -m (?:benchmarks\.|claims))[^`]*)`")
 SHELLS = ("sh", "bash", "shell")
 ENDS = ("|", "||", "&&", ";", ">", "2>", "&", "do", "done")
 
@@ -87,6 +89,8 @@ def _wrong(words: list[str], is_complete: bool) -> Iterator[str]:
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
         unknown = [word for word in words[1:] if "=" not in word and word not in targets]
         yield from (f"`make {word}` is no target" for word in unknown)
+    elif words[:3] == ["python", "-m", "claims"]:
+        yield from _wrong_claims(words[3:])
     elif words[0] == "python":
         module = ROOT / (words[2].replace(".", "/") + ".py")
         if words[2].startswith("benchmarks") and not module.exists():
@@ -124,6 +128,19 @@ def _wrong_command(name: str, arguments: list[str], is_complete: bool) -> Iterat
         yield f"{command_text}: {error}"
 
 
+def _wrong_claims(arguments: list[str]) -> Iterator[str]:
+    from claims.__main__ import parser
+    from claims.protocol import load_claim
+    from torchcaps.errors import TorchcapsError
+
+    try:
+        name = parser().parse_args(arguments).name
+        if name is not None and not name.endswith(".toml"):
+            load_claim(name)
+    except (TorchcapsError, SystemExit) as error:
+        yield f"`python -m claims {shlex.join(arguments)}`: {error}"
+
+
 def _help(name: str) -> str:
     """The whole help of a command."""
     from torchcaps.cli.main import COMMANDS
@@ -139,16 +156,12 @@ def _wrong_values(name: str, values: list[Any]) -> Iterator[str]:
     """What the command would refuse, as far as that does not depend on files of the reader."""
     from torchcaps.cli.settings import resolve
     from torchcaps.data import dataset_info
-    from torchcaps.reproduction import load_claim
     from torchcaps.training import load_recipe
 
     first = values[0]
     if name == "train" and not str(first).endswith(".toml"):
         config = resolve(first, values[1], values[2])
         yield from _wrong_settings(config)
-    elif name == "reproduce" and first == "claims":
-        if values[1] is not None:
-            load_claim(values[1])
     elif name == "reproduce" and first is not None and not first.endswith(".toml"):
         load_recipe(first)
     elif name == "data" and values[1] is not None:

@@ -347,13 +347,6 @@ figure = viz.accuracy_against_time(panels)""",
             """\
 figure = viz.latency_curves(bench("latency"))""",
         ),
-        Entry(
-            "memory_bars",
-            "Memory of a training step, as predicted and as measured.",
-            BENCH.format("memory"),
-            """\
-figure = viz.memory_bars(bench("memory"))""",
-        ),
     ],
 }
 

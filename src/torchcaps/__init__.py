@@ -30,19 +30,17 @@ if TYPE_CHECKING:
     from torchcaps.nn import record_routing, set_impl
     from torchcaps.reporting import Predictor, compare, diagnose, evaluate, predict, report
     from torchcaps.reproduction import cross_validate, reproduce
-    from torchcaps.training import MemoryEstimate, estimate_memory, fit, load, save, train
+    from torchcaps.training import fit, load, save, train
     from torchcaps.types import Capsules, ModelSpec, Routed
 
 # Names of the top level, and the packages that they are loaded from.
 _HOMES = {
     "Capsules": "types",
-    "MemoryEstimate": "training",
     "ModelSpec": "types",
     "Predictor": "reporting",
     "Routed": "types",
     "create_model": "models",
     "cross_validate": "reproduction",
-    "estimate_memory": "training",
     "explore": "explorer",
     "reproduce": "reproduction",
     "report": "reporting",
@@ -60,7 +58,6 @@ _HOMES = {
 }
 __all__ = [
     "Capsules",
-    "MemoryEstimate",
     "ModelSpec",
     "Predictor",
     "Routed",
@@ -71,7 +68,6 @@ __all__ = [
     "cross_validate",
     "data",
     "diagnose",
-    "estimate_memory",
     "evaluate",
     "evaluation",
     "explore",

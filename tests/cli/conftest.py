@@ -12,6 +12,7 @@ import torch
 from e2e.commands import SMALL, flatten
 from torchcaps.cli.main import main
 from torchcaps.reporting import api
+from torchcaps.training import threads
 from training.fixtures import bars as bars, run as run, trained as trained
 
 RESUME = ("train", "capsnet", "--resume", "--no-keep-memory")
@@ -44,17 +45,18 @@ def handlers():
 def command(capsys, monkeypatch, tmp_path, handlers):
     """A function that runs a command line inside this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    threads = torch.get_num_threads()
+    num_threads = torch.get_num_threads()
 
     def run(*words):
         torch.set_num_threads(1)
+        monkeypatch.setattr(threads, "_default", 1)  # as in a new process
         capsys.readouterr()
         try:
             status = main(list(flatten(words)))
         except SystemExit as stop:
             status = stop.code
         finally:
-            torch.set_num_threads(threads)
+            torch.set_num_threads(num_threads)
         return Outcome(status, *capsys.readouterr())
 
     return run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from checks import column
 from reproduction.makers import recipe_of
-from torchcaps.reproduction import list_claims
 from torchcaps.training import list_recipes
 
 
@@ -58,16 +57,3 @@ def test_a_wrong_command_line_is_refused_before_a_folder_is_made(command, tmp_pa
         assert outcome.status == 2
         assert complaint in outcome.err
     assert not (tmp_path / "out").exists()
-
-
-def test_results_of_claims_are_read_where_the_flag_says(command, tmp_path):
-    name = list_claims()[0]
-    broken = tmp_path / "mine" / name / "C-0.json"
-    broken.parent.mkdir(parents=True)
-    broken.write_text("{}")
-    for budget in ("small", "full"):
-        words = ("reproduce", "claims", name, "--budget", budget)
-        outcome = command(words, "--results", "mine")
-        assert outcome.status == 1
-        assert f"{name}/C-0.json: is no readable result" in outcome.err
-        assert command(words).status == 0

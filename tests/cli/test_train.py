@@ -156,16 +156,19 @@ def test_a_resumed_run_refuses_other_settings(command, run, flags, sentence):
 def test_a_resumed_run_takes_as_many_threads_as_before_and_warns_of_another_number(
     command, start, monkeypatch
 ):
-    threads = []
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    counts = []
+    monkeypatch.setattr(torch, "set_num_threads", counts.append)
     command(start, "--output", "out")
-    threads.clear()
-    assert "--threads" not in command(RESUME, "--output", "out").err
     count = Run("out").environment["threads"]
-    assert count in threads
+    monkeypatch.setattr(torch, "get_num_threads", lambda: count + 2)
+    counts.clear()
+    assert "--threads" not in command(RESUME, "--output", "out").err
+    assert counts == [1, count, count + 2, 1]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: count + 1)
     outcome = command(RESUME, "--output", "out", "--threads", count + 1)
     sentence = f"--threads: the run was started with {count}; with {count + 1} it will not"
     assert sentence in outcome.err
+    assert counts[4:] == [1, *[count + 1] * 3, 1]
 
 
 def set_threads(run, threads):
@@ -219,8 +222,7 @@ def raise_in_step(monkeypatch):
         steps = iter(range(1, 10_000))
 
         def interrupted(self, batch, share):
-            is_real = type(batch.images) is torch.Tensor  # and no estimate of memory
-            if is_real and next(steps) == step:
+            if next(steps) == step:
                 for number in numbers:
                     signal.raise_signal(number)
             return training_step(self, batch, share)

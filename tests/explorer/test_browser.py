@@ -22,6 +22,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
+from tasks.makers import batch_of
 from torchcaps.data import load_dataset, make_pairs
 from torchcaps.explorer import Session, overlay, worker as queue
 from torchcaps.explorer.server import bound, make_app, settings
@@ -191,7 +192,7 @@ def reader(digits):
     for step in range(240):
         generator = torch.Generator().manual_seed(step)
         index = torch.randint(len(images), (64,), generator=generator)
-        batch = task.sample_batch(images, index, torch.Generator())
+        batch = batch_of(task, images, index)
         optimizer.zero_grad()
         task.training_step(batch, 0.0)["loss"].backward()
         optimizer.step()

@@ -1,4 +1,7 @@
-"""Faults written by hand: `*.toml` files beside this one, a table `[NAME]` for each."""
+"""Faults written by hand: `*.toml` files beside this one, a table `[NAME]` for each.
+
+A path counts from src/torchcaps; in `claims.toml` from the root of the checkout.
+"""
 
 import tomllib
 from dataclasses import dataclass
@@ -57,7 +60,9 @@ def load(folder: Path = FOLDER) -> list[Fault]:
     for file in sorted(folder.glob("*.toml")):
         for name, record in tomllib.loads(file.read_text(encoding="utf-8")).items():
             tests = tuple(map("tests/{}".format, record.pop("tests")))
-            path = f"src/torchcaps/{record.pop('path')}"
+            path = record.pop("path")
+            if file.stem != "claims":
+                path = f"src/torchcaps/{path}"
             fault = Fault(f"{file.stem}/{name}", path, tests=tests, **record)
             if not fault.tests or not fault.why or fault.find == fault.replace:
                 raise ValueError(f"{fault.name}: expected tests, a sentence and a change")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("src", "tests", "recipes", "tools", "docs", "benchmarks")
+PARTS = ("src", "tests", "recipes", "tools", "docs", "benchmarks", "claims")
 IGNORED = shutil.ignore_patterns(".*", "runs", "*.egg-info")
 TIMEOUT = 900.0  # seconds of one run of tests
 PASSED = 0  # exit status of pytest

@@ -17,7 +17,6 @@ SMALL = {
     "inverted_attention": {"img_size": 13, "backbone": "simple", "types": 2},
     "linear_head": {"img_size": 12},
     "matrix_caps": {"img_size": 18, "channels": 8, "primary_types": 2, "types": (3, 4)},
-    "recurrent_cnn": {"img_size": 18, "channels": 4, "primary_channels": 6, "unit_dim": 3},
     "resnet20": {"img_size": 12, "width": 4},
     "scae": {"img_size": 24, "parts": 3, "objects": 4, "channels": 4, "units": 8},
     "segcaps": {"img_size": 16, "dim": 2},

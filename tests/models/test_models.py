@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import torchcaps as tc
+from tasks.makers import batch_of
 from torchcaps.data import Dataset, masked_set
 from torchcaps.errors import UnknownNameError
 from torchcaps.models import model_info
@@ -52,7 +53,7 @@ def test_a_step_reaches_every_parameter(name):
     images = sample_dataset(model, SMALL[name].get("classes", ("a", "b")))
     labeled = images if model.spec.task == "tree" else None
     task = create_task(model, TrainConfig(), labeled).train()
-    batch = task.sample_batch(images, torch.arange(2), seeded())
+    batch = batch_of(task, images, torch.arange(2), seeded())
     task.training_step(batch, 0.0)["loss"].backward()
     for parameter_name, parameter in model.named_parameters():
         if parameter.requires_grad:  # else it is there because it is counted

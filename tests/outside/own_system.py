@@ -95,34 +95,29 @@ class Denoise(tasks.Task):
         del model, spec, loss
         return {"lr": 0.01}
 
-    def sample_batch(self, images, indices, generator):
-        """(noisy, clean)"""
-        clean = images.float_images(indices)
-        noise = torch.randn(clean.shape, generator=generator).to(clean)
-        return (clean + 0.1 * noise).clamp(0, 1), clean
+    def augment(self, batch, generator):
+        """Noisy pictures; the clean ones are a target."""
+        noise = torch.randn(batch.inputs.shape, generator=generator).to(batch.inputs)
+        noisy = (batch.inputs + 0.1 * noise).clamp(0, 1)
+        return batch._replace(inputs=noisy, targets={"clean": batch.inputs})
 
-    def training_step(self, batch, progress):
+    def training_step(self, batch, fraction_trained):
         """The mean absolute difference, and how much is drawn."""
-        del progress
-        noisy, clean = batch
-        reconstructed = self.model(noisy)
-        absolute = (reconstructed - clean).abs().mean()
+        del fraction_trained
+        reconstructed = self.model(batch.inputs)
+        absolute = (reconstructed - batch.targets["clean"]).abs().mean()
         ink = reconstructed.mean()
         return {"loss": absolute + 0.001 * ink, "absolute": absolute, "ink": ink}
 
     def eval_step(self, batch):
         """For each picture."""
-        noisy, clean = batch
-        error = (self.model(noisy) - clean).abs().flatten(1).mean(dim=1)
+        error = (self.model(batch.inputs) - batch.targets["clean"]).abs().flatten(1).mean(dim=1)
         return {"loss": error, "likeness": 1 - error}
 
     def report_items(self, evaluation, images):
         """Noisy pictures above clean ones."""
-        noisy, _ = self.sample_batch(
-            images,
-            torch.arange(6),
-            torch.Generator().manual_seed(0),
-        )
+        [batch] = images.batches([torch.arange(6)], {})
+        noisy = self.augment(batch, torch.Generator().manual_seed(0)).inputs
         with torch.inference_mode():
             rows = torch.cat(
                 [noisy, self.model(noisy.to(next(self.model.parameters()).device)).cpu()]

@@ -482,15 +482,12 @@ def clouds(bars, tmp_path, restore):
         score = "darkness"
         losses = ("glow",)
 
-        def sample_batch(self, images, indices, generator):
-            return (images.float_images(indices),)
-
-        def training_step(self, batch, progress):
-            glow = self.model(batch[0]).square().mean()
+        def training_step(self, batch, fraction_trained):
+            glow = self.model(batch.inputs).square().mean()
             return {"loss": 2 * glow, "glow": glow}
 
         def eval_step(self, batch):
-            glow = self.model(batch[0]).square().mean(dim=1)
+            glow = self.model(batch.inputs).square().mean(dim=1)
             return {"loss": glow, "darkness": -glow}
 
         def report_items(self, evaluation, images):

@@ -1,12 +1,19 @@
-"""Where the images of a step come from."""
+"""Where the batches of a step come from."""
 
+from dataclasses import replace
 from itertools import chain
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+import torchcaps as tc
 from torchcaps.data import load_dataset
 from torchcaps.settings import TrainConfig
+from torchcaps.tasks import create_task
 from torchcaps.training.batches import DatasetBatches
+from torchcaps.training.inputs import to_batch
 from torchcaps.training.sampling import epoch_permutation
 
 
@@ -15,26 +22,132 @@ def images(bars):
     return load_dataset(bars, "train")
 
 
+def source_of(images, **settings):
+    config = TrainConfig.of(**settings)
+    task = create_task(nn.Linear(2, 3), config, images)
+    return DatasetBatches(images, task, config)
+
+
 def indices_of(source, epoch, start=0):
-    return [indices.tolist() for _, indices in source.epoch(epoch, start)]
+    return [batch.indices.tolist() for batch in source.epoch(epoch, start)]
 
 
 def test_an_epoch_takes_every_image_once_in_the_order_of_the_seed(images):
-    config = TrainConfig.of(seed=3, batch_size=7)
-    source = DatasetBatches(images, config)
-    batches = indices_of(source, epoch=2)
-    assert (
-        list(chain.from_iterable(batches)) == epoch_permutation(config, 2, images.labels).tolist()
-    )
-    assert len(batches) == source.steps(2)
-    assert all(batch_images is images for batch_images, _ in source.epoch(2))
+    source = source_of(images, seed=3, batch_size=7)
+    order = list(chain.from_iterable(indices_of(source, epoch=2)))
+    assert order == epoch_permutation(source.config, 2, images.labels).tolist()
+    assert len(indices_of(source, epoch=2)) == source.steps(2)
+    for batch in source.epoch(2):
+        assert torch.equal(batch.inputs, images.float_images(batch.indices))
+        assert torch.equal(batch.targets["label"], images.labels[batch.indices])
 
 
 def test_steps_that_are_done_are_left_out(images):
-    source = DatasetBatches(images, TrainConfig.of(batch_size=8))
+    source = source_of(images, batch_size=8)
     assert indices_of(source, epoch=0, start=2) == indices_of(source, epoch=0)[2:]
 
 
+def test_composites_of_a_step_are_the_same_however_many_steps_are_left_out(images):
+    pairs = tc.data.make_pairs(images, max_shift=1)
+    config = TrainConfig.of(batch_size=8)
+    model = tc.create_model("capsnet_small", num_classes=3, img_size=pairs.img_size)
+    source = DatasetBatches(pairs, create_task(model, config, pairs), config)
+    batches = list(source.epoch(1))
+    assert torch.equal(next(source.epoch(1, start=1)).inputs, batches[1].inputs)
+    assert not torch.equal(next(source.epoch(0)).inputs, batches[0].inputs)
+
+
 def test_a_last_batch_that_is_too_small_joins_the_one_before_it(images):
-    source = DatasetBatches(images.subset(range(9)), TrainConfig.of(batch_size=4), smallest=2)
+    source = source_of(images.subset(range(9)), batch_size=4)
+    source.task.spec = replace(source.task.spec, smallest_batch=2)
     assert [len(batch) for batch in indices_of(source, epoch=0)] == [4, 5]
+
+
+class Counted(nn.Module):
+    """A linear classifier of 4 × 4 pixels."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 3)
+
+    def forward(self, images):
+        return self.layer(images.flatten(1))
+
+
+def pixels(count=24):
+    return torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (pixels(), torch.arange(24) % 3),
+        TensorDataset(pixels(), torch.arange(24) % 3),
+        DataLoader(TensorDataset(pixels(), torch.arange(24) % 3), batch_size=2),
+    ],
+    ids=["arrays", "data set", "loader"],
+)
+def test_parts_of_a_step_are_accumulated_whatever_the_data_is(data):
+    """18 images by 2 are 9 batches; 4 of them are a step, the last step has one."""
+    own_size = {} if isinstance(data, DataLoader) else {"batch_size": 2}
+    rows = []
+    torch.manual_seed(0)
+    _, [epoch] = tc.fit(
+        Counted(), data, epochs=1, holdout=0.25, accumulate=4, emit=rows.append, **own_size
+    )
+    assert epoch["step"] == 3
+    assert epoch["images"] == 18
+
+
+def test_a_step_of_several_batches_of_a_loader_is_one_step_on_all_of_them():
+    """Without a schedule, one step of SGD on two batches of 6 is one on all 12 images."""
+    weights = []
+    for batch_size, accumulate in ((12, 1), (6, 2)):
+        model = Counted()
+        nn.init.zeros_(model.layer.weight)
+        nn.init.zeros_(model.layer.bias)
+        loader = DataLoader(TensorDataset(pixels(12), torch.arange(12) % 3), batch_size)
+        validation = (pixels(3), torch.arange(3))
+        tc.fit(
+            model,
+            loader,
+            validation=validation,
+            epochs=1,
+            accumulate=accumulate,
+            optimizer="sgd",
+            momentum=0.0,
+            lr=0.1,
+            schedule="constant",
+            precision="fp32",
+            emit=lambda row: None,
+        )
+        weights.append(model.layer.weight.detach())
+    assert weights[0].abs().max() > 1e-4
+    torch.testing.assert_close(*weights)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        (pixels(3), torch.tensor([2, 0, 1])),
+        [pixels(3), torch.tensor([2, 0, 1]), "more"],
+        {"image": pixels(3), "label": torch.tensor([2, 0, 1])},
+        {"pixel_values": pixels(3), "labels": ["2", "0", "1"]},
+        tc.data.Batch(pixels(3), {"label": torch.tensor([2, 0, 1])}, torch.arange(3)),
+    ],
+)
+def test_batches_of_a_loader_become_one_type(sample):
+    batch = to_batch(sample, ("0", "1", "2"))
+    assert torch.equal(batch.inputs, pixels(3))
+    assert batch.targets["label"].tolist() == [2, 0, 1]
+
+
+def test_targets_of_a_loader_are_told_apart_by_their_axes_or_names():
+    masks = torch.randint(3, (3, 4, 4))
+    several = torch.tensor([[1, 0, 1], [0, 1, 0], [1, 1, 1]])
+    batch = to_batch((pixels(3), several), ("a", "b", "c"))
+    assert torch.equal(batch.targets["labels"], several)
+    by_axes = to_batch((pixels(3), masks), ("a", "b", "c"))
+    by_name = to_batch({"inputs": pixels(3), "mask": masks}, ("a", "b", "c"))
+    for batch in (by_axes, by_name):
+        assert torch.equal(batch.targets["mask"], masks.to(torch.uint8))

@@ -15,12 +15,11 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
-from torchcaps.data.floats import ArrayPreprocess
 
 import torchcaps as tc
+from torchcaps.data.preprocess import ArrayPreprocess
 from torchcaps.errors import ArgumentError, DataError
-from torchcaps.training.inputs import as_set, class_indices, image_tensor
-from torchcaps.training.loaders import known_indices
+from torchcaps.training.inputs import as_set, class_indices, image_tensor, known_indices
 from torchcaps.types import model_metadata
 
 SETTINGS = {"epochs": 2, "batch_size": 8, "holdout": 0.25, "precision": "fp32"}
@@ -264,7 +263,7 @@ class Endless(torch.utils.data.IterableDataset):
         (DataLoader(Endless()), "expected a map-style Dataset"),
         (DataLoader(torch.zeros(8, 1, 4, 4)), "expected samples"),
         (TensorDataset(torch.zeros(8, 1, 4, 4)), "expected samples"),
-        (torch.zeros(8, 1, 4, 4), "expected an Dataset, a path"),
+        (torch.zeros(8, 1, 4, 4), "expected a Dataset, a path"),
         ("nowhere/folder", "no such file or folder"),
     ],
 )

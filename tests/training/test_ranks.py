@@ -27,14 +27,16 @@ def trainer(bars):
     config = TrainConfig.of(loss="margin", reconstruction=0.0, shift=0, precision="fp32", lr=0.1)
     model = create_model("capsnet", num_classes=3, img_size=images.img_size, **TINY)
     task = create_task(model, config, images)
-    batches = DatasetBatches(images, config)
+    batches = DatasetBatches(images, task, config)
     return Trainer(task, config, batches, images, MemoryLogger(), initial_weights=model.state_dict)
 
 
 def compute_gradient(trainer, ranks, num_images):
     """Gradient of the class capsules that one process computes in a step of `num_images`."""
     trainer.updater.ranks = ranks
-    trainer.updater.compute_gradients(trainer.batches.images, torch.arange(num_images), 0, 0.0)
+    images = trainer.batches.images
+    [batch] = images.batches([torch.arange(num_images)], images.targets)
+    trainer.updater.compute_gradients(batch, 0, 0.0)
     return trainer.task.model.class_capsules.weight.grad
 
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchcaps.data import Dataset, PlacedSet, make_pairs, placed
+from tasks.makers import batch_of
+from torchcaps.data import Dataset, make_pairs, placed
 from torchcaps.errors import DataError
 from torchcaps.models import CNN
 from torchcaps.tasks import create_task
@@ -37,13 +38,13 @@ def draw(images, indices, config, step):
         multilabel=images.labels.dim() == 2,
     )
     generator = torch.Generator().manual_seed(step_seed(config, step))
-    return create_task(model, config, images).train().sample_batch(images, indices, generator)
+    return batch_of(create_task(model, config, images).train(), images, indices, generator)
 
 
 def augment(images, config, step):
     labels = torch.zeros(len(images), dtype=torch.int64)
     image_set = Dataset(images, {"label": labels}, ("a", "b"), "some")
-    return draw(image_set, torch.arange(len(images)), config, step).images
+    return draw(image_set, torch.arange(len(images)), config, step).inputs
 
 
 def set_of(labels):
@@ -173,17 +174,16 @@ def pairs_of(count=12):
 def test_the_parts_of_a_composite_go_where_it_goes(changes):
     config = TrainConfig.of(shift=0).updated(**changes)
     batch = draw(pairs_of(), torch.arange(12), config, 5)
-    assert batch.labels.shape == (12, 2)
-    assert (batch.labels[:, 0] != batch.labels[:, 1]).all()
+    assert (batch.targets["labels"].sum(dim=1) == 2).all()
     # No pixel of these is above 119, so that no sum is cut off at 255.
-    torch.testing.assert_close(batch.images, batch.singles.sum(dim=1))
+    torch.testing.assert_close(batch.inputs, batch.targets["singles"].sum(dim=1))
 
 
 def test_color_jitter_changes_the_composite_and_not_its_parts():
     plain = draw(pairs_of(), torch.arange(12), TrainConfig.of(shift=0), 5)
     bright = draw(pairs_of(), torch.arange(12), TrainConfig.of(shift=0, color_jitter=True), 5)
-    assert torch.equal(bright.singles, plain.singles)
-    assert not torch.equal(bright.images, plain.images)
+    assert torch.equal(bright.targets["singles"], plain.targets["singles"])
+    assert not torch.equal(bright.inputs, plain.inputs)
 
 
 def test_every_step_has_composites_and_places_of_its_own():
@@ -192,9 +192,8 @@ def test_every_step_has_composites_and_places_of_its_own():
     singles = pairs_of().maker.source
     for image_set in (pairs_of(), placed(singles, 20)):
         batch = draw(image_set, indices, config, 1)
-        assert torch.equal(batch.images, draw(image_set, indices, config, 1).images)
-        assert not torch.equal(batch.images, draw(image_set, indices, config, 2).images)
-    assert isinstance(placed(singles, 20), PlacedSet)
+        assert torch.equal(batch.inputs, draw(image_set, indices, config, 1).inputs)
+        assert not torch.equal(batch.inputs, draw(image_set, indices, config, 2).inputs)
 
 
 def test_composites_of_both_splits_have_no_image_in_common():

@@ -1,17 +1,20 @@
-"""Trainings in threads of one process do not disturb each other."""
+"""The number of threads; and trainings in threads of one process do not disturb each other."""
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 import torch
+from torch.__config__ import parallel_info
 
-from torchcaps.training import Interrupted, train
+from torchcaps.training import Interrupted, fit, threads, train
 
 from .makers import contents, stop_after, tiny
 
+CPU = torch.device("cpu")
 CNN = {"model": "cnn_smallnorb", "reconstruction": 0.0}
 
 
@@ -58,3 +61,92 @@ def test_dropout_continues_where_a_training_stopped(bars, tmp_path):
     train(config, tmp_path / "run", resume=True)
     assert torch.equal(torch.get_rng_state(), before)
     assert contents(tmp_path / "run") == contents(tmp_path / "uninterrupted")
+
+
+@pytest.fixture
+def several(monkeypatch):
+    """Two threads of torch's choice, all of which take 25 times as long as one."""
+    monkeypatch.setattr(threads, "_default", 2)
+    monkeypatch.setattr(threads, "measure_slowdown", lambda: 25.0)
+    words = re.sub("OMP_NUM_THREADS : .*", "OMP_NUM_THREADS : [not set]", parallel_info())
+    assert "OMP_NUM_THREADS" in words  # as torch writes it
+    monkeypatch.setattr(torch.__config__, "parallel_info", lambda: words)
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+def test_one_thread_is_taken_where_all_are_far_slower(several, monkeypatch):
+    with threads.training_threads(CPU) as sentence:
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+    assert sentence.startswith("one thread in place of 2: ")
+    assert "25 times as long" in sentence
+    monkeypatch.setattr(threads, "measure_slowdown", lambda: 2.5)
+    with threads.training_threads(CPU) as sentence:
+        assert (torch.get_num_threads(), sentence) == (2, "")
+    with threads.training_threads(torch.device("cuda")) as sentence:
+        assert (torch.get_num_threads(), sentence) == (2, "")
+
+
+@pytest.mark.parametrize("way", ["flag", "torch", "variable"])
+def test_a_number_of_threads_that_was_set_stays(several, monkeypatch, way):
+    if way == "flag":
+        threads.set_threads("--threads", 2)
+    elif way == "torch":
+        torch.set_num_threads(3)
+    else:
+        monkeypatch.setattr(torch.__config__, "parallel_info", lambda: "OMP_NUM_THREADS : 2")
+    count = torch.get_num_threads()
+    with threads.training_threads(CPU) as sentence:
+        assert (torch.get_num_threads(), sentence) == (count, "")
+
+
+@pytest.mark.parametrize("saved", [0, 1 << 20, True, "two"])
+def test_threads_that_no_machine_has_are_refused(saved):
+    with pytest.raises(ValueError, match="--threads: expected "):
+        threads.set_threads("--threads", saved)
+
+
+def test_interruptions_do_not_count_as_slow_threads(monkeypatch):
+    rounds = iter([[2.0, 900.0, 2.0, 2.0, 900.0], [4.0, 4.0, 0.1, 4.0, 4.0]] * 3)
+    monkeypatch.setattr(threads, "repeat", lambda *_, **__: next(rounds))
+    assert threads.measure_slowdown() == 0.5
+
+
+def test_the_slowest_of_three_moments_counts(monkeypatch):
+    rounds = iter([[1.0], [2.0], [50.0], [2.0], [3.0], [2.0]])
+    monkeypatch.setattr(threads, "repeat", lambda *_, **__: next(rounds))
+    assert threads.measure_slowdown() == 25.0
+
+
+def test_the_measurement_leaves_the_number_of_threads():
+    assert threads.measure_slowdown() > 0.1
+    assert torch.get_num_threads() == 1
+
+
+def test_a_run_goes_on_with_the_threads_that_were_chosen(several, bars, tmp_path, monkeypatch):
+    rows = []
+    with pytest.raises(Interrupted):
+        train(tiny(bars), tmp_path, emit=rows.append, should_stop=stop_after(2))
+    assert any("one thread in place of 2" in row.get("text", "") for row in rows)
+    assert threads.Run(tmp_path).environment["threads"] == 1
+    monkeypatch.setattr(threads, "measure_slowdown", lambda: 0.5)
+    counts = []
+    train(
+        tiny(bars),
+        tmp_path,
+        resume=True,
+        emit=lambda row: counts.append(torch.get_num_threads()),
+    )
+    assert set(counts) == {1}
+    assert torch.get_num_threads() == 2
+
+
+def test_fit_says_which_threads_it_takes(several):
+    rows = []
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
+    fit(model, torch.rand(8, 1, 8, 8), torch.arange(8) % 2, emit=rows.append, epochs=1)
+    texts = [row["text"] for row in rows if row["kind"] == "message"]
+    assert any(text.endswith("25 times as long") for text in texts)
+    assert torch.get_num_threads() == 2

@@ -15,10 +15,6 @@ LAYERS = [
     {"variant": "auto", "forward ms": 1.0, "forward+backward ms": 300.0},
     {"variant": "textbook-network", "forward ms": 2.0, "forward+backward ms": 1200.0},
 ]
-MEMORY = [
-    {"batch": 32, "precision": "fp32", "predicted MiB": 96.0, "measured MiB": 99.2},
-    {"batch": 128, "precision": "fp32", "predicted MiB": 384.0, "measured MiB": 396.8},
-]
 TIMES = {"exponent": 1.0, "sizes": [2, 4, 8], "ms": [1.0, 2.0, 4.0]}
 SCALING = [
     {"against": "batch", "impl": "auto"} | TIMES,
@@ -35,7 +31,6 @@ LATENCY = [
 FIGURES = [
     (viz.throughput_bars, STEPS),
     (viz.layer_bars, LAYERS),
-    (viz.memory_bars, MEMORY),
     (viz.scaling_curves, SCALING),
     (viz.latency_curves, LATENCY),
 ]

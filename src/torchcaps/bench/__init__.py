@@ -8,7 +8,6 @@ from torchcaps.bench.layer import (
     least_work,
     machine_rates,
 )
-from torchcaps.bench.memory import benchmark_memory
 from torchcaps.bench.scaling import benchmark_latency, benchmark_scaling, fitted_exponent
 from torchcaps.bench.step import benchmark_steps
 from torchcaps.bench.workload import Workload

@@ -16,7 +16,6 @@ from torchcaps.models import create_model
 from torchcaps.nn import CapsuleLinear
 from torchcaps.settings import ModelSettings, TrainConfig
 from torchcaps.tasks import Task, create_task
-from torchcaps.training.memory import image_shape
 from torchcaps.types import spec_of
 
 CPU = torch.device("cpu")
@@ -50,7 +49,7 @@ class Workload:
             `[batch]`, or `[batch, height, width]` of a model of pixels.
         """
         generator = torch.Generator().manual_seed(1)
-        images = torch.rand(self.batch, *image_shape(model), generator=generator)
+        images = torch.rand(self.batch, model.in_chans, *model.img_size, generator=generator)
         pixels = model.img_size if spec_of(model).is_dense else ()
         labels = torch.randint(model.num_classes, (self.batch, *pixels), generator=generator)
         return images.contiguous(memory_format=torch.channels_last), labels

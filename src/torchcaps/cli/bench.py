@@ -48,7 +48,7 @@ class BenchSettings:
 
 def bench(
     what: Annotated[
-        Literal["step", "layer", "routers", "scaling", "latency", "memory", "all"],
+        Literal["step", "layer", "routers", "scaling", "latency", "all"],
         tyro.conf.Positional,
         tyro.conf.arg(metavar="[WHAT]"),
     ] = "step",
@@ -65,7 +65,7 @@ def bench(
 
     Args:
         what: step (a training step), layer (routing alone), routers (every routing in one
-            layer), scaling (against each size), latency (of a trained network), memory, or all.
+            layer), scaling (against each size), latency (of a trained network), or all.
         option: A model's own option, such as channels=64; may be given several times.
         output: JSON file for the figures and a description of the machine.
         plots: Folder for pictures.
@@ -198,17 +198,6 @@ def _latency(job: _Job) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def _memory(job: _Job) -> dict[str, Any]:
-    """Peak memory of a training step, predicted and measured."""
-    if not tc.bench.timing.can_measure_memory():
-        raise UsageError(
-            "memory: expected a system that tells the high-water mark of a process in /proc, "
-            "got another"
-        )
-    batches = sorted({max(1, job.workload.batch // 4), job.workload.batch})
-    return {"rows": tc.bench.benchmark_memory(job.workload, batches, job.precisions, job.log)}
-
-
 # Name -> the function that measures, and that of `viz` which draws.
 BENCHMARKS: dict[str, tuple[Callable[[_Job], dict[str, Any]], str]] = {
     "step": (_step, "throughput_bars"),
@@ -216,7 +205,6 @@ BENCHMARKS: dict[str, tuple[Callable[[_Job], dict[str, Any]], str]] = {
     "routers": (_routers, "layer_bars"),
     "scaling": (_scaling, "scaling_curves"),
     "latency": (_latency, "latency_curves"),
-    "memory": (_memory, "memory_bars"),
 }
 
 

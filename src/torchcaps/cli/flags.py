@@ -72,7 +72,5 @@ def check_flag(flag: str, number: float, low: float, high: float | None = None) 
 def use_threads(count: int | None) -> None:
     """Let torch take so many processor threads; None leaves its choice."""
     if count is not None:
-        import torch
-
         with usage():
-            torch.set_num_threads(tc.training.environment.check_threads("--threads", count))
+            tc.training.threads.set_threads("--threads", count)

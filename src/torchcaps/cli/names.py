@@ -37,8 +37,6 @@ def check_name(arguments: Sequence[str]) -> None:
         return
     by_kind = json.loads(FILE.read_text(encoding="utf-8"))
     known = [known_name for kind in kinds for known_name in by_kind[kind]]
-    if arguments[0] == "reproduce":
-        known.append("claims")
     if name in known:
         return
     kind = " or ".join(kinds)

@@ -1,8 +1,7 @@
 """torchcaps reproduce."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,32 +20,20 @@ from torchcaps.cli.flags import Json, Root, Threads, check_flag, use_threads
 from torchcaps.cli.signals import graceful_stop, ignore_signals
 from torchcaps.progress import print_above, progress_bar, report_rows
 
-CLAIMS = "claims"  # in place of the name of a recipe
-TRIAL_SEEDS = 2
-# Flags of `Extent` that only one of both reads.
-OF_CLAIMS = ("run", "minutes", "results")
-OF_RECIPES = ("seeds", "row")
-
 
 @dataclass(frozen=True)
 class Extent:
     """How much of the experiment is run."""
 
-    budget: Literal["auto", "small", "hour", "full"] = "auto"
-    """small: at most ten minutes on 2 processor cores, the default; hour: at most one; full: as
-    published, the default of claims."""
+    budget: Literal["small", "hour", "full"] = "small"
+    """small: at most ten minutes on 2 processor cores; hour: at most one; full: as published."""
     seeds: int = 1  # How many seeds of each row.
     row: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """Only rows whose name contains this; may be given several times."""
-    run: Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")] = False
-    """Of claims: train what is missing; without it, print what is there."""
-    minutes: float = math.inf  # Of claims: start no training after so many minutes.
-    results: Path = Path("benchmarks/results/claims")  # Of claims: folder of their results.
 
 
 def reproduce(
     recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")] = None,
-    claim: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="CLAIM")] = None,
     /,
     list: bool = False,
     table: bool = False,
@@ -60,14 +47,12 @@ def reproduce(
     """Run a published experiment and compare its figures with the published ones.
 
     Finished runs are kept, and a stopped run is continued. Without a recipe, list the experiments
-    and their cost. `reproduce claims` prints the published claims that are tested, and their
-    results.
+    and their cost.
 
     Example: torchcaps reproduce multimnist --budget small
 
     Args:
-        recipe: Name of an experiment, or a .toml file; or the word claims.
-        claim: Name of a claim, after the word claims.
+        recipe: Name of an experiment, or a .toml file.
         list: List the experiments with their cost.
         table: Run every recipe whose name begins with field-, and write a table of all systems.
         extent: How much of the experiment is run.
@@ -83,11 +68,6 @@ def reproduce(
         write_table,
     )
 
-    if recipe == CLAIMS:
-        return reproduce_claims(claim, extent, root, device, threads, json)
-    if claim is not None:
-        raise UsageError(f"expected `reproduce {CLAIMS}` before the name of a claim, got {claim}")
-    _check_extent(extent, OF_CLAIMS, f"reproduce {CLAIMS}")
     if list or (recipe is None and not table):
         return _list(json)
     check_flag("--seeds", extent.seeds, low=1)
@@ -132,22 +112,30 @@ def _run(
         run = partial(
             reproduce,
             recipe,
-            "small" if extent.budget == "auto" else extent.budget,
+            extent.budget,
             output=output,
             seeds=extent.seeds,
             rows=extent.row,
             root=root,
             device=device,
         )
-        finished = _until_stopped(recipe.name, run)
+        finished = until_stopped(recipe.name, run)
         if isinstance(finished, int):
             return finished
         results += finished
     return results
 
 
-def _until_stopped(name: str, run: Callable[..., list[Any]]) -> list[Any] | int:
-    """What a function returns that shows its trainings, or the status after a signal."""
+def until_stopped(name: str, run: Callable[..., list[Any]]) -> list[Any] | int:
+    """Run trainings under a bar until they end or a signal comes.
+
+    Args:
+        name: of the bar.
+        run: takes `emit`, `started` and `should_stop`; see `reproduce`.
+
+    Returns:
+        What `run` returns, or the exit status after a signal.
+    """
     with progress_bar(name) as bar, graceful_stop() as caught:
         try:
             return run(
@@ -159,71 +147,6 @@ def _until_stopped(name: str, run: Callable[..., list[Any]]) -> list[Any] | int:
             ignore_signals()
             note(f"{stop}; the same command continues it")
             return 128 + caught[0]
-
-
-def _check_extent(extent: Extent, names: Sequence[str], command: str) -> None:
-    """Raise UsageError for a flag that only another command reads."""
-    for name in names:
-        if getattr(extent, name) != getattr(Extent(), name):
-            raise UsageError(f"--{name}: has an effect only with `{command}`")
-
-
-def reproduce_claims(
-    name: str | None,
-    extent: Extent,
-    root: str | None,
-    device: str | None,
-    threads: int | None,
-    json: bool,
-) -> int:
-    """Train what is missing of the claims if asked, and print what is there.
-
-    A trial (`--budget small`) has its results below `runs/`, or where `--results` says, and never
-    counts.
-    """
-    from torchcaps.reproduction import list_claims, load_claim, read_claim_results, run_claims
-
-    _check_extent(extent, OF_RECIPES, "reproduce RECIPE")
-    names = list_claims() if name is None else [name]
-    loaded = [load_claim(each) for each in names]
-    budget = "full" if extent.budget == "auto" else extent.budget
-    work = Path("runs") / CLAIMS / budget
-    results = extent.results
-    if budget != "full":
-        if results == Extent.results:
-            results = work / "results"
-        loaded = [replace(claim, seeds=TRIAL_SEEDS) for claim in loaded]
-    if extent.run:
-        use_threads(threads or 1)  # the trainings of many claims are done side by side
-        tc.training.keep_memory()
-        options: dict[str, Any] = {"work": work, "budget": budget, "minutes": extent.minutes}
-        options |= {"root": root, "device": device}
-        finished = _until_stopped(CLAIMS, partial(run_claims, loaded, results, **options))
-        if isinstance(finished, int):
-            return finished
-    finished_of = {claim.name: read_claim_results(claim, results, budget) for claim in loaded}
-    _print_claims(loaded, finished_of, name, json)
-    return 0
-
-
-def _print_claims(
-    claims: Sequence[Any], finished: Mapping[str, Any], name: str | None, json: bool
-) -> None:
-    """Print a table of all claims, or the arms of one, with what is finished of each."""
-    from torchcaps.reproduction import arms_table, claims_table, judge_claims
-
-    if json:
-        verdicts = judge_claims(claims, finished)
-        print_json({claim: vars(verdict) for claim, verdict in verdicts.items()})
-        return
-    if name is not None:
-        [claim] = claims
-        for title in ("statement", "source", "published", "measure", "support", "refutation"):
-            print_wrapped(f"{title}: {getattr(claim, title)}")
-        print()
-        print_table(arms_table(claim, finished[claim.name]).lines)
-        print()
-    print_table(claims_table(claims, finished).lines)
 
 
 def _list(json: bool) -> int:

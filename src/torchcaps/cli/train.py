@@ -104,11 +104,10 @@ def train(
             tc.training.run.resumed_config(
                 before, parse_settings(settings) | changes, tc.training.run.is_complete(run)
             )
-        _use_threads_of(run, threads)
+        _compare_threads(run, threads)
     elif ranks.is_main:
         tc.training.folder.check_new(run)
-        # Test images that cannot be read are errors before the training.
-        if data.folds is None:
+        if data.folds is None:  # test images that cannot be read are an error before the training
             tc.training.sampling.load_images(config, "test")
 
     with hinted(folder):
@@ -191,18 +190,10 @@ def _find_folder(
     return folder, resume
 
 
-def _use_threads_of(run: tc.training.Run, threads: int | None) -> None:
-    """Take as many threads as a run was started with, unless the command line names another number.
-
-    Sums over threads differ in their last bits.
-    """
-    import torch
-
+def _compare_threads(run: tc.training.Run, threads: int | None) -> None:
+    """Say so where the command line names another number of threads than a run was started with."""
     before = run.environment.get("threads")
-    if threads is None and before is not None:
-        where = f"{run.path / tc.training.run.ENVIRONMENT_FILE}: threads"
-        torch.set_num_threads(tc.training.environment.check_threads(where, before))
-    elif before not in (None, threads):
+    if threads is not None and before not in (None, threads):
         note(
             f"--threads: the run was started with {before}; "
             f"with {threads} it will not end with the same bits"

@@ -40,7 +40,6 @@ from torchcaps.data.points import point_set, read_points
 from torchcaps.data.preprocess import Preprocess, images_in
 from torchcaps.data.sets.affnist import read_affnist
 from torchcaps.data.sets.cifar10 import read_cifar
-from torchcaps.data.sets.faces import render_faces
 from torchcaps.data.sets.gtsrb import read_gtsrb
 from torchcaps.data.sets.multi import PairMaker, make_pairs
 from torchcaps.data.sets.placed import affine_copies, placed
@@ -49,7 +48,6 @@ from torchcaps.data.sets.shapes import render_shapes
 from torchcaps.data.sets.smallnorb import Views, read_matrix, read_norb, split_views
 from torchcaps.data.sets.svhn import read_svhn
 from torchcaps.data.sets.synthnorb import render_synthnorb
-from torchcaps.data.sets.vernier import render_verniers
 from torchcaps.data.sources import (
     Archive,
     FileCheck,
@@ -125,10 +123,8 @@ __all__ = [
     "register_derived",
     "register_directory_format",
     "register_format",
-    "render_faces",
     "render_shapes",
     "render_synthnorb",
-    "render_verniers",
     "shift",
     "split_views",
     "stratified_folds",

@@ -93,7 +93,8 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
     maker: Maker | None = None
 
     def __post_init__(self) -> None:
-        self.preprocess.check(self.name, self.inputs)
+        if isinstance(self.inputs, Tensor):  # others are checked when they are read
+            self.preprocess.check(self.name, self.inputs)
         count = len(self)
         for target, rows in self.targets.items():
             if rows.shape[:1] != (count,):

@@ -1,21 +1,29 @@
 """The registry of models: names, what is known of each, construction."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, replace as with_changes
 from fnmatch import fnmatch
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import nn
 
+from torchcaps.errors import ArgumentError
+from torchcaps.models._memory import available_memory
 from torchcaps.models._pretrained import FOLDER, pretrained_model
 from torchcaps.nn import use_generator
+from torchcaps.nn.generator import on_meta
 from torchcaps.registry import Registry
 from torchcaps.types import model_metadata
 
 Builder = Callable[..., nn.Module]
+
+GIB = 1 << 30
+BYTES_PER_PARAMETER = 4 * 4  # of float32: the weight, its gradient, two moments of Adam
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,27 +172,73 @@ def create_model(
         The model, in training mode.
 
     Raises:
-        ValueError: for an unknown name, a size that the model cannot take, or weights that are not
-            there or do not fit.
+        ValueError: for an unknown name, a size that the model cannot take, parameters that the
+            memory at hand cannot train, or weights that are not there or do not fit.
         TypeError: for an option that the model does not take.
 
     Example:
         >>> model = create_model("capsnet", num_classes=3, in_chans=3, img_size=(40, 28))
     """
-    builder, info = MODELS[name]
-    arguments = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
-    sizes = {}
-    for key, size in arguments.items():
-        sizes[key] = getattr(info, key) if size is None else size
-    if not info.num_classes:
-        del sizes["num_classes"]
+    sizes = {"num_classes": num_classes, "in_chans": in_chans, "img_size": img_size}
     with nullcontext() if generator is None else use_generator(generator):
         if pretrained:
-            return pretrained_model(name, builder, arguments, options)
-        model = builder(**sizes, **options)
+            return pretrained_model(name, MODELS[name][0], sizes, options)
+        return construct_model(name, sizes, options, torch.get_default_device())
+
+
+def construct_model(
+    name: str,
+    sizes: Mapping[str, Any],
+    options: Mapping[str, Any],
+    device: torch.device | None = None,
+) -> nn.Module:
+    """Build a model by name; see `create_model`.
+
+    Args:
+        name: of the model.
+        sizes: num_classes, in_chans and img_size; None is as published.
+        options: the model's own.
+        device: whose memory it has to fit with its training; None checks nothing.
+
+    Raises:
+        ArgumentError: the model does not fit.
+    """
+    builder, info = MODELS[name]
+    parameters = signature(builder).parameters
+    # A backbone that is read from a file (`freeze`) is not counted.
+    if device is not None and device.type != "meta" and "freeze" not in parameters:
+        _check_memory(name, sizes, options, device)
+    sizes = {key: getattr(info, key) if size is None else size for key, size in sizes.items()}
+    if not info.num_classes:
+        del sizes["num_classes"]
+    model = builder(**sizes, **options)
     metadata = model_metadata(model)
     # What the builder itself states takes precedence: it builds the model without its sources.
-    all_options = sizes | options | dict(metadata.options)
+    all_options = {**sizes, **options, **metadata.options}
     metadata = with_changes(metadata, name=name, options=all_options)
     model._torchcaps = metadata  # type: ignore[assignment]
     return model
+
+
+def _check_memory(
+    name: str, sizes: Mapping[str, Any], options: Mapping[str, Any], device: torch.device
+) -> None:
+    """Refuse a model whose parameters cannot be trained in the memory at hand.
+
+    They are counted on the device "meta", where nothing is allocated and nothing drawn. A model
+    that computes with numbers while it is built is not counted.
+    """
+    try:
+        with on_meta():
+            model = construct_model(name, sizes, deepcopy(options))
+        count = sum(weight.numel() for weight in model.parameters())
+    except (RuntimeError, TypeError):  # what torch raises where a tensor has no numbers
+        return
+    available = available_memory(device)
+    if BYTES_PER_PARAMETER * count > available:
+        raise ArgumentError(
+            "model",
+            f"expected one to train in {available / GIB:.1f} GiB of memory, got {name} with "
+            f"{count:,} parameters, which take {BYTES_PER_PARAMETER * count / GIB:.1f} GiB with "
+            "gradients and optimizer; take a smaller img_size or num_classes, or another model",
+        )

@@ -114,8 +114,6 @@ class Task(nn.Module):
     lr_restarts: tuple[float, ...] = (0.0,)
     # In words, the models it takes, if they are only those that declare it; and its data.
     requires: ClassVar[str] = ""
-    # Models for it whose size hardly grows with the images, for advice.
-    light_models: ClassVar[tuple[str, ...]] = ()
     data: ClassVar[str] = "images"
 
     def __init__(self, model: Any, config: TrainConfig, images: Dataset | None = None) -> None:

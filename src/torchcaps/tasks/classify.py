@@ -168,7 +168,6 @@ class Classify(Task):
     capabilities = frozenset({"classes", "decode", "routing", "sweep"})
     model_tasks: ClassVar[Collection[str]] = ("classify",)  # models for which "auto" is this task
     data = "images of one class each"  # words of the error for other data
-    light_models: ClassVar[tuple[str, ...]] = ("efficient_capsnet", "capsule_head")
 
     def __init__(
         self, model: nn.Module, config: TrainConfig, images: Dataset | None = None

@@ -12,10 +12,6 @@ from torchcaps.training.checkpoint import OptionError as OptionError, load as lo
 from torchcaps.training.fitting import Fitted as Fitted, fit as fit
 from torchcaps.training.imported import import_weights as import_weights
 from torchcaps.training.loop import Interrupted as Interrupted
-from torchcaps.training.memory import (
-    MemoryEstimate as MemoryEstimate,
-    estimate_memory as estimate_memory,
-)
 from torchcaps.training.optimizers import register_optimizer as register_optimizer
 from torchcaps.training.recipes import (
     Recipe as Recipe,

@@ -19,13 +19,7 @@ from torchcaps.training import folder
 from torchcaps.training.batches import DatasetBatches
 from torchcaps.training.calibration import write_calibration
 from torchcaps.training.callbacks import Callback, FunctionCallback
-from torchcaps.training.checkpoint import build_model, saved_options
-from torchcaps.training.cost import (
-    check_cost,
-    check_run,
-    describe_run_model,
-    has_backbone,
-)
+from torchcaps.training.checkpoint import build_model, describe_model, saved_options
 from torchcaps.training.defaults import complete_config
 from torchcaps.training.device import memory_errors, resolve_device
 from torchcaps.training.features import can_store, stored_features, without_augmentation
@@ -35,8 +29,8 @@ from torchcaps.training.loop import Trainer
 from torchcaps.training.recipes import default_folder, resolve_recipe
 from torchcaps.training.run import CALIBRATION_FILE, Run, is_complete, resumed_config
 from torchcaps.training.sampling import read_images
-from torchcaps.training.speed import thread_advice
 from torchcaps.training.summary import training_summary
+from torchcaps.training.threads import training_threads
 
 
 def train(
@@ -60,8 +54,8 @@ def train(
             only a device other than "auto", a root, max_bytes and workers.
         output: the run folder; must not hold a run, unless `resume`. By default the next free name
             below `runs`; with `resume` the newest that is taken.
-        resume: continue the run in `output`, bit for bit on the same machine with the same number
-            of threads. A run whose epochs are all done goes on if `epochs` is larger than before:
+        resume: continue the run in `output`, bit for bit on the same machine: with the number of
+            threads it was started with. A run whose epochs are all done goes on if `epochs` is larger than before:
             the added ones have a learning rate of their own, which falls from a tenth of the first
             one to zero along a cosine.
         emit: is given each row of the metrics, see `loggers.MemoryLogger`.
@@ -93,18 +87,20 @@ def train(
         saved = ranks.broadcast(opened.config if ranks.is_main else config)
         can_extend = ranks.broadcast(ranks.is_main and is_complete(opened))
         saved = resumed_config(saved, settings, can_extend)
-        device = None if config.training.device == "auto" else config.training.device
+        device_name = None if config.training.device == "auto" else config.training.device
         config = saved.updated(
-            device=device,
+            device=device_name,
             root=config.data.root,
             max_bytes=config.data.max_bytes,
             workers=config.data.workers,
         )
     elif ranks.is_main:
         folder.check_new(run)
-    with memory_errors():
+    device = resolve_device(config.training.device)
+    with memory_errors(), training_threads(device, run if resume else None) as choice:
         # Reads the data and builds the model before a folder is made.
-        trainer = _create_trainer(config, run, FunctionCallback(should_stop=should_stop), emit)
+        callback = FunctionCallback(should_stop=should_stop)
+        trainer = _create_trainer(config, run, device, callback, emit, choice)
         config = trainer.config
         with ExitStack() as stack:
             with main_first():  # the others wait until the folder is held
@@ -123,20 +119,26 @@ def train(
 def _create_trainer(
     config: TrainConfig,
     run: Run,
+    device: torch.device,
     callback: Callback,
     emit: Callable[[Row], None] | None,
+    message: str,
 ) -> Trainer:
-    """The training of a run: data read, model built."""
-    device = resolve_device(config.training.device)
+    """The training of a run, which begins with a message: data read, model built."""
     with main_first():
         config, train_images, val_images = read_images(config, device)
-    cost = check_run(config, train_images, device, quick=emit is None)
-    description = describe_run_model(config, train_images)
+    description = describe_model(
+        config.model.name,
+        config.model.all_options,
+        train_images.classes,
+        train_images.preprocess(train_images.img_size, train_images.in_chans, config.data.crop),
+        config.task.name,
+    )
     initial = read_initial(config, train_images.classes, run.initial_path)
 
     def build_task() -> Task:
         generator = torch.Generator().manual_seed(config.training.seed)
-        model = build_model(description, generator=generator).to(device)
+        model = build_model(description, generator, device=device).to(device)
         if initial is not None:
             initial.load_into(model)
         return create_task(model, config, train_images)
@@ -149,8 +151,6 @@ def _create_trainer(
         description["classes"] = []  # a model without classes
         task = build_task()
     description["task"] = task.name
-    if has_backbone(config):
-        cost = check_cost(task.model, config, train_images, device, quick=emit is None)
     stores_features = can_store(task, train_images)
     if stores_features:
         without_augmentation(task)
@@ -172,5 +172,5 @@ def _create_trainer(
         logger,
         initial_weights=build_weights,
         callbacks=[callback],
-        messages=[summary, *train_images.notes, cost, thread_advice(device)],
+        messages=[summary, *train_images.notes, message],
     )

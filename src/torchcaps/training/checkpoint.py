@@ -8,7 +8,7 @@ The metadata holds a description, the number of the format, and a checksum (CRC-
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,9 @@ from torchcaps.errors import (
     check_regular,
     one_line,
 )
-from torchcaps.models import create_model, model_info
+from torchcaps.models import model_info
 from torchcaps.models._pretrained import take_weights
+from torchcaps.models._registry import construct_model
 from torchcaps.nn import use_generator
 from torchcaps.training.builders import (
     Builder,
@@ -210,6 +211,7 @@ def build_model(
     description: dict[str, Any],
     generator: torch.Generator | None = None,
     builder: Builder | None = None,
+    device: torch.device | None = None,
 ) -> nn.Module:
     """A fresh model of a description.
 
@@ -219,10 +221,11 @@ def build_model(
         description: as `describe_model` gives it, or `save` of a model of the user's own.
         generator: draws the weights; None is torch's own.
         builder: of a model that the description names by a function; see `find_builder`.
+        device: whose memory a registered model has to fit with its training; None checks nothing.
 
     Raises:
         OptionError: an option that the model does not take.
-        ValueError: sizes or values that the model refuses.
+        ValueError: sizes or values that the model refuses, or a model that does not fit.
         KeyError: a description without one of its parts.
         DataError: a preprocessing that is none.
     """
@@ -237,12 +240,12 @@ def build_model(
     if builder is None or description["preprocess"] is not None:
         preprocess = Preprocess.from_dict(description["preprocess"])
     try:
-        if builder is not None:
-            with use_generator(generator):
+        with nullcontext() if generator is None else use_generator(generator):
+            if builder is not None:
                 model = build_by(builder, options)
-        else:
-            sizes = _model_sizes(name, classes, preprocess)
-            model = create_model(name, generator=generator, **sizes, **options)
+            else:
+                sizes = _model_sizes(name, classes, preprocess)
+                model = construct_model(name, sizes, options, device)
     except TypeError as error:
         wording = ", ".join(f"{option}={value!r}" for option, value in options.items())
         reason = str(error).splitlines()[0]

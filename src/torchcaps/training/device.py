@@ -96,8 +96,12 @@ def arithmetic(device: torch.device, precision: str, deterministic: bool) -> Ite
 
 
 @contextmanager
-def memory_errors() -> Iterator[None]:
-    """Raise TrainingError, one sentence, where the memory of any device is exhausted."""
+def memory_errors(batch_size: int = 1) -> Iterator[None]:
+    """Raise TrainingError, one sentence, where the memory of any device is exhausted.
+
+    Args:
+        batch_size: images of a step; half of them is advised.
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -105,7 +109,9 @@ def memory_errors() -> Iterator[None]:
         if isinstance(error, MemoryError) or re.search(
             "out of memory|can't allocate memory|not enough memory", str(error)
         ):
+            batch = f"batch_size than {batch_size}, such as {batch_size // 2}, or a smaller "
             raise TrainingError(
-                "the memory is exhausted; use a smaller batch_size, img_size or model"
+                f"the memory is exhausted; use a smaller {batch if batch_size > 1 else ''}"
+                "img_size or model"
             ) from error
         raise

@@ -59,12 +59,6 @@ def feature_set(images: Dataset, table: np.ndarray | Tensor) -> Dataset:
     )
 
 
-def blank_features(model: Any, images: Dataset) -> Dataset:
-    """A set of the size of the features of a model's backbone; all are 0, and take no memory."""
-    shape = (len(images), *model.feature_shape)
-    return feature_set(images, torch.zeros(1, dtype=torch.float16).expand(shape))
-
-
 class FeatureFile:
     """The file of the features that a model's frozen backbone gives of a set.
 

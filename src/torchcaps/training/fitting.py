@@ -19,7 +19,6 @@ from torchcaps.settings import TrainConfig
 from torchcaps.tasks import Task, check_task, create_task, task_class
 from torchcaps.training.batches import BatchSource, DatasetBatches
 from torchcaps.training.callbacks import FunctionCallback
-from torchcaps.training.cost import check_cost
 from torchcaps.training.defaults import complete_config
 from torchcaps.training.device import memory_errors, resolve_device
 from torchcaps.training.initial import read_initial
@@ -28,8 +27,8 @@ from torchcaps.training.loaders import LoaderBatches, LoaderData, loader_config,
 from torchcaps.training.loggers import MemoryLogger, Row
 from torchcaps.training.loop import Trainer
 from torchcaps.training.sampling import cropped, split
-from torchcaps.training.speed import thread_advice
 from torchcaps.training.summary import training_summary
+from torchcaps.training.threads import training_threads
 from torchcaps.types import model_metadata, set_model_metadata
 
 
@@ -109,7 +108,7 @@ def fit(
     device = device_of(model)
     if config.training.device != "auto":
         device = resolve_device(config.training.device)
-    with memory_errors(), _shown(emit) as emit:
+    with memory_errors(), training_threads(device) as choice, _shown(emit) as emit:
         model.to(device)
         config = loader_config(data, config)
         images, val_images, loader, notes = _fit_data(model, data, labels, validation, config)
@@ -125,7 +124,6 @@ def fit(
         initial = read_initial(config, images.classes)
         if initial is not None:
             initial.load_into(model)
-        cost = check_cost(model, config, images, device, in_place=True)
         config = complete_config(task, len(images))
         batches: BatchSource = DatasetBatches(images, task, config)
         if loader is not None:
@@ -145,7 +143,7 @@ def fit(
                 logger,
                 initial_weights=lambda: initial_weights,
                 callbacks=[FunctionCallback(on_step, on_epoch, should_stop)],
-                messages=[summary, *notes, cost, thread_advice(device)],
+                messages=[summary, *notes, choice],
             ).run()
             if logger.best_weights is not None:
                 model.load_state_dict(logger.best_weights)

@@ -39,10 +39,9 @@ from torchcaps.tasks import Task, eval_outputs
 from torchcaps.tasks.metrics import extra_metrics
 from torchcaps.training.batches import BatchSource
 from torchcaps.training.callbacks import CALLBACKS, Callback
-from torchcaps.training.device import arithmetic
+from torchcaps.training.device import arithmetic, memory_errors
 from torchcaps.training.loggers import MemoryLogger
 from torchcaps.training.schedules import learning_rate_factor, part_ends, set_learning_rate
-from torchcaps.training.speed import SpeedReport
 from torchcaps.training.state import TrainingState, check_finite, early_end, mean_losses
 from torchcaps.training.step_losses import LOG_INTERVAL, StepLosses, check_number
 from torchcaps.training.update import Updater
@@ -88,7 +87,6 @@ class Trainer:
         self.total_steps = settings.epochs * self.steps_per_epoch
         # Steps after which the training is as it was planned: an extension only adds to it.
         self.planned_steps = part_ends(self.config, self.total_steps)[0]
-        images_per_step = (settings.batch_size or 1) * self.config.optimizer.accumulate
         named_callbacks = [CALLBACKS[name]() for name in settings.callbacks]
         self.callbacks = [*self.callbacks, *named_callbacks]
         # Not .to(memory_format=...), which would change capsule weights of four axes too.
@@ -99,7 +97,7 @@ class Trainer:
             self.ranks,
             self.callbacks,
             self.logger,
-            SpeedReport(self.total_steps, images_per_step),
+            self.total_steps,
             self.updater.device,
         )
 
@@ -121,7 +119,10 @@ class Trainer:
             if state.step < self.total_steps:
                 for sentence in filter(None, [*self.messages, self.task.score_reason]):
                     self.logger.message(sentence)
-            with arithmetic(self.updater.device, self.updater.precision, settings.deterministic):
+            with (
+                memory_errors(settings.batch_size or 1),
+                arithmetic(self.updater.device, self.updater.precision, settings.deterministic),
+            ):
                 while state.step < self.total_steps and not self._ends_early(state):
                     state = self._run_epoch(state)
         finally:

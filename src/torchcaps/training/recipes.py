@@ -61,7 +61,6 @@ class Recipe:
         budgets: "small", "hour" and "full", or some of them; "full" changes nothing.
         measures: what is measured beside the evaluation that every run ends with.
         figures: which figures the table shows.
-        claim: the table `[claim]` of a published statement; see `reproduction.claims`. Else empty.
     """
 
     name: str
@@ -72,7 +71,6 @@ class Recipe:
     budgets: dict[str, RunBudget]
     measures: tuple[str, ...] = ()
     figures: tuple[str, ...] = ("error",)
-    claim: dict[str, Any] = field(default_factory=dict)
 
     def rows_of(self, budget: str) -> tuple[Row, ...]:
         """The rows that are run within a budget.
@@ -145,7 +143,7 @@ def _recipe_files() -> dict[str, Path]:
     folder = package / "recipes"
     if not folder.is_dir():
         folder = package.parents[1] / "recipes"
-    return {path.stem: path for path in folder.glob("**/*.toml")}
+    return {path.stem: path for path in folder.glob("*.toml")}
 
 
 def load_recipe(name_or_path: str | Path) -> Recipe:
@@ -266,7 +264,6 @@ def _parse_recipe(name: str, content: dict[str, Any]) -> Recipe:
         budgets or {"full": RunBudget("not measured")},
         tuple(content.get("measures", ())),
         tuple(content.get("figures", ("error",))),
-        dict(content.get("claim", {})),
     )
     for budget in recipe.budgets:
         for row in recipe.rows_of(budget):

@@ -15,7 +15,6 @@ from torchcaps.distributed import Ranks
 from torchcaps.errors import TrainingError
 from torchcaps.training.callbacks import Callback
 from torchcaps.training.loggers import MemoryLogger
-from torchcaps.training.speed import SpeedReport
 from torchcaps.training.state import TrainingState, mean_losses
 
 LOG_INTERVAL = 20  # steps between rows of kind "step"; losses are read at least as often
@@ -28,7 +27,7 @@ class StepLosses:
         ranks: the processes, which exchange their losses when they are read.
         callbacks: are told of each step.
         logger: stores some of the steps.
-        speed: is told of steps that the device has done.
+        total_steps: of the whole training.
         device: of the losses.
 
     Attributes:
@@ -42,13 +41,13 @@ class StepLosses:
         ranks: Ranks,
         callbacks: Sequence[Callback],
         logger: MemoryLogger,
-        speed: SpeedReport,
+        total_steps: int,
         device: torch.device,
     ) -> None:
         self.ranks = ranks
         self.callbacks = callbacks
         self.logger = logger
-        self.speed = speed
+        self.total_steps = total_steps
         is_watched = any(map(_watches_steps, callbacks))
         self.is_read_each_step = device.type == "cpu" or ranks.world_size > 1 or is_watched
         self.names: list[str] = []
@@ -114,10 +113,7 @@ class StepLosses:
         for step, losses in self._unreported:
             for callback in self.callbacks:
                 callback.on_step(model, {"step": step, **losses})
-            log_step(self.logger, step, self.speed.total_steps, losses)
-        sentence = self.speed.after_step(step)
-        if sentence:
-            self.logger.message(sentence)
+            log_step(self.logger, step, self.total_steps, losses)
         self._unreported.clear()
 
 

@@ -14,7 +14,6 @@ from torchcaps.viz.bench import (
     accuracy_against_time as accuracy_against_time,
     latency_curves as latency_curves,
     layer_bars as layer_bars,
-    memory_bars as memory_bars,
     scaling_curves as scaling_curves,
     throughput_bars as throughput_bars,
 )

@@ -63,24 +63,6 @@ def layer_bars(rows: Rows) -> Figure:
     return _bars(series, "routed layer, milliseconds (less is better)")
 
 
-def memory_bars(rows: Rows) -> Figure:
-    """Draw peak memory by batch and precision.
-
-    Args:
-        rows: `batch`, `precision`, `predicted MiB` and `measured MiB` of `bench memory`, at least
-            one.
-
-    Returns:
-        A matplotlib figure.
-    """
-    series: dict[str, dict[str, float]] = {"predicted": {}, "measured": {}}
-    for row in rows:
-        name = f"batch {row['batch']}, {row['precision']}"
-        for column, sizes in series.items():
-            sizes[name] = row[f"{column} MiB"]
-    return _bars(series, "peak memory of a training step, MiB")
-
-
 def scaling_curves(rows: Rows) -> Figure:
     """Draw the time of the routed layer against each of its sizes, both logarithmic.
 

@@ -14,7 +14,7 @@ def test_the_worst_mistake_has_the_largest_lead_over_the_true_class():
 
 def test_a_mistake_with_several_labels_is_one_that_is_missed():
     activations = torch.tensor([[0.9, 0.8, 0.1], [0.9, 0.8, 0.1], [0.2, 0.7, 0.6]])
-    labels = torch.tensor([[1, 0], [2, 0], [0, 1]])
+    labels = torch.tensor([[1, 1, 0], [1, 0, 1], [1, 1, 0]])
     assert worst_mistakes(activations, labels).tolist() == [1, 2]
 
 

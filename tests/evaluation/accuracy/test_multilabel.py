@@ -11,7 +11,14 @@ from ..stubs import refuses
 ACTIVATIONS = torch.tensor(
     [[0.9, 0.8, 0.1, 0.2], [0.1, 0.7, 0.6, 0.0], [0.4, 0.1, 0.0, 0.5], [0.0, 0.1, 0.8, 0.9]]
 )
-LABELS = torch.tensor([[1, 0], [1, 3], [0, 3], [0, 1]])  # both right; one; both; none
+
+
+def shown(*images):
+    """0 and 1 for each of four classes, by the classes of each image."""
+    return torch.tensor([[int(index in classes) for index in range(4)] for classes in images])
+
+
+LABELS = shown([1, 0], [1, 3], [0, 3], [0, 1])  # both right; one; both; none
 
 
 def test_all_three_figures_by_hand():
@@ -26,10 +33,10 @@ def test_all_three_figures_by_hand():
 
 
 def test_images_with_fewer_labels_count_by_as_many_classes():
-    labels = torch.tensor([[0, -1, -1], [2, -1, -1], [0, 3, -1], [3, 2, 1]])
+    labels = shown([0], [2], [0, 3], [3, 2, 1])
     scores = score_multilabel(ACTIVATIONS, labels)
-    hits = [[True, False, False], [False] * 3, [True, True, False], [True, True, True]]
-    assert label_hits(ACTIVATIONS, labels).tolist() == hits
+    hits = shown([0], [], [0, 3], [3, 2, 1]).bool()
+    assert torch.equal(label_hits(ACTIVATIONS, labels), hits)
     assert (scores.exact, scores.almost) == (0.75, 0.75)
     assert scores.per_digit == pytest.approx(6 / 7)
     assert worst_mistakes(ACTIVATIONS, labels).tolist() == [1]
@@ -41,10 +48,10 @@ def test_images_with_fewer_labels_count_by_as_many_classes():
 
 
 def test_auroc_is_the_mean_of_the_classes_that_are_not_in_all_or_no_images():
-    labels = torch.tensor([[1, 0], [1, 3], [1, 0], [1, -1]])
+    labels = shown([1, 0], [1, 3], [1, 0], [1])
     # Class 0: 0.9 and 0.4 against 0.1 and 0; class 3: 0 against 0.2, 0.5 and 0.9.
     assert score_multilabel(ACTIVATIONS, labels).auroc == pytest.approx((1 + 0) / 2)
-    assert score_multilabel(ACTIVATIONS, torch.tensor([[1, 0]] * 4)).auroc is None
+    assert score_multilabel(ACTIVATIONS, shown(*[[1, 0]] * 4)).auroc is None
 
 
 def test_composites_of_one_digit_count_as_one_draw():
@@ -56,7 +63,7 @@ def test_composites_of_one_digit_count_as_one_draw():
 
 
 def test_one_label_is_plain_accuracy():
-    scores = score_multilabel(ACTIVATIONS, torch.tensor([[0], [0], [3], [3]]))
+    scores = score_multilabel(ACTIVATIONS, shown([0], [0], [3], [3]))
     assert scores.exact == scores.almost == scores.per_digit == 0.75
 
 
@@ -68,14 +75,14 @@ def test_the_most_active_come_first():
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([[0, 4]] * 4, "labels: expected class indices from 0 to 3, got 4"),
-        ([[0, 1]] * 3, r"labels: expected \[n=4, k\]"),
-        ([[0, 1], [2, 2], [0, 1], [0, 1]], "labels: .* different classes .* in image 1"),
+        (2 * LABELS, "labels: expected 0 and 1, and a class of each image"),
+        (shown([0], [1], [], [2]), "labels: expected 0 and 1, and a class of each image"),
+        (LABELS[:3], r"labels: expected \[n=4, classes=4\]"),
     ],
 )
 def test_labels_that_do_not_fit(labels, message):
     with refuses(message):
-        score_multilabel(ACTIVATIONS, torch.tensor(labels))
+        score_multilabel(ACTIVATIONS, labels)
 
 
 def test_logits_are_refused():

@@ -137,8 +137,7 @@ def test_a_loss_that_is_not_finite_is_reported_with_its_step(images, tmp_path, m
 
     def poisoned(self, batch, fraction_trained):
         losses = training_step(self, batch, fraction_trained)
-        if type(losses["loss"]) is torch.Tensor:  # no fake one, to count memory with
-            calls.append(0)
+        calls.append(0)
         factor = float("nan") if len(calls) == 3 else 1.0
         return losses | {"loss": losses["loss"] * factor}
 

@@ -1,0 +1,130 @@
+"""Published claims: what is there, and the training of what is missing.
+
+    python -m claims                                        all claims, with their verdicts
+    python -m claims NAME                                   one claim, its arms
+    python -m claims --run --minutes 60                     train what is missing
+    python -m claims NAME --run --budget small              a trial, which never counts
+
+A training that was stopped or killed is continued by the same command.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from claims.protocol import Claim, list_claims, load_claim
+from claims.results import ClaimResult, read_results
+from claims.runner import run_claims
+from claims.table import arms_table, claims_table, judge_claims
+from torchcaps import plugins
+from torchcaps.cli.console import UsageError, note, print_json, print_table, print_wrapped
+from torchcaps.cli.flags import use_threads
+from torchcaps.cli.reproduce import until_stopped
+from torchcaps.errors import TorchcapsError, UnknownNameError, one_line
+from torchcaps.training import keep_memory
+
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "claims"
+TRIAL_SEEDS = 2
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        "python -m claims",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a claim, or a .toml file")
+    parser.add_argument("--run", action="store_true", help="train what is missing")
+    parser.add_argument(
+        "--budget", choices=("small", "full"), default="full", help="small: a trial of two seeds"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="start no training after so many"
+    )
+    parser.add_argument("--results", type=Path, help="folder of the results")
+    parser.add_argument("--root", help="folder that is searched first for a named data set")
+    parser.add_argument("--device", help="auto, cpu, cuda, ...")
+    parser.add_argument("--threads", type=int, default=1, help="processor threads (1)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        metavar="MODULE",
+        action="append",
+        default=[],
+        help="module or .py file to import first; may be given several times",
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    flags = parser().parse_args(arguments)
+    try:
+        for module in ("claims", *flags.imports):
+            plugins.import_module(module)  # runs record the name
+        return run(flags)
+    except (UsageError, UnknownNameError, ModuleNotFoundError) as error:
+        note(f"claims: error: {one_line(str(error))}")
+        return 2
+    except (TorchcapsError, ValueError, ImportError, OSError) as error:
+        note(f"claims: error: {one_line(str(error))}")
+        return 1
+
+
+def run(flags: argparse.Namespace) -> int:
+    """Train what is missing if asked, and print what is there; returns the exit status."""
+    names = list_claims() if flags.name is None else [flags.name]
+    claims = [load_claim(name) for name in names]
+    work = Path("runs/claims") / flags.budget
+    results = flags.results or RESULTS
+    if flags.budget != "full":  # a trial stands beside its runs, and never counts
+        results = flags.results or work / "results"
+        claims = [replace(claim, seeds=TRIAL_SEEDS) for claim in claims]
+    if flags.run:
+        use_threads(flags.threads)  # one, because many claims are trained side by side
+        keep_memory()
+        train = partial(
+            run_claims,
+            claims,
+            results,
+            work=work,
+            budget=flags.budget,
+            minutes=flags.minutes,
+            root=flags.root,
+            device=flags.device,
+        )
+        finished = until_stopped("claims", train)
+        if isinstance(finished, int):
+            return finished
+    finished_of = {claim.name: read_results(claim, results, flags.budget) for claim in claims}
+    if flags.json:
+        verdicts = judge_claims(claims, finished_of)
+        print_json({name: vars(verdict) for name, verdict in verdicts.items()})
+    else:
+        _print_tables(claims, finished_of, is_one=flags.name is not None)
+    return 0
+
+
+def _print_tables(
+    claims: Sequence[Claim], finished: Mapping[str, Sequence[ClaimResult]], is_one: bool
+) -> None:
+    """Print a table of all claims; of one claim also its protocol and its arms."""
+    if is_one:
+        [claim] = claims
+        for title in ("statement", "source", "published", "measure", "support", "refutation"):
+            print_wrapped(f"{title}: {getattr(claim, title)}")
+        print()
+        print_table(arms_table(claim, finished[claim.name]))
+        print()
+    print_table(claims_table(claims, finished))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Measures of claims, a file each."""

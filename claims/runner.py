@@ -1,0 +1,218 @@
+"""Trains what is missing of the claims, the cheapest first; each training leaves one small file."""
+
+import math
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from claims.protocol import PLACE, Claim
+from claims.results import ClaimResult, pack_answers, pack_groups, read_results
+from torchcaps.reproduction.run import check_measures, measure_run, train_or_resume
+from torchcaps.training import Run
+
+RATE_SEED = 1_000  # of the short trainings that choose a rate; no other training has it
+RATE_SHARE = 4  # they take one part in so many of the epochs, or of the images of an epoch
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training of a claim that is to be done.
+
+    Attributes:
+        claim: that it belongs to.
+        arm: letter of the arm.
+        kind: "training", or "rate" for one that chooses the learning rate.
+        seed: of the training.
+        rate: learning rate; None for that of the recipe.
+    """
+
+    claim: Claim
+    arm: str
+    kind: str
+    seed: int
+    rate: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of its result, without the ending."""
+        return (
+            f"rate-{self.arm}-{self.rate:g}" if self.kind == "rate" else f"{self.arm}-{self.seed}"
+        )
+
+
+def missing_trainings(claim: Claim, results: Sequence[ClaimResult]) -> Iterator[Training]:
+    """The trainings that are not done, in order: rates, then all arms of a seed after another.
+
+    A training whose rate is not chosen yet is left out.
+
+    Args:
+        claim: with its protocol.
+        results: finished trainings of it.
+    """
+    names = {Path(result.file_name).stem for result in results}
+    for arm in claim.arms:
+        for rate in claim.rates:
+            training = Training(claim, arm, "rate", RATE_SEED, rate)
+            if training.name not in names:
+                yield training
+    for seed in range(claim.seeds):
+        for arm in claim.arms:
+            best_rate = choose_rate(claim, arm, results)
+            training = Training(claim, arm, "training", seed, best_rate)
+            if training.name not in names and (best_rate is not None or not claim.rates):
+                yield training
+
+
+def choose_rate(claim: Claim, arm: str, results: Sequence[ClaimResult]) -> float | None:
+    """The rate with the best score on held-out images; None before all were tried.
+
+    Args:
+        claim: with its rates.
+        arm: letter of the arm.
+        results: finished trainings of the claim.
+    """
+    scores = {}
+    for result in results:
+        if result.kind == "rate" and result.arm == arm and result.rate in claim.rates:
+            scores[result.rate] = result.figures["score"]
+    if not claim.rates or len(scores) < len(claim.rates):
+        return None
+    return max(scores, key=lambda rate: scores[rate])
+
+
+def run_claims(
+    claims: Sequence[Claim],
+    results: str | Path,
+    *,
+    work: str | Path,
+    budget: str = "full",
+    minutes: float = math.inf,
+    root: str | None = None,
+    device: str | None = None,
+    started: Callable[[str], None] | None = None,
+    emit: Callable[[dict[str, Any]], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> list[ClaimResult]:
+    """Train what is missing, one training after another.
+
+    A training that was stopped or killed is continued by the next call. Its result is written when
+    all is measured; its run folder is removed afterwards.
+
+    Args:
+        claims: in any order; the one with the shortest trainings is first.
+        results: folder that has a folder of results for each claim.
+        work: folder of the runs.
+        budget: "full", or "small" for a trial.
+        minutes: no training is started after so many minutes.
+        root: where named data sets are looked for first.
+        device: by default that of the recipes.
+        started: called with the name of each training before it starts.
+        emit: see `train`.
+        should_stop: see `train`.
+
+    Returns:
+        The results of the trainings that were done.
+
+    Raises:
+        RunError: results that do not belong to the protocol.
+        UnknownNameError: a protocol names a measure that is not registered.
+        Interrupted: `should_stop` said so; the state of the training is kept.
+    """
+    end = time.monotonic() + 60 * minutes
+    done: list[ClaimResult] = []
+    for claim in sorted(claims, key=training_cost):
+        check_measures(claim.recipe)
+        finished = read_results(claim, Path(results), budget)
+        while training := next(missing_trainings(claim, finished), None):
+            if time.monotonic() >= end:
+                return done
+            if started is not None:
+                started(f"{claim.name}, {training.name}")
+            run = Run(Path(work) / claim.name / training.name)
+            options = {"root": root, "device": device}
+            result = _train(training, run, budget, options, emit, should_stop)
+            result.write(Path(results) / claim.name)
+            shutil.rmtree(run.path)
+            finished.append(result)
+            done.append(result)
+    return done
+
+
+def training_cost(claim: Claim) -> float:
+    """Expected core-hours of one training."""
+    return claim.cost / (claim.seeds * len(claim.arms))
+
+
+def _train(
+    training: Training,
+    run: Run,
+    budget: str,
+    options: dict[str, Any],
+    emit: Callable[[dict[str, Any]], None] | None,
+    should_stop: Callable[[], bool] | None,
+) -> ClaimResult:
+    """One training with what is measured of it."""
+    claim = training.claim
+    changes: dict[str, Any] = {"lr": training.rate} | options
+    if training.kind == "rate":
+        changes |= _shorter(claim, training.arm, budget)
+    config = claim.config(training.arm, training.seed, budget, **changes)
+    train_or_resume(run, config, emit=emit, should_stop=should_stop)
+    figures: dict[str, float] = {}
+    answers: dict[str, Any] = {}
+    if training.kind == "rate":
+        figures["score"] = max(row[f"val_{row['score']}"] for row in run.epochs)
+    else:
+        row = claim.row(training.arm, budget)
+        measurement, evaluated = measure_run(run, config, claim.recipe, row, budget)
+        for name, figure in measurement.figures.items():
+            if isinstance(figure, int | float):
+                figures[name] = figure
+        if evaluated.has_classes:
+            is_correct = evaluated.is_correct
+            answers = {"num_images": len(is_correct), "answers": pack_answers(is_correct)}
+            if evaluated.images.groups is not None:
+                answers["groups"] = pack_groups(evaluated.images.groups)
+    settings = {name: value for name, value in config.flat().items() if name not in PLACE}
+    return ClaimResult(
+        claim=claim.name,
+        arm=training.arm,
+        kind=training.kind,
+        seed=training.seed,
+        rate=training.rate,
+        settings=settings,
+        figures=figures,
+        seconds=round(run.seconds or 0.0, 1),
+        commit=_commit(),
+        machine=f"{run.environment.get('processor')}, {torch.get_num_threads()} threads, "
+        f"torch {torch.__version__}",
+        **answers,
+    )
+
+
+def _shorter(claim: Claim, arm: str, budget: str) -> dict[str, Any]:
+    """Settings of a training of a quarter of the length."""
+    config = claim.config(arm, RATE_SEED, budget)
+    epochs = config.training.epochs
+    epoch_size = config.data.epoch_size
+    if epochs >= RATE_SHARE:
+        return {"epochs": epochs // RATE_SHARE}
+    if epoch_size is not None:
+        return {"epoch_size": max(1, epoch_size // RATE_SHARE)}
+    return {"epochs": 1}
+
+
+def _commit() -> str:
+    """The commit of the code; "" outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return process.stdout.strip()

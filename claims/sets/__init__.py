@@ -1,0 +1,1 @@
+"""Data sets of claims, a file each."""

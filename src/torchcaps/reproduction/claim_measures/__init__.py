@@ -1,1 +1,0 @@
-"""Measures of published claims, a file each; `recipes/claims/` has their protocols."""
