@@ -38,7 +38,8 @@ def test_only_the_files_of_the_set_are_unpacked(tmp_path, server, register, sha2
     data = archive_of({**CONTENT, "../../evil": b"x", "other": b"y"})
     server.files["/toy.tar.gz"] = data
     register(
-        Archive(f"{server.url}toy.tar.gz", "inside", hashlib.md5(data).hexdigest()), sha256=sha256
+        Archive(f"{server.url}toy.tar.gz", "inside", hashlib.sha256(data).hexdigest()),
+        sha256=sha256,
     )
     folder = fetch_dataset("toy", tmp_path)
     assert {name: (folder / name).read_bytes() for name in CONTENT} == CONTENT
@@ -52,7 +53,7 @@ def test_a_set_without_digests_is_counted(tmp_path, server, register):
     data = archive_of(CONTENT)
     server.files["/toy.tar.gz"] = data
     register(
-        Archive(f"{server.url}toy.tar.gz", "inside", hashlib.md5(data).hexdigest()),
+        Archive(f"{server.url}toy.tar.gz", "inside", hashlib.sha256(data).hexdigest()),
         sha256=dict.fromkeys(CONTENT),
     )
     folder = fetch_dataset("toy", tmp_path)
@@ -68,7 +69,11 @@ def test_a_set_without_digests_is_counted(tmp_path, server, register):
 @pytest.mark.parametrize(
     ("data", "digest", "reason"),
     [
-        (archive_of(CONTENT), "0" * 32, r"the bytes are not the published ones \(MD5 differs\)"),
+        (
+            archive_of(CONTENT),
+            "0" * 64,
+            r"the bytes are not the published ones \(SHA-256 differs\)",
+        ),
         (archive_of({"big": CONTENT["big"]}), None, "unusable archive .*small"),
         (
             archive_of({**CONTENT, "big": b"x"}),
@@ -81,7 +86,9 @@ def test_a_set_without_digests_is_counted(tmp_path, server, register):
 )
 def test_a_wrong_archive_is_refused(tmp_path, server, register, data, digest, reason):
     server.files["/toy.tar.gz"] = data
-    register(Archive(f"{server.url}toy.tar.gz", "inside", digest or hashlib.md5(data).hexdigest()))
+    register(
+        Archive(f"{server.url}toy.tar.gz", "inside", digest or hashlib.sha256(data).hexdigest())
+    )
     with pytest.raises(DataError, match=reason):
         fetch_dataset("toy", tmp_path)
     assert names_in(tmp_path) in ([], ["big"]), "only a whole, verified file may stay"
@@ -163,6 +170,6 @@ def test_a_derived_set_is_fetched_and_verified_as_its_base(tmp_path, server, reg
 def test_a_set_without_sources_names_its_page(tmp_path, register):
     register()
     with pytest.raises(
-        DataError, match=r"toy: cannot be fetched; get it from none and put it into .*/toy$"
+        DataError, match=r"no address is known\); get them from none and put them into .*/toy$"
     ):
         fetch_dataset("toy", tmp_path)

@@ -88,7 +88,7 @@ def test_one_color_image_in_either_split_makes_all_color(tmp_path):
 
 def test_mixed_sizes_are_refused_unless_they_are_resized(split_folder):
     picture((9, 9)).save(split_folder / "train" / "dog" / "3.png")
-    message = r"0\.png is 8 × 6, .*dog/3\.png is 9 × 9.*give img_size \(--img-size\)"
+    message = r"dog/3\.png: expected an image of 8 × 6 .* got 9 × 9; give img_size \(--img-size\)"
     with pytest.raises(DataError, match=message):
         load_dataset(split_folder)
     assert load_dataset(split_folder, img_size=(5, 7)).img_size == (5, 7)

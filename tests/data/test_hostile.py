@@ -11,7 +11,7 @@ from . import hostile
 from .hostile import FILES
 
 ROOT = Path(hostile.__file__).parents[2]
-MAX_GROWTH = 300  # MiB
+MAX_GROWTH = 150  # MiB
 
 
 @pytest.fixture(scope="module")

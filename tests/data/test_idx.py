@@ -38,7 +38,7 @@ def test_every_truncation_is_refused(tmp_path_factory, array, data, packed):
     [
         (
             b"\x00\x00\x08\x01\x00\x00\x00\x02ab!",
-            r"too long, the header \[2\] asks for 2 bytes of data, got 3",
+            r"too long, the header \[2\] asks for 2 bytes of data, got more",
         ),
         (
             b"\x00\x00\x0d\x01\x00\x00\x00\x01abcd",
@@ -50,9 +50,9 @@ def test_every_truncation_is_refused(tmp_path_factory, array, data, packed):
         (b"\x00\x00\x08\x01\x00\x00\x00\x00", "says that there is nothing in it"),
         (
             b"\x00\x00\x08\x03\x00\x01\x00\x00\x00\x01\x00\x00\x00\x01\x00\x00",
-            "truncated, the header .65536, 65536",
+            "it asks for 4,096 MiB of memory, more than 32 times",
         ),
-        (b"", "0 bytes where the magic number takes 4"),
+        (b"", "truncated IDX file, it ends within the header"),
     ],
 )
 def test_damaged_files_name_their_path(tmp_path, data, message):
@@ -66,7 +66,7 @@ def test_a_damaged_gzip_file_is_named(tmp_path):
     packed = bytearray(gzip.compress(idx_bytes(np.arange(200, dtype=np.uint8))))
     packed[-6] ^= 0xFF  # the checksum
     (tmp_path / "file.gz").write_bytes(packed)
-    with pytest.raises(DataError, match=r"file\.gz: damaged gzip file"):
+    with pytest.raises(DataError, match=r"file\.gz: cannot be read \(CRC check failed"):
         read_idx(tmp_path / "file.gz")
 
 

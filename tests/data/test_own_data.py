@@ -88,7 +88,7 @@ def test_pipes_sockets_and_broken_links_are_left_out_and_said(tmp_path, monkeypa
     images = load_dataset(root)
     assert len(images) == 8
     expected = (
-        "own: left out 1 pipe (cat/pipe.png), 1 socket (cat/socket.png), 5 broken links "
+        "own: left out 2 special files (cat/pipe.png, cat/socket.png), 5 broken links "
         "(dog/0 gone.png, dog/1 gone.png, dog/2 gone.png and 2 more)"
     )
     assert expected in images.notes

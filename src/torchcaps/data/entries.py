@@ -277,8 +277,7 @@ def _encode_images(
 def _placed(images: DiskDataset, request: ReadRequest, can_stay: bool) -> Dataset:
     """The images on disk, or decoded into memory, as is requested or by their size."""
     num_bytes = images.inputs.shape.numel()
-    machine = _machine_memory()
-    limit = request.max_bytes or min(MAX_DECODED_BYTES, machine // MEMORY_SHARE)
+    limit = request.max_bytes or min(MAX_DECODED_BYTES, _machine_memory() // MEMORY_SHARE)
     stays = request.storage == "disk" or (request.storage == "auto" and num_bytes > limit)
     if stays and can_stay:
         note = (
@@ -286,14 +285,24 @@ def _placed(images: DiskDataset, request: ReadRequest, can_stay: bool) -> Datase
             f"needed; in memory (--storage memory) they would take {num_bytes / 1e6:,.0f} MB"
         )
         return replace(images, files=(), notes=(*images.notes, note))
-    if num_bytes > (request.max_bytes or machine):
-        raise DataError(
-            f"{images.name}: its {len(images):,} images would take {num_bytes / 2**20:,.0f} MiB "
-            "of memory, more than max_bytes (--max-bytes), or than the machine has; "
-            "leave them on disk (--storage disk) or make them smaller (--img-size)"
-        )
+    check_fits(images.name, num_bytes, request)
     columns = {field.name: getattr(images, field.name) for field in fields(Dataset)}
     return Dataset(**columns | {"inputs": images.inputs.decode()})
+
+
+def check_fits(name: str, num_bytes: int, request: ReadRequest) -> None:
+    """Check that images of a set fit into memory.
+
+    Raises:
+        DataError: they take more than `max_bytes`, or than the machine has.
+    """
+    limit = request.max_bytes or _machine_memory()
+    if num_bytes > limit:
+        raise DataError(
+            f"{name}: its images would take {num_bytes / 2**20:,.0f} MiB of memory, more than "
+            f"{limit / 2**20:,.0f} MiB, which max_bytes (--max-bytes) allows or the machine has; "
+            "leave them on disk (--storage disk) or make them smaller (--img-size)"
+        )
 
 
 def _machine_memory() -> int:

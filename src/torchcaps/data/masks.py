@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
 from torchcaps.data.dataset import Dataset
-from torchcaps.data.entries import check_sizes, in_split, row_split
+from torchcaps.data.entries import check_fits, check_sizes, in_split, row_split
 from torchcaps.data.folder import split_folders
 from torchcaps.data.images import decode_image, is_gray, is_image_file, natural_key, opened
 from torchcaps.data.pixels import fit_images, resize_masks
@@ -206,7 +206,12 @@ def _read_pairs(
     if not pairs:
         raise DataError(f"{name}: there are no images")
     table = _read_class_table(folder)
-    pixels = [_mask_pixels(pair.mask, table is not None and table.is_colored) for pair in pairs]
+    pixels: list[NDArray[np.int64]] = []
+    num_bytes = 0
+    for pair in pairs:
+        pixels.append(_mask_pixels(pair.mask, table is not None and table.is_colored))
+        num_bytes += pixels[-1].nbytes
+        check_fits(name, num_bytes, request)
     if table is None:
         table = _number_classes(pairs, pixels)
     masks = [

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from torchcaps.data.reading import memory_limit, open_file
+from torchcaps.data.reading import check_memory, memory_limit, open_file
 from torchcaps.errors import DataError
 from torchcaps.isolated import IsolatedError, call_isolated
 
@@ -46,7 +46,7 @@ def read_mat(path: str | Path) -> dict[str, MatValue]:
             arrays = call_isolated(
                 "scipy.io:loadmat",
                 str(path),
-                max_bytes=BASE + memory_limit(path),
+                max_bytes=BASE + 3 * memory_limit(path),
                 timeout=TIMEOUT,
                 mat_dtype=True,
             )
@@ -71,6 +71,7 @@ def _to_plain(path: Path, array: Any) -> MatValue:
         return records[0] if len(records) == 1 else records
     if array.dtype == object:
         return [_to_plain(path, cell) for cell in array.ravel("F")]
+    check_memory(path, array.nbytes)
     if array.dtype.kind == "U":
         return "\n".join(array.ravel())
     return array.astype(array.dtype.newbyteorder("="), copy=False)
