@@ -9,7 +9,7 @@ import signal
 import pytest
 import torch
 
-from torchcaps.data import DiskDataset, files, load_dataset
+from torchcaps.data import DiskDataset, entries, files, load_dataset
 from torchcaps.errors import DataError
 
 from .makers import picture
@@ -153,9 +153,9 @@ def test_large_sets_stay_on_disk_by_default(folder, monkeypatch):
     decoded = 14 * 3 * 8 * 8
     by_argument = load_dataset(folder, img_size=8, storage="auto", max_bytes=decoded - 1)
     assert isinstance(by_argument, DiskDataset)
-    monkeypatch.setattr(files, "MAX_DECODED_BYTES", decoded)
+    monkeypatch.setattr(entries, "MAX_DECODED_BYTES", decoded)
     assert not isinstance(load_dataset(folder, img_size=8, storage="auto"), DiskDataset)
-    monkeypatch.setattr(files, "MAX_DECODED_BYTES", decoded - 1)
+    monkeypatch.setattr(entries, "MAX_DECODED_BYTES", decoded - 1)
     images = load_dataset(folder, img_size=8, storage="auto")
     assert isinstance(images, DiskDataset)
     assert "own: 14 images stay on disk" in images.notes[-1]
@@ -163,7 +163,7 @@ def test_large_sets_stay_on_disk_by_default(folder, monkeypatch):
 
 def test_a_small_machine_keeps_less_in_memory(monkeypatch):
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}.get)
-    assert files._memory_limit() == 1_024_000
+    assert entries._machine_memory() == 4_096_000
 
 
 def test_what_is_no_image_files_cannot_stay_on_disk(tmp_path):

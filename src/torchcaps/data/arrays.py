@@ -98,9 +98,10 @@ def _array_names(arrays: Container[str], split: str) -> tuple[str, str] | None:
 @contextmanager
 def open_arrays(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
     """The arrays of an `.npz`, each read when it is asked for, or of an `.npy` and its labels."""
-    problem = f"cannot be read as an {path.suffix.lower()} of plain arrays"
+    is_npz = path.suffix.lower() != ".npy"
+    problem = f"cannot be read as an {'.npz' if is_npz else '.npy'} of plain arrays"
     with open_file(path, problem) as file:
-        if path.suffix.lower() == ".npz":
+        if is_npz:
             with np.load(file) as arrays:
                 members = arrays.zip.infolist()
                 # numpy writes no other method, and some grow without a bound.
@@ -114,8 +115,9 @@ def open_arrays(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
             raise DataError(
                 f"{path}: expected its labels in {labels.name} beside it, which is not there"
             )
+        images = np.load(file)
         with open_file(labels, problem) as labels_file:
-            yield {"images": np.load(file), "labels": np.load(labels_file)}
+            yield {"images": images, "labels": np.load(labels_file)}
 
 
 def _index_labels(

@@ -25,7 +25,7 @@ from torchcaps.data.dataset import Dataset, check_labels, numbered
 from torchcaps.data.reading import open_file, plain_or_packed, read_bytes, read_rest
 from torchcaps.errors import DataError
 
-UNSIGNED_BYTE = 0x08
+MAGIC = bytes([0, 0, 8])  # of unsigned bytes; the number of axes follows
 STEMS = {"train": "train", "test": "t10k"}
 
 
@@ -43,15 +43,15 @@ def read_idx(path: Path | str) -> Tensor:
     """
     with open_file(path) as file:
         magic = file.read(4)
-        zero, code, num_axes = struct.unpack(">HBB", magic.ljust(4, b"\0"))
-        sizes = file.read(4 * num_axes)
-        if len(magic) < 4 or len(sizes) < 4 * num_axes:
-            raise DataError(f"{path}: truncated IDX file, it ends within the header")
-        if zero != 0 or code != UNSIGNED_BYTE or not 1 <= num_axes <= 4:
+        if len(magic) == 4 and (not magic.startswith(MAGIC) or not 1 <= magic[3] <= 4):
             raise DataError(
                 f"{path}: wrong magic number 0x{magic.hex()}, "
-                "expected 0x000008 and 1 to 4 axes (an IDX file of bytes)"
+                f"expected 0x{MAGIC.hex()} and 1 to 4 axes (an IDX file of bytes)"
             )
+        num_axes = magic[3] if len(magic) == 4 else 0
+        sizes = file.read(4 * num_axes)
+        if not sizes or len(sizes) < 4 * num_axes:
+            raise DataError(f"{path}: truncated IDX file, it ends within the header")
         shape = struct.unpack(f">{num_axes}I", sizes)
         if 0 in shape:
             raise DataError(
