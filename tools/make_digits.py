@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import ReadRequest
-from torchcaps.data.reading import read_bytes
 from torchcaps.data.idx import MAGIC, STEMS, read_idx_set
+from torchcaps.data.reading import read_bytes
 from torchcaps.data.sets.mnist import FOLDER, INFO
 
 PER_CLASS = {"train": 600, "test": 100}

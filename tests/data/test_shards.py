@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from torchcaps.data import DiskDataset, load_dataset
-from torchcaps.data.shards import is_sharded
+from torchcaps.data.archives import is_sharded
 from torchcaps.errors import ArgumentError, DataError
 
 from .makers import picture, write_folder

@@ -1,22 +1,50 @@
-"""Files within tar archives, read at their place without extracting anything.
+"""Tar archives: of class folders, or shards with labels beside the images as webdataset has them.
 
-A *location* is the name of such a file with its place: "own.tar:cat/1.png@1536+20480" are the
-20,480 bytes from byte 1536 of `own.tar`. It is all that a process needs to read the file.
+Nothing is ever extracted to disk. A *location* is the name of a file in an archive with its place:
+"own.tar:cat/1.png@1536+20480" are the 20,480 bytes from byte 1536 of `own.tar`. It is all that a
+process needs to read the file.
+
+A sample of a shard is what shares a key, the name up to its first dot: `0001.jpg` with `0001.cls`,
+which holds the label as text, or `0001.json`, which holds it as "label", "cls" or "class".
+
+Source: https://github.com/webdataset/webdataset
 """
 
+import json
 import re
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import cast
 
-from torchcaps.data.reading import check_memory, open_file
+from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
+from torchcaps.data.dataset import Dataset
+from torchcaps.data.entries import SPLIT_NAMES, Entry, check_tree, group_finder, read_entries
+from torchcaps.data.folder import (
+    OPTIONS,
+    Parts,
+    Scan,
+    find_splits,
+    label_files,
+    split_folders,
+)
+from torchcaps.data.images import (
+    SIGNATURE_BYTES,
+    SUFFIXES,
+    has_signature,
+    is_image_name,
+    natural_key,
+)
+from torchcaps.data.notes import Omissions
+from torchcaps.data.reading import Unpacked, check_memory, open_file
 from torchcaps.errors import DataError
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 MEMBER_BYTES = 2048  # memory that the description of a member takes
 LOCATION = re.compile(r"(.*?\.(?:tar(?:\.\w+)?|tgz)):.*@(\d+)\+(\d+)", re.DOTALL | re.IGNORECASE)
+LABEL_KEYS = ("label", "cls", "class")  # of a .json file
+MAX_LABEL_BYTES = 1 << 16  # of a .cls or .json file
 
 
 @contextmanager
@@ -47,11 +75,6 @@ def archive_members(archive: tarfile.TarFile, path: Path) -> Iterator[tarfile.Ta
         yield member
 
 
-def locate(archive: Path, member: tarfile.TarInfo) -> str:
-    """The location of a member of an archive."""
-    return f"{archive}:{member.name}@{member.offset_data}+{member.size}"
-
-
 def read_member(location: str) -> bytes:
     """The bytes at a location in a plain archive.
 
@@ -68,3 +91,185 @@ def read_member(location: str) -> bytes:
     if len(content) < int(size):
         raise DataError(f"{location}: truncated archive, it ends before this file does")
     return content
+
+
+def _locate(path: Path, member: tarfile.TarInfo) -> str:
+    return f"{path}:{member.name}@{member.offset_data}+{member.size}"
+
+
+def read_tar(path: str | Path, request: ReadRequest) -> Dataset:
+    """Read `<class>/*.png`, or `train/<class>/*` and `test/<class>/*`, out of an archive.
+
+    The archive is plain or compressed. Folders that wrap all of it are skipped. Its name without
+    the ending becomes the set's. Everything else is as in `read_folder`.
+
+    Args:
+        path: of the archive.
+        request: without a size, all images must have one size. Without channels, they are 1 when
+            every image is gray, otherwise 3.
+
+    Returns:
+        The images of the split that is requested.
+
+    Raises:
+        DataError: as `read_folder`, or the archive is damaged or cut short.
+    """
+    path = Path(path)
+    name = path.name.split(".tar")[0].removesuffix(".tgz")
+    scan = Scan({}, [], Omissions())
+    contents: dict[str, bytes] = {}  # of a compressed archive, where no place can be gone back to
+    with open_archive(path) as archive:
+        is_packed = isinstance(archive.fileobj, Unpacked)
+        for member in archive_members(archive, path):
+            parts = tuple(part for part in member.name.split("/") if part not in ("", "."))
+            if member.isdir() or any(part.startswith(".") for part in parts):
+                continue
+            file = archive.extractfile(member) if member.isfile() else None
+            if file is None:
+                scan.omissions.add("link or device", member.name)
+                continue
+            start = b"" if Path(parts[-1]).suffix else file.read(SIGNATURE_BYTES)
+            if not (is_image_name(parts[-1]) or has_signature(start)):
+                scan.omissions.add("non-image file", member.name)
+                continue
+            scan.images[parts] = _locate(path, member)
+            if is_packed:
+                contents[scan.images[parts]] = start + file.read()
+    scan = scan._replace(images=_unwrapped(scan.images))
+    entries = label_files(scan, find_splits(path, scan), request)
+    if not entries:
+        raise DataError(
+            f"{path}: expected images as <class>/<image> or as train/ and "
+            "test/<class>/<image> in the archive"
+        )
+    check_tree(path, entries)
+    open_image = contents.__getitem__ if is_packed else read_member
+    notes = scan.omissions.notes(name)
+    return read_entries(name, entries, request, open_image, notes, can_stay=not is_packed)
+
+
+def _unwrapped(images: dict[Parts, str]) -> dict[Parts, str]:
+    """The images of an archive without the folders that wrap all of them."""
+    while (
+        len({parts[0] for parts in images}) == 1
+        and min(map(len, images)) > 2
+        and next(iter(images))[0].lower() not in SPLIT_NAMES
+    ):
+        images = {parts[1:]: file for parts, file in images.items()}
+    return images
+
+
+def read_shards(path: str | Path, request: ReadRequest) -> Dataset:
+    """Read one .tar shard, or a folder of them, or of train/ and test/ with shards.
+
+    Without train/ and test/, 20 % of each class are the test split, as in `read_folder`. Classes
+    come in natural order. Members that are neither images nor labels are skipped. The option
+    `group_pattern` is searched in the name of a member, as "part/0001.jpg".
+
+    Args:
+        path: of the folder or the shard, whose name becomes the set's.
+        request: without a size, all images must have one size. Without channels, they are 1 when
+            every image of both splits is gray, otherwise 3.
+
+    Returns:
+        The images of the split that is requested.
+
+    Raises:
+        DataError: an image without a label, one class only, a damaged archive, an unreadable image,
+            or mixed sizes.
+    """
+    path = Path(path)
+    folders = split_folders(path, _shards_in) if path.is_dir() else [(path, None)]
+    find_group = group_finder(request.options.group_pattern)
+    entries: list[Entry] = []
+    for folder, split in folders:
+        for shard in _shards_in(folder) or [folder]:
+            for member, label in _labeled_members(shard):
+                group = find_group(member.name)
+                entries.append(Entry(_locate(shard, member), (label,), split, group))
+    return read_entries(path.resolve().name.removesuffix(".tar"), entries, request, read_member)
+
+
+def is_sharded(path: Path) -> bool:
+    """Whether a path is a shard, a folder of .tar archives, or of train/ and test/ with such."""
+    if path.is_dir():
+        subfolders = [folder for folder in path.iterdir() if folder.is_dir()]
+        if _shards_in(path):
+            return not subfolders
+        return bool(subfolders) and all(map(_shards_in, subfolders))
+    if not (path.name.endswith(".tar") and path.is_file()):
+        return False
+    try:  # its first files are an image and its label
+        with tarfile.open(path, "r:") as archive:
+            files = (member.name for member in archive if member.isfile())
+            first_key, *endings = _split_name(next(files, ""))
+            key, ending = _split_name(next(files, ""))
+    except (tarfile.TarError, OSError):
+        return False  # another reader names the fault
+    endings.append(ending)
+    has_label = not {".cls", ".json"}.isdisjoint(endings)
+    return key == first_key and has_label and not SUFFIXES.isdisjoint(endings)
+
+
+def _shards_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.tar"), key=lambda shard: natural_key(shard.name))
+
+
+def _split_name(member: str) -> tuple[str, str]:
+    """The key of a member, and its ending: all from the first dot of its name."""
+    path = PurePosixPath(member)
+    stem, dot, ending = path.name.partition(".")
+    return str(path.parent / stem), (dot + ending).lower()
+
+
+def _labeled_members(shard: Path) -> Iterator[tuple[tarfile.TarInfo, str]]:
+    """The images of a shard with their labels."""
+    images: dict[str, tarfile.TarInfo] = {}
+    labels: dict[str, str] = {}
+    with open_archive(shard) as archive:
+        for member in archive_members(archive, shard):
+            key, ending = _split_name(member.name)
+            stream = archive.extractfile(member) if member.isfile() else None
+            if stream and ending in SUFFIXES:
+                images[key] = member
+            elif stream and ending in (".cls", ".json"):
+                name = f"{shard}:{member.name}"
+                labels[key] = _parse_label(name, stream.read(MAX_LABEL_BYTES + 1))
+    for key, member in images.items():
+        if key not in labels:
+            raise DataError(f"{shard}:{key}: expected its label in {key}.cls or {key}.json")
+        yield member, labels[key]
+
+
+def _parse_label(name: str, text: bytes) -> str:
+    """The label in a .cls or .json member; `name` is what errors call it."""
+    if len(text) > MAX_LABEL_BYTES:
+        raise DataError(f"{name}: expected at most {MAX_LABEL_BYTES:,} bytes of a label")
+    try:
+        label = text.decode("utf-8").strip()
+        if name.lower().endswith(".json"):
+            content = json.loads(label)
+            label = next(str(content[key]) for key in LABEL_KEYS if key in content)
+    except (ValueError, TypeError, StopIteration) as error:
+        raise DataError(
+            f"{name}: expected a JSON object with one of {', '.join(LABEL_KEYS)}"
+        ) from error
+    if not label:
+        raise DataError(f"{name}: the label is empty")
+    return label
+
+
+register_format(
+    f"a file ending in {', '.join(ARCHIVES)}",
+    lambda path: path.name.lower().endswith(ARCHIVES) and not path.is_dir(),
+    read_tar,
+    splits=SPLITS_WITH_VAL,
+    options=OPTIONS,
+)
+register_format(
+    "a folder of .tar shards",
+    is_sharded,
+    read_shards,
+    splits=SPLITS_WITH_VAL,
+    options=OPTIONS,
+)

@@ -1,7 +1,7 @@
-"""Class folders of images, with or without train/ and test/ above them: on disk, or in an archive.
+"""Class folders of images, with or without train/ and test/ above them.
 
 A folder that holds images is a class, with all images beneath it. A folder that holds only folders
-is a level of a label tree. Nothing of an archive is ever extracted to disk.
+is a level of a label tree.
 """
 
 import os
@@ -9,21 +9,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
-from torchcaps.data.archives import ARCHIVES, archive_members, locate, open_archive, read_member
+from torchcaps.data._registry import ReadRequest
 from torchcaps.data.classes import SEPARATOR
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.entries import SPLIT_NAMES, Entry, check_tree, group_finder, read_entries
-from torchcaps.data.images import (
-    SIGNATURE_BYTES,
-    SUFFIXES,
-    has_signature,
-    is_image_file,
-    is_image_name,
-    natural_key,
-)
+from torchcaps.data.images import SUFFIXES, is_image_file, natural_key
 from torchcaps.data.notes import Omissions
-from torchcaps.data.reading import Unpacked, read_errors
+from torchcaps.data.reading import read_errors
 from torchcaps.errors import DataError
 
 OPTIONS = ("group_pattern", "skip_damaged")  # of `ReadOptions`, with a meaning here
@@ -76,8 +68,8 @@ def read_folder(root: str | Path, request: ReadRequest) -> Dataset:
     with read_errors(root):
         scan = Scan({}, [], Omissions())
         _scan_folder(root, (), scan, set())
-        splits = _find_splits(root, scan)
-        entries = _label_files(scan, splits, request)
+        splits = find_splits(root, scan)
+        entries = label_files(scan, splits, request)
         _check_folders(root, scan, splits)
         check_tree(root, entries)
         name = root.resolve().name
@@ -107,7 +99,7 @@ def _scan_folder(folder: Path, parts: Parts, scan: Scan, above: set[tuple[int, i
                 scan.omissions.add(reason if is_there else "broken link", SEPARATOR.join(inner))
 
 
-def _find_splits(root: Path, scan: Scan) -> dict[str, str]:
+def find_splits(root: Path, scan: Scan) -> dict[str, str]:
     """The split of each top folder that is named after one.
 
     A folder with images of its own may be a class called "train": it is no split unless train/ and
@@ -120,7 +112,7 @@ def _find_splits(root: Path, scan: Scan) -> dict[str, str]:
     return top_splits(root, tops)
 
 
-def _label_files(scan: Scan, splits: dict[str, str], request: ReadRequest) -> list[Entry]:
+def label_files(scan: Scan, splits: dict[str, str], request: ReadRequest) -> list[Entry]:
     """The images of a scan with their classes, splits and groups; others join its omissions."""
     with_images = {image[:-1] for image in scan.images}
     start = 1 if splits else 0
@@ -207,74 +199,3 @@ def split_folders(root: Path, holds: Callable[[Path], object]) -> list[tuple[Pat
         names = [path.name for path in root.iterdir() if path.is_dir() and holds(path)]
     splits = top_splits(root, sorted(names, key=natural_key))
     return [(root / name, split) for name, split in splits.items()] or [(root, None)]
-
-
-def read_tar(path: str | Path, request: ReadRequest) -> Dataset:
-    """Read `<class>/*.png`, or `train/<class>/*` and `test/<class>/*`, out of an archive.
-
-    The archive is plain or compressed. Folders that wrap all of it are skipped. Its name without
-    the ending becomes the set's. Everything else is as in `read_folder`.
-
-    Args:
-        path: of the archive.
-        request: without a size, all images must have one size. Without channels, they are 1 when
-            every image is gray, otherwise 3.
-
-    Returns:
-        The images of the split that is requested.
-
-    Raises:
-        DataError: as `read_folder`, or the archive is damaged or cut short.
-    """
-    path = Path(path)
-    name = path.name.split(".tar")[0].removesuffix(".tgz")
-    scan = Scan({}, [], Omissions())
-    contents: dict[str, bytes] = {}  # of a compressed archive, where no place can be gone back to
-    with open_archive(path) as archive:
-        is_packed = isinstance(archive.fileobj, Unpacked)
-        for member in archive_members(archive, path):
-            parts = tuple(part for part in member.name.split("/") if part not in ("", "."))
-            if member.isdir() or any(part.startswith(".") for part in parts):
-                continue
-            file = archive.extractfile(member) if member.isfile() else None
-            if file is None:
-                scan.omissions.add("link or device", member.name)
-                continue
-            start = b"" if Path(parts[-1]).suffix else file.read(SIGNATURE_BYTES)
-            if not (is_image_name(parts[-1]) or has_signature(start)):
-                scan.omissions.add("non-image file", member.name)
-                continue
-            scan.images[parts] = locate(path, member)
-            if is_packed:
-                contents[scan.images[parts]] = start + file.read()
-    scan = scan._replace(images=_unwrapped(scan.images))
-    entries = _label_files(scan, _find_splits(path, scan), request)
-    if not entries:
-        raise DataError(
-            f"{path}: expected images as <class>/<image> or as train/ and "
-            "test/<class>/<image> in the archive"
-        )
-    check_tree(path, entries)
-    open_image = contents.__getitem__ if is_packed else read_member
-    notes = scan.omissions.notes(name)
-    return read_entries(name, entries, request, open_image, notes, can_stay=not is_packed)
-
-
-register_format(
-    f"a file ending in {', '.join(ARCHIVES)}",
-    lambda path: path.name.lower().endswith(ARCHIVES) and not path.is_dir(),
-    read_tar,
-    splits=SPLITS_WITH_VAL,
-    options=OPTIONS,
-)
-
-
-def _unwrapped(images: dict[Parts, str]) -> dict[Parts, str]:
-    """The images of an archive without the folders that wrap all of them."""
-    while (
-        len({parts[0] for parts in images}) == 1
-        and min(map(len, images)) > 2
-        and next(iter(images))[0].lower() not in SPLIT_NAMES
-    ):
-        images = {parts[1:]: file for parts, file in images.items()}
-    return images

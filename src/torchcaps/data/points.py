@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -171,14 +172,12 @@ def read_points(path: str | Path, request: ReadRequest) -> Dataset:
     path = Path(path)
     split = request.split
     arrays = _read_arrays(path, ("shape", "x", "y"))
-    for name in (f"points_{split}", "points"):
-        if name in arrays:
-            points = standardized_points(str(path), arrays[name])
-            break
-    else:
+    name = f"points_{split}" if f"points_{split}" in arrays else "points"
+    if name not in arrays:
         raise MissingSplitError(
             f"{path}: no points of the {split!r} split among {', '.join(arrays)}"
         )
+    points = standardized_points(str(path), arrays[name])
     if name == "points" and request.classes is None:
         labels = torch.zeros(len(points), dtype=torch.int64)
         points = points[default_split(str(path), labels, split)]
@@ -204,9 +203,9 @@ def _read_arrays(path: Path, columns: tuple[str, ...]) -> dict[str, np.ndarray]:
         columns: that a `.csv` must have.
     """
     if path.suffix.lower() != ".csv":
-        with open_arrays(path) as arrays:
-            return {name: arrays[name] for name in arrays if name.startswith("points")}
-    splits: dict[str, dict[str, list[list[float]]]] = {}
+        with open_arrays(path) as npz:
+            return {name: npz[name] for name in npz if name.startswith("points")}
+    sets: dict[tuple[str, str], list[list[float]]] = {}
     with csv_rows(path) as rows:
         header = rows.fieldnames or ()
         for column in columns:
@@ -223,19 +222,20 @@ def _read_arrays(path: Path, columns: tuple[str, ...]) -> dict[str, np.ndarray]:
                 point = [float(row[column] or "") for column in axes]
             except ValueError:
                 raise DataError(f"{line}: expected a number for each coordinate") from None
-            shapes = splits.setdefault(f"points_{split}" if split else "points", {})
-            shapes.setdefault((row.get("shape") or "").strip(), []).append(point)
-    sizes = {name: len(points) for shapes in splits.values() for name, points in shapes.items()}
-    if not sizes:
+            key = f"points_{split}" if split else "points", (row.get("shape") or "").strip()
+            sets.setdefault(key, []).append(point)
+    if not sets:
         raise DataError(f"{path}: there are no points")
-    first = next(iter(sizes))
-    for name, size in sizes.items():
-        if size != sizes[first]:
+    arrays: dict[str, list[Any]] = {}
+    (_, first), size = next(iter(sets)), len(next(iter(sets.values())))
+    for (split, name), points in sets.items():
+        if len(points) != size:
             raise DataError(
-                f"{path}: sets of points differ in size ({first!r} has {sizes[first]:,}, "
-                f"{name!r} has {size:,})"
+                f"{path}: sets of points differ in size ({first!r} has {size:,}, "
+                f"{name!r} has {len(points):,})"
             )
-    return {split: np.array([*shapes.values()]) for split, shapes in splits.items()}
+        arrays.setdefault(split, []).append(points)
+    return {split: np.array(points) for split, points in arrays.items()}
 
 
 def _holds_points(path: Path) -> bool:

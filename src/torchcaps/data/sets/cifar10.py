@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from torchcaps.data._registry import DatasetInfo, ReadRequest, register_directory_format
+from torchcaps.data.archives import read_tar
 from torchcaps.data.dataset import Dataset, check_labels
-from torchcaps.data.folder import read_tar
 from torchcaps.data.reading import read_bytes
 from torchcaps.data.sources import Archive
 from torchcaps.errors import DataError
