@@ -119,7 +119,7 @@ def test_a_label_outside_the_training_classes_is_refused(tmp_path):
 def test_another_number_of_labels_is_refused(tmp_path):
     write_idx_set(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx_bytes(np.arange(19, dtype=np.uint8)))
-    with pytest.raises(DataError, match="19 labels for the 20 images of train-images-idx3-ubyte"):
+    with pytest.raises(DataError, match=r"got \[19\] for \[20, 6, 5\]"):
         load_dataset(tmp_path)
 
 
@@ -135,14 +135,14 @@ def test_labels_in_place_of_images_are_refused(tmp_path):
     arrays = write_idx_set(tmp_path)
     labels = idx_bytes(arrays["train-labels-idx1-ubyte"])
     (tmp_path / "train-images-idx3-ubyte").write_bytes(labels)
-    with pytest.raises(DataError, match="expected images of 3 or 4 axes, got 1"):
+    with pytest.raises(DataError, match=r"for images of 3 or 4 axes, got \[20\] for \[20\]"):
         load_dataset(tmp_path)
 
 
 def test_images_in_place_of_labels_are_refused(tmp_path):
     arrays = write_idx_set(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx_bytes(arrays["train-images-idx3-ubyte"]))
-    with pytest.raises(DataError, match="expected labels of 1 axis, got 3"):
+    with pytest.raises(DataError, match=r"expected labels \[n\] for images .* got \[20, 6, 5\]"):
         load_dataset(tmp_path)
 
 

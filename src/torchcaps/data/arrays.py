@@ -88,10 +88,10 @@ register_format(
 
 def _array_names(arrays: Container[str], split: str) -> tuple[str, str] | None:
     """Names of the images and labels of a split, or of all; None where they are not there."""
-    for images, labels in ARRAY_NAMES:
-        names = images.format(split=split), labels.format(split=split)
-        if names[0] in arrays and names[1] in arrays:
-            return names
+    for pair in ARRAY_NAMES:
+        images, labels = (name.format(split=split) for name in pair)
+        if images in arrays and labels in arrays:
+            return images, labels
     return None
 
 
@@ -127,35 +127,26 @@ def _index_labels(
     names: np.ndarray | None,
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Labels `[n]` as indices of the classes, and the names of the classes."""
-    labels = _flatten_labels(path, labels)
-    training_labels = _flatten_labels(path, training_labels)
+    if labels.shape[1:] not in ((), (1,)) or labels.dtype.kind not in "iuU":
+        raise DataError(
+            f"{path}: expected labels [n] of integers or names, "
+            f"got {list(labels.shape)} of {labels.dtype}"
+        )
     if names is not None:
-        check_count(str(path), names.size)
         classes = tuple(map(str, names.flat))
     elif labels.dtype.kind == "U":
         classes = tuple(sorted(np.unique(training_labels).tolist(), key=natural_key))
     else:
         classes = numbered(str(path), int(training_labels.max(initial=0)))
+    check_count(str(path), len(classes))
     if labels.dtype.kind == "U":
         class_index = {name: index for index, name in enumerate(classes)}
-        for name in labels.tolist():
-            if name not in class_index:
-                raise DataError(
-                    f"{path}: label {name!r} is not among the classes {', '.join(classes)}"
-                )
-        labels = np.array([class_index[name] for name in labels.tolist()])
-    indices = torch.from_numpy(labels.astype(np.int64))
+        unknown = [name for name in labels.flat if name not in class_index]
+        if unknown:
+            raise DataError(
+                f"{path}: label {str(unknown[0])!r} is not among the classes {', '.join(classes)}"
+            )
+        labels = np.array([class_index[name] for name in labels.flat])
+    indices = torch.from_numpy(labels.reshape(-1).astype(np.int64))
     check_labels(str(path), indices, classes)
     return indices, classes
-
-
-def _flatten_labels(path: Path, labels: np.ndarray) -> np.ndarray:
-    flat = labels
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        flat = labels[:, 0]
-    if flat.ndim != 1 or flat.dtype.kind not in "iuU":
-        raise DataError(
-            f"{path}: expected labels [n] of integers or names, "
-            f"got {list(labels.shape)} of {labels.dtype}"
-        )
-    return flat

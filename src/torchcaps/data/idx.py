@@ -94,31 +94,23 @@ def read_idx_set(
     Raises:
         DataError: a file is absent, damaged, or does not fit the other.
     """
-    split = request.split
-    images_path = find_idx(folder, split, "images")
-    labels_path = find_idx(folder, split, "labels")
-    if images_path is None or labels_path is None:
-        missing = "labels-idx1" if images_path else "images-idx3"
-        raise DataError(f"{folder}: no {STEMS[split]}-{missing}-ubyte (plain or .gz) in it")
-    images = read_idx(images_path)
-    labels = read_idx(labels_path).long()
-    if images.ndim < 3:
-        raise DataError(f"{images_path}: expected images of 3 or 4 axes, got {images.ndim}")
-    if labels.ndim != 1:
-        raise DataError(f"{labels_path}: expected labels of 1 axis, got {labels.ndim}")
-    if len(images) != len(labels):
+    paths = [find_idx(folder, request.split, kind) for kind in ("images", "labels")]
+    if None in paths:
+        missing = "labels-idx1" if paths[0] else "images-idx3"
+        raise DataError(f"{folder}: no {STEMS[request.split]}-{missing}-ubyte (plain or .gz) in it")
+    images, labels = (read_idx(path) for path in paths if path)
+    if images.ndim < 3 or labels.shape != images.shape[:1]:
         raise DataError(
-            f"{labels_path}: {len(labels)} labels for the {len(images)} images of "
-            f"{images_path.name}"
+            f"{paths[1]}: expected labels [n] for images of 3 or 4 axes, got {list(labels.shape)} "
+            f"for {list(images.shape)}"
         )
     if classes is None:
         training_path = find_idx(folder, "train", "labels")
         training_labels = read_idx(training_path) if training_path else labels
         classes = numbered(str(folder), int(training_labels.max()))
-    check_labels(str(labels_path), labels, classes)
-    if images.ndim == 3:
-        images = images.unsqueeze(1)
-    return Dataset(images, {"label": labels}, classes, name)
+    check_labels(str(paths[1]), labels.long(), classes)
+    pixels = images.unsqueeze(1) if images.ndim == 3 else images
+    return Dataset(pixels, {"label": labels.long()}, classes, name)
 
 
 register_format(

@@ -179,27 +179,25 @@ def read_norb(
             raise DataError(f"{folder}: no {STEMS[split]}-{kind}.mat (plain or .gz) in it")
         matrices.append(read_matrix(path))
     photographs, categories, codes = matrices
-    count, num_eyes = photographs.shape[:2] if photographs.ndim == 4 else (0, 0)
+    count = len(photographs)
     is_aligned = categories.shape == (count,) and codes.shape == (count, len(FACTORS))
-    if not is_aligned or photographs.dtype != np.uint8:
+    if not is_aligned or photographs.dtype != np.uint8 or photographs.ndim != 4:
         expected = "expected photographs [n, eyes, height, width] of uint8, categories [n], codes"
         got = f"{photographs.dtype} {[list(matrix.shape) for matrix in matrices]}"
         raise DataError(f"{folder}: {expected} [n, {len(FACTORS)}], got {got}")
 
-    labels = torch.from_numpy(categories.astype(np.int64))
-    columns = torch.from_numpy(codes.astype(np.int64)).unbind(dim=1)
-    targets = {"label": labels, **dict(zip(FACTORS, columns, strict=True))}
+    columns = torch.from_numpy(np.column_stack([categories, codes]).astype(np.int64)).unbind(dim=1)
+    targets = dict(zip(("label", *FACTORS), columns, strict=True))
     pixels = photographs[:, EYES[eyes]]
     if eyes == "each":
+        num_eyes = pixels.shape[1]
         pixels = pixels.reshape(-1, 1, *pixels.shape[2:])
         for target, rows in targets.items():
             targets[target] = rows.repeat_interleave(num_eyes)
         targets["eye"] = torch.arange(num_eyes).repeat(count)
     if halve and pixels.shape[2:] == (96, 96):
-        halves = np.empty((*pixels.shape[:2], 48, 48), np.uint8)
-        for start in range(0, len(pixels), CHUNK):
-            halves[start : start + CHUNK] = _halve(pixels[start : start + CHUNK])
-        pixels = halves
+        starts = range(0, len(pixels), CHUNK)
+        pixels = np.concatenate([_halve(pixels[start : start + CHUNK]) for start in starts])
     images = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
     toys = toy_numbers(targets["label"], targets["instance"])
     return Dataset(images, targets, INFO.classes, name, groups=toys)
