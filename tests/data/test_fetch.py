@@ -108,10 +108,11 @@ def test_a_cache_that_cannot_be_written(tmp_path, server, register):
 
 
 def test_a_full_disk_ends_the_attempt(tmp_path, server, register, monkeypatch):
-    monkeypatch.setattr(sources.Path, "open", lambda *_: open("/dev/full", "wb", buffering=0))
     register(Mirror(server.url), Mirror(server.url))
-    with pytest.raises(DataError, match=r"toy: cannot be written \(No space left on device"):
-        fetch_dataset("toy", tmp_path)
+    with open("/dev/full", "wb", buffering=0) as full:
+        monkeypatch.setattr(sources.Path, "open", lambda *_: full)
+        with pytest.raises(DataError, match=r"toy: cannot be written \(No space left on device"):
+            fetch_dataset("toy", tmp_path)
     assert server.requests == ["/big.gz"]
 
 

@@ -59,14 +59,6 @@ def test_pixels_labels_and_sizes_are_those_of_the_same_set_in_memory(folder, opt
     )
 
 
-def test_a_table_of_files_stays_on_disk(folder):
-    table = folder / "table.csv"
-    rows = [f"{file.relative_to(folder)},{file.parent.name}" for file in folder.glob("*/*.jpg")]
-    table.write_text("\n".join(["file,label", *rows]))
-    expected = load_dataset(table, img_size=8)
-    assert torch.equal(on_disk(table).float_images(), expected.float_images())
-
-
 def test_splits_subsets_and_crops_are_those_of_the_same_set_in_memory(folder):
     images = on_disk(folder)
     expected = load_dataset(folder, img_size=8)

@@ -255,12 +255,6 @@ def test_unsuitable_columns_are_refused(tmp_path, rows, options, message):
         load_dataset(path, **options)
 
 
-def test_an_image_with_one_label_twice_is_refused(tmp_path):
-    path = write_rows(tmp_path, "file,first,second", ["0.png,a,b", "1.png,a,a"])
-    with pytest.raises(DataError, match="line 3: expected different labels of an image, got a, a"):
-        load_dataset(path, label_column="first,second")
-
-
 def test_missing_files_of_a_table_are_all_named_or_left_out(tmp_path):
     rows = [f"{i}.png,{'ab'[i % 2]}" for i in range(15)]
     path = write_rows(tmp_path, "file,label", rows)

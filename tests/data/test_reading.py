@@ -32,6 +32,41 @@ def test_small_sets_of_every_format_fit(tmp_path, kind):
     assert len(load_dataset(SETS[kind](tmp_path))) > 0
 
 
+IMAGE_FILES = {  # by format, where they differ from all files of bytes
+    "idx": "*/train*",
+    "idx-gz": "*/train*",
+    "tar": "own.tar",
+    "tar-gz": "own.tar.gz",
+    "cifar": "data*",
+    "norb": "*training*",
+    "svhn": "train*",
+    "affnist": "*/training*/*",
+}
+
+
+@pytest.mark.usefixtures("mat_in_process")
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.8])
+@pytest.mark.parametrize("kind", SETS)
+def test_a_truncated_file_of_every_format_is_named(tmp_path, kind, share):
+    path = SETS[kind](tmp_path)
+    load_dataset(path)  # whole, it is read
+    files = sorted(
+        file
+        for file in tmp_path.rglob(IMAGE_FILES.get(kind, "*.[np]*"))
+        if file.suffix != ".csv" and file.is_file()
+    )
+    for file in (files[0], files[-1]):
+        contents = file.read_bytes()
+        end = len(contents.rstrip(b"\0"))  # an archive ends with blocks of zeros
+        file.write_bytes(contents[: int(end * share)])
+        with pytest.raises(DataError) as caught:
+            for split in ("train", "test"):
+                load_dataset(path, split)
+        assert str(file) in str(caught.value)
+        assert "\n" not in str(caught.value)
+        file.write_bytes(contents)
+
+
 @pytest.mark.usefixtures("small_floor")
 def test_the_error_tells_how_to_go_on(tmp_path):
     arrays = {"images": np.zeros((400, 64, 64), np.uint8), "labels": np.arange(400) % 2}

@@ -46,15 +46,6 @@ def test_the_named_set_is_found(tmp_path, place):
     assert (len(photographs), photographs.name) == (4, "cifar10")
 
 
-@pytest.mark.parametrize("length", [0, 5000, 12_290])
-def test_truncated_batches_are_refused(tmp_path, length):
-    write_batches(tmp_path)
-    path = tmp_path / "test_batch.bin"
-    path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(DataError, match=f"{path}: truncated or"):
-        read_cifar(tmp_path, "test")
-
-
 def test_pickled_batches_are_not_read(tmp_path):
     (tmp_path / "test_batch").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     with pytest.raises(DataError, match="no test batch .*binary version"):
