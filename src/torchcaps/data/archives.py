@@ -16,7 +16,7 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import cast
+from typing import Any, cast
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
 from torchcaps.data.dataset import Dataset
@@ -73,6 +73,10 @@ def archive_members(archive: tarfile.TarFile, path: Path) -> Iterator[tarfile.Ta
             )
         offset = end
         yield member
+    # tarfile ends in silence where a header is cut.
+    cast(Any, archive.fileobj).seek(archive.offset)
+    if 0 < len(cast(Any, archive.fileobj).read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:
+        raise DataError(f"{path}: truncated archive, it ends within a header")
 
 
 def read_member(location: str) -> bytes:
