@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import pickle
 import struct
 import tarfile
 import zipfile
@@ -203,10 +202,6 @@ def _files() -> dict[str, Format]:
 def _published() -> dict[str, Format]:
     labels = (np.arange(4) % 10).astype(np.uint8)
     rows = pixels(4, 3072)
-    batch = {b"labels": labels.tolist(), b"data": rows, b"filenames": [b"a.png"] * 4}
-    old = pickle.dumps(batch, protocol=2).replace(
-        b"numpy._core.multiarray", b"numpy.core.multiarray"
-    )
     raw = np.hstack([labels[:, None], rows]).tobytes()
     batches = [*map("data_batch_{}".format, range(1, 6)), "test_batch"]
     norb = {}
@@ -228,8 +223,7 @@ def _published() -> dict[str, Format]:
         "original_id": np.arange(1.0, 5)[None],
     }
     return {
-        "cifar": Format("s", {f"s/{name}": old for name in batches}),
-        "cifar binary": Format("s", {f"s/{name}.bin": raw for name in batches}),
+        "cifar": Format("s", {f"s/{name}.bin": raw for name in batches}),
         "norb": Format("s", norb),
         "norb.gz": Format("s", {}, gzipped(norb)),
         "svhn": Format(

@@ -292,35 +292,6 @@ def tar_of_links(folder: Path) -> Path:
 
 
 @file
-def cifar_pickle_of_12_bytes(folder: Path) -> Path:
-    for name in formats()["cifar"].files:
-        save(folder / name, b"\x80\x02Nr\xff\xff\xff\x10.aaa")
-    return folder / "s"
-
-
-def pickle_calling(folder: Path, call: bytes) -> Path:
-    """CIFAR batches that would run a call."""
-    for name in formats()["cifar"].files:
-        save(folder / name, b"\x80\x02" + call + b".")
-    return folder / "s"
-
-
-@file
-def cifar_pickle_that_calls_the_system(folder: Path) -> Path:
-    return pickle_calling(folder, b"cos\nsystem\n(X\x0c\0\0\0touch gotchatR")
-
-
-@file
-def cifar_pickle_of_a_huge_array(folder: Path) -> Path:
-    return pickle_calling(folder, b"cnumpy\nndarray\n(J\0\0\0\x7ftR")
-
-
-@file
-def cifar_pickle_of_nested_lists(folder: Path) -> Path:
-    return pickle_calling(folder, b"(" * 100_000 + b"l" * 100_000)
-
-
-@file
 def pngs_of_9400_squared(folder: Path) -> Path:
     size = 9400 * (1 + 3 * 9400)
     pixels = zlib_zeros((size >> 20 << 20) + (1 << 20))

@@ -79,6 +79,12 @@ class Unpacked(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def read(self, size: int = -1) -> bytes:
+        if size < 0:
+            return self.readall()
+        check_memory(self.path, self.tell() + size)
+        return self.stream.read(size)
+
     def readinto(self, buffer: Any) -> int:
         check_memory(self.path, self.tell() + len(buffer))
         return self.stream.readinto(buffer)
