@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from torchcaps import load
-from torchcaps.data import decode_image, images, load_dataset, pixels, read_idx, reading
+from torchcaps.data import decode_image, entries, images, load_dataset, pixels, read_idx, reading
 from torchcaps.errors import LONGEST, DataError, RunError, TorchcapsError, one_line
 from torchcaps.training import Run, load_recipe
 
@@ -107,11 +107,20 @@ def test_decoded_images_count_together(tmp_path):
     root = write_folder(tmp_path / "own", count=5, size=(8, 8))
     num_bytes = 8 * 3 * 64 * 64
     assert len(load_dataset(root, img_size=64, max_bytes=num_bytes)) == 8
-    with pytest.raises(DataError, match=r"own: its images would take .*--max-bytes.*--storage"):
+    with pytest.raises(DataError, match=r"own: its images ask for .*--max-bytes.*--storage"):
         load_dataset(root, img_size=64, max_bytes=num_bytes - 1)
     for path in (SETS["npz"](tmp_path), root):
         with pytest.raises(ValueError, match="max_bytes: expected at least 1"):
             load_dataset(path, max_bytes=0)
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar", "tar-gz"])
+def test_images_far_larger_than_their_files_are_refused(tmp_path, monkeypatch, kind):
+    path = SETS[kind](tmp_path)
+    monkeypatch.setattr(entries, "FLOOR", 1000)
+    assert len(load_dataset(path, img_size=20)) == 4
+    with pytest.raises(DataError, match="its images ask for"):
+        load_dataset(path, img_size=200)
 
 
 def test_masks_count_together(tmp_path):
@@ -121,9 +130,9 @@ def test_masks_count_together(tmp_path):
             picture((8, 6), color=False).point(lambda value: value % 2).save(
                 tmp_path / kind / f"{index}.png"
             )
-    assert len(load_dataset(tmp_path, max_bytes=8 * 4 * 48)) == 3
-    with pytest.raises(DataError, match="its images would take"):
-        load_dataset(tmp_path, max_bytes=8 * 4 * 48 - 1)
+    assert len(load_dataset(tmp_path, max_bytes=4 * 48)) == 3
+    with pytest.raises(DataError, match="its images ask for"):
+        load_dataset(tmp_path, max_bytes=4 * 48 - 1)
 
 
 def test_holes_of_a_sparse_file_count_nothing(tmp_path):

@@ -102,7 +102,8 @@ class ReadRequest:
         split: "train", "test", or "val" for the official validation split.
         img_size: (height, width), or one side of a square; None keeps the images' size.
         in_chans: 1 or 3; None keeps the images' channels.
-        max_bytes: memory that decoded image files may take; None for what the machine has.
+        max_bytes: memory that decoded image files may take; None for 256 MiB, or 32 times their
+            size on disk where that is more.
         storage: whether image files are decoded at once and kept in "memory", or stay on "disk"
             until they are needed; "auto" chooses by their size. A reader of other data may ignore
             it.

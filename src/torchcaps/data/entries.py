@@ -21,6 +21,7 @@ from torchcaps.data.dataset import Dataset, default_split
 from torchcaps.data.files import DiskDataset, EncodedImages
 from torchcaps.data.images import ImageSource, decode_image, is_gray, natural_key
 from torchcaps.data.notes import damage_notes
+from torchcaps.data.reading import FLOOR, RATIO
 from torchcaps.errors import ArgumentError, DamagedImageError, DataError, MissingSplitError
 from torchcaps.words import counted
 
@@ -277,39 +278,53 @@ def _encode_images(
 def _placed(images: DiskDataset, request: ReadRequest, can_stay: bool) -> Dataset:
     """The images on disk, or decoded into memory, as is requested or by their size."""
     num_bytes = images.inputs.shape.numel()
-    limit = request.max_bytes or min(MAX_DECODED_BYTES, _machine_memory() // MEMORY_SHARE)
-    stays = request.storage == "disk" or (request.storage == "auto" and num_bytes > limit)
+    stays = request.storage == "disk"
+    if request.storage == "auto":
+        stays = num_bytes > (request.max_bytes or _default_memory())
     if stays and can_stay:
         note = (
             f"{images.name}: {len(images):,} images stay on disk and are decoded when they are "
             f"needed; in memory (--storage memory) they would take {num_bytes / 1e6:,.0f} MB"
         )
         return replace(images, files=(), notes=(*images.notes, note))
-    check_fits(images.name, num_bytes, request)
+    check_fits(images.name, num_bytes, images.files, request)
     columns = {field.name: getattr(images, field.name) for field in fields(Dataset)}
     return Dataset(**columns | {"inputs": images.inputs.decode()})
 
 
-def check_fits(name: str, num_bytes: int, request: ReadRequest) -> None:
-    """Check that images of a set fit into memory.
+def _default_memory() -> int:
+    """Bytes of decoded images that are kept in memory unless a run says otherwise."""
+    if not hasattr(os, "sysconf"):
+        return MAX_DECODED_BYTES
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(MAX_DECODED_BYTES, machine // MEMORY_SHARE)
+
+
+def check_fits(name: str, num_bytes: int, files: Iterable[str], request: ReadRequest) -> None:
+    """Check the memory that decoded images take together.
+
+    Args:
+        name: of the set, for errors.
+        num_bytes: that they take.
+        files: paths, or locations of files in archives, which end with a size.
+        request: may have a limit.
 
     Raises:
-        DataError: they take more than `max_bytes`, or than the machine has.
+        DataError: it is more than `max_bytes`, or far more than the files have.
     """
-    limit = request.max_bytes or _machine_memory()
-    if num_bytes > limit:
-        raise DataError(
-            f"{name}: its images would take {num_bytes / 2**20:,.0f} MiB of memory, more than "
-            f"{limit / 2**20:,.0f} MiB, which max_bytes (--max-bytes) allows or the machine has; "
-            "leave them on disk (--storage disk) or make them smaller (--img-size)"
-        )
+    if num_bytes > (request.max_bytes or FLOOR):
+        sizes = (_stored_bytes(file) for file in files)
+        if request.max_bytes or num_bytes > RATIO * sum(sizes):
+            raise DataError(
+                f"{name}: its images ask for {num_bytes / 2**20:,.0f} MiB of memory, more than "
+                f"{RATIO} times their size on disk, or than max_bytes; give max_bytes (--max-bytes "
+                "in training) to allow more, or leave them on disk (--storage disk)"
+            )
 
 
-def _machine_memory() -> int:
-    """Bytes of memory that this machine has; where the system does not tell, enough for the default."""
-    if not hasattr(os, "sysconf"):
-        return MEMORY_SHARE * MAX_DECODED_BYTES
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def _stored_bytes(file: str) -> int:
+    is_file = os.path.exists(file)
+    return os.path.getsize(file) if is_file else int(file.rpartition("+")[2])
 
 
 def find_damaged(

@@ -63,8 +63,8 @@ def load_dataset(
         in_chans: 1 or 3; None keeps the images' own, and for image files means 1 when all of them
             are gray.
         cache_dir: the cache folder; None is `default_cache_dir()`.
-        max_bytes: memory that decoded image files may take, at least 1; None is what the machine
-            has.
+        max_bytes: memory that decoded image files may take, at least 1; None is 256 MiB, or 32
+            times their size on disk where that is more.
         storage: "memory" decodes all images at once. "disk" leaves image files where they are: the
             set is an `DiskDataset`, which decodes them when they are needed. "auto" does so where
             they would take more than 1 GiB, a quarter of the machine's memory, or `max_bytes`.

@@ -208,10 +208,11 @@ def _read_pairs(
     table = _read_class_table(folder)
     pixels: list[NDArray[np.int64]] = []
     num_bytes = 0
+    files = [str(file) for pair in pairs for file in (pair.image, pair.mask)]
     for pair in pairs:
         pixels.append(_mask_pixels(pair.mask, table is not None and table.is_colored))
-        num_bytes += pixels[-1].nbytes
-        check_fits(name, num_bytes, request)
+        num_bytes += pixels[-1].size
+        check_fits(name, num_bytes, files, request)
     if table is None:
         table = _number_classes(pairs, pixels)
     masks = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
 import tarfile
 from pathlib import Path
 from random import Random
