@@ -1,6 +1,7 @@
 """Label trees: from the names of classes, from nested folders, from the columns of a CSV."""
 
 import pytest
+import torch
 
 from torchcaps.data import label_tree, load_dataset
 from torchcaps.errors import DataError
@@ -88,6 +89,24 @@ def test_columns_of_a_csv_are_levels(tmp_path):
     assert train.classes == ("animals/lynx", "animals/wolf", "things/mug")
     assert train.labels.tolist() == [0, 0, 1, 1, 2, 2]
     assert load_dataset(path, "test").labels.tolist() == [0, 1, 2]
+
+
+def test_a_tree_with_a_group_column_keeps_groups_together(tmp_path):
+    """Three animals a leaf, six pictures of each; neither option switches the other off."""
+    rows = []
+    for number in range(54):
+        coarse, fine = LEAVES[number // 18]
+        picture(seed=number).save(tmp_path / f"{number}.png")
+        rows.append(f"{number}.png,{coarse},{fine},animal {number // 6}")
+    (tmp_path / "own.csv").write_text("\n".join(["image,coarse,fine,who", *rows]))
+    train = load_dataset(tmp_path / "own.csv", group_column="who")
+    test = load_dataset(tmp_path / "own.csv", "test", group_column="who")
+    assert label_tree(train.classes).sizes == (2, 3)
+    assert torch.equal(train.targets["who"], train.groups)
+    inner, val = train.train_val_split(0.5)
+    parts = [set(part.groups.tolist()) for part in (inner, val, test)]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 9
+    assert test.classes == val.classes == train.classes
 
 
 def test_columns_of_labels_may_have_any_name(tmp_path):

@@ -126,6 +126,21 @@ def test_a_step_of_several_batches_of_a_loader_is_one_step_on_all_of_them():
     torch.testing.assert_close(*weights)
 
 
+@pytest.mark.parametrize(("settings", "accuracy"), [({}, 1.0), ({"flip": True}, 0.5)])
+def test_what_an_augmentation_takes_away_cannot_be_learned(settings, accuracy):
+    """The class is the bright side. Of images that are mirrored at random no label is left."""
+    images = torch.zeros(200, 1, 4, 4)
+    labels = torch.arange(200) % 2
+    images[labels == 0, :, :, :2] = 1
+    images[labels == 1, :, :, 2:] = 1
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    _, history = tc.fit(
+        model, images, labels, epochs=6, batch_size=20, lr=0.05, emit=lambda row: None, **settings
+    )
+    assert history[-1]["train_accuracy"] == pytest.approx(accuracy, abs=0.12)
+
+
 @pytest.mark.parametrize(
     "sample",
     [

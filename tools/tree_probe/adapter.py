@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from itertools import product
 from typing import Any
@@ -40,7 +40,7 @@ RENAMED: dict[str, tuple[str, ...]] = {
     # functions, methods and attributes
     "is_dense": ("pixels",),
     "model_info": ("model_passport",),
-    "sample_batch": ("batch",),
+    "augment": ("sample_batch", "batch"),
     "training_step": ("forward",),
     "with_iterations": ("stopped",),
 }
@@ -196,3 +196,82 @@ def own_schedule_names() -> list[str]:
 def own_augmentation_names() -> list[str]:
     """What the settings of the augmentation are called in this tree."""
     return [field.name for field in dataclasses.fields(config_class()().augmentation)]
+
+
+# What the parts of a batch and of a set were called before they were inputs and targets.
+PARTS = {"images": "inputs", "points": "inputs", "source": "inputs", "masks": "mask"}
+
+
+def parts_of_batch(batch: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a batch of a training by their names of now, in one order."""
+    fields = dict(batch._asdict())
+    if "targets" in fields:
+        fields = {"inputs": fields["inputs"], **fields["targets"]}
+        fields.pop("labels", None)  # which say no more than "single_label"
+    else:
+        labels = fields.pop("labels", None)
+        if labels is not None and fields.get("masks") is None:
+            fields["label" if labels.dim() == 1 else "single_label"] = labels
+        noise = fields.pop("noise", None)
+        if noise is not None:
+            fields |= {f"noise.{name}": part for name, part in noise._asdict().items()}
+    parts = {PARTS.get(name, name): part for name, part in fields.items() if part is not None}
+    return {name: parts[name] for name in sorted(parts) if name not in ("top", "left")}
+
+
+def labels_of(images: Any) -> torch.Tensor:
+    """The class of each image `[n]`, or the classes of its two parts `[n, 2]`."""
+    targets = getattr(images, "targets", {})
+    return targets.get("single_label", images.labels)
+
+
+def masks_of(images: Any) -> torch.Tensor | None:
+    """The class of each pixel, where a set has masks."""
+    return getattr(images, "targets", {}).get("mask", getattr(images, "masks", None))
+
+
+def with_parts(images: Any, /, **parts: Any) -> Any:
+    """A set with other images, labels or classes."""
+    if hasattr(images, "targets"):
+        if "labels" in parts:
+            parts["targets"] = {**images.targets, "label": parts.pop("labels")}
+        if "images" in parts:
+            parts["inputs"] = parts.pop("images")
+    return dataclasses.replace(images, **parts)
+
+
+@contextmanager
+def comparable_trainings() -> Iterator[None]:
+    """While the block runs, trees differ in nothing but what they compute.
+
+    Sets that draw their items anew do so by a seed of each step, that of the step plus one. A
+    forecast of memory, which would take steps of its own, is left out.
+    """
+    with ExitStack() as stack:
+        fitting = import_module("torchcaps.training.fitting")
+        if hasattr(fitting, "check_cost"):
+            stack.callback(setattr, fitting, "check_cost", fitting.check_cost)
+            fitting.check_cost = lambda *_args, **_kwargs: ""
+        batches = import_module("torchcaps.training.batches")
+        seed_of = import_module("torchcaps.training.sampling").step_seed
+        if hasattr(batches, "step_seed"):
+
+            def own_seed(config: Any, step: int, _stream: str = "") -> int:
+                return seed_of(config, step) + 1
+
+            stack.callback(setattr, batches, "step_seed", batches.step_seed)
+            batches.step_seed = own_seed
+        else:
+            for name in ("PairSet", "PlacedSet"):
+                kind = getattr(tc.data, name)
+                stack.callback(setattr, kind, "sample_batch", kind.sample_batch)
+                kind.sample_batch = _seeded(kind.sample_batch)
+        yield
+
+
+def _seeded(method: Callable[..., Any]) -> Callable[..., Any]:
+    def sample_batch(self: Any, indices: Any, *, generator: torch.Generator) -> Any:
+        own = torch.Generator().manual_seed(generator.initial_seed() + 1)
+        return method(self, indices, generator=own)
+
+    return sample_batch

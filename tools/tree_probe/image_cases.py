@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
 
 import torch
+from adapter import labels_of, masks_of, with_parts
 
 import torchcaps as tc
 from records import Record, checksum
@@ -39,7 +39,7 @@ def probe_dataset(name: str) -> Record:
         images = tc.data.load_dataset(name, split)
         record.add(f"{split} images, all", checksum(images.images))
         record.add(f"{split} images", images.images[::50])
-        record.add(f"{split} labels", images.labels)
+        record.add(f"{split} labels", labels_of(images))
     return record
 
 
@@ -48,8 +48,8 @@ def probe_training_images(name: str) -> Record:
     for split in ("train", "test"):
         images = IMAGES[name](split)
         record.add(f"{split} images", images.images)
-        record.add(f"{split} labels", images.labels)
-        record.add(f"{split} masks", getattr(images, "masks", None))
+        record.add(f"{split} labels", labels_of(images))
+        record.add(f"{split} masks", masks_of(images))
     return record
 
 
@@ -66,7 +66,7 @@ def three_digits(split: str) -> Any:
     """The digits 0, 1 and 2."""
     full_set = digits(split)
     selection = full_set.subset((full_set.labels < 3).nonzero().flatten())
-    return dataclasses.replace(selection, classes=full_set.classes[:3])
+    return with_parts(selection, classes=full_set.classes[:3])
 
 
 @cache
@@ -76,7 +76,7 @@ def tree_digits(split: str) -> Any:
     order = sorted(range(10), key=TREE_DIGITS.__getitem__)
     place = torch.tensor([order.index(digit) for digit in range(10)])
     classes = tuple(TREE_DIGITS[digit] for digit in order)
-    return dataclasses.replace(full_set, labels=place[full_set.labels], classes=classes)
+    return with_parts(full_set, labels=place[full_set.labels], classes=classes)
 
 
 @cache
@@ -96,7 +96,7 @@ def color_digits(split: str) -> Any:
     """Digits in three colours, as float images."""
     full_set = digits(split)
     scale = torch.tensor([1.0, 0.7, 0.4]).view(1, 3, 1, 1)
-    return dataclasses.replace(full_set, images=full_set.float_images() * scale)
+    return with_parts(full_set, images=full_set.float_images() * scale)
 
 
 @cache

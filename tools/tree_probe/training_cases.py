@@ -18,12 +18,14 @@ from typing import Any
 import torch
 from adapter import (
     build_model,
+    comparable_trainings,
     config_class,
     own_augmentation_names,
     own_loss_names,
     own_name_of,
     own_optimizer_names,
     own_schedule_names,
+    parts_of_batch,
     spell_settings,
     standard_name,
 )
@@ -328,7 +330,7 @@ class TrainingLog:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.batches: dict[int, list[Tensor]] = {}
+        self.batches: dict[str, list[Tensor]] = {}
         self.losses: dict[str, list[Tensor]] = {}
         self.learning_rates: list[float] = []
         self.gradient_norms: list[Tensor] = []
@@ -336,11 +338,9 @@ class TrainingLog:
 
     def record_batch(self, task: nn.Module, batch: Any) -> Any:
         """Keep the batch of a step, and hand it on in float64."""
-        tensors: list[Tensor] = []
-        map_tensors(batch, lambda tensor: tensors.append(tensor) or tensor)
         if task.training:
-            for index, tensor in enumerate(tensors):
-                self.batches.setdefault(index, []).append(tensor.detach().clone())
+            for name, tensor in parts_of_batch(batch).items():
+                self.batches.setdefault(name, []).append(tensor.detach().clone())
         return map_tensors(batch, to_float64)
 
     def record_step(self, task: nn.Module, outputs: Any) -> Any:
@@ -370,8 +370,8 @@ class TrainingLog:
             self.weights = {name: tensor.detach().clone() for name, tensor in state.items()}
 
     def add_to(self, record: Record) -> None:
-        for index, tensors in self.batches.items():
-            record.add(f"batches.{index}", torch.cat(tensors))
+        for name, tensors in self.batches.items():
+            record.add(f"batches.{name}", torch.cat(tensors))
         record.add("losses", {name: torch.stack(steps) for name, steps in self.losses.items()})
         record.add("learning rates", torch.tensor(self.learning_rates, dtype=torch.float64))
         record.add("gradient norms", torch.stack(self.gradient_norms))
@@ -393,7 +393,7 @@ def followed(task_type: type, log: TrainingLog) -> Iterator[None]:
         register_optimizer_step_post_hook(log.after_update),
     ]
     with (
-        patched(task_type, "sample_batch", log.record_batch),
+        patched(task_type, "augment", log.record_batch),
         patched(task_type, "training_step", log.record_step),
     ):
         try:
@@ -453,7 +453,7 @@ def probe_training(setup: Setup, steps: int) -> Record:
     task_type = type(tc.tasks.create_task(setup.build(), config, images))
     model = setup.build()
     log = TrainingLog(model)
-    with followed(task_type, log):
+    with comparable_trainings(), followed(task_type, log):
         fitted, history = tc.fit(model, images, **settings)
         log.add_to(record)
         record.add_group("returned weights", fitted.state_dict().items())

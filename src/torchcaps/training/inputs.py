@@ -268,8 +268,7 @@ def class_indices(
             f"expected {num_classes} classes, as the model has, got {len(names)}; "
             f"build it with num_classes={len(names)}",
         )
-    index = dict(zip(names, range(len(names)), strict=True))
-    return tuple(names), torch.tensor([index[name] for name in map(str, array.tolist())])
+    return tuple(names), known_indices(array, tuple(names))
 
 
 def known_indices(labels: Any, classes: tuple[str, ...]) -> Int64[Tensor, " n"]:
