@@ -80,12 +80,14 @@ class Unpacked(io.RawIOBase):
         return True
 
     def read(self, size: int = -1) -> bytes:
+        """The next bytes; all that are left for a negative size."""
         if size < 0:
             return self.readall()
         check_memory(self.path, self.tell() + size)
         return self.stream.read(size)
 
     def readinto(self, buffer: Any) -> int:
+        """Fill a buffer with the next bytes, and return their number."""
         check_memory(self.path, self.tell() + len(buffer))
         return self.stream.readinto(buffer)
 
