@@ -27,7 +27,7 @@ from .mat_files import header
 MIB = 1 << 20
 BOMB = 64 * MIB
 ZEROS = gzip.compress(bytes(MIB), 1) * 64
-LABELS = np.arange(8)
+LABELS = np.arange(8) % 2
 FILES = {}
 
 

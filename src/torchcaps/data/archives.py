@@ -15,8 +15,8 @@ import re
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
 from torchcaps.data.dataset import Dataset
@@ -43,6 +43,7 @@ from torchcaps.errors import DataError
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 MEMBER_BYTES = 2048  # memory that the description of a member takes
 LOCATION = re.compile(r"(.*?\.(?:tar(?:\.\w+)?|tgz)):.*@(\d+)\+(\d+)", re.DOTALL | re.IGNORECASE)
+LABEL_SUFFIXES = (".cls", ".json")
 LABEL_KEYS = ("label", "cls", "class")  # of a .json file
 MAX_LABEL_BYTES = 1 << 16  # of a .cls or .json file
 
@@ -97,15 +98,53 @@ def read_member(location: str) -> bytes:
     return content
 
 
-def _locate(path: Path, member: tarfile.TarInfo) -> str:
-    return f"{path}:{member.name}@{member.offset_data}+{member.size}"
+class _Archive(NamedTuple):
+    """What an archive holds.
+
+    Attributes:
+        scan: its images by path, and what is left out.
+        labels: text of its .cls and .json files, by their names.
+        contents: of a compressed archive, where no place can be gone back to: bytes by location.
+    """
+
+    scan: Scan
+    labels: dict[str, bytes]
+    contents: dict[str, bytes]
+
+
+def _scan_archive(path: Path) -> _Archive:
+    """Read an archive once, in its order."""
+    scan = Scan({}, [], Omissions())
+    labels: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
+    with open_archive(path) as archive:
+        for member in archive_members(archive, path):
+            parts = tuple(part for part in member.name.split("/") if part not in ("", "."))
+            if member.isdir() or any(part.startswith(".") for part in parts):
+                continue
+            file = archive.extractfile(member) if member.isfile() else None
+            if file is None:
+                scan.omissions.add("link or device", member.name)
+                continue
+            if Path(parts[-1]).suffix.lower() in LABEL_SUFFIXES:
+                labels["/".join(parts)] = file.read(MAX_LABEL_BYTES + 1)
+            start = b"" if Path(parts[-1]).suffix else file.read(SIGNATURE_BYTES)
+            if not (is_image_name(parts[-1]) or has_signature(start)):
+                scan.omissions.add("non-image file", member.name)
+                continue
+            location = f"{path}:{member.name}@{member.offset_data}+{member.size}"
+            scan.images[parts] = location
+            if isinstance(archive.fileobj, Unpacked):
+                contents[location] = start + file.read()
+    return _Archive(scan, labels, contents)
 
 
 def read_tar(path: str | Path, request: ReadRequest) -> Dataset:
-    """Read `<class>/*.png`, or `train/<class>/*` and `test/<class>/*`, out of an archive.
+    """Read `<class>/*.png`, or `train/<class>/*` and `test/<class>/*`, out of an archive; or a shard.
 
     The archive is plain or compressed. Folders that wrap all of it are skipped. Its name without
-    the ending becomes the set's. Everything else is as in `read_folder`.
+    the ending becomes the set's. Everything else is as in `read_folder`, and of a shard, whose
+    first image has its label beside it, as in `read_shards`.
 
     Args:
         path: of the archive.
@@ -120,36 +159,23 @@ def read_tar(path: str | Path, request: ReadRequest) -> Dataset:
     """
     path = Path(path)
     name = path.name.split(".tar")[0].removesuffix(".tgz")
-    scan = Scan({}, [], Omissions())
-    contents: dict[str, bytes] = {}  # of a compressed archive, where no place can be gone back to
-    with open_archive(path) as archive:
-        is_packed = isinstance(archive.fileobj, Unpacked)
-        for member in archive_members(archive, path):
-            parts = tuple(part for part in member.name.split("/") if part not in ("", "."))
-            if member.isdir() or any(part.startswith(".") for part in parts):
-                continue
-            file = archive.extractfile(member) if member.isfile() else None
-            if file is None:
-                scan.omissions.add("link or device", member.name)
-                continue
-            start = b"" if Path(parts[-1]).suffix else file.read(SIGNATURE_BYTES)
-            if not (is_image_name(parts[-1]) or has_signature(start)):
-                scan.omissions.add("non-image file", member.name)
-                continue
-            scan.images[parts] = _locate(path, member)
-            if is_packed:
-                contents[scan.images[parts]] = start + file.read()
-    scan = scan._replace(images=_unwrapped(scan.images))
-    entries = label_files(scan, find_splits(path, scan), request)
-    if not entries:
-        raise DataError(
-            f"{path}: expected images as <class>/<image> or as train/ and "
-            "test/<class>/<image> in the archive"
-        )
-    check_tree(path, entries)
-    open_image = contents.__getitem__ if is_packed else read_member
-    notes = scan.omissions.notes(name)
-    return read_entries(name, entries, request, open_image, notes, can_stay=not is_packed)
+    scan, labels, contents = archive = _scan_archive(path)
+    first = _split_name("/".join(next(iter(scan.images), ("",))))[0]
+    notes: tuple[str, ...] = ()
+    if any(first + suffix in labels for suffix in LABEL_SUFFIXES):
+        entries = [*_labeled_images(path, archive, None, request)]
+    else:
+        scan = scan._replace(images=_unwrapped(scan.images))
+        entries = label_files(scan, find_splits(path, scan), request)
+        if not entries:
+            raise DataError(
+                f"{path}: expected images as <class>/<image> or as train/ and "
+                "test/<class>/<image> in the archive"
+            )
+        check_tree(path, entries)
+        notes = scan.omissions.notes(name)
+    open_image = contents.__getitem__ if contents else read_member
+    return read_entries(name, entries, request, open_image, notes, can_stay=not contents)
 
 
 def _unwrapped(images: dict[Parts, str]) -> dict[Parts, str]:
@@ -164,14 +190,14 @@ def _unwrapped(images: dict[Parts, str]) -> dict[Parts, str]:
 
 
 def read_shards(path: str | Path, request: ReadRequest) -> Dataset:
-    """Read one .tar shard, or a folder of them, or of train/ and test/ with shards.
+    """Read a folder of .tar shards, or of train/ and test/ with shards.
 
     Without train/ and test/, 20 % of each class are the test split, as in `read_folder`. Classes
     come in natural order. Members that are neither images nor labels are skipped. The option
     `group_pattern` is searched in the name of a member, as "part/0001.jpg".
 
     Args:
-        path: of the folder or the shard, whose name becomes the set's.
+        path: of the folder, whose name becomes the set's.
         request: without a size, all images must have one size. Without channels, they are 1 when
             every image of both splits is gray, otherwise 3.
 
@@ -183,36 +209,21 @@ def read_shards(path: str | Path, request: ReadRequest) -> Dataset:
             or mixed sizes.
     """
     path = Path(path)
-    folders = split_folders(path, _shards_in) if path.is_dir() else [(path, None)]
-    find_group = group_finder(request.options.group_pattern)
     entries: list[Entry] = []
-    for folder, split in folders:
-        for shard in _shards_in(folder) or [folder]:
-            for member, label in _labeled_members(shard):
-                group = find_group(member.name)
-                entries.append(Entry(_locate(shard, member), (label,), split, group))
-    return read_entries(path.resolve().name.removesuffix(".tar"), entries, request, read_member)
+    for folder, split in split_folders(path, _shards_in):
+        for shard in _shards_in(folder):
+            entries += _labeled_images(shard, _scan_archive(shard), split, request)
+    return read_entries(path.resolve().name, entries, request, read_member)
 
 
 def is_sharded(path: Path) -> bool:
-    """Whether a path is a shard, a folder of .tar archives, or of train/ and test/ with such."""
-    if path.is_dir():
-        subfolders = [folder for folder in path.iterdir() if folder.is_dir()]
-        if _shards_in(path):
-            return not subfolders
-        return bool(subfolders) and all(map(_shards_in, subfolders))
-    if not (path.name.endswith(".tar") and path.is_file()):
+    """Whether a path is a folder of .tar archives, or of train/ and test/ with such."""
+    if not path.is_dir():
         return False
-    try:  # its first files are an image and its label
-        with tarfile.open(path, "r:") as archive:
-            files = (member.name for member in archive if member.isfile())
-            first_key, *endings = _split_name(next(files, ""))
-            key, ending = _split_name(next(files, ""))
-    except (tarfile.TarError, OSError):
-        return False  # another reader names the fault
-    endings.append(ending)
-    has_label = not {".cls", ".json"}.isdisjoint(endings)
-    return key == first_key and has_label and not SUFFIXES.isdisjoint(endings)
+    subfolders = [folder for folder in path.iterdir() if folder.is_dir()]
+    if _shards_in(path):
+        return not subfolders
+    return bool(subfolders) and all(map(_shards_in, subfolders))
 
 
 def _shards_in(folder: Path) -> list[Path]:
@@ -221,28 +232,28 @@ def _shards_in(folder: Path) -> list[Path]:
 
 def _split_name(member: str) -> tuple[str, str]:
     """The key of a member, and its ending: all from the first dot of its name."""
-    path = PurePosixPath(member)
-    stem, dot, ending = path.name.partition(".")
-    return str(path.parent / stem), (dot + ending).lower()
+    folder, slash, name = member.rpartition("/")
+    stem, dot, ending = name.partition(".")
+    return folder + slash + stem, (dot + ending).lower()
 
 
-def _labeled_members(shard: Path) -> Iterator[tuple[tarfile.TarInfo, str]]:
-    """The images of a shard with their labels."""
-    images: dict[str, tarfile.TarInfo] = {}
-    labels: dict[str, str] = {}
-    with open_archive(shard) as archive:
-        for member in archive_members(archive, shard):
-            key, ending = _split_name(member.name)
-            stream = archive.extractfile(member) if member.isfile() else None
-            if stream and ending in SUFFIXES:
-                images[key] = member
-            elif stream and ending in (".cls", ".json"):
-                name = f"{shard}:{member.name}"
-                labels[key] = _parse_label(name, stream.read(MAX_LABEL_BYTES + 1))
-    for key, member in images.items():
-        if key not in labels:
-            raise DataError(f"{shard}:{key}: expected its label in {key}.cls or {key}.json")
-        yield member, labels[key]
+def _labeled_images(
+    shard: Path, archive: _Archive, split: str | None, request: ReadRequest
+) -> Iterator[Entry]:
+    """The images of a shard with the labels beside them."""
+    find_group = group_finder(request.options.group_pattern)
+    labels = {}
+    for name, text in archive.labels.items():
+        key, ending = _split_name(name)
+        if ending in LABEL_SUFFIXES:
+            labels[key] = _parse_label(f"{shard}:{name}", text)
+    for parts, location in archive.scan.images.items():
+        name = "/".join(parts)
+        key, ending = _split_name(name)
+        if ending in SUFFIXES:
+            if key not in labels:
+                raise DataError(f"{shard}:{key}: expected its label in {key}.cls or {key}.json")
+            yield Entry(location, (labels[key],), split, find_group(name))
 
 
 def _parse_label(name: str, text: bytes) -> str:
