@@ -205,7 +205,9 @@ def test_long_messages_keep_both_ends():
 # Only regular files.
 
 
-@pytest.mark.parametrize("name", ["run/config.json", "model.safetensors", "own.toml", "photo.png"])
+@pytest.mark.parametrize(
+    "name", ["run/config.json", "model.safetensors", "own.toml", "photo.png", "a.idx"]
+)
 def test_a_fifo_is_never_read(tmp_path, name):
     (tmp_path / "run").mkdir()
     os.mkfifo(tmp_path / name)
@@ -214,6 +216,7 @@ def test_a_fifo_is_never_read(tmp_path, name):
         "model.safetensors": load,
         "own.toml": lambda path: load_recipe(str(path)),
         "photo.png": decode_image,
+        "a.idx": read_idx,
     }
     with pytest.raises(TorchcapsError, match="expected a regular file, got a FIFO or a device"):
         readers[name](tmp_path / name)

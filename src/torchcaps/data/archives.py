@@ -60,19 +60,13 @@ def open_archive(path: Path) -> Iterator[tarfile.TarFile]:
 
 def archive_members(archive: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
     """The members of an archive at `path` in their order; DataError for a hostile one."""
-    # tarfile itself follows a negative size backwards forever, and fills the holes of a sparse
-    # file.
-    offset = -1
     for number, member in enumerate(archive):
+        # tarfile follows a negative size backwards forever, and fills the holes of a sparse file.
         check_memory(path, MEMBER_BYTES * number)
-        end = cast(int, archive.offset)
-        if end <= offset or member.size < 0:
-            raise DataError(f"{path}: damaged archive, the size of {member.name} is negative")
         if member.issparse():
             raise DataError(
                 f"{path}: {member.name} is a sparse file, which is not read from an archive"
             )
-        offset = end
         yield member
     # tarfile ends in silence where a header is cut.
     cast(Any, archive.fileobj).seek(archive.offset)

@@ -59,8 +59,8 @@ def read_svhn(path: str | Path, name: str = "svhn") -> Dataset:
         expected = "expected labels from 1 to 10, where 10 is the digit 0"
         raise DataError(f"{path}: {expected}, got {outside[0]}")
     pixels = np.require(images.transpose(3, 2, 0, 1), requirements=["C", "W"])
-    labels = torch.from_numpy(digits % 10)
-    return Dataset(torch.from_numpy(pixels), {"label": labels}, INFO.classes, name)
+    targets = {"label": torch.from_numpy(digits % 10)}
+    return Dataset(torch.from_numpy(pixels), targets, INFO.classes, name)
 
 
 register_directory_format(
