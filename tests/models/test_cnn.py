@@ -185,15 +185,13 @@ def test_one_class_is_learned_by_cross_entropy():
 
 def test_several_classes_are_learned_one_by_one():
     model = small_cnn(dropout=0.0, multilabel=True)
-    labels = torch.tensor([[0, 1], [1, 2]])
     targets = torch.tensor([[1, 1, 0], [0, 1, 1]])
     p = model(sample_images(2))
     log_likelihood = targets * p.log() + (1 - targets) * (1 - p).log()
     expected = -log_likelihood.sum(dim=1).mean()
     task = Multilabel(model, TrainConfig())
-    outputs = task.training_step(
-        Batch(sample_images(2), {"label": labels}, torch.arange(len(labels))), 0.0
-    )
+    batch = Batch(sample_images(2), {"labels": targets}, torch.arange(2))
+    outputs = task.training_step(batch, 0.0)
     torch.testing.assert_close(outputs["loss"], expected)
 
 

@@ -123,8 +123,8 @@ def test_the_second_half_of_the_training_has_other_margins(progress, present, ab
         {"label": torch.tensor([2, 0, 1])},
         torch.arange(len(torch.tensor([2, 0, 1]))),
     )
-    lengths = model(batch.images)
-    expected = tc.functional.margin_loss(lengths, batch.labels, present, absent, down_weight)
+    lengths = model(batch.inputs)
+    expected = tc.functional.margin_loss(lengths, batch.targets["label"], present, absent, down_weight)
     torch.testing.assert_close(task.training_step(batch, progress)["two_margins"], expected)
 
 

@@ -78,8 +78,8 @@ def test_masks_are_matched_with_their_labels():
     masks = torch.tensor([[[0, 1], [2, 2]]], dtype=torch.uint8)
     images = masked_set(torch.zeros(1, 1, 2, 2), masks, ("ground", "cat", "dog"), "masks")
     matched = match_classes(images, ("ground", "dog", "owl", "cat"))
-    assert matched.masks.tolist() == [[[0, 3], [1, 1]]]
-    assert matched.masks.dtype == torch.uint8
+    assert matched.targets["mask"].tolist() == [[[0, 3], [1, 1]]]
+    assert matched.targets["mask"].dtype == torch.uint8
     assert matched.labels.tolist() == [1]
     with pytest.raises(DataError, match="masks: there are images of cat, which"):
         match_classes(images, ("ground", "dog"))

@@ -351,3 +351,42 @@ def test_outputs_beyond_the_classes_are_named_by_their_numbers():
 def test_labels_that_are_no_class_are_named():
     with pytest.raises(ArgumentError, match="labels: expected one of 0, 1, 2, got 7"):
         known_indices(torch.tensor([1, 7]), ("0", "1", "2"))
+
+
+HALVES = torch.zeros(24, 4, 4, dtype=torch.int64)
+HALVES[:, :, 2:] = 1
+
+
+@pytest.mark.parametrize(
+    ("given", "target", "task"),
+    [
+        (torch.eye(3)[labels()] + torch.eye(3)[(labels() + 1) % 3], "labels", "multilabel"),
+        (HALVES, "mask", "segment"),
+        ({"mask": HALVES.numpy()}, "mask", "segment"),
+    ],
+)
+def test_several_classes_and_masks_are_trained_from_arrays_and_loaders(given, target, task):
+    network = linear()
+    if task == "segment":
+        network = nn.Conv2d(1, 1, 3, padding=1)
+    several = given["mask"] if isinstance(given, dict) else given
+    loader = DataLoader(TensorDataset(pixels(), torch.as_tensor(several)), batch_size=6)
+    images = as_set(pixels(), given)
+    assert target in images.targets
+    for data, beside in ((pixels(), given), (loader, None)):
+        settings = SETTINGS if beside is not None else {"epochs": 2, "holdout": 0.25}
+        _, history = tc.fit(network, data, beside, task=task, **settings)
+        assert 0 <= history[-1]["val_dice" if task == "segment" else "val_accuracy"] <= 1
+
+
+def test_a_task_says_which_target_it_lacks_and_what_to_pass():
+    with pytest.raises(
+        ArgumentError, match="needs the target 'mask', and .* has label; give it by"
+    ):
+        tc.fit(nn.Conv2d(1, 1, 3, padding=1), pixels(), labels(), task="segment")
+    with pytest.raises(ArgumentError, match=r"labels: expected 0 and 1 \[n, classes\], got 0 to 2"):
+        tc.fit(linear(), pixels(), torch.stack([labels(), labels()], dim=1))
+    with pytest.raises(
+        ArgumentError, match=r"labels: expected classes \[n\], .* got \[24, 1, 1, 1\]"
+    ):
+        tc.fit(linear(), pixels(), labels().view(24, 1, 1, 1))

@@ -114,9 +114,9 @@ class FeatureFile:
                         raise ArgumentError(
                             "backbone", f"expected finite features of at most {LARGEST:.0f}"
                         )
-                    rows = batch.indices.cpu().numpy()
-                    self.table[rows] = features.cpu().numpy()
-                    self.is_done[rows] = True
+                    indices = batch.indices.cpu().numpy()
+                    self.table[indices] = features.cpu().numpy()
+                    self.is_done[indices] = True
             self.table.flush()
             self.is_done.flush()
 

@@ -169,7 +169,11 @@ def target_tensors(
             targets[name] = torch.as_tensor(array.astype(np.uint8))
             largest = int(targets[name].max())
         elif name == "labels":
-            targets[name] = torch.as_tensor(array)
+            if not np.isin(array, (0, 1)).all():
+                raise ArgumentError(
+                    "labels", f"expected 0 and 1 [n, classes], got {array.min()} to {array.max()}"
+                )
+            targets[name] = torch.as_tensor(array.astype(np.uint8))
             largest = array.shape[1] - 1
         else:
             targets[name] = torch.as_tensor(array)
@@ -385,6 +389,4 @@ class Samples:
     def decode(self) -> Tensor:
         """The inputs, read now."""
         samples = [split_sample(self.dataset[row])[0] for row in self.rows.tolist()]
-        if not _is_picture(samples[0]):
-            samples = np.stack(samples)
-        return image_tensor(samples)
+        return image_tensor(samples if _is_picture(samples[0]) else np.stack(samples))

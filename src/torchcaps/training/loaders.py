@@ -102,8 +102,10 @@ def loader_data(
     rows = torch.arange(len(dataset))
     note = ""
     if validation is None:
-        label = targets["label"] if "label" in targets else first_labels(targets["labels"])
-        train_rows, val_rows = stratified_split(label, holdout_amount(config), config.training.seed)
+        labels = [targets[key] for key in ("label", "labels") if key in targets] or [0 * rows]
+        train_rows, val_rows = stratified_split(
+            first_labels(labels[0]), holdout_amount(config), config.training.seed
+        )
         if _can_divide(data):
             rows = train_rows
         else:
