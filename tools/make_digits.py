@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import ReadRequest
-from torchcaps.data.budget import read_bytes
-from torchcaps.data.idx import STEMS, UNSIGNED_BYTE, read_idx_set
+from torchcaps.data.idx import MAGIC, STEMS, read_idx_set
+from torchcaps.data.reading import read_bytes
 from torchcaps.data.sets.mnist import FOLDER, INFO
 
 PER_CLASS = {"train": 600, "test": 100}
@@ -57,7 +57,7 @@ def digits_files(mnist: Path) -> dict[str, bytes]:
 
 
 def _idx(array: Tensor) -> bytes:
-    header = struct.pack(f">HBB{array.ndim}I", 0, UNSIGNED_BYTE, array.ndim, *array.shape)
+    header = MAGIC + struct.pack(f">B{array.ndim}I", array.ndim, *array.shape)
     return header + array.numpy().tobytes()
 
 

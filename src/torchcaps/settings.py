@@ -64,7 +64,7 @@ class DataSettings(SettingsGroup):
     root: str | None = setting(None, "folder in which a named data set is looked for first")
     max_bytes: int | None = setting(
         None,
-        "memory that its files may expand to; by default 256 MiB, or 32 times their size on disk",
+        "memory that its decoded image files may take; by default 256 MiB, or 32 times their size on disk",
         low=1,
     )
     storage: Literal["auto", "memory", "disk"] = setting(

@@ -3,8 +3,9 @@ import threading
 
 import pytest
 import torch
+from scipy.io import loadmat
 
-from torchcaps.data import Dataset, DatasetInfo, _registry
+from torchcaps.data import Dataset, DatasetInfo, _registry, mat
 
 from .web import CONTENT, DIGESTS, Server
 
@@ -54,3 +55,13 @@ def register(restore):
         _registry.DATASETS.add("toy", (info, read_toy), replace=True)
 
     return add
+
+
+@pytest.fixture
+def mat_in_process(monkeypatch):
+    """MATLAB files are read here: starting a process for each takes more than a second."""
+
+    def load_in_process(_, path, **options):
+        return loadmat(path, mat_dtype=options["mat_dtype"])
+
+    monkeypatch.setattr(mat, "call_isolated", load_in_process)

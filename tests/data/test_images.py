@@ -178,15 +178,6 @@ def test_damage_gives_an_error_or_a_picture_never_another_exception(kind, draw):
         assert str(error).startswith("the-file: ")
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "GIF"])
-def test_half_a_file_is_named(tmp_path, kind):
-    contents = encoded(picture((40, 40)), kind)
-    path = tmp_path / "half.img"
-    path.write_bytes(contents[: len(contents) // 2])
-    with pytest.raises(DataError, match=f"{path}: unreadable image"):
-        decode_image(path)
-
-
 def test_not_an_image_and_no_file(tmp_path):
     (tmp_path / "a.png").write_bytes(b"hello")
     with pytest.raises(DataError, match=r"a\.png: not an image, or a damaged one"):

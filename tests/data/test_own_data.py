@@ -88,7 +88,7 @@ def test_pipes_sockets_and_broken_links_are_left_out_and_said(tmp_path, monkeypa
     images = load_dataset(root)
     assert len(images) == 8
     expected = (
-        "own: left out 1 pipe (cat/pipe.png), 1 socket (cat/socket.png), 5 broken links "
+        "own: left out 2 special files (cat/pipe.png, cat/socket.png), 5 broken links "
         "(dog/0 gone.png, dog/1 gone.png, dog/2 gone.png and 2 more)"
     )
     assert expected in images.notes
@@ -255,12 +255,6 @@ def test_unsuitable_columns_are_refused(tmp_path, rows, options, message):
         load_dataset(path, **options)
 
 
-def test_an_image_with_one_label_twice_is_refused(tmp_path):
-    path = write_rows(tmp_path, "file,first,second", ["0.png,a,b", "1.png,a,a"])
-    with pytest.raises(DataError, match="line 3: expected different labels of an image, got a, a"):
-        load_dataset(path, label_column="first,second")
-
-
 def test_missing_files_of_a_table_are_all_named_or_left_out(tmp_path):
     rows = [f"{i}.png,{'ab'[i % 2]}" for i in range(15)]
     path = write_rows(tmp_path, "file,label", rows)
@@ -307,7 +301,7 @@ def test_images_on_disk_leave_out_damaged_ones(tmp_path):
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ("(", "group_pattern: expected a regular expression, got '\\('"),
+        ("(", r"group_pattern: expected a regular expression .*, got '\(' \(missing \)"),
         ("cat", "a regular expression with a group in parentheses, got 'cat'"),
         (r"cat/(\d)", r"expected 'cat/.*' to match every path, got 'dog/0.png'"),
     ],

@@ -198,7 +198,7 @@ def test_prediction_refuses_in_one_sentence(tmp_path):
         (tmp_path / "none.csv", "No such file"),
         (SETS[0, :5], "expected 6 points in 2 dimensions, got 5 points in 2 dimensions each"),
         (3, "expected a file, an array or a tensor, got int"),
-        (tmp_path / "photo.png", "photo.png: cannot be read as an .npz of plain arrays"),
+        (tmp_path / "photo.png", "photo.png: truncated, it ends before its data does"),
     ):
         with pytest.raises(DataError, match=message):
             preprocess(points)

@@ -27,6 +27,6 @@ def test_missing_and_damaged_files_are_reported(tmp_path, register):
     register(Mirror("http://127.0.0.1:9/"))
     (tmp_path / "big.gz").write_bytes(gzip.compress(CONTENT["big"], 1, mtime=0)[:500])
     truncated, missing = verify("toy", tmp_path, tmp_path / "none")
-    reason = "truncated gzip file, it ends before its data does"
+    reason = "truncated, it ends before its data does"
     assert truncated == (str(tmp_path / "big.gz"), False, reason)
     assert missing == (str(tmp_path / "small"), False, "missing")

@@ -9,7 +9,7 @@ import torch
 
 import torchcaps as tc
 from data.makers import picture
-from torchcaps.data import files, load_dataset
+from torchcaps.data import entries, files, load_dataset
 from torchcaps.errors import DataError, RunError
 from torchcaps.training import Interrupted, TrainConfig, train
 
@@ -71,7 +71,7 @@ def test_a_run_is_resumed_with_another_number_of_workers(folder, expected, tmp_p
 
 
 def test_a_run_remembers_that_its_images_stay_on_disk(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "MAX_DECODED_BYTES", 1)
+    monkeypatch.setattr(entries, "MAX_DECODED_BYTES", 1)
     watch = Watch()
     with pytest.raises(Interrupted):
         train(config_of(folder, storage="auto"), tmp_path / "run", callbacks=[stop_after(1), watch])
@@ -102,7 +102,7 @@ def test_a_damaged_file_ends_the_training_with_its_name(folder, tmp_path):
 def test_evaluation_decodes_a_batch_at_a_time(folder, tmp_path, monkeypatch):
     run = train(config_of(folder, epochs=1), tmp_path / "run")
     expected_evaluation = tc.evaluate(run)
-    monkeypatch.setattr(files, "MAX_DECODED_BYTES", 1)
+    monkeypatch.setattr(entries, "MAX_DECODED_BYTES", 1)
     monkeypatch.setattr(files, "default_workers", lambda: 0)
     monkeypatch.setattr(tc.tasks.Task, "eval_batch_size", 3)
     sizes = []
@@ -119,7 +119,7 @@ def test_evaluation_decodes_a_batch_at_a_time(folder, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_report_is_made_of_images_on_disk(folder, tmp_path, monkeypatch):
     run = train(config_of(folder, epochs=1), tmp_path / "run")
-    monkeypatch.setattr(files, "MAX_DECODED_BYTES", 1)
+    monkeypatch.setattr(entries, "MAX_DECODED_BYTES", 1)
     assert "8 test images" in tc.report(run).read_text()
 
 

@@ -122,7 +122,7 @@ def _split_paths(paths: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
 
     The first path is an input by its name, or as the only one, a folder that is no run folder.
     """
-    from torchcaps.data.folder import ARCHIVES
+    from torchcaps.data.archives import ARCHIVES
     from torchcaps.data.images import SUFFIXES
 
     if not paths:

@@ -17,6 +17,7 @@ from torchcaps.data._registry import (
     register_directory_format,
     register_format,
 )
+from torchcaps.data.archives import read_tar
 from torchcaps.data.arrays import read_arrays
 from torchcaps.data.augment import Transforms, refuse_augmentations, register_augmentation
 from torchcaps.data.augment.affine import affine
@@ -26,12 +27,10 @@ from torchcaps.data.augment.erase import random_erasing
 from torchcaps.data.augment.flip import random_horizontal_flip
 from torchcaps.data.augment.morphology import random_morphology
 from torchcaps.data.augment.shift import shift
-from torchcaps.data.budget import MemoryBudget
-from torchcaps.data.classes import match_classes, multi_hot
+from torchcaps.data.classes import LabelTree, label_tree, match_classes, multi_hot
 from torchcaps.data.dataset import Dataset, Maker, few_labels, stratified_split
-from torchcaps.data.entries import LabelTree, label_tree
 from torchcaps.data.files import DiskDataset
-from torchcaps.data.folder import read_folder, read_tar
+from torchcaps.data.folder import read_folder
 from torchcaps.data.folds import stratified_folds
 from torchcaps.data.idx import read_idx
 from torchcaps.data.images import decode_image
@@ -54,7 +53,6 @@ from torchcaps.data.sources import (
     Archive,
     FileCheck,
     Mirror,
-    NpmPackage,
     Rendering,
     fetch_dataset,
     verify_dataset,
@@ -72,9 +70,7 @@ __all__ = [
     "FileCheck",
     "LabelTree",
     "Maker",
-    "MemoryBudget",
     "Mirror",
-    "NpmPackage",
     "PairMaker",
     "Preprocess",
     "ReadOptions",

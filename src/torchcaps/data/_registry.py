@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace as with_changes
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-from torchcaps.data.budget import MemoryBudget
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.pixels import Size
 from torchcaps.registry import Registry
@@ -103,7 +102,8 @@ class ReadRequest:
         split: "train", "test", or "val" for the official validation split.
         img_size: (height, width), or one side of a square; None keeps the images' size.
         in_chans: 1 or 3; None keeps the images' channels.
-        budget: memory that the set may take. Use a new request for every set.
+        max_bytes: memory that decoded image files may take; None for 256 MiB, or 32 times their
+            size on disk where that is more.
         storage: whether image files are decoded at once and kept in "memory", or stay on "disk"
             until they are needed; "auto" chooses by their size. A reader of other data may ignore
             it.
@@ -117,7 +117,7 @@ class ReadRequest:
     split: str
     img_size: Size = None
     in_chans: int | None = None
-    budget: MemoryBudget = field(default_factory=MemoryBudget)
+    max_bytes: int | None = None
     storage: Storage = "memory"
     workers: int | None = None
     options: ReadOptions = field(default_factory=ReadOptions)

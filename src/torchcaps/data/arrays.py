@@ -1,10 +1,8 @@
 """Arrays saved by numpy: an `.npz` of images and labels, or an `.npy` of each."""
 
-import io
 import zipfile
-from collections.abc import Callable, Container, Iterator
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +10,10 @@ import torch
 from torch import Tensor
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
-from torchcaps.data.budget import MemoryBudget, open_reader, read_bytes, read_errors
 from torchcaps.data.dataset import Dataset, check_count, check_labels, default_split, numbered
 from torchcaps.data.images import natural_key
 from torchcaps.data.pixels import array_images
+from torchcaps.data.reading import check_memory, open_file
 from torchcaps.errors import DataError, MissingSplitError
 
 # Names of images and labels, of one split or of a file without splits.
@@ -26,8 +24,6 @@ ARRAY_NAMES = (
     ("x", "y"),
 )
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-
-ArrayReader = Callable[[], np.ndarray]
 
 
 def read_arrays(path: str | Path, request: ReadRequest) -> Dataset:
@@ -56,33 +52,24 @@ def read_arrays(path: str | Path, request: ReadRequest) -> Dataset:
         MissingSplitError: there are no arrays of the split "val".
     """
     path = Path(path)
-    is_npz = path.suffix.lower() == ".npz"
-    kind = "an .npz of plain arrays" if is_npz else "an .npy of a plain array"
-    open_arrays = npz_arrays if is_npz else _npy_arrays
-    with ExitStack() as files, read_errors(path, f"cannot be read as {kind}"):
-        readers = dict(open_arrays(path, files, request.budget))
-        names = _array_names(readers, request.split)
+    with open_arrays(path) as arrays:
+        names = _array_names(arrays, request.split)
         has_no_splits = names in ARRAY_NAMES
         if request.split == "val" and (names is None or has_no_splits):
             raise MissingSplitError(f"{path}: no images and labels of the 'val' split in it")
+        training_names = _array_names(arrays, "train")
         if names is None:
             problem = (
                 "expected the arrays images and labels, or x_train, y_train, x_test and y_test,"
             )
-            if _array_names(readers, "train") or _array_names(readers, "test"):
+            if training_names or _array_names(arrays, "test"):
                 problem = f"expected images and labels of the {request.split!r} split,"
-            raise DataError(f"{path}: {problem} got {', '.join(readers) or 'none'}")
-        images = readers[names[0]]()
-        labels = readers[names[1]]()
+            raise DataError(f"{path}: {problem} got {', '.join(arrays) or 'none'}")
+        images, labels = arrays[names[0]], arrays[names[1]]
         if labels.shape[:1] != images.shape[:1]:
             raise DataError(f"{path}: labels {list(labels.shape)} for images {list(images.shape)}")
-
-        training_names = _array_names(readers, "train")
-        training_labels = labels
-        if training_names not in (None, names):
-            training_labels = readers[training_names[1]]()
-        class_names = readers["classes"]() if "classes" in readers else None
-        indices, classes = _index_labels(path, labels, training_labels, class_names)
+        training_labels = arrays[training_names[1]] if training_names else labels
+        indices, classes = _index_labels(path, labels, training_labels, arrays.get("classes"))
         pixels = array_images(str(path), images)
     if has_no_splits and request.classes is None:
         in_split = default_split(str(path), indices, request.split)
@@ -101,45 +88,36 @@ register_format(
 
 def _array_names(arrays: Container[str], split: str) -> tuple[str, str] | None:
     """Names of the images and labels of a split, or of all; None where they are not there."""
-    for images, labels in ARRAY_NAMES:
-        names = images.format(split=split), labels.format(split=split)
-        if names[0] in arrays and names[1] in arrays:
-            return names
+    for pair in ARRAY_NAMES:
+        images, labels = (name.format(split=split) for name in pair)
+        if images in arrays and labels in arrays:
+            return images, labels
     return None
 
 
-def npz_arrays(
-    path: Path, files: ExitStack, budget: MemoryBudget
-) -> Iterator[tuple[str, ArrayReader]]:
-    """The arrays of an `.npz` by name, each read when called; the file is closed with `files`."""
-    problem = "cannot be read as an .npz of plain arrays"
-    reader = files.enter_context(open_reader(path, budget, problem))
-    archive = files.enter_context(zipfile.ZipFile(reader.file))
-
-    def read(member: zipfile.ZipInfo) -> np.ndarray:
-        # numpy writes no other method, and some grow without a bound.
-        if member.compress_type not in METHODS:
-            raise ValueError(f"{member.filename}: compressed by a method that is not read here")
-        reader.reserve(member.file_size)
-        with archive.open(member) as stream:
-            return np.lib.format.read_array(stream)
-
-    for member in archive.infolist():
-        yield member.filename.removesuffix(".npy"), partial(read, member)
-
-
-def _npy_arrays(
-    path: Path, _files: ExitStack, budget: MemoryBudget
-) -> Iterator[tuple[str, ArrayReader]]:
-    def read(file: Path) -> np.ndarray:
-        return np.lib.format.read_array(io.BytesIO(read_bytes(file, budget)))
-
-    for kind, file in (("images", path), ("labels", path.with_name(f"{path.stem}_labels.npy"))):
-        if not file.exists():
+@contextmanager
+def open_arrays(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
+    """The arrays of an `.npz`, each read when it is asked for, or of an `.npy` and its labels."""
+    is_npz = path.suffix.lower() != ".npy"
+    problem = f"cannot be read as an {'.npz' if is_npz else '.npy'} of plain arrays"
+    with open_file(path, problem) as file:
+        if is_npz:
+            with np.load(file) as arrays:
+                members = arrays.zip.infolist()
+                # numpy writes no other method, and some grow without a bound.
+                if any(member.compress_type not in METHODS for member in members):
+                    raise ValueError("compressed by a method that is not read here")
+                check_memory(path, sum(member.file_size for member in members))
+                yield arrays
+            return
+        labels = path.with_name(f"{path.stem}_labels.npy")
+        if not labels.exists():
             raise DataError(
-                f"{path}: expected its {kind} in {file.name} beside it, which is not there"
+                f"{path}: expected its labels in {labels.name} beside it, which is not there"
             )
-        yield kind, partial(read, file)
+        images = np.load(file)
+        with open_file(labels, problem) as labels_file:
+            yield {"images": images, "labels": np.load(labels_file)}
 
 
 def _index_labels(
@@ -149,35 +127,26 @@ def _index_labels(
     names: np.ndarray | None,
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Labels `[n]` as indices of the classes, and the names of the classes."""
-    labels = _flatten_labels(path, labels)
-    training_labels = _flatten_labels(path, training_labels)
+    if labels.shape[1:] not in ((), (1,)) or labels.dtype.kind not in "iuU":
+        raise DataError(
+            f"{path}: expected labels [n] of integers or names, "
+            f"got {list(labels.shape)} of {labels.dtype}"
+        )
     if names is not None:
-        check_count(str(path), names.size)
         classes = tuple(map(str, names.flat))
     elif labels.dtype.kind == "U":
         classes = tuple(sorted(np.unique(training_labels).tolist(), key=natural_key))
     else:
         classes = numbered(str(path), int(training_labels.max(initial=0)))
+    check_count(str(path), len(classes))
     if labels.dtype.kind == "U":
         class_index = {name: index for index, name in enumerate(classes)}
-        for name in labels.tolist():
-            if name not in class_index:
-                raise DataError(
-                    f"{path}: label {name!r} is not among the classes {', '.join(classes)}"
-                )
-        labels = np.array([class_index[name] for name in labels.tolist()])
-    indices = torch.from_numpy(labels.astype(np.int64))
+        unknown = [name for name in labels.flat if name not in class_index]
+        if unknown:
+            raise DataError(
+                f"{path}: label {str(unknown[0])!r} is not among the classes {', '.join(classes)}"
+            )
+        labels = np.array([class_index[name] for name in labels.flat])
+    indices = torch.from_numpy(labels.reshape(-1).astype(np.int64))
     check_labels(str(path), indices, classes)
     return indices, classes
-
-
-def _flatten_labels(path: Path, labels: np.ndarray) -> np.ndarray:
-    flat = labels
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        flat = labels[:, 0]
-    if flat.ndim != 1 or flat.dtype.kind not in "iuU":
-        raise DataError(
-            f"{path}: expected labels [n] of integers or names, "
-            f"got {list(labels.shape)} of {labels.dtype}"
-        )
-    return flat

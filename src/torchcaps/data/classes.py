@@ -1,7 +1,13 @@
-"""Classes of a set: 0 or 1 for each, and matched with those of a model by name."""
+"""Classes of a set: 0 or 1 for each, matched with those of a model by name, and their label tree.
+
+Classes whose names are paths from coarse to fine, such as `clothing/tops/shirt`, form a label tree.
+A set carries its tree in the names of its classes. So do its subsets, its splits, and the models
+trained on it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +16,8 @@ from torch import Tensor
 
 from torchcaps.data.dataset import Dataset
 from torchcaps.errors import DataError
+
+SEPARATOR = "/"  # between the levels of a label tree in the name of a class
 
 
 def multi_hot(
@@ -85,3 +93,56 @@ def unknown_classes(name: str, unknown: Sequence[str], classes: Sequence[str]) -
         f"{name}: there are images of {', '.join(unknown)}, which the model does not know; its "
         f"{len(classes)} classes are {', '.join(classes)}"
     )
+
+
+class LabelTree(NamedTuple):
+    """The levels of a label tree, two or more.
+
+    Attributes:
+        levels: the paths of the classes of each level, coarse to fine. The last level has the
+            classes of the set.
+        parents: of each level but the first, the indices of its classes' parents in the level
+            above.
+    """
+
+    levels: tuple[tuple[str, ...], ...]
+    parents: tuple[tuple[int, ...], ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of classes of each level."""
+        return tuple(map(len, self.levels))
+
+    @property
+    def ancestors(self) -> list[list[int]]:
+        """The index of each class in every level, coarse to fine: `[classes][levels]`."""
+        paths = []
+        for index in range(self.sizes[-1]):
+            path = [index]
+            for parents in reversed(self.parents):
+                path.insert(0, parents[path[0]])
+            paths.append(path)
+        return paths
+
+
+def label_tree(classes: Sequence[str]) -> LabelTree | None:
+    """The tree in the names of classes, such as "clothing/tops/shirt".
+
+    Args:
+        classes: names of the classes.
+
+    Returns:
+        The tree; None unless all names are paths of one depth of at least 2.
+    """
+    depths = {name.count(SEPARATOR) for name in classes}
+    if len(depths) != 1 or depths == {0}:
+        return None
+    levels = [tuple(classes)]
+    parents: list[tuple[int, ...]] = []
+    for _ in range(depths.pop()):
+        parent_names = [name.rpartition(SEPARATOR)[0] for name in levels[0]]
+        level = tuple(dict.fromkeys(parent_names))
+        index = dict(zip(level, range(len(level)), strict=True))
+        levels.insert(0, level)
+        parents.insert(0, tuple(map(index.__getitem__, parent_names)))
+    return LabelTree(tuple(levels), tuple(parents))

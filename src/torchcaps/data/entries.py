@@ -1,35 +1,33 @@
-"""Image files with a class each, before they are decoded: shared by folders, archives and tables.
+"""Image files with their classes, splits and groups: listed by readers, decoded here.
 
-Classes whose names are paths from coarse to fine, such as `clothing/tops/shirt`, form a label tree.
-A set carries its tree in the names of its classes. So do its subsets, its splits, and the models
-trained on it.
+A reader of folders, tables, archives or shards lists its files as `Entry`; `read_entries` makes a
+`Dataset` of them, or a `DiskDataset`.
 """
 
-import csv
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from torchcaps.data._registry import ReadRequest
-from torchcaps.data.budget import MemoryBudget, open_reader
-from torchcaps.data.classes import multi_hot, unknown_classes
-from torchcaps.data.dataset import Dataset, default_split, first_labels
-from torchcaps.data.files import image_files, stays_on_disk
+from torchcaps.data.classes import SEPARATOR, unknown_classes
+from torchcaps.data.dataset import Dataset, default_split
+from torchcaps.data.files import DiskDataset, EncodedImages
 from torchcaps.data.images import ImageSource, decode_image, is_gray, natural_key
 from torchcaps.data.notes import damage_notes
-from torchcaps.data.pixels import to_channels
+from torchcaps.data.reading import FLOOR, RATIO
 from torchcaps.errors import ArgumentError, DamagedImageError, DataError, MissingSplitError
 from torchcaps.words import counted
 
-SEPARATOR = "/"  # between the levels of a label tree in the name of a class
 GROUP = "object"  # the target of groups that have no name of their own
+MAX_DECODED_BYTES = 1 << 30  # of images that are kept in memory by default
+MEMORY_SHARE = 4  # and at most the 4th part of what the machine has
 SPLIT_NAMES = {
     "train": "train",
     "val": "val",
@@ -43,46 +41,17 @@ class Entry(NamedTuple):
     """An image file to read.
 
     Attributes:
-        file: a path, or a name in an archive.
-        label: name of its class.
+        file: a path, or the location of a file in an archive.
+        labels: names of its classes, one or more.
         split: "train", "val" or "test"; None where the files state no split.
         group: name of the object that the image shows, such as a track of frames; None where the
             images are independent.
-        more_labels: further classes of an image of several.
     """
 
     file: str
-    label: str
+    labels: tuple[str, ...]
     split: str | None = None
     group: str | None = None
-    more_labels: tuple[str, ...] = ()
-
-
-def plain_or_packed(folder: Path, pattern: str) -> Path | None:
-    """The first file in a folder that matches a `glob` pattern, or the pattern and `.gz`."""
-    for suffix in ("", ".gz"):
-        for file in sorted(folder.glob(pattern + suffix)):
-            return file
-    return None
-
-
-@contextmanager
-def csv_rows(
-    path: Path,
-    budget: MemoryBudget | None = None,
-    delimiter: str = ",",
-    problem: str = "cannot be read as a CSV",
-) -> Iterator["csv.DictReader[str]"]:
-    """Open a table in UTF-8 with a header.
-
-    Args:
-        path: the file.
-        budget: memory of the set that it is read for.
-        delimiter: character between two columns.
-        problem: what an error inside the block says about the file.
-    """
-    with open_reader(path, budget, problem) as reader:
-        yield csv.DictReader(reader.lines(), delimiter=delimiter)
 
 
 def row_split(source: str, row: Mapping[str, str | None]) -> str | None:
@@ -110,16 +79,15 @@ def group_finder(pattern: str | None) -> Callable[[str], str | None]:
     """
     if pattern is None:
         return lambda _path: None
+    problem = ""
     try:
         regex = re.compile(pattern)
     except re.error as error:
-        raise ArgumentError(
-            "group_pattern", f"expected a regular expression, got {pattern!r} ({error})"
-        ) from None
-    if not regex.groups:
+        problem = f" ({error})"
+    if problem or not regex.groups:
         raise ArgumentError(
             "group_pattern",
-            f"expected a regular expression with a group in parentheses, got {pattern!r}",
+            f"expected a regular expression with a group in parentheses, got {pattern!r}{problem}",
         )
 
     def find_group(path: str) -> str:
@@ -156,10 +124,10 @@ def in_split(
     """
     split = request.split
     indices: list[int] = []
-    if request.classes is not None and not any(splits):
-        return [*range(len(labels))]
     if any(splits):
         indices = [index for index, image_split in enumerate(splits) if image_split == split]
+    elif request.classes is not None:
+        indices = [*range(len(labels))]
     elif split != "val":
         indices = default_split(name, labels, split, groups).tolist()
     if not indices:
@@ -167,266 +135,217 @@ def in_split(
     return indices
 
 
-@dataclass(frozen=True, eq=False)
-class Listing:
-    """The image files of one split and what is known of each, before they are decoded.
-
-    Attributes:
-        name: name of the set.
-        files: paths, or names in an archive, in the order of the images of the set.
-        targets: what is known of each image: "label", or "labels" of images of several classes;
-            and its group by the name of the column.
-        classes: names of the classes.
-        all_files: the files of all splits, in the order in which they are best read. A color image
-            among them makes the whole set color.
-        groups: `[n]` integers, equal for images of one thing; see `Dataset`.
-        notes: sentences about what was read and what was left out.
-        prefix: text before a file in errors.
-    """
-
-    name: str
-    files: tuple[str, ...]
-    targets: Mapping[str, Tensor]
-    classes: tuple[str, ...]
-    all_files: tuple[str, ...]
-    groups: Int64[Tensor, " n"] | None
-    notes: tuple[str, ...]
-    prefix: str
-
-
-def list_entries(
-    name: str,
-    entries: Sequence[Entry],
-    request: ReadRequest,
-    prefix: str = "",
-    notes: tuple[str, ...] = (),
-) -> Listing:
-    """The images of one split, in the order of their classes and files.
-
-    Args:
-        name: name of the set.
-        entries: its files, in the order in which they are best read.
-        request: which split.
-        prefix: text before a file in errors.
-        notes: sentences on files that are not among the entries.
-
-    Raises:
-        DataError: a class less than two, or a test class without training images.
-    """
-    ordered = sorted(entries, key=lambda e: (natural_key(e.label), natural_key(e.file)))
-    classes = request.classes or _training_classes(name, ordered)
-    labels = _index_labels(name, ordered, classes, is_known=bool(request.classes))
-
-    groups = None if ordered[0].group is None else _number_groups(ordered)
-    splits = [entry.split for entry in ordered]
-    indices = in_split(name, splits, first_labels(labels), request, groups)
-
-    part = f"{len(indices):,} of them in the {request.split} split"
-    if request.classes is not None and not any(splits):
-        part = "all of them measured, because it is not divided into train and test"
-    num_classes = int(multi_hot(labels, len(classes)).any(dim=0).sum())
-    size = f"{counted(len(ordered), 'image')} of {num_classes:,} class{'es' * (num_classes > 1)}"
-    summary = [f"{name}: {size}, {part}"]
-    targets = {"label" if labels.dim() == 1 else "labels": labels[indices]}
-    if groups is not None:
-        group_name = request.options.group_column or GROUP
-        num_groups = counted(len(groups.unique()), "group")
-        summary.append(f"{name}: {num_groups} by {group_name!r}, each on one side of a split")
-        groups = groups[indices]
-        targets[group_name] = groups
-    return Listing(
-        name,
-        tuple(ordered[index].file for index in indices),
-        targets,
-        classes,
-        tuple(dict.fromkeys(entry.file for entry in entries)),
-        groups,
-        (*summary, *notes),
-        prefix,
-    )
-
-
-def _training_classes(name: str, entries: Iterable[Entry]) -> tuple[str, ...]:
-    """The classes of the training images, in natural order. Raises DataError for fewer than two."""
-    labels = []
-    for entry in entries:
-        if entry.split in (None, "train"):
-            labels += [entry.label, *entry.more_labels]
-    classes = tuple(sorted(dict.fromkeys(labels), key=natural_key))
-    if len(classes) < 2:
-        raise DataError(
-            f"{name}: expected at least two classes to train on, got {', '.join(classes) or 'none'}"
-        )
-    return classes
-
-
-def _index_labels(
-    name: str, entries: Sequence[Entry], classes: Sequence[str], is_known: bool
-) -> Shaped[Tensor, " n *classes"]:
-    """The classes of all entries as indices `[n]`; 0 or 1 `[n, classes]` where some have several.
-
-    Args:
-        name: name of the set, for errors.
-        entries: the image files.
-        classes: names of the classes.
-        is_known: whether they are those of a model.
-    """
-    class_index = dict(zip(classes, range(len(classes)), strict=True))
-    rows = []
-    for entry in entries:
-        row = []
-        for label in (entry.label, *entry.more_labels):
-            if label not in class_index and is_known:
-                raise unknown_classes(name, [label], classes)
-            if label not in class_index:
-                raise DataError(
-                    f"{name}: {entry.split} class {label!r} is not among the training classes"
-                )
-            row.append(class_index[label])
-        rows.append(row)
-    if max(map(len, rows)) == 1:
-        return torch.tensor(rows)[:, 0]
-    labels = torch.zeros(len(rows), len(classes), dtype=torch.uint8)
-    for image, row in enumerate(rows):
-        labels[image, row] = 1
-    return labels
-
-
-def _number_groups(entries: Sequence[Entry]) -> Int64[Tensor, " n"]:
-    """The group of each entry as a number, by the order in which they come."""
-    names = dict.fromkeys(entry.group for entry in entries)
-    numbers = dict(zip(names, range(len(names)), strict=True))
-    return torch.tensor([numbers[entry.group] for entry in entries])
-
-
 def read_entries(
     name: str,
     entries: Sequence[Entry],
     request: ReadRequest,
     open_image: Callable[[str], ImageSource] = str,
-    prefix: str = "",
     notes: tuple[str, ...] = (),
-    can_seek: bool = True,
+    can_stay: bool = True,
 ) -> Dataset:
-    """Read the images of one split, or leave them on disk; see `files.stays_on_disk`.
+    """Read the images of one split, in the order of their classes and files.
 
     Args:
         name: name of the set.
-        entries: its files, in the order in which they are best read.
-        request: which split, at which size.
-        open_image: the image of an entry's file; by default the file is a path.
-        prefix: text before a file in errors.
+        entries: its files, of all splits.
+        request: which split, at which size, in memory or on disk.
+        open_image: the image of an entry's file; by default the file is a path. For images on disk
+            a function that can be pickled.
         notes: sentences on files that are not among the entries.
-        can_seek: whether `open_image` opens files in any order, also later and in other processes.
+        can_stay: whether images can stay on disk.
 
     Raises:
         DamagedImageError: files that cannot be read, of any split, unless they are left out.
-        DataError: a class less than two, a test class without training images, or mixed sizes.
+        DataError: a class less than two, a test class without training images, mixed sizes, or
+            images that do not fit into memory.
     """
-    listing = list_entries(name, entries, request, prefix, notes)
-    if can_seek and stays_on_disk(listing, request, open_image):
-        if request.options.skip_damaged:
-            problems = find_damaged(listing.all_files, open_image, prefix)
-            listing = _without_damaged(listing, problems, skip_damaged=True)
-        return image_files(listing, request, open_image)
-    listing, decoded, channels = _decode_all(listing, request, open_image)
-    check_sizes(name, decoded)
-    images = [to_channels(decoded[file].unsqueeze(0), channels) for file in listing.files]
-    return Dataset(
-        torch.cat(images),
-        listing.targets,
-        listing.classes,
-        name,
-        listing.groups,
-        listing.notes,
-        listing.files,
+    entries = sorted(entries, key=lambda e: (natural_key(e.labels[0]), natural_key(e.file)))
+    classes = request.classes or _training_classes(name, entries)
+    rows = _index_labels(name, entries, classes, request)
+    first_labels = torch.tensor([row[0] for row in rows])
+    targets = {"label": first_labels}
+    if max(map(len, rows)) > 1:
+        targets = {"labels": torch.zeros(len(rows), len(classes), dtype=torch.uint8)}
+        for index, row in enumerate(rows):
+            targets["labels"][index, row] = 1
+    groups = None
+    if entries[0].group is not None:
+        numbers: dict[str | None, int] = {}
+        groups = torch.tensor([numbers.setdefault(e.group, len(numbers)) for e in entries])
+        targets[request.options.group_column or GROUP] = groups
+    indices = in_split(name, [e.split for e in entries], first_labels, request, groups)
+    notes = (*_summary(name, entries, [*targets][1:], groups, len(indices), request), *notes)
+
+    files = [*dict.fromkeys(entry.file for entry in entries)]
+    readable = files
+    if request.options.skip_damaged:
+        problems = find_damaged(files, open_image)
+        notes = (*notes, *damage_notes(name, problems, len(files), skip_damaged=True))
+        readable = [file for file in files if file not in problems]
+        indices = [index for index in indices if entries[index].file not in problems]
+        if not indices:
+            raise DamagedImageError(f"{name}: none of its images can be read")
+    split_files = tuple(entries[index].file for index in indices)
+    try:
+        images = DiskDataset(
+            _encode_images(split_files, readable, request, open_image),
+            {target: rows[indices] for target, rows in targets.items()},
+            classes,
+            name,
+            None if groups is None else groups[indices],
+            notes,
+            split_files,
+            workers=request.workers,
+        )
+        return _placed(images, request, can_stay)
+    except DamagedImageError:  # all are named at once, those of other splits too
+        damage_notes(name, find_damaged(files, open_image), len(files), skip_damaged=False)
+        raise
+
+
+def _training_classes(name: str, entries: Iterable[Entry]) -> tuple[str, ...]:
+    """The classes of the training images, in natural order. Raises DataError for fewer than two."""
+    labels: set[str] = set()
+    for entry in entries:
+        if entry.split in (None, "train"):
+            labels.update(entry.labels)
+    if len(labels) < 2:
+        raise DataError(
+            f"{name}: expected at least two classes to train on, got {', '.join(labels) or 'none'}"
+        )
+    return tuple(sorted(labels, key=natural_key))
+
+
+def _index_labels(
+    name: str, entries: Sequence[Entry], classes: Sequence[str], request: ReadRequest
+) -> list[list[int]]:
+    """The classes of each entry as indices."""
+    class_index = {label: index for index, label in enumerate(classes)}
+    rows = []
+    for entry in entries:
+        for label in entry.labels:
+            if label not in class_index:
+                if request.classes:
+                    raise unknown_classes(name, [label], classes)
+                raise DataError(
+                    f"{name}: {entry.split} class {label!r} is not among the training classes"
+                )
+        rows.append([class_index[label] for label in entry.labels])
+    return rows
+
+
+def _summary(
+    name: str,
+    entries: Sequence[Entry],
+    group_names: Sequence[str],
+    groups: Tensor | None,
+    num_images: int,
+    request: ReadRequest,
+) -> list[str]:
+    """Sentences on the number of images, classes and groups."""
+    num_classes = len({label for entry in entries for label in entry.labels})
+    part = f"{num_images:,} of them in the {request.split} split"
+    if request.classes is not None and not any(entry.split for entry in entries):
+        part = "all of them measured, because it is not divided into train and test"
+    size = f"{counted(len(entries), 'image')} of {num_classes:,} class{'es' * (num_classes > 1)}"
+    notes = [f"{name}: {size}, {part}"]
+    if groups is not None:
+        num_groups = counted(int(groups.max()) + 1, "group")
+        notes.append(f"{name}: {num_groups} by {group_names[0]!r}, each on one side of a split")
+    return notes
+
+
+def _encode_images(
+    files: Sequence[str],
+    all_files: Sequence[str],
+    request: ReadRequest,
+    open_image: Callable[[str], ImageSource],
+) -> EncodedImages:
+    """Images of a split as they lie in files; one color image of any split makes all color."""
+    in_chans = request.in_chans
+    if in_chans is None:
+        in_chans = 1 if all(is_gray(open_image(file), file) for file in all_files) else 3
+    first = decode_image(open_image(files[0]), request.img_size, in_chans, name=files[0])
+    return EncodedImages(
+        np.array([os.fsencode(file) for file in files]),
+        in_chans,
+        (first.shape[1], first.shape[2]),
+        is_resized=request.img_size is not None,
+        open_image=open_image,
     )
 
 
-def _decode_all(
-    listing: Listing, request: ReadRequest, open_image: Callable[[str], ImageSource]
-) -> tuple[Listing, dict[str, Tensor], int]:
-    """The listing without damaged files, its images by file, and the channels of both splits."""
-    decoded = dict.fromkeys(listing.files, torch.empty(0))
-    problems: dict[str, str] = {}
-    channels = request.in_chans or 1
-    for file in listing.all_files:
-        # One color image decides the channels of all splits: until one is found, every header
-        # counts.
-        is_undecided = request.in_chans is None and channels == 1
-        if not is_undecided and file not in decoded:
-            continue
-        image, image_name = open_image(file), f"{listing.prefix}{file}"
-        try:
-            if is_undecided and not is_gray(image, image_name):
-                channels = 3
-            if file in decoded:
-                decoded[file] = decode_image(
-                    image,
-                    request.img_size,
-                    request.in_chans,
-                    name=image_name,
-                    budget=request.budget,
-                )
-        except DamagedImageError as error:
-            problems[file] = str(error)
-            decoded.pop(file, None)
-    skip_damaged = request.options.skip_damaged
-    if problems and not skip_damaged:  # all are named at once, those of other splits too
-        unread = [file for file in listing.all_files if file not in decoded | problems]
-        problems |= find_damaged(unread, open_image, listing.prefix)
-    return _without_damaged(listing, problems, skip_damaged), decoded, channels
+def _placed(images: DiskDataset, request: ReadRequest, can_stay: bool) -> Dataset:
+    """The images on disk, or decoded into memory, as is requested or by their size."""
+    num_bytes = images.inputs.shape.numel()
+    stays = request.storage == "disk"
+    if request.storage == "auto":
+        stays = num_bytes > (request.max_bytes or _default_memory())
+    if stays and can_stay:
+        note = (
+            f"{images.name}: {len(images):,} images stay on disk and are decoded when they are "
+            f"needed; in memory (--storage memory) they would take {num_bytes / 1e6:,.0f} MB"
+        )
+        return replace(images, files=(), notes=(*images.notes, note))
+    check_fits(images.name, num_bytes, images.files, request)
+    columns = {field.name: getattr(images, field.name) for field in fields(Dataset)}
+    return Dataset(**columns | {"inputs": images.inputs.decode()})
+
+
+def _default_memory() -> int:
+    """Bytes of decoded images that are kept in memory unless a run says otherwise."""
+    if not hasattr(os, "sysconf"):
+        return MAX_DECODED_BYTES
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(MAX_DECODED_BYTES, machine // MEMORY_SHARE)
+
+
+def check_fits(name: str, num_bytes: int, files: Iterable[str], request: ReadRequest) -> None:
+    """Check the memory that decoded images take together.
+
+    Args:
+        name: of the set, for errors.
+        num_bytes: that they take.
+        files: paths, or locations of files in archives, which end with a size.
+        request: may have a limit.
+
+    Raises:
+        DataError: it is more than `max_bytes`, or far more than the files have.
+    """
+    if num_bytes > (request.max_bytes or FLOOR):
+        sizes = (_stored_bytes(file) for file in files)
+        if request.max_bytes or num_bytes > RATIO * sum(sizes):
+            raise DataError(
+                f"{name}: its images ask for {num_bytes / 2**20:,.0f} MiB of memory, more than "
+                f"{RATIO} times their size on disk, or than max_bytes; give max_bytes (--max-bytes "
+                "in training) to allow more, or leave them on disk (--storage disk)"
+            )
+
+
+def _stored_bytes(file: str) -> int:
+    is_file = os.path.exists(file)
+    return os.path.getsize(file) if is_file else int(file.rpartition("+")[2])
 
 
 def find_damaged(
-    files: Iterable[str], open_image: Callable[[str], ImageSource] = str, prefix: str = ""
+    files: Iterable[str], open_image: Callable[[str], ImageSource] = str
 ) -> dict[str, str]:
     """Decode image files and keep none of them.
 
     Args:
         files: their names.
         open_image: the image of a file.
-        prefix: text before a file in errors.
 
     Returns:
         What is wrong with those that cannot be decoded, by file.
     """
-
-    def find_problem(file: str) -> str:
+    problems = {}
+    for file in files:
         try:
-            decode_image(open_image(file), name=f"{prefix}{file}")
+            decode_image(open_image(file), name=file)
         except DamagedImageError as error:
-            return str(error)
-        return ""
-
-    return {file: problem for file in files if (problem := find_problem(file))}
-
-
-def _without_damaged(listing: Listing, problems: dict[str, str], skip_damaged: bool) -> Listing:
-    """The listing without files that cannot be read.
-
-    Args:
-        listing: the images of a split.
-        problems: by file, what is wrong with it.
-        skip_damaged: whether such files are left out.
-
-    Raises:
-        DamagedImageError: there are some, and they are not left out.
-    """
-    notes = damage_notes(listing.name, problems, len(listing.all_files), skip_damaged)
-    if not problems:
-        return listing
-    kept = [index for index, file in enumerate(listing.files) if file not in problems]
-    if not kept:
-        raise DamagedImageError(f"{listing.name}: none of its images can be read")
-    return replace(
-        listing,
-        files=tuple(listing.files[index] for index in kept),
-        targets={name: rows[kept] for name, rows in listing.targets.items()},
-        all_files=tuple(file for file in listing.all_files if file not in problems),
-        groups=None if listing.groups is None else listing.groups[kept],
-        notes=(*listing.notes, *notes),
-    )
+            problems[file] = str(error)
+    return problems
 
 
 def check_sizes(name: str, images: Mapping[str, Tensor]) -> None:
@@ -446,82 +365,26 @@ def check_sizes(name: str, images: Mapping[str, Tensor]) -> None:
             )
 
 
-class LabelTree(NamedTuple):
-    """The levels of a label tree, two or more.
-
-    Attributes:
-        levels: the paths of the classes of each level, coarse to fine. The last level has the
-            classes of the set.
-        parents: of each level but the first, the indices of its classes' parents in the level
-            above.
-    """
-
-    levels: tuple[tuple[str, ...], ...]
-    parents: tuple[tuple[int, ...], ...]
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Number of classes of each level."""
-        return tuple(map(len, self.levels))
-
-    @property
-    def ancestors(self) -> list[list[int]]:
-        """The index of each class in every level, coarse to fine: `[classes][levels]`."""
-        paths = []
-        for index in range(self.sizes[-1]):
-            path = [index]
-            for parents in reversed(self.parents):
-                path.insert(0, parents[path[0]])
-            paths.append(path)
-        return paths
-
-
-def label_tree(classes: Sequence[str]) -> LabelTree | None:
-    """The tree in the names of classes, such as "clothing/tops/shirt".
-
-    Args:
-        classes: names of the classes.
-
-    Returns:
-        The tree; None unless all names are paths of one depth of at least 2.
-    """
-    depths = {name.count(SEPARATOR) for name in classes}
-    if len(depths) != 1 or depths == {0}:
-        return None
-    levels = [tuple(classes)]
-    parents: list[tuple[int, ...]] = []
-    for _ in range(depths.pop()):
-        parent_names = [name.rpartition(SEPARATOR)[0] for name in levels[0]]
-        level = tuple(dict.fromkeys(parent_names))
-        index = dict(zip(level, range(len(level)), strict=True))
-        levels.insert(0, level)
-        parents.insert(0, tuple(map(index.__getitem__, parent_names)))
-    return LabelTree(tuple(levels), tuple(parents))
-
-
-def check_tree(source: object, entries: Iterable[Entry]) -> list[Entry]:
-    """Check that all labels have one depth and that each has one parent; returns the entries.
+def check_tree(source: object, entries: Sequence[Entry]) -> None:
+    """Check that all labels have one depth and that each has one parent.
 
     Raises:
         DataError: they have not; the message begins with `source`.
     """
-    checked: list[Entry] = []
     parents: dict[tuple[int, str], str] = {}
     for entry in entries:
-        checked.append(entry)
-        first = checked[0]
-        if entry.label.count(SEPARATOR) != first.label.count(SEPARATOR):
+        label, first = entry.labels[0], entries[0].labels[0]
+        if label.count(SEPARATOR) != first.count(SEPARATOR):
             raise DataError(
                 f"{source}: expected every image at one depth, "
-                f"got {first.file} in {first.label!r} and {entry.file} in {entry.label!r}"
+                f"got {entries[0].file} in {first!r} and {entry.file} in {label!r}"
             )
-        parts = entry.label.split(SEPARATOR)
-        for depth, name in enumerate(parts):
-            parent = SEPARATOR.join(parts[:depth])
+        path = label.split(SEPARATOR)
+        for depth, name in enumerate(path):
+            parent = SEPARATOR.join(path[:depth])
             first_parent = parents.setdefault((depth, name), parent)
             if first_parent != parent:
                 raise DataError(
                     f"{source}: label {name!r} has two parents, {first_parent!r} and {parent!r}; "
                     "a label needs one, so give the two different names"
                 )
-    return checked

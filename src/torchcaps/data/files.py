@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -22,20 +22,14 @@ from jaxtyping import Float, UInt8
 from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset as TorchDataset
 
-from torchcaps.data._registry import ReadRequest
 from torchcaps.data.augment.crop import center_crop
 from torchcaps.data.dataset import Dataset, select_rows
-from torchcaps.data.images import ImageSource, decode_image, is_gray, opened
+from torchcaps.data.images import ImageSource, decode_image
 from torchcaps.data.pixels import Size, size_pair, to_float
 from torchcaps.data.types import Batch
 from torchcaps.errors import DataError, check_range
 
-if TYPE_CHECKING:
-    from torchcaps.data.entries import Listing
-
 MAX_WORKERS = 8  # that a machine of many cores gets by default
-MAX_DECODED_BYTES = 1 << 30  # of images that are kept in memory by default
-MEMORY_SHARE = 4  # and at most the 4th part of what the machine has
 SAMPLED_FILES = 256  # whose contents are in a fingerprint
 SAMPLED_BYTES = 64 << 10  # of each of them
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
@@ -287,86 +281,3 @@ def _start_worker(_worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def stays_on_disk(
-    listing: Listing, request: ReadRequest, open_image: Callable[[str], ImageSource]
-) -> bool:
-    """Whether images are too many to be decoded whole into memory, or are not to be.
-
-    Args:
-        listing: of the images.
-        request: has the `storage`, the size, and the bytes that are allowed, if a number is set.
-        open_image: the image of a file.
-    """
-    if request.storage != "auto":
-        return request.storage == "disk"
-    limit = request.budget.max_bytes or _memory_limit()
-    return _decoded_bytes(listing, request, open_image) > limit
-
-
-def _memory_limit() -> int:
-    """Bytes of decoded images that are kept in memory unless a run says otherwise."""
-    if not hasattr(os, "sysconf"):
-        return MAX_DECODED_BYTES
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(MAX_DECODED_BYTES, machine // MEMORY_SHARE)
-
-
-def _decoded_bytes(
-    listing: Listing, request: ReadRequest, open_image: Callable[[str], ImageSource]
-) -> int:
-    """Bytes of all images decoded, if they are like the first; 0 where that cannot be read."""
-    file = listing.files[0]
-    try:
-        with opened(open_image(file), file) as image:
-            width, height = image.size
-            channels = request.in_chans or len(image.getbands())
-    except DataError:
-        return 0
-    if request.img_size is not None:
-        height, width = size_pair(request.img_size)
-    return len(listing.files) * min(channels, 3) * height * width
-
-
-def image_files(
-    listing: Listing, request: ReadRequest, open_image: Callable[[str], ImageSource]
-) -> DiskDataset:
-    """The images of a listing, which stay in their files.
-
-    Args:
-        listing: of the images.
-        request: their size, channels and workers. Without a size the first image gives it; without
-            channels, they are 1 when every image is gray, otherwise 3.
-        open_image: the image of a file; a function that can be pickled.
-
-    Raises:
-        DataError: an unreadable image among those that were looked at.
-    """
-    in_chans = request.in_chans
-    if in_chans is None:
-        is_all_gray = all(is_gray(open_image(file), file) for file in listing.all_files)
-        in_chans = 1 if is_all_gray else 3
-    first = decode_image(open_image(listing.files[0]), request.img_size, in_chans)
-    height, width = first.shape[1:]
-    images = EncodedImages(
-        np.array([os.fsencode(file) for file in listing.files]),
-        in_chans,
-        (height, width),
-        is_resized=request.img_size is not None,
-        open_image=open_image,
-    )
-    megabytes = images.shape.numel() / 1e6
-    note = (
-        f"{listing.name}: {len(images):,} images stay on disk and are decoded when they are "
-        f"needed; in memory (--storage memory) they would take {megabytes:,.0f} MB"
-    )
-    return DiskDataset(
-        images,
-        listing.targets,
-        listing.classes,
-        listing.name,
-        listing.groups,
-        (*listing.notes, note),
-        workers=request.workers,
-    )

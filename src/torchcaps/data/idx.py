@@ -4,6 +4,7 @@ A file holds two zero bytes, a type code (8: unsigned bytes), the number of axes
 32-bit size of each axis, and the data by rows.
 """
 
+import hashlib
 import math
 import struct
 from itertools import product
@@ -20,21 +21,19 @@ from torchcaps.data._registry import (
     register_dataset,
     register_format,
 )
-from torchcaps.data.budget import MemoryBudget, open_reader, sha256
 from torchcaps.data.dataset import Dataset, check_labels, numbered
-from torchcaps.data.entries import plain_or_packed
+from torchcaps.data.reading import open_file, plain_or_packed, read_bytes, read_rest
 from torchcaps.errors import DataError
 
-UNSIGNED_BYTE = 0x08
+MAGIC = bytes([0, 0, 8])  # of unsigned bytes; the number of axes follows
 STEMS = {"train": "train", "test": "t10k"}
 
 
-def read_idx(path: Path | str, budget: MemoryBudget | None = None) -> Tensor:
+def read_idx(path: Path | str) -> Tensor:
     """The array in an IDX file of unsigned bytes, plain or compressed.
 
     Args:
         path: of the file.
-        budget: limit of the memory; by default that of this file alone.
 
     Returns:
         uint8, 1 to 4 axes.
@@ -42,28 +41,23 @@ def read_idx(path: Path | str, budget: MemoryBudget | None = None) -> Tensor:
     Raises:
         DataError: absent, not IDX, truncated, or longer than its header says.
     """
-    with open_reader(path, budget) as reader:
-        magic = reader.read(4)
-        if len(magic) < 4:
-            raise DataError(
-                f"{path}: truncated IDX file, {len(magic)} bytes where the magic number takes 4"
-            )
-        zero, code, num_axes = struct.unpack(">HBB", magic)
-        if zero != 0 or code != UNSIGNED_BYTE or not 1 <= num_axes <= 4:
+    with open_file(path) as file:
+        magic = file.read(4)
+        if len(magic) == 4 and (not magic.startswith(MAGIC) or not 1 <= magic[3] <= 4):
             raise DataError(
                 f"{path}: wrong magic number 0x{magic.hex()}, "
-                "expected 0x000008 and 1 to 4 axes (an IDX file of bytes)"
+                f"expected 0x{MAGIC.hex()} and 1 to 4 axes (an IDX file of bytes)"
             )
-        sizes = reader.read(4 * num_axes)
-        if len(sizes) < 4 * num_axes:
-            raise DataError(
-                f"{path}: truncated IDX file, {4 + len(sizes)} bytes where the header takes "
-                f"{4 + 4 * num_axes}"
-            )
+        num_axes = magic[3] if len(magic) == 4 else 0
+        sizes = file.read(4 * num_axes)
+        if not sizes or len(sizes) < 4 * num_axes:
+            raise DataError(f"{path}: truncated IDX file, it ends within the header")
         shape = struct.unpack(f">{num_axes}I", sizes)
-        contents = reader.read_exact(math.prod(shape), f"the header {list(shape)}")
-    if not contents:
-        raise DataError(f"{path}: the IDX header {list(shape)} says that there is nothing in it")
+        if 0 in shape:
+            raise DataError(
+                f"{path}: the IDX header {list(shape)} says that there is nothing in it"
+            )
+        contents = read_rest(path, file, math.prod(shape), str(list(shape)))
     return torch.frombuffer(contents, dtype=torch.uint8).reshape(shape)
 
 
@@ -100,32 +94,23 @@ def read_idx_set(
     Raises:
         DataError: a file is absent, damaged, or does not fit the other.
     """
-    split = request.split
-    budget = request.budget
-    images_path = find_idx(folder, split, "images")
-    labels_path = find_idx(folder, split, "labels")
-    if images_path is None or labels_path is None:
-        missing = "labels-idx1" if images_path else "images-idx3"
-        raise DataError(f"{folder}: no {STEMS[split]}-{missing}-ubyte (plain or .gz) in it")
-    images = read_idx(images_path, budget)
-    labels = read_idx(labels_path, budget).long()
-    if images.ndim < 3:
-        raise DataError(f"{images_path}: expected images of 3 or 4 axes, got {images.ndim}")
-    if labels.ndim != 1:
-        raise DataError(f"{labels_path}: expected labels of 1 axis, got {labels.ndim}")
-    if len(images) != len(labels):
+    paths = [find_idx(folder, request.split, kind) for kind in ("images", "labels")]
+    if None in paths:
+        missing = "labels-idx1" if paths[0] else "images-idx3"
+        raise DataError(f"{folder}: no {STEMS[request.split]}-{missing}-ubyte (plain or .gz) in it")
+    images, labels = (read_idx(path) for path in paths if path)
+    if images.ndim < 3 or labels.shape != images.shape[:1]:
         raise DataError(
-            f"{labels_path}: {len(labels)} labels for the {len(images)} images of "
-            f"{images_path.name}"
+            f"{paths[1]}: expected labels [n] for images of 3 or 4 axes, got {list(labels.shape)} "
+            f"for {list(images.shape)}"
         )
     if classes is None:
         training_path = find_idx(folder, "train", "labels")
-        training_labels = read_idx(training_path, budget) if training_path else labels
+        training_labels = read_idx(training_path) if training_path else labels
         classes = numbered(str(folder), int(training_labels.max()))
-    check_labels(str(labels_path), labels, classes)
-    if images.ndim == 3:
-        images = images.unsqueeze(1)
-    return Dataset(images, {"label": labels}, classes, name)
+    check_labels(str(paths[1]), labels.long(), classes)
+    pixels = images.unsqueeze(1) if images.ndim == 3 else images
+    return Dataset(pixels, {"label": labels.long()}, classes, name)
 
 
 register_format(
@@ -148,7 +133,7 @@ def register_idx(info: DatasetInfo) -> None:
         labels = find_idx(folder, request.split, "labels")
         if labels is not None:
             file = f"{STEMS[request.split]}-labels-idx1-ubyte"
-            digest = sha256(labels, request.budget)
+            digest = hashlib.sha256(read_bytes(labels)).hexdigest()
             for known in map(dataset_info, list_datasets()):
                 is_different = known.sha256.get(file) == digest != info.sha256.get(file)
                 if is_different and known.made_from is None:

@@ -15,7 +15,6 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from torchcaps.data.budget import MemoryBudget
 from torchcaps.data.pixels import Size, deep_to_bytes, fit_images, size_pair, to_channels
 from torchcaps.errors import DamagedImageError, DataError, check_regular
 
@@ -50,7 +49,6 @@ def decode_image(
     in_chans: int | None = None,
     *,
     name: str | None = None,
-    budget: MemoryBudget | None = None,
 ) -> UInt8[Tensor, "channels height width"]:
     """The pixels of one image, upright.
 
@@ -64,7 +62,6 @@ def decode_image(
         img_size: (height, width), or one side of a square, to resize to; None keeps the image's.
         in_chans: 1 or 3; None gives 1 for a gray image, else 3.
         name: what errors call the image; None takes the path.
-        budget: memory of the set that it is read for.
 
     Returns:
         uint8 `[channels, height, width]`.
@@ -75,26 +72,17 @@ def decode_image(
     """
     with opened(source, name) as image:
         channels = in_chans or (1 if _is_gray(image) else 3)
-        width, height = image.size
-        if img_size is not None:
-            height, width = size_pair(img_size)
-        # The images of a set are in memory together: those that do not fit are refused before they
-        # are decoded.
-        if budget is not None:
-            if isinstance(source, str | Path):
-                budget.add_file(os.stat(source))
-            budget.reserve("the set", channels * height * width)
         if isinstance(source, Image.Image):
             image = ImageOps.exif_transpose(image)  # a copy
         elif img_size is not None:
             # At twice the target, the antialiased resize that follows averages the same
             # frequencies. Both sides alike: an EXIF orientation may exchange them.
-            side = DRAFT_FACTOR * max(height, width)
+            side = DRAFT_FACTOR * max(size_pair(img_size))
             image.draft(None, (side, side))
         pixels = _decode_upright(image, channels)
-    if img_size is None or pixels.shape[1:] == (height, width):
+    if img_size is None or pixels.shape[1:] == size_pair(img_size):
         return pixels
-    return fit_images(pixels.unsqueeze(0), (height, width), None)[0]
+    return fit_images(pixels.unsqueeze(0), img_size, None)[0]
 
 
 def is_gray(source: ImageSource, name: str | None = None) -> bool:
@@ -135,11 +123,6 @@ def has_signature(start: bytes) -> bool:
     return SIGNATURE.match(start) is not None
 
 
-def image_files(folder: Path) -> list[Path]:
-    """The files directly in a folder that are images."""
-    return [file for file in folder.iterdir() if is_image_file(file) and file.is_file()]
-
-
 def natural_key(text: str) -> list[tuple[int, int, str]]:
     """Sorting key by which `img2` comes before `img10`.
 
@@ -165,7 +148,7 @@ def opened(source: ImageSource, name: str | None = None) -> Iterator[Image.Image
 
     Raises:
         DamagedImageError: whatever goes wrong inside the block.
-        DataError: memory is exhausted, or the budget of a set.
+        DataError: memory is exhausted.
     """
     if name is None:
         name = str(source) if isinstance(source, str | Path) else "image"

@@ -6,7 +6,6 @@ files in one folder, or of one pattern.
 
 import glob
 import os
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, cast
@@ -14,11 +13,10 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from torch import Tensor
 
-from torchcaps.data.budget import open_reader, read_errors
-from torchcaps.data.folder import ARCHIVES
+from torchcaps.data.archives import ARCHIVES, archive_members, open_archive
 from torchcaps.data.images import natural_key
 from torchcaps.data.preprocess import Picture, Preprocess
-from torchcaps.data.tar_members import archive_members
+from torchcaps.data.reading import read_errors
 from torchcaps.errors import DataError
 
 MAX_MEMBER = 256 << 20  # bytes of a file in an archive
@@ -112,11 +110,8 @@ def _walk(folder: Path, preprocess: Preprocess) -> Iterator[Input]:
 
 def _members(path: Path, preprocess: Preprocess) -> Iterator[Input]:
     """The files in an archive, plain or compressed, in its order."""
-    with (
-        open_reader(path, None, "damaged or truncated archive") as reader,
-        tarfile.open(fileobj=cast(Any, reader), mode="r:") as archive,
-    ):
-        for member in archive_members(reader, archive):
+    with open_archive(path) as archive:
+        for member in archive_members(archive, path):
             if member.isfile() and _is_visible_input(member.name, preprocess):
                 name = f"{path}:{member.name}"
                 if member.size > MAX_MEMBER:

@@ -17,17 +17,18 @@ from torchcaps.data._registry import (
     dataset_reader,
     list_datasets,
 )
-from torchcaps.data.budget import MemoryBudget, read_errors
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.files import DiskDataset
 from torchcaps.data.folder import OPTIONS, read_folder
 from torchcaps.data.pixels import Size
+from torchcaps.data.reading import read_errors
 from torchcaps.errors import (
     ArgumentError,
     DataError,
     DatasetNotFoundError,
     MissingSplitError,
     check_known,
+    check_range,
 )
 
 IMAGE_FILES = "image files in a folder, an archive or a .csv"
@@ -62,8 +63,8 @@ def load_dataset(
         in_chans: 1 or 3; None keeps the images' own, and for image files means 1 when all of them
             are gray.
         cache_dir: the cache folder; None is `default_cache_dir()`.
-        max_bytes: memory that the files may expand to, at least 1; None is 256 MiB, or 32 times
-            what they take on disk where that is more.
+        max_bytes: memory that decoded image files may take, at least 1; None is 256 MiB, or 32
+            times their size on disk where that is more.
         storage: "memory" decodes all images at once. "disk" leaves image files where they are: the
             set is an `DiskDataset`, which decodes them when they are needed. "auto" does so where
             they would take more than 1 GiB, a quarter of the machine's memory, or `max_bytes`.
@@ -78,8 +79,8 @@ def load_dataset(
         The images of the split: a `Dataset`, or a `DiskDataset` of image files.
 
     Raises:
-        DataError: absent (with every place that was searched), damaged, unusable, or larger than
-            `max_bytes`.
+        DataError: absent (with every place that was searched), damaged, unusable, or image
+            files larger than `max_bytes`.
         MissingSplitError: there is no such split.
         ArgumentError: an option that has no meaning for this set.
         UnknownNameError: neither a known name nor a path.
@@ -94,9 +95,10 @@ def load_dataset(
     for option in options:
         check_known("option", option, [field.name for field in fields(ReadOptions)])
     text = str(name_or_path)
-    budget = MemoryBudget(max_bytes)
+    if max_bytes is not None:
+        check_range("max_bytes", max_bytes, low=1)
     request = ReadRequest(
-        split, img_size, in_chans, budget, storage, workers, ReadOptions(**options), classes
+        split, img_size, in_chans, max_bytes, storage, workers, ReadOptions(**options), classes
     )
     with read_errors(text):
         if text in list_datasets():

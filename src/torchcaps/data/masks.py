@@ -5,7 +5,7 @@ from __future__ import annotations
 import colorsys
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,12 +17,12 @@ from PIL import Image
 from torch import Tensor
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
-from torchcaps.data.budget import MemoryBudget, open_reader, read_errors
 from torchcaps.data.dataset import Dataset
-from torchcaps.data.entries import check_sizes, in_split, row_split
+from torchcaps.data.entries import check_fits, check_sizes, in_split, row_split
 from torchcaps.data.folder import split_folders
-from torchcaps.data.images import decode_image, image_files, is_gray, natural_key, opened
+from torchcaps.data.images import decode_image, is_gray, is_image_file, natural_key, opened
 from torchcaps.data.pixels import fit_images, resize_masks
+from torchcaps.data.reading import read_errors, text_lines
 from torchcaps.errors import DataError
 
 CLASS_TABLES = ("classes.txt", "classes.csv")
@@ -146,10 +146,20 @@ def read_masks(root: str | Path, request: ReadRequest) -> Dataset:
             sizes.
     """
     root = Path(root)
+    pairs = []
     with read_errors(root):
-        pairs: list[MaskPair] = []
         for folder, split in split_folders(root, _has_masks):
-            pairs += _find_pairs(folder, split)
+            images, masks = (_files_by_stem(folder / kind) for kind in ("images", "masks"))
+            unpaired = sorted(images.keys() ^ masks.keys(), key=natural_key)
+            if unpaired:
+                file = images.get(unpaired[0]) or masks[unpaired[0]]
+                missing = "mask" if unpaired[0] in images else "image"
+                raise DataError(
+                    f"{file}: there is no {missing} of this name beside it "
+                    f"(unpaired files: {len(unpaired)})"
+                )
+            for stem in sorted(images, key=natural_key):
+                pairs.append(MaskPair(images[stem], masks[stem], split))
         return _read_pairs(root.resolve().name, pairs, root, request)
 
 
@@ -158,8 +168,7 @@ def read_mask_table(path: Path, rows: csv.DictReader[str], request: ReadRequest)
     pairs = []
     for row in rows:
         line = f"{path} line {rows.line_num}"
-        image = path.parent / (row["image"] or "").strip()
-        mask = path.parent / (row["mask"] or "").strip()
+        image, mask = (path.parent / (row[column] or "").strip() for column in ("image", "mask"))
         for file in (image, mask):
             if not file.is_file():
                 raise DataError(f"{line}: no such file {file}")
@@ -179,83 +188,61 @@ register_format(
 )
 
 
-def _find_pairs(folder: Path, split: str | None) -> Iterator[MaskPair]:
-    images = _files_by_stem(folder / "images")
-    masks = _files_by_stem(folder / "masks")
-    unpaired = sorted(images.keys() ^ masks.keys(), key=natural_key)
-    if unpaired:
-        file = images.get(unpaired[0]) or masks[unpaired[0]]
-        missing = "mask" if unpaired[0] in images else "image"
-        raise DataError(
-            f"{file}: there is no {missing} of this name beside it "
-            f"(unpaired files: {len(unpaired)})"
-        )
-    for stem in sorted(images, key=natural_key):
-        yield MaskPair(images[stem], masks[stem], split)
-
-
 def _files_by_stem(folder: Path) -> dict[str, Path]:
     files: dict[str, Path] = {}
-    for file in image_files(folder):
-        if file.stem in files:
-            raise DataError(
-                f"{file}: another file of {folder.name}/ has the same name but for the ending"
-            )
-        files[file.stem] = file
+    for file in folder.iterdir():
+        if is_image_file(file) and file.is_file():
+            if file.stem in files:
+                raise DataError(
+                    f"{file}: another file of {folder.name}/ has the same name but for the ending"
+                )
+            files[file.stem] = file
     return files
 
 
 def _read_pairs(
-    name: str,
-    pairs: Sequence[MaskPair],
-    folder: Path,
-    request: ReadRequest,
+    name: str, pairs: Sequence[MaskPair], folder: Path, request: ReadRequest
 ) -> Dataset:
     if not pairs:
         raise DataError(f"{name}: there are no images")
-    table = _read_class_table(folder, request.budget)
-    is_colored = table is not None and table.is_colored
-    pixels = [_mask_pixels(pair.mask, is_colored, request.budget) for pair in pairs]
+    table = _read_class_table(folder)
+    pixels: list[NDArray[np.int64]] = []
+    num_bytes = 0
+    files = [str(file) for pair in pairs for file in (pair.image, pair.mask)]
+    for pair in pairs:
+        pixels.append(_mask_pixels(pair.mask, table is not None and table.is_colored))
+        num_bytes += pixels[-1].size
+        check_fits(name, num_bytes, files, request)
     if table is None:
         table = _number_classes(pairs, pixels)
-    masks = []
-    labels = torch.zeros(len(pairs), dtype=torch.int64)
-    for index, pair in enumerate(pairs):
-        mask = torch.from_numpy(table.to_indices(pair.mask, pixels[index]))
-        masks.append(mask)
-        labels[index] = main_classes(mask.unsqueeze(0), len(table.names))[0]
+    masks = [
+        torch.from_numpy(table.to_indices(pair.mask, mask))[None]
+        for pair, mask in zip(pairs, pixels, strict=True)
+    ]
+    labels = torch.cat([main_classes(mask, len(table.names)) for mask in masks])
     if not labels.any():
         raise DataError(
             f"{name}: every mask holds {table.names[0]!r} alone, the background; "
             "expected another class"
         )
     indices = in_split(name, [pair.split for pair in pairs], labels, request)
-    channels = request.in_chans
-    if channels is None:
-        channels = 1 if all(is_gray(pair.image) for pair in pairs) else 3
-
-    images = []
+    in_chans = request.in_chans or (1 if all(is_gray(pair.image) for pair in pairs) else 3)
+    images = {}
     split_masks = []
-    files = {}
     for index in indices:
-        image = _read_image(pairs[index], masks[index], channels, request)
-        images.append(image)
-        files[str(pairs[index].image)] = image
-        split_masks.append(resize_masks(masks[index].unsqueeze(0), image.shape[1:]))
-    check_sizes(name, files)
+        image = decode_image(pairs[index].image)
+        if image.shape[1:] != masks[index].shape[1:]:
+            height, width = image.shape[1:]
+            raise DataError(
+                f"{pairs[index].mask}: expected {height} × {width} pixels, as its image "
+                f"{pairs[index].image.name} has, got {' × '.join(map(str, masks[index].shape[1:]))}"
+            )
+        image = fit_images(image[None], request.img_size, in_chans)[0]
+        images[f"{index}: {pairs[index].image}"] = image
+        split_masks.append(resize_masks(masks[index], image.shape[1:]))
+    check_sizes(name, images)
     targets = {"label": labels[indices], "mask": torch.cat(split_masks)}
-    return Dataset(torch.stack(images), targets, table.names, name)
-
-
-def _read_image(pair: MaskPair, mask: Tensor, channels: int, request: ReadRequest) -> Tensor:
-    image = decode_image(pair.image, budget=request.budget)
-    if image.shape[1:] != mask.shape:
-        height, width = image.shape[1:]
-        raise DataError(
-            f"{pair.mask}: expected {height} × {width} pixels, as its image {pair.image.name} has, "
-            f"got {mask.shape[0]} × {mask.shape[1]}"
-        )
-    return fit_images(image.unsqueeze(0), request.img_size, channels)[0]
+    return Dataset(torch.stack([*images.values()]), targets, table.names, name)
 
 
 @dataclass(frozen=True)
@@ -264,8 +251,8 @@ class _ClassTable:
 
     names: tuple[str, ...]
     values: NDArray[np.int64]
-    is_colored: bool
     source: str  # what states the values, for errors
+    is_colored: bool = False
 
     def to_indices(self, file: Path, pixels: NDArray[np.int64]) -> NDArray[np.uint8]:
         """The class of each pixel."""
@@ -276,29 +263,30 @@ class _ClassTable:
         if is_unknown.any():
             row, column = np.argwhere(is_unknown)[0]
             value = int(pixels[row, column])
-            pixel = f"value {value}"
-            if self.is_colored:
-                pixel = f"color ({value >> 16}, {value >> 8 & 255}, {value & 255})"
+            pixel = f"color {(*value.to_bytes(3),)}" if self.is_colored else f"value {value}"
             raise DataError(
                 f"{file}: {pixel} at row {row}, column {column} is no class of {self.source}"
             )
         return indices.astype(np.uint8)
 
 
-def _read_class_table(folder: Path, budget: MemoryBudget) -> _ClassTable | None:
-    files = [folder / name for name in CLASS_TABLES]
-    file = next(filter(Path.is_file, files), None)
+def _read_class_table(folder: Path) -> _ClassTable | None:
+    file = next(filter(Path.is_file, map(folder.joinpath, CLASS_TABLES)), None)
     if file is None:
         return None
-    with open_reader(file, budget, "cannot be read as a table of classes") as reader:
-        lines = [_split_class_line(line) for line in reader.lines() if line.strip()]
-    if len(lines) > 1 and not lines[0][1] and lines[1][1]:
-        lines = lines[1:]  # titles of columns
-    names = tuple(name for name, _ in lines)
-    counts = {len(numbers) for _, numbers in lines}
-    is_valid = counts in ({0}, {1}, {3}) and all(
-        max(numbers, default=0) < 256 for _, numbers in lines
-    )
+    rows: list[tuple[str, list[int]]] = []  # the name of a class, and the numbers after it
+    with text_lines(file, "cannot be read as a table of classes") as lines:
+        for line in filter(str.strip, lines):
+            words = re.split(r"[,;\s]+", line.strip().strip(",;"))
+            numbers: list[int] = []
+            while len(words) > 1 and re.fullmatch("[0-9]{1,8}", words[-1]):
+                numbers.insert(0, int(words.pop()))
+            rows.append((" ".join(words), numbers))
+    if len(rows) > 1 and not rows[0][1] and rows[1][1]:
+        rows = rows[1:]  # titles of columns
+    names = tuple(name for name, _ in rows)
+    counts = {len(numbers) for _, numbers in rows}
+    is_valid = counts in ({0}, {1}, {3}) and max(max(row[1], default=0) for row in rows) < 256
     is_named = all(names) and len(set(names)) == len(names)
     if not (is_valid and is_named and 2 <= len(names) <= 256):
         raise DataError(
@@ -307,19 +295,10 @@ def _read_class_table(folder: Path, budget: MemoryBudget) -> _ClassTable | None:
         )
     values = np.arange(len(names))
     if counts != {0}:
-        values = np.array([int.from_bytes(bytes(numbers)) for _, numbers in lines])
+        values = np.array([int.from_bytes(bytes(numbers)) for _, numbers in rows])
     if len(np.unique(values)) < len(values):
         raise DataError(f"{file}: two classes have the same value or color")
-    return _ClassTable(names, values, counts == {3}, file.name)
-
-
-def _split_class_line(line: str) -> tuple[str, list[int]]:
-    """The name of a class, and the numbers after it."""
-    words = re.split(r"[,;\s]+", line.strip().strip(",;"))
-    numbers: list[int] = []
-    while len(words) > 1 and re.fullmatch("[0-9]{1,8}", words[-1]):
-        numbers.insert(0, int(words.pop()))
-    return " ".join(words), numbers
+    return _ClassTable(names, values, file.name, counts == {3})
 
 
 def _number_classes(pairs: Sequence[MaskPair], pixels: Sequence[NDArray[np.int64]]) -> _ClassTable:
@@ -327,29 +306,24 @@ def _number_classes(pairs: Sequence[MaskPair], pixels: Sequence[NDArray[np.int64
     maxima = [int(mask.max()) for mask in pixels]
     largest = max(maxima)
     if largest == 255 and all(np.isin(mask, (0, 255)).all() for mask in pixels):
-        return _ClassTable(("background", "foreground"), np.array([0, 255]), False, "0 and 255")
+        return _ClassTable(("background", "foreground"), np.array([0, 255]), "0 and 255")
     if largest > MAX_MASK_VALUE:
         raise DataError(
             f"{pairs[maxima.index(largest)].mask}: value {largest} is no class index up to "
             f"{MAX_MASK_VALUE}; name the classes and their values or colors in {CLASS_TABLES[0]}"
         )
-    names = ["background"]
-    for index in range(1, max(largest, 1) + 1):
-        names.append(f"class {index}")
-    return _ClassTable(tuple(names), np.arange(len(names)), False, "the masks")
+    names = ("background", *(f"class {index}" for index in range(1, max(largest, 1) + 1)))
+    return _ClassTable(names, np.arange(len(names)), "the masks")
 
 
-def _mask_pixels(file: Path, is_colored: bool, budget: MemoryBudget) -> NDArray[np.int64]:
+def _mask_pixels(file: Path, is_colored: bool) -> NDArray[np.int64]:
     """The number of each pixel of a mask, `[height, width]`.
 
     It is an index of a palette, a gray value, or red, green and blue in one number.
     """
     with opened(file) as image:
-        budget.add_file(file.stat())
-        budget.reserve("the set", image.width * image.height)
         if image.mode in ("P", "PA") and not is_colored:
-            indexed = image.convert("P") if image.mode == "PA" else image
-            return np.asarray(indexed).astype(np.int64)
+            return np.asarray(image.convert("P") if image.mode == "PA" else image).astype(np.int64)
         if image.mode.startswith("I") or image.mode == "F":  # deeper than a byte
             return np.asarray(image).astype(np.int64)
         colors = np.asarray(image.convert("RGB")).astype(np.int64)

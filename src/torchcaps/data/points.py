@@ -6,22 +6,21 @@ They are read from `.npz` or `.csv`.
 import csv
 import zipfile
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
-from torchcaps.data.arrays import npz_arrays
-from torchcaps.data.budget import MemoryBudget, read_errors
+from torchcaps.data.arrays import open_arrays
 from torchcaps.data.dataset import Dataset, default_split
-from torchcaps.data.entries import csv_rows, row_split
+from torchcaps.data.entries import row_split
 from torchcaps.data.pixels import Size, size_pair
 from torchcaps.data.preprocess import Picture, Preprocess
+from torchcaps.data.reading import csv_rows
 
 # Its format is registered first: of two that hold a path, the last one reads it.
 from torchcaps.data.table import FLAT_COLUMNS
@@ -172,18 +171,13 @@ def read_points(path: str | Path, request: ReadRequest) -> Dataset:
     """
     path = Path(path)
     split = request.split
-    if path.suffix.lower() == ".npz":
-        arrays = _read_npz(path, request.budget)
-    else:
-        arrays = _read_csv(path, request.budget, ("shape", "x", "y"))
-    for name in (f"points_{split}", "points"):
-        if name in arrays:
-            points = standardized_points(str(path), arrays[name])
-            break
-    else:
+    arrays = _read_arrays(path, ("shape", "x", "y"))
+    name = f"points_{split}" if f"points_{split}" in arrays else "points"
+    if name not in arrays:
         raise MissingSplitError(
             f"{path}: no points of the {split!r} split among {', '.join(arrays)}"
         )
+    points = standardized_points(str(path), arrays[name])
     if name == "points" and request.classes is None:
         labels = torch.zeros(len(points), dtype=torch.int64)
         points = points[default_split(str(path), labels, split)]
@@ -192,33 +186,35 @@ def read_points(path: str | Path, request: ReadRequest) -> Dataset:
 
 def _read_single(path: Path) -> np.ndarray:
     """All sets of a file, which is expected to hold one: `[n, points, coordinates]`."""
+    arrays = _read_arrays(path, ("x", "y"))
     if path.suffix.lower() == ".csv":
-        return np.concatenate([*_read_csv(path, MemoryBudget(), ("x", "y")).values()])
-    arrays = _read_npz(path, MemoryBudget())
+        return np.concatenate([*arrays.values()])
     if "points" not in arrays:
         raise DataError(f"{path}: expected the array points, got {', '.join(arrays) or 'none'}")
     points = arrays["points"]
     return points[None] if points.ndim == 2 else points
 
 
-def _read_npz(path: Path, budget: MemoryBudget) -> dict[str, np.ndarray]:
-    with ExitStack() as files, read_errors(path, "cannot be read as an .npz of plain arrays"):
-        arrays = npz_arrays(path, files, budget)
-        return {name: read() for name, read in arrays if name.startswith("points")}
+def _read_arrays(path: Path, columns: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """The sets of a file by split, "points" where it has none.
 
-
-def _read_csv(path: Path, budget: MemoryBudget, required: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """The sets of a CSV by split, "points" where it has none."""
-    splits: dict[str, dict[str, list[list[float]]]] = {}
-    with csv_rows(path, budget) as rows:
-        columns = rows.fieldnames or ()
-        for column in required:
-            if column not in columns:
+    Args:
+        path: of an `.npz` or `.csv`.
+        columns: that a `.csv` must have.
+    """
+    if path.suffix.lower() != ".csv":
+        with open_arrays(path) as npz:
+            return {name: npz[name] for name in npz if name.startswith("points")}
+    sets: dict[tuple[str, str], list[list[float]]] = {}
+    with csv_rows(path) as rows:
+        header = rows.fieldnames or ()
+        for column in columns:
+            if column not in header:
                 raise DataError(
                     f"{path}: no column {column!r}; expected shape,x,y, optionally z,split, "
-                    f"got {','.join(columns) or 'an empty file'}"
+                    f"got {','.join(header) or 'an empty file'}"
                 )
-        axes = [column for column in ("x", "y", "z") if column in columns]
+        axes = [column for column in ("x", "y", "z") if column in header]
         for row in rows:
             line = f"{path} line {rows.line_num}"
             split = row_split(line, row)
@@ -226,19 +222,20 @@ def _read_csv(path: Path, budget: MemoryBudget, required: tuple[str, ...]) -> di
                 point = [float(row[column] or "") for column in axes]
             except ValueError:
                 raise DataError(f"{line}: expected a number for each coordinate") from None
-            shapes = splits.setdefault(f"points_{split}" if split else "points", {})
-            shapes.setdefault((row.get("shape") or "").strip(), []).append(point)
-    if not splits:
+            key = f"points_{split}" if split else "points", (row.get("shape") or "").strip()
+            sets.setdefault(key, []).append(point)
+    if not sets:
         raise DataError(f"{path}: there are no points")
-    named_sets = list(chain.from_iterable(shapes.items() for shapes in splits.values()))
-    first_name, first_set = named_sets[0]
-    for name, points in named_sets:
-        if len(points) != len(first_set):
+    arrays: dict[str, list[Any]] = {}
+    (_, first), size = next(iter(sets)), len(next(iter(sets.values())))
+    for (split, name), points in sets.items():
+        if len(points) != size:
             raise DataError(
-                f"{path}: sets of points differ in size ({first_name!r} has {len(first_set):,}, "
+                f"{path}: sets of points differ in size ({first!r} has {size:,}, "
                 f"{name!r} has {len(points):,})"
             )
-    return {split: np.array([*shapes.values()]) for split, shapes in splits.items()}
+        arrays.setdefault(split, []).append(points)
+    return {split: np.array(points) for split, points in arrays.items()}
 
 
 def _holds_points(path: Path) -> bool:

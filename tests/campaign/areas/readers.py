@@ -22,8 +22,8 @@ TESTS = {
     "truncation": 500,
     "lengths": 1500,
     "splices": 600,
-    "numbers": 400,
-    "archives": 500,
+    "numbers": 750,
+    "archives": 350,
     "named": 0,
 }
 LONGEST = 4000  # characters of an error

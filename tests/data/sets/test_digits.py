@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from torchcaps.data import dataset_info, load_dataset
-from torchcaps.data.budget import read_bytes
+from torchcaps.data.reading import read_bytes
 from torchcaps.data.sets.mnist import FOLDER
 
 from ..makers import SHARED, needs_shared

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from torchcaps.data._registry import DatasetInfo, ReadRequest, register_directory_format
-from torchcaps.data.budget import MemoryBudget
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.images import natural_key
 from torchcaps.data.mat import read_mat
@@ -38,15 +37,12 @@ def _find_files(folder: Path, split: str) -> list[Path]:
     return []
 
 
-def read_affnist(
-    path: str | Path, name: str = "affnist", budget: MemoryBudget | None = None
-) -> Dataset:
+def read_affnist(path: str | Path, name: str = "affnist") -> Dataset:
     """Read a `.mat` file with a struct `affNISTdata`.
 
     Args:
         path: of the file. Its struct has `image`, uint8 `[1600, n]`, and `label_int` `[1, n]`.
         name: of the set.
-        budget: of memory.
 
     Returns:
         Images `[n, 1, 40, 40]`. Where the file has `original_id`, the target and group "original"
@@ -55,7 +51,7 @@ def read_affnist(
     Raises:
         DataError: damaged, without this struct, or fields of other shapes.
     """
-    fields = read_mat(path, budget).get("affNISTdata")
+    fields = read_mat(path).get("affNISTdata")
     if not isinstance(fields, dict):
         raise DataError(f"{path}: expected a struct affNISTdata, which is not in it")
     images = np.asarray(fields.get("image"))
@@ -78,7 +74,7 @@ def _read_all(folder: Path, request: ReadRequest, name: str) -> Dataset:
     files = _find_files(folder, request.split)
     if not files:
         raise DataError(f"{folder}: no .mat file of the {request.split!r} split of affNIST in it")
-    parts = [read_affnist(file, name, request.budget) for file in files]
+    parts = [read_affnist(file, name) for file in files]
     targets = {}
     for target in parts[0].targets:
         targets[target] = torch.cat([part.targets[target] for part in parts])

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import UInt8
 from torch import Tensor
 
 from torchcaps.data._registry import DatasetInfo, register_directory_format
-from torchcaps.data.budget import MemoryBudget, read_errors
 from torchcaps.data.dataset import TEST_FRACTION, Dataset, stratified_split
-from torchcaps.data.entries import csv_rows
 from torchcaps.data.images import decode_image, opened
 from torchcaps.data.pixels import size_pair
+from torchcaps.data.reading import csv_rows
 from torchcaps.errors import DataError
 
 CLASSES = (
@@ -111,10 +110,7 @@ class _Sign(NamedTuple):
 
 def _find_base(folder: Path) -> Path | None:
     """The folder that holds tables of classes, `folder` itself or one in it."""
-    for base in (folder, folder / "GTSRB"):
-        if _class_tables(base):
-            return base
-    return None
+    return next(filter(_class_tables, (folder, folder / "GTSRB")), None)
 
 
 def read_gtsrb(
@@ -124,7 +120,6 @@ def read_gtsrb(
     img_size: int | tuple[int, int] = 32,
     roi: bool = False,
     name: str = "gtsrb",
-    budget: MemoryBudget | None = None,
 ) -> Dataset:
     """Read one split of GTSRB.
 
@@ -139,7 +134,6 @@ def read_gtsrb(
         roi: cut the sign out by its box before, which is scaled where the image has another size
             than the table says.
         name: of the set.
-        budget: of memory.
 
     Returns:
         uint8 images `[n, 3, height, width]` with the targets "track" and "frame" (both -1 where
@@ -150,43 +144,33 @@ def read_gtsrb(
         DataError: no such folders, a damaged table, an absent or unreadable image, a class outside
             0 to 42.
     """
-    with read_errors(folder):
-        base = _find_base(Path(folder))
-        if base is None:
-            expected = (
-                "Final_Training/Images/00000/GT-00000.csv, nor class folders with such tables"
-            )
-            raise DataError(f"{folder}: no {expected}")
-        budget = budget or MemoryBudget()
-        signs = _read_signs(base, split, budget)
-        size = size_pair(img_size)
-        images = torch.cat([_read_image(sign, size, roi, budget) for sign in signs])
-        labels = _column(signs, "label")
-        tracks = _column(signs, "track")
-        targets = {"label": labels, "track": tracks, "frame": _column(signs, "frame")}
-        objects = None
-        if bool((tracks >= 0).all()):  # they are numbered from 0 in each class
-            objects = labels * (1 + int(tracks.max())) + tracks
-            targets["object"] = objects
-        return Dataset(images, targets, CLASSES, name, objects)
+    base = _find_base(Path(folder))
+    if base is None:
+        expected = "Final_Training/Images/00000/GT-00000.csv, nor class folders with such tables"
+        raise DataError(f"{folder}: no {expected}")
+    signs = _read_signs(base, split)
+    size = size_pair(img_size)
+    images = torch.stack([_read_image(sign, size, roi) for sign in signs])
+    labels, tracks, frames = torch.tensor(
+        [(sign.label, sign.track, sign.frame) for sign in signs]
+    ).unbind(dim=1)
+    targets = {"label": labels, "track": tracks, "frame": frames}
+    objects = None
+    if bool((tracks >= 0).all()):  # they are numbered from 0 in each class
+        objects = labels * (1 + int(tracks.max())) + tracks
+        targets["object"] = objects
+    return Dataset(images, targets, CLASSES, name, objects)
 
 
-def _column(signs: list[_Sign], name: str) -> Int64[Tensor, " n"]:
-    return torch.tensor([getattr(sign, name) for sign in signs])
-
-
-def _read_signs(base: Path, split: str, budget: MemoryBudget) -> list[_Sign]:
+def _read_signs(base: Path, split: str) -> list[_Sign]:
     """The signs of a split, by its own table or by whole tracks of the training tables."""
     test_table = next(filter(Path.is_file, map(base.joinpath, TEST_TABLES)), None)
     if split == "test" and test_table is not None:
-        return _read_table(test_table, budget)
-    signs = []
-    for path in _class_tables(base):
-        signs.extend(_read_table(path, budget))
+        return _read_table(test_table)
+    signs = [sign for path in _class_tables(base) for sign in _read_table(path)]
     if test_table is not None:
         return signs
-    labels = _column(signs, "label")
-    tracks = _column(signs, "track")
+    labels, tracks = torch.tensor([(sign.label, sign.track) for sign in signs]).unbind(dim=1)
     sides = stratified_split(labels, TEST_FRACTION, seed=0, groups=tracks)
     return [signs[k] for k in sides[split == "test"]]
 
@@ -199,9 +183,9 @@ def _class_tables(base: Path) -> list[Path]:
     return []
 
 
-def _read_table(path: Path, budget: MemoryBudget) -> list[_Sign]:
+def _read_table(path: Path) -> list[_Sign]:
     """The signs of one table."""
-    with csv_rows(path, budget, ";", "cannot be read as a table") as rows:
+    with csv_rows(path, ";", "cannot be read as a table") as rows:
         for column in COLUMNS:
             if column not in (rows.fieldnames or ()):
                 raise DataError(f"{path}: no column {column!r}; expected {';'.join(COLUMNS)}")
@@ -237,23 +221,14 @@ def _read_row(line: str, folder: Path, row: dict[str, str | None]) -> _Sign:
     return _Sign(file, label, box, track, frame)
 
 
-def _read_image(
-    sign: _Sign,
-    size: tuple[int, int],
-    roi: bool,
-    budget: MemoryBudget,
-) -> UInt8[Tensor, "1 3 height width"]:
-    with read_errors(sign.file):
-        budget.add_file(sign.file.stat())
+def _read_image(sign: _Sign, size: tuple[int, int], roi: bool) -> UInt8[Tensor, "3 height width"]:
     with opened(sign.file) as image:
         if roi:  # at least one pixel either way
-            width, height = image.size
-            left = round(sign.box[0] * width)
-            top = round(sign.box[1] * height)
-            right = round(sign.box[2] * width)
-            bottom = round(sign.box[3] * height)
+            left, top, right, bottom = (
+                round(share * side) for share, side in zip(sign.box, 2 * image.size, strict=True)
+            )
             image = image.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
-        return decode_image(image, size, 3, name=str(sign.file), budget=budget).unsqueeze(0)
+        return decode_image(image, size, 3, name=str(sign.file))
 
 
 register_directory_format(
@@ -265,6 +240,5 @@ register_directory_format(
         request.split,
         img_size=request.img_size or 32,
         name=name,
-        budget=request.budget,
     ),
 )

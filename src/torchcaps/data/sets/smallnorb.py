@@ -26,9 +26,8 @@ from torchcaps.data._registry import (
     register_derived,
     register_format,
 )
-from torchcaps.data.budget import MemoryBudget, open_reader
 from torchcaps.data.dataset import Dataset
-from torchcaps.data.entries import plain_or_packed
+from torchcaps.data.reading import open_file, plain_or_packed, read_rest
 from torchcaps.data.sources import Mirror
 from torchcaps.errors import ArgumentError, DataError, check_known
 
@@ -82,12 +81,11 @@ INFO = DatasetInfo(
 )
 
 
-def read_matrix(path: str | Path, budget: MemoryBudget | None = None) -> np.ndarray:
+def read_matrix(path: str | Path) -> np.ndarray:
     """The array in a binary matrix, plain or gzip (told by its first bytes, not its name).
 
     Args:
         path: of the file.
-        budget: limit of the memory; by default that of this file alone.
 
     Returns:
         float32, float64, int32, uint8 or int16, of the shape in the header.
@@ -95,14 +93,14 @@ def read_matrix(path: str | Path, budget: MemoryBudget | None = None) -> np.ndar
     Raises:
         DataError: absent, of another format, packed, truncated, or longer than its header says.
     """
-    with open_reader(path, budget) as reader:
-        header = reader.read(8)
+    with open_file(path) as file:
+        header = file.read(8)
         magic, num_axes = struct.unpack("<Ii", header.ljust(8, b"\0"))
         if len(header) == 8 and magic not in DTYPES:
             expected = "expected the magic number of a binary matrix that is not packed"
             raise DataError(f"{path}: {expected}, got 0x{magic:08X}")
         num_sizes = max(num_axes, 3)
-        sizes = reader.read(4 * num_sizes) if 1 <= num_axes <= 8 else b""
+        sizes = file.read(4 * num_sizes) if 1 <= num_axes <= 8 else b""
         if len(sizes) < 4 * num_sizes:
             problem = f"truncated or damaged header of a binary matrix of {num_axes} axes"
             raise DataError(f"{path}: {problem}")
@@ -110,7 +108,7 @@ def read_matrix(path: str | Path, budget: MemoryBudget | None = None) -> np.ndar
         if min(shape) < 1:
             raise DataError(f"{path}: damaged, the header {list(shape)} has a size below 1")
         dtype = DTYPES[magic]
-        numbers = reader.read_exact(math.prod(shape) * dtype.itemsize, f"the header {list(shape)}")
+        numbers = read_rest(path, file, math.prod(shape) * dtype.itemsize, str(list(shape)))
     return np.frombuffer(numbers, dtype).reshape(shape)
 
 
@@ -148,7 +146,6 @@ def read_norb(
     halve: bool = True,
     name: str = "smallnorb",
     stem: str = ANY,
-    budget: MemoryBudget | None = None,
 ) -> Dataset:
     """Read one split of smallNORB, or of a set in its layout, as uint8 images.
 
@@ -164,7 +161,6 @@ def read_norb(
         halve: make photographs of 96 × 96, and no others, 48 × 48 by the mean of 2 × 2 pixels.
         name: of the set.
         stem: with which the files' names begin; * stands for anything.
-        budget: of memory.
 
     Returns:
         The set. Its targets are "label", "instance", "elevation" (0 to 8 is 30° to 70°), "azimuth" (0, 2,
@@ -176,35 +172,32 @@ def read_norb(
         UnknownNameError: for other eyes.
     """
     check_known("choice of eyes", eyes, EYES)
-    budget = budget or MemoryBudget()
     matrices = []
     for kind in ("dat", "cat", "info"):
         path = _find_file(Path(folder), split, kind, stem)
         if path is None:
             raise DataError(f"{folder}: no {STEMS[split]}-{kind}.mat (plain or .gz) in it")
-        matrices.append(read_matrix(path, budget))
+        matrices.append(read_matrix(path))
     photographs, categories, codes = matrices
-    count, num_eyes = photographs.shape[:2] if photographs.ndim == 4 else (0, 0)
+    count = len(photographs)
     is_aligned = categories.shape == (count,) and codes.shape == (count, len(FACTORS))
-    if not is_aligned or photographs.dtype != np.uint8:
+    if not is_aligned or photographs.dtype != np.uint8 or photographs.ndim != 4:
         expected = "expected photographs [n, eyes, height, width] of uint8, categories [n], codes"
         got = f"{photographs.dtype} {[list(matrix.shape) for matrix in matrices]}"
         raise DataError(f"{folder}: {expected} [n, {len(FACTORS)}], got {got}")
 
-    labels = torch.from_numpy(categories.astype(np.int64))
-    columns = torch.from_numpy(codes.astype(np.int64)).unbind(dim=1)
-    targets = {"label": labels, **dict(zip(FACTORS, columns, strict=True))}
+    columns = torch.from_numpy(np.column_stack([categories, codes]).astype(np.int64)).unbind(dim=1)
+    targets = dict(zip(("label", *FACTORS), columns, strict=True))
     pixels = photographs[:, EYES[eyes]]
     if eyes == "each":
+        num_eyes = pixels.shape[1]
         pixels = pixels.reshape(-1, 1, *pixels.shape[2:])
         for target, rows in targets.items():
             targets[target] = rows.repeat_interleave(num_eyes)
         targets["eye"] = torch.arange(num_eyes).repeat(count)
     if halve and pixels.shape[2:] == (96, 96):
-        halves = np.empty((*pixels.shape[:2], 48, 48), np.uint8)
-        for start in range(0, len(pixels), CHUNK):
-            halves[start : start + CHUNK] = _halve(pixels[start : start + CHUNK])
-        pixels = halves
+        starts = range(0, len(pixels), CHUNK)
+        pixels = np.concatenate([_halve(pixels[start : start + CHUNK]) for start in starts])
     images = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
     toys = toy_numbers(targets["label"], targets["instance"])
     return Dataset(images, targets, INFO.classes, name, groups=toys)
@@ -277,13 +270,7 @@ def register_norb(info: DatasetInfo) -> None:
     def read(folder: Path, request: ReadRequest) -> Dataset | None:
         if not _holds(folder, info.name):
             return None
-        return read_norb(
-            folder,
-            request.split,
-            name=info.name,
-            stem=info.name,
-            budget=request.budget,
-        )
+        return read_norb(folder, request.split, name=info.name, stem=info.name)
 
     num_familiar = info.train // 3
     kind = info.title.split(",")[0]
@@ -312,10 +299,5 @@ register_norb(INFO)
 register_format(
     "a folder of smallNORB's files",
     _holds,
-    lambda path, request: read_norb(
-        path,
-        request.split,
-        name=path.resolve().name,
-        budget=request.budget,
-    ),
+    lambda path, request: read_norb(path, request.split, name=path.resolve().name),
 )

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from torchcaps.data._registry import DatasetInfo, register_directory_format
-from torchcaps.data.budget import MemoryBudget
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.mat import read_mat
 from torchcaps.data.sources import Mirror
@@ -33,13 +32,12 @@ INFO = DatasetInfo(
 )
 
 
-def read_svhn(path: str | Path, name: str = "svhn", budget: MemoryBudget | None = None) -> Dataset:
+def read_svhn(path: str | Path, name: str = "svhn") -> Dataset:
     """Read one `*_32x32.mat`.
 
     Args:
         path: of the file.
         name: of the set.
-        budget: of memory.
 
     Returns:
         uint8 images `[n, 3, 32, 32]`; the label of a digit is the digit, 0 included.
@@ -48,7 +46,7 @@ def read_svhn(path: str | Path, name: str = "svhn", budget: MemoryBudget | None 
         DataError: damaged, without `X` and `y`, of other shapes or types, or with a label outside
             1 to 10.
     """
-    arrays = read_mat(path, budget)
+    arrays = read_mat(path)
     images = np.asarray(arrays.get("X"))
     labels = np.asarray(arrays.get("y"))
     expected_shape = (32, 32, 3, labels.size)
@@ -69,7 +67,5 @@ register_directory_format(
     INFO,
     "a folder of SVHN's *_32x32.mat",
     lambda folder: any(map(Path.is_file, map(folder.joinpath, INFO.sha256))),
-    lambda folder, request, name: read_svhn(
-        folder / f"{request.split}_32x32.mat", name, request.budget
-    ),
+    lambda folder, request, name: read_svhn(folder / f"{request.split}_32x32.mat", name),
 )

@@ -1,0 +1,184 @@
+"""Files opened safely: regular ones only, decompressed up to a limit, every error one sentence.
+
+A file may state sizes that it does not hold, expand to a thousand times its own size, or never end.
+So what is made of a file is compared with the file's size on disk before it is allocated.
+"""
+
+import bz2
+import csv
+import gzip
+import io
+import lzma
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from torchcaps.errors import DataError, TorchcapsError, check_regular
+
+FLOOR = 256 << 20  # bytes of memory that any file may take
+RATIO = 32  # and times its size on disk, where that is more
+LINE_BYTES = 512  # of memory that is made of a line of text
+DECOMPRESSORS: dict[bytes, Callable[[IO[bytes]], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ": lzma.open,
+}
+
+
+@contextmanager
+def read_errors(name: Path | str, problem: str = "cannot be read") -> Iterator[None]:
+    """Turn any exception inside into a DataError of one line, "`name`: `problem` (...)".
+
+    The exception is its cause.
+    """
+    try:
+        yield
+    except TorchcapsError:
+        raise
+    except MemoryError as error:
+        raise DataError(f"{name}: {problem} (it does not fit into memory)") from error
+    except EOFError as error:
+        raise DataError(f"{name}: truncated, it ends before its data does") from error
+    except OSError as error:
+        raise DataError(f"{name}: {problem} ({error.strerror or error})") from error
+    except Exception as error:  # parsers raise anything on damaged bytes
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        raise DataError(f"{name}: {problem} ({kind}{error})") from error
+
+
+def memory_limit(path: Path) -> int:
+    """Bytes of memory that a file may take. Holes of a sparse file do not count."""
+    status = path.stat()
+    on_disk = min(status.st_size, 512 * getattr(status, "st_blocks", status.st_size))
+    return max(FLOOR, RATIO * on_disk)
+
+
+def check_memory(path: Path, num_bytes: int) -> None:
+    """Check the memory that a file asks for.
+
+    Raises:
+        DataError: it is far larger than the file is on disk.
+    """
+    if num_bytes > memory_limit(path):
+        raise DataError(
+            f"{path}: it asks for {num_bytes / 2**20:,.0f} MiB of memory, more than {RATIO} times "
+            "its size on disk; if that is right, save it without compression"
+        )
+
+
+class Unpacked(io.RawIOBase):
+    """A file that is decompressed while it is read, no further than `check_memory` allows."""
+
+    def __init__(self, path: Path, stream: Any) -> None:
+        super().__init__()
+        self.path = path
+        self.stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes; all that are left for a negative size."""
+        if size < 0:
+            return self.readall()
+        check_memory(self.path, self.tell() + size)
+        return self.stream.read(size)
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer with the next bytes, and return their number."""
+        check_memory(self.path, self.tell() + len(buffer))
+        return self.stream.readinto(buffer)
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        check_memory(self.path, position)
+        return self.stream.seek(position, whence)
+
+    def tell(self) -> int:
+        return self.stream.tell()
+
+
+@contextmanager
+def open_file(path: Path | str, problem: str = "cannot be read") -> Iterator[Any]:
+    """Open a regular file of bytes, decompressed if it begins as gzip, bzip2 or xz do.
+
+    Args:
+        path: the file.
+        problem: what an error inside the block says about the file, as in `read_errors`.
+    """
+    path = Path(path)
+    with read_errors(path, problem):
+        check_regular(path)
+        with path.open("rb") as file:
+            check_memory(path, os.fstat(file.fileno()).st_size)
+            for magic, unpack in DECOMPRESSORS.items():
+                if file.peek(8).startswith(magic):
+                    yield Unpacked(path, unpack(file))
+                    return
+            yield file
+
+
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a file, decompressed where it is packed."""
+    with open_file(path) as file:
+        return file.read()
+
+
+def read_rest(path: Path | str, file: Any, count: int, header: str) -> bytearray:
+    """The rest of an open file.
+
+    Args:
+        path: of the file.
+        file: that `open_file` opened.
+        count: number of bytes that must follow.
+        header: that says so, for errors.
+
+    Raises:
+        DataError: fewer bytes follow, or more.
+    """
+    check_memory(Path(path), count)
+    contents = bytearray(count)
+    num_bytes = file.readinto(contents)
+    if num_bytes < count or file.read(1):
+        problem = "truncated" if num_bytes < count else "too long"
+        raise DataError(
+            f"{path}: {problem}, the header {header} asks for {count} bytes of data, "
+            f"got {num_bytes if num_bytes < count else 'more'}"
+        )
+    return contents
+
+
+@contextmanager
+def text_lines(path: Path, problem: str) -> Iterator[Iterator[str]]:
+    """Open a text file in UTF-8; `problem` as in `open_file`."""
+    with open_file(path, problem) as file:
+        text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+        yield _counted_lines(path, text)
+
+
+def _counted_lines(path: Path, text: io.TextIOWrapper) -> Iterator[str]:
+    for number, line in enumerate(text, 1):
+        check_memory(path, LINE_BYTES * number)
+        yield line
+
+
+@contextmanager
+def csv_rows(
+    path: Path, delimiter: str = ",", problem: str = "cannot be read as a CSV"
+) -> Iterator["csv.DictReader[str]"]:
+    """Open a table in UTF-8 with a header.
+
+    Args:
+        path: the file.
+        delimiter: character between two columns.
+        problem: what an error inside the block says about the file.
+    """
+    with text_lines(path, problem) as lines:
+        yield csv.DictReader(lines, delimiter=delimiter)
+
+
+def plain_or_packed(folder: Path, pattern: str) -> Path | None:
+    """The first file in a folder that matches a `glob` pattern, or the pattern and `.gz`."""
+    files = [*sorted(folder.glob(pattern)), *sorted(folder.glob(f"{pattern}.gz"))]
+    return files[0] if files else None

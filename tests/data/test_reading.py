@@ -1,0 +1,242 @@
+"""Sizes that are checked before memory is taken, errors of one sentence, only regular files."""
+
+import gzip
+import os
+import pickle
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from torchcaps import load
+from torchcaps.data import decode_image, entries, images, load_dataset, pixels, read_idx, reading
+from torchcaps.errors import LONGEST, DataError, RunError, TorchcapsError, one_line
+from torchcaps.training import Run, load_recipe
+
+from .makers import SETS, idx_bytes, picture, write_folder, write_idx_set
+from .test_images import encoded
+
+
+@pytest.fixture
+def small_floor(monkeypatch):
+    """A file may take 1 MiB, or as much as it has, so that tests stay small."""
+    monkeypatch.setattr(reading, "FLOOR", 1 << 20)
+    monkeypatch.setattr(reading, "RATIO", 1)
+
+
+@pytest.mark.usefixtures("small_floor", "mat_in_process")
+@pytest.mark.parametrize("kind", SETS)
+def test_small_sets_of_every_format_fit(tmp_path, kind):
+    assert len(load_dataset(SETS[kind](tmp_path))) > 0
+
+
+IMAGE_FILES = {  # by format, where they differ from all files of bytes
+    "idx": "*/train*",
+    "idx-gz": "*/train*",
+    "tar": "own.tar",
+    "tar-gz": "own.tar.gz",
+    "cifar": "data*",
+    "norb": "*training*",
+    "svhn": "train*",
+    "affnist": "*/training*/*",
+}
+
+
+@pytest.mark.usefixtures("mat_in_process")
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.8])
+@pytest.mark.parametrize("kind", SETS)
+def test_a_truncated_file_of_every_format_is_named(tmp_path, kind, share):
+    path = SETS[kind](tmp_path)
+    load_dataset(path)  # whole, it is read
+    files = sorted(
+        file
+        for file in tmp_path.rglob(IMAGE_FILES.get(kind, "*.[np]*"))
+        if file.suffix != ".csv" and file.is_file()
+    )
+    for file in (files[0], files[-1]):
+        contents = file.read_bytes()
+        end = len(contents.rstrip(b"\0"))  # an archive ends with blocks of zeros
+        file.write_bytes(contents[: int(end * share)])
+        with pytest.raises(DataError) as caught:
+            for split in ("train", "test"):
+                load_dataset(path, split)
+        assert str(file) in str(caught.value)
+        assert "\n" not in str(caught.value)
+        file.write_bytes(contents)
+
+
+@pytest.mark.usefixtures("small_floor")
+def test_the_error_tells_how_to_go_on(tmp_path):
+    arrays = {"images": np.zeros((400, 64, 64), np.uint8), "labels": np.arange(400) % 2}
+    path = tmp_path / "own.npz"
+    np.savez_compressed(path, **arrays)
+    with pytest.raises(DataError) as caught:
+        load_dataset(path)
+    assert str(caught.value) == (
+        f"{path}: it asks for 2 MiB of memory, more than 1 times its size on disk; "
+        "if that is right, save it without compression"
+    )
+    np.savez(path, **arrays)
+    images = load_dataset(path)
+    assert len(images) == 320
+    images.images.add_(1)  # not a view of a file
+
+
+@pytest.mark.usefixtures("small_floor")
+def test_bytes_on_disk_raise_the_limit(tmp_path):
+    write_idx_set(tmp_path, train=400, shape=(64, 64))
+    assert len(load_dataset(tmp_path)) == 400
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(
+        gzip.compress(idx_bytes(np.zeros((400, 64, 64), np.uint8)))
+    )
+    with pytest.raises(DataError, match="train-images-idx3-ubyte: it asks for 2 MiB"):
+        load_dataset(tmp_path)
+
+
+def test_the_limit_itself_is_allowed_and_one_byte_more_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "FLOOR", 1000)
+    (tmp_path / "a").touch()
+    reading.check_memory(tmp_path / "a", 1000)
+    with pytest.raises(DataError, match="a: it asks for"):
+        reading.check_memory(tmp_path / "a", 1001)
+
+
+def test_decoded_images_count_together(tmp_path):
+    root = write_folder(tmp_path / "own", count=5, size=(8, 8))
+    num_bytes = 8 * 3 * 64 * 64
+    assert len(load_dataset(root, img_size=64, max_bytes=num_bytes)) == 8
+    with pytest.raises(DataError, match=r"own: its images ask for .*--max-bytes.*--storage"):
+        load_dataset(root, img_size=64, max_bytes=num_bytes - 1)
+    for path in (SETS["npz"](tmp_path), root):
+        with pytest.raises(ValueError, match="max_bytes: expected at least 1"):
+            load_dataset(path, max_bytes=0)
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar", "tar-gz"])
+def test_images_far_larger_than_their_files_are_refused(tmp_path, monkeypatch, kind):
+    path = SETS[kind](tmp_path)
+    monkeypatch.setattr(entries, "FLOOR", 1000)
+    assert len(load_dataset(path, img_size=20)) == 4
+    with pytest.raises(DataError, match="its images ask for"):
+        load_dataset(path, img_size=200)
+
+
+def test_masks_count_together(tmp_path):
+    for kind in ("images", "masks"):
+        (tmp_path / kind).mkdir()
+        for index in range(4):
+            picture((8, 6), color=False).point(lambda value: value % 2).save(
+                tmp_path / kind / f"{index}.png"
+            )
+    assert len(load_dataset(tmp_path, max_bytes=4 * 48)) == 3
+    with pytest.raises(DataError, match="its images ask for"):
+        load_dataset(tmp_path, max_bytes=4 * 48 - 1)
+
+
+def test_holes_of_a_sparse_file_count_nothing(tmp_path):
+    path = tmp_path / "sparse"
+    path.write_bytes(struct.pack(">HBB3I", 0, 8, 3, 1 << 10, 1 << 10, 1 << 10))
+    os.truncate(path, (1 << 30) + 16)
+    if path.stat().st_blocks * 512 > 1 << 20:
+        pytest.skip("this file system keeps no holes")
+    with pytest.raises(DataError, match="sparse: it asks for 1,024 MiB of memory"):
+        read_idx(path)
+
+
+def test_ten_thousand_classes_are_enough(tmp_path):
+    for count, key in ((10_000, "labels"), (10_001, "labels"), (10_001, "names")):
+        labels = np.arange(count) if key == "labels" else np.arange(count).astype(str)
+        np.savez(tmp_path / "own.npz", x_train=np.zeros((count, 1, 1), np.uint8), y_train=labels)
+        if count == 10_000:
+            assert load_dataset(tmp_path / "own.npz").num_classes == count
+            continue
+        with pytest.raises(DataError, match="expected at most 10,000 classes, got 10,001"):
+            load_dataset(tmp_path / "own.npz")
+
+
+# Errors.
+
+
+def test_the_cause_is_kept(tmp_path):
+    with zipfile.ZipFile(tmp_path / "own.npz", "w") as archive:
+        header = b"{'shape': (".ljust(20)
+        archive.writestr("images.npy", b"\x93NUMPY\1\0" + struct.pack("<H", 20) + header)
+        archive.writestr("labels.npy", b"")
+    message = r"cannot be read as an \.npz of plain arrays \(TokenError"
+    with pytest.raises(DataError, match=message) as caught:
+        load_dataset(tmp_path / "own.npz")
+    assert type(caught.value.__cause__).__name__ == "TokenError"
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RecursionError("deep"), OverflowError("big"), OSError(5, "I/O error")]
+)
+def test_errors_of_every_kind_are_one_sentence(error):
+    with (
+        pytest.raises(DataError, match=r"^a\.bin: cannot be read \(.+\)$"),
+        reading.read_errors("a.bin"),
+    ):
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a\nb\r\n  c", "a b c"),
+        ("tab\there", "tab here"),
+        ("\x1b[31mred\x00\u202e\udcff", "\\x1b[31mred\\x00\\u202e\\udcff"),
+        ("größe 2 × 3 …", "größe 2 × 3 …"),
+    ],
+)
+def test_messages_are_one_printable_line(text, line):
+    assert str(DataError(text)) == one_line(text) == line
+    assert pickle.loads(pickle.dumps(RunError(text))).args == (line,)
+
+
+def test_long_messages_keep_both_ends():
+    message = str(TorchcapsError("begin " + "\x01" * 10**6 + " end"))
+    assert len(message) <= LONGEST
+    assert message.startswith("begin ")
+    assert message.endswith(" end")
+
+
+# Only regular files.
+
+
+@pytest.mark.parametrize(
+    "name", ["run/config.json", "model.safetensors", "own.toml", "photo.png", "a.idx"]
+)
+def test_a_fifo_is_never_read(tmp_path, name):
+    (tmp_path / "run").mkdir()
+    os.mkfifo(tmp_path / name)
+    readers = {
+        "run/config.json": lambda path: Run.open(path.parent).config,
+        "model.safetensors": load,
+        "own.toml": lambda path: load_recipe(str(path)),
+        "photo.png": decode_image,
+        "a.idx": read_idx,
+    }
+    with pytest.raises(TorchcapsError, match="expected a regular file, got a FIFO or a device"):
+        readers[name](tmp_path / name)
+
+
+# Large images, strip by strip.
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F"])
+@pytest.mark.parametrize("channels", [None, 3])
+def test_an_image_is_the_same_in_strips(monkeypatch, mode, channels):
+    if mode in ("I;16", "I", "F"):
+        ramp = np.arange(13 * 7).reshape(13, 7)
+        kind = {"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode]
+        image = images.Image.fromarray((ramp * 700 if mode != "F" else ramp / 100).astype(kind))
+    else:
+        image = picture((13, 7)).convert(mode)
+    contents = encoded(image, "TIFF" if mode in ("CMYK", "F", "I") else "PNG")
+    expected = decode_image(contents, 5, channels)
+    monkeypatch.setattr(images, "STRIP", 20)
+    monkeypatch.setattr(pixels, "LARGE", 30)
+    monkeypatch.setattr(pixels, "CHUNK", 4)
+    assert torch.equal(decode_image(contents, 5, channels), expected)
