@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from operator import eq
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 if TYPE_CHECKING:  # the command line reports errors without waiting for torch
     from numpy.typing import NDArray
@@ -168,9 +168,9 @@ def check_positive(**numbers: float) -> None:
         check_range(name, number, low=1)
 
 
-def check_known(kind: str, name: str, known: Iterable[str]) -> None:
-    """Raise UnknownNameError unless this is one of the known names."""
-    names = tuple(known)
+def check_known(kind: str, name: str, known: Any) -> None:
+    """Raise UnknownNameError unless this is one of the known names, or of those of a Literal."""
+    names = tuple(get_args(known) or known)
     if name not in names:
         raise UnknownNameError(kind, name, names)
 

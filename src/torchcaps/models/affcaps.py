@@ -6,7 +6,7 @@ CapsNet's (arXiv 1710.09829), and the constant, the start of the matrices and th
 library's.
 """
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ class AffineCaps(CapsuleLinear):
         constant: Constant = "1/sqrt(N)",
         **options: Any,
     ) -> None:
-        check_known("constant", constant, get_args(Constant))
+        check_known("constant", constant, Constant)
         num_matrices = num_matrices or in_capsules
         c = in_capsules**-0.5
         std = in_dim**-0.5
@@ -157,7 +157,7 @@ class AffCapsNet(CapsNet):
         constant: Constant = "1/sqrt(N)",
         **options: Any,
     ) -> None:
-        check_known("share", share, get_args(Share))
+        check_known("share", share, Share)
         num_matrices = {"all": 1, "position": primary_types, "none": None}
         super().__init__(
             *sizes,

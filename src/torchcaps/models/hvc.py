@@ -8,7 +8,7 @@ their default does not train either.
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -134,7 +134,7 @@ class HVC(LogitModel):
                 "branches",
                 f"expected rising numbers from 1 to {convolutions}, got {list(branches)}",
             )
-        check_known("merge", merge, get_args(Merge))
+        check_known("merge", merge, Merge)
         self.branches = tuple(branches)
 
         channels = [in_chans] + [32 + 16 * index for index in range(convolutions)]

@@ -9,7 +9,7 @@ images are not standardized first.
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -87,7 +87,7 @@ class InvertedAttentionCaps(LogitModel):
             pose_size=pose_size,
         )
         check_iterations(iterations)
-        check_known("backbone", backbone, get_args(Backbone))
+        check_known("backbone", backbone, Backbone)
         self.types = types
         dim = pose_size**2
         self.backbone = make_backbone(backbone, in_chans)

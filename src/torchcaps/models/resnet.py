@@ -8,7 +8,7 @@ network).
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -98,7 +98,7 @@ def residual_trunk(in_chans: int, width: int = 16, shortcut: Shortcut = "A") -> 
         shortcut: see `ResidualBlock`.
     """
     check_range("width", width, low=1)
-    check_known("shortcut", shortcut, get_args(Shortcut))
+    check_known("shortcut", shortcut, Shortcut)
     widths = [width] * (NUM_BLOCKS + 1) + [2 * width] * NUM_BLOCKS + [4 * width] * NUM_BLOCKS
     blocks = residual_blocks(widths, shortcut)
     return nn.Sequential(convolution(in_chans, width), *blocks)

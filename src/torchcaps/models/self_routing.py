@@ -29,6 +29,7 @@ from torchcaps.types import Capsules, LayerSizes, ModelSpec
 Backbone = Literal["resnet20", "convnet"]
 PlainHead = Literal["average", "linear"]
 CapsuleHead = Literal["self_routing", "dynamic", "em"]
+Head = Literal[PlainHead, CapsuleHead]
 # Channels and stride of each 3x3 convolution.
 CONVNET = ((16, 1), (32, 2), (32, 1), (64, 2), (64, 1), (128, 2))
 TYPES = 32
@@ -39,7 +40,7 @@ PARENT_LENGTH = 0.4  # length of a parent's sum at the start
 
 def make_trunk(backbone: Backbone, in_chans: int) -> tuple[nn.Sequential, int, int]:
     """The layers before the head, their channels, and how often they halve the map."""
-    check_known("backbone", backbone, get_args(Backbone))
+    check_known("backbone", backbone, Backbone)
     if backbone == "resnet20":
         return residual_trunk(in_chans), 64, 2
     layers = nn.Sequential()
@@ -220,7 +221,7 @@ def make_routed_layer(
         primary: whether the children are primary capsules.
         uniform: make every coupling equal.
     """
-    check_known("routing", routing, get_args(CapsuleHead))
+    check_known("routing", routing, CapsuleHead)
     votes: nn.Module
     options: dict[str, float] = {}
     if routing == "em":
@@ -256,16 +257,14 @@ def make_routed_layer(
         published="CIFAR-10 test error 8.17 ± 0.18 % (depth 1), 7.86 ± 0.12 % (depth 2)",
     )
 )
-def sr_capsnet(
-    *, head: PlainHead | CapsuleHead = "self_routing", **options: Any
-) -> SRCapsNet | PlainHeadNetwork:
+def sr_capsnet(*, head: Head = "self_routing", **options: Any) -> SRCapsNet | PlainHeadNetwork:
     """ResNet-20 with a head of self-routed capsules, or with one that it was compared with.
 
     Args:
         head: a head of capsules, see `SRCapsNet`, or a plain one, see `PlainHeadNetwork`.
         options: of that network.
     """
-    check_known("head", head, get_args(PlainHead) + get_args(CapsuleHead))
+    check_known("head", head, Head)
     name: Any = head
     if head in get_args(PlainHead):
         return PlainHeadNetwork(head=name, **options)

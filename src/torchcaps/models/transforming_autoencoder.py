@@ -12,7 +12,7 @@ numbers of a pose.
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -112,7 +112,7 @@ class TransformingAutoencoder(DrawingModel):
             recognition=recognition,
             generation=generation,
         )
-        check_known("pose", pose, get_args(Pose))
+        check_known("pose", pose, Pose)
         if constrained and pose != "affine":
             raise ArgumentError("constrained", f"expected affine poses, got {pose!r}")
         self.num_capsules = capsules

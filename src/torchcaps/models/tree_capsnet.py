@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil, prod
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -120,7 +120,7 @@ class TreeCapsNet(ImageModel):
         iterations: int = 2,
     ) -> None:
         super().__init__(num_classes, in_chans, img_size, class_dim=class_dim)
-        check_known("tree", tree, get_args(Taxonomy))
+        check_known("tree", tree, Taxonomy)
         if len(channels) != 3 or min(channels) < 1 or channels[-1] % (2 * DIM):
             raise ArgumentError(
                 "channels",

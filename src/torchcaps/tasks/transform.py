@@ -13,7 +13,7 @@ tensors by name.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -291,7 +291,7 @@ def transformed_pairs(
         ValueError: images of other axes, an unknown pose, or a range below 0.
     """
     check_shape("images", images, AXES)
-    check_known("pose", pose, get_args(Pose))
+    check_known("pose", pose, Pose)
     ranges = {"shift": shift, "degrees": degrees, "zoom": zoom, "shear": shear}
     for name, limit in ranges.items():
         check_range(name, limit, low=0, high=MAX_ZOOM if name == "zoom" else None)

@@ -1,6 +1,6 @@
 """Votes whose right answer is planted: it is in their agreement alone, or in their mean alone."""
 
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -87,7 +87,7 @@ def planted_answers(
     Raises:
         ArgumentError: an unknown kind, or sizes out of range.
     """
-    check_known("kind", kind, get_args(Kind))
+    check_known("kind", kind, Kind)
     check_range("children", children, low=2)
     check_range("parents", parents, low=2)
     generator = seeded(seed)
