@@ -148,7 +148,7 @@ def test_a_loss_that_is_not_finite_is_reported_with_its_step(images, tmp_path, m
 
 def test_exhausted_memory_is_one_sentence(images):
     with (
-        gpu.memory_limit(20_000),
+        gpu.memory_limit(70_000),
         pytest.raises(TrainingError, match="the memory is exhausted; use a smaller batch_size"),
     ):
         fit(images)
