@@ -9,6 +9,7 @@ import inspect
 import ipaddress
 import math
 import secrets
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 from torch import Tensor
 
-from torchcaps.errors import TorchcapsError, one_line
+from torchcaps.errors import TorchcapsError, check_range, one_line
 from torchcaps.explorer.pictures import read_picture
 from torchcaps.explorer.requests import Request, as_base64
 from torchcaps.explorer.session import Session
@@ -94,7 +95,7 @@ def make_app(
 
     async def guard(request: HTTPRequest, answer: RequestResponseEndpoint) -> Response:
         if reason := _reason_to_refuse(request, token):
-            response: Response = JSONResponse({"error": reason}, status_code=403)
+            response = await refuse(request, HTTPException(403, reason))
         else:
             response = await answer(request)
         response.headers.update(HEADERS)
@@ -169,9 +170,7 @@ class Api:
         stream = http.headers.get("x-stream", "")
         if name not in self.functions:
             raise HTTPException(404)
-        if len(stream) > MAX_NAME:
-            detail = f"x-stream: expected at most {MAX_NAME} characters, got {len(stream)}"
-            raise HTTPException(400, detail)
+        check_range("characters of x-stream", len(stream), high=MAX_NAME)
         request = Request(await read_body(http, self.max_body), self.sessions)
         function = self.functions[name]
         try:
@@ -183,8 +182,7 @@ class Api:
     async def picture(self, http: HTTPRequest) -> Response:
         """An image file as pixels for the page."""
         if self.files >= MAX_FILES:
-            detail = "the server is busy with other image files; try again in a moment"
-            raise HTTPException(503, detail)
+            raise HTTPException(503, "the server is busy with other image files; try again")
         self.files += 1
         try:
             file = await read_body(http, MAX_FILE)
@@ -197,13 +195,14 @@ class Api:
         return [read_picture(file, self.sessions[0].preprocess) for file in files]
 
     def _answer_batch(self, name: str, requests: Sequence[Request]) -> list[dict[str, Any]]:
-        """A view's answers, by one pass of each model that the requests are about."""
+        """A view's answers, by one pass for each model and kind of couplings asked for."""
+        batches = defaultdict(list)
+        for request in requests:
+            batches[request.session, request.uniform].append(request)
         answers: dict[Request, dict[str, Any]] = {}
-        for session, views in self.views.items():
-            batch = [request for request in requests if request.session is session]
-            if batch:
-                view = views.get(name) or VIEWS[name](session)
-                answers.update(zip(batch, view.answer_batch(batch), strict=True))
+        for (session, _), batch in batches.items():
+            view = self.views[session].get(name) or VIEWS[name](session)
+            answers.update(zip(batch, view.answer_batch(batch), strict=True))
         return [answers[request] for request in requests]
 
 
@@ -228,6 +227,6 @@ async def read_body(request: HTTPRequest, limit: int) -> bytes:
 
 async def refuse(_: HTTPRequest, error: Exception) -> Response:
     """One sentence about what is wrong with a request."""
-    if isinstance(error, HTTPException):
-        return JSONResponse({"error": error.detail}, status_code=error.status_code)
-    return JSONResponse({"error": one_line(str(error))}, status_code=400)
+    text = error.detail if isinstance(error, HTTPException) else str(error)
+    status_code = getattr(error, "status_code", 400)
+    return JSONResponse({"error": one_line(text)}, status_code)

@@ -105,22 +105,11 @@ class Infer(View):
         return inferences
 
     def answer_batch(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
-        """The answers to requests; those with the same kind of routing take one pass."""
-        answers: dict[int, dict[str, Any]] = {}
-        for uniform in (False, True):
-            places = []
-            images = []
-            classes = []
-            for k, request in enumerate(requests):
-                if request.uniform() == uniform:
-                    places.append(k)
-                    images.append(request.transformed_image())
-                    classes.append(request.classes())
-            if places:
-                inferences = self.run_batch(images, classes, uniform=uniform)
-                for k, inference, image in zip(places, inferences, images, strict=True):
-                    answers[k] = inference.to_dict(image)
-        return [answers[k] for k in range(len(requests))]
+        """The answers to requests, by one pass."""
+        images = [request.transformed_image() for request in requests]
+        classes = [request.classes() for request in requests]
+        inferences = self.run_batch(images, classes, uniform=requests[0].uniform)
+        return list(map(Inference.to_dict, inferences, images))
 
     def _overlay(self, image: Picture, classes: Sequence[int]) -> Inference:
         """Of a model of pixels: the share of each class, and what was found over the picture."""

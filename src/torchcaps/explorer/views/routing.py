@@ -106,7 +106,7 @@ class Routing(View):
             return self._run(pixels, label)
 
     def answer(self, request: Request) -> dict[str, Any]:
-        routing = self.run(request.image(), request.label(), uniform=request.uniform())
+        routing = self.run(request.image(), request.label(), uniform=request.uniform)
         steps = []
         for step in routing.steps:
             numbers = step._asdict()

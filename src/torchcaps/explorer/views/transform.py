@@ -77,7 +77,7 @@ class Transform(View):
             request.motion(),
             values,
             request.label(),
-            uniform=request.uniform(),
+            uniform=request.uniform,
         )
         activation, pose = as_lists(sweep.activation), as_lists(sweep.pose)
         return {"values": values, "activation": activation, "pose": pose}
