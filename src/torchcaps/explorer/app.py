@@ -31,7 +31,7 @@ from torchcaps.explorer.pictures import read_picture
 from torchcaps.explorer.requests import Request, as_base64
 from torchcaps.explorer.session import Session
 from torchcaps.explorer.views import VIEWS, open_views
-from torchcaps.explorer.worker import Superseded, Worker
+from torchcaps.explorer.worker import Worker
 
 MAX_FILE = 8_000_000  # bytes of an image file
 MAX_FILES = 8  # in memory
@@ -42,7 +42,7 @@ BODY_SECONDS = 10.0  # in which the body of a request must have come
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 STATIC = Path(__file__).with_name("static")
 TYPES = {
-    "": "text/html",
+    ".html": "text/html",
     ".css": "text/css",
     ".svg": "image/svg+xml",
     ".js": "text/javascript",
@@ -85,13 +85,6 @@ def make_app(
         hosts: names of this server in a Host header.
     """
     api = Api(sessions, worker or Worker())
-    contents = _read_static_files()
-
-    async def static(request: HTTPRequest) -> Response:
-        name = request.path_params.get("name", "")
-        if name not in contents:
-            raise HTTPException(404)
-        return Response(contents[name], media_type=TYPES[Path(name).suffix])
 
     async def guard(request: HTTPRequest, answer: RequestResponseEndpoint) -> Response:
         if reason := _reason_to_refuse(request, token):
@@ -104,8 +97,7 @@ def make_app(
     allowed_hosts = ["*"] if token else list(hosts)
     app = Starlette(
         routes=[
-            Route("/", static),
-            Route("/static/{name}", static),
+            *_file_routes(),
             Route("/api/describe", api.describe),
             Route("/api/picture", api.picture, methods=["POST"]),
             Route("/api/{name}", api.answer, methods=["POST"]),
@@ -116,15 +108,15 @@ def make_app(
     return BaseHTTPMiddleware(app, guard)
 
 
-def _read_static_files() -> dict[str, bytes]:
-    """The page's files by name, "" for the page itself, and a script for each tab."""
-    paths = list(STATIC.iterdir())
-    for view in VIEWS.values():
-        if view.title:
-            paths.append(Path(inspect.getfile(view)).with_suffix(".js"))
-    contents = {path.name: path.read_bytes() for path in paths}
-    contents[""] = contents.pop("index.html")
-    return contents
+def _file_routes() -> list[Route]:
+    """The page, its files, and a script for each tab; all are read once."""
+    scripts = [inspect.getfile(view) for view in VIEWS.values() if view.title]
+    routes = []
+    for path in (*STATIC.iterdir(), *(Path(script).with_suffix(".js") for script in scripts)):
+        address = "/" if path.suffix == ".html" else f"/static/{path.name}"
+        content = Response(path.read_bytes(), media_type=TYPES[path.suffix])
+        routes.append(Route(address, content, methods=["GET"]))
+    return routes
 
 
 def _reason_to_refuse(request: HTTPRequest, token: str) -> str:
@@ -173,11 +165,8 @@ class Api:
         check_range("characters of x-stream", len(stream), high=MAX_NAME)
         request = Request(await read_body(http, self.max_body), self.sessions)
         function = self.functions[name]
-        try:
-            answer = await self.worker.run(function, request, stream, batched=VIEWS[name].batched)
-            return JSONResponse(answer)
-        except Superseded:
-            return JSONResponse({"superseded": True})
+        answer = await self.worker.run(function, request, stream, batched=VIEWS[name].batched)
+        return JSONResponse(answer or {"superseded": True})
 
     async def picture(self, http: HTTPRequest) -> Response:
         """An image file as pixels for the page."""

@@ -201,11 +201,9 @@ class Session:
 
     def batch(self, images: Sequence[Picture]) -> Float[Tensor, "n channels height width"]:
         """Images in [0, 1] on the model's device."""
-        sizes = dict(zip(AXES, self.shape, strict=True))
         for image in images:
-            check_shape("image", image, AXES, **sizes)
-        pixels = torch.stack(list(images)).float() / 255
-        return pixels.to(device_of(self.model))
+            check_shape("image", image, AXES, **dict(zip(AXES, self.shape, strict=True)))
+        return (torch.stack(list(images)).float() / 255).to(device_of(self.model))
 
     def routed(self, uniform: bool) -> AbstractContextManager[object]:
         """A block in which the model routes as trained, or with uniform couplings."""

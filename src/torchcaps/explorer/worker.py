@@ -15,10 +15,6 @@ MAX_WAITING = 64  # requests in the queue
 MAX_BATCH = 8  # requests in one pass of a model
 
 
-class Superseded(Exception):
-    """A newer request of the same stream took this one's place in the queue."""
-
-
 class Worker:
     """One thread and its queue, in which at most one request of a stream waits: the newest.
 
@@ -48,8 +44,10 @@ class Worker:
             stream: whose older request this one replaces in the queue; empty for none.
             batched: whether requests of this function leave the queue together.
 
+        Returns:
+            The answer; None if a newer request of the stream came while this one waited.
+
         Raises:
-            Superseded: if a newer request of the stream came while this one waited.
             HTTPException: (503) if the queue is full, or the server stops.
         """
         job = _Job(function, argument, batched, Future())
@@ -74,7 +72,7 @@ class Worker:
                 raise HTTPException(503, "the server is busy; try again in a moment")
             self._waiting[stream] = job  # a dictionary keeps the place
             if older is not None:
-                _settle(older.future, Superseded())
+                _settle(older.future, None)
             self._thread.submit(self._answer_first)
 
     def _answer_first(self) -> None:
@@ -92,11 +90,9 @@ class Worker:
         """Jobs that leave the queue together, without those that were given up."""
         jobs: list[_Job] = []
         for stream, job in list(self._waiting.items()):
-            first = jobs[0] if jobs else job
-            if job.function is first.function and (job is first or first.batched):
+            goes_along = jobs and jobs[0].batched and job.function is jobs[0].function
+            if not jobs or (goes_along and len(jobs) < MAX_BATCH):
                 jobs.append(self._waiting.pop(stream))
-            if len(jobs) == MAX_BATCH:
-                break
         return [job for job in jobs if not job.future.cancelled()]
 
 
