@@ -115,8 +115,8 @@ def test_the_second_model_is_asked_by_number(client, picture):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"image": None}, "image: expected base64"),
-        ({"image": "AAAA"}, "image: expected 360 bytes, got 3"),
+        ({"image": None}, "image: expected 360 bytes in base64"),
+        ({"image": "AAAA"}, "image: expected 360 bytes in base64"),
         ({"model": 2}, "model: expected between 0 and 1, got 2"),
         ({"model": True}, "model: expected a whole number"),
         ({"model": 0.5}, "model: expected a whole number"),
@@ -128,9 +128,9 @@ def test_the_second_model_is_asked_by_number(client, picture):
         ({"classes": [0] * 65}, "classes: expected at most 64"),
         ({"motion": []}, "motion: expected an object"),
         ({"motion": {"degrees": 1e9}}, "degrees: expected between -180.0 and 180.0"),
-        ({"motion": {"right": "1"}}, "motion: expected numbers for right"),
+        ({"motion": {"right": "1"}}, "motion: expected an object of numbers for degrees, scale"),
         ({"motion": {"changing": "__class__"}}, "unknown motion '__class__'"),
-        ({"motion": {"changing": {}}}, "unknown motion '{}'"),
+        ({"motion": {"changing": {}}}, "unknown motion {}"),
     ],
 )
 def test_wrong_values_are_refused_in_one_sentence(client, picture, change, problem):
@@ -145,7 +145,7 @@ def test_wrong_values_are_refused_in_one_sentence(client, picture, change, probl
         ("pose", {"poses": [[0] * 15 + ["1"]]}, "poses: expected a list of equally long lists"),
         ("pose", {"poses": [[0] * 15]}, "poses: expected [n, dim=16], got [n=1, dim=15]"),
         ("pose", {"poses": [[0] * 15 + [1e300]]}, "at most ±10000"),
-        ("pose", {"poses": [[0] * 16], "label": 3}, "label: expected between 0 and 2, got 3"),
+        ("pose", {"poses": [[0] * 16], "label": 3}, "class: expected between 0 and 2, got 3"),
         ("examples", {"label": None}, "label: expected"),
         ("examples", {"index": 9}, "index: expected between 0 and 8"),
         ("examples", {"count": 61}, "count: expected between 1 and 60, got 61"),

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from torchcaps.data.pixels import fit_images
 from torchcaps.errors import ArgumentError, check_range
 from torchcaps.explorer.pictures import Motion, Picture, move
 from torchcaps.explorer.session import Session
@@ -93,10 +94,6 @@ class Request:
             raise ArgumentError(name, f"expected {nouns[num_axes]}, at most ±{limit:g}")
         return numbers
 
-    def label(self) -> int:
-        """A capsule of the model, as "label"."""
-        return self.integer("label", 0, len(self.session.names) - 1)
-
     def classes(self) -> list[int]:
         """Capsules to decode, as "classes"; by default none."""
         labels: list[int] = self.numbers("classes", 1, MAX_INTEGER, kinds="i").tolist()
@@ -104,26 +101,23 @@ class Request:
 
     def motion(self) -> Motion:
         """A motion, as "motion"; by default none."""
-        values = self.values.get("motion", {})
-        if not isinstance(values, dict):
-            raise ArgumentError("motion", "expected an object")
-        amounts = {name: values[name] for name in Motion.LIMITS if name in values}
-        if not set(map(type, amounts.values())) <= {int, float}:
-            raise ArgumentError("motion", f"expected numbers for {', '.join(amounts)}")
-        return Motion(**amounts, changing=str(values.get("changing", Motion.changing)))
+        try:
+            return Motion(**self.values.get("motion", {}))
+        except TypeError:
+            names = ", ".join(Motion.LIMITS)
+            raise ArgumentError("motion", f"expected an object of numbers for {names}") from None
 
     def image(self, name: str = "image") -> Picture:
         """A picture of the page, as the model takes it."""
         channels, height, width = self._shape
         try:
-            pixels = base64.b64decode(self.values[name], validate=True)
+            pixels = np.frombuffer(base64.b64decode(self.values[name], validate=True), np.uint8)
+            array = pixels.reshape(height, width, channels).transpose(2, 0, 1)
         except (KeyError, TypeError, ValueError):
-            raise ArgumentError(name, "expected base64") from None
-        size = channels * height * width
-        if len(pixels) != size:
-            raise ArgumentError(name, f"expected {size} bytes, got {len(pixels)}")
-        array = np.frombuffer(pixels, dtype=np.uint8).reshape(height, width, channels)
-        return self.session.fit(torch.from_numpy(array.transpose(2, 0, 1).copy()))
+            size = channels * height * width
+            raise ArgumentError(name, f"expected {size} bytes in base64") from None
+        images = torch.from_numpy(array.copy()).unsqueeze(0)
+        return fit_images(images, self.session.preprocess.model_size, self.session.shape[0])[0]
 
     def transformed_image(self) -> Picture:
         """The picture after the motion."""
@@ -135,10 +129,10 @@ def parse_object(body: bytes) -> Mapping[str, Any]:
     """A JSON object without NaN or infinity. Raises ValueError for anything else."""
 
     def refuse(name: str) -> float:
-        raise ValueError(f"{name} is no number of JSON")
+        raise ValueError(name)
 
     try:
-        values = json.loads(body.decode(), parse_constant=refuse)
+        values = json.loads(body, parse_constant=refuse)
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):

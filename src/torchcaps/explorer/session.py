@@ -17,7 +17,6 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.data import Dataset, Preprocess, multi_hot
-from torchcaps.data.pixels import fit_images
 from torchcaps.errors import ArgumentError, DataError, RunError, check_range, check_shape
 from torchcaps.evaluation.forward import activations_of, device_of, evaluating
 from torchcaps.evaluation.routing.layers import swapped_routers
@@ -148,14 +147,6 @@ class Session:
             raise ArgumentError("examples", "there are none here that have labels")
         labels = multi_hot(self.examples.labels.cpu(), len(self.names))
         return labels[:, label].nonzero().squeeze(1)
-
-    def fit(self, image: Picture) -> Picture:
-        """An image of another model with this one's size and channels.
-
-        Raises:
-            DataError: where it cannot have these channels.
-        """
-        return fit_images(image.unsqueeze(0), self.preprocess.model_size, self.shape[0])[0]
 
     def encode(
         self, images: Sequence[Picture], *, uniform: bool = False

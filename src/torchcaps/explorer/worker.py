@@ -77,23 +77,19 @@ class Worker:
 
     def _answer_first(self) -> None:
         """In the thread: answer the first of the queue, and those that go together with it."""
+        jobs: list[_Job] = []
         with self._lock:
-            jobs = self._take_batch()
+            for stream, job in list(self._waiting.items()):
+                goes_along = jobs and jobs[0].batched and job.function is jobs[0].function
+                if not jobs or (goes_along and len(jobs) < MAX_BATCH):
+                    jobs.append(self._waiting.pop(stream))
+            jobs = [job for job in jobs if not job.future.cancelled()]
             self._running = jobs
         answers = _answers(jobs)
         with self._lock:
             self._running = []
             for job, answer in zip(jobs, answers, strict=True):
                 _settle(job.future, answer)
-
-    def _take_batch(self) -> list[_Job]:
-        """Jobs that leave the queue together, without those that were given up."""
-        jobs: list[_Job] = []
-        for stream, job in list(self._waiting.items()):
-            goes_along = jobs and jobs[0].batched and job.function is jobs[0].function
-            if not jobs or (goes_along and len(jobs) < MAX_BATCH):
-                jobs.append(self._waiting.pop(stream))
-        return [job for job in jobs if not job.future.cancelled()]
 
 
 class _Job(NamedTuple):

@@ -85,7 +85,6 @@ class Infer(View):
         for labels in classes:
             check_range("classes", len(labels), high=session.MAX_DECODED)
             session.check_class(*labels)
-        check_range("count", count, low=1, high=max(1, len(session.names)))
         if session.spec.is_dense:
             return list(map(self._overlay, images, classes))
 

@@ -65,7 +65,7 @@ class Pose(View):
         return session.draw(pose, activation, (label,) * len(poses))
 
     def answer(self, request: Request) -> dict[str, Any]:
-        label = request.label()
+        label = request.integer("label")
         poses = torch.from_numpy(request.numbers("poses", 2, MAX_VALUE)).float()
         activations = None
         if "activations" in request.values:

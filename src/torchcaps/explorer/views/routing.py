@@ -131,7 +131,7 @@ class Routing(View):
         return RoutingSteps(name, votes.count, tuple(steps), fields)
 
     def answer(self, request: Request) -> dict[str, Any]:
-        routing = self.run(request.image(), request.label(), uniform=request.uniform)
+        routing = self.run(request.image(), request.integer("label"), uniform=request.uniform)
         steps = []
         for step in routing.steps:
             numbers = step._asdict()

@@ -76,7 +76,7 @@ class Transform(View):
             request.image(),
             request.motion(),
             values,
-            request.label(),
+            request.integer("label"),
             uniform=request.uniform,
         )
         activation, pose = as_lists(sweep.activation), as_lists(sweep.pose)
