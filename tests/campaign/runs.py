@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchcaps.cli.main import main
-from torchcaps.training import TrainConfig, Trainer, train
+from torchcaps.training import Trainer, train
 from training.makers import Watch, contents, leftovers, write_bars
 
 OPTIONS = {"channels": 8, "primary_types": 2, "decoder": False}
@@ -107,14 +107,12 @@ def history(seed: int = SEED) -> tuple[dict[int, Files], dict[str, Any]]:
         try:
             os.chdir(name)
             Path("bars.npz").write_bytes(bars())
-            config = TrainConfig.of(
-                model="capsnet", data="bars.npz", seed=seed, model_options=OPTIONS, **SETTINGS
-            )
 
             def keep(trainer: Trainer, losses: dict[str, float]) -> None:
                 states[trainer.state.step] = files(Path("run"))
 
-            train(config, "run", callbacks=[Watch(keep)])
+            options = {"model_options": OPTIONS, **SETTINGS}
+            train("capsnet", "run", callbacks=[Watch(keep)], data="bars.npz", seed=seed, **options)
             return states, contents(Path("run"))
         finally:
             os.chdir(home)

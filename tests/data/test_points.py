@@ -181,7 +181,7 @@ def test_prediction_takes_files_and_arrays(tmp_path):
     (tmp_path / "one.csv").write_text("x,y\n" + "".join(f"{x},{y}\n" for x, y in SETS[0].tolist()))
     expected = standardized_points("x", SETS[:1])[0]
     (tmp_path / "photo.png").write_bytes(b"")
-    files = [source for _, source in list_inputs(tmp_path, preprocess)]
+    files = [element.source for element in list_inputs(tmp_path, preprocess)]
     assert [Path(file).name for file in files] == ["one.csv", "one.npz"]
     for points in (*files, SETS[0], torch.from_numpy(SETS[0])):
         torch.testing.assert_close(preprocess(points), expected)

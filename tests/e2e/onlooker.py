@@ -22,7 +22,7 @@ class Onlooker(Classify):
     """Classification that records the images and labels of its steps."""
 
     def training_step(self, batch, share):
-        digests.append(list(map(digest, batch.images, batch.labels)))
+        digests.append(list(map(digest, batch.inputs, batch.targets["label"])))
         return super().training_step(batch, share)
 
 

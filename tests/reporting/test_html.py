@@ -187,7 +187,7 @@ def test_markup_in_names_is_shown_as_text(finished, no_drawing):
         evaluation=evaluation,
         num_diagnosed=0,
         config=finished.config.updated(data="<data>&.npz"),
-        inputs=images,
+        images=images,
     )
     content = page(
         "<title> & more", sections.lead(hostile), sections.sections_of(hostile), "foot <&>"
@@ -245,7 +245,7 @@ def test_mistakes_name_their_files_where_the_images_have_some(finished, pictures
     activations[torch.arange(12), images.labels] = 0.5
     activations[6, 0] = 0.9
     evaluation = score(activations, images.labels, images.classes)
-    item = classes.mistakes(replace(finished, evaluation=evaluation, inputs=images))
+    item = classes.mistakes(replace(finished, evaluation=evaluation, images=images))
     assert item.heads[-1] == "File"
     [row] = item.rows
     assert row[:4] == ("1", "0", "0.500", "0.900")
@@ -431,17 +431,19 @@ def pairs_run(finished, bars):
         num_images=len(pairs),
         evaluation=task.evaluate(pairs),
         num_diagnosed=8,
-        inputs=pairs,
+        images=pairs,
     )
 
 
 def test_the_other_of_a_mistake_is_a_wrong_class(pairs_run, monkeypatch):
+    # Of the two classes of an image, one is nearly as active as the wrong class.
     activations = torch.full((len(pairs_run.images), 3), 0.9)
-    activations.scatter_(
-        1, pairs_run.labels, torch.tensor([[0.8, 0.1]]).expand(len(activations), 2)
-    )
+    rows = torch.arange(len(activations))
+    activations[rows, pairs_run.images.labels.argmax(dim=1)] = 0.1
+    activations[rows, 2 - pairs_run.images.labels.flip(1).argmax(dim=1)] = 0.8
     monkeypatch.setattr(type(pairs_run), "activations", activations)
-    assert {row[2:] for row in classes.mistakes(pairs_run).rows} == {("0.100", "0.900")}
+    rows = classes.mistakes(replace(pairs_run)).rows  # anew: without its own activations
+    assert {row[2:] for row in rows} == {("0.100", "0.900")}
 
 
 def test_images_of_two_classes_are_scored_by_both(pairs_run, no_drawing):
@@ -582,7 +584,7 @@ def test_runs_on_other_images_are_not_tested_against_each_other(finished, run, t
 
 def test_images_of_other_sizes_are_the_same_where_their_set_is(finished):
     cropped = replace(finished.images, inputs=finished.images.images[..., 1:])
-    smaller = replace(finished, inputs=cropped)
+    smaller = replace(finished, images=cropped)
     assert have_same_images(finished, smaller)
     elsewhere = replace(smaller, config=TrainConfig.of(data="elsewhere"))
     assert not have_same_images(finished, elsewhere)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -136,8 +137,7 @@ def test_one_fold_can_be_trained_alone(folder, bars, tmp_path):
 def test_groups_stay_together(bars):
     images = load_dataset(str(bars), "train")
     groups = torch.arange(len(images)) // 4
-    object.__setattr__(images, "factors", {"track": groups})
-    object.__setattr__(images, "groups", groups)
+    images = replace(images.with_targets(track=groups), groups=groups)
     tested = []
     for fold in (1, 2, 3):
         config = tiny(bars, folds=3, fold=fold)

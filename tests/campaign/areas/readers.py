@@ -20,7 +20,7 @@ from torchcaps.errors import TorchcapsError
 TESTS = {
     "bit flips": 1400,
     "truncation": 500,
-    "lengths": 1500,
+    "lengths": 1300,
     "splices": 600,
     "numbers": 750,
     "archives": 350,

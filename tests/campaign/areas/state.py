@@ -14,7 +14,7 @@ import numpy as np
 from campaign import mutate, runs
 from campaign.core import Case, dice
 from campaign.formats import npy, pixels, zipped
-from torchcaps.training import TrainConfig, train
+from torchcaps.training import train
 from torchcaps.training.files import load_tensors, save_tensors
 from training.makers import contents
 
@@ -136,14 +136,8 @@ def two_threads(folder: Path) -> None:
 
     def run(name: str, seed: int) -> None:
         try:
-            config = TrainConfig.of(
-                model="capsnet",
-                data="bars.npz",
-                model_options=runs.OPTIONS,
-                seed=seed,
-                **runs.SETTINGS,
-            )
-            train(config, folder / name)
+            options = {"model_options": runs.OPTIONS, **runs.SETTINGS}
+            train("capsnet", folder / name, data="bars.npz", seed=seed, **options)
         except BaseException as error:
             failures.append(repr(error))
 
