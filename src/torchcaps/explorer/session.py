@@ -137,8 +137,8 @@ class Session:
         image = image.mul(255).round_().to(torch.uint8)
         if not self.has_labels:
             return image.cpu(), ()
-        labels = multi_hot(self.examples.labels[[index]], len(self.names))
-        return image.cpu(), tuple(labels[0].nonzero().flatten().tolist())
+        [labels] = multi_hot(self.examples.labels[[index]], len(self.names))
+        return image.cpu(), tuple(labels.nonzero().flatten().tolist())
 
     def examples_of(self, label: int) -> Int64[Tensor, " n"]:
         """Indices of the examples of a class."""
@@ -212,11 +212,11 @@ class Session:
 
 def _activation_kind(spec: ModelSpec) -> str:
     """What an activation is: the length of a pose, a number of its own, or a probability."""
-    if spec.activation == "length" and not spec.is_dense:
-        return "length"
-    if spec.is_dense or (spec.pose and not spec.logits):
+    if spec.is_dense:
         return "activation"
-    return "probability"
+    if spec.activation == "length":
+        return "length"
+    return "activation" if spec.pose and not spec.logits else "probability"
 
 
 def open_session(

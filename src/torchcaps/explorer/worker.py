@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain
 from typing import Any, NamedTuple
 
 from starlette.exceptions import HTTPException
@@ -111,9 +110,7 @@ def _answers(jobs: Sequence[_Job]) -> list[Any]:
     try:
         return jobs[0].function([job.argument for job in jobs])
     except Exception as error:
-        if len(jobs) == 1:
-            return [error]
-        return list(chain.from_iterable(_answers([job]) for job in jobs))
+        return [error] if len(jobs) == 1 else [answer for job in jobs for answer in _answers([job])]
 
 
 def _settle(future: Future[Any], answer: object) -> None:

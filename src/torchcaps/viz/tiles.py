@@ -211,21 +211,26 @@ def masks(
     inputs = pictures("images", images)
     count, height, width, _ = inputs.shape
     sizes = {"n": count, "height": height, "width": width}
+    all_masks = np.stack(
+        [
+            class_indices("true", true, len(classes), **sizes),
+            class_indices("predicted", predicted, len(classes), **sizes),
+        ]
+    )
     rows = [inputs]
-    present = set[int]()
-    for argument, indices in (("true", true), ("predicted", predicted)):
-        pixel_classes = class_indices(argument, indices, len(classes), **sizes)
-        present.update(pixel_classes.ravel().tolist())
-        for image, mask in zip(inputs.transpose(0, 3, 1, 2), pixel_classes, strict=True):
+    for row in all_masks:
+        for image, mask in zip(inputs.transpose(0, 3, 1, 2), row, strict=True):
             rows.append(overlay_mask(image, mask, len(classes))[None])
     figure = tile_grid(np.concatenate(rows), ["image", "true", "found"], longest=1.1, below=0.4)
 
     # The legend: a patch of color for every class but the background, 0.
     colors = palette(len(classes)) / 255
     names = short_names(classes, 13)
-    patches = []
-    for label in sorted(present - {0}):
-        patches.append(Patch(color=tuple(colors[label]), label=names[label]))
+    patches = [
+        Patch(color=tuple(colors[label]), label=names[label])
+        for label in np.unique(all_masks)
+        if label
+    ]
     figure.legend(handles=patches, ncols=6, **BELOW)
     return figure
 

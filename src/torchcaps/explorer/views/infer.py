@@ -33,13 +33,11 @@ class Inference(NamedTuple):
 
     def to_dict(self, image: Picture) -> dict[str, Any]:
         """The same, and the picture, ready for JSON."""
-        drawings = None
-        if self.reconstructions is not None:
-            drawings = list(map(as_base64, self.reconstructions))
+        drawings = self.reconstructions
         return {
             "activation": as_lists(self.activation),
             "pose": as_lists(self.pose),
-            "drawn": drawings,
+            "drawn": None if drawings is None else list(map(as_base64, drawings)),
             "shown": self.shown,
             "image": as_base64(image),
         }
@@ -92,7 +90,7 @@ class Infer(View):
         inferences = []
         for k, activation in enumerate(activations):
             most_active = activation.topk(min(count, len(activation))).indices.tolist()
-            labels = tuple(classes[k]) or tuple(most_active)
+            labels = tuple(classes[k] or most_active)
             pose = None if poses is None else poses[k]
             drawings = None
             if pose is not None and session.has_decoder:

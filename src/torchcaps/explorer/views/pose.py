@@ -67,8 +67,7 @@ class Pose(View):
     def answer(self, request: Request) -> dict[str, Any]:
         label = request.integer("label")
         poses = torch.from_numpy(request.numbers("poses", 2, MAX_VALUE)).float()
-        activations = None
-        if "activations" in request.values:
-            activations = torch.from_numpy(request.numbers("activations", 1, MAX_VALUE)).float()
+        ones = [1.0] * len(poses)
+        activations = torch.from_numpy(request.numbers("activations", 1, MAX_VALUE, ones)).float()
         drawings = self.run(poses, label, activations)
         return {"drawn": list(map(as_base64, drawings))}
