@@ -134,8 +134,8 @@ def per_class_bars(
     """
     num_classes = len(classes)
     samples = sized_array("counts", counts, classes=num_classes)
-    entries = sized_array("accuracies", accuracies, classes=num_classes)
-    percent = 100 * entries.astype(np.float64)  # None becomes NaN
+    percent = 100 * np.array(accuracies, dtype=np.float64)  # None becomes NaN
+    sized_array("accuracies", percent, classes=num_classes)
     has_samples = ~np.isnan(percent)
     # NaN sorts last.
     lowest = np.sort(np.argsort(percent, kind="stable")[:MAX_NAMES])

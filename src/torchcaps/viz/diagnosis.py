@@ -96,7 +96,7 @@ def _draw_accuracy(axes: Axes, figures: Diagnosis) -> None:
     if figures.baseline is not None:
         accuracies["baseline"] = figures.baseline.second
     colors = [COLORS.get(name, SKY) for name in accuracies]
-    bars = axes.bar(range(len(colors)), accuracies.values(), width=0.5, color=colors)
+    bars = axes.bar(range(len(colors)), list(accuracies.values()), width=0.5, color=colors)
     axes.bar_label(bars, fmt=lambda share: f"{100 * share:.1f} %", **BAR_TEXT)
     title = f"accuracy with these couplings, {figures.num_samples} images"
     _style_shares(axes, title, list(accuracies))
