@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 from torchcaps.explorer import VIEWS, app, worker
 from torchcaps.explorer.server import make_app
 from torchcaps.explorer.views import Infer
-from torchcaps.explorer.worker import Superseded, Worker
+from torchcaps.explorer.worker import Worker
 
 from .conftest import HOME, SIZE
 
@@ -75,8 +75,8 @@ def answer_all(queue, requests):
 
     answers = []
     for answer_or_error in asyncio.run(ask()):
-        is_answer = isinstance(answer_or_error, str)
-        answers.append(answer_or_error if is_answer else type(answer_or_error))
+        is_error = isinstance(answer_or_error, Exception)
+        answers.append(type(answer_or_error) if is_error else answer_or_error)
     return answers, passes
 
 
@@ -89,7 +89,7 @@ def test_requests_without_a_stream_are_answered_in_their_order():
 def test_the_newest_of_a_stream_takes_the_place_of_the_older_one():
     requests = [("mine", "a"), ("yours", "b"), ("mine", "c"), ("mine", "d")]
     answers, passes = answer_all(Worker(), requests)
-    assert answers == [Superseded, "B", Superseded, "D"]
+    assert answers == [None, "B", None, "D"]
     assert passes == ["d", "b"]
 
 
@@ -97,7 +97,7 @@ def test_a_full_queue_refuses_newcomers_but_not_those_who_wait_in_it(monkeypatch
     monkeypatch.setattr(worker, "MAX_WAITING", 2)
     requests = [("1", "a"), ("2", "b"), ("late", "c"), ("2", "d"), ("", "e")]
     answers, passes = answer_all(Worker(), requests)
-    assert answers == ["A", Superseded, HTTPException, "D", HTTPException]
+    assert answers == ["A", None, HTTPException, "D", HTTPException]
     assert passes == ["a", "d"]
 
 

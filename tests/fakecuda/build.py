@@ -1,4 +1,4 @@
-"""Builds the fake device, once for each torch and source: about 30 seconds.
+"""Builds the fake device, once for each torch and source: about 20 seconds.
 
     python -m fakecuda.build
 

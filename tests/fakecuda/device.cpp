@@ -6,7 +6,7 @@
 // It has no streams, no graphs, and not the rounding of a GPU's kernels.
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
-#include <torch/extension.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>

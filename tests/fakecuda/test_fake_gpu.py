@@ -34,7 +34,7 @@ def run_python(*words):
 
 @pytest.fixture(scope="module")
 def fake_gpu():
-    """The built device; it takes half a minute once."""
+    """The built device; it takes 20 seconds once."""
     reason = missing_tool()
     if reason:
         pytest.skip(reason)

@@ -30,7 +30,8 @@ FILES = {
         ("unusable", "x + y", "x - y", "fails"),
     ],
 )
-def test_verdicts(verdict, find, replace, test, tmp_path):
+def test_verdicts(verdict, find, replace, test, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take most of the time
     for path, text in FILES.items():
         file = tmp_path / path
         file.parent.mkdir(parents=True, exist_ok=True)

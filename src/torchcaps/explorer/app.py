@@ -9,6 +9,7 @@ import inspect
 import ipaddress
 import math
 import secrets
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -25,12 +26,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 from torch import Tensor
 
-from torchcaps.errors import TorchcapsError, one_line
+from torchcaps.errors import TorchcapsError, check_range, one_line
 from torchcaps.explorer.pictures import read_picture
 from torchcaps.explorer.requests import Request, as_base64
 from torchcaps.explorer.session import Session
 from torchcaps.explorer.views import VIEWS, open_views
-from torchcaps.explorer.worker import Superseded, Worker
+from torchcaps.explorer.worker import Worker
 
 MAX_FILE = 8_000_000  # bytes of an image file
 MAX_FILES = 8  # in memory
@@ -41,7 +42,7 @@ BODY_SECONDS = 10.0  # in which the body of a request must have come
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 STATIC = Path(__file__).with_name("static")
 TYPES = {
-    "": "text/html",
+    ".html": "text/html",
     ".css": "text/css",
     ".svg": "image/svg+xml",
     ".js": "text/javascript",
@@ -84,17 +85,10 @@ def make_app(
         hosts: names of this server in a Host header.
     """
     api = Api(sessions, worker or Worker())
-    contents = _read_static_files()
-
-    async def static(request: HTTPRequest) -> Response:
-        name = request.path_params.get("name", "")
-        if name not in contents:
-            raise HTTPException(404)
-        return Response(contents[name], media_type=TYPES[Path(name).suffix])
 
     async def guard(request: HTTPRequest, answer: RequestResponseEndpoint) -> Response:
         if reason := _reason_to_refuse(request, token):
-            response: Response = JSONResponse({"error": reason}, status_code=403)
+            response = await refuse(request, HTTPException(403, reason))
         else:
             response = await answer(request)
         response.headers.update(HEADERS)
@@ -103,8 +97,7 @@ def make_app(
     allowed_hosts = ["*"] if token else list(hosts)
     app = Starlette(
         routes=[
-            Route("/", static),
-            Route("/static/{name}", static),
+            *_file_routes(),
             Route("/api/describe", api.describe),
             Route("/api/picture", api.picture, methods=["POST"]),
             Route("/api/{name}", api.answer, methods=["POST"]),
@@ -115,15 +108,15 @@ def make_app(
     return BaseHTTPMiddleware(app, guard)
 
 
-def _read_static_files() -> dict[str, bytes]:
-    """The page's files by name, "" for the page itself, and a script for each tab."""
-    paths = list(STATIC.iterdir())
-    for view in VIEWS.values():
-        if view.title:
-            paths.append(Path(inspect.getfile(view)).with_suffix(".js"))
-    contents = {path.name: path.read_bytes() for path in paths}
-    contents[""] = contents.pop("index.html")
-    return contents
+def _file_routes() -> list[Route]:
+    """The page, its files, and a script for each tab; all are read once."""
+    scripts = [inspect.getfile(view) for view in VIEWS.values() if view.title]
+    routes = []
+    for path in (*STATIC.iterdir(), *(Path(script).with_suffix(".js") for script in scripts)):
+        address = "/" if path.suffix == ".html" else f"/static/{path.name}"
+        content = Response(path.read_bytes(), media_type=TYPES[path.suffix])
+        routes.append(Route(address, content, methods=["GET"]))
+    return routes
 
 
 def _reason_to_refuse(request: HTTPRequest, token: str) -> str:
@@ -169,22 +162,16 @@ class Api:
         stream = http.headers.get("x-stream", "")
         if name not in self.functions:
             raise HTTPException(404)
-        if len(stream) > MAX_NAME:
-            detail = f"x-stream: expected at most {MAX_NAME} characters, got {len(stream)}"
-            raise HTTPException(400, detail)
+        check_range("characters of x-stream", len(stream), high=MAX_NAME)
         request = Request(await read_body(http, self.max_body), self.sessions)
         function = self.functions[name]
-        try:
-            answer = await self.worker.run(function, request, stream, batched=VIEWS[name].batched)
-            return JSONResponse(answer)
-        except Superseded:
-            return JSONResponse({"superseded": True})
+        answer = await self.worker.run(function, request, stream, batched=VIEWS[name].batched)
+        return JSONResponse(answer or {"superseded": True})
 
     async def picture(self, http: HTTPRequest) -> Response:
         """An image file as pixels for the page."""
         if self.files >= MAX_FILES:
-            detail = "the server is busy with other image files; try again in a moment"
-            raise HTTPException(503, detail)
+            raise HTTPException(503, "the server is busy with other image files; try again")
         self.files += 1
         try:
             file = await read_body(http, MAX_FILE)
@@ -197,13 +184,14 @@ class Api:
         return [read_picture(file, self.sessions[0].preprocess) for file in files]
 
     def _answer_batch(self, name: str, requests: Sequence[Request]) -> list[dict[str, Any]]:
-        """A view's answers, by one pass of each model that the requests are about."""
+        """A view's answers, by one pass for each model and kind of couplings asked for."""
+        batches = defaultdict(list)
+        for request in requests:
+            batches[request.session, request.uniform].append(request)
         answers: dict[Request, dict[str, Any]] = {}
-        for session, views in self.views.items():
-            batch = [request for request in requests if request.session is session]
-            if batch:
-                view = views.get(name) or VIEWS[name](session)
-                answers.update(zip(batch, view.answer_batch(batch), strict=True))
+        for (session, _), batch in batches.items():
+            view = self.views[session].get(name) or VIEWS[name](session)
+            answers.update(zip(batch, view.answer_batch(batch), strict=True))
         return [answers[request] for request in requests]
 
 
@@ -228,6 +216,6 @@ async def read_body(request: HTTPRequest, limit: int) -> bytes:
 
 async def refuse(_: HTTPRequest, error: Exception) -> Response:
     """One sentence about what is wrong with a request."""
-    if isinstance(error, HTTPException):
-        return JSONResponse({"error": error.detail}, status_code=error.status_code)
-    return JSONResponse({"error": one_line(str(error))}, status_code=400)
+    text = error.detail if isinstance(error, HTTPException) else str(error)
+    status_code = getattr(error, "status_code", 400)
+    return JSONResponse({"error": one_line(text)}, status_code)

@@ -15,9 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchcaps.errors import ArgumentError
+from torchcaps.data.pixels import fit_images
+from torchcaps.errors import ArgumentError, check_range
 from torchcaps.explorer.pictures import Motion, Picture, move
 from torchcaps.explorer.session import Session
+
+MAX_INTEGER = 2**31
 
 
 class Request:
@@ -26,18 +29,24 @@ class Request:
     Args:
         body: a JSON object; "model" says which session it is about, by default the first.
         sessions: of the page. Its pictures have the shape of the first one's.
+
+    Attributes:
+        uniform: whether every class gets the same share of every child, as "uniform".
     """
 
     def __init__(self, body: bytes, sessions: Sequence[Session]) -> None:
         self.values = parse_object(body)
-        self.session = sessions[self.integer("model", 0, len(sessions) - 1, 0)]
+        self.session = sessions[self.integer("model", 0, len(sessions) - 1, default=0)]
+        self.uniform = self.values.get("uniform", False)
+        if not isinstance(self.uniform, bool):
+            raise ArgumentError("uniform", "expected true or false")
         self._shape = sessions[0].shape
 
     def integer(
         self,
         name: str,
         low: int = 0,
-        high: int = 2**31,
+        high: int = MAX_INTEGER,
         default: int | None = None,
     ) -> int:
         """A whole number.
@@ -48,9 +57,8 @@ class Request:
             high: the largest that is allowed.
             default: where there is no value.
         """
-        number = self.values.get(name, default)
-        if type(number) is not int or not low <= number <= high:
-            raise ArgumentError(name, f"expected a whole number from {low} to {high}")
+        number = int(self.numbers(name, 0, MAX_INTEGER, default, kinds="i"))
+        check_range(name, number, low=low, high=high)
         return number
 
     def numbers(
@@ -58,8 +66,10 @@ class Request:
         name: str,
         num_axes: int,
         limit: float,
-        default: float | Sequence[float] = (),
-    ) -> NDArray[np.float64]:
+        default: float | Sequence[float] | None = (),
+        *,
+        kinds: str = "if",
+    ) -> NDArray[Any]:
         """A number, or nested lists of numbers, as an array.
 
         Args:
@@ -67,60 +77,47 @@ class Request:
             num_axes: how deep the lists are nested, 0 to 2.
             limit: the largest absolute value.
             default: where there is no value.
+            kinds: of numbers: "i" for whole ones, "if" for all.
         """
         try:
             numbers = np.array(self.values.get(name, default))
         except ValueError:  # lists of different lengths
             numbers = np.array(None)
-        is_numeric = numbers.dtype.kind in "if" and numbers.ndim == num_axes
-        if not is_numeric or (np.abs(numbers.astype(float)) > limit).any():
-            shapes = ("a number", "a list of numbers", "a list of equally long lists of numbers")
-            raise ArgumentError(name, f"expected {shapes[num_axes]}, at most ±{limit:g}")
-        return numbers.astype(float)
-
-    def label(self) -> int:
-        """A capsule of the model, as "label"."""
-        return self.integer("label", 0, len(self.session.names) - 1)
+        is_numeric = numbers.size == 0 or numbers.dtype.kind in kinds
+        if (
+            not is_numeric
+            or numbers.ndim != num_axes
+            or (np.abs(numbers.astype(float)) > limit).any()
+        ):
+            noun = "whole number" if kinds == "i" else "number"
+            nouns = f"a {noun}", f"a list of {noun}s", f"a list of equally long lists of {noun}s"
+            raise ArgumentError(name, f"expected {nouns[num_axes]}, at most ±{limit:g}")
+        return numbers
 
     def classes(self) -> list[int]:
         """Capsules to decode, as "classes"; by default none."""
-        classes = self.values.get("classes", [])
-        if not isinstance(classes, list) or not set(map(type, classes)) <= {int}:
-            raise ArgumentError("classes", "expected a list of whole numbers")
-        return classes
-
-    def uniform(self) -> bool:
-        """Whether every class gets the same share of every child, as "uniform"."""
-        uniform = self.values.get("uniform", False)
-        if not isinstance(uniform, bool):
-            raise ArgumentError("uniform", "expected true or false")
-        return uniform
+        labels: list[int] = self.numbers("classes", 1, MAX_INTEGER, kinds="i").tolist()
+        return labels
 
     def motion(self) -> Motion:
         """A motion, as "motion"; by default none."""
-        values = self.values.get("motion", {})
-        if not isinstance(values, dict):
-            raise ArgumentError("motion", "expected an object")
-        changing = values.get("changing", Motion.changing)
-        amounts = {}
-        for name in Motion.LIMITS:
-            amounts[name] = values.get(name, getattr(Motion, name))
-        if not set(map(type, amounts.values())) <= {int, float}:
-            raise ArgumentError("motion", f"expected numbers for {', '.join(amounts)}")
-        return Motion(**amounts, changing=str(changing))
+        try:
+            return Motion(**self.values.get("motion", {}))
+        except TypeError:
+            names = ", ".join(Motion.LIMITS)
+            raise ArgumentError("motion", f"expected an object of numbers for {names}") from None
 
     def image(self, name: str = "image") -> Picture:
         """A picture of the page, as the model takes it."""
         channels, height, width = self._shape
         try:
-            pixels = base64.b64decode(self.values[name], validate=True)
+            pixels = np.frombuffer(base64.b64decode(self.values[name], validate=True), np.uint8)
+            array = pixels.reshape(height, width, channels).transpose(2, 0, 1)
         except (KeyError, TypeError, ValueError):
-            raise ArgumentError(name, "expected base64") from None
-        size = channels * height * width
-        if len(pixels) != size:
-            raise ArgumentError(name, f"expected {size} bytes, got {len(pixels)}")
-        array = np.frombuffer(pixels, dtype=np.uint8).reshape(height, width, channels)
-        return self.session.fit(torch.from_numpy(array.transpose(2, 0, 1).copy()))
+            size = channels * height * width
+            raise ArgumentError(name, f"expected {size} bytes in base64") from None
+        images = torch.from_numpy(array.copy()).unsqueeze(0)
+        return fit_images(images, self.session.preprocess.model_size, self.session.shape[0])[0]
 
     def transformed_image(self) -> Picture:
         """The picture after the motion."""
@@ -132,10 +129,10 @@ def parse_object(body: bytes) -> Mapping[str, Any]:
     """A JSON object without NaN or infinity. Raises ValueError for anything else."""
 
     def refuse(name: str) -> float:
-        raise ValueError(f"{name} is no number of JSON")
+        raise ValueError(name)
 
     try:
-        values = json.loads(body.decode(), parse_constant=refuse)
+        values = json.loads(body, parse_constant=refuse)
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):

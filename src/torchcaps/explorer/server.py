@@ -45,8 +45,7 @@ def bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise RunError(f"--host {host}: is no address ({error.strerror})") from error
     is_dual_stack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-    num_ports = PORTS if port else 1
-    for free in range(port, min(port + num_ports, 65536)):
+    for free in range(port, min(port + PORTS, 65536)):
         try:
             return socket.create_server(
                 (str(address[0]), free),

@@ -17,7 +17,6 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.data import Dataset, Preprocess, multi_hot
-from torchcaps.data.pixels import fit_images
 from torchcaps.errors import ArgumentError, DataError, RunError, check_range, check_shape
 from torchcaps.evaluation.forward import activations_of, device_of, evaluating
 from torchcaps.evaluation.routing.layers import swapped_routers
@@ -138,8 +137,8 @@ class Session:
         image = image.mul(255).round_().to(torch.uint8)
         if not self.has_labels:
             return image.cpu(), ()
-        labels = multi_hot(self.examples.labels[[index]], len(self.names))
-        return image.cpu(), tuple(labels[0].nonzero().flatten().tolist())
+        [labels] = multi_hot(self.examples.labels[[index]], len(self.names))
+        return image.cpu(), tuple(labels.nonzero().flatten().tolist())
 
     def examples_of(self, label: int) -> Int64[Tensor, " n"]:
         """Indices of the examples of a class."""
@@ -148,14 +147,6 @@ class Session:
             raise ArgumentError("examples", "there are none here that have labels")
         labels = multi_hot(self.examples.labels.cpu(), len(self.names))
         return labels[:, label].nonzero().squeeze(1)
-
-    def fit(self, image: Picture) -> Picture:
-        """An image of another model with this one's size and channels.
-
-        Raises:
-            DataError: where it cannot have these channels.
-        """
-        return fit_images(image.unsqueeze(0), self.preprocess.model_size, self.shape[0])[0]
 
     def encode(
         self, images: Sequence[Picture], *, uniform: bool = False
@@ -201,11 +192,9 @@ class Session:
 
     def batch(self, images: Sequence[Picture]) -> Float[Tensor, "n channels height width"]:
         """Images in [0, 1] on the model's device."""
-        sizes = dict(zip(AXES, self.shape, strict=True))
         for image in images:
-            check_shape("image", image, AXES, **sizes)
-        pixels = torch.stack(list(images)).float() / 255
-        return pixels.to(device_of(self.model))
+            check_shape("image", image, AXES, **dict(zip(AXES, self.shape, strict=True)))
+        return (torch.stack(list(images)).float() / 255).to(device_of(self.model))
 
     def routed(self, uniform: bool) -> AbstractContextManager[object]:
         """A block in which the model routes as trained, or with uniform couplings."""
@@ -223,11 +212,11 @@ class Session:
 
 def _activation_kind(spec: ModelSpec) -> str:
     """What an activation is: the length of a pose, a number of its own, or a probability."""
-    if spec.activation == "length" and not spec.is_dense:
-        return "length"
-    if spec.is_dense or (spec.pose and not spec.logits):
+    if spec.is_dense:
         return "activation"
-    return "probability"
+    if spec.activation == "length":
+        return "length"
+    return "activation" if spec.pose and not spec.logits else "probability"
 
 
 def open_session(

@@ -6,17 +6,12 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain
 from typing import Any, NamedTuple
 
 from starlette.exceptions import HTTPException
 
 MAX_WAITING = 64  # requests in the queue
 MAX_BATCH = 8  # requests in one pass of a model
-
-
-class Superseded(Exception):
-    """A newer request of the same stream took this one's place in the queue."""
 
 
 class Worker:
@@ -48,8 +43,10 @@ class Worker:
             stream: whose older request this one replaces in the queue; empty for none.
             batched: whether requests of this function leave the queue together.
 
+        Returns:
+            The answer; None if a newer request of the stream came while this one waited.
+
         Raises:
-            Superseded: if a newer request of the stream came while this one waited.
             HTTPException: (503) if the queue is full, or the server stops.
         """
         job = _Job(function, argument, batched, Future())
@@ -74,30 +71,24 @@ class Worker:
                 raise HTTPException(503, "the server is busy; try again in a moment")
             self._waiting[stream] = job  # a dictionary keeps the place
             if older is not None:
-                _settle(older.future, Superseded())
+                _settle(older.future, None)
             self._thread.submit(self._answer_first)
 
     def _answer_first(self) -> None:
         """In the thread: answer the first of the queue, and those that go together with it."""
+        jobs: list[_Job] = []
         with self._lock:
-            jobs = self._take_batch()
+            for stream, job in list(self._waiting.items()):
+                goes_along = jobs and jobs[0].batched and job.function is jobs[0].function
+                if not jobs or (goes_along and len(jobs) < MAX_BATCH):
+                    jobs.append(self._waiting.pop(stream))
+            jobs = [job for job in jobs if not job.future.cancelled()]
             self._running = jobs
         answers = _answers(jobs)
         with self._lock:
             self._running = []
             for job, answer in zip(jobs, answers, strict=True):
                 _settle(job.future, answer)
-
-    def _take_batch(self) -> list[_Job]:
-        """Jobs that leave the queue together, without those that were given up."""
-        jobs: list[_Job] = []
-        for stream, job in list(self._waiting.items()):
-            first = jobs[0] if jobs else job
-            if job.function is first.function and (job is first or first.batched):
-                jobs.append(self._waiting.pop(stream))
-            if len(jobs) == MAX_BATCH:
-                break
-        return [job for job in jobs if not job.future.cancelled()]
 
 
 class _Job(NamedTuple):
@@ -119,9 +110,7 @@ def _answers(jobs: Sequence[_Job]) -> list[Any]:
     try:
         return jobs[0].function([job.argument for job in jobs])
     except Exception as error:
-        if len(jobs) == 1:
-            return [error]
-        return list(chain.from_iterable(_answers([job]) for job in jobs))
+        return [error] if len(jobs) == 1 else [answer for job in jobs for answer in _answers([job])]
 
 
 def _settle(future: Future[Any], answer: object) -> None:

@@ -33,48 +33,37 @@ def calibration(reliability: Mapping[str, Mapping[str, Any]]) -> Figure:
     check_range("number of tables", num_tables, low=1, high=3)
     figure = new_figure(max(4.3 * num_tables, 5.2), 4.9)
     grid = figure.subplots(2, num_tables, sharex=True, squeeze=False, height_ratios=[3, 1])
-    for column, (name, table) in enumerate(reliability.items()):
+    for (upper, lower), (name, table) in zip(grid.T, reliability.items(), strict=True):
         title = f"{NAMES.get(name, name)}\ncalibration error {100 * table['error']:.2f} %"
-        _draw_accuracy(plain(grid[0, column], ylabel="accuracy"), table)
-        grid[0, column].set_title(title, fontsize=TEXT)
-        _draw_counts(plain(grid[1, column], xlabel="confidence", ylabel="samples"), table)
+        plain(upper, ylabel="accuracy").set_title(title, fontsize=TEXT)
+        plain(lower, xlabel="confidence", ylabel="samples")
+        _draw_table(upper, lower, table)
     figure.legend(*grid[0, 0].get_legend_handles_labels(), ncols=3, **BELOW)
     return figure
 
 
-def _draw_accuracy(axes: Axes, table: Mapping[str, Any]) -> None:
-    edges = np.asarray(table["edges"], dtype=float)
+def _draw_table(upper: Axes, lower: Axes, table: Mapping[str, Any]) -> None:
+    edges = np.asarray(table["edges"])
     confidence = np.array(table["confidence"], dtype=float)  # None becomes NaN
     accuracy = np.array(table["accuracy"], dtype=float)
+    left_edges = edges[:-1]
+    widths = np.diff(edges)
     filled = ~np.isnan(accuracy)
-    widths = np.diff(edges)[filled]
-    left_edges = edges[:-1][filled]
-    axes.bar(
-        left_edges,
+    upper.bar(
+        left_edges[filled],
         accuracy[filled],
-        widths,
+        widths[filled],
         color=SKY,
         label="accuracy",
         **BAR_STYLE,
     )
     diagonal = [0, 1]
-    axes.plot(diagonal, diagonal, color="black", lw=0.8, ls="--", label="confidence = accuracy")
-    axes.plot(
-        confidence[filled],
-        accuracy[filled],
-        color=RED,
-        marker="o",
-        ms=3.5,
-        ls="",
-        label="accuracy at the mean confidence",
-    )
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1.02)
+    upper.plot(diagonal, diagonal, color="black", lw=0.8, ls="--", label="confidence = accuracy")
+    label = "accuracy at the mean confidence"
+    upper.plot(confidence, accuracy, color=RED, marker="o", ms=3.5, ls="", label=label)
+    upper.set(xlim=(0, 1), ylim=(0, 1.02))
 
-
-def _draw_counts(axes: Axes, table: Mapping[str, Any]) -> None:
-    edges = np.asarray(table["edges"], dtype=float)
-    axes.bar(edges[:-1], table["count"], np.diff(edges), color=GRAY, **BAR_STYLE)
+    lower.bar(left_edges, table["count"], widths, color=GRAY, **BAR_STYLE)
     # From a full last bin to single samples: only a logarithmic axis shows both.
-    axes.set_yscale("symlog", linthresh=1)
-    axes.set_ylim(bottom=0)
+    lower.set_yscale("symlog", linthresh=1)
+    lower.set_ylim(bottom=0)

@@ -24,11 +24,8 @@ PINK = "#CC79A7"
 GRAY = "#D0D0D0"
 GRID_COLOR = "#E5E5E5"
 
-Style = tuple[str, str]
-"""The color and the marker of a line."""
-
-# The markers differ, so that lines can be distinguished in gray print, too.
-STYLES: tuple[Style, ...] = (
+# Color and marker of lines. The markers differ, so that lines can be distinguished in gray print, too.
+STYLES = (
     (BLUE, "o"),
     (RED, "s"),
     (ORANGE, "^"),
@@ -84,10 +81,9 @@ def panels(
     num_rows = -(-count // num_columns)
     figure = new_figure(width * num_columns, height * num_rows + below)
     grid = figure.subplots(num_rows, num_columns, squeeze=False)
-    axes = list(grid.flat)
-    for unused in axes[count:]:
+    for unused in grid.flat[count:]:
         unused.remove()
-    return figure, axes[:count]
+    return figure, figure.axes
 
 
 def plain(
@@ -128,19 +124,15 @@ def hues(count: int) -> NDArray[np.float64]:
     """
     # Steps of the golden ratio put neighbors far from each other.
     turns = np.arange(count) * 0.618034 % 1
-    saturation = np.full(count, 0.75)
-    brightness = np.ones(count)
-    return np.asarray(hsv_to_rgb(np.stack([turns, saturation, brightness], axis=1)))
+    return np.asarray(hsv_to_rgb([(turn, 0.75, 1.0) for turn in turns]))
 
 
 def line(
     axes: Axes,
     x: ArrayLike,
     y: ArrayLike,
-    style: Style,
+    style: tuple[str, str],
     label: str = "",
-    *,
-    lw: float = 1.5,
     ls: str = "-",
 ) -> None:
     """Draw a line, with markers on at most 40 points.
@@ -151,10 +143,9 @@ def line(
         y: `[points]` vertical coordinates.
         style: color and marker.
         label: entry of the legend; none without it.
-        lw: width of the line, in points.
         ls: dashes, in matplotlib's notation.
     """
     color, marker = style
     if np.size(x) > MAX_MARKERS:
         marker = ""
-    axes.plot(x, y, color=color, marker=marker, ms=4, lw=lw, ls=ls, label=label)
+    axes.plot(x, y, color=color, marker=marker, ms=4, lw=1.5, ls=ls, label=label)

@@ -21,7 +21,7 @@ from torchcaps.viz.canvas import (
     plain,
 )
 from torchcaps.viz.images import pictures, tile_size
-from torchcaps.viz.names import check_length, class_indices, short_names, sized_array
+from torchcaps.viz.names import class_indices, short_names, sized_array
 
 MAX_NAMES = 60  # class names on an axis, or bars
 
@@ -42,25 +42,22 @@ def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
 
     Args:
         matrix: `[classes, classes]` integer counts; rows are true classes.
-        classes: names of the classes.
+        classes: names of the classes, at least one.
 
     Returns:
         A matplotlib figure.
 
     Raises:
-        ArgumentError: for a matrix that is not square, is empty or holds no integers, or another
-            number of classes.
+        ArgumentError: for a matrix of another size, or that holds no integers.
     """
-    counts = np.asarray(matrix)
-    if counts.ndim != 2 or counts.shape[0] != counts.shape[1] or counts.size == 0:
-        raise ArgumentError("matrix", f"expected [classes, classes], got {list(counts.shape)}")
+    num_classes = len(classes)
+    counts = sized_array("matrix", matrix, true=num_classes, predicted=num_classes)
     if not np.issubdtype(counts.dtype, np.integer):
         raise ArgumentError("matrix", f"expected integer counts, got {counts.dtype}")
-    check_length("classes", classes, len(counts))
     names = short_names(classes, 22)
     shares = counts / counts.sum(axis=1, keepdims=True).clip(min=1)
 
-    size = float(np.clip(0.42 * len(counts), 2.4, 11.0))
+    size = float(np.clip(0.42 * num_classes, 2.4, 11.0))
     names_width = 0.06 * max(map(len, names))
     figure = new_figure(size + names_width + 1.5, size + names_width + 0.9)
     axes = figure.subplots()
@@ -73,8 +70,17 @@ def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
         interpolation="nearest",
         aspect="auto",
     )
-    _name_cells(axes, names)
-    _write_counts(axes, counts, shares, size / len(counts))
+    _write_counts(axes, counts, shares, size / num_classes)
+
+    # Names below stand upright where they would touch.
+    step = -(-num_classes // MAX_NAMES)
+    labels = names[::step]
+    is_level = max(map(len, labels)) <= 3 and len(labels) <= 30
+    places = range(0, num_classes, step)
+    axes.set_yticks(places, labels, fontsize=SMALL)
+    axes.set_xticks(places, labels, fontsize=SMALL, rotation=0 if is_level else 90)
+    axes.set_xlabel("predicted class", fontsize=TEXT)
+    axes.set_ylabel("true class", fontsize=TEXT)
 
     bar = figure.colorbar(image, ax=axes, aspect=30, pad=0.02, ticks=[0, 1, 5, 20, 50, 100])
     bar.set_label("% of the true class", fontsize=SMALL)
@@ -85,18 +91,6 @@ def confusion_matrix(matrix: ArrayLike, classes: Sequence[str]) -> Figure:
     title = f"{num_correct:,} of {total:,} right ({percent:.2f} %)"
     axes.set_title(title, fontsize=TEXT, loc="left")
     return figure
-
-
-def _name_cells(axes: Axes, names: list[str]) -> None:
-    """Write class names along both axes; below, upright where they would touch."""
-    step = -(-len(names) // MAX_NAMES)
-    labels = names[::step]
-    places = range(0, len(names), step)
-    axes.set_yticks(places, labels, fontsize=SMALL)
-    is_level = max(map(len, labels)) <= 3 and len(labels) <= 30
-    axes.set_xticks(places, labels, fontsize=SMALL, rotation=0 if is_level else 90)
-    axes.set_xlabel("predicted class", fontsize=TEXT)
-    axes.set_ylabel("true class", fontsize=TEXT)
 
 
 def _write_counts(
@@ -113,7 +107,7 @@ def _write_counts(
         return
     for row, column in np.argwhere(counts):
         color = "white" if shares[row, column] > 0.3 else "black"
-        text = str(counts[row, column])
+        text = counts[row, column]
         axes.text(column, row, text, ha="center", va="center", fontsize=size, color=color)
 
 
@@ -136,12 +130,12 @@ def per_class_bars(
         A matplotlib figure.
 
     Raises:
-        ArgumentError: for no classes, or sequences of different lengths.
+        ArgumentError: for sequences of different lengths.
     """
-    check_range("number of accuracies", len(accuracies), low=1)
-    check_length("classes", classes, len(accuracies))
-    check_length("counts", counts, len(accuracies))
+    num_classes = len(classes)
+    samples = sized_array("counts", counts, classes=num_classes)
     percent = 100 * np.array(accuracies, dtype=np.float64)  # None becomes NaN
+    sized_array("accuracies", percent, classes=num_classes)
     has_samples = ~np.isnan(percent)
     # NaN sorts last.
     lowest = np.sort(np.argsort(percent, kind="stable")[:MAX_NAMES])
@@ -153,15 +147,14 @@ def per_class_bars(
     for row, index in enumerate(lowest):
         text = "no samples"
         if has_samples[index]:
-            text = f"{percent[index]:.1f} % of {counts[index]:,}"
+            text = f"{percent[index]:.1f} % of {samples[index]:,}"
         axes.text(101.5, row, text, va="center", fontsize=SMALL)
 
     title = "accuracy by class"
-    if num_bars < len(percent):
-        title = f"the {MAX_NAMES} lowest of {len(percent)} classes"
-    total = np.asarray(counts)[has_samples].sum()
-    if total:
-        overall = float((percent * counts)[has_samples].sum() / total)
+    if num_bars < num_classes:
+        title = f"the {MAX_NAMES} lowest of {num_classes} classes"
+    if samples[has_samples].any():
+        overall = np.average(percent[has_samples], weights=samples[has_samples])
         axes.axvline(overall, color=RED, lw=1.2, ls="--")
         title += f"; over all samples {overall:.2f} % (dashed)"
     plain(axes, title, xlabel="accuracy (%)")
@@ -202,11 +195,8 @@ def activation_bars(
     count = len(examples)
     check_range("number of images", count, high=MAX_EXAMPLES)
     lengths = sized_array("activations", activations, n=count, classes=len(classes))
-    sizes = {"n": count}
-    if np.ndim(labels) > 1:
-        sizes["k"] = np.shape(labels)[-1]
-    rows = class_indices("labels", labels, len(classes), **sizes).reshape(count, -1).tolist()
-    true = [[*dict.fromkeys(row)] for row in rows]
+    rows = np.atleast_2d(np.transpose(labels)).T  # [n, k]
+    true = class_indices("labels", rows, len(classes), n=count, k=rows.shape[-1]).tolist()
     names = short_names(classes, 22)
 
     num_bars = len(classes) if len(classes) <= MAX_BARS else NUM_LONGEST
@@ -224,9 +214,10 @@ def activation_bars(
         below = figure.add_subplot(grid[2 * row + 1, column])
         above.imshow(image, interpolation="antialiased")
         above.set_axis_off()
-        title = " + ".join(names[label] for label in true[index])
+        image_labels = list(dict.fromkeys(true[index]))
+        title = " + ".join(names[label] for label in image_labels)
         above.set_title(title, fontsize=SMALL)
-        _draw_bars(below, lengths[index], true[index], names)
+        _draw_bars(below, lengths[index], image_labels, names)
     figure.suptitle("activations; blue: true class, orange: wrong answer", fontsize=TEXT)
     return figure
 

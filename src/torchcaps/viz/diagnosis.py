@@ -1,7 +1,8 @@
 """The routing of a network at a glance: couplings, activations, idle capsules, ablations."""
 
 from collections.abc import Sequence
-from math import isnan, nan
+from math import nan
+from typing import Any
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -24,6 +25,7 @@ from torchcaps.viz.names import short
 
 MAX_LEVEL_NAMES = 4  # more names along an axis are written aslant
 BAR_STEP = 0.27
+BAR_TEXT: dict[str, Any] = {"fontsize": SMALL, "padding": 1}
 COLORS = {"as trained": BLUE, "baseline": ORANGE}
 
 
@@ -70,27 +72,18 @@ def _draw_activations(axes: Axes, figures: Diagnosis) -> None:
 
 
 def _draw_idle(axes: Axes, figures: Diagnosis) -> None:
-    names = ["children"]
-    dead = [figures.children.dead]
-    constant = [figures.children.constant]
-    starved = []
-    for layer in figures.layers:
-        names.append(short(layer.name, 18))
-        dead.append(layer.parents.dead if layer.parents else nan)
-        constant.append(layer.parents.constant if layer.parents else nan)
-        starved.append(layer.starvation.starved)
-
+    capsules = [figures.children, *(layer.parents for layer in figures.layers)]
+    names = ["children", *(short(layer.name, 18) for layer in figures.layers)]
     kinds = (
-        ("never active", BLUE, dead),
-        ("constant", SKY, constant),
-        ("starved of gradient", ORANGE, starved),
+        ("never active", BLUE, [group.dead if group else nan for group in capsules]),
+        ("constant", SKY, [group.constant if group else nan for group in capsules]),
+        ("starved of gradient", ORANGE, [layer.starvation.starved for layer in figures.layers]),
     )
     for index, (label, color, heights) in enumerate(kinds):
         places = np.arange(len(heights)) + BAR_STEP * (index - 1)
         bars = axes.bar(places, heights, width=0.25, color=color, label=label)
         if len(names) <= MAX_LEVEL_NAMES:
-            texts = ["" if isnan(height) else f"{100 * height:.0f} %" for height in heights]
-            axes.bar_label(bars, texts, fontsize=SMALL, padding=1)
+            axes.bar_label(bars, fmt=lambda share: f"{100 * share:.0f} %", **BAR_TEXT)
     _style_shares(axes, "share of capsules out of use", names)
     axes.legend(fontsize=SMALL, frameon=False)
 
@@ -103,10 +96,8 @@ def _draw_accuracy(axes: Axes, figures: Diagnosis) -> None:
     if figures.baseline is not None:
         accuracies["baseline"] = figures.baseline.second
     colors = [COLORS.get(name, SKY) for name in accuracies]
-    heights = list(accuracies.values())
-    bars = axes.bar(range(len(heights)), heights, width=0.5, color=colors)
-    texts = [f"{100 * height:.1f} %" for height in heights]
-    axes.bar_label(bars, texts, fontsize=SMALL, padding=1)
+    bars = axes.bar(range(len(colors)), list(accuracies.values()), width=0.5, color=colors)
+    axes.bar_label(bars, fmt=lambda share: f"{100 * share:.1f} %", **BAR_TEXT)
     title = f"accuracy with these couplings, {figures.num_samples} images"
     _style_shares(axes, title, list(accuracies))
 

@@ -1,11 +1,10 @@
 """The course of trainings: of one, or of several beside each other."""
 
 from collections.abc import Mapping, Sequence
-from math import isfinite, nan
-from typing import Any
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from torchcaps.errors import check_range
 from torchcaps.viz.canvas import (
@@ -14,7 +13,6 @@ from torchcaps.viz.canvas import (
     RED,
     SMALL,
     STYLES,
-    TEXT,
     Axes,
     Figure,
     line,
@@ -66,24 +64,23 @@ def curves(metrics: Metrics, *, loss: str = "", score: str = "accuracy") -> Figu
 
 def _draw_measure(axes: Axes, metrics: Metrics, measure: str, title: str) -> None:
     """Draw one measure of training and validation, with a note where neither was recorded."""
+    kind, sign = ("lowest", 1) if measure == "loss" else ("highest", -1)
     for prefix, name, style in SERIES:
         epochs, course = _series(metrics, f"{prefix}_{measure}")
-        finite = [height for height in course if isfinite(height)]
-        if finite:
-            kind = "lowest" if measure == "loss" else "highest"
-            best = min(finite) if measure == "loss" else max(finite)
+        if np.isfinite(course).any():
+            index = np.nanargmin(sign * course)
+            best = course[index]
             text = f"{best:.2f} %" if measure.endswith("accuracy") else f"{best:.3g}"
-            epoch = epochs[course.index(best)]
-            line(axes, epochs, course, style, f"{name}: {kind} {text} at epoch {epoch:g}")
+            line(axes, epochs, course, style, f"{name}: {kind} {text} at epoch {epochs[index]:g}")
     _style_epochs(axes, title)
-    epochs = [_epoch(row, index) for index, row in enumerate(metrics)]
-    margin = max(0.03 * (max(epochs) - min(epochs)), 0.3)
-    axes.set_xlim(min(epochs) - margin, max(epochs) + margin)
+    epochs = np.array(list(map(_epoch, metrics, range(len(metrics)))))
+    margin = max(0.03 * np.ptp(epochs), 0.3)
+    axes.set_xlim(epochs.min() - margin, epochs.max() + margin)
     if axes.lines:
         axes.legend(fontsize=SMALL, frameon=False)
     else:
-        center: dict[str, Any] = {"ha": "center", "va": "center", "transform": axes.transAxes}
-        axes.text(0.5, 0.5, "not recorded", fontsize=TEXT, **center)
+        center = axes.transAxes
+        axes.text(0.5, 0.5, "not recorded", ha="center", va="center", transform=center)
         axes.set_yticks([])
 
 
@@ -122,26 +119,20 @@ def _style_epochs(axes: Axes, measure: str) -> None:
 
 def _scale_loss(axes: Axes) -> None:
     """Make the axis of a loss logarithmic that spans a large factor."""
-    losses = [np.asarray(curve.get_ydata(), dtype=float) for curve in axes.lines]
-    heights = np.concatenate([[], *losses])
+    heights = np.concatenate([[], *(curve.get_ydata() for curve in axes.lines)])
     finite = heights[np.isfinite(heights)]
     if finite.size and 0 < LOG_RATIO * finite.min() <= finite.max():
         axes.set_yscale("log")
 
 
-def _series(metrics: Metrics, key: str) -> tuple[list[float], list[float]]:
+def _series(metrics: Metrics, key: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the epochs and numbers of one key; a number that is not finite becomes NaN."""
-    scale = 100.0 if key.endswith("accuracy") else 1.0
-    epochs = []
-    course = []
-    for index, row in enumerate(metrics):
-        height = row.get(key)
-        if height is not None:
-            epochs.append(_epoch(row, index))
-            course.append(scale * height if isfinite(height) else nan)
-    return epochs, course
+    rows = [(_epoch(row, k), row[key]) for k, row in enumerate(metrics) if row.get(key) is not None]
+    epochs, course = np.array(rows, dtype=float).reshape(-1, 2).T
+    course[~np.isfinite(course)] = np.nan
+    return epochs, 100 * course if key.endswith("accuracy") else course
 
 
 def _epoch(row: Mapping[str, float | None], index: int) -> float:
     epoch = row.get("epoch")
-    return float(index + 1 if epoch is None else epoch)
+    return index + 1 if epoch is None else epoch

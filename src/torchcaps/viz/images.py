@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from torchcaps.errors import check_range, check_shape
-from torchcaps.viz.canvas import SMALL, TEXT, Axes, Figure, new_figure
+from torchcaps.viz.canvas import SMALL, TEXT, Figure, new_figure
 from torchcaps.viz.names import short
 
 MAX_IMAGES = 1024  # of one argument
@@ -15,11 +15,12 @@ MAX_IMAGES = 1024  # of one argument
 MAX_GRID_HEIGHT = 17.0
 MAX_GRID_WIDTH = 14.0
 
-IMAGE_AXES = ("n", "channels", "height", "width")
-PICTURE_AXES = ("n", "height", "width", "colors")
 
-
-def pictures(argument: str, images: ArrayLike) -> NDArray[np.uint8]:
+def pictures(
+    argument: str,
+    images: ArrayLike,
+    reference: NDArray[np.uint8] | None = None,
+) -> NDArray[np.uint8]:
     """Convert images to bytes of three colors.
 
     Args:
@@ -27,15 +28,19 @@ def pictures(argument: str, images: ArrayLike) -> NDArray[np.uint8]:
         images: `[n, channels, height, width]`, 1 to 1024 of them. Integers are in 0-255, other
             numbers in [0, 1]; what lies outside is clipped, and NaN is black. Three channels are
             colors; of any other number the first is drawn in gray.
+        reference: `[n, height, width, 3]` pictures, whose number and size the images must have.
 
     Returns:
         `[n, height, width, 3]`.
 
     Raises:
-        ArgumentError: for an array with other axes, no pixel, or too many images.
+        ArgumentError: for an array with other axes or sizes, no pixel, or too many images.
     """
     pixels = np.asarray(images)
-    check_shape(argument, pixels, IMAGE_AXES)
+    sizes = {}
+    if reference is not None:
+        sizes = dict(zip(("n", "height", "width"), reference.shape, strict=False))
+    check_shape(argument, pixels, ("n", "channels", "height", "width"), **sizes)
     check_range(f"{argument}: number of values", pixels.size, low=1)
     check_range(f"{argument}: number of images", len(pixels), high=MAX_IMAGES)
     if not np.issubdtype(pixels.dtype, np.integer):
@@ -44,27 +49,6 @@ def pictures(argument: str, images: ArrayLike) -> NDArray[np.uint8]:
     if channels_last.shape[-1] == 3:
         return channels_last
     return channels_last[..., :1].repeat(3, axis=-1)
-
-
-def pictures_like(
-    argument: str,
-    images: ArrayLike,
-    reference: NDArray[np.uint8],
-) -> NDArray[np.uint8]:
-    """Convert images that belong to pictures of the same number and size.
-
-    Args:
-        argument: name of the argument, for errors.
-        images: `[n, channels, height, width]`, as for `pictures`.
-        reference: `[n, height, width, 3]`.
-
-    Raises:
-        ArgumentError: for another number or size of images.
-    """
-    converted = pictures(argument, images)
-    sizes = dict(zip(PICTURE_AXES, reference.shape, strict=True))
-    check_shape(argument, converted, PICTURE_AXES, **sizes)
-    return converted
 
 
 def tile_size(size: tuple[int, ...], longest: float) -> tuple[float, float]:
@@ -115,7 +99,7 @@ def tile_grid(
         max(num_columns * cell_width, 3.0) + 0.9, num_rows * cell_height + below + title_height
     )
 
-    axes: Axes = figure.subplots()
+    axes = figure.subplots()
     # Smoothing is slow, and only helps where pixels are lost.
     has_all_pixels = height < cell_height * figure.dpi
     axes.imshow(

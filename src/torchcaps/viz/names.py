@@ -1,6 +1,6 @@
 """Names that fit, and checks of the arguments that go with them."""
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from typing import Any
 from unicodedata import bidirectional
 
@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from torchcaps.errors import ArgumentError, check_shape
 
-RIGHT_TO_LEFT = ("R", "AL")
+RIGHT_TO_LEFT = {"R", "AL"}
 
 
 def short(name: str, width: int) -> str:
@@ -22,9 +22,7 @@ def short(name: str, width: int) -> str:
     """
     text = " ".join(name.split())
     if len(text) > width:
-        num_last = (width - 1) // 2
-        num_first = width - 1 - num_last
-        text = f"{text[:num_first]}…{text[len(text) - num_last :]}"
+        text = f"{text[: width // 2]}…{text[len(text) - (width - 1) // 2 :]}"
     return text.replace("$", r"\$")
 
 
@@ -39,16 +37,6 @@ def short_names(classes: Sequence[str], width: int) -> list[str]:
     if len(set(names)) < len(set(classes)):
         names = [short(f"{index}: {name}", width) for index, name in enumerate(classes)]
     return names
-
-
-def check_length(argument: str, entries: Sized, expected: int) -> None:
-    """Check a number of entries.
-
-    Raises:
-        ArgumentError: if there are more or fewer entries than expected.
-    """
-    if len(entries) != expected:
-        raise ArgumentError(argument, f"expected {expected} entries, got {len(entries)}")
 
 
 def sized_array(argument: str, entries: ArrayLike, **sizes: int) -> NDArray[Any]:
@@ -90,7 +78,7 @@ def class_indices(
         raise ArgumentError(
             argument, f"expected class indices from 0 to {num_classes - 1}, got {outside[0]}"
         )
-    return array
+    return array.astype(np.int64)  # masks may be boolean
 
 
 def drawable(classes: Sequence[str]) -> list[str]:
@@ -100,12 +88,11 @@ def drawable(classes: Sequence[str]) -> list[str]:
     """
     properties = font_manager.FontProperties()
     font = font_manager.get_font(font_manager.findfont(properties))
-    letters = font.get_charmap()
-
-    def is_drawable(name: str) -> bool:
-        return all(
-            ord(letter) in letters and bidirectional(letter) not in RIGHT_TO_LEFT
-            for letter in " ".join(name.split())
-        )
-
-    return [name if is_drawable(name) else f"class {index}" for index, name in enumerate(classes)]
+    codes = set(font.get_charmap())
+    names = []
+    for index, name in enumerate(classes):
+        letters = set("".join(name.split()))
+        is_shown = set(map(ord, letters)) <= codes
+        is_reversed = RIGHT_TO_LEFT & set(map(bidirectional, letters))
+        names.append(name if is_shown and not is_reversed else f"class {index}")
+    return names

@@ -26,21 +26,17 @@ def point_sets(rows: Mapping[str, Sequence[tuple[ArrayLike, ArrayLike]]]) -> Fig
         ArgumentError: for no set, or rows of unequal length.
     """
     num_columns = min(len(next(iter(rows.values()), ())), MAX_COLUMNS)
-    if not num_columns or len({len(sets) for sets in rows.values()}) > 1:
+    if not num_columns or len(set(map(len, rows.values()))) > 1:
         raise ArgumentError("rows", "expected equally many sets of points in each, at least one")
-    planes = []
-    parts = []
-    for row in rows.values():
-        for points, part_of_point in row[:num_columns]:
-            planes.append(np.asarray(points)[:, :2])
-            parts.append(np.asarray(part_of_point).tolist())
-    limit = 1.05 * max(np.abs(plane).max() for plane in planes)
+    sets = [each for row in rows.values() for each in row[:num_columns]]
+    limit = 1.05 * max(np.abs(np.asarray(points)[:, :2]).max() for points, _ in sets)
 
     figure = new_figure(1.25 * num_columns + 0.4, 1.3 * len(rows))
     table = figure.subplots(len(rows), num_columns, squeeze=False)
-    for axes, plane, plane_parts in zip(table.flat, planes, parts, strict=True):
-        colors = [STYLES[part % len(STYLES)][0] for part in plane_parts]
-        axes.scatter(plane[:, 0], plane[:, 1], c=colors, s=2, linewidths=0)
+    for axes, (points, parts) in zip(table.flat, sets, strict=True):
+        x, y, *_ = np.transpose(points)
+        colors = [STYLES[part % len(STYLES)][0] for part in np.asarray(parts)]
+        axes.scatter(x, y, c=colors, s=2, linewidths=0)
         limits = (-limit, limit)
         axes.set(xlim=limits, ylim=limits, xticks=[], yticks=[], aspect="equal")
         axes.spines[:].set_color(GRID_COLOR)

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from torchcaps.errors import ArgumentError, check_range
+from torchcaps.errors import check_range
 from torchcaps.viz.canvas import BELOW, GRAY, STYLES, TEXT, Figure, line, panels, plain
-from torchcaps.viz.names import short, short_names
+from torchcaps.viz.names import short, short_names, sized_array
 
 MAX_MODELS = len(STYLES)
 MAX_TRANSFORMATIONS = 8
 
 Curve = tuple[ArrayLike, ArrayLike]
-"""Amounts `[n]`, and accuracies `[n]` in [0, 1]; n is at least 1."""
+"""Amounts `[n]`, and accuracies `[n]` in [0, 1]."""
 
 
 def accuracy_curves(
@@ -42,8 +42,7 @@ def accuracy_curves(
         A matplotlib figure.
 
     Raises:
-        ArgumentError: for no curve or more than 6, or a curve that is not two lists of one length,
-            at least 1.
+        ArgumentError: for no curve or more than 6, or a curve that is not two lists of one length.
     """
     # The change is the only transformation, so that its name becomes the label of the axis.
     models = {name: {xlabel: curve} for name, curve in curves.items()}
@@ -71,7 +70,7 @@ def affine_curves(
 
     Raises:
         ArgumentError: for no model or more than 6, no transformation or more than 8, or a curve
-            that is not two lists of one length, at least 1.
+            that is not two lists of one length.
     """
     check_range("number of models", len(models), low=1, high=MAX_MODELS)
     transformations = list(dict.fromkeys(chain.from_iterable(models.values())))
@@ -103,13 +102,7 @@ def affine_curves(
 
 def _ascending(name: str, curve: Curve) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return ascending amounts, and their accuracies in percent."""
-    amounts = np.asarray(curve[0], dtype=np.float64)
-    accuracies = np.asarray(curve[1], dtype=np.float64)
-    if amounts.ndim != 1 or amounts.shape != accuracies.shape or not amounts.size:
-        shapes = f"{amounts.shape} and {accuracies.shape}"
-        raise ArgumentError(
-            f"curve of {name!r}",
-            f"expected as many amounts as accuracies, in two lists of at least one, got {shapes}",
-        )
+    amounts = np.asarray(curve[0])
+    accuracies = sized_array(f"curve of {name!r}", curve[1], amounts=amounts.size)
     order = np.argsort(amounts, kind="stable")
     return amounts[order], 100 * accuracies[order]

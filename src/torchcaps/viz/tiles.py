@@ -14,8 +14,8 @@ in one of two layouts:
 A *reconstruction* is an image that a model's decoder made from the pose of one class capsule. The
 *length* of a capsule is the length of its pose vector. It says how probable the capsule's class is.
 
-Helpers: `pictures` converts images, and refuses none and more than 1024; `pictures_like` also
-requires the number and size of other pictures; `sized_array` and `class_indices` convert an argument
+Helpers: `pictures` converts images, and refuses none and more than 1024, and other numbers and sizes
+than those of other pictures; `sized_array` and `class_indices` convert an argument
 and check its shape, which is given by axis (`n=...`); `short_names` cuts names to a number of
 characters; `palette` has a color for each class of a mask. `TEXT` and `SMALL` are font sizes,
 `BELOW` the options of a legend under all images. Sizes of a figure are in inches: `longest` is the
@@ -31,10 +31,10 @@ from matplotlib.patches import Patch, Rectangle
 from numpy.typing import ArrayLike, NDArray
 
 from torchcaps.data.masks import overlaid as overlay_mask, palette
-from torchcaps.errors import ArgumentError, check_range, check_shape
-from torchcaps.viz.canvas import BELOW, BLUE, ORANGE, RED, SMALL, TEXT, Axes, Figure, new_figure
-from torchcaps.viz.images import pictures, pictures_like, tile_grid, tile_size
-from torchcaps.viz.names import check_length, class_indices, short_names, sized_array
+from torchcaps.errors import ArgumentError, check_shape
+from torchcaps.viz.canvas import BELOW, BLUE, ORANGE, RED, SMALL, TEXT, Figure, new_figure
+from torchcaps.viz.images import pictures, tile_grid, tile_size
+from torchcaps.viz.names import class_indices, short_names, sized_array
 
 # Sizes of the layout in pairs, in inches.
 LINE_HEIGHT = 0.15
@@ -65,8 +65,8 @@ class Pair(NamedTuple):
     upper: Picture
     lower: Picture
     text_above: str
-    texts_below: Sequence[tuple[str, str]] = ()  # (text, color) of each, from the top down
-    is_wrong: bool = False  # then the text above and a frame of the lower image are red
+    texts_below: Sequence[tuple[str, str]] = ()  # (text, color) of each line, from the top down
+    is_wrong: bool | np.bool = False  # then the text above and a frame of the lower image are red
 
 
 def reconstructions(
@@ -93,24 +93,24 @@ def reconstructions(
         ArgumentError: for shapes that do not fit, or an index that is no class.
     """
     originals = pictures("images", images)
-    decoded = pictures_like("reconstructions", reconstructions, originals)
+    decoded = pictures("reconstructions", reconstructions, originals)
     count = len(originals)
     true = class_indices("labels", labels, len(classes), n=count)
     predicted = class_indices("predictions", predictions, len(classes), n=count)
     names = short_names(classes, 13)
 
     pairs = []
-    for index, label in enumerate(true):
-        prediction = predicted[index]
-        is_wrong = bool(label != prediction)
-        text = f"{names[label]}\n→ {names[prediction]}" if is_wrong else names[label]
-        pairs.append(Pair(originals[index], decoded[index], text, is_wrong=is_wrong))
+    for original, drawing, label, prediction in zip(
+        originals, decoded, true, predicted, strict=True
+    ):
+        text = names[label] if label == prediction else f"{names[label]}\n→ {names[prediction]}"
+        pairs.append(Pair(original, drawing, text, is_wrong=label != prediction))
 
     title = "originals above, reconstructions below"
-    num_wrong = sum(pair.is_wrong for pair in pairs)
+    num_wrong = (true != predicted).sum()
     if num_wrong:
         title += f"; {num_wrong} of {count} taken for another class (red)"
-    return draw_pairs(pairs, title, max_columns=10)
+    return draw_pairs(pairs, title)
 
 
 def overlaps(
@@ -211,26 +211,27 @@ def masks(
     inputs = pictures("images", images)
     count, height, width, _ = inputs.shape
     sizes = {"n": count, "height": height, "width": width}
+    all_masks = np.stack(
+        [
+            class_indices("true", true, len(classes), **sizes),
+            class_indices("predicted", predicted, len(classes), **sizes),
+        ]
+    )
     rows = [inputs]
-    present = set[int]()
-    for argument, indices in (("true", true), ("predicted", predicted)):
-        pixel_classes = class_indices(argument, indices, len(classes), **sizes)
-        pixel_classes = pixel_classes.astype(np.int64)  # masks may be boolean
-        present.update(pixel_classes.ravel().tolist())
-        overlays = []
-        for image, mask in zip(inputs, pixel_classes, strict=True):
-            channels_first = image.transpose(2, 0, 1)
-            overlays.append(overlay_mask(channels_first, mask, len(classes)))
-        rows.append(np.stack(overlays))
+    for row in all_masks:
+        for image, mask in zip(inputs.transpose(0, 3, 1, 2), row, strict=True):
+            rows.append(overlay_mask(image, mask, len(classes))[None])
     figure = tile_grid(np.concatenate(rows), ["image", "true", "found"], longest=1.1, below=0.4)
 
     # The legend: a patch of color for every class but the background, 0.
     colors = palette(len(classes)) / 255
     names = short_names(classes, 13)
-    patches = []
-    for label in sorted(present - {0}):
-        patches.append(Patch(color=tuple(colors[label]), label=names[label]))
-    figure.legend(handles=patches, ncols=min(6, max(1, len(patches))), **BELOW)
+    patches = [
+        Patch(color=tuple(colors[label]), label=names[label])
+        for label in np.unique(all_masks)
+        if label
+    ]
+    figure.legend(handles=patches, ncols=6, **BELOW)
     return figure
 
 
@@ -280,11 +281,11 @@ def coupling_map(
     for index, image in enumerate(inputs):
         map_class = map_classes[index]
         color = "black" if map_class == true[index] else RED
-        texts_below = [(f"{names[map_class]}\n{capsule_lengths[index]:.2f}", color)]
+        texts_below = [(names[map_class], color), (f"{capsule_lengths[index]:.2f}", color)]
         overlay = overlay_support(image, support[index])
         pairs.append(Pair(image, overlay, names[true[index]], texts_below))
     title = "orange: votes for the class below; blue: against it"
-    return draw_pairs(pairs, title, max_columns=10)
+    return draw_pairs(pairs, title)
 
 
 def overlay_support(image: Picture, support: NDArray[np.float64]) -> Picture:
@@ -295,8 +296,7 @@ def overlay_support(image: Picture, support: NDArray[np.float64]) -> Picture:
         support: `[height, width]`, above 0 for the class and below 0 against it.
     """
     magnitude = np.abs(support)[..., None]
-    largest = magnitude.max()
-    alpha = magnitude / largest if largest > 0 else np.zeros_like(magnitude)
+    alpha = magnitude / (magnitude.max() or 1)
     color = np.where(support[..., None] >= 0, to_rgb(ORANGE), to_rgb(BLUE)) * 255
     gray = MAP_IMAGE_BRIGHTNESS * image.mean(axis=-1, keepdims=True)
     mixed = gray * (1 - MAP_OPACITY * alpha) + MAP_OPACITY * alpha * color
@@ -322,15 +322,14 @@ def perturbations(reconstructions: ArrayLike, offsets: ArrayLike, *, title: str 
         ArgumentError: for shapes that do not fit.
     """
     decoded = np.asarray(reconstructions)
-    steps = np.asarray(offsets)
     check_shape("reconstructions", decoded, ("dims", "steps", "channels", "height", "width"))
     num_dims, num_steps = decoded.shape[:2]
-    check_length("offsets", steps, num_steps)
+    steps = sized_array("offsets", offsets, steps=num_steps).round(6) + 0.0  # no negative zero
     tiles = pictures("reconstructions", decoded.reshape(-1, *decoded.shape[2:]))
     figure = tile_grid(tiles, [str(dim + 1) for dim in range(num_dims)], title, below=0.9)
 
     axes = figure.axes[0]
-    tick_labels = [_signed(offset) for offset in steps]
+    tick_labels = [f"{step:+.3g}".replace("-", "−") if step else "0" for step in steps]
     rotation = 90 if num_steps > 14 else 0
     axes.set_xticks(np.arange(num_steps) + 0.5, tick_labels, rotation=rotation)
     axes.set_xlabel("added to the dimension", fontsize=TEXT)
@@ -340,31 +339,30 @@ def perturbations(reconstructions: ArrayLike, offsets: ArrayLike, *, title: str 
     return figure
 
 
-def image_rows(rows: Mapping[str, ArrayLike], *, title: str = "") -> Figure:
+def image_rows(rows: Mapping[str, ArrayLike]) -> Figure:
     """Draw rows of images, each with its name on the left.
 
     Args:
-        rows: name -> `[n, channels, height, width]` in [0, 1]; all of one number and size.
-        title: title of the figure.
+        rows: name -> `[n, channels, height, width]` in [0, 1]; all of one number and size, at least
+            one row.
 
     Returns:
         A matplotlib figure.
 
     Raises:
-        ArgumentError: for no row, or rows that do not fit each other.
+        ArgumentError: for rows that do not fit each other.
     """
-    check_range("number of rows", len(rows), low=1)
-    argument, images = next(iter(rows.items()))
-    reference = pictures(argument, images)
-    tiles = [pictures_like(name, images, reference) for name, images in rows.items()]
-    return tile_grid(np.concatenate(tiles), list(rows), title)
+    tiles: list[NDArray[np.uint8]] = []
+    for name, images in rows.items():
+        tiles.append(pictures(name, images, tiles[0] if tiles else None))
+    return tile_grid(np.concatenate(tiles), list(rows))
 
 
 def draw_pairs(
     pairs: Sequence[Pair],
     title: str,
     *,
-    max_columns: int,
+    max_columns: int = 10,
     longest: float = 1.0,
 ) -> Figure:
     """Draw pairs of images in rows.
@@ -383,12 +381,8 @@ def draw_pairs(
     height, width = tile_size(pairs[0].upper.shape[:2], longest)  # of an image, in inches
 
     # A cell holds a pair: text above, two images and text below.
-    num_lines_above = 0
-    num_lines_below = 0
-    for pair in pairs:
-        num_lines_above = max(num_lines_above, _count_lines(pair.text_above))
-        pair_lines_below = sum(_count_lines(text) for text, _ in pair.texts_below)
-        num_lines_below = max(num_lines_below, pair_lines_below)
+    num_lines_above = 1 + max(pair.text_above.count("\n") for pair in pairs)
+    num_lines_below = max(len(pair.texts_below) for pair in pairs)
     above_height = LINE_HEIGHT * num_lines_above + GAP
     below_height = LINE_HEIGHT * num_lines_below + GAP
     cell_height = above_height + 2 * height + GAP + below_height
@@ -397,63 +391,35 @@ def draw_pairs(
 
     figure_width = max(num_columns * cell_width, MIN_WIDTH) + MARGIN
     figure = new_figure(figure_width, num_rows * cell_height + TITLE_HEIGHT)
-    axes: Axes = figure.subplots()
+    axes = figure.subplots()
     for index, pair in enumerate(pairs):
         row, column = divmod(index, num_columns)
         x_center = (column + 0.5) * cell_width
-        y_top = row * cell_height + above_height
-        _draw_pair(axes, pair, x_center, y_top, (height, width))
+        x_left = x_center - width / 2
+        y_upper = row * cell_height + above_height
+        y_lower = y_upper + height + GAP
+        for image, y in ((pair.upper, y_upper), (pair.lower, y_lower)):
+            extent = (x_left, x_left + width, y + height, y)
+            axes.imshow(image, extent=extent, interpolation="antialiased")
+
+        color = "black"
+        if pair.is_wrong:
+            color = RED
+            axes.add_patch(_frame(x_left, y_lower, width, height, color))
+        axes.text(
+            x_center, y_upper - TEXT_GAP, pair.text_above, va="bottom", color=color, **CENTERED
+        )
+        y_text = y_lower + height + TEXT_GAP
+        for text, text_color in pair.texts_below:
+            axes.text(x_center, y_text, text, va="top", color=text_color, **CENTERED)
+            y_text += LINE_HEIGHT
     axes.set(xlim=(0, num_columns * cell_width), ylim=(num_rows * cell_height, 0))
     axes.set_axis_off()
     figure.suptitle(title, x=0.01, ha="left", fontsize=TEXT)
     return figure
 
 
-def _draw_pair(
-    axes: Axes,
-    pair: Pair,
-    x_center: float,
-    y_top: float,
-    size: tuple[float, float],
-) -> None:
-    """Draw a pair around a vertical line.
-
-    Args:
-        axes: axes in inches, whose y grows downwards.
-        pair: images and text.
-        x_center: the vertical line.
-        y_top: top of the upper image.
-        size: height and width of each image, in inches.
-    """
-    height, width = size
-    x_left = x_center - width / 2
-    y_lower = y_top + height + GAP
-    for image, y in ((pair.upper, y_top), (pair.lower, y_lower)):
-        extent = (x_left, x_left + width, y + height, y)
-        axes.imshow(image, extent=extent, interpolation="antialiased")
-
-    color = RED if pair.is_wrong else "black"
-    axes.text(x_center, y_top - TEXT_GAP, pair.text_above, va="bottom", color=color, **CENTERED)
-    y_text = y_lower + height + TEXT_GAP
-    for text, text_color in pair.texts_below:
-        axes.text(x_center, y_text, text, va="top", color=text_color, **CENTERED)
-        y_text += LINE_HEIGHT * _count_lines(text)
-    if pair.is_wrong:
-        axes.add_patch(_frame(x_left, y_lower, width, height, RED))
-
-
-def _count_lines(text: str) -> int:
-    return text.count("\n") + 1
-
-
 def _frame(x_left: float, y_top: float, width: float, height: float, color: str) -> Rectangle:
     """An empty rectangle, in the units of the axes."""
     corner = (x_left, y_top)
     return Rectangle(corner, width, height, fill=False, edgecolor=color, linewidth=2, clip_on=False)
-
-
-def _signed(offset: float) -> str:
-    """Write an offset with its sign; "0" for next to nothing."""
-    if abs(offset) < 1e-6:
-        return "0"
-    return f"{offset:+.3g}".replace("-", "−")

@@ -6,8 +6,7 @@ from statistics import mean
 
 from matplotlib.ticker import LogLocator, NullLocator
 
-from torchcaps.errors import check_range
-from torchcaps.viz.canvas import GRID_COLOR, SMALL, STYLES, Figure, Style, new_figure, plain
+from torchcaps.viz.canvas import SMALL, STYLES, Figure, new_figure, plain
 
 MIN_TIME_RATIO = 4  # of the time axis, so that equal times look equal
 MIN_ERROR = 0.01  # percent; smaller errors are drawn here
@@ -29,14 +28,16 @@ def accuracy_against_time(
     Returns:
         A matplotlib figure.
     """
-    check_range("number of panels", len(panels), low=1)
     names = list(dict.fromkeys(chain.from_iterable(panels.values())))
     figure = new_figure(3.0 + 3.4 * len(panels), max(3.4, 0.6 + 0.2 * len(names)))
     grid = figure.subplots(1, len(panels), squeeze=False)
     entries = {}
     for axes, (dataset, systems) in zip(grid.flat, panels.items(), strict=True):
         for name, (minutes, accuracies) in systems.items():
-            color, marker = _style(names.index(name))
+            # All colors with one marker, then with the next.
+            marker_index, color_index = divmod(names.index(name), len(STYLES))
+            color, _ = STYLES[color_index]
+            _, marker = STYLES[marker_index % len(STYLES)]
             errors = [max(MIN_ERROR, 100 * (1 - accuracy)) for accuracy in accuracies]
             axes.plot([minutes, minutes], [min(errors), max(errors)], color=color, lw=1)
             [entries[name]] = axes.plot(
@@ -48,30 +49,17 @@ def accuracy_against_time(
                 ls="",
                 label=name,
             )
-        plain(axes, dataset, xlabel="minutes of training", ylabel="test error, %")
+        plain(axes, dataset, xlabel="minutes of training", ylabel="test error, %", grid=True)
         axes.set(xscale="log", yscale="log")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
             axis.set_major_formatter("{x:g}")
             axis.set_minor_locator(NullLocator())
-        axes.grid(True, color=GRID_COLOR, lw=0.6)
         low, high = axes.get_xlim()
         middle = (low * high) ** 0.5
         half = MIN_TIME_RATIO**0.5
         axes.set_xlim(min(low, middle / half), max(high, middle * half))
         axes.invert_yaxis()
-    figure.legend(
-        entries.values(),
-        entries.keys(),
-        loc="outside right upper",
-        fontsize=SMALL,
-        frameon=False,
-    )
+    handles = list(entries.values())
+    figure.legend(handles=handles, loc="outside right upper", fontsize=SMALL, frameon=False)
     return figure
-
-
-def _style(index: int) -> Style:
-    """Return the style of a system: all colors with one marker, then with the next."""
-    color, _ = STYLES[index % len(STYLES)]
-    _, marker = STYLES[index // len(STYLES) % len(STYLES)]
-    return color, marker

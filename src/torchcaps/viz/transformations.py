@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.viz.canvas import BLUE, GRAY, TEXT, Figure, panels, plain
-from torchcaps.viz.images import pictures, pictures_like, tile_grid
-from torchcaps.viz.names import check_length, short, sized_array
+from torchcaps.viz.images import pictures, tile_grid
+from torchcaps.viz.names import short, sized_array
 
 # Share of the weights within the scale of gray: one outlier must not turn all others gray.
 SCALE_QUANTILE = 0.999
@@ -40,8 +40,8 @@ def transformed(source: ArrayLike, output: ArrayLike, target: ArrayLike) -> Figu
         ArgumentError: for shapes that do not fit.
     """
     inputs = pictures("source", source)
-    outputs = pictures_like("output", output, inputs)
-    targets = pictures_like("target", target, inputs)
+    outputs = pictures("output", output, inputs)
+    targets = pictures("target", target, inputs)
     tiles = np.concatenate([inputs, outputs, targets])
     # The longer side of an image is 0.8 inches.
     return tile_grid(tiles, ("input", "output", "target"), longest=0.8)
@@ -75,7 +75,7 @@ def predicted_transformations(
     check_range("true: number of values", targets.size, low=1)
     count, num_names = targets.shape
     estimates = sized_array("predicted", predicted, n=count, m=num_names).astype(np.float64)
-    check_length("names", names, num_names)
+    sized_array("names", names, m=num_names)
     check_range("number of names", num_names, high=12)
 
     # At most three panels in a row, of 3.1 x 3.1 inches.

@@ -9,7 +9,7 @@ from fakecuda import gpu
 from fakecuda.runs import FP16
 from fakecuda.systems import ALL, BUDGETS, run
 
-FAST = ("capsnet", "efficient_capsnet", "resnet20", "capsnet on pairs")
+FAST = "capsnet"
 # One of each task, and all metrics.
 WITHOUT_FLOAT64 = (
     "canonical_capsules_small",
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 
 def marked(name, precision):
-    """A case, slow unless it is one of a few."""
-    is_fast = name in FAST and precision == "bf16"
+    """A case, slow unless it is the fast one."""
+    is_fast = name == FAST and precision == "bf16"
     return pytest.param(name, precision, marks=[] if is_fast else [pytest.mark.slow])
 
 

@@ -49,7 +49,7 @@ class View:
         return self.answer_batch([request])[0]
 
     def answer_batch(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
-        """The answers to several requests about this model."""
+        """The answers to several requests about this model, all of the same couplings."""
         return [self.answer(request) for request in requests]
 
 

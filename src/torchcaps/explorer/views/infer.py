@@ -33,13 +33,11 @@ class Inference(NamedTuple):
 
     def to_dict(self, image: Picture) -> dict[str, Any]:
         """The same, and the picture, ready for JSON."""
-        drawings = None
-        if self.reconstructions is not None:
-            drawings = list(map(as_base64, self.reconstructions))
+        drawings = self.reconstructions
         return {
             "activation": as_lists(self.activation),
             "pose": as_lists(self.pose),
-            "drawn": drawings,
+            "drawn": None if drawings is None else list(map(as_base64, drawings)),
             "shown": self.shown,
             "image": as_base64(image),
         }
@@ -85,7 +83,6 @@ class Infer(View):
         for labels in classes:
             check_range("classes", len(labels), high=session.MAX_DECODED)
             session.check_class(*labels)
-        check_range("count", count, low=1, high=max(1, len(session.names)))
         if session.spec.is_dense:
             return list(map(self._overlay, images, classes))
 
@@ -93,7 +90,7 @@ class Infer(View):
         inferences = []
         for k, activation in enumerate(activations):
             most_active = activation.topk(min(count, len(activation))).indices.tolist()
-            labels = tuple(classes[k]) or tuple(most_active)
+            labels = tuple(classes[k] or most_active)
             pose = None if poses is None else poses[k]
             drawings = None
             if pose is not None and session.has_decoder:
@@ -105,22 +102,11 @@ class Infer(View):
         return inferences
 
     def answer_batch(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
-        """The answers to requests; those with the same kind of routing take one pass."""
-        answers: dict[int, dict[str, Any]] = {}
-        for uniform in (False, True):
-            places = []
-            images = []
-            classes = []
-            for k, request in enumerate(requests):
-                if request.uniform() == uniform:
-                    places.append(k)
-                    images.append(request.transformed_image())
-                    classes.append(request.classes())
-            if places:
-                inferences = self.run_batch(images, classes, uniform=uniform)
-                for k, inference, image in zip(places, inferences, images, strict=True):
-                    answers[k] = inference.to_dict(image)
-        return [answers[k] for k in range(len(requests))]
+        """The answers to requests, by one pass."""
+        images = [request.transformed_image() for request in requests]
+        classes = [request.classes() for request in requests]
+        inferences = self.run_batch(images, classes, uniform=requests[0].uniform)
+        return list(map(Inference.to_dict, inferences, images))
 
     def _overlay(self, image: Picture, classes: Sequence[int]) -> Inference:
         """Of a model of pixels: the share of each class, and what was found over the picture."""

@@ -31,5 +31,5 @@ class Overlap(View):
         down = float(request.numbers("down", 0, limit, 0.0))
         image = overlay(request.image(), request.image("second"), right, down)
         infer = Infer(self.session)
-        inference = infer.run(image, request.classes(), uniform=request.uniform(), count=2)
+        inference = infer.run(image, request.classes(), uniform=request.uniform, count=2)
         return inference.to_dict(image)

@@ -65,10 +65,9 @@ class Pose(View):
         return session.draw(pose, activation, (label,) * len(poses))
 
     def answer(self, request: Request) -> dict[str, Any]:
-        label = request.label()
+        label = request.integer("label")
         poses = torch.from_numpy(request.numbers("poses", 2, MAX_VALUE)).float()
-        activations = None
-        if "activations" in request.values:
-            activations = torch.from_numpy(request.numbers("activations", 1, MAX_VALUE)).float()
+        ones = [1.0] * len(poses)
+        activations = torch.from_numpy(request.numbers("activations", 1, MAX_VALUE, ones)).float()
         drawings = self.run(poses, label, activations)
         return {"drawn": list(map(as_base64, drawings))}

@@ -18,7 +18,7 @@ from torchcaps.evaluation.routing.layers import (
     routers_of,
     swapped_routers,
 )
-from torchcaps.evaluation.routing.places import CapsuleMap, places_of
+from torchcaps.evaluation.routing.places import places_of
 from torchcaps.explorer.pictures import Picture
 from torchcaps.explorer.requests import Request, as_lists
 from torchcaps.explorer.session import Session
@@ -101,48 +101,44 @@ class Routing(View):
             ValueError: for values that do not fit.
         """
         self.session.check_class(label)
+        model = self.session.model
         pixels = self.session.batch([image])
-        with evaluating(self.session.model), self.session.routed(uniform):
-            return self._run(pixels, label)
+        steps = []
+        with evaluating(model), self.session.routed(uniform):
+            name, layer = list(routed_layers(model).items())[-1]
+            last = max(router.num_iterations for router in routers_of(model).values())
+            for iterations in [*range(1, min(last, MAX_STEPS)), last]:
+                # Layers below are stopped too: the children and their votes are others at each step.
+                stopped = methodcaller("with_iterations", iterations)
+                with (
+                    swapped_routers(model, stopped),
+                    places_of(model) as places,
+                    children_of(model) as inputs,
+                ):
+                    trace = route_images(model, pixels).layers[name]
+                votes = layer.make_votes(inputs[name])
+                children = places.map_of(inputs[name])
+                size = (1, votes.count) if children is None else children.capsules.pose.shape[1:3]
+                has_weights = layer.router.activation == "probability"
+                weight = votes.activation[0].float() if has_weights else 1.0
+                with torch.inference_mode():
+                    steps.append(
+                        _step(trace, votes.dense()[0, :, label].float(), weight, label, size)
+                    )
+        fields = None
+        if children is not None and children.slides is not None:
+            fields = receptive_field(children.slides, 0), receptive_field(children.slides, 1)
+        return RoutingSteps(name, votes.count, tuple(steps), fields)
 
     def answer(self, request: Request) -> dict[str, Any]:
-        routing = self.run(request.image(), request.label(), uniform=request.uniform())
+        routing = self.run(request.image(), request.integer("label"), uniform=request.uniform)
         steps = []
         for step in routing.steps:
             numbers = step._asdict()
-            for name, number in numbers.items():
-                if isinstance(number, Tensor):
-                    numbers[name] = as_lists(number)
-            steps.append(numbers)
+            tensors = {name: as_lists(numbers[name]) for name in numbers if name != "spread"}
+            steps.append(numbers | tensors)
         fields = routing.fields and [field._asdict() for field in routing.fields]
         return routing._asdict() | {"steps": steps, "fields": fields}
-
-    def _run(self, pixels: Tensor, label: int) -> RoutingSteps:
-        model = self.session.model
-        name, layer = list(routed_layers(model).items())[-1]
-        last = max(router.num_iterations for router in routers_of(model).values())
-        steps = []
-        for iterations in [*range(1, min(last, MAX_STEPS)), last]:
-            # Layers below are stopped too: the children and their votes are others at each step.
-            stopped = methodcaller("with_iterations", iterations)
-            with (
-                swapped_routers(model, stopped),
-                places_of(model) as places,
-                children_of(model) as inputs,
-            ):
-                images = route_images(model, pixels)
-            votes = layer.make_votes(inputs[name])
-            children_map = places.map_of(inputs[name])
-            size: Sequence[int] = (1, votes.count)
-            if children_map is not None:
-                size = children_map.capsules.pose.shape[1:3]
-            weight: Tensor | float = 1.0
-            if layer.router.activation == "probability":
-                weight = votes.activation[0].float()
-            with torch.inference_mode():
-                dense = votes.dense()[0, :, label].float()
-                steps.append(_step(images.layers[name], dense, weight, label, size))
-        return RoutingSteps(name, votes.count, tuple(steps), _fields(children_map))
 
 
 def _step(
@@ -167,21 +163,17 @@ def _step(
     amount = coupling[:, label] * length * weight
     cosine = (votes @ parent) / (length * parent.norm()).clamp_min(TINY)
 
-    share = coupling[:, label].unflatten(0, (*size, -1)).mean(dim=-1)
-    total = amount.unflatten(0, (*size, -1)).sum(dim=-1)
-    agreement = (amount * cosine).unflatten(0, (*size, -1)).sum(dim=-1)
+    # [rows, columns, types]
+    share, amount, support = (
+        by_child.unflatten(0, (*size, -1))
+        for by_child in (coupling[:, label], amount, amount * cosine)
+    )
+    total = amount.sum(dim=-1)
     return Step(
         activation=trace.activation[0].float(),
         coupling=coupling.mean(dim=0),
         spread=float(coupling.std(unbiased=False)),
-        share=share,
+        share=share.mean(dim=-1),
         amount=total,
-        agreement=agreement / total.clamp_min(TINY),
+        agreement=support.sum(dim=-1) / total.clamp_min(TINY),
     )
-
-
-def _fields(children: CapsuleMap | None) -> tuple[ReceptiveField, ReceptiveField] | None:
-    """What the places of children see, down and right; None where it is not known."""
-    if children is None or children.slides is None:
-        return None
-    return receptive_field(children.slides, 0), receptive_field(children.slides, 1)

@@ -76,8 +76,8 @@ class Transform(View):
             request.image(),
             request.motion(),
             values,
-            request.label(),
-            uniform=request.uniform(),
+            request.integer("label"),
+            uniform=request.uniform,
         )
         activation, pose = as_lists(sweep.activation), as_lists(sweep.pose)
         return {"values": values, "activation": activation, "pose": pose}
