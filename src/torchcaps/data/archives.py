@@ -37,7 +37,7 @@ from torchcaps.data.images import (
     natural_key,
 )
 from torchcaps.data.notes import Omissions
-from torchcaps.data.reading import Unpacked, check_memory, open_file
+from torchcaps.data.reading import Unpacked, check_memory, open_file, read_errors
 from torchcaps.errors import DataError
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
@@ -69,8 +69,9 @@ def archive_members(archive: tarfile.TarFile, path: Path) -> Iterator[tarfile.Ta
             )
         yield member
     # tarfile ends in silence where a header is cut.
-    cast(Any, archive.fileobj).seek(archive.offset)
-    if 0 < len(cast(Any, archive.fileobj).read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:
+    file = cast(Any, archive.fileobj)
+    file.seek(archive.offset)
+    if 0 < len(file.read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:
         raise DataError(f"{path}: truncated archive, it ends within a header")
 
 
@@ -84,7 +85,7 @@ def read_member(location: str) -> bytes:
     if match is None:
         raise DataError(f"{location}: expected the location of a file in a .tar archive")
     path, offset, size = match.groups()
-    with open_file(path) as file:
+    with read_errors(path), open(path, "rb", buffering=0) as file:
         file.seek(int(offset))
         content = file.read(int(size))
     if len(content) < int(size):

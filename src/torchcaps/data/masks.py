@@ -22,7 +22,7 @@ from torchcaps.data.entries import check_fits, check_sizes, in_split, row_split
 from torchcaps.data.folder import split_folders
 from torchcaps.data.images import decode_image, is_gray, is_image_file, natural_key, opened
 from torchcaps.data.pixels import fit_images, resize_masks
-from torchcaps.data.reading import read_errors, text_lines
+from torchcaps.data.reading import read_bytes, read_errors
 from torchcaps.errors import DataError
 
 CLASS_TABLES = ("classes.txt", "classes.csv")
@@ -275,13 +275,14 @@ def _read_class_table(folder: Path) -> _ClassTable | None:
     if file is None:
         return None
     rows: list[tuple[str, list[int]]] = []  # the name of a class, and the numbers after it
-    with text_lines(file, "cannot be read as a table of classes") as lines:
-        for line in filter(str.strip, lines):
-            words = re.split(r"[,;\s]+", line.strip().strip(",;"))
-            numbers: list[int] = []
-            while len(words) > 1 and re.fullmatch("[0-9]{1,8}", words[-1]):
-                numbers.insert(0, int(words.pop()))
-            rows.append((" ".join(words), numbers))
+    with read_errors(file, "cannot be read as a table of classes"):
+        lines = read_bytes(file).decode("utf-8-sig").splitlines()
+    for line in filter(str.strip, lines):
+        words = re.split(r"[,;\s]+", line.strip().strip(",;"))
+        numbers: list[int] = []
+        while len(words) > 1 and re.fullmatch("[0-9]{1,8}", words[-1]):
+            numbers.insert(0, int(words.pop()))
+        rows.append((" ".join(words), numbers))
     if len(rows) > 1 and not rows[0][1] and rows[1][1]:
         rows = rows[1:]  # titles of columns
     names = tuple(name for name, _ in rows)

@@ -149,14 +149,6 @@ def read_rest(path: Path | str, file: Any, count: int, header: str) -> bytearray
     return contents
 
 
-@contextmanager
-def text_lines(path: Path, problem: str) -> Iterator[Iterator[str]]:
-    """Open a text file in UTF-8; `problem` as in `open_file`."""
-    with open_file(path, problem) as file:
-        text = io.TextIOWrapper(file, "utf-8-sig", newline="")
-        yield _counted_lines(path, text)
-
-
 def _counted_lines(path: Path, text: io.TextIOWrapper) -> Iterator[str]:
     for number, line in enumerate(text, 1):
         check_memory(path, LINE_BYTES * number)
@@ -174,8 +166,9 @@ def csv_rows(
         delimiter: character between two columns.
         problem: what an error inside the block says about the file.
     """
-    with text_lines(path, problem) as lines:
-        yield csv.DictReader(lines, delimiter=delimiter)
+    with open_file(path, problem) as file:
+        text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+        yield csv.DictReader(_counted_lines(path, text), delimiter=delimiter)
 
 
 def plain_or_packed(folder: Path, pattern: str) -> Path | None:
