@@ -107,7 +107,7 @@ def test_unsuitable_classes_are_refused():
 
 def test_targets_belong_to_images():
     with pytest.raises(DataError, match=r"expected a 'toy' for each of 4 images, got \[3\]"):
-        make_set().with_targets(toy=torch.zeros(3))
+        replace(make_set(), targets={"toy": torch.zeros(3)})
     with pytest.raises(DataError, match=r"an int64 group for each of 4 images, got groups \[3\]"):
         make_set(groups=torch.zeros(3, dtype=torch.int64))
 

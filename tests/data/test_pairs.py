@@ -199,7 +199,8 @@ def test_train_and_val_share_no_single_image():
 
 def test_groups_of_the_source_are_never_split():
     toys = torch.arange(20) // 4
-    grouped = replace(make_source(10, 2).with_targets(toy=toys), groups=toys)
+    grouped = make_source(10, 2)
+    grouped = replace(grouped, targets={**grouped.targets, "toy": toys}, groups=toys)
     groups = []
     for part in make_pairs(grouped).train_val_split(0.4):
         single = part.maker.source

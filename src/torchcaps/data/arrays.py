@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
-from torchcaps.data.dataset import Dataset, check_count, check_labels, default_split, numbered
+from torchcaps.data.dataset import Dataset, check_count, check_labels, numbered
 from torchcaps.data.images import natural_key
 from torchcaps.data.pixels import array_images
 from torchcaps.data.reading import check_memory, open_file
+from torchcaps.data.splits import default_split
 from torchcaps.errors import DataError, MissingSplitError
 
 # Names of images and labels, of one split or of a file without splits.

@@ -22,10 +22,9 @@ from jaxtyping import Float, UInt8
 from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset as TorchDataset
 
-from torchcaps.data.augment.crop import center_crop
 from torchcaps.data.dataset import Dataset, select_rows
 from torchcaps.data.images import ImageSource, decode_image
-from torchcaps.data.pixels import Size, size_pair, to_float
+from torchcaps.data.pixels import Size, center_crop, size_pair, to_float
 from torchcaps.data.types import Batch
 from torchcaps.errors import DataError, check_range
 
@@ -221,23 +220,15 @@ def decode_batches(
         worker_init_fn=_start_worker,
         generator=torch.Generator(),  # else torch's global generator would be advanced
     )
-    iterator = iter(loader)
     try:
-        while True:
-            try:
-                decoded = next(iterator)
-            except StopIteration:
-                return
-            except RuntimeError as error:  # torch raises no class of its own
-                if not workers:
-                    raise
-                raise DataError(
-                    f"{name}: a process that decodes images was ended ({error}); where "
-                    "memory is exhausted, use fewer workers (--workers), or 0"
-                ) from error
-            yield decoded
-    finally:
-        del iterator  # ends the workers
+        yield from loader
+    except RuntimeError as error:  # torch raises no class of its own
+        if not workers:
+            raise
+        raise DataError(
+            f"{name}: a process that decodes images was ended ({error}); where "
+            "memory is exhausted, use fewer workers (--workers), or 0"
+        ) from error
 
 
 def default_workers(num_ranks: int = 1) -> int:

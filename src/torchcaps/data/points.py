@@ -16,11 +16,12 @@ from torch import Tensor
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
 from torchcaps.data.arrays import open_arrays
-from torchcaps.data.dataset import Dataset, default_split
+from torchcaps.data.dataset import Dataset
 from torchcaps.data.entries import row_split
 from torchcaps.data.pixels import Size, size_pair
 from torchcaps.data.preprocess import Picture, Preprocess
 from torchcaps.data.reading import csv_rows
+from torchcaps.data.splits import default_split
 
 # Its format is registered first: of two that hold a path, the last one reads it.
 from torchcaps.data.table import FLAT_COLUMNS

@@ -13,11 +13,11 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from torchcaps.data.augment.crop import center_crop
 from torchcaps.data.images import decode_image, is_image_file
 from torchcaps.data.pixels import (
     Size,
     array_images,
+    center_crop,
     check_images,
     check_pixels,
     fit_images,

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadOptions, ReadRequest, register_format
 from torchcaps.data.classes import SEPARATOR
 from torchcaps.data.dataset import Dataset
-from torchcaps.data.entries import Entry, check_tree, group_finder, read_entries, row_split
-from torchcaps.data.masks import read_mask_table
+from torchcaps.data.entries import Entry, check_tree, find_group, read_entries, row_split
+from torchcaps.data.mask_files import read_mask_table
 from torchcaps.data.notes import damage_notes
 from torchcaps.data.reading import csv_rows
 from torchcaps.errors import DataError
@@ -139,14 +139,13 @@ def _entries(
     options: ReadOptions,
 ) -> tuple[list[Entry], dict[str, str]]:
     """The images of a table, and by file what is wrong with those that do not exist."""
-    find_group = group_finder(options.group_pattern)
     entries = []
     missing = {}
     for row in rows:
         line = f"{path} line {rows.line_num}"
         file = (row[columns.file] or "").strip()
         labels = _row_labels(line, row, file, columns, options.label_separator)
-        group = find_group(file)
+        group = find_group(options.group_pattern, file)
         if columns.group is not None:
             group = (row[columns.group] or "").strip()
             if not group:

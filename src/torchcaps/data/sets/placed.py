@@ -15,10 +15,9 @@ from jaxtyping import Float, Int64, Shaped, UInt8
 from torch import Generator, Tensor
 
 from torchcaps.data._registry import register_derived
-from torchcaps.data.augment.affine import inverse_map
-from torchcaps.data.augment.crop import windows_at
+from torchcaps.data.augment.spatial import inverse_map
 from torchcaps.data.dataset import Dataset, Maker, select_rows
-from torchcaps.data.pixels import to_float
+from torchcaps.data.pixels import to_float, windows_at
 from torchcaps.data.sets.mnist import DIGITS, INFO as MNIST
 from torchcaps.data.types import Batch
 from torchcaps.errors import DataError, check_range
