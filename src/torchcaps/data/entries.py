@@ -213,7 +213,6 @@ def _index_labels(
 ) -> list[list[int]]:
     """The classes of each entry as indices."""
     class_index = {label: index for index, label in enumerate(classes)}
-    rows = []
     for entry in entries:
         for label in entry.labels:
             if label not in class_index:
@@ -222,8 +221,7 @@ def _index_labels(
                 raise DataError(
                     f"{name}: {entry.split} class {label!r} is not among the training classes"
                 )
-        rows.append([class_index[label] for label in entry.labels])
-    return rows
+    return [[class_index[label] for label in entry.labels] for entry in entries]
 
 
 def _summary(

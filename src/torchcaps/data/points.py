@@ -140,7 +140,7 @@ def standardized_points(source: str, sets: np.ndarray) -> Tensor:
             "coordinates"
         )
     largest = np.abs(points).max(axis=(1, 2), keepdims=True)
-    points = points / np.where(largest > 0, largest, 1.0)
+    points /= np.where(largest > 0, largest, 1.0)
     points -= points.mean(axis=1, keepdims=True)
     radius = np.sqrt(np.square(points).sum(axis=2, keepdims=True).mean(axis=1, keepdims=True))
     is_single = radius <= MIN_RADIUS
@@ -225,16 +225,11 @@ def _read_arrays(path: Path, columns: tuple[str, ...]) -> dict[str, np.ndarray]:
                 raise DataError(f"{line}: expected a number for each coordinate") from None
             key = f"points_{split}" if split else "points", (row.get("shape") or "").strip()
             sets.setdefault(key, []).append(point)
-    if not sets:
-        raise DataError(f"{path}: there are no points")
+    sizes = {len(points): name for (_, name), points in sets.items()}
+    if len(sizes) != 1:
+        raise DataError(f"{path}: sets of points differ in size, or there are none: {sizes}")
     arrays: dict[str, list[Any]] = {}
-    (_, first), size = next(iter(sets)), len(next(iter(sets.values())))
-    for (split, name), points in sets.items():
-        if len(points) != size:
-            raise DataError(
-                f"{path}: sets of points differ in size ({first!r} has {size:,}, "
-                f"{name!r} has {len(points):,})"
-            )
+    for (split, _), points in sets.items():
         arrays.setdefault(split, []).append(points)
     return {split: np.array(points) for split, points in arrays.items()}
 

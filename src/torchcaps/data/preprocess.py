@@ -136,24 +136,18 @@ class Preprocess:
         """
         if isinstance(image, np.ndarray | Tensor):
             array = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
-            if array.ndim not in (2, 3):
-                raise DataError(
-                    f"image: expected an array of 2 or 3 axes, got shape {list(array.shape)}"
-                )
             images = array_images("image", array[None])
-            pixels = to_float(fit_images(images, self.img_size, self.in_chans).clone())[0]
+            images = fit_images(images, self.img_size, self.in_chans).clone()
         else:
-            pixels = decode_image(image, self.img_size, self.in_chans, name=name).float().div_(255)
-        return pixels if self.crop is None else self.finish(pixels[None])[0]
+            images = decode_image(image, self.img_size, self.in_chans, name=name)[None]
+        return self.finish(to_float(images))[0]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: `img_size` and `in_chans`, and `crop` and `kind` where set."""
-        settings: dict[str, Any] = {"img_size": list(self.img_size), "in_chans": self.in_chans}
-        if self.crop is not None:
-            settings["crop"] = self.crop
+        settings = {"img_size": list(self.img_size), "in_chans": self.in_chans, "crop": self.crop}
         if not self.is_picture:
             settings["kind"] = self.kind
-        return settings
+        return {name: setting for name, setting in settings.items() if setting is not None}
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Preprocess:
@@ -173,9 +167,8 @@ class Preprocess:
             height, width = settings["img_size"]
             channels = settings["in_chans"]
             crop = settings.get("crop")
-            for number in (height, width, channels, 0 if crop is None else crop):
-                if type(number) is not int:
-                    raise TypeError
+            if {*map(type, (height, width, channels, crop or 0))} != {int}:
+                raise TypeError
         except (AttributeError, KeyError, TypeError, ValueError):
             raise DataError(
                 "preprocess: expected img_size [height, width] and in_chans, "

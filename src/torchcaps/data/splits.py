@@ -125,10 +125,10 @@ def _choose(labels: np.ndarray, quotas: np.ndarray, seed: int) -> np.ndarray:
     # RandomState is frozen by numpy's policy; default_rng and torch.randperm may change between
     # versions.
     random = np.random.RandomState(seed)
-    choices = []
-    for label, quota in zip(np.unique(labels), quotas, strict=True):
-        choices.append(random.permutation(np.flatnonzero(labels == label))[:quota])
-    return np.concatenate(choices)
+    pairs = zip(np.unique(labels), quotas, strict=True)
+    return np.concatenate(
+        [random.permutation(np.flatnonzero(labels == label))[:quota] for label, quota in pairs]
+    )
 
 
 def default_split(name: str, labels: Tensor, split: str, groups: Tensor | None = None) -> Tensor:
@@ -212,18 +212,13 @@ def stratified_folds(
     # RandomState is frozen by numpy's policy; see `stratified_split`.
     order = np.random.RandomState(seed).permutation(num_units)
     if groups is None:
-        return torch.from_numpy(_deal(array, order, num_folds))
+        # Dealt out to the folds in turn, class after class, as cards.
+        folds = np.empty(num_units, dtype=np.int64)
+        folds[order[np.argsort(array[order], kind="stable")]] = np.arange(num_units) % num_folds
+        return torch.from_numpy(folds)
     counts = np.zeros((num_units, int(array.max()) + 1))
     np.add.at(counts, (units, array), 1)
     return torch.from_numpy(_assign(counts, order, num_folds)[units])
-
-
-def _deal(labels: NDArray[np.int64], order: NDArray[np.int64], num_folds: int) -> NDArray[np.int64]:
-    """Deal images out to the folds in turn, class after class, as cards."""
-    by_class = order[np.argsort(labels[order], kind="stable")]
-    folds = np.empty(len(labels), dtype=np.int64)
-    folds[by_class] = np.arange(len(labels)) % num_folds
-    return folds
 
 
 def _assign(
@@ -251,10 +246,9 @@ def _assign(
         # sum, the more even are the folds.
         increases = fold_shares @ shares[group]
         fold = np.lexsort((fold_sizes, increases))[0]
-        num_left = len(by_size) - place
-        num_empty = int((fold_sizes == 0).sum())
-        if num_left == num_empty:  # the other folds would stay empty
-            fold = int(np.flatnonzero(fold_sizes == 0)[0])
+        empty = np.flatnonzero(fold_sizes == 0)
+        if len(by_size) - place == len(empty):  # the other folds would stay empty
+            fold = empty[0]
         folds[group] = fold
         fold_shares[fold] += shares[group]
         fold_sizes[fold] += sizes[group]

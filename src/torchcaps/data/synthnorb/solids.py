@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -141,17 +140,15 @@ class Body:
         self.inverse = _stack([np.linalg.inv(solid.frame) for solid in solids])
         self.top = _stack([solid.top for solid in solids])
 
-    def crossings(
-        self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]
-    ) -> tuple[Float[Tensor, "solids rays"], Float[Tensor, "solids rays"]]:
+    def crossings(self, origins: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
         """Distances at which parallel rays enter and leave each solid.
 
         Args:
-            origins: of the rays.
-            direction: of all of them, a unit vector.
+            origins: of the rays, `[rays, 3]`.
+            direction: of all of them, a unit vector `[3]`.
 
         Returns:
-            Both distances. A ray that misses a solid enters it at infinity and leaves it at minus
+            Both distances, `[solids, rays]`. A ray that misses a solid enters it at infinity and leaves it at minus
             infinity.
         """
         # A ray parallel to a face divides by zero; one a hair off does not.
@@ -172,24 +169,18 @@ class Body:
         is_hit = enter < leave
         return torch.where(is_hit, enter, torch.inf), torch.where(is_hit, leave, -torch.inf)
 
-    def first(
-        self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]
-    ) -> tuple[Float[Tensor, " rays"], Int64[Tensor, " rays"]]:
-        """Distance to the nearest solid that each ray enters, or infinity, and that solid, or 0."""
+    def first(self, origins: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+        """Distance `[rays]` to the nearest solid that a ray enters, or infinity; and that solid."""
         distance, solid = self.crossings(origins, direction)[0].min(dim=0)
         return distance, solid
 
-    def covered(
-        self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"], skip: float
-    ) -> Bool[Tensor, " rays"]:
-        """Whether each ray enters something that ends more than `skip` away, which stops light."""
+    def covered(self, origins: Tensor, direction: Tensor, skip: float) -> Tensor:
+        """Whether a ray `[rays]` enters what ends more than `skip` away, which stops light."""
         enter, leave = self.crossings(origins, direction)
         return ((leave > skip) & (enter > -skip)).any(dim=0)
 
-    def normals(
-        self, points: Float[Tensor, "rays 3"], solid: Int64[Tensor, " rays"]
-    ) -> Float[Tensor, "rays 3"]:
-        """Outward unit normals at points on these solids."""
+    def normals(self, points: Tensor, solid: Tensor) -> Tensor:
+        """Outward unit normals `[rays, 3]` at points `[rays, 3]` on these solids `[rays]`."""
         inverse = self.inverse[solid]
         kind = self.kinds[solid].unsqueeze(-1)
         local = torch.einsum("pij,pj->pi", inverse, points - self.center[solid])
@@ -378,7 +369,7 @@ def photograph(
     *,
     size: int = 48,
     albedo: float = 0.85,
-) -> UInt8[Tensor, "lamps size size"]:
+) -> Tensor:
     """One view of a body on the plane z = 0, once under each lamp.
 
     The lamps stay with the camera's table; the body turns. A pixel is the mean of 2 × 2 rays.
@@ -390,6 +381,9 @@ def photograph(
         lamps: one for each photograph.
         size: pixels of a side.
         albedo: share of light that the body gives back, in [0, 1].
+
+    Returns:
+        uint8 `[lamps, size, size]`.
     """
     # Unit vectors to the camera, to its right and up, in the body's own frame.
     turn = math.radians(azimuth)
