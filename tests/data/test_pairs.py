@@ -230,10 +230,13 @@ def test_boxes_overlap_as_documented():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda s: make_pairs(s.subset([0, 4])), "toy: expected images of two classes or more"),
+        (
+            lambda s: make_pairs(s.subset([0, 4])),
+            "toy: expected uint8 images of two classes or more",
+        ),
         (
             lambda s: PairMaker(replace(s, inputs=s.float_images())),
-            r"expected uint8 images to make pairs of, got torch\.float32",
+            r"expected uint8 images .* got Dataset\(.* float32",
         ),
         (lambda s: PairMaker(s, -1), "max_shift: expected at least 0, got -1"),
         (lambda s: PairMaker(s, 2, -1), "pad: expected at least 0, got -1"),

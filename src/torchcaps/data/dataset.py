@@ -166,9 +166,6 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
 
         Args:
             side: pixels along a side of the square that is kept.
-
-        Returns:
-            The cropped set.
         """
         targets = dict(self.targets)
         if "mask" in targets:
@@ -234,9 +231,6 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
 
         Args:
             device: of torch, such as "cuda".
-
-        Returns:
-            The moved set.
         """
         targets = {name: target.to(device) for name, target in self.targets.items()}
         maker = None if self.maker is None else self.maker.to(device)

@@ -92,8 +92,9 @@ def _scan_folder(folder: Path, parts: Parts, scan: Scan, above: set[tuple[int, i
             elif item.is_file() and is_image_file(item.path):
                 scan.images[inner] = item.path
             else:
-                reason = "non-image file" if item.is_file() else "broken link or special file"
-                scan.omissions.add(reason, SEPARATOR.join(inner))
+                reason = "non-image file" if item.is_file() else "special file"
+                is_there = os.path.exists(item.path)
+                scan.omissions.add(reason if is_there else "broken link", SEPARATOR.join(inner))
 
 
 def find_splits(root: Path, scan: Scan) -> dict[str, str]:

@@ -53,8 +53,8 @@ def main_classes(masks: Tensor, num_classes: int) -> Tensor:
         Class indices `[n]`.
     """
     counts = [(masks == index).flatten(1).sum(dim=1) for index in range(1, num_classes)]
-    largest, index = torch.stack(counts, dim=1).max(dim=1)
-    return torch.where(largest > 0, 1 + index, 0)
+    pixel_counts = torch.stack(counts, dim=1)
+    return torch.where(pixel_counts.sum(dim=1) > 0, 1 + pixel_counts.argmax(dim=1), 0)
 
 
 def palette(num_classes: int) -> NDArray[np.uint8]:

@@ -80,8 +80,8 @@ def render_synthnorb(
         ("lightings", lightings, len(LAMPS)),
     ):
         check_range(f"number of {name}", len(codes), low=1)
-        check_range(name, min(codes), low=0)
-        check_range(name, max(codes), high=limit - 1)
+        for code in (min(codes), max(codes)):
+            check_range(name, code, low=0, high=limit - 1)
     check_range("size", size, low=4)
     check_range("jitter", jitter, low=0, high=0.5)
 
