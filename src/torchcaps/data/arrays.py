@@ -60,12 +60,10 @@ def read_arrays(path: str | Path, request: ReadRequest) -> Dataset:
             raise MissingSplitError(f"{path}: no images and labels of the 'val' split in it")
         training_names = _array_names(arrays, "train")
         if names is None:
-            problem = (
-                "expected the arrays images and labels, or x_train, y_train, x_test and y_test,"
+            raise DataError(
+                f"{path}: expected the arrays images and labels, or x_{request.split} and "
+                f"y_{request.split}, got {', '.join(arrays) or 'none'}"
             )
-            if training_names or _array_names(arrays, "test"):
-                problem = f"expected images and labels of the {request.split!r} split,"
-            raise DataError(f"{path}: {problem} got {', '.join(arrays) or 'none'}")
         images, labels = arrays[names[0]], arrays[names[1]]
         if labels.shape[:1] != images.shape[:1]:
             raise DataError(f"{path}: labels {list(labels.shape)} for images {list(images.shape)}")

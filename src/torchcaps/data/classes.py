@@ -28,6 +28,9 @@ def multi_hot(
     Args:
         labels: class indices `[n]`, or 0 and 1 `[n, classes]` of some of the classes.
         num_classes: number of classes.
+
+    Returns:
+        0 and 1, `[n, num_classes]`.
     """
     if labels.dim() == 2:
         return F.pad(labels, (0, num_classes - labels.shape[1]))

@@ -43,14 +43,30 @@ class Maker:
     def split(
         self, images: Dataset, fraction_or_count: float, seed: int
     ) -> tuple[Dataset, Dataset]:
-        """The two parts of `Dataset.train_val_split`."""
+        """The two parts of `Dataset.train_val_split`.
+
+        Args:
+            images: the set that carries this.
+            fraction_or_count: see `Dataset.train_val_split`.
+            seed: of the split.
+
+        Returns:
+            The training set and the validation set.
+        """
         labels = first_labels(images.labels)
         strata = labels if images.groups is None else group_strata(labels, images.groups)
         train, val = stratified_split(strata, fraction_or_count, seed, groups=images.groups)
         return images.subset(train), images.subset(val)
 
     def to(self, device: torch.device | str) -> Self:
-        """The same, which draws on a device."""
+        """The same, which draws on a device.
+
+        Args:
+            device: of torch, such as "cuda".
+
+        Returns:
+            The maker.
+        """
         return self
 
 
@@ -102,9 +118,8 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
         return self.float_images([index])[0], rows
 
     def __repr__(self) -> str:
-        classes = self.classes
-        if len(classes) > 6:
-            classes = (*classes[:4], "…", classes[-1])
+        names = self.classes
+        classes = names if len(names) <= 6 else (*names[:4], "…", names[-1])
         shape = " × ".join(map(str, self.inputs.shape[1:]))
         dtype = str(self.inputs.dtype).removeprefix("torch.")
         return (
@@ -141,7 +156,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
         return len(self.classes)
 
     def resized(self, img_size: Size, in_chans: int | None) -> Self:
-        """The set with inputs of another size and number of channels, and masks of that size.
+        """The set with inputs and masks of another size, and another number of channels.
 
         Args:
             img_size: (height, width), or one side of a square; None keeps the size.
@@ -166,12 +181,14 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
 
         Args:
             side: pixels along a side of the square that is kept.
+
+        Returns:
+            The cropped set.
         """
         targets = dict(self.targets)
         if "mask" in targets:
-            targets["mask"] = (
-                center_crop(targets["mask"].unsqueeze(1), side).squeeze(1).contiguous()
-            )
+            mask = center_crop(targets["mask"].unsqueeze(1), side)
+            targets["mask"] = mask.squeeze(1).contiguous()
         return replace(self, inputs=center_crop(self.inputs, side).contiguous(), targets=targets)
 
     def subset(self, indices: Tensor | Sequence[int]) -> Self:
@@ -193,8 +210,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
         """Training and validation items, by `stratified_split`: no group is on both sides.
 
         Args:
-            fraction_or_count: of the validation items: a float in (0, 1) is a share of each class,
-                an int a number in all.
+            fraction_or_count: of the validation items: a share of each class, or a count in all.
             seed: of the split, 0 or more.
 
         Returns:
@@ -215,22 +231,26 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
             index_batches: rows of each batch.
             targets: whose rows are in the batches; a maker returns those that it has.
             generators: of each batch of a training, for the maker of a set that has one.
-            shard: from the size of a batch to the items of it that are needed; a set on disk reads
-                no others.
+            shard: from the size of a batch to the items that are needed, for a set on disk.
+
+        Returns:
+            The batches, in order.
         """
         if self.maker is not None and generators is not None:
             for indices, generator in zip(index_batches, generators, strict=True):
                 yield self.maker.draw(self, self._index(indices), generator)
             return
-        for indices in index_batches:
-            index = self._index(indices)
-            yield Batch(self.float_images(index), select_rows(targets, index), index)
+        for indices in map(self._index, index_batches):
+            yield Batch(self.float_images(indices), select_rows(targets, indices), indices)
 
     def to(self, device: torch.device | str) -> Self:
         """The set with its inputs and targets on a device; groups stay where they are.
 
         Args:
             device: of torch, such as "cuda".
+
+        Returns:
+            The moved set.
         """
         targets = {name: target.to(device) for name, target in self.targets.items()}
         maker = None if self.maker is None else self.maker.to(device)

@@ -37,6 +37,9 @@ def masked_set(images: Tensor, masks: Tensor, classes: tuple[str, ...], name: st
         masks: indices into `classes`, uint8 `[n, height, width]`.
         classes: names of the classes, the background first.
         name: name of the set.
+
+    Returns:
+        The set.
     """
     labels = main_classes(masks, len(classes))
     return Dataset(images, {"label": labels, "mask": masks}, classes, name)

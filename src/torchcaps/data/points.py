@@ -107,6 +107,9 @@ def point_set(points: Tensor, name: str, class_name: str = "points") -> Dataset:
         points: float32 `[n, 2 or 3, points, 1]`.
         name: name of the set.
         class_name: name of what the points are.
+
+    Returns:
+        The set.
     """
     return Dataset(points, {}, (class_name,), name, preprocess=PointPreprocess)
 

@@ -71,18 +71,40 @@ class Preprocess:
 
     @classmethod
     def check(cls, source: str, inputs: Tensor) -> None:
-        """Check that inputs of a set are of this kind; DataError begins with `source`."""
+        """Check that inputs of a set are of this kind.
+
+        Args:
+            source: beginning of the DataError.
+            inputs: of the set.
+        """
         check_images(source, inputs)
         check_pixels(source, inputs)
 
     @classmethod
     def resize(cls, source: str, inputs: Tensor, img_size: Size, in_chans: int | None) -> Tensor:
-        """Inputs of a set at another size and number of channels; see `fit_images`."""
+        """Inputs of a set at another size and number of channels.
+
+        Args:
+            source: beginning of an error.
+            inputs: of the set.
+            img_size: see `fit_images`.
+            in_chans: see `fit_images`.
+
+        Returns:
+            The inputs.
+        """
         return fit_images(inputs, img_size, in_chans)
 
     @classmethod
     def size_in_words(cls, shape: Sequence[int]) -> str:
-        """Sides and channels of an input of a set whose inputs have this shape."""
+        """Sides and channels of an input.
+
+        Args:
+            shape: of all inputs of a set.
+
+        Returns:
+            The words.
+        """
         _, channels, height, width = shape
         colors = {1: "gray", 3: "color"}.get(channels, f"{channels} channels")
         return f"{width} × {height} pixels (width × height), {colors}"

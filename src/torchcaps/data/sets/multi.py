@@ -119,7 +119,6 @@ class PairMaker(Maker):
         return self._sorted[rank + self._counts[label] * is_behind]
 
     def draw(self, images: Dataset, indices: Tensor, generator: Generator) -> Batch:
-        """New composites of the first images of some composites."""
         base = images.targets["chosen"][indices, 0]
         composites, labels, singles = self.draw_pairs(base, generator=generator).resized(images)
         targets = {
@@ -132,7 +131,7 @@ class PairMaker(Maker):
     def split(
         self, images: Dataset, fraction_or_count: float, seed: int
     ) -> tuple[Dataset, Dataset]:
-        """Two sets of new composites, of two parts of the source: they share no single image."""
+        # New composites of two parts of the source, which share no single image.
         per_image = max(round(len(images) / len(self.source)), 1)
         train, val = (
             make_pairs(
@@ -148,7 +147,15 @@ class PairMaker(Maker):
     def singles(
         self, images: Dataset, indices: Tensor | Sequence[int]
     ) -> UInt8[Tensor, "m 2 channels height width"]:
-        """The two images of each composite at `indices` of a set, as large as the composites."""
+        """The two images of each composite of a set, as large as the composites.
+
+        Args:
+            images: the set.
+            indices: `[m]` rows of it.
+
+        Returns:
+            uint8 `[m, 2, channels, height, width]`.
+        """
         rows = select_rows(images.targets, torch.as_tensor(indices))
         return self.overlay(rows["chosen"], rows["moves"]).resized(images).singles
 
@@ -158,6 +165,9 @@ class PairMaker(Maker):
         Args:
             base: indices of the images.
             generator: draws partners and shifts.
+
+        Returns:
+            The composites.
         """
         device = generator.device
         base = base.to(self.source.labels.device)
@@ -176,6 +186,9 @@ class PairMaker(Maker):
         Args:
             chosen: indices into the source.
             moves: of each of the two, (down, right) in pixels.
+
+        Returns:
+            The composites.
         """
         size = [side + 2 * self.pad for side in self.source.img_size]
         corners = moves.flatten(0, 1) + self.pad
