@@ -153,6 +153,11 @@ def test_large_sets_stay_on_disk_by_default(folder, monkeypatch):
     assert "own: 14 images stay on disk" in images.notes[-1]
 
 
+def test_a_small_machine_keeps_less_in_memory(monkeypatch):
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}.get)
+    assert entries._default_memory() == 1_024_000
+
+
 def test_what_is_no_image_files_cannot_stay_on_disk(tmp_path):
     with pytest.raises(DataError, match="digits: cannot stay on disk"):
         load_dataset("digits", storage="disk")

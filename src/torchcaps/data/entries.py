@@ -25,7 +25,8 @@ from torchcaps.data.splits import default_split
 from torchcaps.errors import ArgumentError, DamagedImageError, DataError, MissingSplitError
 
 GROUP = "object"  # the target of groups that have no name of their own
-MAX_DECODED_BYTES = 1 << 30  # of images that are kept in memory by default
+# Of images that are kept in memory by default; at most a quarter of what the machine has, too.
+MAX_DECODED_BYTES = 1 << 30
 SPLIT_NAMES = {
     "train": "train",
     "val": "val",
@@ -270,7 +271,7 @@ def _encode_images(
 def _placed(images: DiskDataset, request: ReadRequest, can_stay: bool) -> Dataset:
     """The images on disk, or decoded into memory, as is requested or by their size."""
     num_bytes = images.inputs.shape.numel()
-    is_large = num_bytes > (request.max_bytes or MAX_DECODED_BYTES)
+    is_large = num_bytes > (request.max_bytes or _default_memory())
     stays = request.storage == "disk" or (request.storage == "auto" and is_large)
     if stays and can_stay:
         note = (
@@ -281,6 +282,14 @@ def _placed(images: DiskDataset, request: ReadRequest, can_stay: bool) -> Datase
     check_fits(images.name, num_bytes, images.files, request)
     columns = {field.name: getattr(images, field.name) for field in fields(Dataset)}
     return Dataset(**columns | {"inputs": images.inputs.decode()})
+
+
+def _default_memory() -> int:
+    """Bytes of decoded images that are kept in memory unless a run says otherwise."""
+    if not hasattr(os, "sysconf"):
+        return MAX_DECODED_BYTES
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(MAX_DECODED_BYTES, machine // 4)
 
 
 def check_fits(name: str, num_bytes: int, files: Iterable[str], request: ReadRequest) -> None:

@@ -7,6 +7,7 @@ not accuracies on affNIST.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -258,7 +259,7 @@ def _transform_test(source: Dataset, split: str) -> Dataset:
 
 
 for _base, _digits in ((MNIST, "MNIST"), (DIGITS, "digits of the package")):
-    _changes = {
+    _changes: dict[str, Any] = {
         "name": f"placed-{_base.name}",
         "image_shape": (1, SIDE, SIDE),
         "title": f"{_digits} at random places of 40 × 40",

@@ -59,7 +59,7 @@ def render_synthtoys(split: str = "train", *, progress: FetchProgress | None = N
             progress=progress,
         )
         instance = part.targets["instance"] + NUM_TOYS * seed
-        parts.append(replace(part, targets=part.targets | {"instance": instance}))
+        parts.append(replace(part, targets={**part.targets, "instance": instance}))
     targets = {}
     for name in parts[0].targets:
         targets[name] = torch.cat([part.targets[name] for part in parts])
