@@ -24,6 +24,8 @@ class Registry(Mapping[str, T]):
 
     Args:
         kind: of its entries, in words, for error messages: "model", "data set".
+        home: a module that registers the library's entries when it is imported, which is done when
+            a name is first looked up or listed; by default they are there already.
 
     Example:
         >>> schedules = Registry("schedule")
@@ -33,8 +35,9 @@ class Registry(Mapping[str, T]):
         1.0
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, home: str = "torchcaps.registry") -> None:
         self.kind = kind
+        self.home = home
         self._entries: dict[str, T] = {}
         self._reads: dict[str, frozenset[str]] = {}
         plugins.SAVES.append(self._save)
@@ -102,21 +105,26 @@ class Registry(Mapping[str, T]):
         """The error for a name that is not registered; it names plug-ins that failed."""
         return UnknownNameError(self.kind, name, self._entries, note=plugins.failure_note())
 
-    def __iter__(self) -> Iterator[str]:
+    def _load(self) -> None:
+        importlib.import_module(self.home)
         plugins.load_entry_points()
+
+    def __iter__(self) -> Iterator[str]:
+        self._load()
         return iter(list(self._entries))
 
     def __len__(self) -> int:
-        plugins.load_entry_points()
+        self._load()
         return len(self._entries)
 
     def __contains__(self, name: object) -> bool:
         if name not in self._entries:
-            plugins.load_entry_points()
+            self._load()
         return name in self._entries
 
     def _save(self) -> Callable[[], None]:
         """The function that restores the entries of now."""
+        importlib.import_module(self.home)
         entries = dict(self._entries)
         reads = dict(self._reads)
 

@@ -70,7 +70,7 @@ def test_splits_of_a_file_are_read(save, images, labels):
 
 def test_a_missing_split_is_named(save):
     path = save(x_train=IMAGES, y_train=LABELS)
-    message = "expected images and labels of the 'test' split, got x_train, y_train"
+    message = "expected the arrays images and labels, or x_test and y_test, got x_train, y_train"
     with pytest.raises(DataError, match=message):
         load_dataset(path, "test")
 

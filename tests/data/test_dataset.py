@@ -1,5 +1,7 @@
 """What a `Dataset` accepts, and what it gives."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -89,7 +91,7 @@ def test_unsuitable_images_are_refused(images, message):
     [
         (torch.tensor([0, 1, 3, 0]), r"label 3 of image 2 lies outside the 3 classes \(0 to 2\)"),
         (torch.tensor([-1, 1, 2, 0]), "label -1 of image 0 lies outside"),
-        (torch.tensor([0, 1, 2]), r"a 'label' for each of 4 images, got \[3\]"),
+        (torch.tensor([0, 1, 2]), r"a 'label' for each of 4 images, .* got \[3\]"),
         (torch.tensor([0.0, 1, 2, 0]), "of torch.float32"),
     ],
 )
@@ -106,9 +108,11 @@ def test_unsuitable_classes_are_refused():
 
 
 def test_targets_belong_to_images():
-    with pytest.raises(DataError, match=r"expected a 'toy' for each of 4 images, got \[3\]"):
-        make_set().with_targets(toy=torch.zeros(3))
-    with pytest.raises(DataError, match=r"an int64 group for each of 4 images, got groups \[3\]"):
+    with pytest.raises(DataError, match=r"expected a 'toy' for each of 4 images, .* got \[3\]"):
+        replace(make_set(), targets={"toy": torch.zeros(3)})
+    with pytest.raises(
+        DataError, match=r"a 'group' for each of 4 images, \[4\] of torch.int64, got \[3\]"
+    ):
         make_set(groups=torch.zeros(3, dtype=torch.int64))
 
 

@@ -55,7 +55,9 @@ def test_a_set_without_digests_is_counted(tmp_path, server, register):
         sha256=dict.fromkeys(CONTENT),
     )
     folder = fetch_dataset("toy", tmp_path)
-    assert [check.reason for check in verify("toy", cache_dir=tmp_path)] == ["toy: 3 images"] * 2
+    assert [check.reason for check in verify("toy", cache_dir=tmp_path)] == [
+        "toy: 3 images, expected 3"
+    ] * 2
     (folder / "big").write_bytes(CONTENT["big"][:2_000_000])
     for check in verify("toy", cache_dir=tmp_path):
         assert not check.ok

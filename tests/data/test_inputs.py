@@ -95,7 +95,7 @@ def test_what_is_not_there_is_an_error_in_its_place(tmp_path):
     assert (first.source, last.source) == (str(inputs[0]), str(inputs[2]))
     assert str(error.source) == f"{inputs[1]}: no such file or folder"
     assert problem(tmp_path / "empty") == f"{tmp_path / 'empty'}: no image in it"
-    assert problem(f"{tmp_path}/*.gif") == f"{tmp_path}/*.gif: no image matches"
+    assert problem(f"{tmp_path}/*.gif") == f"{tmp_path}/*.gif: no image in it"
     assert "File name too long" in problem("x" * 5000)
 
 

@@ -41,7 +41,7 @@ def test_the_planes_are_always_the_same():
     assert torch.equal(make_planes(3, seed=1).images, test.images[:3])
     assert not torch.equal(make_planes(3, seed=2).images, test.images[:3])
     assert "64 images 2 × 256 × 1 float32, 1 classes: plane" in repr(test)
-    assert test.size_in_words == "256 points in 2 dimensions each"
+    assert test.preprocess.size_in_words(test.inputs.shape) == "256 points in 2 dimensions each"
     mean = train.images.squeeze(3).mean(dim=2)
     torch.testing.assert_close(mean, torch.zeros(512, 2), atol=1e-6, rtol=0)
     torch.testing.assert_close(
@@ -80,7 +80,7 @@ def test_splits_of_a_file_are_read(tmp_path):
     [
         (
             "shape,x,y\na,0,0\na,1,1\nb,0,0\n",
-            r"sets of points differ in size \('a' has 2, 'b' has 1\)",
+            r"sets of points differ in size, .* \{2: 'a', 1: 'b'\}",
         ),
         ("shape,x\na,0\n", "no column 'y'; expected shape,x,y, optionally z,split, got shape,x"),
         ("x,y\n0,0\n1,0\n", "no column 'shape'"),
@@ -99,7 +99,7 @@ def test_splits_of_a_file_are_read(tmp_path):
             "shape,x,y,split\na,0,0,dev\n",
             "line 2: expected split 'train', 'val' or 'test', got 'dev'",
         ),
-        ("shape,x,y\n", "there are no points"),
+        ("shape,x,y\n", "or there are none"),
         ("shape,x,y\na,0,0\na,1,1\n", "no class has two images"),
     ],
 )

@@ -109,7 +109,7 @@ def test_a_crop_is_cut_out_of_the_middle():
     [
         (torch.full((1, 8, 6), float("nan")), "image: .* holds NaN"),
         (np.full((8, 6), 200.0), r"expected float pixels in \[0, 1\], got 200"),
-        (np.zeros(8, dtype=np.uint8), "expected an array of 2 or 3 axes, got shape .8."),
+        (np.zeros(8, dtype=np.uint8), "expected images of 3 or 4 axes, got shape .1, 8."),
         (np.zeros((8, 8, 8), dtype=np.uint8), "cannot tell which axis"),
         ("nowhere.png", r"nowhere\.png: no such image file"),
     ],

@@ -8,15 +8,13 @@ import zipfile
 
 import numpy as np
 import pytest
-import torch
 
 from torchcaps import load
-from torchcaps.data import decode_image, entries, images, load_dataset, pixels, read_idx, reading
+from torchcaps.data import decode_image, entries, load_dataset, read_idx, reading
 from torchcaps.errors import LONGEST, DataError, RunError, TorchcapsError, one_line
 from torchcaps.training import Run, load_recipe
 
 from .makers import SETS, idx_bytes, picture, write_folder, write_idx_set
-from .test_images import encoded
 
 
 @pytest.fixture
@@ -220,23 +218,3 @@ def test_a_fifo_is_never_read(tmp_path, name):
     }
     with pytest.raises(TorchcapsError, match="expected a regular file, got a FIFO or a device"):
         readers[name](tmp_path / name)
-
-
-# Large images, strip by strip.
-
-
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F"])
-@pytest.mark.parametrize("channels", [None, 3])
-def test_an_image_is_the_same_in_strips(monkeypatch, mode, channels):
-    if mode in ("I;16", "I", "F"):
-        ramp = np.arange(13 * 7).reshape(13, 7)
-        kind = {"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode]
-        image = images.Image.fromarray((ramp * 700 if mode != "F" else ramp / 100).astype(kind))
-    else:
-        image = picture((13, 7)).convert(mode)
-    contents = encoded(image, "TIFF" if mode in ("CMYK", "F", "I") else "PNG")
-    expected = decode_image(contents, 5, channels)
-    monkeypatch.setattr(images, "STRIP", 20)
-    monkeypatch.setattr(pixels, "LARGE", 30)
-    monkeypatch.setattr(pixels, "CHUNK", 4)
-    assert torch.equal(decode_image(contents, 5, channels), expected)

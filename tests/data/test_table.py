@@ -44,7 +44,7 @@ def test_split_column_other_columns_and_a_byte_order_mark(tmp_path):
     [
         (
             "name,label\na,b\n",
-            ": no column 'file'; expected file,label and optionally split, got name,label",
+            ": no column 'file'; expected file,label or .* and optionally split, got name,label",
         ),
         ("file;label\na;b\n", ": no column 'file'"),
         ("file\na\n", ": no column 'label'"),

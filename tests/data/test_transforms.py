@@ -10,7 +10,7 @@ import torch
 
 from torchcaps.data import Batch, Transforms, register_augmentation
 from torchcaps.data.augment import AUGMENTATIONS, ordered_augmentations
-from torchcaps.data.augment._registry import MOVED
+from torchcaps.data.augment.transforms import MOVED
 from torchcaps.errors import ArgumentError
 from torchcaps.settings import TrainConfig, known_settings, setting
 

@@ -113,7 +113,7 @@ def test_a_damaged_input_is_raised_or_reported(trained, folder, rows, tmp_path):
     errors = []
     assert_alike(list(predictor.stream(inputs, errors.append)), rows[:2])
     assert len(errors) == 2
-    assert str(errors[1]).startswith("image: expected an array of 2 or 3 axes")
+    assert str(errors[1]).startswith("image: expected images of 3 or 4 axes")
 
 
 def test_probabilities_are_those_of_the_calibration(trained, images, rows):

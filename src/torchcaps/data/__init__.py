@@ -3,132 +3,38 @@
     digits = load_dataset("digits", "train")  # comes with the package: 6,000 images
     own = load_dataset("photos/", "test", img_size=(64, 64))
 
-Readers return a `Dataset`: inputs, targets such as labels and masks, the names of the classes.
+Readers return a `Dataset`: inputs, targets such as labels and masks, the names of the classes. What
+a training needs is imported here; the sets, their readers and other names when first used.
 """
 
-from torchcaps.data._registry import (
-    DatasetInfo,
-    ReadOptions,
-    ReadRequest,
-    dataset_info,
-    list_datasets,
-    register_dataset,
-    register_derived,
-    register_directory_format,
-    register_format,
-)
-from torchcaps.data.archives import read_tar
-from torchcaps.data.arrays import read_arrays
-from torchcaps.data.augment import Transforms, refuse_augmentations, register_augmentation
-from torchcaps.data.augment.affine import affine
-from torchcaps.data.augment.color_jitter import color_jitter
-from torchcaps.data.augment.crop import center_crop, random_crop
-from torchcaps.data.augment.erase import random_erasing
-from torchcaps.data.augment.flip import random_horizontal_flip
-from torchcaps.data.augment.morphology import random_morphology
-from torchcaps.data.augment.shift import shift
-from torchcaps.data.classes import LabelTree, label_tree, match_classes, multi_hot
-from torchcaps.data.dataset import Dataset, Maker, few_labels, stratified_split
-from torchcaps.data.files import DiskDataset
-from torchcaps.data.folder import read_folder
-from torchcaps.data.folds import stratified_folds
-from torchcaps.data.idx import read_idx
-from torchcaps.data.images import decode_image
-from torchcaps.data.load import default_cache_dir, load_dataset
-from torchcaps.data.masks import masked_set, read_masks
-from torchcaps.data.mat import read_mat
-from torchcaps.data.points import point_set, read_points
-from torchcaps.data.preprocess import Preprocess
-from torchcaps.data.sets.affnist import read_affnist
-from torchcaps.data.sets.cifar10 import read_cifar
-from torchcaps.data.sets.gtsrb import read_gtsrb
-from torchcaps.data.sets.multi import PairMaker, make_pairs
-from torchcaps.data.sets.placed import affine_copies, placed
-from torchcaps.data.sets.planes import make_planes
-from torchcaps.data.sets.shapes import render_shapes
-from torchcaps.data.sets.smallnorb import Views, read_matrix, read_norb, split_views
-from torchcaps.data.sets.svhn import read_svhn
-from torchcaps.data.sets.synthnorb import render_synthnorb
-from torchcaps.data.sources import (
-    Archive,
-    FileCheck,
-    Mirror,
-    Rendering,
-    fetch_dataset,
-    verify_dataset,
-)
-from torchcaps.data.table import read_table
-from torchcaps.data.types import Batch
-from torchcaps.registry import import_submodules
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "Archive",
-    "Batch",
-    "Dataset",
-    "DatasetInfo",
-    "DiskDataset",
-    "FileCheck",
-    "LabelTree",
-    "Maker",
-    "Mirror",
-    "PairMaker",
-    "Preprocess",
-    "ReadOptions",
-    "ReadRequest",
-    "Rendering",
-    "Transforms",
-    "Views",
-    "affine",
-    "affine_copies",
-    "center_crop",
-    "color_jitter",
-    "dataset_info",
-    "decode_image",
-    "default_cache_dir",
-    "fetch_dataset",
-    "few_labels",
-    "label_tree",
-    "list_datasets",
-    "load_dataset",
-    "make_pairs",
-    "make_planes",
-    "masked_set",
-    "match_classes",
-    "multi_hot",
-    "placed",
-    "point_set",
-    "random_crop",
-    "random_erasing",
-    "random_horizontal_flip",
-    "random_morphology",
-    "read_affnist",
-    "read_arrays",
-    "read_cifar",
-    "read_folder",
-    "read_gtsrb",
-    "read_idx",
-    "read_masks",
-    "read_mat",
-    "read_matrix",
-    "read_norb",
-    "read_points",
-    "read_svhn",
-    "read_table",
-    "read_tar",
-    "refuse_augmentations",
-    "register_augmentation",
-    "register_dataset",
-    "register_derived",
-    "register_directory_format",
-    "register_format",
-    "render_shapes",
-    "render_synthnorb",
-    "shift",
-    "split_views",
-    "stratified_folds",
-    "stratified_split",
-    "verify_dataset",
-]
+from torchcaps.data._registry import ReadOptions as ReadOptions
+from torchcaps.data.augment import (
+    Transforms as Transforms,
+    refuse_augmentations as refuse_augmentations,
+)
+from torchcaps.data.classes import (
+    LabelTree as LabelTree,
+    label_tree as label_tree,
+    match_classes as match_classes,
+    multi_hot as multi_hot,
+)
+from torchcaps.data.dataset import Dataset as Dataset
+from torchcaps.data.files import DiskDataset as DiskDataset
+from torchcaps.data.images import decode_image as decode_image
+from torchcaps.data.load import load_dataset as load_dataset
+from torchcaps.data.preprocess import Preprocess as Preprocess
+from torchcaps.data.splits import few_labels as few_labels, stratified_folds as stratified_folds
+from torchcaps.data.types import Batch as Batch
 
-import_submodules(__name__)
-import_submodules(f"{__name__}.sets")
+if TYPE_CHECKING:
+    from torchcaps.data._lazy import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    lazy = import_module("torchcaps.data._lazy")
+    if name in (*lazy.__all__, "__all__"):
+        return getattr(lazy, name)
+    raise AttributeError(f"module 'torchcaps.data' has no attribute {name!r}")

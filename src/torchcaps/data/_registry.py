@@ -12,9 +12,11 @@ from torchcaps.registry import Registry
 SPLITS = ("train", "test")
 # Of a reader that also knows the official validation split of what it reads.
 SPLITS_WITH_VAL = (*SPLITS, "val")
+OPTIONS = ("group_pattern", "skip_damaged")  # of `ReadOptions`, for files in folders
 
 Files = Mapping[str, str | None]
 """File name to SHA-256 of its decompressed bytes; None where no such digest is published."""
+HOME = "torchcaps.data._lazy"  # registers all of them
 Storage = Literal["auto", "memory", "disk"]
 FetchProgress = Callable[[str, int, int | None], None]
 """(what, bytes or images so far, how many in all, or None where that is not known)"""
@@ -129,7 +131,7 @@ DatasetReader = Callable[[Path, ReadRequest], Dataset | None]
 FormatReader = Callable[[Path, ReadRequest], Dataset]
 """(path, request) -> the set"""
 
-DATASETS: Registry[tuple[DatasetInfo, DatasetReader]] = Registry("data set")
+DATASETS: Registry[tuple[DatasetInfo, DatasetReader]] = Registry("data set", HOME)
 
 
 class Format(NamedTuple):
@@ -148,7 +150,7 @@ class Format(NamedTuple):
     options: tuple[str, ...]
 
 
-FORMATS: Registry[Format] = Registry("data format")
+FORMATS: Registry[Format] = Registry("data format", HOME)
 
 
 def register_dataset(

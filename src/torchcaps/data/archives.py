@@ -16,13 +16,12 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
+from torchcaps.data._registry import OPTIONS, SPLITS_WITH_VAL, ReadRequest, register_format
 from torchcaps.data.dataset import Dataset
-from torchcaps.data.entries import SPLIT_NAMES, Entry, check_tree, group_finder, read_entries
+from torchcaps.data.entries import SPLIT_NAMES, Entry, check_tree, find_group, read_entries
 from torchcaps.data.folder import (
-    OPTIONS,
     Parts,
     Scan,
     find_splits,
@@ -30,9 +29,9 @@ from torchcaps.data.folder import (
     split_folders,
 )
 from torchcaps.data.images import (
+    SIGNATURE,
     SIGNATURE_BYTES,
     SUFFIXES,
-    has_signature,
     is_image_name,
     natural_key,
 )
@@ -93,22 +92,13 @@ def read_member(location: str) -> bytes:
     return content
 
 
-class _Archive(NamedTuple):
-    """What an archive holds.
+def _scan_archive(path: Path) -> tuple[Scan, dict[str, bytes], dict[str, bytes]]:
+    """Read an archive once, in its order.
 
-    Attributes:
-        scan: its images by path, and what is left out.
-        labels: text of its .cls and .json files, by their names.
-        contents: of a compressed archive, where no place can be gone back to: bytes by location.
+    Returns:
+        Its images by path, and what is left out; the text of its .cls and .json files, by their
+        names; and of a compressed archive, where no place can be gone back to, bytes by location.
     """
-
-    scan: Scan
-    labels: dict[str, bytes]
-    contents: dict[str, bytes]
-
-
-def _scan_archive(path: Path) -> _Archive:
-    """Read an archive once, in its order."""
     scan = Scan({}, [], Omissions())
     labels: dict[str, bytes] = {}
     contents: dict[str, bytes] = {}
@@ -124,14 +114,14 @@ def _scan_archive(path: Path) -> _Archive:
             if Path(parts[-1]).suffix.lower() in LABEL_SUFFIXES:
                 labels["/".join(parts)] = file.read(MAX_LABEL_BYTES + 1)
             start = b"" if Path(parts[-1]).suffix else file.read(SIGNATURE_BYTES)
-            if not (is_image_name(parts[-1]) or has_signature(start)):
+            if not (is_image_name(parts[-1]) or SIGNATURE.match(start)):
                 scan.omissions.add("non-image file", member.name)
                 continue
             location = f"{path}:{member.name}@{member.offset_data}+{member.size}"
             scan.images[parts] = location
             if isinstance(archive.fileobj, Unpacked):
                 contents[location] = start + file.read()
-    return _Archive(scan, labels, contents)
+    return scan, labels, contents
 
 
 def read_tar(path: str | Path, request: ReadRequest) -> Dataset:
@@ -154,11 +144,11 @@ def read_tar(path: str | Path, request: ReadRequest) -> Dataset:
     """
     path = Path(path)
     name = path.name.split(".tar")[0].removesuffix(".tgz")
-    scan, labels, contents = archive = _scan_archive(path)
+    scan, labels, contents = _scan_archive(path)
     first = _split_name("/".join(next(iter(scan.images), ("",))))[0]
     notes: tuple[str, ...] = ()
     if any(first + suffix in labels for suffix in LABEL_SUFFIXES):
-        entries = [*_labeled_images(path, archive, None, request)]
+        entries = [*_labeled_images(path, scan, labels, None, request)]
     else:
         scan = scan._replace(images=_unwrapped(scan.images))
         entries = label_files(scan, find_splits(path, scan), request)
@@ -207,7 +197,8 @@ def read_shards(path: str | Path, request: ReadRequest) -> Dataset:
     entries: list[Entry] = []
     for folder, split in split_folders(path, _shards_in):
         for shard in _shards_in(folder):
-            entries += _labeled_images(shard, _scan_archive(shard), split, request)
+            scan, labels, _ = _scan_archive(shard)
+            entries += _labeled_images(shard, scan, labels, split, request)
     return read_entries(path.resolve().name, entries, request, read_member)
 
 
@@ -227,28 +218,28 @@ def _shards_in(folder: Path) -> list[Path]:
 
 def _split_name(member: str) -> tuple[str, str]:
     """The key of a member, and its ending: all from the first dot of its name."""
-    folder, slash, name = member.rpartition("/")
-    stem, dot, ending = name.partition(".")
-    return folder + slash + stem, (dot + ending).lower()
+    _, dot, ending = member[member.rfind("/") + 1 :].partition(".")
+    ending = dot + ending
+    return member.removesuffix(ending), ending.lower()
 
 
 def _labeled_images(
-    shard: Path, archive: _Archive, split: str | None, request: ReadRequest
+    shard: Path, scan: Scan, texts: dict[str, bytes], split: str | None, request: ReadRequest
 ) -> Iterator[Entry]:
     """The images of a shard with the labels beside them."""
-    find_group = group_finder(request.options.group_pattern)
     labels = {}
-    for name, text in archive.labels.items():
+    for name, text in texts.items():
         key, ending = _split_name(name)
         if ending in LABEL_SUFFIXES:
             labels[key] = _parse_label(f"{shard}:{name}", text)
-    for parts, location in archive.scan.images.items():
+    for parts, location in scan.images.items():
         name = "/".join(parts)
         key, ending = _split_name(name)
         if ending in SUFFIXES:
             if key not in labels:
                 raise DataError(f"{shard}:{key}: expected its label in {key}.cls or {key}.json")
-            yield Entry(location, (labels[key],), split, find_group(name))
+            group = find_group(request.options.group_pattern, name)
+            yield Entry(location, (labels[key],), split, group)
 
 
 def _parse_label(name: str, text: bytes) -> str:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
-from torchcaps.data.dataset import Dataset, check_count, check_labels, default_split, numbered
+from torchcaps.data.dataset import Dataset, check_count, check_labels, numbered
 from torchcaps.data.images import natural_key
 from torchcaps.data.pixels import array_images
 from torchcaps.data.reading import check_memory, open_file
+from torchcaps.data.splits import default_split
 from torchcaps.errors import DataError, MissingSplitError
 
 # Names of images and labels, of one split or of a file without splits.
@@ -59,12 +60,10 @@ def read_arrays(path: str | Path, request: ReadRequest) -> Dataset:
             raise MissingSplitError(f"{path}: no images and labels of the 'val' split in it")
         training_names = _array_names(arrays, "train")
         if names is None:
-            problem = (
-                "expected the arrays images and labels, or x_train, y_train, x_test and y_test,"
+            raise DataError(
+                f"{path}: expected the arrays images and labels, or x_{request.split} and "
+                f"y_{request.split}, got {', '.join(arrays) or 'none'}"
             )
-            if training_names or _array_names(arrays, "test"):
-                problem = f"expected images and labels of the {request.split!r} split,"
-            raise DataError(f"{path}: {problem} got {', '.join(arrays) or 'none'}")
         images, labels = arrays[names[0]], arrays[names[1]]
         if labels.shape[:1] != images.shape[:1]:
             raise DataError(f"{path}: labels {list(labels.shape)} for images {list(images.shape)}")

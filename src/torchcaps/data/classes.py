@@ -28,6 +28,9 @@ def multi_hot(
     Args:
         labels: class indices `[n]`, or 0 and 1 `[n, classes]` of some of the classes.
         num_classes: number of classes.
+
+    Returns:
+        0 and 1, `[n, num_classes]`.
     """
     if labels.dim() == 2:
         return F.pad(labels, (0, num_classes - labels.shape[1]))
@@ -65,17 +68,17 @@ def match_classes(images: Dataset, classes: tuple[str, ...]) -> Dataset:
     for target, rows in images.targets.items():
         if target in ("label", "mask"):
             indices = rows.long()
-            check_known_classes(images, indices.unique(), classes)
+            _check_known(images, indices.unique(), classes)
             targets[target] = new_indices.to(rows.device)[indices].to(rows.dtype)
         elif target == "labels":
             shown = rows.any(dim=0).nonzero().flatten()
-            check_known_classes(images, shown, classes)
+            _check_known(images, shown, classes)
             targets[target] = rows.new_zeros(len(rows), len(classes))
             targets[target][:, new_indices.to(rows.device)[shown]] = rows[:, shown]
     return replace(images, classes=classes, targets=targets)
 
 
-def check_known_classes(images: Dataset, indices: Tensor, classes: tuple[str, ...]) -> None:
+def _check_known(images: Dataset, indices: Tensor, classes: tuple[str, ...]) -> None:
     """Check that the classes of a set with these indices are among those of a model.
 
     Raises:
@@ -116,12 +119,9 @@ class LabelTree(NamedTuple):
     @property
     def ancestors(self) -> list[list[int]]:
         """The index of each class in every level, coarse to fine: `[classes][levels]`."""
-        paths = []
-        for index in range(self.sizes[-1]):
-            path = [index]
-            for parents in reversed(self.parents):
-                path.insert(0, parents[path[0]])
-            paths.append(path)
+        paths = [[index] for index in range(self.sizes[-1])]
+        for parents in reversed(self.parents):
+            paths = [[parents[path[0]], *path] for path in paths]
         return paths
 
 
@@ -142,7 +142,6 @@ def label_tree(classes: Sequence[str]) -> LabelTree | None:
     for _ in range(depths.pop()):
         parent_names = [name.rpartition(SEPARATOR)[0] for name in levels[0]]
         level = tuple(dict.fromkeys(parent_names))
-        index = dict(zip(level, range(len(level)), strict=True))
         levels.insert(0, level)
-        parents.insert(0, tuple(map(index.__getitem__, parent_names)))
+        parents.insert(0, tuple(map(level.index, parent_names)))
     return LabelTree(tuple(levels), tuple(parents))

@@ -9,24 +9,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Generator, Tensor
 
-from torchcaps.data.augment.crop import center_crop
-from torchcaps.data.pixels import Size, resize_masks, to_float
+from torchcaps.data.pixels import Size, center_crop, resize_masks, to_float
 from torchcaps.data.preprocess import Preprocess
+from torchcaps.data.splits import first_labels, group_strata, stratified_split
 from torchcaps.data.types import Batch
 from torchcaps.errors import (
-    ArgumentError,
     DataError,
-    check_range,
-    check_shape,
 )
 
 MAX_CLASSES = 10_000
-TEST_FRACTION = 0.2
 
 
 class Maker:
@@ -48,13 +43,30 @@ class Maker:
     def split(
         self, images: Dataset, fraction_or_count: float, seed: int
     ) -> tuple[Dataset, Dataset]:
-        """The two parts of `Dataset.train_val_split`."""
-        strata, groups = split_units(images)
-        train, val = stratified_split(strata, fraction_or_count, seed, groups=groups)
+        """The two parts of `Dataset.train_val_split`.
+
+        Args:
+            images: the set that carries this.
+            fraction_or_count: see `Dataset.train_val_split`.
+            seed: of the split.
+
+        Returns:
+            The training set and the validation set.
+        """
+        labels = first_labels(images.labels)
+        strata = labels if images.groups is None else group_strata(labels, images.groups)
+        train, val = stratified_split(strata, fraction_or_count, seed, groups=images.groups)
         return images.subset(train), images.subset(val)
 
     def to(self, device: torch.device | str) -> Self:
-        """The same, which draws on a device."""
+        """The same, which draws on a device.
+
+        Args:
+            device: of torch, such as "cuda".
+
+        Returns:
+            The maker.
+        """
         return self
 
 
@@ -95,20 +107,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
     def __post_init__(self) -> None:
         if isinstance(self.inputs, Tensor):  # others are checked when they are read
             self.preprocess.check(self.name, self.inputs)
-        count = len(self)
-        for target, rows in self.targets.items():
-            if rows.shape[:1] != (count,):
-                raise DataError(
-                    f"{self.name}: expected a {target!r} for each of {count} images, "
-                    f"got {list(rows.shape)}"
-                )
         check_targets(self)
-        groups = self.groups
-        if groups is not None and (groups.dtype, groups.shape) != (torch.int64, (count,)):
-            raise DataError(
-                f"{self.name}: expected an int64 group for each of {count} images, "
-                f"got groups {list(groups.shape)} of {groups.dtype}"
-            )
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -119,9 +118,8 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
         return self.float_images([index])[0], rows
 
     def __repr__(self) -> str:
-        classes = self.classes
-        if len(classes) > 6:
-            classes = (*classes[:4], "…", classes[-1])
+        names = self.classes
+        classes = names if len(names) <= 6 else (*names[:4], "…", names[-1])
         shape = " × ".join(map(str, self.inputs.shape[1:]))
         dtype = str(self.inputs.dtype).removeprefix("torch.")
         return (
@@ -157,17 +155,8 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
         """Number of classes, whether or not each has an image here."""
         return len(self.classes)
 
-    @property
-    def size_in_words(self) -> str:
-        """Sides and channels of an input."""
-        return self.preprocess.size_in_words(self.inputs.shape)
-
-    def with_targets(self, **targets: Tensor) -> Self:
-        """The set with further targets, or others in place of its own."""
-        return replace(self, targets={**self.targets, **targets})
-
     def resized(self, img_size: Size, in_chans: int | None) -> Self:
-        """The set with inputs of another size and number of channels, and masks of that size.
+        """The set with inputs and masks of another size, and another number of channels.
 
         Args:
             img_size: (height, width), or one side of a square; None keeps the size.
@@ -198,9 +187,8 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
         """
         targets = dict(self.targets)
         if "mask" in targets:
-            targets["mask"] = (
-                center_crop(targets["mask"].unsqueeze(1), side).squeeze(1).contiguous()
-            )
+            mask = center_crop(targets["mask"].unsqueeze(1), side)
+            targets["mask"] = mask.squeeze(1).contiguous()
         return replace(self, inputs=center_crop(self.inputs, side).contiguous(), targets=targets)
 
     def subset(self, indices: Tensor | Sequence[int]) -> Self:
@@ -222,8 +210,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
         """Training and validation items, by `stratified_split`: no group is on both sides.
 
         Args:
-            fraction_or_count: of the validation items: a float in (0, 1) is a share of each class,
-                an int a number in all.
+            fraction_or_count: of the validation items: a share of each class, or a count in all.
             seed: of the split, 0 or more.
 
         Returns:
@@ -244,16 +231,17 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, dict[str, Tensor]]]):
             index_batches: rows of each batch.
             targets: whose rows are in the batches; a maker returns those that it has.
             generators: of each batch of a training, for the maker of a set that has one.
-            shard: from the size of a batch to the items of it that are needed; a set on disk reads
-                no others.
+            shard: from the size of a batch to the items that are needed, for a set on disk.
+
+        Returns:
+            The batches, in order.
         """
         if self.maker is not None and generators is not None:
             for indices, generator in zip(index_batches, generators, strict=True):
                 yield self.maker.draw(self, self._index(indices), generator)
             return
-        for indices in index_batches:
-            index = self._index(indices)
-            yield Batch(self.float_images(index), select_rows(targets, index), index)
+        for indices in map(self._index, index_batches):
+            yield Batch(self.float_images(indices), select_rows(targets, indices), indices)
 
     def to(self, device: torch.device | str) -> Self:
         """The set with its inputs and targets on a device; groups stay where they are.
@@ -291,39 +279,37 @@ def select_rows(targets: Mapping[str, Tensor], index: Tensor) -> dict[str, Tenso
 
 
 def check_targets(images: Dataset) -> None:
-    """Check the targets that refer to classes.
+    """Check that there is a row for each item, and the targets that refer to classes.
 
     Raises:
-        DataError: they are no indices of classes, or of another type or shape.
+        DataError: there is not; or they are no indices of classes, or of another type or shape.
     """
     name = images.name
     count = len(images)
-    label, labels, mask = map(images.targets.get, ("label", "labels", "mask"))
-    if label is not None:
-        if label.dtype != torch.int64 or label.dim() != 1:
+    rows_by_name = {**images.targets}
+    if images.groups is not None:
+        rows_by_name["group"] = images.groups
+    for target, rows in rows_by_name.items():
+        shape = [count, *rows.shape[1:]]
+        dtype = rows.dtype
+        if target in ("label", "group"):
+            shape, dtype = [count], torch.int64
+        elif target == "labels":
+            shape = [count, images.num_classes]
+        elif target == "mask":
+            shape, dtype = [count, *images.img_size], torch.uint8
+        if (list(rows.shape), rows.dtype) != (shape, dtype):
             raise DataError(
-                f"{name}: expected one int64 label for each of {count} images, "
-                f"got labels {list(label.shape)} of {label.dtype}"
+                f"{name}: expected a {target!r} for each of {count} images, {shape} of {dtype}, "
+                f"got {list(rows.shape)} of {rows.dtype}"
             )
-        check_labels(name, label, images.classes)
-    if labels is not None:
-        if labels.shape != (count, images.num_classes) or not ((labels == 0) | (labels == 1)).all():
-            raise DataError(
-                f"{name}: expected labels of 0 and 1 [n={count}, classes={images.num_classes}], "
-                f"got {list(labels.shape)} of {labels.dtype}"
-            )
-        has_class = labels.sum(dim=1) > 0
-        if not has_class.all():
-            row = int((~has_class).nonzero()[0])
-            raise DataError(f"{name}: expected a class of each image, got none of image {row}")
-    if mask is not None:
-        if mask.dtype != torch.uint8 or mask.shape != (count, *images.img_size):
-            raise DataError(
-                f"{name}: expected a uint8 mask {list(images.img_size)} for each of {count} "
-                f"images, got {list(mask.shape)} of {mask.dtype}"
-            )
-        largest = int(mask.max())
-        if largest >= images.num_classes:
+        if target == "label":
+            check_labels(name, rows, images.classes)
+        elif target == "labels":
+            if not ((rows == 0) | (rows == 1)).all() or not rows.any(dim=1).all():
+                raise DataError(f"{name}: expected labels of 0 and 1, one or more 1 for each image")
+        elif target == "mask" and int(rows.max()) >= images.num_classes:
+            largest = int(rows.max())
             raise DataError(f"{name}: class {largest} of a mask is none of {images.num_classes}")
 
 
@@ -371,178 +357,3 @@ def numbered(source: str, largest: int) -> tuple[str, ...]:
     """The names of classes that are numbers, "0" to `largest`; checked as by `check_count`."""
     check_count(source, largest + 1)
     return tuple(map(str, range(largest + 1)))
-
-
-def stratified_split(
-    labels: Tensor,
-    fraction_or_count: float,
-    seed: int = 0,
-    *,
-    groups: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Split images in two parts, in the same proportion from every class.
-
-    Args:
-        labels: `[n]` integers.
-        fraction_or_count: a float in (0, 1) is the fraction of each class to hold out, at least one
-            image of every class that has two. An int in 1..n-1 is the number in all, divided among
-            the classes by largest remainder.
-        seed: 0 or more. The same seed gives the same split on every machine and version.
-        groups: `[n]` integers. Images of one class with equal values stay together: the fraction is
-            then one of the groups of each class, and a count is taken as the fraction it is of all
-            images.
-
-    Returns:
-        Indices to keep and indices to hold out: int64 on the CPU, each ascending, together all of
-        0..n-1.
-
-    Raises:
-        DataError: nothing is left on one side.
-
-    Example:
-        >>> train, test = stratified_split(torch.tensor([0, 0, 0, 1, 1, 1]), 2)
-        >>> len(train), len(test)
-        (4, 2)
-    """
-    array = labels.cpu().numpy()
-    num_images = len(array)
-    if groups is None:
-        _, sizes = np.unique(array, return_counts=True)
-        quotas = _quotas(sizes, fraction_or_count)
-        is_test = np.zeros(num_images, dtype=bool)
-        is_test[_choose(array, quotas, seed)] = True
-    else:  # each group counts once
-        members = np.stack([array, groups.cpu().numpy()], axis=1)
-        pairs, group_of_image = np.unique(members, axis=0, return_inverse=True)
-        fraction = fraction_or_count
-        if isinstance(fraction_or_count, int):
-            fraction = fraction_or_count / num_images
-        _, test_groups = stratified_split(torch.from_numpy(pairs[:, 0]), fraction, seed)
-        is_test = np.isin(group_of_image.reshape(-1), test_groups.numpy())
-    if is_test.all() or not is_test.any():
-        raise DataError(
-            f"holdout: {fraction_or_count} of {num_images} images leaves nothing on one side"
-        )
-    train = torch.from_numpy(np.flatnonzero(~is_test))
-    return train, torch.from_numpy(np.flatnonzero(is_test))
-
-
-def split_units(images: Dataset) -> tuple[Tensor, Tensor | None]:
-    """What `stratified_split` takes to split a set: the strata of its images, and their groups.
-
-    Of images with several labels the first one counts.
-    """
-    labels = first_labels(images.labels)
-    if images.groups is None:
-        return labels, None
-    return group_strata(labels, images.groups), images.groups
-
-
-def first_labels(labels: Tensor) -> Int64[Tensor, " n"]:
-    """The class of each item `[n]`; of several classes `[n, classes]` the first one."""
-    return labels if labels.dim() == 1 else labels.argmax(dim=1)
-
-
-def group_strata(labels: Tensor, groups: Tensor) -> Int64[Tensor, " n"]:
-    """The class by which each image is counted in a split that keeps groups together.
-
-    A group whose images are of several classes counts for the rarest of them, which would else be
-    easily missing on one side.
-
-    Args:
-        labels: `[n]` integers.
-        groups: `[n]` integers.
-
-    Returns:
-        `[n]`, on the CPU: one class for all images of a group.
-    """
-    array = labels.cpu().numpy()
-    rarest_first = np.argsort(np.bincount(array)[array], kind="stable")
-    group_array = groups.cpu().numpy()[rarest_first]
-    _, positions, group_of_image = np.unique(group_array, return_index=True, return_inverse=True)
-    strata = np.empty_like(array)
-    strata[rarest_first] = array[rarest_first][positions[group_of_image.reshape(-1)]]
-    return torch.from_numpy(strata)
-
-
-def few_labels(labels: Tensor, per_class: int, seed: int = 0) -> Tensor:
-    """Choose random images of each class; a smaller choice is part of a larger one.
-
-    Args:
-        labels: `[n]` integers.
-        per_class: from 1 to the images of the rarest class.
-        seed: 0 or more. The same seed gives the same images on every machine and version.
-
-    Returns:
-        Ascending indices `[classes * per_class]`.
-
-    Raises:
-        ArgumentError: another shape of labels, or `per_class` out of range.
-    """
-    check_shape("labels", labels, ("n",))
-    array = labels.cpu().numpy()
-    classes, sizes = np.unique(array, return_counts=True)
-    check_range("per_class", per_class, low=1)
-    if sizes.min() < per_class:
-        rarest = int(classes[sizes.argmin()])
-        raise ArgumentError(
-            "per_class",
-            f"expected at most {sizes.min()}, the images of class {rarest}, got {per_class}",
-        )
-    indices = _choose(array, np.full(len(classes), per_class), seed)
-    return torch.from_numpy(np.sort(indices))
-
-
-def _choose(labels: np.ndarray, quotas: np.ndarray, seed: int) -> np.ndarray:
-    """Random indices, so many of each class."""
-    # RandomState is frozen by numpy's policy; default_rng and torch.randperm may change between
-    # versions.
-    random = np.random.RandomState(seed)
-    choices = []
-    for label, quota in zip(np.unique(labels), quotas, strict=True):
-        choices.append(random.permutation(np.flatnonzero(labels == label))[:quota])
-    return np.concatenate(choices)
-
-
-def default_split(name: str, labels: Tensor, split: str, groups: Tensor | None = None) -> Tensor:
-    """Indices of "train" or "test", 80 : 20 by seed 0.
-
-    Args:
-        name: name of the set, for errors.
-        labels: the class of each image, `[n]`.
-        split: "train" or "test".
-        groups: the group of each image, `[n]`; no group is in both splits.
-
-    Raises:
-        DataError: no class has two images, or groups; the message begins with `name`.
-    """
-    strata = labels if groups is None else group_strata(labels, groups)
-    try:
-        train, test = stratified_split(strata, TEST_FRACTION, seed=0, groups=groups)
-    except DataError:
-        unit = "images" if groups is None else "groups"
-        raise DataError(
-            f"{name}: no class has two {unit}, so that none can be held out to test on"
-        ) from None
-    return test if split == "test" else train
-
-
-def _quotas(sizes: np.ndarray, fraction_or_count: float) -> np.ndarray:
-    """How many images of each class to hold out."""
-    if isinstance(fraction_or_count, int):
-        count = fraction_or_count
-        total = int(sizes.sum())
-        if not 0 < count < total:
-            raise DataError(f"holdout: expected a count from 1 to {total - 1}, got {count}")
-        exact = sizes * (count / total)
-        quotas = np.floor(exact).astype(np.int64)
-        remainders = np.argsort(quotas - exact, kind="stable")  # largest first
-        quotas[remainders[: count - int(quotas.sum())]] += 1
-        return quotas
-    if not 0 < fraction_or_count < 1:
-        raise DataError(
-            "holdout: expected a fraction between 0 and 1 or a whole count, "
-            f"got {fraction_or_count}"
-        )
-    rounded = np.rint(sizes * fraction_or_count)
-    return np.minimum(np.maximum(rounded, 1), sizes - 1).astype(np.int64)

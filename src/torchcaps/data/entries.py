@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,17 +16,17 @@ from torch import Tensor
 
 from torchcaps.data._registry import ReadRequest
 from torchcaps.data.classes import SEPARATOR, unknown_classes
-from torchcaps.data.dataset import Dataset, default_split
+from torchcaps.data.dataset import Dataset
 from torchcaps.data.files import DiskDataset, EncodedImages
 from torchcaps.data.images import ImageSource, decode_image, is_gray, natural_key
 from torchcaps.data.notes import damage_notes
 from torchcaps.data.reading import FLOOR, RATIO
+from torchcaps.data.splits import default_split
 from torchcaps.errors import ArgumentError, DamagedImageError, DataError, MissingSplitError
-from torchcaps.words import counted
 
 GROUP = "object"  # the target of groups that have no name of their own
-MAX_DECODED_BYTES = 1 << 30  # of images that are kept in memory by default
-MEMORY_SHARE = 4  # and at most the 4th part of what the machine has
+# Of images that are kept in memory by default; at most a quarter of what the machine has, too.
+MAX_DECODED_BYTES = 1 << 30
 SPLIT_NAMES = {
     "train": "train",
     "val": "val",
@@ -68,37 +67,31 @@ def row_split(source: str, row: Mapping[str, str | None]) -> str | None:
     return SPLIT_NAMES[text]
 
 
-def group_finder(pattern: str | None) -> Callable[[str], str | None]:
-    """A function from the path of a file to the name of its group, None without a pattern.
+def find_group(pattern: str | None, path: str) -> str | None:
+    """The name of the group of a file, None without a pattern.
 
     Args:
         pattern: a regular expression whose first group is the name.
+        path: of the file.
 
     Raises:
         ArgumentError: it is no regular expression with a group, or it is not in a path.
     """
     if pattern is None:
-        return lambda _path: None
-    problem = ""
+        return None
     try:
-        regex = re.compile(pattern)
-    except re.error as error:
-        problem = f" ({error})"
-    if problem or not regex.groups:
+        match = re.search(pattern, path)
+        group = match and match[1]
+    except (re.error, IndexError) as error:
         raise ArgumentError(
             "group_pattern",
-            f"expected a regular expression with a group in parentheses, got {pattern!r}{problem}",
+            f"expected a regular expression with a group in parentheses, got {pattern!r} ({error})",
+        ) from None
+    if group is None:
+        raise ArgumentError(
+            "group_pattern", f"expected {pattern!r} to match every path, got {path!r}"
         )
-
-    def find_group(path: str) -> str:
-        match = regex.search(path)
-        if match is None or match[1] is None:
-            raise ArgumentError(
-                "group_pattern", f"expected {pattern!r} to match every path, got {path!r}"
-            )
-        return match[1]
-
-    return find_group
+    return group
 
 
 def in_split(
@@ -221,7 +214,6 @@ def _index_labels(
 ) -> list[list[int]]:
     """The classes of each entry as indices."""
     class_index = {label: index for index, label in enumerate(classes)}
-    rows = []
     for entry in entries:
         for label in entry.labels:
             if label not in class_index:
@@ -230,8 +222,7 @@ def _index_labels(
                 raise DataError(
                     f"{name}: {entry.split} class {label!r} is not among the training classes"
                 )
-        rows.append([class_index[label] for label in entry.labels])
-    return rows
+    return [[class_index[label] for label in entry.labels] for entry in entries]
 
 
 def _summary(
@@ -247,11 +238,13 @@ def _summary(
     part = f"{num_images:,} of them in the {request.split} split"
     if request.classes is not None and not any(entry.split for entry in entries):
         part = "all of them measured, because it is not divided into train and test"
-    size = f"{counted(len(entries), 'image')} of {num_classes:,} class{'es' * (num_classes > 1)}"
+    size = f"{len(entries):,} images of {num_classes:,} classes"
     notes = [f"{name}: {size}, {part}"]
     if groups is not None:
-        num_groups = counted(int(groups.max()) + 1, "group")
-        notes.append(f"{name}: {num_groups} by {group_names[0]!r}, each on one side of a split")
+        num_groups = int(groups.max()) + 1
+        notes.append(
+            f"{name}: {num_groups:,} groups by {group_names[0]!r}, each on one side of a split"
+        )
     return notes
 
 
@@ -278,9 +271,8 @@ def _encode_images(
 def _placed(images: DiskDataset, request: ReadRequest, can_stay: bool) -> Dataset:
     """The images on disk, or decoded into memory, as is requested or by their size."""
     num_bytes = images.inputs.shape.numel()
-    stays = request.storage == "disk"
-    if request.storage == "auto":
-        stays = num_bytes > (request.max_bytes or _default_memory())
+    is_large = num_bytes > (request.max_bytes or _default_memory())
+    stays = request.storage == "disk" or (request.storage == "auto" and is_large)
     if stays and can_stay:
         note = (
             f"{images.name}: {len(images):,} images stay on disk and are decoded when they are "
@@ -297,7 +289,7 @@ def _default_memory() -> int:
     if not hasattr(os, "sysconf"):
         return MAX_DECODED_BYTES
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(MAX_DECODED_BYTES, machine // MEMORY_SHARE)
+    return min(MAX_DECODED_BYTES, machine // 4)
 
 
 def check_fits(name: str, num_bytes: int, files: Iterable[str], request: ReadRequest) -> None:
@@ -312,19 +304,19 @@ def check_fits(name: str, num_bytes: int, files: Iterable[str], request: ReadReq
     Raises:
         DataError: it is more than `max_bytes`, or far more than the files have.
     """
-    if num_bytes > (request.max_bytes or FLOOR):
-        sizes = (_stored_bytes(file) for file in files)
-        if request.max_bytes or num_bytes > RATIO * sum(sizes):
-            raise DataError(
-                f"{name}: its images ask for {num_bytes / 2**20:,.0f} MiB of memory, more than "
-                f"{RATIO} times their size on disk, or than max_bytes; give max_bytes (--max-bytes "
-                "in training) to allow more, or leave them on disk (--storage disk)"
-            )
+    limit = request.max_bytes
+    if limit is None and num_bytes > FLOOR:
+        limit = RATIO * sum(map(_stored_bytes, files))
+    if num_bytes > (limit or FLOOR):
+        raise DataError(
+            f"{name}: its images ask for {num_bytes / 2**20:,.0f} MiB of memory, more than "
+            f"{RATIO} times their size on disk, or than max_bytes; give max_bytes (--max-bytes "
+            "in training) to allow more, or leave them on disk (--storage disk)"
+        )
 
 
 def _stored_bytes(file: str) -> int:
-    is_file = os.path.exists(file)
-    return os.path.getsize(file) if is_file else int(file.rpartition("+")[2])
+    return os.path.getsize(file) if os.path.exists(file) else int(file.rpartition("+")[2])
 
 
 def find_damaged(
@@ -346,23 +338,6 @@ def find_damaged(
         except DamagedImageError as error:
             problems[file] = str(error)
     return problems
-
-
-def check_sizes(name: str, images: Mapping[str, Tensor]) -> None:
-    """Check that all images `[channels, height, width]`, by their files, have one size.
-
-    Raises:
-        DataError: an image differs in size from the first one.
-    """
-    first = next(iter(images))
-    height, width = images[first].shape[1:]
-    for file, image in images.items():
-        if image.shape[1:] != (height, width):
-            raise DataError(
-                f"{name}: images differ in size ({Path(first).name} is {height} × {width}, "
-                f"{file} is {image.shape[1]} × {image.shape[2]}); "
-                "give img_size (--img-size) to resize them all"
-            )
 
 
 def check_tree(source: object, entries: Sequence[Entry]) -> None:

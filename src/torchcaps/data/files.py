@@ -22,10 +22,9 @@ from jaxtyping import Float, UInt8
 from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset as TorchDataset
 
-from torchcaps.data.augment.crop import center_crop
 from torchcaps.data.dataset import Dataset, select_rows
 from torchcaps.data.images import ImageSource, decode_image
-from torchcaps.data.pixels import Size, size_pair, to_float
+from torchcaps.data.pixels import Size, center_crop, size_pair, to_float
 from torchcaps.data.types import Batch
 from torchcaps.errors import DataError, check_range
 
@@ -77,21 +76,18 @@ class EncodedImages:
             DataError: a file is unreadable, or its image of another size.
         """
         pixels = torch.empty(self.shape, dtype=self.dtype)
-        for index, file in enumerate(self.files.tolist()):
-            pixels[index] = self._decode_file(os.fsdecode(file))
-        return pixels
-
-    def _decode_file(self, file: str) -> UInt8[Tensor, "channels height width"]:
         target = self.img_size if self.is_resized else None
-        image = decode_image(self.open_image(file), target, self.in_chans, name=file)
-        height, width = image.shape[1:]
-        if (height, width) != self.img_size:
-            raise DataError(
-                f"{file}: expected an image of {self.img_size[0]} × {self.img_size[1]} (height × "
-                f"width), as the first one of the set is, got {height} × {width}; "
-                "give img_size (--img-size) to resize them all"
-            )
-        return image if self.crop is None else center_crop(image[None], self.crop)[0]
+        for index, file in enumerate(map(os.fsdecode, self.files.tolist())):
+            image = decode_image(self.open_image(file), target, self.in_chans, name=file)
+            if image.shape[1:] != self.img_size:
+                height, width = image.shape[1:]
+                raise DataError(
+                    f"{file}: expected an image of {self.img_size[0]} × {self.img_size[1]} (height "
+                    f"× width), as the first one of the set is, got {height} × {width}; "
+                    "give img_size (--img-size) to resize them all"
+                )
+            pixels[index] = image if self.crop is None else center_crop(image[None], self.crop)[0]
+        return pixels
 
     def fingerprint(self) -> UInt8[Tensor, " 32"]:
         """A digest that differs where the files do, without reading all of them.
@@ -149,13 +145,11 @@ class DiskDataset(Dataset):
         return replace(self, inputs=replace(self.inputs, crop=side))
 
     def to(self, device: torch.device | str) -> Self:
-        """The set itself: batches are moved to a device, not files."""
-        return self
+        return self  # batches are moved to a device, not files
 
     def float_images(
         self, indices: Tensor | Sequence[int] | None = None
     ) -> Float[Tensor, "m channels height width"]:
-        """The images at `indices`, decoded by this process, as float32 in [0, 1]."""
         inputs = self.inputs if indices is None else self.inputs[self._index(indices)]
         return to_float(inputs.decode())
 
@@ -166,13 +160,7 @@ class DiskDataset(Dataset):
         generators: Iterable[Generator] | None = None,
         shard: Callable[[int], slice] = slice,
     ) -> Iterator[Batch]:
-        """Batches of images, of which no more than a few are in memory at a time.
-
-        The values are the same with any number of workers. Images outside of the shard are black.
-
-        Raises:
-            DataError: an unreadable file, or a process that decodes images was ended.
-        """
+        # No more than a few are in memory at a time. Images outside of the shard are black.
         parts = [indices[shard(len(indices))] for indices in index_batches]
         for indices, rows in zip(index_batches, _decode_batches(self, parts), strict=True):
             pixels = torch.zeros(len(indices), *rows.shape[1:], dtype=rows.dtype)
@@ -221,23 +209,15 @@ def decode_batches(
         worker_init_fn=_start_worker,
         generator=torch.Generator(),  # else torch's global generator would be advanced
     )
-    iterator = iter(loader)
     try:
-        while True:
-            try:
-                decoded = next(iterator)
-            except StopIteration:
-                return
-            except RuntimeError as error:  # torch raises no class of its own
-                if not workers:
-                    raise
-                raise DataError(
-                    f"{name}: a process that decodes images was ended ({error}); where "
-                    "memory is exhausted, use fewer workers (--workers), or 0"
-                ) from error
-            yield decoded
-    finally:
-        del iterator  # ends the workers
+        yield from loader
+    except RuntimeError as error:  # torch raises no class of its own
+        if not workers:
+            raise
+        raise DataError(
+            f"{name}: a process that decodes images was ended ({error}); where "
+            "memory is exhausted, use fewer workers (--workers), or 0"
+        ) from error
 
 
 def default_workers(num_ranks: int = 1) -> int:

@@ -12,13 +12,11 @@ from typing import NamedTuple
 from torchcaps.data._registry import ReadRequest
 from torchcaps.data.classes import SEPARATOR
 from torchcaps.data.dataset import Dataset
-from torchcaps.data.entries import SPLIT_NAMES, Entry, check_tree, group_finder, read_entries
+from torchcaps.data.entries import SPLIT_NAMES, Entry, check_tree, find_group, read_entries
 from torchcaps.data.images import SUFFIXES, is_image_file, natural_key
 from torchcaps.data.notes import Omissions
 from torchcaps.data.reading import read_errors
 from torchcaps.errors import DataError
-
-OPTIONS = ("group_pattern", "skip_damaged")  # of `ReadOptions`, with a meaning here
 
 Parts = tuple[str, ...]
 """A path below the folder that is read, as the names of its folders and its own."""
@@ -116,7 +114,6 @@ def label_files(scan: Scan, splits: dict[str, str], request: ReadRequest) -> lis
     """The images of a scan with their classes, splits and groups; others join its omissions."""
     with_images = {image[:-1] for image in scan.images}
     start = 1 if splits else 0
-    find_group = group_finder(request.options.group_pattern)
     entries = []
     for image, file in scan.images.items():
         path = SEPARATOR.join(image)
@@ -127,7 +124,8 @@ def label_files(scan: Scan, splits: dict[str, str], request: ReadRequest) -> lis
             scan.omissions.add("unlabeled image", path)
         else:
             label = SEPARATOR.join(class_folder[start:])
-            entries.append(Entry(file, (label,), splits.get(image[0]), find_group(path)))
+            group = find_group(request.options.group_pattern, path)
+            entries.append(Entry(file, (label,), splits.get(image[0]), group))
     return entries
 
 
@@ -146,10 +144,9 @@ def _check_folders(root: Path, scan: Scan, splits: dict[str, str]) -> None:
         below = [folder for folder in scan.folders if folder[: len(parts)] == parts != folder]
         if not below:
             path = root.joinpath(*parts)
-            tables = sorted(path.glob("*.csv"))
-            hint = f", or give the table {tables[0]}" if tables else ""
             raise DataError(
-                f"{path}: no class folders in it; expected {path.name}/<class>/<image>{hint}"
+                f"{path}: no class folders in it; expected {path.name}/<class>/<image>, "
+                "or the path of a .csv"
             )
         for folder in below:
             if folder not in parents and not _class_folder(folder, with_images, len(parts)):

@@ -4,7 +4,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -37,7 +37,6 @@ SIGNATURE = re.compile(
     re.DOTALL,
 )
 SIGNATURE_BYTES = 16
-STRIP = 1 << 20  # pixels converted at a time
 DRAFT_FACTOR = 2  # times the target size, at which a JPEG is decoded at least
 
 ImageSource = str | Path | bytes | Image.Image
@@ -113,14 +112,9 @@ def is_image_file(path: str | Path) -> bool:
         return False
     try:
         with open(path, "rb") as file:
-            return has_signature(file.read(SIGNATURE_BYTES))
+            return SIGNATURE.match(file.read(SIGNATURE_BYTES)) is not None
     except OSError:
         return True
-
-
-def has_signature(start: bytes) -> bool:
-    """Whether a file with these first bytes is an image."""
-    return SIGNATURE.match(start) is not None
 
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:
@@ -136,6 +130,23 @@ def natural_key(text: str) -> list[tuple[int, int, str]]:
         else:
             key.append((1, 0, part))
     return key
+
+
+def check_sizes(name: str, images: Mapping[str, Tensor]) -> None:
+    """Check that all images `[channels, height, width]`, by their files, have one size.
+
+    Raises:
+        DataError: an image differs in size from the first one.
+    """
+    first = next(iter(images))
+    height, width = images[first].shape[1:]
+    for file, image in images.items():
+        if image.shape[1:] != (height, width):
+            raise DataError(
+                f"{name}: images differ in size ({Path(first).name} is {height} × {width}, "
+                f"{file} is {image.shape[1]} × {image.shape[2]}); "
+                "give img_size (--img-size) to resize them all"
+            )
 
 
 @contextmanager
@@ -187,21 +198,9 @@ def _problem(error: Exception, name: str) -> str:
 
 
 def _decode_upright(image: Image.Image, channels: int) -> UInt8[Tensor, "channels height width"]:
-    # Strip by strip, as every conversion of a whole picture would be a copy of it.
     ImageOps.exif_transpose(image, in_place=True)
-    width, height = image.size
-    num_rows = max(1, STRIP // width)
-    pixels = torch.empty(channels, height, width, dtype=torch.uint8)
-    for top in range(0, height, num_rows):
-        bottom = min(top + num_rows, height)
-        strip = image
-        if bottom - top < height:
-            strip = image.crop((0, top, width, bottom))
-        strip_pixels = torch.from_numpy(_to_bytes(strip)).movedim(-1, 0)
-        if len(strip_pixels) != channels:
-            strip_pixels = to_channels(strip_pixels.unsqueeze(0), channels)[0]
-        pixels[:, top:bottom] = strip_pixels
-    return pixels
+    pixels = torch.from_numpy(_to_bytes(image)).movedim(-1, 0)
+    return to_channels(pixels.unsqueeze(0), channels)[0].contiguous()
 
 
 def _to_bytes(image: Image.Image) -> np.ndarray:

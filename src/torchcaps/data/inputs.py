@@ -10,9 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, cast
 
-import numpy as np
-from torch import Tensor
-
 from torchcaps.data.archives import ARCHIVES, archive_members, open_archive
 from torchcaps.data.images import natural_key
 from torchcaps.data.preprocess import Picture, Preprocess
@@ -54,19 +51,13 @@ def list_inputs(inputs: Any, preprocess: Preprocess) -> Iterator[Input]:
     Yields:
         The inputs. What is not there, or holds nothing, is an input whose source is a DataError.
     """
-    is_batch = isinstance(inputs, np.ndarray | Tensor) and inputs.ndim == BATCH_AXES
-    if isinstance(inputs, Picture) and not is_batch:
+    if isinstance(inputs, Picture) and getattr(inputs, "ndim", 0) != BATCH_AXES:
         inputs = [inputs]
     for element in inputs:
         if isinstance(element, str | Path):
-            path = str(element)
-            if os.path.isfile(path) and not path.lower().endswith(ARCHIVES):
-                yield Input(path, path)
-            else:
-                yield from _list_path(path, preprocess)
-        elif isinstance(element, np.ndarray | Tensor) and element.ndim == BATCH_AXES:
-            for image in element:
-                yield Input(None, image)
+            yield from _list_path(str(element), preprocess)
+        elif getattr(element, "ndim", 0) == BATCH_AXES:
+            yield from (Input(None, image) for image in element)
         else:
             yield Input(None, element)
 
@@ -77,15 +68,20 @@ def _list_path(text: str, preprocess: Preprocess) -> Iterator[Input]:
     try:
         with read_errors(text):
             if path.is_dir():
-                yield from _at_least_one(_walk(path, preprocess), f"{text}: no image in it")
-            elif path.exists() and path.name.lower().endswith(ARCHIVES):
-                yield from _at_least_one(_members(path, preprocess), f"{text}: no image in it")
+                inputs = _walk(path, preprocess)
+            elif path.exists() and text.lower().endswith(ARCHIVES):
+                inputs = _members(path, preprocess)
             elif path.exists():
-                yield Input(text, text)
+                inputs = iter([Input(text, text)])
             elif glob.has_magic(text):
-                yield from _at_least_one(_matches(text, preprocess), f"{text}: no image matches")
+                inputs = _matches(text, preprocess)
             else:
                 raise DataError(f"{text}: no such file or folder")
+            first = next(inputs, None)
+            if first is None:
+                raise DataError(f"{text}: no image in it")
+            yield first
+            yield from inputs
     except DataError as error:
         yield Input(text, error)
 
@@ -104,8 +100,8 @@ def _walk(folder: Path, preprocess: Preprocess) -> Iterator[Input]:
             continue
         if path.is_dir() and not path.is_symlink():
             yield from _walk(path, preprocess)
-        else:
-            yield from _input(str(path), preprocess)
+        elif preprocess.is_input(str(path)):
+            yield Input(str(path), str(path))
 
 
 def _members(path: Path, preprocess: Preprocess) -> Iterator[Input]:
@@ -123,34 +119,13 @@ def _members(path: Path, preprocess: Preprocess) -> Iterator[Input]:
 
 def _is_visible_input(member: str, preprocess: Preprocess) -> bool:
     """Whether a file in an archive is an input, and neither it nor its folders are hidden."""
-    *folders, name = member.split("/")
-    is_hidden = any(part.startswith(".") and part != "." for part in (*folders, name))
-    has_ending = bool(PurePosixPath(name).suffix)
-    return has_ending and preprocess.is_input(name) and not is_hidden
+    path = PurePosixPath(member)
+    is_hidden = any(part.startswith(".") for part in path.parts)
+    return bool(path.suffix) and preprocess.is_input(path.name) and not is_hidden
 
 
 def _matches(pattern: str, preprocess: Preprocess) -> Iterator[Input]:
     """The files that a pattern stands for."""
     for match in sorted(glob.iglob(pattern, recursive=True), key=natural_key):
-        if not os.path.isdir(match):
-            yield from _input(match, preprocess)
-
-
-def _input(path: str, preprocess: Preprocess) -> Iterator[Input]:
-    """A file in a folder or of a pattern; nothing if it is no input."""
-    try:
-        with read_errors(path):
-            if preprocess.is_input(path):
-                yield Input(path, path)
-    except DataError as error:
-        yield Input(path, error)
-
-
-def _at_least_one(inputs: Iterator[Input], problem: str) -> Iterator[Input]:
-    """The inputs; DataError at the end if there was none."""
-    is_empty = True
-    for element in inputs:
-        is_empty = False
-        yield element
-    if is_empty:
-        raise DataError(problem)
+        if not os.path.isdir(match) and preprocess.is_input(match):
+            yield Input(match, match)

@@ -8,6 +8,7 @@ from typing import Any
 from torchcaps.data._registry import (
     DATASETS,
     FORMATS,
+    OPTIONS,
     SPLITS,
     SPLITS_WITH_VAL,
     ReadOptions,
@@ -19,7 +20,6 @@ from torchcaps.data._registry import (
 )
 from torchcaps.data.dataset import Dataset
 from torchcaps.data.files import DiskDataset
-from torchcaps.data.folder import OPTIONS, read_folder
 from torchcaps.data.pixels import Size
 from torchcaps.data.reading import read_errors
 from torchcaps.errors import (
@@ -133,6 +133,8 @@ def _read_path(path: Path, request: ReadRequest) -> Dataset:
             _check_request(f"{path} ({name})", request, data_format.splits, data_format.options)
             return data_format.read(path, request)
     if path.is_dir():
+        from torchcaps.data.folder import read_folder
+
         _check_request(f"{path} (a folder)", request, SPLITS_WITH_VAL, OPTIONS)
         return read_folder(path, request)
     raise DataError(

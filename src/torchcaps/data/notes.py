@@ -48,15 +48,13 @@ def damage_notes(
     if not problems:
         return ()
     texts = list(problems.values())
-    remedy = "repair or delete the file, or leave such files out with skip_damaged (--skip-damaged)"
-    share = f"{len(texts):,} of {counted(num_images, 'image')}"
+    share = f"{len(texts):,} of {num_images:,} images"
     listed = "; ".join(texts[:NAMED_DAMAGED])
     if len(texts) > NAMED_DAMAGED:
         listed = f"{listed}; and {len(texts) - NAMED_DAMAGED:,} more"
     if skip_damaged:
         return (f"{name}: left out {share} that cannot be read: {listed}",)
-    if len(texts) == 1:
-        raise DamagedImageError(f"{texts[0]}; {remedy}")
     raise DamagedImageError(
-        f"{name}: {share} cannot be read; {remedy.replace('the file', 'them')}: {listed}"
+        f"{name}: {share} cannot be read; repair or delete them, or leave such files out with "
+        f"skip_damaged (--skip-damaged): {listed}"
     )

@@ -6,14 +6,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Shaped
-from torch import Tensor
+from torch import Generator, Tensor
 
-from torchcaps.errors import DataError, named_shape
+from torchcaps.errors import DataError, check_range, check_shape, named_shape
+from torchcaps.transfer import to_device
 
 AXES = ("n", "channels", "height", "width")
 MAX_CHANNELS = 4
-CHUNK = 1024  # images, or rows, converted at a time, to bound the wider copy
-LARGE = 1 << 24  # values of an image whose channels are resized one by one
+CHUNK = 1024  # images resized at a time, to bound the wider copy
 Images = Shaped[Tensor, "n channels height width"]
 Size = int | tuple[int, int] | None
 """(height, width) of images to resize to, or one side of a square; None keeps what they have."""
@@ -59,10 +59,6 @@ def resize_masks(masks: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def _resize(images: Images, size: tuple[int, int]) -> Images:
-    if images[0].numel() > LARGE and len(images) * images.shape[1] > 1:
-        planes = images.flatten(0, 1).unsqueeze(1)
-        resized = torch.cat([_resize(plane, size) for plane in planes.split(1)])
-        return resized.view(*images.shape[:2], *size)
     # uint8 is resized in float32 and rounded, so that both types of image give the same picture.
     resized = F.interpolate(images.float(), size, mode="bilinear", antialias=True)
     return _to_range(resized, images.dtype)
@@ -101,12 +97,8 @@ def deep_to_bytes(array: np.ndarray) -> np.ndarray:
         return np.rint(array * 255).astype(np.uint8)
     if low < 0 or high > 65535:
         raise DataError(f"expected integer pixels in 0..65535, got {low} to {high}")
-    pixels = np.empty(array.shape, np.uint8)
-    for start in range(0, len(array), CHUNK):
-        # 65535 = 255 · 257, so that full white stays full white.
-        rows = array[start : start + CHUNK].astype(np.uint32)
-        pixels[start : start + CHUNK] = (rows + 128) // 257
-    return pixels
+    # 65535 = 255 · 257, so that full white stays full white.
+    return ((array.astype(np.uint32) + 128) // 257).astype(np.uint8)
 
 
 def array_images(source: str, images: np.ndarray) -> Images:
@@ -187,3 +179,93 @@ def check_pixels(source: str, images: Images) -> None:
 def to_float(images: Images) -> Float[Tensor, "n channels height width"]:
     """Images as float32: bytes in [0, 1], floats as they are."""
     return images.float().div_(255) if images.dtype == torch.uint8 else images.float()
+
+
+def random_crop(images: Images, size: int, *, generator: Generator) -> Images:
+    """Cut a window out of each image.
+
+    Args:
+        images: `[batch, channels, height, width]`.
+        size: side of the square window in pixels, at most the smaller side of the images.
+        generator: draws the place of each window uniformly.
+
+    Returns:
+        `[batch, channels, size, size]`.
+    """
+    _check_size(images, size)
+    return random_windows(images, (size, size), generator)
+
+
+def center_crop(images: Images, size: int) -> Images:
+    """The middle `size` × `size` pixels of each image, a view.
+
+    Where the margins cannot be equal, those above and on the left are smaller by a pixel.
+
+    Args:
+        images: `[batch, channels, height, width]`.
+        size: pixels along a side, at most those of the images.
+
+    Returns:
+        `[batch, channels, size, size]`.
+    """
+    _check_size(images, size)
+    height, width = images.shape[2:]
+    row = (height - size) // 2
+    column = (width - size) // 2
+    rows = slice(row, row + size)
+    columns = slice(column, column + size)
+    return images[:, :, rows, columns]
+
+
+def _check_size(images: Images, size: int) -> None:
+    """Raise ValueError unless a square of this side fits into the images."""
+    check_shape("images", images, AXES)
+    height, width = images.shape[2:]
+    check_range("size", size, low=1, high=min(height, width))
+
+
+def random_windows(images: Images, size: Sequence[int], generator: Generator) -> Images:
+    """Cut a window of `size` (height, width) out of each image, its place drawn uniformly."""
+    height, width = images.shape[2:]
+    # The first row and the first column of each window, both [batch].
+    row = random_offsets(len(images), height, size[0], generator)
+    column = random_offsets(len(images), width, size[1], generator)
+    return windows_at(images, size, row, column)
+
+
+def windows_at(images: Images, size: Sequence[int], row: Tensor, column: Tensor) -> Images:
+    """Cut a window out of each image.
+
+    Args:
+        images: `[batch, channels, height, width]`.
+        size: (height, width) of the window.
+        row: first row of each window, `[batch]`, on the device of the images or on the CPU.
+        column: first column of each window, `[batch]`, where the rows are.
+
+    Returns:
+        `[batch, channels, *size]`.
+    """
+    height, width = size
+    # A view of all windows: [batch, channels, rows, columns, height, width].
+    windows = images.unfold(2, height, 1)
+    windows = windows.unfold(3, width, 1)
+    # One of them is copied for each image.
+    index = torch.arange(len(images), device=row.device)
+    index, row, column = to_device(torch.stack([index, row, column]), images.device)
+    return windows[index, :, row, column]
+
+
+def random_offsets(count: int, side: int, window: int, generator: Generator) -> Tensor:
+    """Where windows begin along an axis.
+
+    Args:
+        count: number of windows.
+        side: pixels of the axis.
+        window: pixels of a window along it, at most `side`.
+        generator: draws the offsets uniformly.
+
+    Returns:
+        `[count]` integers from 0 to `side - window`, on the device of the generator.
+    """
+    num_offsets = side - window + 1
+    return torch.randint(num_offsets, (count,), generator=generator, device=generator.device)

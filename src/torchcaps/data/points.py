@@ -16,11 +16,12 @@ from torch import Tensor
 
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadRequest, register_format
 from torchcaps.data.arrays import open_arrays
-from torchcaps.data.dataset import Dataset, default_split
+from torchcaps.data.dataset import Dataset
 from torchcaps.data.entries import row_split
 from torchcaps.data.pixels import Size, size_pair
 from torchcaps.data.preprocess import Picture, Preprocess
 from torchcaps.data.reading import csv_rows
+from torchcaps.data.splits import default_split
 
 # Its format is registered first: of two that hold a path, the last one reads it.
 from torchcaps.data.table import FLAT_COLUMNS
@@ -106,6 +107,9 @@ def point_set(points: Tensor, name: str, class_name: str = "points") -> Dataset:
         points: float32 `[n, 2 or 3, points, 1]`.
         name: name of the set.
         class_name: name of what the points are.
+
+    Returns:
+        The set.
     """
     return Dataset(points, {}, (class_name,), name, preprocess=PointPreprocess)
 
@@ -139,7 +143,7 @@ def standardized_points(source: str, sets: np.ndarray) -> Tensor:
             "coordinates"
         )
     largest = np.abs(points).max(axis=(1, 2), keepdims=True)
-    points = points / np.where(largest > 0, largest, 1.0)
+    points /= np.where(largest > 0, largest, 1.0)
     points -= points.mean(axis=1, keepdims=True)
     radius = np.sqrt(np.square(points).sum(axis=2, keepdims=True).mean(axis=1, keepdims=True))
     is_single = radius <= MIN_RADIUS
@@ -224,16 +228,11 @@ def _read_arrays(path: Path, columns: tuple[str, ...]) -> dict[str, np.ndarray]:
                 raise DataError(f"{line}: expected a number for each coordinate") from None
             key = f"points_{split}" if split else "points", (row.get("shape") or "").strip()
             sets.setdefault(key, []).append(point)
-    if not sets:
-        raise DataError(f"{path}: there are no points")
+    sizes = {len(points): name for (_, name), points in sets.items()}
+    if len(sizes) != 1:
+        raise DataError(f"{path}: sets of points differ in size, or there are none: {sizes}")
     arrays: dict[str, list[Any]] = {}
-    (_, first), size = next(iter(sets)), len(next(iter(sets.values())))
-    for (split, name), points in sets.items():
-        if len(points) != size:
-            raise DataError(
-                f"{path}: sets of points differ in size ({first!r} has {size:,}, "
-                f"{name!r} has {len(points):,})"
-            )
+    for (split, _), points in sets.items():
         arrays.setdefault(split, []).append(points)
     return {split: np.array(points) for split, points in arrays.items()}
 

@@ -13,11 +13,11 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from torchcaps.data.augment.crop import center_crop
 from torchcaps.data.images import decode_image, is_image_file
 from torchcaps.data.pixels import (
     Size,
     array_images,
+    center_crop,
     check_images,
     check_pixels,
     fit_images,
@@ -71,18 +71,40 @@ class Preprocess:
 
     @classmethod
     def check(cls, source: str, inputs: Tensor) -> None:
-        """Check that inputs of a set are of this kind; DataError begins with `source`."""
+        """Check that inputs of a set are of this kind.
+
+        Args:
+            source: beginning of the DataError.
+            inputs: of the set.
+        """
         check_images(source, inputs)
         check_pixels(source, inputs)
 
     @classmethod
     def resize(cls, source: str, inputs: Tensor, img_size: Size, in_chans: int | None) -> Tensor:
-        """Inputs of a set at another size and number of channels; see `fit_images`."""
+        """Inputs of a set at another size and number of channels.
+
+        Args:
+            source: beginning of an error.
+            inputs: of the set.
+            img_size: see `fit_images`.
+            in_chans: see `fit_images`.
+
+        Returns:
+            The inputs.
+        """
         return fit_images(inputs, img_size, in_chans)
 
     @classmethod
     def size_in_words(cls, shape: Sequence[int]) -> str:
-        """Sides and channels of an input of a set whose inputs have this shape."""
+        """Sides and channels of an input.
+
+        Args:
+            shape: of all inputs of a set.
+
+        Returns:
+            The words.
+        """
         _, channels, height, width = shape
         colors = {1: "gray", 3: "color"}.get(channels, f"{channels} channels")
         return f"{width} × {height} pixels (width × height), {colors}"
@@ -136,24 +158,18 @@ class Preprocess:
         """
         if isinstance(image, np.ndarray | Tensor):
             array = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
-            if array.ndim not in (2, 3):
-                raise DataError(
-                    f"image: expected an array of 2 or 3 axes, got shape {list(array.shape)}"
-                )
             images = array_images("image", array[None])
-            pixels = to_float(fit_images(images, self.img_size, self.in_chans).clone())[0]
+            images = fit_images(images, self.img_size, self.in_chans).clone()
         else:
-            pixels = decode_image(image, self.img_size, self.in_chans, name=name).float().div_(255)
-        return pixels if self.crop is None else self.finish(pixels[None])[0]
+            images = decode_image(image, self.img_size, self.in_chans, name=name)[None]
+        return self.finish(to_float(images))[0]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: `img_size` and `in_chans`, and `crop` and `kind` where set."""
-        settings: dict[str, Any] = {"img_size": list(self.img_size), "in_chans": self.in_chans}
-        if self.crop is not None:
-            settings["crop"] = self.crop
+        settings = {"img_size": list(self.img_size), "in_chans": self.in_chans, "crop": self.crop}
         if not self.is_picture:
             settings["kind"] = self.kind
-        return settings
+        return {name: setting for name, setting in settings.items() if setting is not None}
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Preprocess:
@@ -173,9 +189,8 @@ class Preprocess:
             height, width = settings["img_size"]
             channels = settings["in_chans"]
             crop = settings.get("crop")
-            for number in (height, width, channels, 0 if crop is None else crop):
-                if type(number) is not int:
-                    raise TypeError
+            if {*map(type, (height, width, channels, crop or 0))} != {int}:
+                raise TypeError
         except (AttributeError, KeyError, TypeError, ValueError):
             raise DataError(
                 "preprocess: expected img_size [height, width] and in_chans, "

@@ -166,14 +166,12 @@ def _file_fault(path: Path, digest: str | None, packed: bool = False) -> str:
     """
     if not path.is_file():
         return MISSING
-    found = hashlib.sha256()
     try:
         with path.open("rb") if packed else open_file(path) as file:
-            while chunk := file.read(CHUNK):
-                found.update(chunk)
+            sha256 = hashlib.file_digest(file, "sha256")
     except DataError as error:
         return str(error).removeprefix(f"{path}: ")
-    is_right = digest in (None, found.hexdigest())
+    is_right = digest in (None, sha256.hexdigest())
     return "" if is_right else "the bytes are not the published ones (SHA-256 differs)"
 
 
@@ -219,15 +217,13 @@ def fetch_dataset(
     folder = Path(cache_dir or default_cache_dir()).expanduser() / info.name
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    missing = _missing(info, folder)
     failures = []
-    for source in info.sources:
-        if missing:
-            try:
-                source.fetch(missing, folder, progress)
-            except SourceError as error:
-                failures.append(f"{source}: {error}")
-            missing = _missing(info, folder)
+    sources = iter(info.sources)
+    while (missing := _missing(info, folder)) and (source := next(sources, None)):
+        try:
+            source.fetch(missing, folder, progress)
+        except SourceError as error:
+            failures.append(f"{source}: {error}")
     if missing:
         if not any(folder.iterdir()):
             folder.rmdir()
@@ -279,27 +275,25 @@ def verify_dataset(
 
 def _check_files(info: DatasetInfo, folder: Path) -> list[FileCheck]:
     """One check per file; of a set without digests one per split that is in the folder."""
+    if not all(info.sha256.values()):
+        return [*filter(None, (_count_images(info, folder, split) for split in SPLITS))]
     checks = []
-    if all(info.sha256.values()):
-        for file, digest in info.sha256.items():
-            path = _locate(folder, file)
-            fault = _file_fault(path, digest)
-            checks.append(FileCheck(str(path), not fault, fault or "SHA-256 as published"))
-    elif folder.is_dir():
-        checks = [check for split in SPLITS if (check := _count_images(info, folder, split))]
+    for file, digest in info.sha256.items():
+        path = _locate(folder, file)
+        fault = _file_fault(path, digest)
+        checks.append(FileCheck(str(path), not fault, fault or "SHA-256 as published"))
     return checks
 
 
 def _locate(folder: Path, file: str) -> Path:
     """Where `file` is in `folder`: under its name, or with `.gz`, or with `.idx` for `-idx`."""
-    for name in (file, file.replace("-idx", ".idx")):
-        for path in (folder / name, folder / f"{name}.gz"):
-            if path.is_file():
-                return path
-    return folder / file
+    names = (file, file.replace("-idx", ".idx"))
+    paths = [folder / f"{name}{suffix}" for name in names for suffix in ("", ".gz")]
+    return next(filter(Path.is_file, paths), paths[0])
 
 
 def _count_images(info: DatasetInfo, folder: Path, split: str) -> FileCheck | None:
+    """The check of a split; None where the folder does not hold the set."""
     place = f"{folder} ({split})"
     try:
         with read_errors(folder):
@@ -309,7 +303,5 @@ def _count_images(info: DatasetInfo, folder: Path, split: str) -> FileCheck | No
     if images is None:
         return None
     expected = info.train if split == "train" else info.test
-    reason = f"{images.name}: {len(images):,} images"
-    if len(images) != expected:
-        reason += f", expected {expected:,}"
+    reason = f"{images.name}: {len(images):,} images, expected {expected:,}"
     return FileCheck(place, len(images) == expected, reason)

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from torchcaps.data._registry import SPLITS_WITH_VAL, ReadOptions, ReadRequest, register_format
 from torchcaps.data.classes import SEPARATOR
 from torchcaps.data.dataset import Dataset
-from torchcaps.data.entries import Entry, check_tree, group_finder, read_entries, row_split
-from torchcaps.data.masks import read_mask_table
+from torchcaps.data.entries import Entry, check_tree, find_group, read_entries, row_split
+from torchcaps.data.mask_files import read_mask_table
 from torchcaps.data.notes import damage_notes
 from torchcaps.data.reading import csv_rows
 from torchcaps.errors import DataError
@@ -99,37 +99,25 @@ register_format(
 
 def _columns(path: Path, header: Sequence[str], options: ReadOptions) -> TableColumns:
     """The columns that are read of a table with this header."""
-    named = {"group_column": [options.group_column] if options.group_column else []}
     labels = tuple(name.strip() for name in (options.label_column or "").split(",") if name)
-    for option, columns in (named | {"label_column": [*labels]}).items():
-        for column in columns:
-            if column not in header:
-                flag = option.replace("_", "-")
-                raise DataError(
-                    f"{path}: no column {column!r}, which {option} (--{flag}) names; "
-                    f"got {','.join(header)}"
-                )
-    is_tree = False
+    is_tree = not (labels or options.label_separator or "label" in header)
+    is_tree = is_tree and not {*TREE_COLUMNS}.isdisjoint(header)
     file = "image" if labels and "image" in header and "file" not in header else FLAT_COLUMNS[0]
-    required = (file, *(labels or FLAT_COLUMNS[1:]))
-    if not labels and "label" not in header and not {*TREE_COLUMNS}.isdisjoint(header):
-        is_tree = not options.label_separator
+    labels = labels or FLAT_COLUMNS[1:]
+    expected: Sequence[str] = (file, *labels)
     if is_tree:
-        file, required = "image", TREE_COLUMNS[:1]
-        labels = tuple(c for c in header if c not in ("image", "split", options.group_column))
-    for column in required:
-        if column not in header:
-            expected = TREE_COLUMNS if is_tree else required
-            raise DataError(
-                f"{path}: no column {column!r}; expected {','.join(expected)} and optionally "
-                f"split, got {','.join(header) or 'an empty file'}"
-            )
-    if is_tree and len(labels) < 2:
+        file, expected = "image", TREE_COLUMNS
+        labels = tuple(c for c in header if c not in (file, "split", options.group_column))
+    group = [options.group_column] if options.group_column else []
+    missing = [column for column in (file, *labels, *group) if column not in header]
+    if missing or (is_tree and len(labels) < 2):
         raise DataError(
-            f"{path}: a column of labels is missing; "
-            f"expected {','.join(TREE_COLUMNS)} or more levels, got {','.join(header)}"
+            f"{path}: no column {missing[0] if missing else 'of labels'!r}; expected "
+            f"{','.join(expected)} or what label_column (--label-column) and group_column "
+            f"(--group-column) name, and optionally split, "
+            f"got {','.join(header) or 'an empty file'}"
         )
-    return TableColumns(file, labels or FLAT_COLUMNS[1:], is_tree, options.group_column)
+    return TableColumns(file, labels, is_tree, options.group_column)
 
 
 def _entries(
@@ -139,14 +127,13 @@ def _entries(
     options: ReadOptions,
 ) -> tuple[list[Entry], dict[str, str]]:
     """The images of a table, and by file what is wrong with those that do not exist."""
-    find_group = group_finder(options.group_pattern)
     entries = []
     missing = {}
     for row in rows:
         line = f"{path} line {rows.line_num}"
         file = (row[columns.file] or "").strip()
         labels = _row_labels(line, row, file, columns, options.label_separator)
-        group = find_group(file)
+        group = find_group(options.group_pattern, file)
         if columns.group is not None:
             group = (row[columns.group] or "").strip()
             if not group:

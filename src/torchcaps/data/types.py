@@ -24,5 +24,12 @@ class Batch(NamedTuple):
     indices: Int64[Tensor, " batch"]
 
     def to(self, device: torch.device | str) -> Batch:
-        """The batch on a device."""
+        """The batch on a device.
+
+        Args:
+            device: of torch, such as "cuda".
+
+        Returns:
+            The moved batch.
+        """
         return tree_map_only(Tensor, lambda tensor: tensor.to(device), self)

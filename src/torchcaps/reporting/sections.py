@@ -183,7 +183,7 @@ def summary(run: EvaluatedRun) -> Section:
         "Parameters": f"{parameter_count(run.model):,}",
         "Task": f"{run.task.name}, trained with the {in_words(run.task.loss)} loss",
         "Data": run.config.data.name,
-        "Images": run.images.size_in_words,
+        "Images": run.images.preprocess.size_in_words(run.images.inputs.shape),
         "Classes": _describe_classes(run) if run.task.labeled else "labels had no part in it",
         "Training": _describe_training(run),
         "Time": _describe_time(run),

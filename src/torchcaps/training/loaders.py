@@ -18,7 +18,8 @@ from torch.utils.data import (
 )
 
 from torchcaps.data import Batch, Dataset, DiskDataset, match_classes
-from torchcaps.data.dataset import first_labels, select_rows, stratified_split
+from torchcaps.data.dataset import select_rows
+from torchcaps.data.splits import first_labels, stratified_split
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.forward import device_of
 from torchcaps.settings import TrainConfig

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from torchcaps.data import Dataset, few_labels, load_dataset, stratified_folds
-from torchcaps.data.dataset import first_labels
 from torchcaps.data.files import default_workers
+from torchcaps.data.splits import first_labels
 from torchcaps.distributed import current
 from torchcaps.errors import ArgumentError, MissingSplitError, check_range
 from torchcaps.settings import TrainConfig

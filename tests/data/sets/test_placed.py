@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from torchcaps.data import Dataset, affine_copies, load_dataset, placed
-from torchcaps.data.augment.crop import windows_at
+from torchcaps.data.pixels import windows_at
 from torchcaps.data.sets.placed import PlaceMaker
 from torchcaps.errors import DataError
 

@@ -78,8 +78,8 @@ def test_files_are_as_published():
         (matrix_bytes(np.zeros(3, np.int32)) + b"x", r"too long, the header \[3\] asks for 12"),
         (make_header(PACKED, (2, 2)) + b"1234", "that is not packed, got 0x1E3D4C52"),
         (make_header(0x1E3D4C99, (3,)) + b"x" * 12, "expected the magic number .* 0x1E3D4C99"),
-        (make_header(MAGIC["uint8"], (-3, 1)) + b"x" * 12, r"\[-3, 1\] has a size below 1"),
-        (struct.pack("<Ii3i", MAGIC["uint8"], 99, 1, 1, 1), "header of a binary matrix of 99 axes"),
+        (make_header(MAGIC["uint8"], (-3, 1)) + b"x" * 12, "truncated or damaged header"),
+        (struct.pack("<Ii3i", MAGIC["uint8"], 99, 1, 1, 1), "truncated or damaged header"),
     ],
 )
 def test_damaged_matrices_are_refused(tmp_path, content, words):

@@ -6,21 +6,20 @@ CPU gives the same changes whatever device the images are on. Where a change nee
 outside an image, they are 0. Only `color_jitter` requires floats. Other axes, and amounts out of
 range, raise ArgumentError, which is a ValueError.
 
-An augmentation is one file: a function, a dataclass of its settings, and `register_augmentation`.
-`Transforms` applies all that the settings of a run switch on; `refuse_augmentations` raises for a
-run that cannot use any.
+An augmentation is a function, a dataclass of its settings, and `register_augmentation`: those that
+move pixels are in `spatial`, the others in `intensity`, those of a user in any file. `Transforms`
+applies all that the settings of a run switch on; `refuse_augmentations` raises for a run that
+cannot use any.
 """
 
-from torchcaps.data.augment._registry import (
+from torchcaps.data.augment.transforms import (
     AUGMENTATIONS as AUGMENTATIONS,
     Augmentation as Augmentation,
-    ordered_augmentations as ordered_augmentations,
-    register_augmentation as register_augmentation,
-)
-from torchcaps.data.augment.transforms import (
     Transforms as Transforms,
+    ordered_augmentations as ordered_augmentations,
     refuse_augmentations as refuse_augmentations,
+    register_augmentation as register_augmentation,
 )
 from torchcaps.registry import import_submodules
 
-import_submodules(__name__)  # each file registers its augmentation
+import_submodules(__name__)  # each file registers its augmentations

@@ -15,10 +15,11 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from torchcaps.data._registry import DatasetInfo, register_directory_format
-from torchcaps.data.dataset import TEST_FRACTION, Dataset, stratified_split
+from torchcaps.data.dataset import Dataset
 from torchcaps.data.images import decode_image, opened
 from torchcaps.data.pixels import size_pair
 from torchcaps.data.reading import csv_rows
+from torchcaps.data.splits import TEST_FRACTION, stratified_split
 from torchcaps.errors import DataError
 
 CLASSES = (

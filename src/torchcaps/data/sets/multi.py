@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Int64, UInt8
 from torch import Generator, Tensor
 
@@ -49,8 +50,8 @@ class Pairs(NamedTuple):
     def resized(self, images: Dataset) -> Pairs:
         """The same as the composites of a set are, which a caller may have resized."""
         size = (images.img_size, images.in_chans)
-        singles = fit_images(self.singles.flatten(0, 1), *size)
-        return Pairs(fit_images(self.images, *size), self.labels, singles.unflatten(0, (-1, 2)))
+        singles = fit_images(self.singles.flatten(0, 1), *size).unflatten(0, (-1, 2))
+        return Pairs(fit_images(self.images, *size), self.labels, singles)
 
 
 class PairMaker(Maker):
@@ -79,19 +80,16 @@ class PairMaker(Maker):
         self.seed = seed
         self.max_shift = max_shift
         self.pad = max_shift if pad is None else pad
-        check_range("max_shift", self.max_shift, low=0)
+        check_range("max_shift", max_shift, low=0)
         check_range("pad", self.pad, low=0)
-        if source.images.dtype != torch.uint8:
-            dtype = source.images.dtype
-            raise DataError(f"{source.name}: expected uint8 images to make pairs of, got {dtype}")
         # Sorted by class, the partners of an image are all positions but a block of known place
         # and length.
         self._counts = torch.bincount(source.labels, minlength=source.num_classes)
         self._starts = self._counts.cumsum(0) - self._counts
         self._sorted = source.labels.argsort(stable=True)
-        if int(self._counts.max()) == len(source):
-            expected = "expected images of two classes or more to make pairs of"
-            raise DataError(f"{source.name}: {expected}, got one class")
+        if source.images.dtype != torch.uint8 or int(self._counts.max()) == len(source):
+            expected = "expected uint8 images of two classes or more to make pairs of"
+            raise DataError(f"{source.name}: {expected}, got {source!r}")
 
     def others(self, base: Int64[Tensor, " batch"]) -> Int64[Tensor, " batch"]:
         """The number of images of another class, for each of these.
@@ -102,8 +100,7 @@ class PairMaker(Maker):
         Returns:
             `[batch]` counts.
         """
-        label = self.source.labels[base]
-        return len(self.source) - self._counts[label]
+        return len(self.source) - self._counts[self.source.labels[base]]
 
     def partner(
         self, base: Int64[Tensor, " batch"], rank: Int64[Tensor, " batch"]
@@ -119,15 +116,13 @@ class PairMaker(Maker):
         """
         label = self.source.labels[base]
         is_behind = rank >= self._starts[label]  # of the images of its own class
-        place = rank + self._counts[label] * is_behind
-        return self._sorted[place]
+        return self._sorted[rank + self._counts[label] * is_behind]
 
     def draw(self, images: Dataset, indices: Tensor, generator: Generator) -> Batch:
-        """New composites of the first images of some composites."""
         base = images.targets["chosen"][indices, 0]
         composites, labels, singles = self.draw_pairs(base, generator=generator).resized(images)
         targets = {
-            "labels": two_hot(labels, self.source.num_classes),
+            "labels": _two_hot(labels, self.source.num_classes),
             "single_label": labels,
             "singles": to_float(singles),
         }
@@ -136,7 +131,7 @@ class PairMaker(Maker):
     def split(
         self, images: Dataset, fraction_or_count: float, seed: int
     ) -> tuple[Dataset, Dataset]:
-        """Two sets of new composites, of two parts of the source: they share no single image."""
+        # New composites of two parts of the source, which share no single image.
         per_image = max(round(len(images) / len(self.source)), 1)
         train, val = (
             make_pairs(
@@ -152,7 +147,15 @@ class PairMaker(Maker):
     def singles(
         self, images: Dataset, indices: Tensor | Sequence[int]
     ) -> UInt8[Tensor, "m 2 channels height width"]:
-        """The two images of each composite at `indices` of a set, as large as the composites."""
+        """The two images of each composite of a set, as large as the composites.
+
+        Args:
+            images: the set.
+            indices: `[m]` rows of it.
+
+        Returns:
+            uint8 `[m, 2, channels, height, width]`.
+        """
         rows = select_rows(images.targets, torch.as_tensor(indices))
         return self.overlay(rows["chosen"], rows["moves"]).resized(images).singles
 
@@ -162,13 +165,15 @@ class PairMaker(Maker):
         Args:
             base: indices of the images.
             generator: draws partners and shifts.
+
+        Returns:
+            The composites.
         """
         device = generator.device
         base = base.to(self.source.labels.device)
         shares = torch.rand(len(base), generator=generator, device=device, dtype=torch.float64)
         num_partners = self.others(base)
-        rank = (to_device(shares, base.device) * num_partners).long()
-        rank = torch.minimum(rank, num_partners - 1)
+        rank = (to_device(shares, base.device) * num_partners).long().minimum(num_partners - 1)
         pairs = torch.stack([base, self.partner(base, rank)], dim=1)
 
         num_moves = 2 * self.max_shift + 1
@@ -181,24 +186,23 @@ class PairMaker(Maker):
         Args:
             chosen: indices into the source.
             moves: of each of the two, (down, right) in pixels.
+
+        Returns:
+            The composites.
         """
-        height, width = self.source.img_size
-        size = (height + 2 * self.pad, width + 2 * self.pad)
+        size = [side + 2 * self.pad for side in self.source.img_size]
         corners = moves.flatten(0, 1) + self.pad
         margin = self.pad + self.max_shift
         singles = place_images(self.source.images[chosen.flatten()], size, corners, margin)
         singles = singles.unflatten(0, (-1, 2))
-
         first, second = singles.unbind(dim=1)
-        room = 255 - first  # in bytes, the second may add no more
-        images = first + torch.minimum(second, room)
+        images = first + torch.minimum(second, 255 - first)  # bytes that end at 255
         return Pairs(images, self.source.labels[chosen], singles)
 
 
-def two_hot(labels: Int64[Tensor, "batch 2"], num_classes: int) -> UInt8[Tensor, "batch classes"]:
+def _two_hot(labels: Int64[Tensor, "batch 2"], num_classes: int) -> UInt8[Tensor, "batch classes"]:
     """1 for the two classes of each composite, and 0 for the others."""
-    targets = torch.zeros(len(labels), num_classes, dtype=torch.uint8, device=labels.device)
-    return targets.scatter_(1, labels, 1)
+    return F.one_hot(labels, num_classes).sum(dim=1).byte()
 
 
 def make_pairs(
@@ -244,15 +248,13 @@ def make_pairs(
     # One shift for an image in all of its composites, and one for each of its partners.
     shifts = random.randint(-max_shift, max_shift + 1, (len(source), per_image + 1, 2))
     first = np.repeat(shifts[:, :1], per_image, axis=1)
-    second = shifts[:, 1:]
-    moves = torch.from_numpy(np.stack([first, second], axis=2)).reshape(-1, 2, 2)
+    moves = torch.from_numpy(np.stack([first, shifts[:, 1:]], axis=2)).reshape(-1, 2, 2)
 
-    images = []
-    for pairs_chunk, moves_chunk in zip(pairs.split(CHUNK), moves.split(CHUNK), strict=True):
-        images.append(maker.overlay(pairs_chunk, moves_chunk).images)
+    chunks = zip(pairs.split(CHUNK), moves.split(CHUNK), strict=True)
+    images = [maker.overlay(*chunk).images for chunk in chunks]
     labels = maker.source.labels[pairs]
     targets = {
-        "labels": two_hot(labels, source.num_classes),
+        "labels": _two_hot(labels, source.num_classes),
         "single_label": labels,
         "chosen": pairs,
         "moves": moves,
@@ -286,8 +288,7 @@ def _draw_distinct(random: np.random.RandomState, limits: np.ndarray, count: int
         order = np.argsort(numbers, axis=1, kind="stable")
         ordered = np.take_along_axis(numbers, order, axis=1)
         is_repeated = np.empty_like(numbers, dtype=bool)
-        repeats = np.diff(ordered, axis=1, prepend=-1) == 0
-        np.put_along_axis(is_repeated, order, repeats, axis=1)
+        np.put_along_axis(is_repeated, order, np.diff(ordered, axis=1, prepend=-1) == 0, axis=1)
         if not is_repeated.any():
             return numbers
         numbers[is_repeated] = random.randint(0, highs[is_repeated])
@@ -307,12 +308,9 @@ def _make_masked(source: Dataset, split: str) -> Dataset:
     masks = torch.empty((len(pairs), *pairs.img_size), dtype=torch.uint8)
     for index in torch.arange(len(pairs)).split(CHUNK):
         ink, brighter = maker.singles(pairs, index).amax(dim=2).max(dim=1)
-        labels = pairs.targets["single_label"][index]
-        labels = labels.gather(1, brighter.flatten(1)).view_as(brighter)
-        is_ink = ink >= INK
-        masks[index] = ((1 + labels) * is_ink).to(torch.uint8)
-    classes = ("background", *source.classes)
-    masked = masked_set(pairs.images, masks, classes, pairs.name)
+        labels = pairs.targets["single_label"][index].gather(1, brighter.flatten(1))
+        masks[index] = ((1 + labels.view_as(brighter)) * (ink >= INK)).byte()
+    masked = masked_set(pairs.images, masks, ("background", *source.classes), pairs.name)
     return replace(masked, groups=pairs.groups)
 
 
@@ -330,11 +328,9 @@ for _base, _title in (
     _name = f"multi-{_base.name}"
     register_derived(_base, _make, name=_name, title=_title, **_changes)
     if _base is not FASHION:
-        register_derived(
-            _base,
-            _make_masked,
-            name=f"{_name}-masks",
-            title=f"{_title}, with masks",
-            classes=("background", *_base.classes),
-            **_changes,
-        )
+        _changes |= {
+            "name": f"{_name}-masks",
+            "title": f"{_title}, with masks",
+            "classes": ("background", *_base.classes),
+        }
+        register_derived(_base, _make_masked, **_changes)

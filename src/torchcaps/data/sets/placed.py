@@ -7,18 +7,18 @@ not accuracies on affNIST.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64, Shaped, UInt8
+from jaxtyping import Int64, Shaped
 from torch import Generator, Tensor
 
 from torchcaps.data._registry import register_derived
-from torchcaps.data.augment.affine import inverse_map
-from torchcaps.data.augment.crop import windows_at
+from torchcaps.data.augment.spatial import inverse_map
 from torchcaps.data.dataset import Dataset, Maker, select_rows
-from torchcaps.data.pixels import to_float
+from torchcaps.data.pixels import random_offsets, to_float, windows_at
 from torchcaps.data.sets.mnist import DIGITS, INFO as MNIST
 from torchcaps.data.types import Batch
 from torchcaps.errors import DataError, check_range
@@ -54,16 +54,14 @@ class PlaceMaker(Maker):
         targets = select_rows(images.targets, indices)
         moves = []
         for name, side in zip(("top", "left"), self.content, strict=True):
-            count = self.canvas - side + 1
-            shape = indices.shape
-            places = torch.randint(count, shape, generator=generator, device=generator.device)
+            places = random_offsets(len(indices), self.canvas, side, generator)
             places = to_device(places, indices.device)
             moves.append(places - targets[name])
             targets[name] = places
         margin = self.canvas - min(self.content)
         corners = torch.stack(moves, dim=1)
-        placed = place_images(images.inputs[indices], images.img_size, corners, margin)
-        return Batch(to_float(placed), targets, indices)
+        moved = place_images(images.inputs[indices], images.img_size, corners, margin)
+        return Batch(to_float(moved), targets, indices)
 
 
 def place_images(
@@ -86,9 +84,7 @@ def place_images(
         room = corners.new_tensor(size) - corners.new_tensor(images.shape[2:])
         overhang = torch.cat([corners, room - corners, corners.new_zeros(1, 2)])
         margin = int(overhang.max())
-    padded = F.pad(images, (margin,) * 4)
-    top, left = (margin - corners).unbind(dim=1)
-    return windows_at(padded, size, top, left)
+    return windows_at(F.pad(images, (margin,) * 4), size, *(margin - corners).unbind(dim=1))
 
 
 def placed(
@@ -114,9 +110,10 @@ def placed(
     """
     check_range("size", size, low=max(source.img_size))
     random = np.random.RandomState(seed)
-    height, width = source.img_size
-    tops = torch.from_numpy(random.randint(0, size - height + 1, len(source)))
-    lefts = torch.from_numpy(random.randint(0, size - width + 1, len(source)))
+    tops, lefts = (
+        torch.from_numpy(random.randint(0, size - side + 1, len(source)))
+        for side in source.img_size
+    )
     corners = torch.stack([tops, lefts], dim=1).to(source.images.device)
     return Dataset(
         place_images(source.images, (size, size), corners),
@@ -177,11 +174,8 @@ def affine_copies(
 
 
 def _copy_chunk(
-    source: Dataset,
-    index: Tensor,
-    size: int,
-    random: np.random.RandomState,
-) -> tuple[UInt8[Tensor, "batch 1 size size"], Float[Tensor, "batch 6"]]:
+    source: Dataset, index: Tensor, size: int, random: np.random.RandomState
+) -> tuple[Tensor, Tensor]:
     """Transformed copies of some images.
 
     Args:
@@ -191,7 +185,8 @@ def _copy_chunk(
         random: draws transformations and places.
 
     Returns:
-        The copies, and their factors in the order of `FACTORS`.
+        The copies, uint8 `[batch, 1, size, size]`, and their factors, `[batch, 6]` in the order of
+        `FACTORS`.
     """
     originals = source.images[index.to(source.images.device)].cpu().float()
     images = torch.zeros(len(index), 1, size, size, dtype=torch.uint8)
@@ -212,11 +207,11 @@ def _copy_chunk(
         pending = pending[~fits]
         if not len(pending):
             return images, amounts
-    canvas = f"a canvas of {size} × {size} pixels"
-    raise DataError(f"{source.name}: image {int(index[pending[0]])} does not fit {canvas}")
+    image = int(index[pending[0]])
+    raise DataError(f"{source.name}: image {image} does not fit a canvas of {size} × {size} pixels")
 
 
-def _warp(images: Tensor, warps: Tensor) -> UInt8[Tensor, "batch 1 side side"]:
+def _warp(images: Tensor, warps: Tensor) -> Tensor:
     """Images warped about their center, on a canvas twice as wide, which no warp leaves.
 
     Args:
@@ -230,27 +225,24 @@ def _warp(images: Tensor, warps: Tensor) -> UInt8[Tensor, "batch 1 side side"]:
     along = torch.arange(side) - (side - 1) / 2
     points = torch.stack(torch.meshgrid(along, along, indexing="xy"), dim=-1)  # (x, y) in pixels
     sources = torch.einsum("bij,yxj->byxi", inverse, points)
-    warped = F.grid_sample(
-        images,
-        sources * (2 / torch.tensor([width, height])),
-        mode="bilinear",
-        padding_mode="zeros",
-        align_corners=False,
-    )
+    grid = sources * (2 / torch.tensor([width, height]))
+    warped = F.grid_sample(images, grid, align_corners=False)
     return warped.round().clamp(0, 255).to(torch.uint8)
 
 
-def _ink_boxes(images: Tensor) -> tuple[Int64[Tensor, "batch 2"], Int64[Tensor, "batch 2"]]:
-    """(top, left) and (height, width) of what is not black; an empty image has size 0."""
+def _ink_boxes(images: Tensor) -> tuple[Tensor, Tensor]:
+    """(top, left) and (height, width), `[batch, 2]`, of what is not black.
+
+    An empty image has size 0.
+    """
     is_ink = images > 0
     corners = []
     sizes = []
     for axis in (3, 2):
         has_ink = is_ink.any(dim=axis).any(dim=1).long()
-        first = has_ink.argmax(dim=1)
+        corners.append(has_ink.argmax(dim=1))
         end = has_ink.shape[1] - has_ink.flip(1).argmax(dim=1)
-        corners.append(first)
-        sizes.append((end - first) * has_ink.amax(dim=1))
+        sizes.append((end - corners[-1]) * has_ink.amax(dim=1))
     return torch.stack(corners, dim=1), torch.stack(sizes, dim=1)
 
 
@@ -267,18 +259,15 @@ def _transform_test(source: Dataset, split: str) -> Dataset:
 
 
 for _base, _digits in ((MNIST, "MNIST"), (DIGITS, "digits of the package")):
-    register_derived(
-        _base,
-        _place_split,
-        name=f"placed-{_base.name}",
-        image_shape=(1, SIDE, SIDE),
-        title=f"{_digits} at random places of 40 × 40",
-    )
-    register_derived(
-        _base,
-        _transform_test,
-        name=f"affine-{_base.name}",
-        image_shape=(1, SIDE, SIDE),
-        test=_base.test * COPIES,
-        title=f"trained on placed {_digits}, tested by affNIST's recipe",
-    )
+    _changes: dict[str, Any] = {
+        "name": f"placed-{_base.name}",
+        "image_shape": (1, SIDE, SIDE),
+        "title": f"{_digits} at random places of 40 × 40",
+    }
+    register_derived(_base, _place_split, **_changes)
+    _changes |= {
+        "name": f"affine-{_base.name}",
+        "test": _base.test * COPIES,
+        "title": f"trained on placed {_digits}, tested by affNIST's recipe",
+    }
+    register_derived(_base, _transform_test, **_changes)

@@ -57,9 +57,7 @@ def make_planes(count: int, points: int = POINTS, *, seed: int = 0) -> Dataset:
     check_range("count", count, low=1)
     check_range("points", points, low=2)
     random = Random(seed)
-    planes = np.empty((count, points, 2))
-    for plane in planes:
-        plane[:] = _make_plane(points, random)
+    planes = np.stack([_make_plane(points, random) for _ in range(count)])
     return point_set(standardized_points("planes", planes), "planes", "plane")
 
 
@@ -69,22 +67,21 @@ def _make_plane(num_points: int, random: Random) -> np.ndarray:
     wings = Surface(*random.uniform(WINGS[:, 0], WINGS[:, 1]))
     tail = Surface(*random.uniform(TAIL[:, 0], TAIL[:, 1]))
     areas = np.array([np.pi * half_width, wings.area, tail.area])
-    counts = random.multinomial(num_points, areas / areas.sum())
-    parts = [
-        _sample_fuselage(half_width, counts[0], random),
-        _sample_surface(wings, counts[1], random),
-        _sample_surface(tail, counts[2], random),
-    ]
-    return np.concatenate(parts)
+    on_fuselage, on_wings, on_tail = random.multinomial(num_points, areas / areas.sum())
+    return np.concatenate(
+        [
+            _sample_fuselage(half_width, on_fuselage, random),
+            _sample_surface(wings, on_wings, random),
+            _sample_surface(tail, on_tail, random),
+        ]
+    )
 
 
 def _sample_fuselage(half_width: float, count: int, random: Random) -> np.ndarray:
     """Uniform points `[count, 2]` in an ellipse, whose half axes are 1 and `half_width`."""
     angle = random.uniform(0, 2 * np.pi, count)
     radius = np.sqrt(random.uniform(size=count))
-    x = radius * np.cos(angle)
-    y = half_width * radius * np.sin(angle)
-    return np.stack([x, y], axis=1)
+    return np.stack([radius * np.cos(angle), half_width * radius * np.sin(angle)], axis=1)
 
 
 def _sample_surface(surface: Surface, count: int, random: Random) -> np.ndarray:
@@ -96,9 +93,7 @@ def _sample_surface(surface: Surface, count: int, random: Random) -> np.ndarray:
     # The front edge and the chord at that share of the span.
     edge = surface.front - surface.sweep * span_share
     chord = surface.root_chord + (surface.tip_chord - surface.root_chord) * span_share
-    x = edge - chord_share * chord
-    y = side * surface.span * span_share
-    return np.stack([x, y], axis=1)
+    return np.stack([edge - chord_share * chord, side * surface.span * span_share], axis=1)
 
 
 INFO = DatasetInfo(

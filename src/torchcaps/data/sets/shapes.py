@@ -9,7 +9,8 @@ from PIL import Image
 
 from torchcaps.data._registry import DatasetInfo, FetchProgress, ReadRequest, register_dataset
 from torchcaps.data.dataset import Dataset
-from torchcaps.data.masks import masked_set, read_masks, write_mask
+from torchcaps.data.mask_files import read_masks
+from torchcaps.data.masks import masked_set, write_mask
 from torchcaps.data.sources import Rendering, writing
 from torchcaps.errors import check_range
 
@@ -41,13 +42,9 @@ def render_shapes(count: int, size: int = SIDE, *, seed: int = 0) -> Dataset:
     """
     check_range("count", count, low=1)
     check_range("size", size, low=16)
-    images = torch.empty(count, 1, size, size, dtype=torch.uint8)
-    masks = torch.empty(count, size, size, dtype=torch.uint8)
-    for k in range(count):
-        image, mask = _render_scene(np.random.RandomState([seed, k]), size)
-        images[k, 0] = torch.from_numpy(image)
-        masks[k] = torch.from_numpy(mask)
-    return masked_set(images, masks, CLASSES, "shapes")
+    scenes = (_render_scene(np.random.RandomState([seed, k]), size) for k in range(count))
+    images, masks = (torch.from_numpy(np.stack(column)) for column in zip(*scenes, strict=True))
+    return masked_set(images.unsqueeze(1), masks, CLASSES, "shapes")
 
 
 def _render_scene(
@@ -66,8 +63,7 @@ def _render_scene(
     y, x = np.meshgrid(along, along, indexing="ij")
     slope_x, slope_y = random.uniform(-30, 30, 2)
     brightness = 128 + random.uniform(-60, 60)
-    light = brightness + slope_x * (x - 0.5)
-    light = light + slope_y * (y - 0.5)
+    light = brightness + slope_x * (x - 0.5) + slope_y * (y - 0.5)
     mask = np.zeros(light.shape, dtype=np.uint8)
     levels = [light.mean()]
     for _ in range(random.randint(2, 5)):
@@ -75,15 +71,14 @@ def _render_scene(
         is_inside = _draw_shape(kind, x, y, random)
         candidates = random.uniform(10, 245, TRIES)
         differences = np.abs(np.subtract.outer(levels, candidates))
-        best = differences.min(axis=0).argmax()
-        levels.append(candidates[best])
+        levels.append(candidates[differences.min(axis=0).argmax()])
         light[is_inside] = levels[-1]
         mask[is_inside] = kind
     pixels = light.reshape(size, FINE, size, FINE).mean(axis=(1, 3))
     pixels = pixels + random.normal(0, NOISE, (size, size))
     image = pixels.round().clip(0, 255).astype(np.uint8)
     middle = slice(FINE // 2, None, FINE)
-    return image, mask[middle, middle].copy()
+    return image, mask[middle, middle]
 
 
 def _draw_shape(
@@ -107,15 +102,11 @@ def _draw_shape(
     y = y - center[1]
     if CLASSES[kind] == "disc":
         return x * x + y * y < radius * radius
-    num_corners = 4
-    reach = 0.886 * radius  # from the center to a side
-    if CLASSES[kind] == "triangle":
-        num_corners = 3
-        reach = 0.778 * radius
+    # The share of the radius from the center to a side.
+    num_corners, reach = (3, 0.778) if CLASSES[kind] == "triangle" else (4, 0.886)
     is_inside = np.ones(x.shape, dtype=bool)
     for angle in turn + 2 * np.pi * np.arange(num_corners) / num_corners:
-        distance = x * np.cos(angle) + y * np.sin(angle)
-        is_inside &= distance < reach
+        is_inside &= x * np.cos(angle) + y * np.sin(angle) < reach * radius
     return is_inside
 
 
@@ -132,17 +123,14 @@ def write_shapes(folder: str | Path, progress: FetchProgress | None = None) -> N
     folder = Path(folder)
     with writing(folder):
         for seed, (split, count) in enumerate(COUNTS.items()):
-            images_folder = folder / split / "images"
-            masks_folder = folder / split / "masks"
-            images_folder.mkdir(parents=True, exist_ok=True)
-            masks_folder.mkdir(parents=True, exist_ok=True)
+            folders = [folder / split / kind for kind in ("images", "masks")]
+            for each in folders:
+                each.mkdir(parents=True, exist_ok=True)
             shapes = render_shapes(count, seed=seed)
-            for k, (image, mask) in enumerate(
-                zip(shapes.images, shapes.targets["mask"], strict=True)
-            ):
-                name = f"{k:05d}.png"
-                Image.fromarray(image[0].numpy()).save(images_folder / name)
-                write_mask(masks_folder / name, mask.numpy(), len(CLASSES))
+            for k, mask in enumerate(shapes.targets["mask"]):
+                image_file, mask_file = (each / f"{k:05d}.png" for each in folders)
+                Image.fromarray(shapes.images[k, 0].numpy()).save(image_file)
+                write_mask(mask_file, mask.numpy(), len(CLASSES))
                 if progress and k % 100 == 99:
                     progress(f"shapes {split}", k + 1, count)
         (folder / TABLE).write_text("\n".join(CLASSES) + "\n", encoding="utf-8")

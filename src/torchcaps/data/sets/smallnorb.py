@@ -39,15 +39,14 @@ DTYPES: dict[int, np.dtype[Any]] = {
     0x1E3D4C56: np.dtype("<i2"),
 }
 MAGIC = {dtype: magic for magic, dtype in DTYPES.items()}
+KINDS = ("dat", "cat", "info")  # of files: photographs, categories, codes
 FACTORS = ("instance", "elevation", "azimuth", "lighting")
 STEMS = {
     "train": "smallnorb-5x46789x9x18x6x2x96x96-training",
     "test": "smallnorb-5x01235x9x18x6x2x96x96-testing",
 }
-PATTERNS = {"train": "{}-*-training-{}.mat", "test": "{}-*-testing-{}.mat"}
 ANY = "*norb"
 EYES = {"both": slice(None), "left": slice(0, 1), "right": slice(-1, None), "each": slice(None)}
-CHUNK = 1024  # photographs made smaller at a time
 CATEGORIES = "591ed90c090cb6724593e8de28180bd602095ee8ec82bd1a5ca30b488cd1d06e"  # of both splits
 # Codes of the familiar views: azimuths of 300° to 40°, in tens of degrees; elevations of 30° to
 # 40°. A third of all views is familiar.
@@ -101,12 +100,10 @@ def read_matrix(path: str | Path) -> np.ndarray:
             raise DataError(f"{path}: {expected}, got 0x{magic:08X}")
         num_sizes = max(num_axes, 3)
         sizes = file.read(4 * num_sizes) if 1 <= num_axes <= 8 else b""
-        if len(sizes) < 4 * num_sizes:
-            problem = f"truncated or damaged header of a binary matrix of {num_axes} axes"
-            raise DataError(f"{path}: {problem}")
-        shape = struct.unpack_from(f"<{num_axes}i", sizes)
+        is_whole = len(sizes) == 4 * num_sizes
+        shape = struct.unpack_from(f"<{num_axes}i", sizes) if is_whole else (0,)
         if min(shape) < 1:
-            raise DataError(f"{path}: damaged, the header {list(shape)} has a size below 1")
+            raise DataError(f"{path}: truncated or damaged header of a binary matrix")
         dtype = DTYPES[magic]
         numbers = read_rest(path, file, math.prod(shape) * dtype.itemsize, str(list(shape)))
     return np.frombuffer(numbers, dtype).reshape(shape)
@@ -129,13 +126,12 @@ def matrix_bytes(array: np.ndarray) -> bytes:
 
 def _find_file(folder: Path, split: str, kind: str, stem: str = ANY) -> Path | None:
     """The file of a kind ("dat", "cat", "info"), or None."""
-    return plain_or_packed(folder, PATTERNS[split].format(stem, kind))
+    return plain_or_packed(folder, f"{stem}-*-{split}ing-{kind}.mat")
 
 
 def _holds(folder: Path, stem: str = ANY) -> bool:
     """Whether a folder has photographs of a split."""
-    train = _find_file(folder, "train", "dat", stem)
-    return train is not None or _find_file(folder, "test", "dat", stem) is not None
+    return any(_find_file(folder, split, "dat", stem) for split in STEMS)
 
 
 def read_norb(
@@ -173,18 +169,20 @@ def read_norb(
     """
     check_known("choice of eyes", eyes, EYES)
     matrices = []
-    for kind in ("dat", "cat", "info"):
+    for kind in KINDS:
         path = _find_file(Path(folder), split, kind, stem)
         if path is None:
             raise DataError(f"{folder}: no {STEMS[split]}-{kind}.mat (plain or .gz) in it")
         matrices.append(read_matrix(path))
     photographs, categories, codes = matrices
     count = len(photographs)
-    is_aligned = categories.shape == (count,) and codes.shape == (count, len(FACTORS))
-    if not is_aligned or photographs.dtype != np.uint8 or photographs.ndim != 4:
-        expected = "expected photographs [n, eyes, height, width] of uint8, categories [n], codes"
-        got = f"{photographs.dtype} {[list(matrix.shape) for matrix in matrices]}"
-        raise DataError(f"{folder}: {expected} [n, {len(FACTORS)}], got {got}")
+    shapes = [list(matrix.shape) for matrix in matrices]
+    is_stack = photographs.dtype == np.uint8 and photographs.ndim == 4
+    if not is_stack or shapes[1:] != [[count], [count, len(FACTORS)]]:
+        raise DataError(
+            f"{folder}: expected photographs [n, eyes, height, width] of uint8, categories [n], "
+            f"codes [n, {len(FACTORS)}], got {photographs.dtype} {shapes}"
+        )
 
     columns = torch.from_numpy(np.column_stack([categories, codes]).astype(np.int64)).unbind(dim=1)
     targets = dict(zip(("label", *FACTORS), columns, strict=True))
@@ -196,8 +194,7 @@ def read_norb(
             targets[target] = rows.repeat_interleave(num_eyes)
         targets["eye"] = torch.arange(num_eyes).repeat(count)
     if halve and pixels.shape[2:] == (96, 96):
-        starts = range(0, len(pixels), CHUNK)
-        pixels = np.concatenate([_halve(pixels[start : start + CHUNK]) for start in starts])
+        pixels = _halve(pixels)
     images = torch.from_numpy(np.require(pixels, requirements=["C", "W"]))
     toys = toy_numbers(targets["label"], targets["instance"])
     return Dataset(images, targets, INFO.classes, name, groups=toys)
@@ -248,14 +245,12 @@ def split_views(images: Dataset, by: str) -> Views:
     """
     check_known("viewpoint", by, FAMILIAR)
     if by not in images.targets:
-        targets = ", ".join(images.targets) or "none"
-        raise DataError(f"{images.name}: expected the target {by!r}, got {targets}")
+        raise DataError(f"{images.name}: expected the target {by!r}, got {[*images.targets]}")
     is_familiar = torch.isin(images.targets[by], torch.tensor(FAMILIAR[by]))
-    if is_familiar.all() or not is_familiar.any():
-        side = "familiar" if is_familiar.all() else "novel"
+    familiar, novel = (side.nonzero().flatten() for side in (is_familiar, ~is_familiar))
+    if not (len(familiar) and len(novel)):
+        side = "familiar" if len(familiar) else "novel"
         raise DataError(f"{images.name}: all of its images are {side} by {by}")
-    familiar = is_familiar.nonzero().flatten()
-    novel = (~is_familiar).nonzero().flatten()
     return Views(images.subset(familiar), images.subset(novel))
 
 

@@ -14,6 +14,7 @@ from torchcaps.data.dataset import Dataset
 from torchcaps.data.sets.smallnorb import (
     FACTORS,
     INFO as SMALLNORB,
+    KINDS,
     matrix_bytes,
     register_norb,
     toy_numbers,
@@ -71,17 +72,22 @@ def render_synthnorb(
         ValueError: for nothing to render, or a code or size out of range.
     """
     check_known("split", split, SPLIT)
-    toys = SPLIT[split] if instances is None else tuple(instances)
-    _check_codes("instances", toys, NUM_TOYS)
-    _check_codes("elevations", elevations, 9)
-    _check_codes("azimuths", azimuths, 36)
-    _check_codes("lightings", lightings, len(LAMPS))
+    toys = SPLIT[split] if instances is None else instances
+    for name, codes, limit in (
+        ("instances", toys, NUM_TOYS),
+        ("elevations", elevations, len(ELEVATIONS)),
+        ("azimuths", azimuths, 36),
+        ("lightings", lightings, len(LAMPS)),
+    ):
+        check_range(f"number of {name}", len(codes), low=1)
+        for code in (min(codes), max(codes)):
+            check_range(name, code, low=0, high=limit - 1)
     check_range("size", size, low=4)
     check_range("jitter", jitter, low=0, high=0.5)
 
     categories = range(len(SMALLNORB.classes))
-    codes = torch.tensor(list(product(categories, toys, elevations, azimuths, lightings)))
-    images = torch.empty(len(codes), 2 if stereo else 1, size, size, dtype=torch.uint8)
+    scenes = torch.tensor([*product(categories, toys, elevations, azimuths, lightings)])
+    images = torch.empty(len(scenes), 2 if stereo else 1, size, size, dtype=torch.uint8)
     views = images.unflatten(0, (-1, len(elevations), len(azimuths), len(lightings)))
     lamps = [LAMPS[code] for code in lightings]
     offsets = (-PARALLAX, PARALLAX) if stereo else (0.0,)
@@ -104,22 +110,12 @@ def render_synthnorb(
 
     # Shuffled, with the categories in turn.
     random = np.random.RandomState(seed)
-    places = []
-    for category in categories:
-        images_of_category = np.flatnonzero(codes[:, 0].numpy() == category)
-        places.append(random.permutation(images_of_category))
+    by_category = np.arange(len(scenes)).reshape(len(categories), -1)
+    places = [random.permutation(row) for row in by_category]
     order = torch.from_numpy(np.stack(places, axis=1).reshape(-1))
-    codes = codes[order]
-    targets = dict(zip(("label", *FACTORS), codes.unbind(dim=1), strict=True))
+    targets = dict(zip(("label", *FACTORS), scenes[order].unbind(dim=1), strict=True))
     groups = toy_numbers(targets["label"], targets["instance"])
     return Dataset(images[order], targets, SMALLNORB.classes, "synthnorb", groups)
-
-
-def _check_codes(name: str, codes: Sequence[int], limit: int) -> None:
-    """Raise ValueError unless there are codes, all from 0 to limit - 1."""
-    check_range(f"number of {name}", len(codes), low=1)
-    for code in codes:
-        check_range(name, code, low=0, high=limit - 1)
 
 
 def write_synthnorb(folder: str | Path, progress: FetchProgress | None = None) -> None:
@@ -143,8 +139,8 @@ def write_matrices(images: Dataset, stem: Path) -> None:
         DataError: where a file cannot be written.
     """
     codes = torch.stack([images.targets[name] for name in FACTORS], dim=1)
-    matrices = {"info": codes.int(), "cat": images.labels.int(), "dat": images.images}
-    for kind, matrix in matrices.items():
+    matrices = (images.images, images.labels.int(), codes.int())
+    for kind, matrix in zip(KINDS, matrices, strict=True):
         path = stem.with_name(f"{stem.name}-{kind}.mat")
         part = path.with_name(f"{path.name}.part")
         with writing(part):
@@ -160,9 +156,7 @@ INFO = replace(
     license="Apache-2.0, rendered by this package",
     source="torchcaps.data.render_synthnorb",
     # Rounding differs between processors, so that no digest holds everywhere.
-    sha256=dict.fromkeys(
-        f"{stem}-{kind}.mat" for stem in STEMS.values() for kind in ("dat", "cat", "info")
-    ),
+    sha256=dict.fromkeys(f"{stem}-{kind}.mat" for stem in STEMS.values() for kind in KINDS),
     sources=(Rendering(write_synthnorb, "rendering"),),
 )
 

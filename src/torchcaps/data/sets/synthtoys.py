@@ -12,7 +12,7 @@ import torch
 
 from torchcaps.data._registry import FetchProgress
 from torchcaps.data.dataset import Dataset
-from torchcaps.data.sets.smallnorb import register_norb, toy_numbers
+from torchcaps.data.sets.smallnorb import KINDS, register_norb, toy_numbers
 from torchcaps.data.sets.synthnorb import (
     INFO as SYNTHNORB,
     render_synthnorb,
@@ -59,7 +59,7 @@ def render_synthtoys(split: str = "train", *, progress: FetchProgress | None = N
             progress=progress,
         )
         instance = part.targets["instance"] + NUM_TOYS * seed
-        parts.append(part.with_targets(instance=instance))
+        parts.append(replace(part, targets={**part.targets, "instance": instance}))
     targets = {}
     for name in parts[0].targets:
         targets[name] = torch.cat([part.targets[name] for part in parts])
@@ -91,9 +91,7 @@ register_norb(
         train=NUM_IMAGES,
         test=NUM_IMAGES,
         source="torchcaps.data.sets.synthtoys.render_synthtoys",
-        sha256=dict.fromkeys(
-            f"{stem}-{kind}.mat" for stem in STEMS.values() for kind in ("dat", "cat", "info")
-        ),
+        sha256=dict.fromkeys(f"{stem}-{kind}.mat" for stem in STEMS.values() for kind in KINDS),
         sources=(Rendering(write_synthtoys, "rendering"),),
     )
 )

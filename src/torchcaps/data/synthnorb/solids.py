@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -62,8 +61,7 @@ def ball(center: Vector, radii: Vector | float, tilt: Vector = (0, 0, 0)) -> Sol
         radii: along its axes, or one radius.
         tilt: its rotation about x, then y, then z, in degrees.
     """
-    frame = rotation(tilt) * np.broadcast_to(radii, 3)
-    return Solid(BALL, np.array(center, float), frame)
+    return Solid(BALL, np.array(center, float), rotation(tilt) * np.broadcast_to(radii, 3))
 
 
 def block(center: Vector, half: Vector, tilt: Vector = (0, 0, 0)) -> Solid:
@@ -74,8 +72,7 @@ def block(center: Vector, half: Vector, tilt: Vector = (0, 0, 0)) -> Solid:
         half: half of its sides.
         tilt: its rotation about x, then y, then z, in degrees.
     """
-    frame = rotation(tilt) * np.asarray(half)
-    return Solid(BLOCK, np.array(center, float), frame)
+    return Solid(BLOCK, np.array(center, float), rotation(tilt) * np.asarray(half))
 
 
 def rod(start: Vector, end: Vector, radius: float, end_radius: float | None = None) -> Solid:
@@ -90,13 +87,10 @@ def rod(start: Vector, end: Vector, radius: float, end_radius: float | None = No
     foot = np.asarray(start, float)
     axis = (np.asarray(end, float) - foot) / 2
     along = axis / np.linalg.norm(axis)
-    helper = [0.0, 0.0, 1.0] if abs(along[2]) < 0.9 else [1.0, 0.0, 0.0]
-    side = np.cross(along, helper)
+    side = np.cross(along, [0.0, 0.0, 1.0] if abs(along[2]) < 0.9 else [1.0, 0.0, 0.0])
     side /= np.linalg.norm(side)
-    up = np.cross(along, side)
-    frame = np.stack([side * radius, up * radius, axis], axis=1)
-    top = 1.0 if end_radius is None else end_radius / radius
-    return Solid(CONE, foot + axis, frame, top)
+    frame = np.stack([side * radius, np.cross(along, side) * radius, axis], axis=1)
+    return Solid(CONE, foot + axis, frame, 1.0 if end_radius is None else end_radius / radius)
 
 
 def wing(center: Vector, half_span: float, chord: float, sweep: float) -> Solid:
@@ -108,11 +102,10 @@ def wing(center: Vector, half_span: float, chord: float, sweep: float) -> Solid:
         chord: half its length along x.
         sweep: shear toward -x per unit of y.
     """
-    flat = block(center, (chord, half_span, 0.03))
     shear = np.eye(3)
     shear[0, 1] = -sweep
     shift = (abs(sweep) * half_span, 0, 0)
-    return Solid(BLOCK, flat.center - shift, shear @ flat.frame)
+    return Solid(BLOCK, np.subtract(center, shift), shear @ np.diag((chord, half_span, 0.03)))
 
 
 def rotation(degrees: Vector) -> np.ndarray:
@@ -121,6 +114,10 @@ def rotation(degrees: Vector) -> np.ndarray:
 
     matrix: np.ndarray = Rotation.from_euler("xyz", degrees, degrees=True).as_matrix()
     return matrix
+
+
+def _stack(arrays: Sequence[Any]) -> Tensor:
+    return torch.from_numpy(np.stack(arrays)).float()
 
 
 class Body:
@@ -137,27 +134,21 @@ class Body:
     """
 
     def __init__(self, solids: Sequence[Solid]) -> None:
-        self.kinds = torch.empty(len(solids), dtype=torch.int64)
-        self.center = torch.empty(len(solids), 3)
-        self.inverse = torch.empty(len(solids), 3, 3)
-        self.top = torch.empty(len(solids))
-        for k, solid in enumerate(sorted(solids, key=attrgetter("kind"))):
-            self.kinds[k] = solid.kind
-            self.center[k] = torch.from_numpy(solid.center)
-            self.inverse[k] = torch.from_numpy(np.linalg.inv(solid.frame))
-            self.top[k] = solid.top
+        solids = sorted(solids, key=attrgetter("kind"))
+        self.kinds = torch.tensor([solid.kind for solid in solids])
+        self.center = _stack([solid.center for solid in solids])
+        self.inverse = _stack([np.linalg.inv(solid.frame) for solid in solids])
+        self.top = _stack([solid.top for solid in solids])
 
-    def crossings(
-        self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]
-    ) -> tuple[Float[Tensor, "solids rays"], Float[Tensor, "solids rays"]]:
+    def crossings(self, origins: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
         """Distances at which parallel rays enter and leave each solid.
 
         Args:
-            origins: of the rays.
-            direction: of all of them, a unit vector.
+            origins: of the rays, `[rays, 3]`.
+            direction: of all of them, a unit vector `[3]`.
 
         Returns:
-            Both distances. A ray that misses a solid enters it at infinity and leaves it at minus
+            Both distances, `[solids, rays]`. A ray that misses a solid enters it at infinity and leaves it at minus
             infinity.
         """
         # A ray parallel to a face divides by zero; one a hair off does not.
@@ -172,45 +163,33 @@ class Body:
         alongs = along.T.unsqueeze(-1).split(counts, dim=1)
         tops = self.top.unsqueeze(-1).split(counts)
         distances = []
-        for k, intersect in enumerate(INTERSECTIONS):
-            enter, leave = intersect(starts[k], alongs[k], tops[k])
-            distances.append(torch.stack([enter, leave]))
+        for intersect, *rays in zip(INTERSECTIONS, starts, alongs, tops, strict=True):
+            distances.append(torch.stack(intersect(*rays)))
         enter, leave = torch.cat(distances, dim=1)
         is_hit = enter < leave
-        enter = torch.where(is_hit, enter, torch.inf)
-        leave = torch.where(is_hit, leave, -torch.inf)
-        return enter, leave
+        return torch.where(is_hit, enter, torch.inf), torch.where(is_hit, leave, -torch.inf)
 
-    def first(
-        self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"]
-    ) -> tuple[Float[Tensor, " rays"], Int64[Tensor, " rays"]]:
-        """Distance to the nearest solid that each ray enters, or infinity, and that solid, or 0."""
-        enter, _ = self.crossings(origins, direction)
-        distance, solid = enter.min(dim=0)
+    def first(self, origins: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+        """Distance `[rays]` to the nearest solid that a ray enters, or infinity; and that solid."""
+        distance, solid = self.crossings(origins, direction)[0].min(dim=0)
         return distance, solid
 
-    def covered(
-        self, origins: Float[Tensor, "rays 3"], direction: Float[Tensor, " 3"], skip: float
-    ) -> Bool[Tensor, " rays"]:
-        """Whether each ray enters something that ends more than `skip` away, which stops light."""
+    def covered(self, origins: Tensor, direction: Tensor, skip: float) -> Tensor:
+        """Whether a ray `[rays]` enters what ends more than `skip` away, which stops light."""
         enter, leave = self.crossings(origins, direction)
         return ((leave > skip) & (enter > -skip)).any(dim=0)
 
-    def normals(
-        self, points: Float[Tensor, "rays 3"], solid: Int64[Tensor, " rays"]
-    ) -> Float[Tensor, "rays 3"]:
-        """Outward unit normals at points on these solids."""
+    def normals(self, points: Tensor, solid: Tensor) -> Tensor:
+        """Outward unit normals `[rays, 3]` at points `[rays, 3]` on these solids `[rays]`."""
         inverse = self.inverse[solid]
         kind = self.kinds[solid].unsqueeze(-1)
-        offset = points - self.center[solid]
-        local = torch.einsum("pij,pj->pi", inverse, offset)
+        local = torch.einsum("pij,pj->pi", inverse, points - self.center[solid])
 
         # A point of the unit cube is on the face that it is nearest to.
         size = local.abs()
         is_face = size >= size.amax(dim=-1, keepdim=True)
-        cube_normals = local.sign() * is_face
         cone_normals = _cone_normals(local, self.top[solid])
-        normals = torch.where(kind == BLOCK, cube_normals, cone_normals)
+        normals = torch.where(kind == BLOCK, local.sign() * is_face, cone_normals)
         normals = torch.where(kind == BALL, local, normals)
 
         # Normals turn with the inverse's transpose.
@@ -230,20 +209,15 @@ def _intersect_ball(start: Tensor, along: Tensor, _: Tensor) -> tuple[Tensor, Te
     c = (start * start).sum(dim=0) - 1
     middle = -b / a
     discriminant = middle * middle - c / a  # below 0: the ray passes by
-    discriminant = discriminant.clamp(min=-1)
     root = discriminant.clamp(min=0).sqrt()
-    enter = middle - root
-    leave = torch.where(discriminant > 0, middle + root, -torch.inf)
-    return enter, leave
+    return middle - root, torch.where(discriminant > 0, middle + root, -torch.inf)
 
 
 def _intersect_block(start: Tensor, along: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
     """Where every coordinate of start + t along is between -1 and 1; arguments as of the ball."""
     middle = -start / along
     half = 1 / along.abs()
-    enter = (middle - half).amax(dim=0)
-    leave = (middle + half).amin(dim=0)
-    return enter, leave
+    return (middle - half).amax(dim=0), (middle + half).amin(dim=0)
 
 
 def _intersect_cone(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
@@ -267,13 +241,10 @@ def _intersect_cone(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, 
     taper = (top - 1) / 2
     radius = (1 + top) / 2 + taper * z
     slope = taper * w
-    a = u * u + v * v
-    a = a - slope * slope
+    a = u * u + v * v - slope * slope
     a = torch.where(a.abs() < TINY, TINY, a)
-    b = x * u + y * v
-    b = b - radius * slope
-    c = x * x + y * y
-    c = c - radius * radius
+    b = x * u + y * v - radius * slope
+    c = x * x + y * y - radius * radius
     discriminant = b * b - a * c
     is_real = discriminant > 0
     root = discriminant.clamp(min=0).sqrt()
@@ -282,20 +253,19 @@ def _intersect_cone(start: Tensor, along: Tensor, top: Tensor) -> tuple[Tensor, 
 
     # A ray as steep as the cone or steeper (a < 0) is inside before one root or behind the other:
     # of the two nappes only one reaches between the lids.
-    low = torch.minimum(near, far)
     high = torch.maximum(near, far)
-    before = torch.where(is_real, low, leave)
+    before = torch.where(is_real, torch.minimum(near, far), leave)
     is_behind = (high < leave) & (before <= enter)
     steep_enter = torch.where(is_behind, torch.maximum(enter, high), enter)
     steep_leave = torch.where(is_behind, leave, torch.minimum(leave, before))
 
     slant_enter = torch.maximum(enter, near)
     slant_leave = torch.where(is_real, torch.minimum(leave, far), -torch.inf)
-
     is_steep = a < 0
-    enter = torch.where(is_steep, steep_enter, slant_enter)
-    leave = torch.where(is_steep, steep_leave, slant_leave)
-    return enter, leave
+    return (
+        torch.where(is_steep, steep_enter, slant_enter),
+        torch.where(is_steep, steep_leave, slant_leave),
+    )
 
 
 INTERSECTIONS = (_intersect_ball, _intersect_block, _intersect_cone)  # by kind
@@ -309,12 +279,8 @@ def _cone_normals(local: Tensor, top: Tensor) -> Tensor:
     mantle = torch.stack([x, y, -radius * slope], dim=-1)
     zero = torch.zeros_like(x)
     lid = torch.stack([zero, zero, z.sign()], dim=-1)
-    distance = local[:, :2].norm(dim=-1)
-    to_mantle = distance - radius
-    to_mantle = to_mantle.abs()
-    to_lid = 1 - z.abs()
-    to_lid = to_lid.abs()
-    is_lid = to_lid < to_mantle
+    to_mantle = (local[:, :2].norm(dim=-1) - radius).abs()
+    is_lid = (1 - z.abs()).abs() < to_mantle
     return torch.where(is_lid.unsqueeze(-1), lid, mantle)
 
 
@@ -323,8 +289,7 @@ SHAPES: dict[str, Callable[..., Solid]] = {"ball": ball, "block": block, "rod": 
 
 @cache
 def _read_toys() -> list[dict[str, list[list[Any]]]]:
-    text = Path(__file__).with_name("toys.toml").read_text("utf-8")
-    return list(tomllib.loads(text).values())
+    return [*tomllib.loads(Path(__file__).with_name("toys.toml").read_text("utf-8")).values()]
 
 
 def make_toy(category: int, instance: int, seed: int = 0, *, jitter: float = JITTER) -> list[Solid]:
@@ -341,27 +306,22 @@ def make_toy(category: int, instance: int, seed: int = 0, *, jitter: float = JIT
     random = np.random.RandomState([seed, category, instance])
     stretch = 1 + jitter * random.uniform(-1, 1, 3)
     toy = []
-    low = np.full(3, np.inf)
-    high = np.full(3, -np.inf)
     for shape, *numbers in _read_toys()[category][str(instance)]:
         solid = SHAPES[shape](*numbers)
-        center = solid.center * stretch
         frame = solid.frame * stretch[:, None]
-        solid = replace(solid, center=center, frame=frame)
-        toy.append(solid)
-        low = np.minimum(low, center - _reach(solid))
-        high = np.maximum(high, center + _reach(solid))
+        toy.append(replace(solid, center=solid.center * stretch, frame=frame))
 
     # The middle of the box around it goes over the origin, its lowest point to the table.
+    low = np.min([solid.center - _reach(solid) for solid in toy], axis=0)
+    high = np.max([solid.center + _reach(solid) for solid in toy], axis=0)
     shift = (low + high) / 2
     shift[2] = low[2]
     length, width, height = high - low
     scale = min(1.9 / max(length, width), 1.5 / height)
-    scaled = []
-    for solid in toy:
-        center = (solid.center - shift) * scale
-        scaled.append(replace(solid, center=center, frame=solid.frame * scale))
-    return scaled
+    return [
+        replace(solid, center=(solid.center - shift) * scale, frame=solid.frame * scale)
+        for solid in toy
+    ]
 
 
 def _reach(solid: Solid) -> np.ndarray:
@@ -409,7 +369,7 @@ def photograph(
     *,
     size: int = 48,
     albedo: float = 0.85,
-) -> UInt8[Tensor, "lamps size size"]:
+) -> Tensor:
     """One view of a body on the plane z = 0, once under each lamp.
 
     The lamps stay with the camera's table; the body turns. A pixel is the mean of 2 × 2 rays.
@@ -421,6 +381,9 @@ def photograph(
         lamps: one for each photograph.
         size: pixels of a side.
         albedo: share of light that the body gives back, in [0, 1].
+
+    Returns:
+        uint8 `[lamps, size, size]`.
     """
     # Unit vectors to the camera, to its right and up, in the body's own frame.
     turn = math.radians(azimuth)
@@ -429,12 +392,11 @@ def photograph(
     up = torch.linalg.cross(eye, right)
 
     # Rays start in a plane before the camera, 2 × 2 for a pixel.
-    along = (torch.arange(2 * size) + 0.5) / size - 1
-    along = along * EXTENT
+    along = ((torch.arange(2 * size) + 0.5) / size - 1) * EXTENT
     rows, columns = torch.meshgrid(-along, along, indexing="ij")
-    origins = columns.reshape(-1, 1) * right + rows.reshape(-1, 1) * up
     target = torch.tensor([0.0, 0.0, TARGET_HEIGHT])
-    origins = origins + target + CAMERA_DISTANCE * eye
+    origins = columns.reshape(-1, 1) * right + rows.reshape(-1, 1) * up + target
+    origins += CAMERA_DISTANCE * eye
 
     # What each ray meets first: the body, or else the table.
     distance, solid = body.first(origins, -eye)
@@ -447,21 +409,18 @@ def photograph(
     surface_albedo = torch.where(on_table, TABLE_ALBEDO, albedo)
 
     starts = points + SHADOW_OFFSET * normals
-    photographs = torch.empty(len(lamps), size, size, dtype=torch.uint8)
-    for photo, lamp in zip(photographs, lamps, strict=True):
-        light = _light(body, lamp, turn, starts, normals, on_table)
-        gray = light * surface_albedo
+    photographs = []
+    for lamp in lamps:
+        gray = _light(body, lamp, turn, starts, normals, on_table) * surface_albedo
         gray = gray.reshape(size, 2, size, 2).mean(dim=(1, 3))
-        photo[:] = (gray.clamp(0, 1) * 255).round()
-    return photographs
+        photographs.append((gray.clamp(0, 1) * 255).round())
+    return torch.stack(photographs).to(torch.uint8)
 
 
 def _direction(height: float, azimuth: float) -> Tensor:
     """A unit vector by its angles in radians, `height` above the table."""
     flat = math.cos(height)
-    x = flat * math.cos(azimuth)
-    y = flat * math.sin(azimuth)
-    return torch.tensor([x, y, math.sin(height)])
+    return torch.tensor([flat * math.cos(azimuth), flat * math.sin(azimuth), math.sin(height)])
 
 
 def _light(
@@ -477,8 +436,7 @@ def _light(
         normals: `[points, 3]`, of the surface at the points.
         on_table: `[points]`, whether they are on the table.
     """
-    azimuth = math.radians(lamp.azimuth) + turn
-    to_lamp = _direction(math.radians(lamp.height), azimuth)
+    to_lamp = _direction(math.radians(lamp.height), math.radians(lamp.azimuth) + turn)
     cosine = (normals @ to_lamp).clamp(min=0)
     cosine = torch.where(on_table, to_lamp[2], cosine)
 
@@ -486,5 +444,4 @@ def _light(
     facing = (cosine > 0).nonzero().flatten()
     in_shadow = body.covered(starts[facing], to_lamp, SHADOW_OFFSET)
     cosine[facing[in_shadow]] = 0.0
-    sky = 0.6 + 0.4 * normals[:, 2]
-    return lamp.ambient * sky + lamp.strength * cosine
+    return lamp.ambient * (0.6 + 0.4 * normals[:, 2]) + lamp.strength * cosine

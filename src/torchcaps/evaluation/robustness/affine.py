@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchcaps.data.augment.affine import inverse_map
+from torchcaps.data.augment.spatial import inverse_map
 from torchcaps.errors import check_range
 from torchcaps.evaluation.base import (
     BATCH,

@@ -1,8 +1,8 @@
-"""The augmentation "affine": rotation, size, shear and width in one sampling.
+"""Augmentations that move pixels: shift, flip, affine and erase.
 
-Masks of the images are changed with them (`moves`). Each field of `AffineSettings` is a
-setting of a run; `setting` takes its default, its help, and the smallest and largest number. A
-setting of None takes the default of the run's task, before the images are changed.
+Masks of the images are changed with them (`moves`). Each field of their settings is a setting of a
+run; `setting` takes its default, its help, and the smallest and largest number. A setting of None
+takes the default of the run's task, before the images are changed.
 """
 
 import math
@@ -13,11 +13,79 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from torchcaps.data.augment._registry import AXES, MOVED, Images, register_augmentation
-from torchcaps.data.augment.random import uniform
+from torchcaps.data.augment.transforms import AXES, MOVED, register_augmentation
+from torchcaps.data.pixels import Images, random_offsets, random_windows
 from torchcaps.errors import check_range, check_shape
 from torchcaps.groups import setting
 from torchcaps.transfer import to_device
+
+
+@dataclass(frozen=True)
+class ShiftSettings:
+    """How far an image is moved."""
+
+    shift: int | None = setting(
+        None,
+        "largest shift in pixels along each axis, zeros come in; by default that of the task, and 2 "
+        "where a model is trained by its name alone",
+        low=0,
+    )
+
+
+def shift(images: Images, max_shift: int = 2, *, generator: Generator) -> Images:
+    """Move each image by whole pixels; zeros come in.
+
+    Args:
+        images: `[batch, channels, height, width]`.
+        max_shift: largest move in pixels, either way along each axis.
+        generator: draws both moves of each image uniformly.
+
+    Returns:
+        The moved images, with zeros where nothing was.
+    """
+    check_shape("images", images, AXES)
+    check_range("max_shift", max_shift, low=0)
+    # A window of the old size, at a random place of the image with a margin of zeros.
+    padded = F.pad(images, (max_shift,) * 4)
+    return random_windows(padded, images.shape[2:], generator)
+
+
+@register_augmentation("shift", ShiftSettings, moves=MOVED, order=10)
+def _apply_shift(images: Images, settings: ShiftSettings, generator: Generator) -> Images:
+    return shift(images, settings.shift or 0, generator=generator)
+
+
+@dataclass(frozen=True)
+class FlipSettings:
+    """Whether images are mirrored."""
+
+    flip: bool = setting(False, "mirror half of the images")
+
+
+def random_horizontal_flip(
+    images: Images, probability: float = 0.5, *, generator: Generator
+) -> Images:
+    """Mirror images left to right.
+
+    Args:
+        images: `[batch, channels, height, width]`.
+        probability: share of the images that are mirrored, in [0, 1].
+        generator: draws which images are mirrored.
+
+    Returns:
+        The images, some of them mirrored.
+    """
+    check_shape("images", images, AXES)
+    check_range("probability", probability, low=0, high=1)
+    # A number in [0, 1) for each image, on its device.
+    numbers = uniform((len(images), 1, 1, 1), 0, 1, images, generator)
+    is_mirrored = numbers < probability
+    return torch.where(is_mirrored, images.flip(-1), images)
+
+
+@register_augmentation("flip", FlipSettings, moves=MOVED, order=20)
+def _apply_flip(images: Images, _settings: FlipSettings, generator: Generator) -> Images:
+    return random_horizontal_flip(images, generator=generator)
 
 
 @dataclass(frozen=True)
@@ -120,7 +188,7 @@ def inverse_map(
 
 
 @register_augmentation("affine", AffineSettings, moves=MOVED, order=40)
-def _apply(images: Images, settings: AffineSettings, generator: Generator) -> Images:
+def _apply_affine(images: Images, settings: AffineSettings, generator: Generator) -> Images:
     """Change images by a run's settings, of which the shear is a slope, not an angle."""
     zoom = settings.zoom or 0.0
     return affine(
@@ -131,3 +199,62 @@ def _apply(images: Images, settings: AffineSettings, generator: Generator) -> Im
         aspect=settings.aspect,
         generator=generator,
     )
+
+
+@dataclass(frozen=True)
+class EraseSettings:
+    """How much is erased."""
+
+    erase: int = setting(
+        0, "side of a square in pixels that is set to zero at a random place", low=0
+    )
+
+
+def random_erasing(images: Images, side: int, *, generator: Generator) -> Images:
+    """Set a square of each image to zero.
+
+    Args:
+        images: `[batch, channels, height, width]`.
+        side: pixels along a side of the square, 0 for none.
+        generator: draws the place of each square uniformly.
+
+    Returns:
+        The changed images, a copy.
+    """
+    check_shape("images", images, AXES)
+    check_range("side", side, low=0, high=min(images.shape[2:]))
+    is_erased = []
+    for length in images.shape[2:]:  # whether a pixel of the axis is in the square, [batch, length]
+        start = random_offsets(len(images), length, side, generator)
+        from_start = torch.arange(length, device=images.device) - to_device(
+            start, images.device
+        ).unsqueeze(1)
+        is_erased.append((from_start >= 0) & (from_start < side))
+    rows, columns = is_erased
+    return images.masked_fill((rows.unsqueeze(2) & columns.unsqueeze(1)).unsqueeze(1), 0)
+
+
+# The crop has order 60: a square that is erased after it lies in what the model sees.
+@register_augmentation("erase", EraseSettings, moves=MOVED, order=70)
+def _apply_erase(images: Images, settings: EraseSettings, generator: Generator) -> Images:
+    return random_erasing(images, settings.erase, generator=generator)
+
+
+def uniform(
+    shape: tuple[int, ...],
+    low: float,
+    high: float,
+    like: Tensor,
+    generator: Generator,
+) -> Tensor:
+    """Uniform numbers in [low, high).
+
+    Args:
+        shape: shape of the numbers.
+        low: smallest number.
+        high: limit above.
+        like: a tensor, to whose device the numbers are moved.
+        generator: draws them on its own device.
+    """
+    numbers = torch.rand(shape, generator=generator, device=generator.device)
+    return to_device(low + (high - low) * numbers, like.device)
