@@ -29,7 +29,6 @@ from torchcaps.evaluation.base import (
 from torchcaps.evaluation.forward import image_activations, proportion, right_answers
 
 UNITS = {"rotation": "degrees", "scale": "percent", "shear": "degrees", "shift": "pixels"}
-UNCHANGED = {"rotation": 0.0, "scale": 100.0, "shear": 0.0, "shift": 0.0}
 
 
 @dataclass(frozen=True)
@@ -151,33 +150,21 @@ def affine_sweep(
 
     curves = {}
     for kind, amounts in zip(UNITS, (rotation, scale, shear, shift), strict=True):
-        if len(amounts):
-            accuracies = []
-            for amount in amounts:
-                accuracy = _accuracy(model, images, labels, kind, amount, batch_size)
-                accuracies.append(accuracy)
-            curves[kind] = _curve(kind, amounts, accuracies, half_way)
+        accuracy = {
+            float(amount): _accuracy(model, images, labels, kind, amount, batch_size)
+            for amount in amounts
+        }
+        low = [amount for amount, share in accuracy.items() if share < half_way]
+        unchanged = 100.0 if kind == "scale" else 0.0
+        if accuracy:
+            curves[kind] = AffineCurve(
+                unit=UNITS[kind],
+                amounts=tuple(accuracy),
+                accuracy=tuple(accuracy.values()),
+                mean=fmean(accuracy.values()),
+                half_drop=min(low, key=lambda amount: abs(amount - unchanged), default=None),
+            )
     return AffineSweep(clean, chance, len(images), curves)
-
-
-def _curve(
-    kind: str,
-    amounts: Sequence[float],
-    accuracies: Sequence[float],
-    half_way: float,
-) -> AffineCurve:
-    low = [
-        float(amount)
-        for amount, accuracy in zip(amounts, accuracies, strict=True)
-        if accuracy < half_way
-    ]
-    return AffineCurve(
-        unit=UNITS[kind],
-        amounts=tuple(map(float, amounts)),
-        accuracy=tuple(accuracies),
-        mean=fmean(accuracies),
-        half_drop=min(low, key=lambda amount: abs(amount - UNCHANGED[kind]), default=None),
-    )
 
 
 def _accuracy(
@@ -193,8 +180,8 @@ def _accuracy(
     if kind == "shift":
         offsets = ((amount, 0.0), (-amount, 0.0), (0.0, amount), (0.0, -amount))
         changes = [{"shift": offset} for offset in offsets]
-    correct = []
-    for change in changes:
-        changed = transform_images(images, **change)
-        correct.append(right_answers(model, changed, labels, batch_size))
+    correct = [
+        right_answers(model, transform_images(images, **change), labels, batch_size)
+        for change in changes
+    ]
     return proportion(torch.stack(correct))

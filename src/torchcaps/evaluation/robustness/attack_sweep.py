@@ -8,6 +8,7 @@ quoted while one of them fails.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -226,11 +227,9 @@ class MaskingReport(EvaluationResult):
     def checks(self) -> tuple[MaskingCheck, ...]:
         """One check for each sign."""
         iterated = max(self.bim, self.pgd)
-        largest_fall = max(before - after for before, after in pairwise(self.losses))
+        falls = [before - after for before, after in pairwise(self.losses)]
         course = " -> ".join(f"{loss:.3g}" for loss in self.losses)
-        transferred = "no other model was given"
-        if self.transfer is not None:
-            transferred = f"another model's images leave {self.transfer:.1%}"
+        transfer = "-" if self.transfer is None else f"{self.transfer:.1%}"
         return (
             MaskingCheck(
                 "many steps are at least as strong as one",
@@ -250,11 +249,11 @@ class MaskingReport(EvaluationResult):
             MaskingCheck(
                 "the own gradient is better than another model's",
                 None if self.transfer is None else self.pgd <= self.transfer,
-                f"PGD leaves {self.pgd:.1%}; {transferred}.",
+                f"PGD leaves {self.pgd:.1%}, images of another model {transfer}.",
             ),
             MaskingCheck(
                 "the loss rises with eps",
-                largest_fall <= SLACK * max(self.losses),
+                max(falls) <= SLACK * max(self.losses),
                 f"The mean loss goes {course}.",
             ),
             MaskingCheck(
@@ -323,9 +322,7 @@ def masking_report(
         return pgd(target, images, labels, strength, seed=seed, **options)
 
     strengths = tuple(eps * part for part in LOSS_STEPS)
-    attacked = []
-    for strength in strengths:
-        attacked.append(attack(model, strength))
+    attacked = [attack(model, strength) for strength in strengths]
     inputs = {
         "clean": images,
         "noise": sign_noise(images, eps, seed=seed),
@@ -345,16 +342,13 @@ def masking_report(
         activations = image_activations(model, changed, batch_size=batch_size)
         losses.append(float(loss(activations, labels.cpu())))
 
-    def gradient(batch: Tensor, true: Tensor, _: int) -> Tensor:
-        return input_gradient(model, batch, true, loss)
-
+    gradient = partial(input_gradient, model, loss=loss)
     gradients = attack_batches(model, images, labels, gradient, batch_size)
-    silent = proportion((gradients == 0).flatten(1).all(dim=1))
     return MaskingReport(
         eps=eps,
         large_eps=large_eps,
         loss_eps=(0.0, *strengths),
         losses=tuple(losses),
-        silent=silent,
+        silent=proportion((gradients == 0).flatten(1).all(dim=1)),
         **accuracies,
     )

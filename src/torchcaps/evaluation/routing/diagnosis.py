@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchcaps.data import Dataset
 from torchcaps.errors import AblationUnsupportedError, check_range
-from torchcaps.evaluation.base import EvaluationResult, LabeledImages, Labels, check_labels
+from torchcaps.evaluation.base import EvaluationResult, Labels, check_labels
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers
 from torchcaps.evaluation.forward import proportion, right_answers
 from torchcaps.evaluation.routing import ablation as ablations, couplings, health
@@ -113,7 +114,7 @@ class Diagnosis(EvaluationResult):
 
 def diagnose(
     model: nn.Module,
-    dataset: LabeledImages,
+    dataset: Dataset,
     *,
     baseline: nn.Module | None = None,
     count: int = 256,
