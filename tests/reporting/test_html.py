@@ -565,7 +565,7 @@ def test_runs_are_compared_side_by_side(trained, blind, tmp_path):
         "Training time",
         "Accuracy by class",
         "model_options",
-        "give the same answers",
+        "the same answers",
     )
 
 
@@ -577,7 +577,7 @@ def test_runs_on_other_images_are_not_tested_against_each_other(finished, run, t
     assert have_same_images(runs["a"], runs["c"])
     body = side_by_side.difference(runs).body
     assert body.count("not tested on the same images.") == 1
-    assert "The two models give the same answers, right or wrong, on all" in body
+    assert "the same answers, right or wrong, on all" in body
 
 
 def test_images_of_other_sizes_are_the_same_where_their_set_is(finished):

@@ -160,7 +160,7 @@ def check_scores(activations: Tensor, labels: Tensor, **sizes: int) -> None:
     check_shares("activations", activations, ROUNDING)
 
 
-def check_shares(argument: str, numbers: Tensor, slack: float = 0.0) -> None:
+def check_shares(argument: str, numbers: Tensor, slack: float = 0) -> None:
     """Check that all numbers are in [0, 1], or beyond by the slack.
 
     Raises:

@@ -36,7 +36,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Bool
-from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcaps.errors import check_range, check_shape
@@ -56,7 +55,6 @@ from torchcaps.evaluation.comparison.uncertainty import (
     check_runs,
     estimate_uncertainty,
     holm,
-    number_groups,
 )
 from torchcaps.words import percent
 
@@ -126,21 +124,19 @@ class BaseComparison(EvaluationResult):
     def evidence_text(self) -> str:
         """The difference, its interval and the p-value that decided the outcome, in words."""
         low, high = self.interval
-        difference = f"{100 * self.difference:+.2f} points"
-        interval = f"95 % from {100 * low:+.2f} to {100 * high:+.2f}"
-        p_value = f"p = {self.p_value:.2g}"
-        if self.outcome == "equivalent":
-            p_value = f"p = {self.equivalence_p:.2g} for a larger gap"
+        text = (
+            f"{100 * self.difference:+.2f} points, "
+            f"95 % from {100 * low:+.2f} to {100 * high:+.2f}, p = "
+        )
+        is_equivalent = self.outcome == "equivalent"
+        text += (
+            f"{self.equivalence_p:.2g} for a larger gap" if is_equivalent else f"{self.p_value:.2g}"
+        )
         if self.family > 1:
-            p_value += f", adjusted for {self.family} tests"
+            text += f", adjusted for {self.family} tests"
         if self.num_groups is not None:
-            p_value += f", by {self.num_groups:,} groups of images"
-        return f"{difference}, {interval}, {p_value}"
-
-    @property
-    def resolves_margin(self) -> bool:
-        """Whether methods that are equally good would be shown to be so in 80 % of tries."""
-        return self.smallest_margin <= self.margin
+            text += f", by {self.num_groups:,} groups of images"
+        return text
 
     @property
     def power_text(self) -> str:
@@ -151,12 +147,12 @@ class BaseComparison(EvaluationResult):
             f"{self.sample}, only a difference of {format_points(self.visible)} or more is seen "
             "in 80 % of tries; a smaller one may be there."
         )
-        if self.resolves_margin:
-            return sentence
-        return (
-            f"{sentence} They cannot resolve a margin of {format_points(self.margin)}, only one of "
-            f"{format_points(self.smallest_margin)} or more{self.remedy}."
-        )
+        if self.smallest_margin > self.margin:
+            sentence += (
+                f" They cannot resolve a margin of {format_points(self.margin)}, only one of "
+                f"{format_points(self.smallest_margin)} or more{self.remedy}."
+            )
+        return sentence
 
     @property
     def remedy(self) -> str:
@@ -223,28 +219,13 @@ class Comparison(BaseComparison):
     sample = "On so many images"
 
     @property
-    def has_equal_answers(self) -> bool:
-        """Whether both are right on the same images."""
-        return self.only_first == self.only_second == 0
-
-    @property
     def evidence_text(self) -> str:
         """As in the base class; with equal answers, the p-value of equivalence alone."""
-        if not self.has_equal_answers:
+        if self.only_first or self.only_second:
             return super().evidence_text
-        return f"p = {self.equivalence_p:.2g} for a larger gap"
-
-    @property
-    def verdict(self) -> str:
-        """As in the base class; equal answers are mentioned."""
-        if not self.has_equal_answers:
-            return super().verdict
-        answers = f"give the same answers, right or wrong, on all {self.num_samples:,} images"
-        within = f"equally good within {format_points(self.margin)} ({self.evidence_text})."
-        if self.outcome == "equivalent":
-            return f"The two models {answers}, and are {within}"
         return (
-            f"The two models {answers}; these do not show that they are {within} {self.power_text}"
+            f"the same answers, right or wrong, on all {self.num_samples:,} images, "
+            f"p = {self.equivalence_p:.2g} for a larger gap"
         )
 
     def table(self) -> TextTable:
@@ -291,22 +272,29 @@ def compare_answers(
     only_first = int((first & ~second).sum())
     only_second = int((second & ~first).sum())
 
-    figures: dict[str, Any] = {
-        "first": float(first.double().mean()),
-        "second": float(second.double().mean()),
-        "difference": (only_first - only_second) / n,
-        "only_first": only_first,
-        "only_second": only_second,
-        "num_samples": n,
-        "margin": margin,
-    }
-    units = number_groups(groups, n)
-    if units is not None:
+    difference = (only_first - only_second) / n
+    if groups is None:
+        figures = _infer_exactly(only_first, only_second, n, margin, adjust, seed)
+    else:
         check_margin(margin)
-        rows = [answers.cpu().double().numpy()[None] for answers in (first, second)]
-        error = estimate_uncertainty(rows[0], rows[1], units, paired=False)
-        return Comparison(**figures, **_infer(error, figures["difference"], margin, units, adjust))
+        error = estimate_uncertainty(first[None], second[None], groups)
+        figures = _infer(error, difference, margin, adjust)
+    return Comparison(
+        first=float(first.double().mean()),
+        second=float(second.double().mean()),
+        difference=difference,
+        only_first=only_first,
+        only_second=only_second,
+        num_samples=n,
+        margin=margin,
+        **figures,
+    )
 
+
+def _infer_exactly(
+    only_first: int, only_second: int, n: int, margin: float, adjust: Sequence[float], seed: int
+) -> dict[str, Any]:
+    """Interval by the bootstrap and exact p-values, by the names of `BaseComparison`."""
     # There are three kinds of images: right for the first alone, for the second alone, and for both
     # or none. How many of each kind a resample with replacement has is multinomial.
     shares = [only_first / n, only_second / n, (n - only_first - only_second) / n]
@@ -318,13 +306,12 @@ def compare_answers(
     standard_error = math.sqrt(only_first + only_second + 2 * PSEUDO_COUNT) / n
     normal = NormalDist()
     quantiles = normal.inv_cdf(1 - LEVEL) + normal.inv_cdf((1 + POWER) / 2)
-    return Comparison(
-        **figures,
-        interval=(float(low), float(high)),
-        visible=smallest_visible(n, (only_first + only_second) / n),
-        smallest_margin=quantiles * standard_error,
+    return {
+        "interval": (float(low), float(high)),
+        "visible": smallest_visible(n, (only_first + only_second) / n),
+        "smallest_margin": quantiles * standard_error,
         **_adjust(unadjusted_p, equivalence_p, adjust),
-    )
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -416,22 +403,18 @@ def compare_runs(
     """
     check_runs(first, second, paired)
     check_margin(margin)
-    first_runs = first.cpu().double()
-    second_runs = second.cpu().double()
-    first_accuracies = first_runs.mean(dim=1)
-    second_accuracies = second_runs.mean(dim=1)
-    difference = float(first_accuracies.mean() - second_accuracies.mean())
-    units = number_groups(groups, first.shape[1])
-    error = estimate_uncertainty(first_runs.numpy(), second_runs.numpy(), units, paired)
+    accuracies = [runs.cpu().double().mean(dim=1) for runs in (first, second)]
+    difference = float(accuracies[0].mean() - accuracies[1].mean())
+    error = estimate_uncertainty(first, second, groups, paired)
     return RunsComparison(
-        first=tuple(first_accuracies.tolist()),
-        second=tuple(second_accuracies.tolist()),
+        first=tuple(accuracies[0].tolist()),
+        second=tuple(accuracies[1].tolist()),
         difference=difference,
         num_samples=first.shape[1],
         paired=paired,
         margin=margin,
         seeds_needed=error.seeds_needed(margin),
-        **_infer(error, difference, margin, units, adjust),
+        **_infer(error, difference, margin, adjust),
     )
 
 
@@ -439,20 +422,20 @@ def _infer(
     error: Uncertainty,
     difference: float,
     margin: float,
-    units: NDArray[np.int64] | None,
     adjust: Sequence[float],
 ) -> dict[str, Any]:
     """Interval and p-values by the t distribution, by the names of `BaseComparison`."""
-    half = error.quantile(1 - LEVEL / 2)
-    unadjusted_p = min(1.0, 2 * error.tail(abs(difference)))
-    visible = half + error.quantile(POWER)
-    smallest_margin = error.quantile(1 - LEVEL) + error.quantile((1 + POWER) / 2)
+    student = error.distribution
+    quantiles = student.ppf([1 - LEVEL / 2, POWER, 1 - LEVEL, (1 + POWER) / 2]).tolist()
+    tail, equivalence_p = student.sf([abs(difference), margin - abs(difference)]).tolist()
+    half = quantiles[0]
+    visible = half + quantiles[1]
     return {
         "interval": (difference - half, difference + half),
         "visible": visible if visible <= 1 else None,
-        "smallest_margin": smallest_margin,
-        "num_groups": None if units is None else int(units.max()) + 1,
-        **_adjust(unadjusted_p, error.tail(margin - abs(difference)), adjust),
+        "smallest_margin": quantiles[2] + quantiles[3],
+        "num_groups": error.num_groups,
+        **_adjust(min(1.0, 2 * tail), equivalence_p, adjust),
     }
 
 
