@@ -94,8 +94,10 @@ class Diagnosis(EvaluationResult):
         """What -> one sentence: for the whole model, then layer by layer."""
         baseline = "No baseline was given, so the accuracy stands alone."
         if self.baseline is not None:
-            sizes = f"{self.parameters:,} parameters against {self.baseline_parameters:,}"
-            baseline = f"{self.baseline.verdict} The first is this one: {sizes}."
+            baseline = (
+                f"{self.baseline.verdict} The first is this one: {self.parameters:,} parameters "
+                f"against {self.baseline_parameters:,}."
+            )
         sentences = {
             "ablation": self.refused if self.ablation is None else self.ablation.verdict,
             "iterations": self.iterations.verdict,
@@ -142,9 +144,9 @@ def diagnose(
     """
     check_labels(dataset.labels, len(dataset.classes))
     check_range("count", count, low=2)
-    num_images = len(dataset.labels)
-    check_range("number of images", num_images, low=2)
-    order = torch.randperm(num_images, generator=torch.Generator().manual_seed(seed))[:count]
+    check_range("number of images", len(dataset.labels), low=2)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(dataset.labels), generator=generator)[:count]
     images = dataset.float_images(order)
     labels = dataset.labels[order.to(dataset.labels.device)].cpu()
 
@@ -155,14 +157,13 @@ def diagnose(
     starvation = health.starvation(*inputs, batch_size=batch_size)
     signs = health.sign_test(model, images[:NUM_SIGN_IMAGES])
     routers = routers_of(model)
-    layers = []
     course = {"children": next(iter(children.values()))}
+    layers = []
     for name, trace in traces.items():
         if routers[name].activation != "none":
             course[name] = trace.activation
-        layers.append(
-            _diagnose_layer(name, routers[name], trace, labels, seed, starvation[name], signs[name])
-        )
+        measures = (starvation[name], signs[name])
+        layers.append(_diagnose_layer(name, routers[name], trace, labels, seed, *measures))
 
     ablation = None
     refused = ""
