@@ -595,9 +595,9 @@ def test_a_comparison_names_the_better_run(finished):
         "good": with_activations(finished, perfect),
     }
     improvement = side_by_side.difference(runs).body
-    assert "This run is better on these images (+100.00 points" in improvement
+    assert "This run is better (+100.00 points" in improvement
     decline = side_by_side.difference(dict(reversed(runs.items()))).body
-    assert "The reference is better on these images (-100.00 points" in decline
+    assert "The reference is better (-100.00 points" in decline
 
 
 def test_a_comparison_needs_different_runs(run):

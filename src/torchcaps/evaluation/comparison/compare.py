@@ -88,14 +88,10 @@ class BaseComparison(EvaluationResult):
 
     derived = ("outcome", "verdict")
 
-    # Words of a subclass for the sentences of `verdict`, such as "model", "images", "on these
-    # images" and "On so many images": "The first {subject} is better {scope}.", "These
-    # {evidence_noun} do not tell the two {subject}s apart. {sample}, only a difference of 3 points
-    # or more is seen."
+    # Words of a subclass for the sentences of `verdict`, such as "model" and "images": "The first
+    # {subject} is better.", "These {evidence_noun} do not tell the two {subject}s apart."
     subject: ClassVar[str]
     evidence_noun: ClassVar[str]
-    scope: ClassVar[str]
-    sample: ClassVar[str]
 
     difference: float
     interval: tuple[float, float]
@@ -142,22 +138,17 @@ class BaseComparison(EvaluationResult):
     def power_text(self) -> str:
         """The smallest difference that would be seen, and whether the margin can be resolved."""
         if self.visible is None:
-            return f"{self.sample}, no difference would be seen, however large."
+            return f"With so many {self.evidence_noun}, no difference would be seen, however large."
         sentence = (
-            f"{self.sample}, only a difference of {format_points(self.visible)} or more is seen "
+            f"With so many {self.evidence_noun}, only a difference of {format_points(self.visible)} or more is seen "
             "in 80 % of tries; a smaller one may be there."
         )
         if self.smallest_margin > self.margin:
             sentence += (
                 f" They cannot resolve a margin of {format_points(self.margin)}, only one of "
-                f"{format_points(self.smallest_margin)} or more{self.remedy}."
+                f"{format_points(self.smallest_margin)} or more."
             )
         return sentence
-
-    @property
-    def remedy(self) -> str:
-        """What would resolve the margin, as the end of a sentence."""
-        return ": that takes more images"
 
     @property
     def verdict(self) -> str:
@@ -171,8 +162,7 @@ class BaseComparison(EvaluationResult):
                 f"nor show that they are {within} ({self.evidence_text}). {self.power_text}"
             )
         small = f", by less than {format_points(self.margin)}" if self.equivalence_p < LEVEL else ""
-        better = f"The {self.outcome} {self.subject} is better {self.scope}"
-        return f"{better}{small} ({self.evidence_text})."
+        return f"The {self.outcome} {self.subject} is better{small} ({self.evidence_text})."
 
     @property
     def summary(self) -> str:
@@ -215,8 +205,6 @@ class Comparison(BaseComparison):
 
     subject = "model"
     evidence_noun = "images"
-    scope = "on these images"
-    sample = "On so many images"
 
     @property
     def evidence_text(self) -> str:
@@ -348,17 +336,13 @@ class RunsComparison(BaseComparison):
     seeds_needed: int | None
 
     subject = "method"
-    evidence_noun = "runs"
-    scope = "over seeds and images"
-    sample = "With so many runs and images"
+    evidence_noun = "runs and images"
 
     @property
-    def remedy(self) -> str:
-        if self.seeds_needed is None:
-            return ": more images are needed, more seeds do not suffice"
-        return (
-            f": a difference of the margin is seen with {self.seeds_needed:,} seeds of each method"
-        )
+    def power_text(self) -> str:
+        """As in the base class, with the number of seeds that would see the margin."""
+        seeds = "no number of" if self.seeds_needed is None else f"{self.seeds_needed:,}"
+        return f"{super().power_text} A difference of the margin is seen with {seeds} seeds each."
 
     def table(self) -> TextTable:
         """A row for each method: mean and standard deviation over its runs, and the runs."""

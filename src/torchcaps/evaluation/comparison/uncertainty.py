@@ -78,10 +78,10 @@ class Uncertainty:
         image_term = self.image_variance**2 / max(1.0, self.num_units - 1)
         total = sum((part.num_runs - 1) * part.variance for part in self.seeds)
         pooled = total / max(1, sum(part.num_runs - 1 for part in self.seeds))
-        seed_term = 0.0
-        for part in self.seeds:
-            mean_variance = max(part.variance, pooled) / part.num_runs
-            seed_term += mean_variance**2 / (part.num_runs - 1)
+        seed_term = sum(
+            (max(part.variance, pooled) / part.num_runs) ** 2 / (part.num_runs - 1)
+            for part in self.seeds
+        )
         degrees = self.variance**2 / (image_term + seed_term)
         fewest = min((part.num_runs for part in self.seeds), default=2)
         return max(degrees, fewest - 1)

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torchcaps.data.augment.affine import inverse_map
 from torchcaps.errors import check_range
 from torchcaps.evaluation.base import (
-    BATCH,
     EvaluationResult,
     Images,
     Labels,
@@ -118,7 +117,6 @@ def affine_sweep(
     scale: Sequence[float] = (),
     shear: Sequence[float] = (),
     shift: Sequence[float] = (),
-    batch_size: int = BATCH,
 ) -> AffineSweep:
     """Measure accuracy on images that are turned, resized, slanted or moved.
 
@@ -131,7 +129,6 @@ def affine_sweep(
         shear: amounts.
         shift: pixels, fractions too; the accuracy is the mean over the four directions right,
             left, down and up.
-        batch_size: images at a time.
 
     Returns:
         Accuracy without a change, and a curve for each transformation that has amounts.
@@ -141,7 +138,7 @@ def affine_sweep(
     """
     check_labeled(images, labels)
     check_range("number of amounts", len([*rotation, *scale, *shear, *shift]), low=1)
-    activations = image_activations(model, images, batch_size=batch_size)
+    activations = image_activations(model, images)
     num_classes = activations.shape[1]
     check_labels(labels, num_classes)
     clean = proportion(activations.argmax(dim=1) == labels.cpu())
@@ -151,8 +148,7 @@ def affine_sweep(
     curves = {}
     for kind, amounts in zip(UNITS, (rotation, scale, shear, shift), strict=True):
         accuracy = {
-            float(amount): _accuracy(model, images, labels, kind, amount, batch_size)
-            for amount in amounts
+            float(amount): _accuracy(model, images, labels, kind, amount) for amount in amounts
         }
         low = [amount for amount, share in accuracy.items() if share < half_way]
         unchanged = 100.0 if kind == "scale" else 0.0
@@ -173,7 +169,6 @@ def _accuracy(
     labels: Tensor,
     kind: str,
     amount: float,
-    batch_size: int,
 ) -> float:
     """Return the accuracy under a change; under a shift, the mean over its four directions."""
     changes: list[dict[str, Any]] = [{kind: amount}]
@@ -181,7 +176,6 @@ def _accuracy(
         offsets = ((amount, 0.0), (-amount, 0.0), (0.0, amount), (0.0, -amount))
         changes = [{"shift": offset} for offset in offsets]
     correct = [
-        right_answers(model, transform_images(images, **change), labels, batch_size)
-        for change in changes
+        right_answers(model, transform_images(images, **change), labels) for change in changes
     ]
     return proportion(torch.stack(correct))

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_known, check_range
 from torchcaps.evaluation.base import (
-    BATCH,
     IMAGE_AXES,
     EvaluationResult,
     Images,
@@ -95,7 +94,6 @@ def attack_sweep(
     eps: Sequence[float],
     *,
     attack: Attack = "pgd",
-    batch_size: int = BATCH,
     **options: Any,
 ) -> AttackSweep:
     """Attack images at each strength, and measure the accuracy.
@@ -106,7 +104,6 @@ def attack_sweep(
         labels: `[n]` true classes.
         eps: largest changes of a pixel, in [0, 1], at least one.
         attack: name of the attack.
-        batch_size: images at a time.
         **options: those of the attack, such as `steps=20`.
 
     Returns:
@@ -119,11 +116,11 @@ def attack_sweep(
     check_known("attack", attack, METHODS)
     check_range("number of eps", len(eps), low=1)
     check_labeled(images, labels)
-    before = right_answers(model, images, labels, batch_size)
+    before = right_answers(model, images, labels)
     outcomes = []
     for strength in eps:
-        changed = METHODS[attack](model, images, labels, strength, batch_size=batch_size, **options)
-        after = right_answers(model, changed, labels, batch_size)
+        changed = METHODS[attack](model, images, labels, strength, **options)
+        after = right_answers(model, changed, labels)
         outcomes.append(_outcome(strength, before, after, changed.cpu() - images.cpu()))
     mean = sum(outcome.accuracy for outcome in outcomes) / len(outcomes)
     return AttackSweep(attack, proportion(before), len(images), tuple(outcomes), mean)
@@ -136,7 +133,6 @@ def attack_outcome(
     labels: Labels,
     *,
     eps: float,
-    batch_size: int = BATCH,
 ) -> AttackOutcome:
     """Measure images that were changed for a model, or for another one (transfer).
 
@@ -146,7 +142,6 @@ def attack_outcome(
         changed: the changed images, of the same shape.
         labels: `[n]` true classes.
         eps: the change that was allowed; it is recorded, not checked.
-        batch_size: images at a time.
 
     Returns:
         Accuracy, success and distance of the changed images.
@@ -155,8 +150,8 @@ def attack_outcome(
         ArgumentError: for changed images of another shape.
     """
     check_like("changed", changed, images, IMAGE_AXES)
-    before = right_answers(model, images, labels, batch_size)
-    after = right_answers(model, changed, labels, batch_size)
+    before = right_answers(model, images, labels)
+    after = right_answers(model, changed, labels)
     return _outcome(eps, before, after, changed.cpu() - images.cpu())
 
 
@@ -291,7 +286,6 @@ def masking_report(
     surrogate: nn.Module | None = None,
     loss: Loss = full_margin_loss,
     seed: int = 0,
-    batch_size: int = BATCH,
 ) -> MaskingReport:
     """Attack a model in the ways that tell robustness from hidden gradients.
 
@@ -307,7 +301,6 @@ def masking_report(
             those made for itself.
         loss: what the attacks raise.
         seed: of noise and random starts.
-        batch_size: images at a time.
 
     Returns:
         Accuracies under each attack, and six checks with a verdict.
@@ -316,7 +309,7 @@ def masking_report(
         ArgumentError: for arguments that do not fit, or out of range.
     """
     check_range("large_eps", large_eps, low=eps, high=1)
-    options: dict[str, Any] = {"steps": steps, "loss": loss, "batch_size": batch_size}
+    options: dict[str, Any] = {"steps": steps, "loss": loss}
 
     def attack(target: nn.Module, strength: float) -> Tensor:
         return pgd(target, images, labels, strength, seed=seed, **options)
@@ -326,7 +319,7 @@ def masking_report(
     inputs = {
         "clean": images,
         "noise": sign_noise(images, eps, seed=seed),
-        "fgsm": fgsm(model, images, labels, eps, loss=loss, batch_size=batch_size),
+        "fgsm": fgsm(model, images, labels, eps, loss=loss),
         "bim": bim(model, images, labels, eps, **options),
         "pgd": attacked[-1],
         "large": attack(model, large_eps),
@@ -335,15 +328,15 @@ def masking_report(
         inputs["transfer"] = attack(surrogate, eps)
     accuracies: dict[str, Any] = {"transfer": None}
     for name, changed in inputs.items():
-        accuracies[name] = proportion(right_answers(model, changed, labels, batch_size))
+        accuracies[name] = proportion(right_answers(model, changed, labels))
 
     losses = []
     for changed in (images, *attacked):
-        activations = image_activations(model, changed, batch_size=batch_size)
+        activations = image_activations(model, changed)
         losses.append(float(loss(activations, labels.cpu())))
 
     gradient = partial(input_gradient, model, loss=loss)
-    gradients = attack_batches(model, images, labels, gradient, batch_size)
+    gradients = attack_batches(model, images, labels, gradient)
     return MaskingReport(
         eps=eps,
         large_eps=large_eps,

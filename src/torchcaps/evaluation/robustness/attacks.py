@@ -20,8 +20,7 @@ from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.functional import margin_loss
 from torchcaps.nn import Router
 
-LENGTH_EDGE = 1e-6  # keeps lengths off 0 and 1, where their logits would be infinite
-PIXEL_EDGE = 1e-6  # keeps pixels off 0 and 1, where atanh would be infinite
+EDGE = 1e-6  # keeps lengths and pixels off 0 and 1, where logit and atanh would be infinite
 MIN_STEP_SIZE = 1e-9
 
 
@@ -246,7 +245,7 @@ def _minimize(
     Returns:
         The nearest images with another answer, and their distances `[batch]`; infinite without one.
     """
-    w = torch.atanh(2 * x.clamp(PIXEL_EDGE, 1 - PIXEL_EDGE) - 1).requires_grad_()
+    w = torch.atanh(2 * x.clamp(EDGE, 1 - EDGE) - 1).requires_grad_()
     adam = torch.optim.Adam([w], lr=step_size)
     nearest = x.clone()
     distance = torch.full_like(c, torch.inf)
@@ -254,7 +253,7 @@ def _minimize(
     for step in range(steps + 1):
         with torch.enable_grad():
             changed = (torch.tanh(w) + 1) / 2
-            z = torch.logit(model(changed).float(), eps=LENGTH_EDGE) / 2  # atanh(2 |v| - 1)
+            z = torch.logit(model(changed).float(), eps=EDGE) / 2  # atanh(2 |v| - 1)
             rival = z.scatter(1, label_index, -torch.inf).amax(dim=1, keepdim=True)
             lead = (z.gather(1, label_index) - rival).squeeze(1)
             square = (changed - x).square().flatten(1).sum(dim=1)
@@ -310,7 +309,7 @@ def attack_batches(
     images: Images,
     labels: Labels,
     attack: Callable[[Tensor, Tensor], Tensor],
-    batch_size: int,
+    batch_size: int = BATCH,
 ) -> Images:
     """Attack a batch at a time on the model's device, and join the images on the CPU.
 

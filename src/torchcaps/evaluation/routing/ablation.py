@@ -117,12 +117,11 @@ class IterationDynamics(EvaluationResult):
     @property
     def verdict(self) -> str:
         """One sentence."""
-        last = self.iterations[-1]
-        if last == 1:
+        if len(self.iterations) == 1:
             return "There is one pass of routing: no iterations to compare."
         gain = 100 * (self.accuracy[-1] - self.accuracy[0])
         return (
-            f"Iterations 2 to {last} change {self.changed[-1]:.1%} of the answers and accuracy by "
+            f"The iterations after the first change {self.changed[-1]:.1%} of the answers and accuracy by "
             f"{gain:+.1f} points."
         )
 

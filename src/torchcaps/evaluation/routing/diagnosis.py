@@ -14,13 +14,12 @@ from torch import nn
 
 from torchcaps.data import Dataset
 from torchcaps.errors import AblationUnsupportedError, check_range
-from torchcaps.evaluation.base import EvaluationResult, Labels, check_labels
+from torchcaps.evaluation.base import EvaluationResult, check_labels
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers
 from torchcaps.evaluation.forward import proportion, right_answers
 from torchcaps.evaluation.routing import ablation as ablations, couplings, health
 from torchcaps.evaluation.routing.layers import route_images, routers_of
 from torchcaps.models.notebook import parameter_count
-from torchcaps.nn import Router, RoutingTrace
 
 NUM_SIGN_IMAGES = 64  # images for the test of signs
 
@@ -160,10 +159,20 @@ def diagnose(
     course = {"children": next(iter(children.values()))}
     layers = []
     for name, trace in traces.items():
-        if routers[name].activation != "none":
+        has_shares = routers[name].normalized
+        has_activation = routers[name].activation != "none"
+        if has_activation:
             course[name] = trace.activation
-        measures = (starvation[name], signs[name])
-        layers.append(_diagnose_layer(name, routers[name], trace, labels, seed, *measures))
+        layer = LayerDiagnosis(
+            name=name,
+            entropy=couplings.coupling_entropy(trace) if has_shares else None,
+            dynamics=couplings.coupling_dynamics(trace, labels) if has_shares else None,
+            tree=couplings.parse_tree(trace, labels, seed=seed) if has_shares else None,
+            parents=health.capsule_activity(trace.activation) if has_activation else None,
+            starvation=starvation[name],
+            sign=signs[name] if has_activation else None,
+        )
+        layers.append(layer)
 
     ablation = None
     refused = ""
@@ -173,7 +182,7 @@ def diagnose(
         refused = str(error)
     comparison = None
     if baseline is not None:
-        answers = right_answers(baseline, images, labels, batch_size)
+        answers = right_answers(baseline, images, labels)
         comparison = compare_answers(correct, answers, seed=seed)
     return Diagnosis(
         accuracy=proportion(correct),
@@ -187,27 +196,4 @@ def diagnose(
         decay=health.activation_decay(course),
         baseline=comparison,
         baseline_parameters=None if baseline is None else parameter_count(baseline),
-    )
-
-
-def _diagnose_layer(
-    name: str,
-    router: Router,
-    trace: RoutingTrace,
-    labels: Labels,
-    seed: int,
-    starvation: health.Starvation,
-    sign: health.SignTest,
-) -> LayerDiagnosis:
-    """Return the measures that apply to what the router of a layer declares."""
-    has_shares = router.normalized
-    has_activation = router.activation != "none"
-    return LayerDiagnosis(
-        name=name,
-        entropy=couplings.coupling_entropy(trace) if has_shares else None,
-        dynamics=couplings.coupling_dynamics(trace, labels) if has_shares else None,
-        tree=couplings.parse_tree(trace, labels, seed=seed) if has_shares else None,
-        parents=health.capsule_activity(trace.activation) if has_activation else None,
-        starvation=starvation,
-        sign=sign if has_activation else None,
     )
