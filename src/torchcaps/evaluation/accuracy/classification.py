@@ -277,10 +277,8 @@ def example_indices(labels: Labels, per_class: int, seed: int) -> Int64[Tensor, 
     check_positive(per_class=per_class)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     shuffled = labels.cpu()[order]
-    examples = [order[:0]]
-    for label in shuffled.unique():
-        examples.append(order[shuffled == label][:per_class])
-    return torch.cat(examples)
+    examples = [order[shuffled == label][:per_class] for label in shuffled.unique()]
+    return torch.cat(examples) if examples else order
 
 
 def _per_class(

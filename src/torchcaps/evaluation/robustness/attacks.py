@@ -139,9 +139,7 @@ def pgd(
     """
     check_positive(restarts=restarts)
     generator = torch.Generator().manual_seed(seed)
-    starts = [
-        (images + _uniform(images, eps, generator).to(images)).clamp(0, 1) for _ in range(restarts)
-    ]
+    starts = [(images + _uniform(images, eps, generator)).clamp(0, 1) for _ in range(restarts)]
     options = (steps, step_size, loss, batch_size)
     return _climb(model, images, labels, starts, eps, 2.5 * eps, *options)
 
@@ -284,7 +282,7 @@ def sign_noise(images: Images, eps: float, *, seed: int = 0) -> Images:
     """
     check_range("eps", eps, low=0, high=1)
     signs = _uniform(images, 1.0, torch.Generator().manual_seed(seed)).sign()
-    return (images + eps * signs.to(images)).clamp(0, 1)
+    return (images + eps * signs).clamp(0, 1)
 
 
 def input_gradient(model: nn.Module, images: Tensor, labels: Tensor, loss: Loss) -> Images:
@@ -377,4 +375,4 @@ def _by_image(flags: Bool[Tensor, " batch"]) -> Bool[Tensor, "batch 1 1 1"]:
 
 
 def _uniform(images: Images, eps: float, generator: torch.Generator) -> Images:
-    return (2 * torch.rand(images.shape, generator=generator) - 1) * eps
+    return ((2 * torch.rand(images.shape, generator=generator) - 1) * eps).to(images)

@@ -45,15 +45,15 @@ class CouplingEntropy:
     @property
     def verdict(self) -> str:
         """One sentence."""
-        figures = (
-            f"(entropy {self.mean:.3f}, largest coupling {self.largest:.2f} of "
-            f"{self.parents} parents)"
-        )
+        course = "Couplings lie between uniform and a tree"
         if self.mean > 0.98:
-            return f"Routing does next to nothing here: couplings are uniform {figures}."
-        if self.mean < 0.3:
-            return f"Most children choose one parent {figures}."
-        return f"Couplings lie between uniform and a tree {figures}."
+            course = "Routing does next to nothing here: couplings are uniform"
+        elif self.mean < 0.3:
+            course = "Most children choose one parent"
+        return (
+            f"{course} (entropy {self.mean:.3f}, largest coupling {self.largest:.2f} of "
+            f"{self.parents} parents)."
+        )
 
 
 @dataclass(frozen=True)

@@ -46,12 +46,15 @@ class CapsuleActivity:
     @property
     def verdict(self) -> str:
         """One sentence."""
-        figures = f"({self.dead:.0%} dead, {self.constant:.0%} constant, of {self.capsules})"
+        state = "are in use"
         if self.dead > 0.5:
-            return f"Most capsules are never active {figures}."
-        if self.constant > 0.5:
-            return f"Most capsules say the same of every image {figures}."
-        return f"Most capsules are in use {figures}."
+            state = "are never active"
+        elif self.constant > 0.5:
+            state = "say the same of every image"
+        return (
+            f"Most capsules {state} ({self.dead:.0%} dead, {self.constant:.0%} constant, "
+            f"of {self.capsules})."
+        )
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,7 @@ class Starvation:
     def verdict(self) -> str:
         """One sentence."""
         if self.median == 0:
-            return (
-                "No gradient reaches these capsules: nothing below them learns from these images."
-            )
+            return "No gradient reaches these capsules: nothing below them learns."
         word = "Few" if self.starved < 0.1 else "Many"
         return f"{word} capsules are starved of gradient ({self.starved:.0%} of {self.capsules})."
 
