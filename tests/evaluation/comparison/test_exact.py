@@ -91,7 +91,7 @@ def test_models_that_differ_by_the_margin_pass_as_equal_in_at_most_5_percent():
 
 
 def test_equal_models_pass_as_equal_where_there_are_enough_images():
-    samples = simulate_counts(1000, 0.01, 0.0, 100)
+    samples = simulate_counts(1000, 0.01, 0.0, 200)
     assert share_equivalent(samples, 1000, 0.01) > 0.7
 
 

@@ -117,6 +117,9 @@ def label_hits(
     Args:
         activations: `[n, classes]`.
         labels: `[n]` class indices; or 0 and 1 `[n, classes]`.
+
+    Returns:
+        `[n, classes]` booleans.
     """
     is_label = multi_hot(labels, activations.shape[1]).bool()
     return predicted_classes(activations, labels) & is_label

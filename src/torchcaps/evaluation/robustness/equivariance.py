@@ -89,14 +89,15 @@ def equivariance(
         matrix = linear_map(poses[::2], turned_poses[::2], RIDGE)
         is_agreement = turned_activations.argmax(dim=1) == activations.argmax(dim=1)
         row = (
-            float(angle),
             r_squared(poses[1::2] @ matrix.T, turned_poses[1::2]),
             r_squared(poses[1::2], turned_poses[1::2]),
             float((turned_activations - activations).abs()[1::2].mean()),
             proportion(is_agreement[1::2]),
         )
         rows.append(row)
-    return Equivariance(*map(tuple, zip(*rows, strict=True)), len(images) // 2)
+    equivariant, invariant, change, agreement = map(tuple, zip(*rows, strict=True))
+    amounts = tuple(map(float, rotation))
+    return Equivariance(amounts, equivariant, invariant, change, agreement, len(images) // 2)
 
 
 def linear_map(x: Poses, y: Poses, ridge: float) -> Float[Tensor, "dim dim"]:

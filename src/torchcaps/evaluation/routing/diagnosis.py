@@ -14,7 +14,7 @@ from torch import nn
 
 from torchcaps.data import Dataset
 from torchcaps.errors import AblationUnsupportedError, check_range
-from torchcaps.evaluation.base import EvaluationResult, check_labels
+from torchcaps.evaluation.base import EvaluationResult, Images, Labels, check_labels
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers
 from torchcaps.evaluation.forward import proportion, right_answers
 from torchcaps.evaluation.routing import ablation as ablations, couplings, health
@@ -141,7 +141,6 @@ def diagnose(
         ArgumentError: for a model without routed layers, such as a CNN, a layer with fewer than two
             parents, or arguments that do not fit.
     """
-    check_labels(dataset.labels, len(dataset.classes))
     check_range("count", count, low=2)
     check_range("number of images", len(dataset.labels), low=2)
     generator = torch.Generator().manual_seed(seed)
@@ -174,12 +173,7 @@ def diagnose(
         )
         layers.append(layer)
 
-    ablation = None
-    refused = ""
-    try:
-        ablation = ablations.routing_ablation(*inputs, seed=seed, batch_size=batch_size)
-    except AblationUnsupportedError as error:
-        refused = str(error)
+    ablation, refused = _ablate(*inputs, seed, batch_size)
     comparison = None
     if baseline is not None:
         answers = right_answers(baseline, images, labels)
@@ -197,3 +191,16 @@ def diagnose(
         baseline=comparison,
         baseline_parameters=None if baseline is None else parameter_count(baseline),
     )
+
+
+def _ablate(
+    model: nn.Module, images: Images, labels: Labels, seed: int, batch_size: int
+) -> tuple[ablations.RoutingAblation | None, str]:
+    """Return the ablation of a model, or why there is none."""
+    try:
+        ablation = ablations.routing_ablation(
+            model, images, labels, seed=seed, batch_size=batch_size
+        )
+    except AblationUnsupportedError as error:
+        return None, str(error)
+    return ablation, ""

@@ -63,7 +63,10 @@ def route_images(model: nn.Module, images: Images, *, batch_size: int = BATCH) -
     joined = {name: [*map(torch.cat, zip(*rows, strict=True))] for name, rows in parts.items()}
     return RoutedImages(
         torch.cat(activations),
-        {name: RoutingTrace(*tensors[:4]) for name, tensors in joined.items()},
+        {
+            name: RoutingTrace(coupling, activation, child_activation, pose)
+            for name, (coupling, activation, child_activation, pose, *_) in joined.items()
+        },
         {name: tensors[4] for name, tensors in joined.items()},
         {name: tensors[5] for name, tensors in joined.items()},
     )
