@@ -256,7 +256,7 @@ def test_folds_print_means_and_deviations(command, start, tmp_path):
     lines = outcome.out.splitlines()
     assert lines[0].split() == ["figure", "mean", "±", "std", "over", "folds", "lowest", "highest"]
     assert lines[1].startswith("accuracy") and "±" in lines[1]
-    assert lines[-1] == "3 folds of 16 images in runs/capsnet-bars"
+    assert lines[-1] == "3 folds of 48 images in runs/capsnet-bars"
     assert "fold 3 of 3" in outcome.err
     folder = tmp_path / "runs" / "capsnet-bars"
     for fold in ("fold-1", "fold-2", "fold-3"):

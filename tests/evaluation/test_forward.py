@@ -43,7 +43,7 @@ def test_batches_are_joined_in_order_and_the_mode_comes_back():
     assert model.calls == [(2, False), (2, False), (1, False)]
     assert model.training
     assert not activations.is_inference()
-    assert right_answers(model, images, activations.argmax(dim=1), 4).all()
+    assert right_answers(model, images, activations.argmax(dim=1)).all()
 
 
 def test_a_model_that_gives_maps_is_refused():
@@ -54,9 +54,9 @@ def test_a_model_that_gives_maps_is_refused():
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
-        (IMAGES + 1, [0, 1], "images: expected pixels in"),
-        (IMAGES * torch.nan, [0, 1], "images: expected pixels in"),
-        (IMAGES.byte(), [0, 1], "images: expected floating-point"),
+        (IMAGES + 1, [0, 1], "images: expected between 0 and 1"),
+        (IMAGES * torch.nan, [0, 1], "images: expected between 0 and 1"),
+        (IMAGES.byte(), [0, 1], "images: expected floating point"),
         (IMAGES[0], [0, 1], r"images: expected \[batch"),
         (IMAGES[:0], [], "number of images: expected at least 1"),
         (IMAGES, [0], r"labels: expected \[n=2\]"),

@@ -5,7 +5,7 @@ import torch
 
 from torchcaps.functional import random_coupling, random_routing, squash, uniform_routing
 from torchcaps.nn import CapsuleLinear, create_router, record_routing
-from torchcaps.testing import assert_same_routing, random_capsules, random_votes
+from torchcaps.testing import assert_outcome, random_capsules, random_votes
 
 
 def test_poses_are_weighted_sums_of_votes():
@@ -69,7 +69,7 @@ def test_one_operator_gives_the_parents_of_stored_votes(bias, impl):
     actual = expected._replace(
         pose=trace.pose, activation=trace.activation, coupling=trace.coupling
     )
-    assert_same_routing(actual, expected, 1e-5)
+    assert_outcome("routing", actual, expected, 1e-5)
 
 
 @pytest.mark.parametrize(

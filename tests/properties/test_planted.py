@@ -71,7 +71,7 @@ def test_options_reach_the_router_and_the_votes_are_those_of_the_seed():
 
 
 def test_routers_that_the_pair_cannot_measure():
-    with pytest.raises(ArgumentError, match="routing: expected activations that say which parent"):
+    with pytest.raises(ArgumentError, match="routing: expected activations of parents"):
         planted_pair("heinsen_2022", NUM)
     with pytest.raises(AblationUnsupportedError, match="makes its couplings by itself"):
         planted_pair(lambda votes, activation: dynamic_routing(votes), NUM)

@@ -80,7 +80,7 @@ def test_the_figures_are_means_and_deviations_of_the_folds(folder):
     document = json.loads((folder / "folds.json").read_text())
     assert document["mean"] == outcome.mean
     assert document["runs"] == [str(folder / f"fold-{fold}") for fold in (1, 2, 3)]
-    assert outcome.summary == "3 folds of 16 images"
+    assert outcome.summary == "3 folds of 48 images"
 
 
 def test_a_stopped_cross_validation_goes_on_bit_for_bit(folder, bars, tmp_path):
@@ -137,7 +137,7 @@ def test_one_fold_can_be_trained_alone(folder, bars, tmp_path):
 def test_groups_stay_together(bars):
     images = load_dataset(str(bars), "train")
     groups = torch.arange(len(images)) // 4
-    images = replace(images.with_targets(track=groups), groups=groups)
+    images = replace(images, targets=images.targets | {"track": groups}, groups=groups)
     tested = []
     for fold in (1, 2, 3):
         config = tiny(bars, folds=3, fold=fold)

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from torchcaps.errors import ArgumentError, check_range, check_shape
+from torchcaps.errors import ArgumentError, check_floating, check_range, check_shape
 from torchcaps.types import spec_of
 from torchcaps.words import in_words, rounded
 
@@ -102,26 +102,11 @@ class MetricResult(EvaluationResult):
     @property
     def summary(self) -> str:
         """`accuracy 0.9712 on 1,000 images`."""
-        score = f"{in_words(self.score)} {self.figures[self.score]:.4f}"
-        return f"{score} on {self.num_samples:,} images"
+        score = self.figures[self.score]
+        return f"{in_words(self.score)} {score:.4f} on {self.num_samples:,} images"
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.figures, **self.extra, "num_samples": self.num_samples}
-
-
-class LabeledImages(Protocol):
-    """What an evaluation needs of a data set."""
-
-    @property
-    def labels(self) -> Tensor:
-        """`[n]` int64 class indices."""
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The name of each class."""
-
-    def float_images(self, indices: Tensor) -> Tensor:
-        """`[len(indices), channels, height, width]` float32 images in [0, 1]."""
 
 
 def capsule_model(model: nn.Module, *, decoder: bool = False) -> Any:
@@ -152,33 +137,37 @@ def check_labels(labels: Tensor, num_classes: int | None = None) -> None:
         ArgumentError: for other labels.
     """
     check_shape("labels", labels, ("n",))
-    check_indices(labels, num_classes)
-
-
-def check_indices(labels: Tensor, num_classes: int | None = None) -> None:
-    """Check labels of any shape, as `check_labels` does.
-
-    Raises:
-        ArgumentError: for other labels, or none.
-    """
-    check_range("number of labels", labels.numel(), low=1)
+    check_range("number of labels", len(labels), low=1)
     if labels.dtype != torch.int64:
         raise ArgumentError("labels", f"expected int64 class indices, got {labels.dtype}")
-    lowest = int(labels.min())
-    highest = int(labels.max())
-    last = torch.iinfo(torch.int64).max if num_classes is None else num_classes - 1
-    if lowest < 0 or highest > last:
-        index = lowest if lowest < 0 else highest
-        raise ArgumentError("labels", f"expected class indices from 0 to {last}, got {index}")
+    for label in labels.aminmax():
+        check_range("labels", int(label), 0, None if num_classes is None else num_classes - 1)
 
 
-def check_lengths(activations: Tensor) -> None:
-    """Check that all activations are in [0, 1], up to rounding.
+def check_scores(activations: Tensor, labels: Tensor, **sizes: int) -> None:
+    """Check the activations `[n, classes]` of images, up to rounding in [0, 1], and their labels.
+
+    Args:
+        activations: lengths of capsules, or probabilities; no logits.
+        labels: the true classes.
+        sizes: `classes`, where their number is known.
+
+    Raises:
+        ArgumentError: for other activations or labels.
+    """
+    check_shape("activations", activations, ("n", "classes"), n=len(labels), **sizes)
+    check_labels(labels, activations.shape[1])
+    check_shares("activations", activations, ROUNDING)
+
+
+def check_shares(argument: str, numbers: Tensor, slack: float = 0) -> None:
+    """Check that all numbers are in [0, 1], or beyond by the slack.
 
     Raises:
         ArgumentError: for other numbers, such as logits and NaN.
     """
-    _check_bounds("activations", "lengths in [0, 1], not logits", activations, ROUNDING)
+    for number in numbers.aminmax():
+        check_range(argument, float(number), -slack, 1 + slack)
 
 
 def check_like(argument: str, tensor: Tensor, reference: Tensor, axes: Sequence[str]) -> None:
@@ -197,10 +186,7 @@ def check_images(images: Tensor) -> None:
         ArgumentError: for other images.
     """
     check_shape("images", images, IMAGE_AXES)
-    if not images.is_floating_point():
-        raise ArgumentError(
-            "images", f"expected floating-point values in [0, 1], got {images.dtype}"
-        )
+    check_floating(images=images)
     check_range("number of images", len(images), low=1)
 
 
@@ -213,13 +199,4 @@ def check_labeled(images: Tensor, labels: Tensor) -> None:
     check_images(images)
     check_labels(labels)
     check_shape("labels", labels, ("n",), n=len(images))
-    _check_bounds("images", "pixels in [0, 1]", images, 0)
-
-
-def _check_bounds(argument: str, expected: str, numbers: Tensor, slack: float) -> None:
-    low = float(numbers.min())
-    high = float(numbers.max())
-    if not (low >= -slack and high <= 1 + slack):
-        raise ArgumentError(
-            argument, f"expected {expected}, got values from {low:.4g} to {high:.4g}"
-        )
+    check_shares("images", images)

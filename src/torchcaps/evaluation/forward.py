@@ -137,19 +137,13 @@ def batches(
         yield image_batch.to(device), label_batch.to(device)
 
 
-def right_answers(
-    model: nn.Module,
-    images: Images,
-    labels: Labels,
-    batch_size: int = BATCH,
-) -> Bool[Tensor, " n"]:
+def right_answers(model: nn.Module, images: Images, labels: Labels) -> Bool[Tensor, " n"]:
     """Return whether the largest activation of each image is that of its label.
 
     Args:
         model: maps images to `[batch, classes]`.
         images: `[n, channels, height, width]` in [0, 1].
         labels: `[n]` true classes.
-        batch_size: images at a time.
 
     Returns:
         `[n]` booleans on the CPU.
@@ -157,7 +151,7 @@ def right_answers(
     Raises:
         ArgumentError: for a label that is no class of the model.
     """
-    activations = image_activations(model, images, batch_size=batch_size)
+    activations = image_activations(model, images)
     check_labels(labels, activations.shape[1])
     return activations.argmax(dim=1) == labels.cpu()
 

@@ -84,9 +84,9 @@ class Slide(NamedTuple):
         padding: added to the map on each side.
     """
 
-    kernel: tuple[int, int]
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0)
 
 
 class ReceptiveField(NamedTuple):

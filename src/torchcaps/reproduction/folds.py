@@ -7,14 +7,14 @@ of the fold are read once, at the end. The test images of the data set have no p
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from torchcaps.distributed import current
 from torchcaps.errors import RunError, read_text
-from torchcaps.evaluation.base import TextTable
+from torchcaps.evaluation.base import EvaluationResult, TextTable
 from torchcaps.reporting import evaluate
 from torchcaps.reproduction.table import over_seeds
 from torchcaps.settings import TrainConfig
@@ -29,7 +29,7 @@ Figures = dict[str, float]
 
 
 @dataclass(frozen=True)
-class CrossValidation:
+class CrossValidation(EvaluationResult):
     """What the trainings of all folds measured, each on its own fold.
 
     Attributes:
@@ -44,6 +44,8 @@ class CrossValidation:
     runs: list[str]
     figures: list[Figures]
     num_samples: list[int]
+
+    derived = ("mean", "std")
 
     @classmethod
     def read(cls, folder: str | Path) -> "CrossValidation":
@@ -91,22 +93,14 @@ class CrossValidation:
     @property
     def summary(self) -> str:
         """One line."""
-        smallest = min(self.num_samples)
-        largest = max(self.num_samples)
-        size = f"{largest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
-        return f"{len(self.runs)} folds of {size} images"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Means, deviations and the figures of each fold, ready for JSON."""
-        return {"mean": self.mean, "std": self.std, **asdict(self)}
+        return f"{len(self.runs)} folds of {sum(self.num_samples):,} images"
 
     def table(self) -> TextTable:
         """A row for each figure: mean ± standard deviation, the lowest and the highest fold."""
         rows = []
         for name, column in self.by_figure.items():
-            lowest = over_seeds(name, [min(column)])
-            highest = over_seeds(name, [max(column)])
-            rows.append((in_words(name), over_seeds(name, column), lowest, highest))
+            cells = [over_seeds(name, part) for part in (column, [min(column)], [max(column)])]
+            rows.append((in_words(name), *cells))
         return TextTable(("figure", "mean ± std over folds", "lowest", "highest"), rows)
 
 
@@ -184,12 +178,10 @@ def _measure(
     ranks = current()
     document = ranks.broadcast(run.figures if ranks.is_main else None)
     if document is None:
-        is_started = ranks.broadcast(is_run(run.path))
-        train(config, run.path, is_started, callbacks=callbacks)
-        evaluation = evaluate(
+        train(config, run.path, ranks.broadcast(is_run(run.path)), callbacks=callbacks)
+        document = evaluate(
             run, root=config.data.root, device=config.training.device, output=run.path
-        )
-        document = evaluation.to_dict()
+        ).to_dict()
     return document
 
 
@@ -234,8 +226,8 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _numbers(document: dict[str, Any]) -> Figures:
     """The single numbers of an evaluation, by name, without the number of images."""
-    numbers = {}
-    for name, figure in document.items():
-        if isinstance(figure, int | float) and name != "num_samples":
-            numbers[name] = float(figure)
-    return numbers
+    return {
+        name: float(figure)
+        for name, figure in document.items()
+        if isinstance(figure, int | float) and name != "num_samples"
+    }

@@ -4,8 +4,10 @@ Every figure is a plain number; shares, accuracies and errors are in [0, 1].
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from statistics import mean
 from typing import Any
 
@@ -13,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from torchcaps import evaluation, ops
+from torchcaps import evaluation
 from torchcaps.data import Dataset, PairMaker
-from torchcaps.errors import AblationUnsupportedError, DatasetNotFoundError
-from torchcaps.evaluation.forward import proportion, right_answers
+from torchcaps.errors import AblationUnsupportedError, ArgumentError, DatasetNotFoundError
+from torchcaps.evaluation.forward import device_of, proportion, right_answers
+from torchcaps.nn.routers import set_impl
 from torchcaps.registry import Registry
 from torchcaps.reporting import EvaluatedRun, evaluate
 from torchcaps.tasks import eval_outputs
@@ -119,10 +122,10 @@ def viewpoints(run: EvaluatedRun) -> Figures:
             "familiar": replace(run, images=familiar).subset(NUM_CURVE),
             "novel": run.subset(NUM_CURVE),
         }
-        figures["curve"] = {}
-        for name, subset in subsets.items():
-            accuracies = [evaluate(model, subset).to_dict()["accuracy"] for model in models]
-            figures["curve"][name] = accuracies
+        figures["curve"] = {
+            name: [evaluate(model, subset).to_dict()["accuracy"] for model in models]
+            for name, subset in subsets.items()
+        }
     return figures
 
 
@@ -173,14 +176,13 @@ def robustness(run: EvaluatedRun) -> Figures:
     subset = run.subset(NUM_SUBSET)
     images = subset.float_images()
     labels = subset.labels
-    attacked = images[:NUM_ATTACKED]
-    attacked_labels = labels[:NUM_ATTACKED]
+    attacked = (images[:NUM_ATTACKED], labels[:NUM_ATTACKED])
     return {
         **_affine(run.model, images, labels),
-        **_attacks(run.model, attacked, attacked_labels),
+        **_attacks(run.model, *attacked),
         **_rejection(run, images),
         "calibration_error": run.task.evaluate(subset).to_dict()["calibration_error"],
-        **_detection(run, attacked, attacked_labels),
+        **_detection(run, *attacked),
     }
 
 
@@ -195,9 +197,7 @@ def _affine(model: nn.Module, images: Tensor, labels: Tensor) -> Figures:
         shear=(-30, -15, 15, 30),
         shift=(2, 4),
     )
-    accuracies: list[float] = []
-    for curve in sweep.curves.values():
-        accuracies += curve.accuracy
+    accuracies = [share for curve in sweep.curves.values() for share in curve.accuracy]
     return {"affine_accuracy": mean(accuracies), "affine": sweep.to_dict()}
 
 
@@ -215,14 +215,12 @@ def _rejection(run: EvaluatedRun, images: Tensor) -> Figures:
     """How well lengths tell images of the set from inverted ones, noise and another set."""
     generator = torch.Generator().manual_seed(0)
     strangers = {"inverted": 1 - images, "noise": torch.rand(images.shape, generator=generator)}
-    if run.config.data.name in UNKNOWN_SETS:
-        unknown = run.load_images(UNKNOWN_SETS[run.config.data.name])
-        strangers["unknown"] = unknown.float_images()[:NUM_SUBSET]
-    figures = {}
-    for name, unknown_images in strangers.items():
-        rejection = evaluation.reject_by_length(run.model, images, unknown_images)
-        figures[f"auroc_{name}"] = rejection.auroc
-    return figures
+    if unknown := UNKNOWN_SETS.get(run.config.data.name):
+        strangers["unknown"] = run.load_images(unknown).float_images()[:NUM_SUBSET]
+    return {
+        f"auroc_{name}": evaluation.reject_by_length(run.model, images, outliers).auroc
+        for name, outliers in strangers.items()
+    }
 
 
 def _detection(run: EvaluatedRun, images: Tensor, labels: Tensor) -> Figures:
@@ -267,23 +265,10 @@ def attack_success(run: EvaluatedRun) -> Figures:
     targets = (labels + 1) % subset.num_classes
     figures: Figures = {}
     for name, steps in (("fgsm", 1), ("bim", 10)):
-        untargeted = evaluation.bim(
-            model,
-            images,
-            labels,
-            SUCCESS_STRENGTH,
-            steps=steps,
-            loss=_cross_entropy,
-        )
+        attack = partial(evaluation.bim, model, images, eps=SUCCESS_STRENGTH, steps=steps)
+        untargeted = attack(labels=labels, loss=_cross_entropy)
         figures[f"{name}_success"] = 1 - proportion(right_answers(model, untargeted, labels))
-        targeted = evaluation.bim(
-            model,
-            images,
-            targets,
-            SUCCESS_STRENGTH,
-            steps=steps,
-            loss=lambda activation, labels: -_cross_entropy(activation, labels),
-        )
+        targeted = attack(labels=targets, loss=lambda *outputs: -_cross_entropy(*outputs))
         figures[f"targeted_{name}_success"] = proportion(right_answers(model, targeted, targets))
     return figures
 
@@ -299,9 +284,7 @@ def validation(run: EvaluatedRun) -> Figures:
     """The score on the images that the model was chosen with; of an accuracy, the error."""
     name = run.task.score
     score = run.task.compute_metrics(eval_outputs(run.task, run.held_out_images()))[name]
-    if name == "accuracy":
-        return {"validation_error": 1 - score}
-    return {f"validation_{name}": score}
+    return {"validation_error": 1 - score} if name == "accuracy" else {f"validation_{name}": score}
 
 
 @register_measure()
@@ -311,11 +294,8 @@ def products(run: EvaluatedRun) -> Figures:
     Operators of the library are counted by their references.
     """
     model = deepcopy(run.model)
-    layers: list[Any] = list(model.modules())
-    for layer in layers:
-        for operator in getattr(layer, "operators", ()):
-            if "reference" in ops.implementations(operator):
-                layer.impl = "reference"
+    with suppress(ArgumentError):  # no layer has operators of the library
+        set_impl(model, "reference")
     with FlopCounterMode(display=False) as counter, torch.inference_mode():
-        model(run.images.float_images([0]).to(next(model.parameters()).device))
+        model(run.images.float_images([0]).to(device_of(model)))
     return {"products": counter.get_total_flops() // 2}

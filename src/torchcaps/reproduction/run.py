@@ -138,14 +138,12 @@ def slug(name: str) -> str:
 
 def _select_rows(rows: Sequence[Row], parts: Sequence[str]) -> list[Row]:
     """The rows whose names contain one of these parts; all rows without any."""
-    names = [row.name for row in rows]
-    selected: set[str] = set()
     for part in parts:
-        matches = [name for name in names if part.lower() in name.lower()]
-        if not matches:
-            raise UnknownNameError("row", part, names)
-        selected.update(matches)
-    return [row for row in rows if not parts or row.name in selected]
+        if not any(part.lower() in row.name.lower() for row in rows):
+            raise UnknownNameError("row", part, [row.name for row in rows])
+    return [
+        row for row in rows if not parts or any(part.lower() in row.name.lower() for part in parts)
+    ]
 
 
 def _check_settings(run: Run, config: TrainConfig) -> None:

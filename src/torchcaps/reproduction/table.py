@@ -43,7 +43,7 @@ FIELD_HEADING = (
     "images/s",
     "training",
 )
-Curve = dict[str, list[float]]  # "familiar" and "novel": an accuracy for each epoch
+Curve = tuple[list[float], list[float]]  # on familiar and novel views: an accuracy each epoch
 
 
 class Results(list[Result]):
@@ -71,11 +71,12 @@ def results_table(results: Sequence[Result]) -> TextTable:
 def _results_row(seeds: list[Result]) -> tuple[str, ...]:
     """One row of a recipe, from the results of its seeds."""
     first = seeds[0]
-    metrics = []
-    for name in first.shown:
-        figures = [result.figures.get(name) for result in seeds]
-        if any(isinstance(figure, int | float) for figure in figures):
-            metrics.append(f"{in_words(name)} {over_seeds(name, figures)}")
+    columns = {name: [result.figures.get(name) for result in seeds] for name in first.shown}
+    metrics = [
+        f"{in_words(name)} {over_seeds(name, figures)}"
+        for name, figures in columns.items()
+        if any(isinstance(figure, int | float) for figure in figures)
+    ]
     published = [f"{in_words(name)} {figure}" for name, figure in first.published.items()]
     epochs = sorted({result.epochs for result in seeds})
     return (
@@ -96,23 +97,14 @@ def over_seeds(name: str, figures: Sequence[float | None]) -> str:
 
     Its name decides the unit: percent for shares, millions for products, none for others.
     """
-    numbers = []
-    for figure in figures:
-        if figure is not None and math.isfinite(figure):
-            numbers.append(float(figure))
+    numbers = [float(figure) for figure in figures if figure is not None and math.isfinite(figure)]
     if not numbers:
         return "-"
-    scale = 1.0
-    digits = 4 if abs(mean(numbers)) < 0.1 else 3
-    unit = ""
+    scale, digits, unit = 1.0, 4 if abs(mean(numbers)) < 0.1 else 3, ""
     if name == "products":
-        scale = 1e-6
-        digits = 1
-        unit = " M"
+        scale, digits, unit = 1e-6, 1, " M"
     elif name.endswith(SHARES):
-        scale = 100.0
-        digits = 2
-        unit = " %"
+        scale, digits, unit = 100.0, 2, " %"
     text = f"{scale * mean(numbers):.{digits}f}"
     if len(numbers) > 1:
         text += f" ± {scale * stdev(numbers):.{digits}f}"
@@ -133,9 +125,9 @@ def viewpoint_lines(results: Sequence[Result]) -> list[str]:
     """
     experiments: dict[tuple[str, str], dict[str, dict[int, Curve]]] = {}
     for result in results:
-        if "curve" in result.figures:
+        if curve := result.figures.get("curve"):
             rows = experiments.setdefault((result.recipe, result.budget), {})
-            rows.setdefault(result.row, {})[result.seed] = result.figures["curve"]
+            rows.setdefault(result.row, {})[result.seed] = (curve["familiar"], curve["novel"])
     lines = []
     for (recipe, budget), rows in experiments.items():
         for first, second in combinations(rows, 2):
@@ -148,12 +140,7 @@ def viewpoint_lines(results: Sequence[Result]) -> list[str]:
 
 def _compare_curves(first: str, second: str, pairs: Sequence[tuple[Curve, Curve]]) -> str:
     """A sentence on two rows, from the curves of each seed."""
-    comparisons = []
-    for curve, baseline in pairs:
-        comparison = compare_viewpoints(
-            (curve["familiar"], curve["novel"]), (baseline["familiar"], baseline["novel"])
-        )
-        comparisons.append(comparison)
+    comparisons = [compare_viewpoints(*pair) for pair in pairs]
     target = mean(comparison.target for comparison in comparisons)
     first_novel = mean(comparison.first.novel_at_target for comparison in comparisons)
     second_novel = mean(comparison.second.novel_at_target for comparison in comparisons)
@@ -202,11 +189,11 @@ def field_tables(results: Sequence[Result]) -> dict[str, TextTable]:
     """
     tables = {}
     for data, systems in _field(results).items():
-        rows = []
-        for name in sorted(systems, key=lambda name: -mean(_accuracies(systems[name]))):
-            if not name.endswith(UNIFORM_SUFFIX):
-                without_routing = systems.get(name + UNIFORM_SUFFIX, [])
-                rows.append(_field_row(name, systems[name], without_routing))
+        rows = [
+            _field_row(name, systems[name], systems.get(name + UNIFORM_SUFFIX, []))
+            for name in sorted(systems, key=lambda name: -mean(_accuracies(systems[name])))
+            if not name.endswith(UNIFORM_SUFFIX)
+        ]
         tables[data] = TextTable(FIELD_HEADING, rows)
     return tables
 
@@ -255,11 +242,12 @@ def write_field(results: Sequence[Result], output: str | Path) -> list[Path]:
         return [path]
     from torchcaps import viz
 
-    panels: dict[str, dict[str, tuple[float, list[float]]]] = {}
-    for data, systems in _field(results).items():
-        panels[data] = {
+    panels = {
+        data: {
             name: (mean(result.seconds for result in seeds) / 60, _accuracies(seeds))
             for name, seeds in systems.items()
             if not name.endswith(UNIFORM_SUFFIX)
         }
+        for data, systems in _field(results).items()
+    }
     return [path, save_figure(viz.accuracy_against_time(panels), path.with_suffix(".png"))]

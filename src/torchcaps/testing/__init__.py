@@ -10,7 +10,7 @@ from torchcaps.testing.compare import (
     assert_between as assert_between,
     assert_close as assert_close,
     assert_finite as assert_finite,
-    assert_same_routing as assert_same_routing,
+    assert_outcome as assert_outcome,
     relative_rms as relative_rms,
 )
 from torchcaps.testing.kernels import (
@@ -38,7 +38,6 @@ from torchcaps.testing.planted import (
 )
 from torchcaps.testing.properties import (
     check_ablations as check_ablations,
-    check_batch_independence as check_batch_independence,
     check_copies as check_copies,
     check_extremes as check_extremes,
     check_gradients as check_gradients,

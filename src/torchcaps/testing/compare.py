@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError
 
 from torchcaps.testing.random import seeded
-from torchcaps.types import Routed
 
 EXACT = 1e-5  # relative RMS error that is allowed in float32
 FLOOR = 1e-6  # root mean square below which errors are absolute
@@ -58,8 +57,9 @@ def assert_close(
         PropertyError: they differ.
     """
     if actual.shape != expected.shape:
-        shapes = f"expected shape {list(expected.shape)}, got {list(actual.shape)}"
-        raise PropertyError(f"{name}: {shapes}")
+        raise PropertyError(
+            f"{name}: expected shape {list(expected.shape)}, got {list(actual.shape)}"
+        )
     error = relative_rms(actual, expected, floor)
     if not error <= tolerance:
         raise PropertyError(f"{name}: relative RMS error {error:.2e}, tolerance {tolerance:.0e}")
@@ -93,31 +93,11 @@ def assert_between(name: str, tensor: Tensor, low: float, high: float, slack: fl
     Raises:
         PropertyError: a number outside, or NaN.
     """
-    smallest = tensor.detach().min().item()
-    largest = tensor.detach().max().item()
+    smallest, largest = map(float, tensor.detach().aminmax())
     if not (smallest >= low - slack and largest <= high + slack):
-        expected = f"expected values in [{low:g}, {high:g}]"
-        raise PropertyError(f"{name}: {expected}, got {smallest:g} to {largest:g}")
-
-
-def assert_same_routing(
-    actual: Routed,
-    expected: Routed,
-    tolerance: float,
-    floor: float = 0.0,
-) -> None:
-    """Check that two routings have close poses, activations and, where both have one, couplings.
-
-    Args:
-        actual: one routing.
-        expected: the routing to compare with.
-        tolerance: largest relative error that passes; see `assert_close`.
-        floor: smallest divisor of the relative error.
-
-    Raises:
-        PropertyError: they differ.
-    """
-    assert_outcome("routing", actual, expected, tolerance, floor)
+        raise PropertyError(
+            f"{name}: expected values in [{low:g}, {high:g}], got {smallest:g} to {largest:g}"
+        )
 
 
 def named_tensors(outcome: Any) -> dict[str, Tensor]:
@@ -138,7 +118,18 @@ def assert_outcome(
     tolerance: float = EXACT,
     floor: float = FLOOR,
 ) -> None:
-    """Raise PropertyError, which begins with the label, unless two outcomes are close."""
+    """Check that two outcomes have close poses, activations and, where both have one, couplings.
+
+    Args:
+        label: beginning of the message.
+        actual: routing, capsules or activations.
+        expected: the outcome to compare with.
+        tolerance: largest relative error that passes; see `assert_close`.
+        floor: smallest divisor of the relative error.
+
+    Raises:
+        PropertyError: they differ.
+    """
     actual_tensors = named_tensors(actual)
     for name, tensor in named_tensors(expected).items():
         if name in actual_tensors:

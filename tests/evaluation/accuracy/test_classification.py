@@ -3,11 +3,9 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
 
 from checks import column
 from torchcaps.evaluation import score
-from torchcaps.tasks.metrics import balanced_accuracy
 
 from ..stubs import PixelReader, StubData, data_of, evaluate, refuses
 
@@ -142,35 +140,15 @@ def test_classes_with_samples_that_are_never_predicted_are_named():
     assert evaluation.to_dict()["never_predicted"] == ["dog", "owl"]
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.integers(1, 30), st.integers(2, 12), st.integers(0, 2**31))
-def test_the_figures_agree_with_each_other(num_samples, num_classes, seed):
-    generator = torch.Generator().manual_seed(seed)
-    activations = torch.rand(num_samples, num_classes, generator=generator)
-    labels = torch.randint(num_classes, (num_samples,), generator=generator)
-    evaluation = score(activations, labels, ["a class"] * num_classes)
-    num_correct = int(evaluation.confusion.diagonal().sum())
-    assert int(evaluation.confusion.sum()) == num_samples
-    assert num_correct == sum(column(evaluation.per_class, "correct"))
-    assert evaluation.accuracy == pytest.approx(num_correct / num_samples)
-    assert evaluation.accuracy + evaluation.error == pytest.approx(1)
-    counts = torch.bincount(labels, minlength=num_classes).tolist()
-    assert column(evaluation.per_class, "count") == counts
-    metric = balanced_accuracy(activations, labels)
-    assert evaluation.balanced_accuracy == pytest.approx(float(metric))
-    if len(set(labels.tolist())) > 1:
-        assert 0 <= evaluation.auroc <= 1
-
-
 @pytest.mark.parametrize("label", [4, -1])
 def test_labels_that_are_no_class_are_refused(pets, label):
     pets.labels[-1] = label
-    with refuses(f"labels: expected class indices from 0 to 3, got {label}"):
+    with refuses(f"labels: expected between 0 and 3, got {label}"):
         evaluate(PixelReader(4), pets)
 
 
 @pytest.mark.parametrize("activation", [7.5, -3.0, math.nan])
 def test_logits_and_nan_are_no_lengths(pets, activation):
     pets.images[2, 0, 0, 1] = activation
-    with refuses(r"activations: expected lengths in \[0, 1\], not logits"):
+    with refuses(r"activations: expected between -0.01 and 1.01, got"):
         evaluate(PixelReader(4), pets)

@@ -32,8 +32,8 @@ def test_only_images_on_which_models_differ_count():
     ("counts", "outcome", "words"),
     [
         ((2, 0, 256), "undecided", ["+0.78 points", "p = 0.5)", "3.1 points or more"]),
-        ((0, 0, 256), "undecided", ["same answers", "do not show", "p = 0.077", "3.1 points"]),
-        ((0, 0, 1000), "equivalent", ["same answers", "within 1 point (p = 0.001 for"]),
+        ((0, 0, 256), "undecided", ["same answers", "nor show", "p = 0.077", "3.1 points"]),
+        ((0, 0, 1000), "equivalent", ["within 1 point (the same answers", "p = 0.001 for"]),
         ((3, 4, 1000), "equivalent", ["within 1 point", "from -0.60 to +0.40, p = 0.0059 for"]),
         ((40, 9, 1000), "first", ["first model is better", "+3.10 points", "p = 9.3e-06)"]),
         ((2, 20, 10_000), "second", ["second model is better", "by less than 1 point"]),

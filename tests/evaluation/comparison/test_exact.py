@@ -54,7 +54,6 @@ def test_power_of_few_images_is_a_sum_by_hand():
     [
         (256, 0.06, 0.03),
         (1000, 0.05, 0.02),
-        (1000, 0.05, 0.0),
         pytest.param(10_000, 0.05, 0.006, marks=pytest.mark.slow),
     ],
 )
@@ -84,10 +83,9 @@ def test_more_images_show_smaller_differences():
     assert smallest_visible(5, 0.02) is None
 
 
-@pytest.mark.parametrize("discordant", [0.02, 0.024])
-def test_models_that_differ_by_the_margin_pass_as_equal_in_at_most_5_percent(discordant):
+def test_models_that_differ_by_the_margin_pass_as_equal_in_at_most_5_percent():
     """At the boundary, where the level is hardest to keep: few discordant images on one side."""
-    samples = simulate_counts(256, discordant, 0.02, 4000)
+    samples = simulate_counts(256, 0.02, 0.02, 4000)
     # Two standard errors of 4,000 tries.
     assert 0.01 < share_equivalent(samples, 256, 0.02) < 0.05 + 0.007
 

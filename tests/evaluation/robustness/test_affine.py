@@ -53,7 +53,6 @@ def test_a_sweep_at_no_change_is_plain_accuracy():
         images,
         labels,
         **amounts,
-        batch_size=7,
     )
     accuracy = share(images.flatten(1).argmax(dim=1) == labels)
     assert sweep.clean == pytest.approx(accuracy)

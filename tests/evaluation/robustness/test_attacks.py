@@ -96,8 +96,8 @@ def test_noise_is_as_large_as_it_says():
         ({"steps": 0}, "steps: expected at least 1, got 0"),
         ({"step_size": 0.0}, "step_size: expected at least"),
         ({"restarts": 0}, "restarts: expected at least 1, got 0"),
-        ({"labels": LABELS + 1}, "labels: expected class indices from 0 to 1, got 2"),
-        ({"images": torch.full((5, 1, 2, 2), 255.0)}, "images: expected pixels in"),
+        ({"labels": LABELS + 1}, "labels: expected between 0 and 1, got 2"),
+        ({"images": torch.full((5, 1, 2, 2), 255.0)}, "images: expected between 0 and 1, got 255"),
         ({"loss": lambda a, _: a.detach().sum()}, "loss: expected a value with a gradient"),
     ],
 )

@@ -38,7 +38,7 @@ def test_the_published_gap():
     assert comparison.gain == pytest.approx(0.065)
     assert comparison.gap_closed == pytest.approx((20 - 13.5) / (20 - 3.7))
     assert comparison.interpolated
-    assert "better on novel ones by 6.5 points" in comparison.verdict
+    assert "gains +6.5 points on novel ones" in comparison.verdict
 
 
 def test_models_meet_at_the_lower_of_their_best():

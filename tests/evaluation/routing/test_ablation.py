@@ -97,26 +97,6 @@ def vote_layer(routing):
     return layer
 
 
-@pytest.mark.parametrize("routing", ["em", "vb"])
-def test_activations_without_agreement_do_not_see_the_spread_of_votes(routing):
-    router = vote_layer(routing).router
-    votes = torch.randn(5, 6, 3, 4)
-    mean = votes.mean(dim=1, keepdim=True)
-    spread = mean + 3 * (votes - mean)
-    ones = torch.ones(5, 6)
-    uniform = router.uniform()
-    assert not torch.allclose(uniform(votes, ones).activation, uniform(spread, ones).activation)
-    ablated = router.uniform(agreement=False)
-    expected = ablated(mean.expand_as(votes), ones)
-    for routed in (ablated(votes, ones), ablated(spread, ones)):
-        torch.testing.assert_close(routed.activation, expected.activation)
-        torch.testing.assert_close(routed.pose, expected.pose)
-    assert router.agreement
-    few = torch.ones(5, 6)
-    few[:, 3:] = 0
-    assert not torch.allclose(ablated(votes, few).activation, expected.activation)
-
-
 def test_em_without_agreement_takes_variances_of_one():
     """Votes +-c have variance c^2; c is such that the constant added to it makes 1."""
     router = EMRouting(3, inverse_temperature=0.5, beta_u=0.2, beta_a=-0.3)

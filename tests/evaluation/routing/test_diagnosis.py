@@ -150,7 +150,7 @@ def test_a_seed_chooses_the_images():
     [
         (RoutedPixels(6, 3), {"count": 1}, "count: expected at least 2, got 1"),
         (nn.Flatten(), {}, "expected a capsule network with routed layers, got Flatten"),
-        (RoutedPixels(6, 2), {}, "labels: expected class indices from 0 to 1, got 2"),
+        (RoutedPixels(6, 2), {}, "labels: expected between 0 and 1, got 2"),
     ],
 )
 def test_arguments_that_do_not_fit(model, options, message):

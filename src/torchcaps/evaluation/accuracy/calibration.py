@@ -19,7 +19,7 @@ from torch import Tensor
 
 from torchcaps.errors import check_range, check_shape
 from torchcaps.evaluation.base import Activations, Labels
-from torchcaps.transfer import widen, widest_float
+from torchcaps.transfer import widen
 
 BINS = 15
 
@@ -81,12 +81,11 @@ def reliability(
     check_shape("correct", correct, ("n",), n=len(confidence))
     check_range("number of samples", len(confidence), low=1)
     check_range("bins", bins, low=1)
-    edges = torch.linspace(
-        0, 1, bins + 1, dtype=widest_float(confidence.device.type), device=confidence.device
-    )
-    bin_of = torch.bucketize(widen(confidence), edges[1:-1])
+    wide = widen(confidence)
+    edges = torch.linspace(0, 1, bins + 1, dtype=wide.dtype, device=wide.device)
+    bin_of = torch.bucketize(wide, edges[1:-1])
     count = torch.bincount(bin_of, minlength=bins)
-    confidence_sums = torch.bincount(bin_of, widen(confidence), bins)
+    confidence_sums = torch.bincount(bin_of, wide, bins)
     correct_sums = torch.bincount(bin_of, widen(correct), bins)
     return Reliability(
         error=float((correct_sums - confidence_sums).abs().sum() / len(confidence)),
@@ -115,8 +114,9 @@ def calibration(activations: Activations, labels: Labels, bins: int = BINS) -> C
         ArgumentError: for shapes that do not fit, no samples or no bins.
     """
     check_shape("activations", activations, ("n", "classes"))
-    length = widen(activations).amax(dim=1)
-    total = widen(activations).sum(dim=1)
+    wide = widen(activations)
+    length = wide.amax(dim=1)
+    total = wide.sum(dim=1)
     share = torch.where(total > 0, length / total, 1 / activations.shape[1])
     correct = activations.argmax(dim=1) == labels
     return Calibration(reliability(share, correct, bins), reliability(length, correct, bins))

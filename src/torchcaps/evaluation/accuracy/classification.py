@@ -7,7 +7,7 @@ accuracy, macro F1 and AUROC are means over classes, defined as in scikit-learn
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
 from jaxtyping import Int64, Shaped
@@ -16,22 +16,35 @@ from torch import Tensor
 from torchcaps.data import multi_hot
 from torchcaps.errors import check_positive, check_shape
 from torchcaps.evaluation.accuracy.calibration import Calibration, calibration
-from torchcaps.evaluation.accuracy.multilabel import predicted_classes
+from torchcaps.evaluation.accuracy.multilabel import (
+    class_areas,
+    mean_of_classes,
+    predicted_classes,
+)
 from torchcaps.evaluation.base import (
     Activations,
     EvaluationResult,
     Labels,
     Loss,
     TextTable,
-    check_labels,
-    check_lengths,
+    check_scores,
 )
 from torchcaps.evaluation.forward import proportion
-from torchcaps.evaluation.robustness.detection import auroc
 from torchcaps.functional import margin_loss
 from torchcaps.words import in_words, join_names, percent, rounded
 
-MEAN_OF_CLASSES = "mean of classes"  # row of a table
+FIGURES = (
+    "accuracy",
+    "error",
+    "balanced_accuracy",
+    "macro_f1",
+    "auroc",
+    "never_predicted",
+    "per_class",
+    "num_samples",
+    "loss",
+    "loss_name",
+)
 
 
 class ClassAccuracy(TypedDict):
@@ -102,17 +115,8 @@ class Evaluation(EvaluationResult):
             Figures by name.
         """
         return {
-            "accuracy": self.accuracy,
-            "error": self.error,
-            "balanced_accuracy": self.balanced_accuracy,
-            "macro_f1": self.macro_f1,
-            "auroc": self.auroc,
-            "never_predicted": self.never_predicted,
-            "per_class": self.per_class,
-            "num_samples": self.num_samples,
+            **{name: getattr(self, name) for name in FIGURES},
             "confusion_matrix": self.confusion.tolist(),
-            "loss": self.loss,
-            "loss_name": self.loss_name,
             "calibration_error": self.calibration.length.error,
             "calibration": asdict(self.calibration),
             "classes": list(self.classes),
@@ -122,17 +126,20 @@ class Evaluation(EvaluationResult):
     @property
     def balanced_accuracy(self) -> float:
         """Mean accuracy of the classes that have samples, in [0, 1]."""
-        return _mean_of_classes([row["accuracy"] for row in self.per_class]) or 0.0
+        return self._mean("accuracy") or 0.0
 
     @property
     def macro_f1(self) -> float:
         """Mean F1 of the classes that have samples or were predicted, in [0, 1]."""
-        return _mean_of_classes([row["f1"] for row in self.per_class]) or 0.0
+        return self._mean("f1") or 0.0
 
     @property
     def auroc(self) -> float | None:
         """Mean AUROC of each class against all others, in [0, 1]; None where one class is there."""
-        return _mean_of_classes([row["auroc"] for row in self.per_class])
+        return self._mean("auroc")
+
+    def _mean(self, figure: Literal["accuracy", "f1", "auroc"]) -> float | None:
+        return mean_of_classes([row[figure] for row in self.per_class])
 
     @property
     def never_predicted(self) -> list[str]:
@@ -144,9 +151,11 @@ class Evaluation(EvaluationResult):
     @property
     def summary(self) -> str:
         """One line."""
-        loss = f"{in_words(self.loss_name)} loss {self.loss:.4f}"
-        calibration = f"calibration error {self.calibration.length.error:.4f}"
-        line = f"{loss}, {calibration}, {self.num_samples} images{self.extra_words}"
+        line = (
+            f"{in_words(self.loss_name)} loss {self.loss:.4f}, "
+            f"calibration error {self.calibration.length.error:.4f}, "
+            f"{self.num_samples} images{self.extra_words}"
+        )
         if self.never_predicted:
             line += f"; never predicted: {join_names(self.never_predicted)}"
         return line
@@ -155,13 +164,18 @@ class Evaluation(EvaluationResult):
         """A row for each class, one for their means, and one for all samples."""
         rows = []
         for row in self.per_class:
-            accuracy = percent(row["accuracy"])
-            counts = (str(row["correct"]), str(row["count"]))
-            precision = percent(row["precision"])
-            ranks = (rounded(row["f1"]), rounded(row["auroc"]))
-            rows.append((row["name"], accuracy, *counts, precision, *ranks))
-        means = (percent(self.balanced_accuracy), "", "", "")
-        rows.append((MEAN_OF_CLASSES, *means, rounded(self.macro_f1), rounded(self.auroc)))
+            cells = (
+                row["name"],
+                percent(row["accuracy"]),
+                str(row["correct"]),
+                str(row["count"]),
+                percent(row["precision"]),
+                rounded(row["f1"]),
+                rounded(row["auroc"]),
+            )
+            rows.append(cells)
+        ranks = (rounded(self.macro_f1), rounded(self.auroc))
+        rows.append(("mean of classes", percent(self.balanced_accuracy), "", "", "", *ranks))
         num_correct = str(int(self.confusion.trace()))
         rows.append(("all", percent(self.accuracy), num_correct, str(self.num_samples), "", "", ""))
         heads = ("class", "accuracy", "correct", "count", "precision", "F1", "AUROC")
@@ -194,11 +208,9 @@ def score(
     """
     names = tuple(classes)
     num_classes = len(names)
-    check_labels(labels, num_classes)
-    check_shape("activations", activations, ("n", "classes"), n=len(labels), classes=num_classes)
+    check_scores(activations, labels, classes=num_classes)
     activations = activations.detach().float().cpu()
     labels = labels.detach().cpu()
-    check_lengths(activations)
     predictions = activations.argmax(dim=1)
     cells = labels * num_classes + predictions
     confusion = torch.bincount(cells, minlength=num_classes**2).view(num_classes, -1)
@@ -265,10 +277,8 @@ def example_indices(labels: Labels, per_class: int, seed: int) -> Int64[Tensor, 
     check_positive(per_class=per_class)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     shuffled = labels.cpu()[order]
-    examples = [order[:0]]
-    for label in shuffled.unique():
-        examples.append(order[shuffled == label][:per_class])
-    return torch.cat(examples)
+    examples = [order[shuffled == label][:per_class] for label in shuffled.unique()]
+    return torch.cat(examples) if examples else order
 
 
 def _per_class(
@@ -280,32 +290,21 @@ def _per_class(
     num_correct = confusion.diagonal().tolist()
     num_samples = confusion.sum(dim=1).tolist()
     num_predicted = confusion.sum(dim=0).tolist()
-    rows = []
-    for label, name in enumerate(names):
-        correct = num_correct[label]
-        count = num_samples[label]
-        is_class = labels == label
-        area = None
-        if 0 < count < len(labels):
-            area = auroc(activations[is_class, label], activations[~is_class, label])
-        row = ClassAccuracy(
+    areas = class_areas(activations, multi_hot(labels, len(names)).bool())
+    columns = zip(names, num_correct, num_samples, num_predicted, areas, strict=True)
+    return [
+        ClassAccuracy(
             name=name,
             accuracy=_share(correct, count),
             correct=correct,
             count=count,
-            precision=_share(correct, num_predicted[label]),
-            f1=_share(2 * correct, count + num_predicted[label]),
+            precision=_share(correct, predicted),
+            f1=_share(2 * correct, count + predicted),
             auroc=area,
         )
-        rows.append(row)
-    return rows
+        for name, correct, count, predicted, area in columns
+    ]
 
 
 def _share(part: int, total: int) -> float | None:
     return part / total if total else None
-
-
-def _mean_of_classes(figures: Sequence[float | None]) -> float | None:
-    """Mean of the classes that have the figure; None where none has it."""
-    numbers = [figure for figure in figures if figure is not None]
-    return sum(numbers) / len(numbers) if numbers else None

@@ -45,17 +45,15 @@ def kmeans(
     if len(distinct) <= clusters:
         return torch.from_numpy(np.resize(distinct, (clusters, points.shape[1]))).float()
     rng = np.random.default_rng(int(torch.randint(2**31, (), generator=generator)))
-    best = coordinates[:0]
-    lowest = np.inf
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "One of the clusters is empty")
-        for _ in range(STARTS):
-            centers, members = kmeans2(coordinates, clusters, iter=ITERATIONS, minit="++", seed=rng)
-            distortion = np.square(coordinates - centers[members]).sum()
-            if distortion < lowest:
-                best = centers
-                lowest = distortion
-    return torch.from_numpy(best).float()
+        starts = [
+            kmeans2(coordinates, clusters, iter=ITERATIONS, minit="++", seed=rng)
+            for _ in range(STARTS)
+        ]
+    distortions = [np.square(coordinates - centers[members]).sum() for centers, members in starts]
+    centers, _ = starts[np.argmin(distortions)]
+    return torch.from_numpy(centers).float()
 
 
 def nearest(

@@ -6,6 +6,7 @@ always given.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,11 +16,12 @@ from torch import Tensor
 from torchcaps.data import multi_hot
 from torchcaps.errors import ArgumentError, check_range, check_shape
 from torchcaps.evaluation.base import (
+    ROUNDING,
     Activations,
     EvaluationResult,
     Labels,
     TextTable,
-    check_lengths,
+    check_shares,
 )
 from torchcaps.evaluation.forward import proportion
 from torchcaps.evaluation.robustness.detection import auroc
@@ -57,8 +59,10 @@ class MultiLabel(EvaluationResult):
     @property
     def summary(self) -> str:
         """One line."""
-        error = f"error {self.error:.2%} ± {self.standard_error:.2%}"
-        return f"{error} of {self.num_samples} images{self.extra_words}"
+        return (
+            f"error {self.error:.2%} ± {self.standard_error:.2%} of {self.num_samples} images"
+            f"{self.extra_words}"
+        )
 
     def table(self) -> TextTable:
         """A row for each share."""
@@ -113,6 +117,9 @@ def label_hits(
     Args:
         activations: `[n, classes]`.
         labels: `[n]` class indices; or 0 and 1 `[n, classes]`.
+
+    Returns:
+        `[n, classes]` booleans.
     """
     is_label = multi_hot(labels, activations.shape[1]).bool()
     return predicted_classes(activations, labels) & is_label
@@ -146,7 +153,7 @@ def score_multilabel(
     is_label = labels == 1
     if not (is_label | (labels == 0)).all() or not is_label.any(dim=1).all():
         raise ArgumentError("labels", "expected 0 and 1, and a class of each image")
-    check_lengths(activations)
+    check_shares("activations", activations, ROUNDING)
     is_label = is_label.to(activations.device)
     hits = label_hits(activations, is_label)
     exact = widen((hits == is_label).all(dim=1))
@@ -156,19 +163,37 @@ def score_multilabel(
         almost=proportion(hits.any(dim=1)),
         per_digit=proportion(hits[is_label]),
         standard_error=_standard_error(exact.cpu(), groups),
-        auroc=_mean_auroc(activations, is_label),
+        auroc=mean_of_classes(class_areas(activations, is_label)),
         num_samples=num_images,
         num_labels=int(is_label.sum(dim=1).max()),
     )
 
 
-def _mean_auroc(activations: Activations, is_label: Bool[Tensor, "n classes"]) -> float | None:
-    """Return the mean area under the ROC curve of classes that some images show and some do not."""
-    areas = []
-    for activation, is_shown in zip(activations.unbind(dim=1), is_label.unbind(dim=1), strict=True):
-        if is_shown.any() and not is_shown.all():
-            areas.append(auroc(activation[is_shown], activation[~is_shown]))
-    return sum(areas) / len(areas) if areas else None
+def class_areas(
+    activations: Activations, is_label: Bool[Tensor, "n classes"]
+) -> list[float | None]:
+    """Return the area under the ROC curve of each class against all others.
+
+    Args:
+        activations: `[n, classes]`.
+        is_label: `[n, classes]`, whether an image shows a class.
+
+    Returns:
+        Areas in [0, 1]; None for a class that all images show, or none.
+    """
+    columns = zip(activations.unbind(dim=1), is_label.unbind(dim=1), strict=True)
+    return [
+        auroc(activation[is_shown], activation[~is_shown])
+        if is_shown.any() and not is_shown.all()
+        else None
+        for activation, is_shown in columns
+    ]
+
+
+def mean_of_classes(figures: Sequence[float | None]) -> float | None:
+    """Mean of the classes that have the figure; None where none has it."""
+    numbers = [figure for figure in figures if figure is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def _standard_error(samples: Tensor, groups: Tensor | None) -> float:

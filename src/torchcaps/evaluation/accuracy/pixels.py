@@ -45,8 +45,10 @@ class MaskFigures(EvaluationResult):
     @property
     def summary(self) -> str:
         """`mean Dice 0.9712, mean IoU 0.9441 on 1,000 images`."""
-        figures = f"mean Dice {self.dice:.4f}, mean IoU {self.iou:.4f}"
-        return f"{figures} on {self.num_samples:,} images{self.extra_words}"
+        return (
+            f"mean Dice {self.dice:.4f}, mean IoU {self.iou:.4f} on {self.num_samples:,} images"
+            f"{self.extra_words}"
+        )
 
     def table(self) -> TextTable:
         """A row for each class, the mean first."""
@@ -107,9 +109,7 @@ def mask_figures(
         tolerance: of boundaries, in pixels.
     """
     total = PixelCounts(*(widen(count).sum(dim=0) for count in counts))
-    intersection = total.intersection
-    predicted = total.predicted
-    true = total.true
+    intersection, predicted, true, *_ = total
     appears = torch.maximum(predicted, true) > 0
     # Two boundaries that are both missing, as of masks that fill their images, agree.
     precision = (total.near_true / total.edge_predicted).nan_to_num(1.0)

@@ -13,16 +13,17 @@ constant. For lengths with T = 1 it is the normalized reading of `calibration`.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from torchcaps.errors import ArgumentError, check_positive, check_range, check_shape
+from torchcaps.errors import ArgumentError, check_range
 from torchcaps.evaluation.accuracy.calibration import reliability
-from torchcaps.evaluation.base import Activations, Labels, check_labels, check_lengths
+from torchcaps.evaluation.base import Activations, EvaluationResult, Labels, check_scores
 from torchcaps.transfer import widen
 
 REJECTED = 0.05  # share of known images below the threshold
@@ -32,7 +33,7 @@ LOG_TEMPERATURES = (math.log(0.01), math.log(100))
 
 
 @dataclass(frozen=True)
-class HeldOutCalibration:
+class HeldOutCalibration(EvaluationResult):
     """What held-out images say of the activations of a classifier.
 
     Attributes:
@@ -68,10 +69,6 @@ class HeldOutCalibration:
         """
         return scaled_probabilities(activations, self.temperature)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The figures by name, ready for JSON."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, figures: Mapping[str, Any]) -> "HeldOutCalibration":
         """The inverse of `to_dict`.
@@ -85,13 +82,13 @@ class HeldOutCalibration:
         Raises:
             ArgumentError: a figure is missing, or is no number in its range.
         """
-        for name in cls.__dataclass_fields__:
-            figure: Any = figures.get(name)
+        numbers: dict[str, Any] = {field.name: figures.get(field.name) for field in fields(cls)}
+        for name, figure in numbers.items():
             if type(figure) not in (int, float) or not math.isfinite(figure):
                 raise ArgumentError(name, f"expected a number, got {figure!r}")
-        if figures["temperature"] <= 0:
-            raise ArgumentError("temperature", f"expected above 0, got {figures['temperature']}")
-        return cls(**{name: figures[name] for name in cls.__dataclass_fields__})
+        if numbers["temperature"] <= 0:
+            raise ArgumentError("temperature", f"expected above 0, got {numbers['temperature']}")
+        return cls(**numbers)
 
 
 def calibrate(activations: Activations, labels: Labels) -> HeldOutCalibration:
@@ -110,12 +107,8 @@ def calibrate(activations: Activations, labels: Labels) -> HeldOutCalibration:
     """
     from scipy.special import betaincinv
 
-    check_shape("activations", activations, ("n", "classes"))
-    check_positive(**{"number of samples": len(activations)})
+    check_scores(activations, labels)
     check_range("number of classes", activations.shape[1], low=2)
-    check_lengths(activations)
-    check_labels(labels, activations.shape[1])
-    check_shape("labels", labels, ("n",), n=len(activations))
 
     temperature = _fit_temperature(activations, labels)
     is_correct = activations.argmax(dim=1) == labels
@@ -173,8 +166,7 @@ def _fit_temperature(activations: Activations, labels: Labels) -> float:
 
     def negative_log_likelihood(log_temperature: float) -> float:
         logits = log_activations / math.exp(log_temperature)
-        loss = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing)
-        return float(loss)
+        return float(F.cross_entropy(logits, labels, label_smoothing=smoothing))
 
     optimum = minimize_scalar(negative_log_likelihood, bounds=LOG_TEMPERATURES, method="bounded")
     return math.exp(optimum.x)

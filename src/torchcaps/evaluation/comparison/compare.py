@@ -36,7 +36,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Bool
-from numpy.typing import NDArray
 from torch import Tensor
 
 from torchcaps.errors import check_range, check_shape
@@ -56,7 +55,6 @@ from torchcaps.evaluation.comparison.uncertainty import (
     check_runs,
     estimate_uncertainty,
     holm,
-    number_groups,
 )
 from torchcaps.words import percent
 
@@ -90,14 +88,10 @@ class BaseComparison(EvaluationResult):
 
     derived = ("outcome", "verdict")
 
-    # Words of a subclass for the sentences of `verdict`, such as "model", "images", "on these
-    # images" and "On so many images": "The first {subject} is better {scope}.", "These
-    # {evidence_noun} do not tell the two {subject}s apart. {sample}, only a difference of 3 points
-    # or more is seen."
+    # Words of a subclass for the sentences of `verdict`, such as "model" and "images": "The first
+    # {subject} is better.", "These {evidence_noun} do not tell the two {subject}s apart."
     subject: ClassVar[str]
     evidence_noun: ClassVar[str]
-    scope: ClassVar[str]
-    sample: ClassVar[str]
 
     difference: float
     interval: tuple[float, float]
@@ -126,42 +120,35 @@ class BaseComparison(EvaluationResult):
     def evidence_text(self) -> str:
         """The difference, its interval and the p-value that decided the outcome, in words."""
         low, high = self.interval
-        difference = f"{100 * self.difference:+.2f} points"
-        interval = f"95 % from {100 * low:+.2f} to {100 * high:+.2f}"
-        p_value = f"p = {self.p_value:.2g}"
-        if self.outcome == "equivalent":
-            p_value = f"p = {self.equivalence_p:.2g} for a larger gap"
+        text = (
+            f"{100 * self.difference:+.2f} points, "
+            f"95 % from {100 * low:+.2f} to {100 * high:+.2f}, p = "
+        )
+        is_equivalent = self.outcome == "equivalent"
+        text += (
+            f"{self.equivalence_p:.2g} for a larger gap" if is_equivalent else f"{self.p_value:.2g}"
+        )
         if self.family > 1:
-            p_value += f", adjusted for {self.family} tests"
+            text += f", adjusted for {self.family} tests"
         if self.num_groups is not None:
-            p_value += f", by {self.num_groups:,} groups of images"
-        return f"{difference}, {interval}, {p_value}"
-
-    @property
-    def resolves_margin(self) -> bool:
-        """Whether methods that are equally good would be shown to be so in 80 % of tries."""
-        return self.smallest_margin <= self.margin
+            text += f", by {self.num_groups:,} groups of images"
+        return text
 
     @property
     def power_text(self) -> str:
         """The smallest difference that would be seen, and whether the margin can be resolved."""
         if self.visible is None:
-            return f"{self.sample}, no difference would be seen, however large."
+            return f"With so many {self.evidence_noun}, no difference would be seen, however large."
         sentence = (
-            f"{self.sample}, only a difference of {format_points(self.visible)} or more is seen "
+            f"With so many {self.evidence_noun}, only a difference of {format_points(self.visible)} or more is seen "
             "in 80 % of tries; a smaller one may be there."
         )
-        if self.resolves_margin:
-            return sentence
-        return (
-            f"{sentence} They cannot resolve a margin of {format_points(self.margin)}, only one of "
-            f"{format_points(self.smallest_margin)} or more{self.remedy}."
-        )
-
-    @property
-    def remedy(self) -> str:
-        """What would resolve the margin, as the end of a sentence."""
-        return ": that takes more images"
+        if self.smallest_margin > self.margin:
+            sentence += (
+                f" They cannot resolve a margin of {format_points(self.margin)}, only one of "
+                f"{format_points(self.smallest_margin)} or more."
+            )
+        return sentence
 
     @property
     def verdict(self) -> str:
@@ -175,8 +162,7 @@ class BaseComparison(EvaluationResult):
                 f"nor show that they are {within} ({self.evidence_text}). {self.power_text}"
             )
         small = f", by less than {format_points(self.margin)}" if self.equivalence_p < LEVEL else ""
-        better = f"The {self.outcome} {self.subject} is better {self.scope}"
-        return f"{better}{small} ({self.evidence_text})."
+        return f"The {self.outcome} {self.subject} is better{small} ({self.evidence_text})."
 
     @property
     def summary(self) -> str:
@@ -219,32 +205,15 @@ class Comparison(BaseComparison):
 
     subject = "model"
     evidence_noun = "images"
-    scope = "on these images"
-    sample = "On so many images"
-
-    @property
-    def has_equal_answers(self) -> bool:
-        """Whether both are right on the same images."""
-        return self.only_first == self.only_second == 0
 
     @property
     def evidence_text(self) -> str:
         """As in the base class; with equal answers, the p-value of equivalence alone."""
-        if not self.has_equal_answers:
+        if self.only_first or self.only_second:
             return super().evidence_text
-        return f"p = {self.equivalence_p:.2g} for a larger gap"
-
-    @property
-    def verdict(self) -> str:
-        """As in the base class; equal answers are mentioned."""
-        if not self.has_equal_answers:
-            return super().verdict
-        answers = f"give the same answers, right or wrong, on all {self.num_samples:,} images"
-        within = f"equally good within {format_points(self.margin)} ({self.evidence_text})."
-        if self.outcome == "equivalent":
-            return f"The two models {answers}, and are {within}"
         return (
-            f"The two models {answers}; these do not show that they are {within} {self.power_text}"
+            f"the same answers, right or wrong, on all {self.num_samples:,} images, "
+            f"p = {self.equivalence_p:.2g} for a larger gap"
         )
 
     def table(self) -> TextTable:
@@ -291,22 +260,29 @@ def compare_answers(
     only_first = int((first & ~second).sum())
     only_second = int((second & ~first).sum())
 
-    figures: dict[str, Any] = {
-        "first": float(first.double().mean()),
-        "second": float(second.double().mean()),
-        "difference": (only_first - only_second) / n,
-        "only_first": only_first,
-        "only_second": only_second,
-        "num_samples": n,
-        "margin": margin,
-    }
-    units = number_groups(groups, n)
-    if units is not None:
+    difference = (only_first - only_second) / n
+    if groups is None:
+        figures = _infer_exactly(only_first, only_second, n, margin, adjust, seed)
+    else:
         check_margin(margin)
-        rows = [answers.cpu().double().numpy()[None] for answers in (first, second)]
-        error = estimate_uncertainty(rows[0], rows[1], units, paired=False)
-        return Comparison(**figures, **_infer(error, figures["difference"], margin, units, adjust))
+        error = estimate_uncertainty(first[None], second[None], groups)
+        figures = _infer(error, difference, margin, adjust)
+    return Comparison(
+        first=float(first.double().mean()),
+        second=float(second.double().mean()),
+        difference=difference,
+        only_first=only_first,
+        only_second=only_second,
+        num_samples=n,
+        margin=margin,
+        **figures,
+    )
 
+
+def _infer_exactly(
+    only_first: int, only_second: int, n: int, margin: float, adjust: Sequence[float], seed: int
+) -> dict[str, Any]:
+    """Interval by the bootstrap and exact p-values, by the names of `BaseComparison`."""
     # There are three kinds of images: right for the first alone, for the second alone, and for both
     # or none. How many of each kind a resample with replacement has is multinomial.
     shares = [only_first / n, only_second / n, (n - only_first - only_second) / n]
@@ -318,13 +294,12 @@ def compare_answers(
     standard_error = math.sqrt(only_first + only_second + 2 * PSEUDO_COUNT) / n
     normal = NormalDist()
     quantiles = normal.inv_cdf(1 - LEVEL) + normal.inv_cdf((1 + POWER) / 2)
-    return Comparison(
-        **figures,
-        interval=(float(low), float(high)),
-        visible=smallest_visible(n, (only_first + only_second) / n),
-        smallest_margin=quantiles * standard_error,
+    return {
+        "interval": (float(low), float(high)),
+        "visible": smallest_visible(n, (only_first + only_second) / n),
+        "smallest_margin": quantiles * standard_error,
         **_adjust(unadjusted_p, equivalence_p, adjust),
-    )
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,17 +336,13 @@ class RunsComparison(BaseComparison):
     seeds_needed: int | None
 
     subject = "method"
-    evidence_noun = "runs"
-    scope = "over seeds and images"
-    sample = "With so many runs and images"
+    evidence_noun = "runs and images"
 
     @property
-    def remedy(self) -> str:
-        if self.seeds_needed is None:
-            return ": more images are needed, more seeds do not suffice"
-        return (
-            f": a difference of the margin is seen with {self.seeds_needed:,} seeds of each method"
-        )
+    def power_text(self) -> str:
+        """As in the base class, with the number of seeds that would see the margin."""
+        seeds = "no number of" if self.seeds_needed is None else f"{self.seeds_needed:,}"
+        return f"{super().power_text} A difference of the margin is seen with {seeds} seeds each."
 
     def table(self) -> TextTable:
         """A row for each method: mean and standard deviation over its runs, and the runs."""
@@ -416,22 +387,18 @@ def compare_runs(
     """
     check_runs(first, second, paired)
     check_margin(margin)
-    first_runs = first.cpu().double()
-    second_runs = second.cpu().double()
-    first_accuracies = first_runs.mean(dim=1)
-    second_accuracies = second_runs.mean(dim=1)
-    difference = float(first_accuracies.mean() - second_accuracies.mean())
-    units = number_groups(groups, first.shape[1])
-    error = estimate_uncertainty(first_runs.numpy(), second_runs.numpy(), units, paired)
+    accuracies = [runs.cpu().double().mean(dim=1) for runs in (first, second)]
+    difference = float(accuracies[0].mean() - accuracies[1].mean())
+    error = estimate_uncertainty(first, second, groups, paired)
     return RunsComparison(
-        first=tuple(first_accuracies.tolist()),
-        second=tuple(second_accuracies.tolist()),
+        first=tuple(accuracies[0].tolist()),
+        second=tuple(accuracies[1].tolist()),
         difference=difference,
         num_samples=first.shape[1],
         paired=paired,
         margin=margin,
         seeds_needed=error.seeds_needed(margin),
-        **_infer(error, difference, margin, units, adjust),
+        **_infer(error, difference, margin, adjust),
     )
 
 
@@ -439,20 +406,20 @@ def _infer(
     error: Uncertainty,
     difference: float,
     margin: float,
-    units: NDArray[np.int64] | None,
     adjust: Sequence[float],
 ) -> dict[str, Any]:
     """Interval and p-values by the t distribution, by the names of `BaseComparison`."""
-    half = error.quantile(1 - LEVEL / 2)
-    unadjusted_p = min(1.0, 2 * error.tail(abs(difference)))
-    visible = half + error.quantile(POWER)
-    smallest_margin = error.quantile(1 - LEVEL) + error.quantile((1 + POWER) / 2)
+    student = error.distribution
+    quantiles = student.ppf([1 - LEVEL / 2, POWER, 1 - LEVEL, (1 + POWER) / 2]).tolist()
+    tail, equivalence_p = student.sf([abs(difference), margin - abs(difference)]).tolist()
+    half = quantiles[0]
+    visible = half + quantiles[1]
     return {
         "interval": (difference - half, difference + half),
         "visible": visible if visible <= 1 else None,
-        "smallest_margin": smallest_margin,
-        "num_groups": None if units is None else int(units.max()) + 1,
-        **_adjust(unadjusted_p, error.tail(margin - abs(difference)), adjust),
+        "smallest_margin": quantiles[2] + quantiles[3],
+        "num_groups": error.num_groups,
+        **_adjust(min(1.0, 2 * tail), equivalence_p, adjust),
     }
 
 

@@ -11,9 +11,10 @@ equivalence are sums over the likely (m, k).
 
 import math
 from bisect import bisect_left
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int64
+from numpy.typing import NDArray
 
 from torchcaps.errors import ArgumentError, check_positive, check_range
 
@@ -192,12 +193,7 @@ def check_margin(margin: float) -> None:
         )
 
 
-def _score(
-    m: Int64[np.ndarray, "*sizes"],
-    k: Int64[np.ndarray, "*sizes"],
-    n: int,
-    margin: float,
-) -> Float[np.ndarray, "*sizes"]:
+def _score(m: NDArray[Any], k: NDArray[Any], n: int, margin: float) -> NDArray[Any]:
     """Return Tango's score of k of m discordant images, of n: (2 k - m + n margin) / deviation.
 
     It is how far the first model is above the second less the margin. The deviation is the standard
@@ -223,18 +219,12 @@ def _plausible_shares(observed_share: float, n: int, margin: float) -> list[floa
     # Chernoff's bound: if n times the divergence is beyond log(2 / EXCLUDED), an observed share so
     # far from the true one, on either side, has a probability below EXCLUDED.
     shares = np.linspace(margin, 1, 20_001).clip(max=1 - 1e-12)
-    divergence = rel_entr(observed_share, shares)
-    divergence += rel_entr(1 - observed_share, 1 - shares)
+    divergence = rel_entr(observed_share, shares) + rel_entr(1 - observed_share, 1 - shares)
     plausible = shares[n * divergence <= math.log(2 / EXCLUDED)]
-    if not len(plausible):
-        return []
-    return np.linspace(plausible[0], plausible[-1], NUM_SHARES).tolist()
+    return np.linspace(plausible[0], plausible[-1], NUM_SHARES).tolist() if len(plausible) else []
 
 
-def _probable_discordant(
-    n: int,
-    discordant: float,
-) -> tuple[Int64[np.ndarray, " sizes"], Float[np.ndarray, " sizes"]]:
+def _probable_discordant(n: int, discordant: float) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return likely counts m of discordant images among n, and their probabilities (of sum 1).
 
     discordant: true share of discordant images.
@@ -247,7 +237,6 @@ def _probable_discordant(
     first = max(0, math.floor(mean - distance))
     last = min(n, math.ceil(mean + distance))
     m = np.arange(first, last + 1)
-    step = -(-len(m) // MAX_TERMS)
-    m = m[::step]
+    m = m[:: -(-len(m) // MAX_TERMS)]
     probability = binom.pmf(m, n, discordant)
     return m, probability / probability.sum()

@@ -15,10 +15,10 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -54,11 +54,13 @@ class Uncertainty:
         image_variance: by another sample of images or groups, with the mean of the runs.
         num_units: effective number of images, or of groups: smaller where their sizes differ.
         seeds: of each method; of runs in pairs one, of the differences within pairs.
+        num_groups: number of groups; None where each image is by itself.
     """
 
     image_variance: float
     num_units: float
     seeds: tuple[Seeds, ...]
+    num_groups: int | None
 
     @property
     def variance(self) -> float:
@@ -76,30 +78,20 @@ class Uncertainty:
         image_term = self.image_variance**2 / max(1.0, self.num_units - 1)
         total = sum((part.num_runs - 1) * part.variance for part in self.seeds)
         pooled = total / max(1, sum(part.num_runs - 1 for part in self.seeds))
-        seed_term = 0.0
-        for part in self.seeds:
-            mean_variance = max(part.variance, pooled) / part.num_runs
-            seed_term += mean_variance**2 / (part.num_runs - 1)
+        seed_term = sum(
+            (max(part.variance, pooled) / part.num_runs) ** 2 / (part.num_runs - 1)
+            for part in self.seeds
+        )
         degrees = self.variance**2 / (image_term + seed_term)
         fewest = min((part.num_runs for part in self.seeds), default=2)
         return max(degrees, fewest - 1)
 
     @property
-    def standard_error(self) -> float:
-        """Of the difference."""
-        return math.sqrt(self.variance)
-
-    def quantile(self, probability: float) -> float:
-        """The error of the difference that is exceeded with probability 1 - `probability`."""
+    def distribution(self) -> Any:
+        """Student's t distribution of the error of the difference."""
         from scipy.stats import t
 
-        return float(t.ppf(probability, self.degrees_of_freedom)) * self.standard_error
-
-    def tail(self, distance: float) -> float:
-        """Probability of an error above a distance."""
-        from scipy.stats import t
-
-        return float(t.sf(distance / self.standard_error, self.degrees_of_freedom))
+        return t(self.degrees_of_freedom, scale=math.sqrt(self.variance))
 
     def with_runs(self, num_runs: int) -> Self:
         """What is expected of another number of runs of each method."""
@@ -109,42 +101,45 @@ class Uncertainty:
         seeds = tuple(Seeds(num_runs, part.variance, part.chance) for part in self.seeds)
         return replace(self, image_variance=image_variance, seeds=seeds)
 
-    def sees(self, difference: float) -> bool:
-        """Whether a true difference is found in 80 % of tries at level 0.05."""
-        return self.quantile(1 - LEVEL / 2) + self.quantile(POWER) <= difference
-
     def seeds_needed(self, difference: float) -> int | None:
         """The least runs of each method that see a difference; see the function of this name."""
-        counts = range(2, MAX_SEEDS + 1)
-        fewest = bisect_left(counts, True, key=lambda count: self.with_runs(count).sees(difference))
-        return counts[fewest] if fewest < len(counts) else None
+
+        def is_seen(num_runs: int) -> bool:
+            student = self.with_runs(num_runs).distribution
+            return bool(student.ppf([1 - LEVEL / 2, POWER]).sum() <= difference)
+
+        fewest = bisect_left(range(MAX_SEEDS + 1), True, lo=2, key=is_seen)
+        return fewest if fewest <= MAX_SEEDS else None
 
 
 def estimate_uncertainty(
-    first: Float[np.ndarray, "runs n"],
-    second: Float[np.ndarray, "other_runs n"],
-    group_of_image: NDArray[np.int64] | None,
-    paired: bool,
+    first: Bool[Tensor, "runs n"],
+    second: Bool[Tensor, "other_runs n"],
+    groups: object = None,
+    paired: bool = False,
 ) -> Uncertainty:
     """Estimate the variance of the difference of mean accuracies.
 
     Args:
-        first: 1 where a run of the method in question is right on an image, else 0.
+        first: whether a run of the method in question is right on an image.
         second: the same of the baseline.
-        group_of_image: `[n]` integers from 0 to the number of groups - 1; None: each image is one.
+        groups: `[n]` labels of images that depend on each other; None: each image is by itself.
         paired: whether run k of both belong together.
+
+    Raises:
+        ArgumentError: not one label an image, or less than two groups.
     """
     n = first.shape[1]
-    sizes = np.ones(n)
-    if group_of_image is not None:
-        sizes = np.bincount(group_of_image).astype(float)
+    group_of_image = np.arange(n) if groups is None else number_groups(groups, n)
+    sizes = np.bincount(group_of_image).astype(float)
     num_units = len(sizes)
-    methods = [first - second] if paired else [first, second]
+    runs = [answers.cpu().double().numpy() for answers in (first, second)]
     totals = []
     seeds = []
-    for answers in methods:
+    for answers in [runs[0] - runs[1]] if paired else runs:
         accuracies = answers.mean(axis=1)
-        deviations = _sum_groups(answers, group_of_image) - accuracies[:, None] * sizes
+        sums = np.stack([np.bincount(group_of_image, weights=row) for row in answers])
+        deviations = sums - accuracies[:, None] * sizes
         total = deviations.mean(axis=0)  # [units], summed over the images of each
         totals.append(total)
         num_runs = len(answers)
@@ -156,31 +151,20 @@ def estimate_uncertainty(
     squares = (difference**2).sum() * num_units / (num_units - 1)
     image_variance = (squares + 2 * PSEUDO_COUNT) / n**2
     effective_units = sizes.sum() ** 2 / (sizes**2).sum()
-    return Uncertainty(float(image_variance), float(effective_units), tuple(seeds))
+    num_groups = None if groups is None else num_units
+    return Uncertainty(float(image_variance), float(effective_units), tuple(seeds), num_groups)
 
 
-def _sum_groups(
-    answers: Float[np.ndarray, "runs n"], group_of_image: NDArray[np.int64] | None
-) -> NDArray[np.float64]:
-    """The sum over the images of each group, `[runs, groups]`."""
-    if group_of_image is None:
-        return answers
-    return np.stack([np.bincount(group_of_image, weights=row) for row in answers])
-
-
-def number_groups(groups: object, num_images: int) -> NDArray[np.int64] | None:
+def number_groups(groups: object, num_images: int) -> NDArray[np.int64]:
     """Groups as integers from 0.
 
     Args:
-        groups: a label for each image, integers or texts, in an array, tensor or list; None for
-            images that are each by itself.
+        groups: a label for each image, integers or texts, in an array, tensor or list.
         num_images: n.
 
     Raises:
         ArgumentError: not one label an image, or less than two groups.
     """
-    if groups is None:
-        return None
     labels = np.asarray(groups.cpu() if isinstance(groups, Tensor) else groups)
     if labels.shape != (num_images,):
         raise ArgumentError(
@@ -213,14 +197,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
         >>> holm([0.01, 0.04, 0.03])
         [0.03, 0.06, 0.06]
     """
-    adjusted = [0.0] * len(p_values)
-    largest = 0.0
-    for rank, index in enumerate(np.argsort(np.asarray(p_values, dtype=float), kind="stable")):
-        p_value = float(p_values[index])
+    for p_value in p_values:
         check_range("p_values", p_value, low=0, high=1)
-        largest = max(largest, (len(p_values) - rank) * p_value)
-        adjusted[index] = min(1.0, largest)
-    return adjusted
+    order = np.argsort(p_values, kind="stable")
+    multiples = np.sort(p_values) * np.arange(len(p_values), 0, -1)
+    adjusted = np.empty(len(p_values))
+    adjusted[order] = np.maximum.accumulate(multiples).clip(max=1)
+    return list(map(float, adjusted))
 
 
 def seeds_needed(
@@ -249,10 +232,7 @@ def seeds_needed(
     """
     check_range("difference", difference, low=0, high=1)
     check_runs(first, second, paired)
-    units = number_groups(groups, first.shape[1])
-    first_runs = first.cpu().double().numpy()
-    second_runs = second.cpu().double().numpy()
-    return estimate_uncertainty(first_runs, second_runs, units, paired).seeds_needed(difference)
+    return estimate_uncertainty(first, second, groups, paired).seeds_needed(difference)
 
 
 def check_runs(first: Tensor, second: Tensor, paired: bool) -> None:

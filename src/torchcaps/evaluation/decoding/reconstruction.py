@@ -146,14 +146,8 @@ def _masked_capsules(
     """Return the class capsules of all images, and the labels; other poses are zero."""
     check_images(images)
     encode = capsule_model(model, decoder=True).capsules
-    poses = []
-    activations = []
-    for chunk, _ in batches(model, images, batch_size=CHUNK):
-        capsules = encode(chunk)
-        poses.append(capsules.pose)
-        activations.append(capsules.activation)
-    pose = torch.cat(poses)
-    activation = torch.cat(activations)
+    chunks = [encode(chunk) for chunk, _ in batches(model, images, batch_size=CHUNK)]
+    pose, activation = map(torch.cat, zip(*chunks, strict=True))
     num_classes = activation.shape[1]
     if labels is None:
         labels = activation.argmax(dim=1)
@@ -167,9 +161,8 @@ def _masked_capsules(
 def _decode(model: nn.Module, capsules: Capsules, labels: Tensor) -> list[Tensor]:
     """Return the reconstructions of capsules, made a chunk at a time, on the CPU."""
     decode = capsule_model(model, decoder=True).reconstruct
-    decoded = []
-    for first in range(0, len(labels), CHUNK):
-        chunk = slice(first, first + CHUNK)
-        part = Capsules(capsules.pose[chunk], capsules.activation[chunk])
-        decoded.append(decode(part, labels[chunk]).float().cpu())
-    return decoded
+    chunks = zip(*(tensor.split(CHUNK) for tensor in (*capsules, labels)), strict=True)
+    return [
+        decode(Capsules(pose, activation), label).float().cpu()
+        for pose, activation, label in chunks
+    ]

@@ -12,7 +12,7 @@ them. A pixel with ink of both digits belongs to both.
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from torchcaps.errors import check_range, check_shape
@@ -92,11 +92,9 @@ def segment(
         labels = top_labels(image_activations(model, images))
     check_shape("labels", labels, ("n", "k"), n=len(images))
     check_range("number of labels", labels.shape[1], low=1)
-    drawings = []
-    for column in labels.unbind(1):
-        decoded = reconstructions(model, images, column)
-        drawings.append(decoded.images)
-    return Segments(torch.stack(drawings, dim=1), labels.cpu().clone(), decoded.activations)
+    decoded = [reconstructions(model, images, column) for column in labels.unbind(1)]
+    drawings = torch.stack([drawing.images for drawing in decoded], dim=1)
+    return Segments(drawings, labels.cpu().clone(), decoded[0].activations)
 
 
 def match_segments(segments: Segments, labels: Int64[Tensor, "n 2"]) -> Segments:
@@ -163,38 +161,31 @@ def score_segmentation(
     )
 
 
-def _mean_iou(first: Bool[Tensor, "n k *pixels"], second: Bool[Tensor, "n k *pixels"]) -> float:
-    """The mean intersection over union of two masks, 1 where both are empty."""
+def _mean_iou(first: Tensor, second: Tensor) -> float:
+    """The mean intersection over union of two masks `[n, k, ...]`, 1 where both are empty."""
     intersection = (first & second).flatten(2).sum(dim=2).double()
-    union = (first | second).flatten(2).sum(dim=2).double()
-    iou = intersection / union.clamp(min=1)
-    return float(torch.where(union > 0, iou, 1.0).mean())
+    union = (first | second).flatten(2).sum(dim=2)
+    return float((intersection / union).nan_to_num(1.0).mean())
 
 
 def _ink_right(drawings: Drawings, digits: Drawings, threshold: float) -> float | None:
     """The share of the ink of single digits where the drawing of that digit is the brightest."""
     ink = digits * (digits >= threshold)
-    is_of_one_digit = (ink > 0).sum(dim=1, keepdim=True) == 1
-    ink = ink * is_of_one_digit
+    ink = ink * ((ink > 0).sum(dim=1, keepdim=True) == 1)
 
     # A drawing is the brightest where only itself is as bright. Equally bright ones decide nothing.
     is_as_bright = drawings.unsqueeze(1) >= drawings.unsqueeze(2)  # [n, k, k to compare, ...]
     is_brightest = is_as_bright.sum(dim=2) == 1
-    total_ink = float(ink.sum())
-    if not total_ink:
-        return None
-    return float((ink * is_brightest).sum()) / total_ink
+    return float((ink * is_brightest).sum() / ink.sum()) if ink.any() else None
 
 
-def _correlation(x: Float[Tensor, "n k pixels"], y: Float[Tensor, "n k pixels"]) -> float | None:
-    """The mean correlation of pictures over their pixels, of those where both vary."""
+def _correlation(x: Tensor, y: Tensor) -> float | None:
+    """The mean correlation of pictures `[n, k, pixels]` over their pixels, where both vary."""
     x = x - x.mean(dim=2, keepdim=True)
     y = y - y.mean(dim=2, keepdim=True)
     x_power = x.square().sum(dim=2)
     y_power = y.square().sum(dim=2)
     norms = (x_power * y_power).sqrt()
     varies = norms > 1e-12
-    if not varies.any():
-        return None
     correlations = (x * y).sum(dim=2)[varies] / norms[varies]
-    return float(correlations.mean())
+    return float(correlations.mean()) if varies.any() else None

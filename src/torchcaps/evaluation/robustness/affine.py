@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torchcaps.data.augment.spatial import inverse_map
 from torchcaps.errors import check_range
 from torchcaps.evaluation.base import (
-    BATCH,
     EvaluationResult,
     Images,
     Labels,
@@ -29,7 +28,6 @@ from torchcaps.evaluation.base import (
 from torchcaps.evaluation.forward import image_activations, proportion, right_answers
 
 UNITS = {"rotation": "degrees", "scale": "percent", "shear": "degrees", "shift": "pixels"}
-UNCHANGED = {"rotation": 0.0, "scale": 100.0, "shear": 0.0, "shift": 0.0}
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,6 @@ def affine_sweep(
     scale: Sequence[float] = (),
     shear: Sequence[float] = (),
     shift: Sequence[float] = (),
-    batch_size: int = BATCH,
 ) -> AffineSweep:
     """Measure accuracy on images that are turned, resized, slanted or moved.
 
@@ -132,7 +129,6 @@ def affine_sweep(
         shear: amounts.
         shift: pixels, fractions too; the accuracy is the mean over the four directions right,
             left, down and up.
-        batch_size: images at a time.
 
     Returns:
         Accuracy without a change, and a curve for each transformation that has amounts.
@@ -142,7 +138,7 @@ def affine_sweep(
     """
     check_labeled(images, labels)
     check_range("number of amounts", len([*rotation, *scale, *shear, *shift]), low=1)
-    activations = image_activations(model, images, batch_size=batch_size)
+    activations = image_activations(model, images)
     num_classes = activations.shape[1]
     check_labels(labels, num_classes)
     clean = proportion(activations.argmax(dim=1) == labels.cpu())
@@ -151,33 +147,20 @@ def affine_sweep(
 
     curves = {}
     for kind, amounts in zip(UNITS, (rotation, scale, shear, shift), strict=True):
-        if len(amounts):
-            accuracies = []
-            for amount in amounts:
-                accuracy = _accuracy(model, images, labels, kind, amount, batch_size)
-                accuracies.append(accuracy)
-            curves[kind] = _curve(kind, amounts, accuracies, half_way)
+        accuracy = {
+            float(amount): _accuracy(model, images, labels, kind, amount) for amount in amounts
+        }
+        low = [amount for amount, share in accuracy.items() if share < half_way]
+        unchanged = 100.0 if kind == "scale" else 0.0
+        if accuracy:
+            curves[kind] = AffineCurve(
+                unit=UNITS[kind],
+                amounts=tuple(accuracy),
+                accuracy=tuple(accuracy.values()),
+                mean=fmean(accuracy.values()),
+                half_drop=min(low, key=lambda amount: abs(amount - unchanged), default=None),
+            )
     return AffineSweep(clean, chance, len(images), curves)
-
-
-def _curve(
-    kind: str,
-    amounts: Sequence[float],
-    accuracies: Sequence[float],
-    half_way: float,
-) -> AffineCurve:
-    low = [
-        float(amount)
-        for amount, accuracy in zip(amounts, accuracies, strict=True)
-        if accuracy < half_way
-    ]
-    return AffineCurve(
-        unit=UNITS[kind],
-        amounts=tuple(map(float, amounts)),
-        accuracy=tuple(accuracies),
-        mean=fmean(accuracies),
-        half_drop=min(low, key=lambda amount: abs(amount - UNCHANGED[kind]), default=None),
-    )
 
 
 def _accuracy(
@@ -186,15 +169,13 @@ def _accuracy(
     labels: Tensor,
     kind: str,
     amount: float,
-    batch_size: int,
 ) -> float:
     """Return the accuracy under a change; under a shift, the mean over its four directions."""
     changes: list[dict[str, Any]] = [{kind: amount}]
     if kind == "shift":
         offsets = ((amount, 0.0), (-amount, 0.0), (0.0, amount), (0.0, -amount))
         changes = [{"shift": offset} for offset in offsets]
-    correct = []
-    for change in changes:
-        changed = transform_images(images, **change)
-        correct.append(right_answers(model, changed, labels, batch_size))
+    correct = [
+        right_answers(model, transform_images(images, **change), labels) for change in changes
+    ]
     return proportion(torch.stack(correct))

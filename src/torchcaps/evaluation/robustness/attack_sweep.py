@@ -8,6 +8,7 @@ quoted while one of them fails.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_known, check_range
 from torchcaps.evaluation.base import (
-    BATCH,
     IMAGE_AXES,
     EvaluationResult,
     Images,
@@ -94,7 +94,6 @@ def attack_sweep(
     eps: Sequence[float],
     *,
     attack: Attack = "pgd",
-    batch_size: int = BATCH,
     **options: Any,
 ) -> AttackSweep:
     """Attack images at each strength, and measure the accuracy.
@@ -105,7 +104,6 @@ def attack_sweep(
         labels: `[n]` true classes.
         eps: largest changes of a pixel, in [0, 1], at least one.
         attack: name of the attack.
-        batch_size: images at a time.
         **options: those of the attack, such as `steps=20`.
 
     Returns:
@@ -118,11 +116,11 @@ def attack_sweep(
     check_known("attack", attack, METHODS)
     check_range("number of eps", len(eps), low=1)
     check_labeled(images, labels)
-    before = right_answers(model, images, labels, batch_size)
+    before = right_answers(model, images, labels)
     outcomes = []
     for strength in eps:
-        changed = METHODS[attack](model, images, labels, strength, batch_size=batch_size, **options)
-        after = right_answers(model, changed, labels, batch_size)
+        changed = METHODS[attack](model, images, labels, strength, **options)
+        after = right_answers(model, changed, labels)
         outcomes.append(_outcome(strength, before, after, changed.cpu() - images.cpu()))
     mean = sum(outcome.accuracy for outcome in outcomes) / len(outcomes)
     return AttackSweep(attack, proportion(before), len(images), tuple(outcomes), mean)
@@ -135,7 +133,6 @@ def attack_outcome(
     labels: Labels,
     *,
     eps: float,
-    batch_size: int = BATCH,
 ) -> AttackOutcome:
     """Measure images that were changed for a model, or for another one (transfer).
 
@@ -145,7 +142,6 @@ def attack_outcome(
         changed: the changed images, of the same shape.
         labels: `[n]` true classes.
         eps: the change that was allowed; it is recorded, not checked.
-        batch_size: images at a time.
 
     Returns:
         Accuracy, success and distance of the changed images.
@@ -154,8 +150,8 @@ def attack_outcome(
         ArgumentError: for changed images of another shape.
     """
     check_like("changed", changed, images, IMAGE_AXES)
-    before = right_answers(model, images, labels, batch_size)
-    after = right_answers(model, changed, labels, batch_size)
+    before = right_answers(model, images, labels)
+    after = right_answers(model, changed, labels)
     return _outcome(eps, before, after, changed.cpu() - images.cpu())
 
 
@@ -226,11 +222,9 @@ class MaskingReport(EvaluationResult):
     def checks(self) -> tuple[MaskingCheck, ...]:
         """One check for each sign."""
         iterated = max(self.bim, self.pgd)
-        largest_fall = max(before - after for before, after in pairwise(self.losses))
+        falls = [before - after for before, after in pairwise(self.losses)]
         course = " -> ".join(f"{loss:.3g}" for loss in self.losses)
-        transferred = "no other model was given"
-        if self.transfer is not None:
-            transferred = f"another model's images leave {self.transfer:.1%}"
+        transfer = "-" if self.transfer is None else f"{self.transfer:.1%}"
         return (
             MaskingCheck(
                 "many steps are at least as strong as one",
@@ -250,11 +244,11 @@ class MaskingReport(EvaluationResult):
             MaskingCheck(
                 "the own gradient is better than another model's",
                 None if self.transfer is None else self.pgd <= self.transfer,
-                f"PGD leaves {self.pgd:.1%}; {transferred}.",
+                f"PGD leaves {self.pgd:.1%}, images of another model {transfer}.",
             ),
             MaskingCheck(
                 "the loss rises with eps",
-                largest_fall <= SLACK * max(self.losses),
+                max(falls) <= SLACK * max(self.losses),
                 f"The mean loss goes {course}.",
             ),
             MaskingCheck(
@@ -292,7 +286,6 @@ def masking_report(
     surrogate: nn.Module | None = None,
     loss: Loss = full_margin_loss,
     seed: int = 0,
-    batch_size: int = BATCH,
 ) -> MaskingReport:
     """Attack a model in the ways that tell robustness from hidden gradients.
 
@@ -308,7 +301,6 @@ def masking_report(
             those made for itself.
         loss: what the attacks raise.
         seed: of noise and random starts.
-        batch_size: images at a time.
 
     Returns:
         Accuracies under each attack, and six checks with a verdict.
@@ -317,19 +309,17 @@ def masking_report(
         ArgumentError: for arguments that do not fit, or out of range.
     """
     check_range("large_eps", large_eps, low=eps, high=1)
-    options: dict[str, Any] = {"steps": steps, "loss": loss, "batch_size": batch_size}
+    options: dict[str, Any] = {"steps": steps, "loss": loss}
 
     def attack(target: nn.Module, strength: float) -> Tensor:
         return pgd(target, images, labels, strength, seed=seed, **options)
 
     strengths = tuple(eps * part for part in LOSS_STEPS)
-    attacked = []
-    for strength in strengths:
-        attacked.append(attack(model, strength))
+    attacked = [attack(model, strength) for strength in strengths]
     inputs = {
         "clean": images,
         "noise": sign_noise(images, eps, seed=seed),
-        "fgsm": fgsm(model, images, labels, eps, loss=loss, batch_size=batch_size),
+        "fgsm": fgsm(model, images, labels, eps, loss=loss),
         "bim": bim(model, images, labels, eps, **options),
         "pgd": attacked[-1],
         "large": attack(model, large_eps),
@@ -338,23 +328,20 @@ def masking_report(
         inputs["transfer"] = attack(surrogate, eps)
     accuracies: dict[str, Any] = {"transfer": None}
     for name, changed in inputs.items():
-        accuracies[name] = proportion(right_answers(model, changed, labels, batch_size))
+        accuracies[name] = proportion(right_answers(model, changed, labels))
 
     losses = []
     for changed in (images, *attacked):
-        activations = image_activations(model, changed, batch_size=batch_size)
+        activations = image_activations(model, changed)
         losses.append(float(loss(activations, labels.cpu())))
 
-    def gradient(batch: Tensor, true: Tensor, _: int) -> Tensor:
-        return input_gradient(model, batch, true, loss)
-
-    gradients = attack_batches(model, images, labels, gradient, batch_size)
-    silent = proportion((gradients == 0).flatten(1).all(dim=1))
+    gradient = partial(input_gradient, model, loss=loss)
+    gradients = attack_batches(model, images, labels, gradient)
     return MaskingReport(
         eps=eps,
         large_eps=large_eps,
         loss_eps=(0.0, *strengths),
         losses=tuple(losses),
-        silent=silent,
+        silent=proportion((gradients == 0).flatten(1).all(dim=1)),
         **accuracies,
     )

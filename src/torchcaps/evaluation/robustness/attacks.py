@@ -15,17 +15,13 @@ from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError, check_positive, check_range
 from torchcaps.evaluation.base import BATCH, Images, Labels, Loss, check_labeled, check_labels
-from torchcaps.evaluation.forward import batches, eval_mode
+from torchcaps.evaluation.forward import batches, eval_mode, image_activations
 from torchcaps.evaluation.routing.layers import swapped_routers
 from torchcaps.functional import margin_loss
 from torchcaps.nn import Router
 
-LENGTH_EDGE = 1e-6  # keeps lengths off 0 and 1, where their logits would be infinite
-PIXEL_EDGE = 1e-6  # keeps pixels off 0 and 1, where atanh would be infinite
+EDGE = 1e-6  # keeps lengths and pixels off 0 and 1, where logit and atanh would be infinite
 MIN_STEP_SIZE = 1e-9
-
-BatchAttack = Callable[[Tensor, Tensor, int], Tensor]
-"""Maps images and labels of a batch, and the number of its first image, to changed images."""
 
 
 def full_margin_loss(
@@ -52,9 +48,7 @@ def fgsm(
     images: Images,
     labels: Labels,
     eps: float,
-    *,
-    loss: Loss = full_margin_loss,
-    batch_size: int = BATCH,
+    **options: Any,
 ) -> Images:
     """Fast gradient sign method: one step of size eps, `clip(x + eps sign(dJ/dx))`.
 
@@ -63,16 +57,15 @@ def fgsm(
         images: `[n, channels, height, width]` in [0, 1].
         labels: `[n]` true classes.
         eps: largest change of a pixel, in [0, 1].
-        loss: what to raise. A mean and a sum over images give the same images.
-        batch_size: images at a time; it changes no image.
+        **options: `loss` and `batch_size` of `bim`.
 
     Returns:
         The changed images, on the CPU.
 
     Raises:
-        ArgumentError: for arguments that do not fit, or a loss without a gradient for the images.
+        ArgumentError: as `bim`.
     """
-    return bim(model, images, labels, eps, steps=1, loss=loss, batch_size=batch_size)
+    return bim(model, images, labels, eps, steps=1, **options)
 
 
 def bim(
@@ -95,18 +88,18 @@ def bim(
         eps: largest change of a pixel, in [0, 1].
         steps: number of steps, at least 1.
         step_size: size of one, above 0; by default eps / steps.
-        loss: what to raise, as for `fgsm`.
-        batch_size: images at a time.
+        loss: what to raise. A mean and a sum over images give the same images.
+        batch_size: images at a time; it changes no image.
 
     Returns:
         The changed images, on the CPU.
 
     Raises:
-        ArgumentError: as `fgsm`, or for steps or a step size out of range.
+        ArgumentError: for arguments that do not fit, a loss without a gradient for the images, or
+            steps or a step size out of range.
     """
-    size = _step_size(eps, steps, step_size, distance=eps)
-    climb = _climb(model, [images], eps, steps, size, loss)
-    return attack_batches(model, images, labels, climb, batch_size)
+    options = (steps, step_size, loss, batch_size)
+    return _climb(model, images, labels, [images], eps, eps, *options)
 
 
 def pgd(
@@ -135,24 +128,20 @@ def pgd(
         restarts: random starts, at least 1; the first outcome that fools the model is kept, else
             the last.
         seed: of the starts; they do not depend on the batch size or the device.
-        loss: what to raise, as for `fgsm`.
+        loss: what to raise, as for `bim`.
         batch_size: images at a time.
 
     Returns:
         The changed images, on the CPU.
 
     Raises:
-        ArgumentError: as `fgsm`, or for steps, restarts or a step size out of range.
+        ArgumentError: as `bim`, or for restarts out of range.
     """
     check_positive(restarts=restarts)
-    size = _step_size(eps, steps, step_size, distance=2.5 * eps)
     generator = torch.Generator().manual_seed(seed)
-    starts = []
-    for _ in range(restarts):
-        noise = _uniform(images, eps, generator).to(images)
-        starts.append((images + noise).clamp(0, 1))
-    climb = _climb(model, starts, eps, steps, size, loss)
-    return attack_batches(model, images, labels, climb, batch_size)
+    starts = [(images + _uniform(images, eps, generator)).clamp(0, 1) for _ in range(restarts)]
+    options = (steps, step_size, loss, batch_size)
+    return _climb(model, images, labels, starts, eps, 2.5 * eps, *options)
 
 
 def vote_attack(
@@ -222,7 +211,7 @@ def carlini_wagner(
     check_positive(steps=steps, searches=searches)
     check_range("step_size", step_size, low=MIN_STEP_SIZE)
 
-    def search(x: Tensor, y: Tensor, _: int) -> Tensor:
+    def search(x: Tensor, y: Tensor) -> Tensor:
         nearest = x.clone()
         distance = torch.full((len(x),), torch.inf, device=x.device)
         low = torch.zeros_like(distance)
@@ -254,7 +243,7 @@ def _minimize(
     Returns:
         The nearest images with another answer, and their distances `[batch]`; infinite without one.
     """
-    w = torch.atanh(2 * x.clamp(PIXEL_EDGE, 1 - PIXEL_EDGE) - 1).requires_grad_()
+    w = torch.atanh(2 * x.clamp(EDGE, 1 - EDGE) - 1).requires_grad_()
     adam = torch.optim.Adam([w], lr=step_size)
     nearest = x.clone()
     distance = torch.full_like(c, torch.inf)
@@ -262,7 +251,7 @@ def _minimize(
     for step in range(steps + 1):
         with torch.enable_grad():
             changed = (torch.tanh(w) + 1) / 2
-            z = torch.logit(model(changed).float(), eps=LENGTH_EDGE) / 2  # atanh(2 |v| - 1)
+            z = torch.logit(model(changed).float(), eps=EDGE) / 2  # atanh(2 |v| - 1)
             rival = z.scatter(1, label_index, -torch.inf).amax(dim=1, keepdim=True)
             lead = (z.gather(1, label_index) - rival).squeeze(1)
             square = (changed - x).square().flatten(1).sum(dim=1)
@@ -293,7 +282,7 @@ def sign_noise(images: Images, eps: float, *, seed: int = 0) -> Images:
     """
     check_range("eps", eps, low=0, high=1)
     signs = _uniform(images, 1.0, torch.Generator().manual_seed(seed)).sign()
-    return (images + eps * signs.to(images)).clamp(0, 1)
+    return (images + eps * signs).clamp(0, 1)
 
 
 def input_gradient(model: nn.Module, images: Tensor, labels: Tensor, loss: Loss) -> Images:
@@ -309,51 +298,67 @@ def input_gradient(model: nn.Module, images: Tensor, labels: Tensor, loss: Loss)
             raise ArgumentError(
                 "loss", "expected a value with a gradient by the images, got one without"
             )
-        (gradient,) = torch.autograd.grad(objective, x, allow_unused=True)
-    return torch.zeros_like(x) if gradient is None else gradient
+        (gradient,) = torch.autograd.grad(objective, x, materialize_grads=True)
+    return gradient
 
 
 def attack_batches(
     model: nn.Module,
     images: Images,
     labels: Labels,
-    attack: BatchAttack,
-    batch_size: int,
+    attack: Callable[[Tensor, Tensor], Tensor],
+    batch_size: int = BATCH,
 ) -> Images:
     """Attack a batch at a time on the model's device, and join the images on the CPU.
+
+    Args:
+        model: maps images to `[batch, classes]`.
+        images: `[n, channels, height, width]` in [0, 1].
+        labels: `[n]` true classes.
+        attack: maps images and labels of a batch to changed images.
+        batch_size: images at a time.
 
     Raises:
         ArgumentError: for images or labels that do not fit.
     """
     check_labeled(images, labels)
-    parts = list[Tensor]()
+    check_labels(labels, image_activations(model, images[:1]).shape[1])
     with eval_mode(model):
-        for batch, true in batches(model, images, labels, batch_size=batch_size):
-            if not parts:
-                with torch.no_grad():
-                    check_labels(labels, model(batch[:1]).shape[1])
-            first = len(parts) * batch_size
-            parts.append(attack(batch, true, first).cpu())
-    return torch.cat(parts)
+        pairs = batches(model, images, labels, batch_size=batch_size)
+        return torch.cat([attack(*pair).cpu() for pair in pairs])
 
 
 def _climb(
     model: nn.Module,
+    images: Images,
+    labels: Labels,
     starts: Sequence[Images],
     eps: float,
+    distance: float,
     steps: int,
-    step_size: float,
+    step_size: float | None,
     loss: Loss,
-) -> BatchAttack:
-    """Return the attack that raises the loss step by step, from one start after the other."""
+    batch_size: int,
+) -> Images:
+    """Raise the loss step by step, from one start after the other.
 
-    def climb(batch: Tensor, labels: Tensor, first: int) -> Tensor:
+    All steps together go the distance, unless the size of one is given.
+    """
+    check_range("eps", eps, low=0, high=1)
+    check_positive(steps=steps, batch_size=batch_size)
+    if step_size is None:
+        step_size = distance / steps
+    else:
+        check_range("step_size", step_size, low=MIN_STEP_SIZE)
+    parts = zip(*(start.split(batch_size) for start in starts), strict=True)
+
+    def climb(batch: Tensor, labels: Tensor) -> Tensor:
         low = (batch - eps).clamp(min=0)
         high = (batch + eps).clamp(max=1)
         changed = batch
         is_fooled = torch.zeros(len(batch), dtype=torch.bool, device=batch.device)
-        for start in starts:
-            x = start[first : first + len(batch)].to(batch)
+        for start in next(parts):
+            x = start.to(batch)
             for _ in range(steps):
                 x = (x + step_size * input_gradient(model, x, labels, loss).sign()).clamp(low, high)
             changed = torch.where(_by_image(is_fooled), changed, x)
@@ -362,17 +367,7 @@ def _climb(
                     is_fooled = is_fooled | (model(x).argmax(dim=1) != labels)
         return changed.detach()
 
-    return climb
-
-
-def _step_size(eps: float, steps: int, step_size: float | None, distance: float) -> float:
-    """Return the size of a step, by default so that all steps together go a distance."""
-    check_range("eps", eps, low=0, high=1)
-    check_positive(steps=steps)
-    if step_size is None:
-        return distance / steps
-    check_range("step_size", step_size, low=MIN_STEP_SIZE)
-    return step_size
+    return attack_batches(model, images, labels, climb, batch_size)
 
 
 def _by_image(flags: Bool[Tensor, " batch"]) -> Bool[Tensor, "batch 1 1 1"]:
@@ -380,4 +375,4 @@ def _by_image(flags: Bool[Tensor, " batch"]) -> Bool[Tensor, "batch 1 1 1"]:
 
 
 def _uniform(images: Images, eps: float, generator: torch.Generator) -> Images:
-    return (2 * torch.rand(images.shape, generator=generator) - 1) * eps
+    return ((2 * torch.rand(images.shape, generator=generator) - 1) * eps).to(images)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from torchcaps.errors import check_range
 from torchcaps.evaluation.base import (
-    BATCH,
     Activations,
     EvaluationResult,
     Images,
@@ -61,7 +60,6 @@ def equivariance(
     labels: Labels,
     *,
     rotation: Sequence[float] = (10.0, 20.0, 30.0),
-    batch_size: int = BATCH,
 ) -> Equivariance:
     """Measure how the poses of the true classes move as the images turn.
 
@@ -73,7 +71,6 @@ def equivariance(
             many as a pose has dimensions.
         labels: `[n]` true classes.
         rotation: degrees clockwise, at least one.
-        batch_size: images at a time.
 
     Returns:
         A figure of each measure for each amount.
@@ -84,11 +81,11 @@ def equivariance(
     check_labeled(images, labels)
     check_range("number of images", len(images), low=4)
     check_range("number of rotations", len(rotation), low=1)
-    poses, activations = _poses(model, images, labels, batch_size)
+    poses, activations = _poses(model, images, labels)
     rows = []
     for angle in rotation:
         turned = transform_images(images, rotation=angle)
-        turned_poses, turned_activations = _poses(model, turned, labels, batch_size)
+        turned_poses, turned_activations = _poses(model, turned, labels)
         matrix = linear_map(poses[::2], turned_poses[::2], RIDGE)
         is_agreement = turned_activations.argmax(dim=1) == activations.argmax(dim=1)
         row = (
@@ -105,14 +102,8 @@ def equivariance(
 
 def linear_map(x: Poses, y: Poses, ridge: float) -> Float[Tensor, "dim dim"]:
     """Return the A that minimizes `sum |A x - y|^2 + ridge S |A - I|^2`, S the sum of `|x|^2`."""
-    identity = torch.eye(x.shape[1], dtype=x.dtype)
-    weight = ridge * x.square().sum()
-    solution = torch.linalg.lstsq(
-        x.T @ x + weight * identity,
-        x.T @ y + weight * identity,
-        driver="gelsd",
-    ).solution
-    return solution.T
+    penalty = ridge * x.square().sum() * torch.eye(x.shape[1], dtype=x.dtype)
+    return torch.linalg.lstsq(x.T @ x + penalty, x.T @ y + penalty, driver="gelsd").solution.T
 
 
 def r_squared(predicted: Poses, true: Poses) -> float:
@@ -123,18 +114,13 @@ def r_squared(predicted: Poses, true: Poses) -> float:
     return 1 - float((predicted - true).square().sum()) / total
 
 
-def _poses(
-    model: nn.Module,
-    images: Images,
-    labels: Labels,
-    batch_size: int,
-) -> tuple[Poses, Activations]:
+def _poses(model: nn.Module, images: Images, labels: Labels) -> tuple[Poses, Activations]:
     """Return the poses of the labeled capsules in float64, and all activations, on the CPU."""
     encode = capsule_model(model).capsules
     poses = []
     activations = []
     with evaluating(model):
-        for batch, true in batches(model, images, labels, batch_size=batch_size):
+        for batch, true in batches(model, images, labels):
             pose, activation = encode(batch)
             check_labels(true, activation.shape[1])
             rows = torch.arange(len(true), device=pose.device)

@@ -69,12 +69,9 @@ class ViewpointComparison(EvaluationResult):
     @property
     def verdict(self) -> str:
         """One sentence."""
-        side = "neither better nor worse"
-        if self.gain:
-            side = "better" if self.gain > 0 else "worse"
         return (
-            f"At {self.target:.1%} on familiar views, the first model is {side} on novel ones by "
-            f"{100 * abs(self.gain):.1f} points."
+            f"At {self.target:.1%} on familiar views, the first model gains {100 * self.gain:+.1f} "
+            "points on novel ones."
         )
 
 
@@ -89,15 +86,14 @@ def match_familiar(familiar: Sequence[float], novel: Sequence[float], target: fl
     Raises:
         ArgumentError: for lists that do not fit, or figures outside [0, 1].
     """
-    for name, accuracies in (("familiar", familiar), ("novel", novel)):
-        check_range(f"number of {name} accuracies", len(accuracies), low=1)
-        for accuracy in accuracies:
-            check_range(name, accuracy, low=0, high=1)
+    check_range("number of familiar accuracies", len(familiar), low=1)
     if len(familiar) != len(novel):
         raise ArgumentError(
             "novel", f"expected {len(familiar)} epochs, as in familiar, got {len(novel)}"
         )
-    check_range("target", target, low=0, high=1)
+    for name, accuracies in {"familiar": familiar, "novel": novel, "target": [target]}.items():
+        for accuracy in accuracies:
+            check_range(name, accuracy, low=0, high=1)
     epoch = min(range(len(familiar)), key=lambda epoch: abs(familiar[epoch] - target))
     crossing = _crossing(familiar, novel, target)
     return Matched(epoch, float(familiar[epoch]), float(novel[epoch]), crossing)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import methodcaller
 
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from torchcaps.errors import ArgumentError
@@ -70,22 +69,23 @@ class RoutingAblation(EvaluationResult):
     @property
     def verdict(self) -> str:
         """One sentence; where nothing is decided, a second one on what would have been seen."""
-        accuracies = f"{self.routed:.1%} with it, {self.uniform:.1%} without"
-        changes = f"it changes {self.changed:.1%} of the answers"
-        figures = f"({accuracies}; {changes}; {self.comparison.evidence_text})"
-        within = f"within {format_points(self.comparison.margin)}"
         verdicts = {
-            "first": "This model needs its routing at test time; one trained without may not "
-            f"{figures}.",
-            "second": f"This model does better without its routing {figures}.",
-            "equivalent": f"This model does as well without its routing, {within} {figures}.",
-            "undecided": f"These images do not show that this model needs its routing {figures}. "
-            f"{self.comparison.power_text}",
+            "first": "This model needs its routing at test time; one trained without may not",
+            "second": "This model does better without its routing",
+            "equivalent": "This model does as well without its routing, within "
+            f"{format_points(self.comparison.margin)}",
+            "undecided": "These images do not show that this model needs its routing",
         }
-        verdict = verdicts[self.comparison.outcome]
-        if not self.agreement:
-            return verdict
-        return f"{verdict} Without it, activations still measure how far votes agree."
+        verdict = (
+            f"{verdicts[self.comparison.outcome]} ({self.routed:.1%} with it, {self.uniform:.1%} "
+            f"without; it changes {self.changed:.1%} of the answers; "
+            f"{self.comparison.evidence_text})."
+        )
+        if self.comparison.outcome == "undecided":
+            verdict += f" {self.comparison.power_text}"
+        if self.agreement:
+            verdict += " Without it, activations still measure how far votes agree."
+        return verdict
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,13 @@ class IterationDynamics(EvaluationResult):
     @property
     def verdict(self) -> str:
         """One sentence."""
-        last = self.iterations[-1]
-        if last == 1:
+        if len(self.iterations) == 1:
             return "There is one pass of routing: no iterations to compare."
         gain = 100 * (self.accuracy[-1] - self.accuracy[0])
-        change = f"Iterations 2 to {last} change" if last > 2 else "Iteration 2 changes"
-        return f"{change} {self.changed[-1]:.1%} of the answers and accuracy by {gain:+.1f} points."
+        return (
+            f"The iterations after the first change {self.changed[-1]:.1%} of the answers and accuracy by "
+            f"{gain:+.1f} points."
+        )
 
 
 def routing_ablation(
@@ -165,15 +166,15 @@ def routing_ablation(
         problem = "with fixed couplings, no activation of this model depends on how far votes agree"
         raise ArgumentError("agreement", f"expected True: {problem}")
 
-    def answer(change: Callable[[Router], Router], size: int) -> Tensor:
+    def answer(change: Callable[[Router], Router], size: int = batch_size) -> Tensor:
         with swapped_routers(model, change):
             activations = image_activations(model, images, batch_size=size)
         check_labels(labels, activations.shape[1])
         return activations.argmax(dim=1)
 
     true = labels.cpu()
-    routed = answer(lambda router: router, batch_size)
-    uniform = answer(methodcaller("uniform", agreement=agreement), batch_size)
+    routed = answer(lambda router: router)
+    uniform = answer(methodcaller("uniform", agreement=agreement))
     change = methodcaller("random", seed, agreement=agreement)
     random = answer(change, min(batch_size, STORED_BATCH))
     comparison = compare_answers(routed == true, uniform == true, seed=seed)
@@ -212,41 +213,38 @@ def iteration_dynamics(
     check_labeled(images, labels)
     routers = routers_of(model)
     last = max(router.num_iterations for router in routers.values())
-    accuracy = []
-    changed = []
+    labels = labels.cpu()
+    answers = []
     entropy = dict[str, tuple[float, ...]]()
     straight = dict[str, tuple[float, ...]]()
     straight_by_class = []
     for count in range(1, last + 1):
         with swapped_routers(model, methodcaller("with_iterations", count)):
             routed = route_images(model, images, batch_size=batch_size)
-        answers = routed.activation.argmax(dim=1)
-        if count == 1:
-            first_answers = answers
-        accuracy.append(proportion(answers == labels.cpu()))
-        changed.append(proportion(answers != first_answers))
+        answers.append(routed.activation.argmax(dim=1))
         for name, trace in routed.layers.items():
+            straightness = routed.straightness[name]
             if routers[name].normalized:  # couplings of a child sum to one
                 entropy[name] = (*entropy.get(name, ()), coupling_entropy(trace).mean)
-                mean = float(routed.straightness[name].mean())
-                straight[name] = (*straight.get(name, ()), mean)
-        last_name, last_trace = [*routed.layers.items()][-1]
-        if last_name in straight and last_trace.activation.shape == routed.activation.shape:
-            by_class = _mean_of_class(routed.straightness[last_name], labels.cpu())
-            straight_by_class.append(by_class)
+                straight[name] = (*straight.get(name, ()), float(straightness.mean()))
+        if name in straight and trace.activation.shape == routed.activation.shape:
+            straight_by_class.append(_mean_of_class(straightness, labels))
     return IterationDynamics(
         iterations=tuple(range(1, last + 1)),
-        accuracy=tuple(accuracy),
-        changed=tuple(changed),
+        accuracy=tuple(proportion(answer == labels) for answer in answers),
+        changed=tuple(proportion(answer != answers[0]) for answer in answers),
         entropy=entropy,
         straightness=straight,
         class_straightness=tuple(straight_by_class),
     )
 
 
-def _mean_of_class(figures: Float[Tensor, "n classes"], labels: Labels) -> tuple[float | None, ...]:
-    """The figure of each class, a mean over its images; None for a class without images."""
-    of_class = ((column, labels == label) for label, column in enumerate(figures.unbind(dim=1)))
-    return tuple(
-        float(column[members].mean()) if members.any() else None for column, members in of_class
-    )
+def _mean_of_class(figures: Tensor, labels: Labels) -> tuple[float | None, ...]:
+    """The figure of each class, a mean over its images; None for a class without images.
+
+    Args:
+        figures: `[n, classes]`.
+        labels: `[n]` true classes.
+    """
+    of_class = [figures[labels == label, label] for label in range(figures.shape[1])]
+    return tuple(float(members.mean()) if len(members) else None for members in of_class)

@@ -79,18 +79,15 @@ def coupling_maps(
     check_images(images)
     if labels is not None:
         check_shape("labels", labels, ("n",), n=len(images))
-    parts = []
     with evaluating(model):
-        for batch, batch_labels in batches(model, images, labels, batch_size=batch_size):
-            parts.append(_map_batch(model, batch, None if labels is None else batch_labels))
+        parts = [
+            _map_batch(model, batch, None if labels is None else batch_labels)
+            for batch, batch_labels in batches(model, images, labels, batch_size=batch_size)
+        ]
     return CouplingMaps(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def _map_batch(
-    model: nn.Module,
-    images: Images,
-    labels: Labels | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _map_batch(model: nn.Module, images: Images, labels: Labels | None) -> tuple[Tensor, ...]:
     """Return the fields of `CouplingMaps` for a batch, on the CPU."""
     layers = routed_layers(model)
     with (
@@ -100,11 +97,10 @@ def _map_batch(
     ):
         activation = model(images).float()
     traces = record.last()
-    names = [name for name in layers if name in children and name in traces]
+    names = [name for name in layers if name in traces]
     if labels is None:
         labels = activation.argmax(dim=1)
     check_labels(labels, activation.shape[1])
-    labels = labels.to(activation.device)
 
     # The support of the children of the last layer, by place and type.
     top = names[-1]
@@ -121,7 +117,7 @@ def _map_batch(
 
     positions = support.sum(dim=-1)
     first_children = places.map_of(children[names[0]])
-    slides = None if first_children is None else first_children.slides
+    slides = first_children and first_children.slides
     maps = _spread_over_pixels(positions, slides, images.shape[2:])
     return maps.cpu(), positions.cpu(), labels.cpu(), activation.cpu()
 
@@ -131,8 +127,8 @@ def _class_support(
     children: Capsules,
     trace: RoutingTrace,
     labels: Labels,
-) -> Float[Tensor, "batch children"]:
-    """Return the support of each child for one class of each image."""
+) -> Tensor:
+    """Return the support `[batch, children]` of each child for one class of each image."""
     if trace.coupling.dim() != 3:
         raise ArgumentError(
             "model",
@@ -173,30 +169,34 @@ def _hand_down(
 
 
 def _spread_over_pixels(
-    positions: Float[Tensor, "n rows columns"],
-    slides: Sequence[Slide] | None,
-    size: Sequence[int],
-) -> Float[Tensor, "n height width"]:
+    positions: Tensor, slides: Sequence[Slide] | None, size: Sequence[int]
+) -> Tensor:
     """Spread the support of each position over the pixels that it sees.
 
     It is bilinear where the convolutions are no simple chain.
+
+    Args:
+        positions: `[n, rows, columns]`.
+        slides: of the layers from the image to the positions; None where they are no chain.
+        size: height and width of the image.
+
+    Returns:
+        `[n, height, width]`.
     """
     height, width = size
     x = positions.unsqueeze(1)
     if slides is None:
-        stretched = F.interpolate(x, (height, width), mode="bilinear", align_corners=False)
+        stretched = F.interpolate(x, (height, width), mode="bilinear")
         ratio = positions[0].numel() / (height * width)
         return (stretched * ratio)[:, 0]
     for kernel, stride, padding in reversed(slides):
-        down = _window(kernel[0], stride[0])
-        right = _window(kernel[1], stride[1])
-        weight = torch.outer(down, right)[None, None].to(x)
+        weight = torch.outer(*map(_window, kernel, stride))[None, None].to(x)
         x = F.conv_transpose2d(x, weight, stride=stride, padding=padding)
     # Nothing sees the pixels that a stride leaves over at the lower and right edges.
     return F.pad(x, (0, width - x.shape[3], 0, height - x.shape[2]))[:, 0]
 
 
-def _window(kernel: int, stride: int) -> Float[Tensor, " kernel"]:
+def _window(kernel: int, stride: int) -> Tensor:
     """Return weights of sum one whose copies, `stride` apart, sum to a constant.
 
     A plain box would leave a comb.

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.special import entr
 
@@ -26,8 +25,6 @@ from torchcaps.transfer import widen
 
 MAJORITY = 0.5  # a child with more than this of its coupling on one parent belongs to it
 TINY = 1e-30
-
-Links = Float[Tensor, "n links"]
 
 
 @dataclass(frozen=True)
@@ -48,13 +45,15 @@ class CouplingEntropy:
     @property
     def verdict(self) -> str:
         """One sentence."""
-        largest = f"largest coupling {self.largest:.2f} of {self.parents} parents"
-        figures = f"(entropy {self.mean:.3f}, {largest})"
+        course = "Couplings lie between uniform and a tree"
         if self.mean > 0.98:
-            return f"Routing does next to nothing here: couplings are uniform {figures}."
-        if self.mean < 0.3:
-            return f"Most children choose one parent {figures}."
-        return f"Couplings lie between uniform and a tree {figures}."
+            course = "Routing does next to nothing here: couplings are uniform"
+        elif self.mean < 0.3:
+            course = "Most children choose one parent"
+        return (
+            f"{course} (entropy {self.mean:.3f}, largest coupling {self.largest:.2f} of "
+            f"{self.parents} parents)."
+        )
 
 
 @dataclass(frozen=True)
@@ -79,12 +78,15 @@ class CouplingDynamics:
     def verdict(self) -> str:
         """One sentence."""
         if self.high < 0.01:
-            deviation = f"standard deviation {self.mean:.4f}"
-            return f"Couplings are the same for every image ({deviation}): a static tree, or none."
-        share = f"{self.explained or 0:.0%} of their variance goes with the class"
-        chance = f"({self.chance:.0%} by chance)"
-        change = f"Couplings change from image to image by {self.mean:.3f} on average"
-        return f"{change}; {share} {chance}."
+            return (
+                f"Couplings are the same for every image (standard deviation {self.mean:.4f}): "
+                "a static tree, or none."
+            )
+        return (
+            f"Couplings change from image to image by {self.mean:.3f} on average; "
+            f"{self.explained or 0:.0%} of their variance goes with the class "
+            f"({self.chance:.0%} by chance)."
+        )
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,9 @@ class ParseTree:
             return f"No parse tree: {children} give a parent more than half of themselves."
         gain = max(self.information - self.chance, 0.0)
         depends = "depends" if gain > 0.05 * self.possible else "hardly depends"
-        bits = f"({gain:.2f} of {self.possible:.2f} bits)"
         return (
-            f"{children} have a parent of their own, and which one {depends} on the class {bits}."
+            f"{children} have a parent of their own, and which one {depends} on the class "
+            f"({gain:.2f} of {self.possible:.2f} bits)."
         )
 
 
@@ -137,9 +139,7 @@ def coupling_entropy(recorded: RoutingTrace) -> CouplingEntropy:
     entropy = entr(coupling).sum(dim=-1) / math.log(parents)
     largest = coupling.amax(dim=-1)
     return CouplingEntropy(
-        _weighted_mean(entropy, weight),
-        _weighted_mean(largest, weight),
-        parents,
+        _weighted_mean(entropy, weight), _weighted_mean(largest, weight), parents
     )
 
 
@@ -156,8 +156,7 @@ def coupling_dynamics(recorded: RoutingTrace, labels: Labels) -> CouplingDynamic
     Raises:
         ArgumentError: for one image, fewer than two parents, or shapes that do not fit.
     """
-    coupling, _ = _links(recorded)
-    labels = _checked_labels(coupling, labels)
+    coupling, _, labels = _labeled_links(recorded, labels)
     total = coupling.var(dim=0, correction=0)
     within = torch.zeros_like(total)
     classes = labels.unique()
@@ -188,8 +187,7 @@ def parse_tree(recorded: RoutingTrace, labels: Labels, *, seed: int = 0) -> Pars
     Raises:
         ArgumentError: as `coupling_dynamics`.
     """
-    coupling, weight = _links(recorded)
-    labels = _checked_labels(coupling, labels)
+    coupling, weight, labels = _labeled_links(recorded, labels)
     largest, parent = coupling.max(dim=-1)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     share = weight.mean(dim=0)
@@ -205,8 +203,8 @@ def parse_tree(recorded: RoutingTrace, labels: Labels, *, seed: int = 0) -> Pars
     )
 
 
-def _links(recorded: RoutingTrace) -> tuple[Float[Tensor, "n links parents"], Links]:
-    """Return the couplings within a position, and the weights of the links; on the CPU."""
+def _links(recorded: RoutingTrace) -> tuple[Tensor, Tensor]:
+    """Return the couplings `[n, links, parents]` within a position, and weights `[n, links]`."""
     coupling = widen(recorded.coupling)
     check_shape("coupling", coupling, ("*batch", "children", "parents"))
     check_range("number of parents", coupling.shape[-1], low=2)
@@ -214,8 +212,8 @@ def _links(recorded: RoutingTrace) -> tuple[Float[Tensor, "n links parents"], Li
     weight = widen(recorded.child_activation) * total
     # A child that gives nothing to a position says nothing of it.
     position = total.unsqueeze(-1)
-    has_share = position > TINY
-    within = torch.where(has_share, coupling / position.clamp(min=TINY), 1 / coupling.shape[-1])
+    shares = coupling / position.clamp(min=TINY)
+    within = torch.where(position > TINY, shares, 1 / coupling.shape[-1])
     return within.flatten(1, -2).cpu(), weight.flatten(1).cpu()
 
 
@@ -227,23 +225,26 @@ def _weighted_mean(numbers: Tensor, weight: Tensor) -> float:
     return float(numbers.mean())
 
 
-def _checked_labels(coupling: Tensor, labels: Labels) -> Labels:
+def _labeled_links(recorded: RoutingTrace, labels: Labels) -> tuple[Tensor, Tensor, Labels]:
+    """Return links as `_links`, and labels that fit them."""
+    coupling, weight = _links(recorded)
     check_labels(labels)
     check_shape("labels", labels, ("n",), n=len(coupling))
     check_range("number of images", len(labels), low=2)
-    return labels.cpu()
+    return coupling, weight, labels.cpu()
 
 
-def _information(
-    parent: Int64[Tensor, "n links"],
-    labels: Labels,
-    num_parents: int,
-) -> Float[Tensor, " links"]:
-    """Return the mutual information of each link's best parent and the class, in bits."""
+def _information(parent: Tensor, labels: Labels, num_parents: int) -> Tensor:
+    """Return the mutual information `[links]` of each best parent and the class, in bits.
+
+    Args:
+        parent: `[n, links]`, the best parent of each link.
+        labels: `[n]` true classes.
+        num_parents: number of parents.
+    """
     classes, label = labels.unique(return_inverse=True)
-    num_links = parent.shape[1]
-    shape = (num_links, num_parents, len(classes))
-    cell = (torch.arange(num_links) * num_parents + parent) * len(classes) + label.unsqueeze(1)
+    shape = (parent.shape[1], num_parents, len(classes))
+    cell = (torch.arange(shape[0]) * num_parents + parent) * len(classes) + label.unsqueeze(1)
     counts = torch.bincount(cell.flatten(), minlength=math.prod(shape)).view(shape)
     joint = widen(counts) / len(labels)
     entropy_of_parent = entr(joint.sum(dim=2)).sum(dim=1)

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchcaps.data import Dataset
 from torchcaps.errors import AblationUnsupportedError, check_range
-from torchcaps.evaluation.base import EvaluationResult, LabeledImages, Labels, check_labels
+from torchcaps.evaluation.base import EvaluationResult, Images, Labels, check_labels
 from torchcaps.evaluation.comparison.compare import Comparison, compare_answers
 from torchcaps.evaluation.forward import proportion, right_answers
 from torchcaps.evaluation.routing import ablation as ablations, couplings, health
 from torchcaps.evaluation.routing.layers import route_images, routers_of
 from torchcaps.models.notebook import parameter_count
-from torchcaps.nn import Router, RoutingTrace
 
 NUM_SIGN_IMAGES = 64  # images for the test of signs
 
@@ -93,8 +93,10 @@ class Diagnosis(EvaluationResult):
         """What -> one sentence: for the whole model, then layer by layer."""
         baseline = "No baseline was given, so the accuracy stands alone."
         if self.baseline is not None:
-            sizes = f"{self.parameters:,} parameters against {self.baseline_parameters:,}"
-            baseline = f"{self.baseline.verdict} The first is this one: {sizes}."
+            baseline = (
+                f"{self.baseline.verdict} The first is this one: {self.parameters:,} parameters "
+                f"against {self.baseline_parameters:,}."
+            )
         sentences = {
             "ablation": self.refused if self.ablation is None else self.ablation.verdict,
             "iterations": self.iterations.verdict,
@@ -113,7 +115,7 @@ class Diagnosis(EvaluationResult):
 
 def diagnose(
     model: nn.Module,
-    dataset: LabeledImages,
+    dataset: Dataset,
     *,
     baseline: nn.Module | None = None,
     count: int = 256,
@@ -139,11 +141,10 @@ def diagnose(
         ArgumentError: for a model without routed layers, such as a CNN, a layer with fewer than two
             parents, or arguments that do not fit.
     """
-    check_labels(dataset.labels, len(dataset.classes))
     check_range("count", count, low=2)
-    num_images = len(dataset.labels)
-    check_range("number of images", num_images, low=2)
-    order = torch.randperm(num_images, generator=torch.Generator().manual_seed(seed))[:count]
+    check_range("number of images", len(dataset.labels), low=2)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(dataset.labels), generator=generator)[:count]
     images = dataset.float_images(order)
     labels = dataset.labels[order.to(dataset.labels.device)].cpu()
 
@@ -154,24 +155,28 @@ def diagnose(
     starvation = health.starvation(*inputs, batch_size=batch_size)
     signs = health.sign_test(model, images[:NUM_SIGN_IMAGES])
     routers = routers_of(model)
-    layers = []
     course = {"children": next(iter(children.values()))}
+    layers = []
     for name, trace in traces.items():
-        if routers[name].activation != "none":
+        has_shares = routers[name].normalized
+        has_activation = routers[name].activation != "none"
+        if has_activation:
             course[name] = trace.activation
-        layers.append(
-            _diagnose_layer(name, routers[name], trace, labels, seed, starvation[name], signs[name])
+        layer = LayerDiagnosis(
+            name=name,
+            entropy=couplings.coupling_entropy(trace) if has_shares else None,
+            dynamics=couplings.coupling_dynamics(trace, labels) if has_shares else None,
+            tree=couplings.parse_tree(trace, labels, seed=seed) if has_shares else None,
+            parents=health.capsule_activity(trace.activation) if has_activation else None,
+            starvation=starvation[name],
+            sign=signs[name] if has_activation else None,
         )
+        layers.append(layer)
 
-    ablation = None
-    refused = ""
-    try:
-        ablation = ablations.routing_ablation(*inputs, seed=seed, batch_size=batch_size)
-    except AblationUnsupportedError as error:
-        refused = str(error)
+    ablation, refused = _ablate(*inputs, seed, batch_size)
     comparison = None
     if baseline is not None:
-        answers = right_answers(baseline, images, labels, batch_size)
+        answers = right_answers(baseline, images, labels)
         comparison = compare_answers(correct, answers, seed=seed)
     return Diagnosis(
         accuracy=proportion(correct),
@@ -188,24 +193,14 @@ def diagnose(
     )
 
 
-def _diagnose_layer(
-    name: str,
-    router: Router,
-    trace: RoutingTrace,
-    labels: Labels,
-    seed: int,
-    starvation: health.Starvation,
-    sign: health.SignTest,
-) -> LayerDiagnosis:
-    """Return the measures that apply to what the router of a layer declares."""
-    has_shares = router.normalized
-    has_activation = router.activation != "none"
-    return LayerDiagnosis(
-        name=name,
-        entropy=couplings.coupling_entropy(trace) if has_shares else None,
-        dynamics=couplings.coupling_dynamics(trace, labels) if has_shares else None,
-        tree=couplings.parse_tree(trace, labels, seed=seed) if has_shares else None,
-        parents=health.capsule_activity(trace.activation) if has_activation else None,
-        starvation=starvation,
-        sign=sign if has_activation else None,
-    )
+def _ablate(
+    model: nn.Module, images: Images, labels: Labels, seed: int, batch_size: int
+) -> tuple[ablations.RoutingAblation | None, str]:
+    """Return the ablation of a model, or why there is none."""
+    try:
+        ablation = ablations.routing_ablation(
+            model, images, labels, seed=seed, batch_size=batch_size
+        )
+    except AblationUnsupportedError as error:
+        return None, str(error)
+    return ablation, ""

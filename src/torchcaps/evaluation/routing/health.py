@@ -46,12 +46,15 @@ class CapsuleActivity:
     @property
     def verdict(self) -> str:
         """One sentence."""
-        figures = f"({self.dead:.0%} dead, {self.constant:.0%} constant, of {self.capsules})"
+        state = "are in use"
         if self.dead > 0.5:
-            return f"Most capsules are never active {figures}."
-        if self.constant > 0.5:
-            return f"Most capsules say the same of every image {figures}."
-        return f"Most capsules are in use {figures}."
+            state = "are never active"
+        elif self.constant > 0.5:
+            state = "say the same of every image"
+        return (
+            f"Most capsules {state} ({self.dead:.0%} dead, {self.constant:.0%} constant, "
+            f"of {self.capsules})."
+        )
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,7 @@ class Starvation:
     def verdict(self) -> str:
         """One sentence."""
         if self.median == 0:
-            return (
-                "No gradient reaches these capsules: nothing below them learns from these images."
-            )
+            return "No gradient reaches these capsules: nothing below them learns."
         word = "Few" if self.starved < 0.1 else "Many"
         return f"{word} capsules are starved of gradient ({self.starved:.0%} of {self.capsules})."
 
@@ -121,10 +122,11 @@ class SignTest:
     def verdict(self) -> str:
         """One sentence."""
         if self.blind:
-            problem = "The layer cannot tell poses from their negatives"
-            return f"{problem}; a bias on the votes would let it."
-        figures = f"up to {self.largest:.2g}, {self.change:.2g} on average"
-        return f"The layer tells poses from their negatives (activations differ by {figures})."
+            return "The layer cannot tell poses from their negatives; a bias on the votes would let it."
+        return (
+            "The layer tells poses from their negatives (activations differ by up to "
+            f"{self.largest:.2g}, {self.change:.2g} on average)."
+        )
 
 
 def capsule_activity(activation: Float[Tensor, " n *capsules"]) -> CapsuleActivity:
@@ -164,13 +166,10 @@ def activation_decay(activations: Mapping[str, Float[Tensor, " n *capsules"]]) -
         ArgumentError: for no set, or tensors that do not fit.
     """
     check_range("number of layers", len(activations), low=1)
-    medians = []
-    strongest = []
-    for activation in activations.values():
-        activity = capsule_activity(activation)
-        medians.append(activity.median)
-        strongest.append(activity.strongest)
-    return ActivationDecay(tuple(activations), tuple(medians), tuple(strongest))
+    activities = [*map(capsule_activity, activations.values())]
+    medians = tuple(activity.median for activity in activities)
+    strongest = tuple(activity.strongest for activity in activities)
+    return ActivationDecay(tuple(activations), medians, strongest)
 
 
 def starvation(
@@ -206,24 +205,19 @@ def starvation(
                 x = batch.detach().clone().requires_grad_()
                 objective = loss(model(x), true)
                 poses = [capsules.pose for capsules in children.values()]
-                gradients = torch.autograd.grad(
-                    objective,
-                    poses,
-                    allow_unused=True,
-                    materialize_grads=True,
-                )
+                gradients = torch.autograd.grad(objective, poses, materialize_grads=True)
             for name, gradient in zip(children, gradients, strict=True):
                 # The loss is a mean over the batch; this is the gradient of each image's own loss.
                 by_image = gradient * len(batch)
                 square = by_image.square().sum(dim=(0, -1)).flatten().cpu().double()
                 squares[name] = squares.get(name, 0.0) + square / len(images)
-    return {name: _starvation(square.sqrt()) for name, square in squares.items()}
-
-
-def _starvation(norm: Float[Tensor, " capsules"]) -> Starvation:
-    median = norm.median()
-    is_starved = (norm < STARVED * median) | (norm == 0)
-    return Starvation(proportion(is_starved), float(median), len(norm))
+    figures = {}
+    for name, square in squares.items():
+        norm = square.sqrt()
+        median = norm.median()
+        is_starved = (norm < STARVED * median) | (norm == 0)
+        figures[name] = Starvation(proportion(is_starved), float(median), len(norm))
+    return figures
 
 
 def sign_test(model: nn.Module, images: Images) -> dict[str, SignTest]:
@@ -245,9 +239,8 @@ def sign_test(model: nn.Module, images: Images) -> dict[str, SignTest]:
             model(images.to(device_of(model)))
         for name, (pose, activation) in children.items():
             layer = model.get_submodule(name)
-            as_it_is = layer(Capsules(pose, activation))
-            negated = layer(Capsules(-pose, activation))
-            difference = (as_it_is.activation - negated.activation).abs()
-            largest = difference.max()
-            tests[name] = SignTest(float(difference.mean()), float(largest), bool(largest < BLIND))
+            parents = [layer(Capsules(sign * pose, activation)).activation for sign in (1, -1)]
+            difference = (parents[0] - parents[1]).abs()
+            largest = float(difference.max())
+            tests[name] = SignTest(float(difference.mean()), largest, largest < BLIND)
     return tests

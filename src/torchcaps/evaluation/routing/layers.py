@@ -1,7 +1,7 @@
 """Inputs and outputs of every routed layer over many images; and models with other routers."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ class RoutedImages(NamedTuple):
 
     activation: Activations  # of the classes
     layers: dict[str, RoutingTrace]  # of the layers that ran, by name, in the order of the model
-    # Their activations, by layer; once each, while `layers` has them once a window.
+    # Activations of their children, by layer; once each, while `layers` has them once a window.
     children: dict[str, Float[Tensor, "n *space capsules"]]
     # Of the votes for each parent, a mean over positions; see `functional.straightness`.
     straightness: dict[str, Float[Tensor, "n parents"]]
@@ -50,46 +50,34 @@ def route_images(model: nn.Module, images: Images, *, batch_size: int = BATCH) -
     """
     check_images(images)
     activations = []
-    traces = defaultdict(list)
-    child_activations = defaultdict(list)
-    straight = defaultdict(list)
+    parts = defaultdict(list)
     layers = routed_layers(model)
     with evaluating(model):
         for batch, _ in batches(model, images, batch_size=batch_size):
             with children_of(model) as children, record_routing(model) as record:
                 activations.append(model(batch).float().cpu())
             for name, trace in record.last().items():
-                traces[name].append(trace.map(Tensor.cpu))
-                child_activations[name].append(children[name].activation.cpu())
-                votes = layers[name].make_votes(children[name])
-                straight[name].append(_straightness(votes, trace.coupling).cpu())
+                straight = _straightness(layers[name].make_votes(children[name]), trace.coupling)
+                tensors = (*trace[:4], children[name].activation, straight)
+                parts[name].append([tensor.cpu() for tensor in tensors])
+    joined = {name: [*map(torch.cat, zip(*rows, strict=True))] for name, rows in parts.items()}
     return RoutedImages(
         torch.cat(activations),
-        {name: _join_traces(parts) for name, parts in traces.items()},
-        {name: torch.cat(parts) for name, parts in child_activations.items()},
-        {name: torch.cat(parts) for name, parts in straight.items()},
+        {
+            name: RoutingTrace(coupling, activation, child_activation, pose)
+            for name, (coupling, activation, child_activation, pose, *_) in joined.items()
+        },
+        {name: tensors[4] for name, tensors in joined.items()},
+        {name: tensors[5] for name, tensors in joined.items()},
     )
 
 
 def _straightness(votes: Votes, coupling: Tensor) -> Float[Tensor, "n parents"]:
     """The mean over positions, without storing the votes of all samples."""
-
-    def measure(votes: Votes, coupling: Tensor) -> tuple[Tensor]:
-        return (straightness(coupling, votes),)
-
-    [ratio] = ops.in_blocks(measure, votes, coupling)
-    return ratio.flatten(1, -2).mean(dim=1) if ratio.dim() > 2 else ratio
-
-
-def _join_traces(parts: Sequence[RoutingTrace]) -> RoutingTrace:
-    """Join the recordings of parts of the images; what a router adds to its trace is left out."""
-    coupling, activation, child_activation, pose, *_ = zip(*parts, strict=True)
-    return RoutingTrace(
-        torch.cat(coupling),
-        torch.cat(activation),
-        torch.cat(child_activation),
-        torch.cat(pose),
+    [ratio] = ops.in_blocks(
+        lambda votes, coupling: (straightness(coupling, votes),), votes, coupling
     )
+    return ratio.flatten(1, -2).mean(dim=1) if ratio.dim() > 2 else ratio
 
 
 @contextmanager

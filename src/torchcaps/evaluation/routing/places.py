@@ -30,16 +30,16 @@ class Places:
 
     maps: list[CapsuleMap] = field(default_factory=list)  # in the order of the pass
     slides: Slides = ()
-    _size: tuple[int, ...] | None = None
+    _size: Sequence[int] | None = None
 
     def add(self, slide: Slide | None, before: Sequence[int], after: Sequence[int]) -> None:
         """Record a layer that has slid over a map of one size and made one of another size."""
-        is_chained = self._size in (None, tuple(before))
-        if slide is None or self.slides is None or not is_chained:
-            self.slides = None
-        else:
+        is_chained = self._size in (None, before)
+        if slide and self.slides is not None and is_chained:
             self.slides = (*self.slides, slide)
-        self._size = tuple(after)
+        else:
+            self.slides = None
+        self._size = after
 
     def map_of(self, children: Capsules) -> CapsuleMap | None:
         """Return the newest map that holds capsules, with their places or in a row."""
@@ -61,8 +61,7 @@ def places_of(model: nn.Module) -> Iterator[Places]:
         elif isinstance(module, RoutedLayer) and output.pose.dim() == 5:
             pose = inputs[0].pose if isinstance(inputs[0], Capsules) else inputs[0]
             before = pose.shape[1:-2]
-            slide = _field_slide(module.field(*before))
-            places.add(slide, before, output.pose.shape[1:3])
+            places.add(_field_slide(module.field(*before)), before, output.pose.shape[1:3])
         if isinstance(output, Capsules) and output.pose.dim() == 5:
             places.maps.append(CapsuleMap(output, places.slides))
 
@@ -76,21 +75,11 @@ def _convolution_slide(layer: nn.Conv2d) -> Slide | None:
     """Return how a convolution slides; None for padding by name and dilated kernels."""
     if isinstance(layer.padding, str) or layer.dilation != (1, 1):
         return None
-    kernel_height, kernel_width = layer.kernel_size
-    stride_height, stride_width = layer.stride
-    padding_height, padding_width = layer.padding
-    return Slide(
-        (kernel_height, kernel_width),
-        (stride_height, stride_width),
-        (padding_height, padding_width),
-    )
+    return Slide(layer.kernel_size, layer.stride, layer.padding)
 
 
 def _field_slide(field: Field) -> Slide | None:
     """Return how the windows of a routed layer slide; None for any other field."""
     if type(field) is not ConvField:
         return None
-    kernel = (field.kernel, field.kernel)
-    stride = (field.stride, field.stride)
-    padding = (field.padding, field.padding)
-    return Slide(kernel, stride, padding)
+    return Slide(*[(size, size) for size in (field.kernel, field.stride, field.padding)])
