@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TypeVar
 
 from torchcaps import plugins
@@ -24,6 +25,8 @@ class Registry(Mapping[str, T]):
 
     Args:
         kind: of its entries, in words, for error messages: "model", "data set".
+        package: whose modules have the names of the entries that they register, and are imported
+            when an entry, or the list, is first asked for; "" where others import them.
 
     Example:
         >>> schedules = Registry("schedule")
@@ -33,8 +36,9 @@ class Registry(Mapping[str, T]):
         1.0
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, package: str = "") -> None:
         self.kind = kind
+        self.package = package
         self._entries: dict[str, T] = {}
         self._reads: dict[str, frozenset[str]] = {}
         plugins.SAVES.append(self._save)
@@ -102,21 +106,36 @@ class Registry(Mapping[str, T]):
         """The error for a name that is not registered; it names plug-ins that failed."""
         return UnknownNameError(self.kind, name, self._entries, note=plugins.failure_note())
 
-    def __iter__(self) -> Iterator[str]:
+    def _load(self) -> None:
+        """Import all files of the package and all plug-ins."""
+        if self.package:
+            import_submodules(self.package)
         plugins.load_entry_points()
+
+    def __iter__(self) -> Iterator[str]:
+        self._load()
         return iter(list(self._entries))
 
     def __len__(self) -> int:
-        plugins.load_entry_points()
+        self._load()
         return len(self._entries)
 
     def __contains__(self, name: object) -> bool:
+        if name not in self._entries:
+            file = f"{self.package}.{name}"
+            if self.package and str(name).isidentifier() and find_spec(file):
+                importlib.import_module(file)
         if name not in self._entries:
             plugins.load_entry_points()
         return name in self._entries
 
     def _save(self) -> Callable[[], None]:
-        """The function that restores the entries of now."""
+        """The function that restores the entries of now.
+
+        A file of the package is imported once, so its entries are to be among them.
+        """
+        if self.package:
+            import_submodules(self.package)
         entries = dict(self._entries)
         reads = dict(self._reads)
 

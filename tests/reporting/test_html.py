@@ -31,7 +31,7 @@ from torchcaps.reporting.answers import check_same_task, have_same_images
 from torchcaps.reporting.evaluated import evaluate_run
 from torchcaps.reporting.markup import page
 from torchcaps.settings import TrainConfig
-from torchcaps.tasks import Multilabel, ReportItem, Task, register_task
+from torchcaps.tasks import Multilabel, ReportItem, Task, evaluate_task, register_task
 from torchcaps.tasks.report_items import by_class
 from torchcaps.templates import Picture
 from torchcaps.training import train
@@ -429,7 +429,7 @@ def pairs_run(finished, bars):
         finished,
         task=task,
         num_images=len(pairs),
-        evaluation=task.evaluate(pairs),
+        evaluation=evaluate_task(task, pairs),
         num_diagnosed=8,
         inputs=pairs,
     )

@@ -14,16 +14,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Generator, Tensor, nn
 
-from torchcaps.data import Batch, Dataset, Transforms, refuse_augmentations
+from torchcaps import plugins
+from torchcaps.data import Batch, Dataset, Transforms, label_tree, refuse_augmentations
 from torchcaps.distributed import Ranks, current
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation.base import EvaluationResult, MetricResult, Progress
 from torchcaps.evaluation.forward import autocast, device_of, evaluating
+from torchcaps.functional import reconstruction_loss
+from torchcaps.functional.images import shrink
 from torchcaps.registry import Registry
 from torchcaps.settings import TrainConfig
 from torchcaps.tasks._config import complete_config
 from torchcaps.tasks.metrics import extra_metrics
-from torchcaps.types import ModelSpec, declares, spec_of
+from torchcaps.types import Capsules, ModelSpec, declares, model_metadata, spec_of
 from torchcaps.words import join_names
 
 if TYPE_CHECKING:
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 BATCH = 256
 Outputs = dict[str, Tensor]
 T = TypeVar("T", bound="type[Task]")
-TASKS: Registry[type[Task]] = Registry("task")
+TASKS: Registry[type[Task]] = Registry("task", "torchcaps.tasks")
 
 
 class ReportItem(NamedTuple):
@@ -60,7 +63,8 @@ class ReportItem(NamedTuple):
 class Task(nn.Module):
     """Base of tasks.
 
-    A subclass writes `targets`, `training_step` and `eval_step`, and what else differs.
+    A subclass writes `targets`, `training_step` and `eval_step`, and what else differs. What it
+    needs of its settings and images it takes in `_setup`.
 
     Args:
         model: any module. It is never written to.
@@ -75,7 +79,8 @@ class Task(nn.Module):
     Attributes:
         spec: what the model declares, or `default_spec`.
         config: with task, loss and what depends on them filled; see `complete_config`.
-        loss: name of the loss.
+        loss: name of the loss; "" for prediction alone.
+        classes: their names.
     """
 
     name: ClassVar[str]  # set when it is registered
@@ -95,8 +100,6 @@ class Task(nn.Module):
     # What may be asked of it: "classes", "decode", "routing", "sweep".
     capabilities: ClassVar[frozenset[str]] = frozenset()
     labeled: ClassVar[bool] = True  # whether labels have a part in it
-    # Whether an image has one class, so that the setting `balance` can draw classes equally often.
-    single_label: ClassVar[bool] = False
     augments: ClassVar[bool] = True  # whether `transforms` change what it trains with
     is_dense: ClassVar[bool] = False  # whether its models say something of each pixel
     eval_batch_size: int = BATCH  # images in a pass of the model that are not trained with
@@ -108,6 +111,8 @@ class Task(nn.Module):
     # In words, the models it takes, if they are only those that declare it; and its data.
     requires: ClassVar[str] = ""
     data: ClassVar[str] = "images"
+    config = TrainConfig()  # for prediction alone
+    loss = ""
 
     def __init__(
         self, model: Any, config: TrainConfig | None = None, images: Dataset | None = None
@@ -118,7 +123,13 @@ class Task(nn.Module):
                 "task", f"{self.name} takes {self.requires}, got {type(model).__name__}"
             )
         if images is not None and not self.supports(images):
-            raise _unsuitable(self, images)
+            missing = [name for name in self.targets if name not in images.targets]
+            advice = [f"; give {name!r} by name, as labels={{{name!r}: ...}}" for name in missing]
+            raise ArgumentError(
+                "task",
+                f"{self.name} takes {self.data}, got {images!r} with the targets "
+                f"{join_names(list(images.targets)) or 'none'}{''.join(advice)}",
+            )
         self.model: Any = model  # of any class: what it can do, it declares
         self.spec = spec_of(model) if declares(model) else self.default_spec
         if self.spec.is_dense != self.is_dense:
@@ -128,22 +139,24 @@ class Task(nn.Module):
                 f"{self.name} takes a model whose outputs are of {unit}, "
                 f"which {type(model).__name__} is not",
             )
-        self.loss = ""
-        if config is None:
-            return
-        self.config = complete_config(config, type(self), model, images, trains=False)
-        self.loss = self.config.task.loss
-        if self.augments:
-            num_classes = 0 if images is None else images.num_classes
-            self.transforms = Transforms(
-                self.config.augmentation,
-                self.config.data.crop,
-                mask_classes=num_classes if self.is_dense else None,
-            )
-        else:
-            refuse_augmentations(
-                config.augmentation, f"the task {self.name}, which changes no images"
-            )
+        self.classes = model_metadata(model).classes if images is None else images.classes
+        if config is not None:
+            self.config = complete_config(config, type(self), model, images, trains=False)
+            self.loss = self.config.task.loss
+            if self.augments:
+                self.transforms = Transforms(
+                    self.config.augmentation,
+                    self.config.data.crop,
+                    mask_classes=len(self.classes) if self.is_dense else None,
+                )
+            else:
+                refuse_augmentations(
+                    config.augmentation, f"the task {self.name}, which changes no images"
+                )
+        self._setup(images)
+
+    def _setup(self, images: Dataset | None) -> None:
+        """Take what is needed of the settings and the images; by default nothing."""
 
     @classmethod
     def default_settings(cls, model: Any, spec: ModelSpec, loss: str) -> dict[str, Any]:
@@ -214,14 +227,8 @@ class Task(nn.Module):
         """
         return None
 
-    def evaluate(self, images: Dataset, *, progress: Progress | None = None) -> EvaluationResult:
-        """The metrics on test images, which were not used in training."""
-        outputs = eval_outputs(self, images, progress=progress)
-        extra = extra_metrics(self.config.task.metrics, outputs)
-        return self.evaluation(outputs, images).with_extra(extra)
-
     def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
-        """What `evaluate` returns, by the outputs for the images."""
+        """What `evaluate_task` returns, by the outputs for the images."""
         return MetricResult(self.compute_metrics(outputs), len(images), self.score)
 
     def report_items(self, evaluation: EvaluationResult, images: Dataset) -> list[ReportItem]:
@@ -246,19 +253,6 @@ class Task(nn.Module):
             ArgumentError: the task says nothing of single pictures.
         """
         raise ArgumentError("predict", f"the task {self.name} says nothing of single pictures")
-
-
-def _unsuitable(task: Task, images: Dataset) -> ArgumentError:
-    """The error of images that a task does not take, and what to pass instead."""
-    missing = [name for name in task.targets if name not in images.targets]
-    if not missing:
-        return ArgumentError("task", f"{task.name} takes {task.data}, got {images!r}")
-    return ArgumentError(
-        "task",
-        f"{task.name} takes {task.data}: it needs the target {missing[0]!r}, and {images.name} has "
-        f"{join_names(list(images.targets)) or 'none'}; give it by name, as "
-        f"labels={{{missing[0]!r}: ...}}",
-    )
 
 
 def eval_outputs(
@@ -293,12 +287,18 @@ def eval_outputs(
     return {name: ranks.cat(rows) for name, rows in join_outputs(parts).items()}
 
 
+def evaluate_task(
+    task: Task, images: Dataset, *, progress: Progress | None = None
+) -> EvaluationResult:
+    """The metrics of a task on test images, which were not used in training."""
+    outputs = eval_outputs(task, images, progress=progress)
+    extra = extra_metrics(task.config.task.metrics, outputs)
+    return task.evaluation(outputs, images).with_extra(extra)
+
+
 def join_outputs(parts: Sequence[Outputs]) -> Outputs:
     """The outputs of several batches as those of one, on the CPU."""
-    outputs = {}
-    for name in parts[0]:
-        outputs[name] = torch.cat([part[name] for part in parts]).cpu()
-    return outputs
+    return {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
 
 
 def register_task(name: str, *, replace: bool = False) -> Callable[[T], T]:
@@ -347,8 +347,11 @@ def task_class(name: str, model: nn.Module, images: Dataset | None = None) -> ty
     default = TASKS[spec.task]  # loads the plug-in that registers it
     if images is None:
         return default
+    plugins.load_entry_points()
+    if not default.supports(images) or label_tree(images.classes):
+        TASKS.names()  # loads all tasks of the package
     # Of two that match, the one registered last is the more special one.
-    for task in reversed([*TASKS.values()]):
+    for task in reversed(TASKS.registered()):
         model_tasks = vars(task).get("model_tasks") or (task.name,)
         if spec.task in model_tasks and task.supports(images):
             return task
@@ -367,6 +370,24 @@ def create_task(model: nn.Module, config: TrainConfig, images: Dataset | None = 
 def check_task(task: Task, images: Dataset) -> None:
     """Let one image through: a model that cannot take it is refused before a training."""
     eval_outputs(task, images.subset([0]))
+
+
+def drawing_error(
+    task: Task, capsules: Capsules, images: Tensor, labels: Tensor | None = None
+) -> Tensor:
+    """Squared error of what the model draws, a sum over pixels and a mean over images.
+
+    Args:
+        task: around the model.
+        capsules: that it draws.
+        images: `[batch, channels, height, width]` that it should draw; compared at the size of the
+            drawings.
+        labels: of the capsules that draw; None for all of them.
+    """
+    if task.spec.draw_size is None:
+        return reconstruction_loss(task.model.reconstruct(capsules, labels), images)
+    images = shrink(images, task.spec.draw_size)
+    return reconstruction_loss(task.model.draw(capsules, labels), images)
 
 
 def first_batch(task: Task, images: Dataset, count: int) -> Batch:

@@ -122,7 +122,7 @@ def _check_used(
         if name == "reconstruction" and not spec.decoder:
             reason = "for a model without a decoder"
         raise ArgumentError(name, f"expected {off} {reason}, got {setting}")
-    if config.data.balance and not task.single_label:
+    if config.data.balance and not (task.labeled and "label" in task.targets):
         raise ArgumentError(
             "balance",
             f"expected images of one class each, which the task {task.name} does not take",

@@ -13,7 +13,13 @@ from torchcaps.data import Batch, Dataset, multi_hot
 from torchcaps.errors import ArgumentError
 from torchcaps.evaluation import score_multilabel
 from torchcaps.functional.squash import full_precision
-from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, register_task
+from torchcaps.tasks._base import (
+    EvaluationResult,
+    Outputs,
+    ReportItem,
+    drawing_error,
+    register_task,
+)
 from torchcaps.tasks.classify import Classify
 from torchcaps.tasks.report_items import overlaps
 from torchcaps.types import Capsules
@@ -32,17 +38,16 @@ class Multilabel(Classify):
     # Answers to the questions of the base classes:
     model_tasks = ("classify",)  # models for which "auto" is this task, where the labels suit
     targets = ("labels",)
-    single_label = False
     data = "images of several classes each"  # words of the error for other data
 
-    def training_step(self, batch: Batch, fraction_trained: float) -> Outputs:
+    def _setup(self, images: Dataset | None) -> None:
         if self.spec.logits and not self.spec.multilabel:
             raise ArgumentError(
                 "model",
                 "images that show several classes need a network built with the option "
                 "multilabel=true",
             )
-        return super().training_step(batch, fraction_trained)
+        super()._setup(images)
 
     def _probabilities(self, logits: Tensor) -> Tensor:
         return full_precision(logits).sigmoid()
@@ -57,9 +62,9 @@ class Multilabel(Classify):
                 "singles", "expected what each labeled class looks like alone, got none"
             )
         error = capsules.pose.new_zeros(())
-        columns = batch.targets["single_label"].T
-        for labels, targets in zip(columns, batch.targets["singles"].unbind(dim=1), strict=True):
-            error = error + self._drawing_error(capsules, labels, targets)
+        for index, labels in enumerate(batch.targets["single_label"].T):
+            images = batch.targets["singles"][:, index]
+            error = error + drawing_error(self, capsules, images, labels)
         return error
 
     def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchcaps.data import Batch, Dataset, LabelTree, label_tree
 from torchcaps.distributed import all_reduce_sum
@@ -26,13 +26,11 @@ from torchcaps.errors import ArgumentError, check_shape
 from torchcaps.evaluation import Evaluation
 from torchcaps.evaluation.base import TextTable
 from torchcaps.evaluation.forward import device_of
-from torchcaps.settings import TrainConfig
 from torchcaps.tasks._base import EvaluationResult, Outputs, ReportItem, register_task
-from torchcaps.tasks.class_weights import weighted_loss
 from torchcaps.tasks.classify import LOSSES, Classify, Loss, Scores, margin
 from torchcaps.transfer import widen
-from torchcaps.types import ModelSpec, model_metadata
-from torchcaps.words import in_words, percent
+from torchcaps.types import ModelSpec
+from torchcaps.words import in_words, join_names, percent
 
 DYNAMIC = "dynamic_margin"  # the margin loss, levels weighted by their accuracy
 # Metrics after every epoch; see `path_figures`.
@@ -67,9 +65,8 @@ class TreeEvaluation(Evaluation):
         num_right = (self.paths == self.truth).sum(dim=0).tolist()
         levels = []
         for level, (size, count) in enumerate(zip(self.tree.sizes, num_right, strict=True), 1):
-            accuracy = percent(count / self.num_samples)
-            name = f"level {level}: {size} classes"
-            levels.append((name, accuracy, str(count), str(self.num_samples), "", "", ""))
+            numbers = (percent(count / self.num_samples), str(count), str(self.num_samples))
+            levels.append((f"level {level}: {size} classes", *numbers, "", "", ""))
         return TextTable(heads, [*levels, *rows])
 
     @property
@@ -99,37 +96,28 @@ class Tree(Classify):
         LOSSES,  # type: ignore[arg-type]
     )
     model_tasks = ("classify", "tree")  # tasks of models for which "auto" may mean this one
+    data = "classes that are paths of one depth, such as clothing/tops/shirt"
     ancestors: Tensor  # `[classes, levels]`: the path of each finest class
 
-    def __init__(
-        self,
-        model: nn.Module,
-        config: TrainConfig | None = None,
-        images: Dataset | None = None,
-    ) -> None:
-        classes = model_metadata(model).classes if images is None else images.classes
-        tree = label_tree(classes)
+    def _setup(self, images: Dataset | None) -> None:
+        super()._setup(images)
+        tree = label_tree(self.classes)
         if tree is None:
-            examples = ", ".join(classes[:3])
             raise ArgumentError(
-                "task",
-                "tree needs paths of one depth as classes, such as clothing/tops/shirt, "
-                f"got {examples}, ...",
+                "task", f"tree takes {self.data}, got {join_names(self.classes) or 'none'}"
             )
-        super().__init__(model, config, images)
         self.tree = tree
         self.knows_levels = self.spec.task == self.name
         if self.knows_levels and self.model.tree != tree:
-            sizes = ", ".join(map(str, tree.sizes))
             raise ArgumentError(
-                "model", f"expected one built for these classes, whose tree has levels of {sizes}"
+                "model", f"expected one built for a tree with levels of {tree.sizes} classes"
             )
         if self.loss == DYNAMIC and not self.knows_levels:
             raise ArgumentError(
                 "loss",
                 f"{DYNAMIC} weighs levels of a label tree, and this model tells only its finest",
             )
-        ancestors = torch.tensor(tree.ancestors, device=device_of(model))
+        ancestors = torch.tensor(tree.ancestors, device=device_of(self.model))
         self.register_buffer("ancestors", ancestors, persistent=False)
 
     @classmethod
@@ -138,7 +126,7 @@ class Tree(Classify):
         settings = super().default_settings(model, spec, loss)
         if spec.task == cls.name:
             settings.pop("reconstruction", None)
-        if loss in LOSSES and "label_smoothing" in LOSSES.reads(loss):
+        if loss != DYNAMIC and "label_smoothing" in LOSSES.reads(loss):
             settings["label_smoothing"] = 0.0
         return settings
 
@@ -151,20 +139,16 @@ class Tree(Classify):
         """The loss of a batch, that of each level, and the accuracy of the finest classes."""
         if not self.knows_levels:
             return super().training_step(batch, fraction_trained)
-        activations = self._level_activations(batch.inputs)
         labels = batch.targets["label"]
         paths = self.ancestors[labels]
-        compute_loss = weighted_loss(self.losses[self.loss], self.class_weights, labels)
-        losses = []
-        for activation, classes in zip(activations, paths.T, strict=True):
-            scores = Scores(activation)
-            losses.append(compute_loss(scores, classes, fraction_trained, self.config.task))
+        activations = self._level_activations(batch.inputs)
+        losses = [
+            self._compute_loss(Scores(activation), classes, fraction_trained, labels)
+            for activation, classes in zip(activations, paths.T, strict=True)
+        ]
         is_right = _predicted_paths(activations) == paths  # [batch, levels]
         weights = self._weights(is_right)
-        outputs = {
-            "loss": (weights * torch.stack(losses)).sum(),
-            self.loss: losses[-1],
-        }
+        outputs = {"loss": (weights * torch.stack(losses)).sum(), self.loss: losses[-1]}
         for level, loss in enumerate(losses[:-1], start=1):
             outputs[f"{self.loss}_{level}"] = loss
         outputs["accuracy"] = widen(is_right[:, -1]).mean()
@@ -187,8 +171,8 @@ class Tree(Classify):
         accuracies = None
         if self.loss == DYNAMIC:
             counts = torch.tensor([*is_right.sum(dim=0).tolist(), len(is_right)])
-            counts = all_reduce_sum(counts)
-            accuracies = (counts[:-1].double() / counts[-1]).tolist()
+            *counts, total = all_reduce_sum(counts).tolist()
+            accuracies = [count / total for count in counts]
         return torch.tensor(level_weights(self.tree.sizes, accuracies), device=is_right.device)
 
     def eval_step(self, batch: Batch) -> Outputs:
@@ -214,14 +198,9 @@ class Tree(Classify):
         return path_figures(outputs["paths"], self.ancestors.cpu()[outputs["labels"]], self.tree)
 
     def evaluation(self, outputs: Outputs, images: Dataset) -> EvaluationResult:
-        finest: Any = super().evaluation(outputs, images)
+        finest = vars(super().evaluation(outputs, images))
         hierarchy = self._path_figures(outputs)
-        return TreeEvaluation(
-            **vars(finest),
-            tree=self.tree,
-            paths=outputs["paths"],
-            hierarchy=hierarchy,
-        )
+        return TreeEvaluation(**finest, tree=self.tree, paths=outputs["paths"], hierarchy=hierarchy)
 
     def report_items(self, evaluation: Any, images: Dataset) -> list[ReportItem]:
         return [*_level_items(evaluation), *super().report_items(evaluation, images)]
@@ -233,8 +212,7 @@ class Tree(Classify):
         rows = super().predict(images)
         for row, path, consistent in zip(rows, paths, is_consistent(paths, self.tree), strict=True):
             row["consistent"] = bool(consistent)
-            classes = zip(self.tree.levels, path.tolist(), strict=True)
-            row["levels"] = [names[k] for names, k in classes]
+            row["levels"] = [names[k] for names, k in zip(self.tree.levels, path, strict=True)]
         return rows
 
 
@@ -266,15 +244,12 @@ def level_weights(sizes: Sequence[int], accuracy: Sequence[float] | None = None)
         w_l = `1 - n_l / sum n`, divided by their sum: 0.444, 0.333 and 0.222 for 2, 6 and 10
         classes. With accuracies `1 - accuracy_l * w_l`, divided by their sum.
     """
-    weights = _normalized([1 - size / sum(sizes) for size in sizes])
-    if accuracy is None:
-        return weights
-    return _normalized([1 - a * weight for a, weight in zip(accuracy, weights, strict=True)])
-
-
-def _normalized(weights: Sequence[float]) -> list[float]:
-    total = sum(weights)
-    return [weight / total for weight in weights]
+    weights = [1 - size / sum(sizes) for size in sizes]
+    weights = [weight / sum(weights) for weight in weights]
+    if accuracy is not None:
+        weights = [1 - a * weight for a, weight in zip(accuracy, weights, strict=True)]
+        weights = [weight / sum(weights) for weight in weights]
+    return weights
 
 
 def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float]:
@@ -295,46 +270,39 @@ def path_figures(paths: Paths, truth: Paths, tree: LabelTree) -> dict[str, float
     depth = len(tree.sizes)
     is_right = paths == truth
     accuracies = widen(is_right).mean(dim=0).tolist()
-    harmonic_mean = 0.0
-    if min(accuracies):
-        harmonic_mean = depth / sum(1 / share for share in accuracies)
+    harmonic_mean = depth / sum(1 / share for share in accuracies) if min(accuracies) else 0.0
 
     # Level by level, fine to coarse: `classes` are the predicted class of the level, and the
     # ancestors on this level of what is predicted on finer levels. They may be equal.
-    num_common = torch.zeros(len(paths), dtype=torch.int64, device=paths.device)
-    num_predicted = torch.zeros_like(num_common)
+    num_common = paths.new_zeros(len(paths))
+    num_predicted = paths.new_zeros(len(paths))
     classes = paths[:, depth:]  # none yet: [n, 0]
-    for level in range(depth - 1, -1, -1):
+    for level in reversed(range(depth)):
         if level < depth - 1:
             classes = torch.tensor(tree.parents[level], device=paths.device)[classes]
         classes = torch.cat([paths[:, level : level + 1], classes], dim=1)
         num_common += (classes == truth[:, level : level + 1]).any(dim=1)
         # Number of different classes.
-        steps = classes.sort(dim=1).values.diff(dim=1)
-        num_predicted += 1 + (steps != 0).sum(dim=1)
+        num_predicted += 1 + (classes.sort(dim=1).values.diff(dim=1) != 0).sum(dim=1)
 
-    precision = widen(num_common) / num_predicted
-    recall = widen(num_common) / depth
-    f1 = 2 * widen(num_common) / (num_predicted + depth)
-    figures = {}
-    for level, share in enumerate(accuracies, start=1):
-        figures[f"level_{level}_accuracy"] = share
-    return {
-        **figures,
-        "hierarchical_accuracy": harmonic_mean,
-        "exact_match": widen(is_right.all(dim=1)).mean().item(),
-        "consistency": widen(is_consistent(paths, tree)).mean().item(),
-        "hierarchical_precision": precision.mean().item(),
-        "hierarchical_recall": recall.mean().item(),
-        "hierarchical_f1": f1.mean().item(),
+    num_common = widen(num_common)
+    shares = {
+        "exact_match": is_right.all(dim=1),
+        "consistency": is_consistent(paths, tree),
+        "hierarchical_precision": num_common / num_predicted,
+        "hierarchical_recall": num_common / depth,
+        "hierarchical_f1": 2 * num_common / (num_predicted + depth),
     }
+    figures = {f"level_{level}_accuracy": share for level, share in enumerate(accuracies, start=1)}
+    figures["hierarchical_accuracy"] = harmonic_mean
+    return figures | {name: widen(share).mean().item() for name, share in shares.items()}
 
 
 def _level_items(evaluation: TreeEvaluation) -> list[ReportItem]:
     """For a report: a table of the metrics, and the confusions on every level but the finest."""
     from torchcaps import viz
 
-    rows = [(in_words(name), percent(share)) for name, share in evaluation.hierarchy.items()]
+    figures = evaluation.hierarchy.items()
     items = [
         ReportItem(
             "tree",
@@ -344,17 +312,17 @@ def _level_items(evaluation: TreeEvaluation) -> list[ReportItem]:
             "class is the parent of the next, right or wrong. Precision, recall and F1 compare the "
             "predicted classes, with all of their ancestors, with the true path.",
             heads=("Figure", "Share"),
-            rows=tuple(rows),
+            rows=tuple((in_words(name), percent(share)) for name, share in figures),
         )
     ]
-    for level, names in enumerate(evaluation.tree.levels[:-1]):
+    levels = zip(evaluation.tree.levels[:-1], evaluation.truth.T, evaluation.paths.T, strict=False)
+    for level, (names, truth, predicted) in enumerate(levels, start=1):
         size = len(names)
-        pairs = evaluation.truth[:, level] * size + evaluation.paths[:, level]
-        counts = pairs.bincount(minlength=size**2).view(size, size)
+        counts = (truth * size + predicted).bincount(minlength=size**2).view(size, size)
         items.append(
             ReportItem(
-                f"level-{level + 1}",
-                f"Groups of level {level + 1}",
+                f"level-{level}",
+                f"Groups of level {level}",
                 "Rows are true groups, columns what they were taken for.",
                 viz.confusion_matrix(counts, viz.names.drawable(names)),
                 f"Confusion matrix of {size} groups.",
