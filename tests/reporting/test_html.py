@@ -260,7 +260,7 @@ def test_classes_that_are_never_predicted_are_in_the_summary_and_the_table(finis
     summary = sections.summary(run).body
     check_words(summary, "Never predicted", "1, 2", "accuracy 33.33 % (balanced)", "F1 0.1667")
     item = by_class(run.evaluation)
-    assert "No image was taken for: 1, 2." in item.about
+    assert "Never predicted: 1, 2." in item.about
     assert item.heads[-2:] == ("F1", "AUROC")
     assert item.rows[0][-2:] == ("0.5000", "0.5000")
     assert "Never predicted" not in sections.summary(with_truth(finished)).body

@@ -216,7 +216,7 @@ def test_images_settings_and_models_that_do_not_suit_are_refused():
     plain = Dataset(torch.zeros(2, 1, 16, 16), {"label": torch.tensor([0, 1])}, ("a", "b"), "plain")
     with pytest.raises(
         ValueError,
-        match="it needs the target 'mask', and plain has label; give it by name",
+        match="got .*'plain'.* with the targets label; give 'mask' by name",
     ):
         create_task(model_of(), TrainConfig(), plain)
     with pytest.raises(

@@ -269,7 +269,7 @@ class Classify(Task):
         sentences = []
         if self._has_lengths:
             loss = margin_loss(activation, self._targets(labels, activation.shape[1])).item()
-            sentences = collapse_warnings(activation, labels, loss, self.model)
+            sentences = collapse_warnings(activation, labels, loss)
         # A small class may need half of the training until it is predicted.
         if fraction_trained > 0.5:
             sentences += unpredicted_warnings(activation, labels, self.classes, self.advice)

@@ -41,17 +41,16 @@ def examples(evaluation: Evaluation, images: Dataset, indices: Tensor) -> Report
     """Test images beside the activations of their most active classes."""
     from torchcaps import viz
 
-    bars = viz.activation_bars(
-        images.float_images(indices),
-        evaluation.activations[indices],
-        evaluation.labels[indices],
-        classes=viz.names.drawable(evaluation.classes),
-    )
     return ReportItem(
         "activations",
         "Examples",
         "Test images and the activations of their classes.",
-        bars,
+        viz.activation_bars(
+            images.float_images(indices),
+            evaluation.activations[indices],
+            evaluation.labels[indices],
+            classes=viz.names.drawable(evaluation.classes),
+        ),
         f"{len(indices)} test images with bars for their most active classes.",
     )
 
@@ -61,9 +60,8 @@ def confusions(evaluation: Evaluation) -> ReportItem:
     from torchcaps import viz
 
     classes = evaluation.classes
-    names = viz.names.drawable(classes)
     counts = evaluation.confusion
-    mistakes = counts - counts.diag().diag()
+    mistakes = counts.clone().fill_diagonal_(0)
     order = mistakes.flatten().argsort(descending=True, stable=True)[:CONFUSIONS]
     rows = []
     for place in order.tolist():
@@ -72,26 +70,15 @@ def confusions(evaluation: Evaluation) -> ReportItem:
         if count:
             share = percent(count / int(counts[true].sum()))
             rows.append((classes[true], classes[predicted], f"{count:,}", share))
-    text = "Rows are true classes, columns what they were taken for. "
-    heads: tuple[str, ...] = ()
-    if rows:
-        text += "The most frequent confusions are listed below it."
-        heads = ("True class", "Taken for", "Images", "Of the true class")
-    else:
-        text += "No image was taken for another class."
-    if names != list(classes):
-        text += (
-            " Where a name cannot be drawn in a picture, it says the class's number in the table "
-            "below."
-        )
     return ReportItem(
         "confusion_matrix",
         "Confusion matrix",
-        text,
-        viz.confusion_matrix(counts, names),
+        "Rows are true classes, columns what they were taken for. The most frequent confusions are "
+        "listed below it. In place of a name that cannot be drawn stands the number of the class.",
+        viz.confusion_matrix(counts, viz.names.drawable(classes)),
         f"Confusion matrix of {len(classes)} classes: {int(counts.trace()):,} of "
         f"{evaluation.num_samples:,} images on its diagonal are right.",
-        heads,
+        ("True class", "Taken for", "Images", "Of the true class"),
         tuple(rows),
     )
 
@@ -102,30 +89,35 @@ def by_class(evaluation: Evaluation) -> ReportItem:
 
     per_class = evaluation.per_class
     accuracies = [row["accuracy"] for row in per_class]
-    counts = [row["count"] for row in per_class]
     # Classes without images come last.
     order = sorted(range(len(per_class)), key=lambda k: (accuracies[k] is None, accuracies[k]))
     rows = []
     for k in sorted(order[:MAX_ROWS]):
         row = per_class[k]
-        accuracy = percent(row["accuracy"])
-        numbers = (f"{row['correct']:,}", f"{row['count']:,}")
-        ranks = (rounded(row["f1"]), rounded(row["auroc"]))
-        rows.append((row["name"], str(k), accuracy, *numbers, percent(row["precision"]), *ranks))
-    text = (
-        "Accuracy is the share of the images of a class that are recognized; precision is the "
-        "share of the images taken for it that are of it; F1 is their harmonic mean. AUROC is the "
-        "probability that an image of the class has a larger activation of it than another image."
-    )
-    if evaluation.never_predicted:
-        text += f" No image was taken for: {join_names(evaluation.never_predicted)}."
-    if len(rows) < len(per_class):
-        text += f" Listed are the {len(rows)} least accurate of {len(per_class)} classes."
+        cells = (
+            row["name"],
+            str(k),
+            percent(row["accuracy"]),
+            f"{row['correct']:,}",
+            f"{row['count']:,}",
+            percent(row["precision"]),
+            rounded(row["f1"]),
+            rounded(row["auroc"]),
+        )
+        rows.append(cells)
     return ReportItem(
         "per_class",
         "Class by class",
-        text,
-        viz.per_class_bars(accuracies, viz.names.drawable(evaluation.classes), counts),
+        "Accuracy is the share of the images of a class that are recognized; precision is the "
+        "share of the images taken for it that are of it; F1 is their harmonic mean. AUROC is the "
+        "probability that an image of the class has a larger activation of it than another image. "
+        f"Never predicted: {join_names(evaluation.never_predicted) or 'none'}. Of more than "
+        f"{MAX_ROWS} classes the least accurate are listed.",
+        viz.per_class_bars(
+            accuracies,
+            viz.names.drawable(evaluation.classes),
+            [row["count"] for row in per_class],
+        ),
         "A bar for the accuracy of each class.",
         ("Class", "Number", "Accuracy", "Right", "Images", "Precision", "F1", "AUROC"),
         tuple(rows),
@@ -138,18 +130,15 @@ def calibrated(evaluation: Evaluation, spec: ModelSpec) -> ReportItem:
 
     errors = evaluation.calibration
     kind = "length" if spec.activation == "length" else "activation"
-    text = "A calibrated model is right in 80 % of the cases in which it is 80 % sure. "
+    text = (
+        "A calibrated model is right in 80 % of the cases in which it is 80 % sure. The expected "
+        f"calibration error of the largest {kind} is {percent(errors.length.error)}; 0 would be "
+        "perfect."
+    )
     if spec.pose and not spec.logits:
         text += (
-            f"The {kind} of a capsule is no probability, so both readings in use are shown: the "
-            f"largest {kind} divided by the sum of all, and as it is. The expected calibration "
-            f"error is {percent(errors.normalized.error)} for the first and "
-            f"{percent(errors.length.error)} for the second; 0 would be perfect."
-        )
-    else:
-        text += (
-            "The expected calibration error of its largest output is "
-            f"{percent(errors.length.error)}; 0 would be perfect."
+            f" The {kind} of a capsule is no probability, so it is also divided by the sum of all: "
+            f"the error is then {percent(errors.normalized.error)}."
         )
     return ReportItem(
         "calibration",
@@ -167,7 +156,7 @@ def drawings(model: nn.Module, images: Dataset, indices: Tensor) -> ReportItem:
 
     pixels = images.float_images(indices)
     outputs = reconstructions(model, pixels)
-    error = float((pixels.cpu() - outputs.images).square().mean())
+    error = (pixels.cpu() - outputs.images).square().mean()
     return ReportItem(
         "reconstructions",
         "Reconstructions",
